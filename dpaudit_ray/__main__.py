@@ -1,0 +1,5 @@
+"""`python -m dpaudit_ray` is `dpaudit`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,25 @@
+"""Claims: upper bounds on the privacy loss of DP-SGD, by four accountants.
+
+`epsilon` and `delta` return the upper end, the only one that is a guarantee; `bounds` and
+`delta_bounds` the whole interval. `clt_epsilon` approximates from below and is no claim. The
+libraries behind `prv` and `pld` are imported on use.
+"""
+
+from .claims import bounds, curve, delta, delta_bounds, epsilon
+from .noise import clt_epsilon, clt_noise_multiplier, noise_multiplier
+from .training import Accountant, Adjacency, Bounds, Training
+
+__all__ = [
+    "Accountant",
+    "Adjacency",
+    "Bounds",
+    "Training",
+    "bounds",
+    "clt_epsilon",
+    "clt_noise_multiplier",
+    "curve",
+    "delta",
+    "delta_bounds",
+    "epsilon",
+    "noise_multiplier",
+]

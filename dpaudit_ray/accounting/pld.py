@@ -1,0 +1,76 @@
+"""Privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022) by dp_accounting.
+
+The losses are rounded to a grid pessimistically, so the result is an upper bound at any grid
+width. Rounding them optimistically instead gives the lower end of the interval.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from . import rdp
+from .training import Adjacency, Training
+
+FINEST = 1e-4  # grid width; wide enough losses get a wider one, so that the grid stays small
+_WIDEST_GRID = 1e6
+
+
+def epsilon(training: Training, delta: float, both_ends: bool = True) -> tuple[float, float, float]:
+    """(lower, upper, upper) of ε at δ; without `both_ends` the lower end is 0 and costs nothing."""
+    width = _width(training, delta)
+    upper = float(_composed(training, width, True).get_epsilon_for_delta(delta))
+    lower = 0.0
+    if both_ends:
+        lower = min(float(_composed(training, width, False).get_epsilon_for_delta(delta)), upper)
+    return lower, upper, upper
+
+
+def delta(training: Training, epsilon: float, both_ends: bool = True) -> tuple[float, float, float]:
+    """(lower, upper, upper) of δ at ε; see `epsilon`."""
+    width = _width(training, 1e-10)
+    upper = float(_composed(training, width, True).get_delta_for_epsilon(epsilon))
+    lower = 0.0
+    if both_ends:
+        lower = min(float(_composed(training, width, False).get_delta_for_epsilon(epsilon)), upper)
+    return lower, upper, upper
+
+
+@functools.lru_cache(maxsize=32)
+def _composed(training: Training, width: float, pessimistic: bool) -> Any:
+    if training.sample_rate == 1:
+        # Gaussians compose to a Gaussian: one distribution instead of many convolutions.
+        noise = training.unit_noise / math.sqrt(training.steps)
+        return _step(noise, 1.0, Adjacency.ADD_REMOVE, width, pessimistic)
+    step = _step(
+        training.noise_multiplier, training.sample_rate, training.adjacency, width, pessimistic
+    )
+    return step.self_compose(training.steps)
+
+
+@functools.lru_cache(maxsize=8)
+def _step(
+    noise: float, rate: float, adjacency: str, width: float, pessimistic: bool
+) -> Any:  # fmt: skip
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import privacy_loss_distribution
+
+    replace = adjacency is Adjacency.REPLACE
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=noise,
+        pessimistic_estimate=pessimistic,
+        value_discretization_interval=width,
+        sampling_prob=rate,
+        use_connect_dots=pessimistic,
+        neighboring_relation=(
+            NeighboringRelation.REPLACE_ONE if replace else NeighboringRelation.ADD_OR_REMOVE_ONE
+        ),
+    )
+
+
+def _width(training: Training, delta: float) -> float:
+    """Grid width for the losses that matter at δ, which an RDP bound reaches over."""
+    noise = training.unit_noise
+    reach = rdp.epsilon(Training(noise, training.steps, training.sample_rate), delta / 1000)[2]
+    return max(FINEST, reach / _WIDEST_GRID)

@@ -1,0 +1,60 @@
+"""A_GC: a gradient of norm C along one parameter (Cebere, Bellet, Papernot, Algorithms 2-4).
+
+Inserting it pushes that parameter down by ηC/|B| at every insertion, so the score is
+-(θ_T - θ_0)[d]. At period 1 the two worlds are nearly Gaussian with μ = √T/σ whenever genuine
+gradients leave the dimension alone: always in large networks, by choice of d in small ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from .base import FinalModel, FinalModelAdversary, GradientCanary, PublicKnowledge
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+Strategy = Literal["noiseless-per-step", "noiseless-final", "noisy-per-step", "noisy-final"]
+
+
+class BiasedDimension(FinalModelAdversary[GradientCanary]):
+    """Biases a random dimension (A_GC-R) or the one that simulations move least (A_GC-S)."""
+
+    name: Literal["biased-dimension"] = "biased-dimension"
+    choice: Literal["random", "simulated"] = "random"
+    strategy: Strategy = "noiseless-per-step"
+    simulations: int = Field(default=4, ge=1)
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+        """Picks the dimension d and returns C e_d."""
+        if self.choice == "random":
+            dimension = int(rng.integers(len(known.initial)))
+        else:
+            dimension = int(self._movement(known, int(rng.integers(2**63))).argmin())
+        direction = known.initial.new_zeros(len(known.initial))
+        direction[dimension] = known.clip_norm
+        return GradientCanary(direction)
+
+    def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
+        """-(θ_T - θ_0)[d]: descent moves along minus the gradient."""
+        dimension = int(canary.direction.argmax())
+        return -(observed.final[:, dimension] - observed.initial[dimension])
+
+    def _movement(self, known: PublicKnowledge, seed: int) -> Tensor:
+        """How far simulated trainings move each parameter, float [p].
+
+        Algorithm 3 overwrites its statistic in every run and takes a square root inside the
+        loop; both readings rank as below, where every run counts.
+        """
+        noise, _, rank = self.strategy.partition("-")
+        runs = self.simulations if noise == "noisy" else 1
+        steps = known.simulate(runs, noisy=noise == "noisy", seed=seed)
+        start = previous = next(steps)
+        moved = start.new_zeros(start.shape)
+        for current in steps:
+            moved += (current - previous) ** 2
+            previous = current.clone()
+        return moved.sum(0) if rank == "per-step" else (previous - start).abs().sum(0)

@@ -1,0 +1,31 @@
+"""A_L: a training example with a flipped label, scored by its loss (baseline of Cebere et al.)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from .base import FinalModel, FinalModelAdversary, PublicKnowledge, SampleCanary
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+class Loss(FinalModelAdversary[SampleCanary]):
+    """Adds a copy of an example with a wrong label; a low final loss says that it was there."""
+
+    name: Literal["loss"] = "loss"
+    example: int | None = Field(default=None, ge=0)
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+        """Takes `example` (or a random one) and moves its label to another class."""
+        index = int(rng.integers(known.examples)) if self.example is None else self.example
+        x, y = known.example(index)
+        shift = int(rng.integers(1, known.classes))
+        return SampleCanary(x, (y + shift) % known.classes)
+
+    def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
+        """Minus the loss of the canary under the final model."""
+        return -observed.losses(canary.x, canary.y)[:, 0]

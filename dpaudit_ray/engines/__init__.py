@@ -1,0 +1,1 @@
+"""Trains many models at once. Everything here imports torch, nothing imports Ray."""

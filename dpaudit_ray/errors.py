@@ -1,0 +1,57 @@
+"""Every error that a user can meet, in one tree.
+
+    DpauditError            exit 2    wrong usage or input
+    ├── SpecError           exit 2    a sweep file says something impossible; carries the key's path
+    ├── DataError           exit 2    a data set is missing or unusable
+    ├── RunDirectoryError   exit 2    a run directory cannot be used as it is
+    ├── StorageError        exit 4    storage failed while the sweep ran; the run can be resumed
+    └── ClusterError        exit 4    Ray could not be reached or lost too many workers; resumable
+
+Messages are one line: what was wrong, the value, the bound, what to do.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DpauditError(Exception):
+    """Root of the tree; `exit_code` is what the command line returns for it."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class SpecError(DpauditError):
+    """A sweep file that cannot be run. `key` is the dotted path of the offending entry."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        self.key = key
+        self.problem = problem
+        super().__init__(key, problem)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.problem}" if self.key else self.problem
+
+    def under(self, prefix: str) -> SpecError:
+        """Returns the same error with `prefix` in front of its key."""
+        return SpecError(f"{prefix}.{self.key}" if self.key else prefix, self.problem)
+
+
+class DataError(DpauditError):
+    """A data set that is missing, unreadable or of the wrong shape."""
+
+
+class RunDirectoryError(DpauditError):
+    """A run directory that belongs to another sweep, is damaged, or cannot be written."""
+
+
+class StorageError(DpauditError):
+    """Storage failed after the sweep had started. Nothing that was acknowledged is lost."""
+
+    exit_code = 4
+
+
+class ClusterError(DpauditError):
+    """The cluster cannot be reached, or lost more workers than the sweep allows."""
+
+    exit_code = 4

@@ -1,0 +1,109 @@
+"""What a sweep will cost and what it can show, before it is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from . import plan as planning
+from . import stats
+from .api import check_inputs
+from .orchestration.trainer import Trainer
+from .plan import Pack, Plan
+from .spec import Sweep
+from .storage import RunDirectory
+
+CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditOutlook:
+    """One audit: `power` is the chance to certify 90 % of the claim if the claim is tight."""
+
+    label: str
+    trials: int
+    packs: int
+    packs_done: int
+    claim: float
+    largest_certifiable: float
+    power: float
+    seconds: float  # of one trainer's time, for the packs that are left
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """A whole sweep on this machine."""
+
+    audits: tuple[AuditOutlook, ...]
+    workers: int
+
+    @property
+    def trials(self) -> int:
+        """Planned trials."""
+        return sum(a.trials for a in self.audits)
+
+    @property
+    def packs(self) -> int:
+        """Planned packs."""
+        return sum(a.packs for a in self.audits)
+
+    @property
+    def packs_done(self) -> int:
+        """Finished packs."""
+        return sum(a.packs_done for a in self.audits)
+
+    @property
+    def seconds(self) -> float:
+        """Trainer seconds that are left."""
+        return sum(a.seconds for a in self.audits)
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds that are left with all trainers at work."""
+        return self.seconds / self.workers
+
+
+def of(sweep: Sweep, storage_path: str) -> Outlook:
+    """Plans the sweep against what its run directory holds, and times a pack per mechanism."""
+    check_inputs(sweep)
+    run = RunDirectory.under(storage_path, sweep.name)
+    plan = planning.make(sweep, planning.load(run))
+    remaining = list(plan.remaining(run))
+    seconds = _seconds_per_trial(sweep, plan, remaining)
+    audits = []
+    for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
+        left = [pack for pack in remaining if pack.audit == index]
+        level = (cell.audit.delta, cell.audit.confidence)
+        target = CLAIM_SHARE * audit.claim
+        audits.append(
+            AuditOutlook(
+                label=audit.label,
+                trials=audit.trials,
+                packs=len(audit.packs),
+                packs_done=len(audit.packs) - len(left),
+                claim=audit.claim,
+                largest_certifiable=stats.power.largest_certifiable(audit.trials, *level),
+                power=stats.power.accuracy_power(audit.claim, target, audit.trials, *level),
+                seconds=sum(pack.size for pack in left) * seconds.get(index, 0.0),
+            )
+        )
+    return Outlook(tuple(audits), _workers(sweep))
+
+
+def _seconds_per_trial(sweep: Sweep, plan: Plan, remaining: list[Pack]) -> dict[int, float]:
+    """Measured once per mechanism on its first pack that is left; nothing is stored."""
+    trainer = Trainer(sweep.raw, plan)
+    measured: dict[str, float] = {}
+    result = {}
+    for pack in remaining:
+        mechanism = sweep.cells[pack.audit].mechanism.model_dump_json()
+        if mechanism not in measured:
+            measured[mechanism] = trainer.seconds(pack) / pack.size
+        result[pack.audit] = measured[mechanism]
+    return result
+
+
+def _workers(sweep: Sweep) -> int:
+    fits = max(1, int(len(os.sched_getaffinity(0)) / sweep.resources.num_cpus))
+    limit = sweep.resources.max_concurrent_trainers
+    return fits if limit == "auto" else min(fits, limit)

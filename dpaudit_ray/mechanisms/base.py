@@ -1,0 +1,89 @@
+"""The interface between a mechanism and everything that schedules it.
+
+A mechanism turns secret bits into scores. It is opened once per trainer and audit (data loaded,
+canary crafted), then runs packs. It never sees storage, Ray or statistics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..plugins import Plugin
+
+if TYPE_CHECKING:
+    from ..adversaries.base import Adversary
+
+
+@dataclasses.dataclass(frozen=True)
+class Claimed:
+    """What an accountant is asked: `releases` Gaussian releases of sensitivity one.
+
+    `noise_multiplier` is the noise's standard deviation over the sensitivity of adding or
+    removing the canary; `sample_rate` is the chance that a release contains it.
+    """
+
+    noise_multiplier: float
+    releases: int
+    sample_rate: float = 1.0
+
+
+class Session(Protocol):
+    """A mechanism opened for one adversary: crafted once, then run pack by pack."""
+
+    def run(
+        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
+    ) -> npt.NDArray[np.float64]:
+        """Trains `len(members)` models and scores each at every horizon.
+
+        Args:
+            members: bool [n], True where the canary is in.
+            seed: 128-bit seed of everything random in the pack.
+            horizons: increasing steps; scores at each are those of a run that ends there.
+
+        Returns:
+            float64 [n, len(horizons)], higher = more "in"; NaN or inf where training diverged.
+        """
+
+
+class Mechanism(Plugin):
+    """Base of all mechanisms."""
+
+    kind: ClassVar[str] = "mechanism"
+    home: ClassVar[str] = "dpaudit_ray.mechanisms"
+
+    @property
+    def auto_pack_size(self) -> int:
+        """Trials per pack for `pack_size: auto`: a function of the options alone."""
+        return 256
+
+    @abstractmethod
+    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+        """The steps at which scores are recorded, increasing; the last is the full run."""
+
+    @abstractmethod
+    def check(self, adversary: Adversary) -> None:
+        """Raises SpecError when this adversary cannot attack this mechanism."""
+
+    @abstractmethod
+    def check_inputs(self) -> None:
+        """Loads what the mechanism reads; raises DataError or SpecError if it is unusable."""
+
+    @abstractmethod
+    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+        """The releases that an accountant must count for a run that ends at `horizon`."""
+
+    @abstractmethod
+    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
+        """Prepares the mechanism for packs.
+
+        Args:
+            adversary: crafts its canary now, from public knowledge only.
+            seed: the sweep's seed; everything public (initialisation, batches) derives from it.
+            craft_seed: 128-bit seed of the adversary's own choices.
+            gpu: compute on the trainer's GPU.
+        """

@@ -1,0 +1,82 @@
+"""DP-SGD with fixed, known mini-batches (Cebere, Bellet, Papernot, eq. 2).
+
+    θ_t = θ_{t-1} - η/|B_t| ( Σ_{x ∈ B_t} clip(∇ℓ(θ_{t-1}; x), C) + Z_t ),   Z_t ~ N(0, σ²C² I)
+
+The canary joins the sum at steps t with t mod period = 0; |B_t| stays what it is, so that its
+size does not give the canary away.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, SerializeAsAny
+
+from ..adversaries.base import Adversary, FinalModelAdversary
+from ..data.base import Data
+from ..errors import SpecError
+from ..models.base import Model
+from ..plugins import nested
+from .base import Claimed, Mechanism, Session
+
+if TYPE_CHECKING:
+    from ..engines.training import Training
+
+
+class DpSgd(Mechanism):
+    """The options of DP-SGD. `seed` varies θ_0 and the mini-batches, for repetitions."""
+
+    name: Literal["dp-sgd"] = "dp-sgd"
+    data: Annotated[SerializeAsAny[Data], nested(Data)]
+    model: Annotated[SerializeAsAny[Model], nested(Model)]
+    steps: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    learning_rate: float = Field(gt=0)
+    clip_norm: float = Field(gt=0)
+    noise_multiplier: float = Field(gt=0)
+    engine: Literal["packed"] = "packed"
+    seed: int = Field(default=0, ge=0)
+
+    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+        """Multiples of `record_every` up to the last step, which is always recorded."""
+        every = record_every or self.steps
+        return tuple(sorted({*range(every, self.steps + 1, every), self.steps}))
+
+    def check(self, adversary: Adversary) -> None:
+        """Refuses a period that never inserts, and adversaries of other mechanisms."""
+        if adversary.period > self.steps:
+            raise SpecError(
+                "adversary.period",
+                f"is {adversary.period}, but there are only {self.steps} steps: the canary would "
+                "never be inserted; lower it or raise mechanism.steps",
+            )
+        if not isinstance(adversary, FinalModelAdversary):
+            raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")
+
+    def check_inputs(self) -> None:
+        """Loads the data and holds the batch size against it."""
+        size = len(self.data.load().y)
+        if self.batch_size > size:
+            raise SpecError(
+                "mechanism.batch_size",
+                f"is {self.batch_size}, but {self.data.name} has {size} examples; "
+                f"use at most {size}",
+            )
+
+    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+        """Counts the steps that insert the canary; the others are post-processing."""
+        return Claimed(self.noise_multiplier, horizon // adversary.period)
+
+    def training(self, seed: int, gpu: bool) -> Training:
+        """Everything public about the training: data, θ_0, batches, and the engine."""
+        from ..engines.training import Training
+
+        return Training.prepare(self, seed, gpu)
+
+    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
+        """Prepares the training and lets the adversary craft its canary."""
+        from ..engines.training import FinalModelSession
+
+        if not isinstance(adversary, FinalModelAdversary):
+            raise TypeError(f"{adversary.name} passed no check() of this mechanism")
+        return FinalModelSession.craft(self.training(seed, gpu), adversary, craft_seed)

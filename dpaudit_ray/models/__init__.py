@@ -1,0 +1,1 @@
+"""The papers' architectures. One file per network; `base` has the interface."""

@@ -1,0 +1,4 @@
+"""Drives a sweep: packs to trainers, scores to the aggregator, estimates to the run directory.
+
+Ray is imported in `cluster` and `actors` only; everything else runs and is tested without it.
+"""

@@ -1,0 +1,51 @@
+"""Everything in this process, one pack at a time: for debuggers, tests and tiny sweeps."""
+
+from __future__ import annotations
+
+import collections
+import functools
+
+from ..plan import Pack, Plan
+from ..spec import Sweep
+from ..storage import RunDirectory
+from .aggregation import Aggregation, Progress
+from .driver import Done, Outcome
+from .trainer import Failure, Trainer
+
+
+class InlineExecutor:
+    """Implements `Executor` without Ray."""
+
+    def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+        self._aggregation = Aggregation(sweep, plan, run)
+        self._make_trainer = functools.cache(lambda: Trainer(sweep.raw, plan))
+        self._queue: collections.deque[Pack] = collections.deque()
+
+    @property
+    def slots(self) -> int:
+        """One pack at a time."""
+        return 1
+
+    def submit(self, pack: Pack) -> None:
+        """Queues the pack for the next `wait`."""
+        self._queue.append(pack)
+
+    def wait(self, timeout: float) -> list[Outcome]:
+        """Trains the queued pack here and now."""
+        pack = self._queue.popleft()
+        result = self._make_trainer().attempt(pack)
+        if isinstance(result, Failure):
+            return [result]
+        self._aggregation.fold(pack, result)
+        return [Done(pack)]
+
+    def progress(self) -> Progress:
+        """The current snapshot."""
+        return self._aggregation.progress()
+
+    def flush(self) -> None:
+        """Writes the estimates."""
+        self._aggregation.flush()
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,78 @@
+"""Runs packs: opens a mechanism once per audit, then trains and scores its trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+
+from .. import seeds, spec
+from ..errors import DpauditError
+from ..mechanisms.base import Session
+from ..plan import Pack, Plan
+from ..storage import PackScores
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A pack that raised: data, not an exception, so that other packs go on."""
+
+    pack: Pack
+    kind: str
+    message: str
+    traceback: str
+
+
+class Trainer:
+    """Turns packs into scores. The secret bits are drawn here and reach the mechanism only."""
+
+    def __init__(self, raw_sweep: dict[str, object], plan: Plan) -> None:
+        self._sweep = spec.from_raw(raw_sweep)
+        self._plan = plan
+        self._opened: tuple[int, Session] | None = None
+        self._limit_threads()
+
+    def train(self, pack: Pack) -> PackScores:
+        """Trains and scores one pack; the same pack gives the same scores on every call."""
+        audit = self._plan.audits[pack.audit]
+        members = seeds.bits(self._plan.seed, audit.fingerprint, pack.first, pack.last)
+        noise = seeds.noise_seed(self._plan.seed, audit.fingerprint, pack.first)
+        scores = self._session(pack.audit).run(members, noise, audit.horizons)
+        return PackScores(pack.first, members, audit.horizons, scores)
+
+    def attempt(self, pack: Pack) -> PackScores | Failure:
+        """`train`, with anything the user's code may raise turned into a `Failure`."""
+        try:
+            return self.train(pack)
+        except Exception as error:  # noqa: BLE001 (process boundary: a user's error is data)
+            kind = type(error).__name__
+            detail = "".join(traceback.format_exception(error)[-8:])
+            message = str(error) if isinstance(error, DpauditError) else f"{kind}: {error}"
+            return Failure(pack, kind, message.splitlines()[0] if message else kind, detail)
+
+    def seconds(self, pack: Pack) -> float:
+        """Seconds that one pack takes once its audit is open (for `dpaudit plan`)."""
+        self._session(pack.audit)
+        started = time.perf_counter()
+        self.train(pack)
+        return time.perf_counter() - started
+
+    def _session(self, index: int) -> Session:
+        # Packs come audit by audit, so keeping one session open is enough.
+        if self._opened is None or self._opened[0] != index:
+            self._opened = None
+            cell, audit = self._sweep.cells[index], self._plan.audits[index]
+            session = cell.mechanism.open(
+                cell.adversary,
+                self._plan.seed,
+                seeds.derive("craft", self._plan.seed, audit.fingerprint),
+                gpu=self._sweep.resources.num_gpus > 0,
+            )
+            self._opened = (index, session)
+        return self._opened[1]
+
+    def _limit_threads(self) -> None:
+        """Thread counts come from the sweep, not from the machine: they may change last bits."""
+        import torch
+
+        torch.set_num_threads(max(1, int(self._sweep.resources.num_cpus)))

@@ -1,0 +1,108 @@
+"""Figures of one audit: bounds against claims over steps, and the scores of both worlds."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ..stats import Status
+
+# Okabe and Ito's palette: told apart by colour-blind readers too.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_LINES = dict(zip(Status, ("-", "--", "-.", ":"), strict=True))
+_CLAIM_LINES = ("-", "--", "-.", ":")
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "figure.dpi": 130,
+}
+
+
+def audit_figure(title: str, estimates: pd.DataFrame, scores: pd.DataFrame) -> bytes:
+    """A PNG with two panels: bounds over steps, and a histogram of the last step's scores.
+
+    Args:
+        title: printed above.
+        estimates: this audit's rows of estimates.parquet.
+        scores: this audit's score rows.
+    """
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        figure.suptitle(title, fontsize=10)
+        _bounds(left, estimates)
+        _histogram(right, scores)
+        return _png(figure)
+
+
+def overview_figure(rows: list[dict[str, Any]]) -> bytes:
+    """A PNG with one bar per audit: the lower bound, and the claim as a mark."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(9, 0.9 + 0.42 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        places = np.arange(len(rows))[::-1]
+        lower = [0.0 if np.isnan(r["epsilon_lower"]) else r["epsilon_lower"] for r in rows]
+        axes.barh(places, lower, color=_COLOURS[0], height=0.6, label="lower bound")
+        claims = [r["epsilon_upper"] for r in rows]
+        axes.plot(claims, places, "|", color="black", ms=18, mew=2, label="claim")
+        axes.set_yticks(places, [r["label"] for r in rows])
+        axes.set_xlabel("ε")
+        axes.grid(axis="y", visible=False)
+        figure.legend(loc="outside upper right", ncols=2, frameon=False)
+        return _png(figure)
+
+
+def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
+    claims = estimates.groupby("accountant", sort=False)
+    for dashes, (accountant, rows) in zip(itertools.cycle(_CLAIM_LINES), claims):
+        claim = rows.drop_duplicates("step")
+        axes.plot(claim["step"], claim["epsilon_upper"], color="black", lw=1.2, ls=dashes,
+                  label=f"claim: {accountant}")  # fmt: skip
+    for colour, (name, rows) in zip(
+        _COLOURS, estimates.groupby("estimator", sort=False), strict=False
+    ):
+        line = rows.drop_duplicates("step")
+        status = Status(line["status"].iloc[0])
+        axes.plot(line["step"], line["epsilon_lower"], color=colour, ls=_LINES[status],
+                  marker="o", ms=3, label=f"{name} ({status})")  # fmt: skip
+    axes.set_xlabel("step")
+    axes.set_ylabel("ε")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=7)
+
+
+def _histogram(axes: Any, scores: pd.DataFrame) -> None:
+    last = scores[scores["step"] == scores["step"].max()]
+    values, members = last["score"].to_numpy(), last["member"].to_numpy()
+    finite = np.isfinite(values)
+    if finite.any():
+        bins = _bins(values[finite])
+        for world, colour, name in ((False, _COLOURS[0], "out"), (True, _COLOURS[1], "in")):
+            inside = values[finite & (members == world)]
+            axes.hist(inside, bins, color=colour, alpha=0.55, label=f"canary {name}")
+        axes.legend(frameon=False, fontsize=7)
+    diverged = int((~finite).sum())
+    axes.set_xlabel("score" + (f" ({diverged} diverged trials not drawn)" if diverged else ""))
+    axes.set_ylabel("trials")
+
+
+def _bins(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """40 bins over the central 99.8 %, so that one wild score does not hide all others."""
+    low, high = np.quantile(values, [0.001, 0.999])
+    return np.linspace(low, high, 41) if high > low else np.linspace(low - 0.5, high + 0.5, 41)
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()

@@ -1,0 +1,78 @@
+"""The HTML report: one self-contained file, figures inside, and the figures as files beside it."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from .. import __version__
+from ..plan import PlannedAudit
+from . import figures
+from .tables import Run, all_estimates, assumption_free, overview
+
+
+def write(run: Run) -> str:
+    """Writes report.html and figures/ into the run directory; returns the report's address."""
+    rows = overview(run)
+    overview_png = figures.overview_figure(rows)
+    run.directory.write_figure("overview.png", overview_png)
+    table = all_estimates(run)
+    audits = [_audit(run, audit, table) for audit in run.plan.audits]
+    template = jinja2.Environment(
+        loader=jinja2.PackageLoader("dpaudit_ray.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    ).get_template("report.html.j2")
+    page = template.render(
+        name=run.sweep.name,
+        version=__version__,
+        fingerprint=run.plan.fingerprint,
+        written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        rows=rows,
+        overview=_embedded(overview_png),
+        audits=audits,
+        specification=run.sweep.canonical(),
+        interim=any(row["interim"] for row in rows),
+    )
+    run.directory.write_text("report.html", page)
+    return f"{run.directory.location}/report.html"
+
+
+def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
+    scores = run.directory.scores(audit.id)
+    mine = table[table["audit"] == audit.id]
+    final = mine[mine["step"] == audit.horizons[-1]]
+    level = run.settings(audit)
+    entry: dict[str, Any] = {
+        "id": audit.id,
+        "label": audit.label,
+        "delta": level.delta,
+        "confidence": level.confidence,
+        "done": run.done(audit),
+        "trials": audit.trials,
+        "estimates": final.drop_duplicates("estimator").to_dict("records"),
+        "claims": {name: values[-1] for name, values in audit.claims.items()},
+        "figure": None,
+    }
+    if len(scores) and len(mine):
+        png = figures.audit_figure(audit.label, mine, scores)
+        run.directory.write_figure(f"{audit.id}.png", png)
+        last = scores[scores["step"] == audit.horizons[-1]]
+        diverged = ~np.isfinite(last["score"])
+        entry |= {
+            "figure": _embedded(png),
+            "assumption_free": assumption_free(run, audit, scores).epsilon_lower,
+            "trials_in": int(last["member"].sum()),
+            "trials_out": int((~last["member"]).sum()),
+            "diverged_in": int((diverged & last["member"]).sum()),
+            "diverged_out": int((diverged & ~last["member"]).sum()),
+        }
+    return entry
+
+
+def _embedded(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()

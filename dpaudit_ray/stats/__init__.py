@@ -1,0 +1,27 @@
+"""Estimators and bounds, pure numpy and scipy: importable without torch and Ray.
+
+Adding a module with an `Estimator` subclass to this package makes it available by its name.
+"""
+
+import importlib
+import pkgutil
+
+from . import gdp, power
+from .base import Estimate, Estimator, Status, estimate, estimators, make
+from .binomial import clopper_pearson_lower, clopper_pearson_upper
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = [
+    "Estimate",
+    "Estimator",
+    "Status",
+    "clopper_pearson_lower",
+    "clopper_pearson_upper",
+    "estimate",
+    "estimators",
+    "gdp",
+    "make",
+    "power",
+]

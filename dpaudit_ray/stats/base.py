@@ -1,0 +1,155 @@
+"""What an estimator is: a state that folds scores in trial order and gives a lower bound on demand.
+
+An estimator is one dataclass in one file of this package. Its fields are its options, `name` is
+what a sweep file calls it, and subclassing `Estimator` is all the registration it needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from enum import StrEnum
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+Scores = npt.NDArray[np.float64]
+Members = npt.NDArray[np.bool_]
+
+
+class Status(StrEnum):
+    """How far an estimate can be trusted."""
+
+    CERTIFIED = "certified"  # exceeds the truth with probability at most 1 - confidence
+    APPROXIMATE = "approximate"  # the same, in the limit of many trials
+    CREDIBLE = "credible"  # a Bayesian posterior quantile
+    PAPER = "paper"  # as a paper published it; not valid at its level
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A lower bound on the privacy loss.
+
+    `epsilon_lower` holds at `delta` and is 0 when nothing was shown. `mu_lower` is the bound on
+    the Gaussian-DP parameter it was converted from, NaN for a bound that assumes no trade-off
+    curve. `trials` counts the trials folded; `threshold` is the score from which on a trial is
+    guessed "in", NaN where there is none (yet).
+    """
+
+    method: str
+    status: Status
+    epsilon_lower: float
+    mu_lower: float
+    delta: float
+    confidence: float
+    trials: int
+    threshold: float = math.nan
+
+
+@dataclasses.dataclass
+class Estimator(ABC):
+    """Streaming state of one method. Fold trials in id order; any split gives the same bound.
+
+    `planned` is the number of trials the audit declared; methods that look at the horizon (a
+    calibration share, an alpha-spending plan) read it, others ignore it.
+    """
+
+    planned: int
+
+    name: ClassVar[str]
+    status: ClassVar[Status]
+    interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
+
+    def fold(self, scores: Scores, members: Members) -> None:
+        """Adds trials. `scores` float64 [n], higher = more "in"; `members` bool [n]."""
+        self._fold(*checked(scores, members))
+
+    @abstractmethod
+    def _fold(self, scores: Scores, members: Members) -> None: ...
+
+    @abstractmethod
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        """The lower bound that the folded trials support at (`delta`, `confidence`)."""
+
+    def _estimate(
+        self, epsilon: float, mu: float, level: tuple[float, float], trials: int,
+        threshold: float = math.nan,
+    ) -> Estimate:  # fmt: skip
+        return Estimate(self.name, self.status, epsilon, mu, *level, trials, threshold)
+
+
+def estimators() -> dict[str, type[Estimator]]:
+    """Every known estimator by the name that sweep files use."""
+    return {cls.name: cls for cls in Estimator.__subclasses__()}
+
+
+def make(method: str, planned: int, **options: Any) -> Estimator:
+    """Builds the streaming state of `method`.
+
+    Raises:
+        ValueError: unknown method or option, or an option outside its bounds.
+    """
+    known = estimators()
+    if method not in known:
+        raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(known))}")
+    fields = {f.name for f in dataclasses.fields(known[method]) if f.init} - {"planned"}
+    unknown = set(options) - fields
+    if unknown:
+        takes = ", ".join(sorted(fields)) or "no options"
+        raise ValueError(f"{method} does not take {', '.join(sorted(unknown))}; it takes {takes}")
+    return known[method](planned=planned, **options)
+
+
+def estimate(
+    scores: npt.ArrayLike,
+    members: npt.ArrayLike,
+    delta: float,
+    confidence: float,
+    method: str = "accuracy",
+    **options: Any,
+) -> Estimate:
+    """Lower bound from one score per independently trained model.
+
+    Args:
+        scores: float [R], in trial order, higher = more "in". NaN and ±inf mark diverged
+            trainings, which count against the adversary.
+        members: bool [R], the secret bits; must be fair and independent coin flips.
+        delta: δ of the bound, in (0, 1).
+        confidence: level of the bound, in (0, 1).
+        method: one of `estimators()`.
+        options: options of the method.
+
+    Raises:
+        ValueError: an argument outside its bounds; the message names value and bound.
+    """
+    values, bits = checked(scores, members)
+    state = make(method, planned=len(values), **options)
+    check_level(delta, confidence)
+    state.fold(values, bits)
+    return state.bound(delta, confidence)
+
+
+def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Members]:
+    """Returns float64 scores and boolean members of one length, or raises ValueError."""
+    values = np.asarray(scores, dtype=np.float64)
+    bits = np.asarray(members)
+    if values.ndim != 1 or bits.shape != values.shape:
+        raise ValueError(
+            f"scores and members must be two 1-D arrays of one length, "
+            f"got shapes {values.shape} and {bits.shape}"
+        )
+    if bits.dtype != np.bool_:
+        if not np.all((bits == 0) | (bits == 1)):
+            raise ValueError("members must be 0 or 1 (or booleans)")
+        bits = bits.astype(np.bool_)
+    return values, bits
+
+
+def check_level(delta: float, confidence: float) -> None:
+    """Raises ValueError unless 0 < delta < 1 and 0 < confidence < 1."""
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")

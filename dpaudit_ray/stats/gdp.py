@@ -1,0 +1,101 @@
+"""Gaussian differential privacy: conversions between μ and (ε, δ).
+
+A mechanism is μ-GDP when telling its two worlds apart is at least as hard as telling N(0, 1)
+from N(μ, 1). Dong, Roth, Su (2022), Corollary 2.13:
+
+    δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2),   decreasing in ε, increasing in μ.
+
+All three functions broadcast; scalars in, a float out. Everything is computed in logarithms, so
+that e^ε never overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+Array = npt.NDArray[np.float64]
+_BISECTIONS = 60  # from a bracket of ratio 2 this is below one unit in the last place
+
+
+def delta(epsilon: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
+    """The smallest δ at which a μ-GDP mechanism is (ε, δ)-DP. Raises ValueError for μ or ε < 0."""
+    e, m = np.broadcast_arrays(_nonnegative("epsilon", epsilon), _nonnegative("mu", mu))
+    return _shaped(np.exp(_log_delta(e, m)))
+
+
+def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
+    """The smallest ε ≥ 0 at which a μ-GDP mechanism is (ε, δ)-DP.
+
+    Raises:
+        ValueError: μ negative, or δ outside (0, 1).
+    """
+    m, d = np.broadcast_arrays(_nonnegative("mu", mu), _in_unit_interval(delta))
+    log_d = np.log(d)
+
+    def exceeds(e: Array) -> npt.NDArray[np.bool_]:
+        return _log_delta(e, m) > log_d
+
+    result = _last_where(exceeds, np.maximum(m, 1e-3))
+    return _shaped(np.where(np.isinf(m), np.inf, result))
+
+
+def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
+    """The largest μ whose mechanisms are all (ε, δ)-DP: the inverse of `epsilon` in μ.
+
+    Raises:
+        ValueError: ε negative, or δ outside (0, 1).
+    """
+    e, d = np.broadcast_arrays(_nonnegative("epsilon", epsilon), _in_unit_interval(delta))
+    log_d = np.log(d)
+
+    def fits(m: Array) -> npt.NDArray[np.bool_]:
+        return _log_delta(e, m) <= log_d
+
+    return _shaped(_last_where(fits, np.full_like(e, 1e-3)))
+
+
+def _log_delta(e: Array, m: Array) -> Array:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        first = special.log_ndtr(-e / m + m / 2)
+        second = e + special.log_ndtr(-e / m - m / 2)
+        value = first + np.log1p(-np.exp(np.minimum(second - first, 0.0)))
+    return np.where(m > 0, value, -np.inf)
+
+
+def _last_where(holds: Callable[[Array], npt.NDArray[np.bool_]], start: Array) -> Array:
+    """Largest x ≥ 0 with holds(x), for a condition that is true up to a point and false beyond."""
+    high = start.astype(np.float64)
+    for _ in range(60):
+        grow = holds(high) & np.isfinite(high)
+        if not np.any(grow):
+            break
+        high = np.where(grow, 2 * high, high)
+    low = np.zeros_like(high)
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        inside = holds(middle)
+        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+    return np.where(holds(np.zeros_like(high)), low, 0.0)
+
+
+def _nonnegative(name: str, value: npt.ArrayLike) -> Array:
+    array = np.asarray(value, dtype=np.float64)
+    if not np.all(array >= 0):
+        raise ValueError(f"{name} must be at least 0, got {value}")
+    return array
+
+
+def _in_unit_interval(value: npt.ArrayLike) -> Array:
+    array = np.asarray(value, dtype=np.float64)
+    if not np.all((array > 0) & (array < 1)):
+        raise ValueError(f"delta must lie in (0, 1), got {value}")
+    return array
+
+
+def _shaped(values: Array) -> float | Array:
+    return float(values) if np.ndim(values) == 0 else values

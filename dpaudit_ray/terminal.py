@@ -1,0 +1,145 @@
+"""What the command line prints: the only module that writes to the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from .orchestration.aggregation import Progress
+
+PLAIN_SECONDS = 5.0
+_PIPE_WIDTH = 240
+
+
+def say(text: str) -> None:
+    """One line to standard output."""
+    typer.echo(text)
+
+
+def complain(text: str) -> None:
+    """One line to standard error."""
+    typer.echo(f"dpaudit: {text}", err=True)
+
+
+def show_json(value: Any) -> None:
+    """JSON to standard output; NaN becomes null."""
+    typer.echo(json.dumps(_plain(value), indent=1))
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """An aligned table; whole lines also where the terminal is narrow."""
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in _TEXT else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(number, row))
+    console = Console()
+    if not console.is_terminal:  # a file or a pipe has no width to fit into
+        console = Console(width=_PIPE_WIDTH)
+    console.print(table)
+
+
+def number(value: Any) -> str:
+    """A figure as people read it."""
+    if isinstance(value, float):
+        return "–" if math.isnan(value) else f"{value:,.3f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 8s, 3m 20s or 5h 07m."""
+    if not math.isfinite(seconds):
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+class Display:
+    """Live progress: a table that redraws on a terminal, one line every few seconds elsewhere."""
+
+    def __init__(self, plain: bool | None = None) -> None:
+        self._console = Console()
+        self._plain = not self._console.is_terminal if plain is None else plain
+        self._live: Live | None = None
+        self._start: tuple[float, int] | None = None
+        self._spoke = -math.inf
+
+    def __enter__(self) -> Display:
+        if not self._plain:
+            self._live = Live(console=self._console, refresh_per_second=4)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._live is not None:
+            self._live.__exit__(*error)
+
+    def __call__(self, progress: Progress) -> None:
+        """Shows a snapshot."""
+        now = time.monotonic()
+        if self._start is None:
+            self._start = (now, progress.done)
+        rate = self._rate(now, progress)
+        if self._live is not None:
+            self._live.update(_table(progress, rate))
+        elif now - self._spoke >= PLAIN_SECONDS or progress.done == progress.trials:
+            if self._spoke == -math.inf or progress.done > 0:
+                say(_line(progress, rate))
+            self._spoke = now
+
+    def _rate(self, now: float, progress: Progress) -> float:
+        """Trials per second since this process began to watch."""
+        began, before = self._start or (now, progress.done)
+        return (progress.done - before) / (now - began) if now > began else 0.0
+
+
+_TEXT = {"audit", "estimator", "status", "accountant", "note", "bound", "kind", "message"}
+
+
+def _eta(progress: Progress, rate: float) -> str:
+    left = progress.trials - progress.done
+    return duration(left / rate) if rate > 0 else "?"
+
+
+def _line(progress: Progress, rate: float) -> str:
+    current = next((a for a in progress.audits if a.done < a.trials), progress.audits[-1])
+    return (
+        f"{progress.done}/{progress.trials} trials, {rate:.0f}/s, ETA {_eta(progress, rate)}; "
+        f"{current.label}: {current.done}/{current.trials}, "
+        f"eps >= {current.epsilon_lower:.2f} (any time), claim {current.claim:.2f}"
+    )
+
+
+def _table(progress: Progress, rate: float) -> Table:
+    caption = f"{rate:.0f} trials/s, ETA {_eta(progress, rate)}"
+    table = Table(title=f"{progress.done:,} / {progress.trials:,} trials", caption=caption)
+    for column in ("audit", "trials", "ε ≥ (any time)", "claim"):
+        table.add_column(column, justify="left" if column == "audit" else "right")
+    for audit in progress.audits:
+        done = f"{audit.done:,} / {audit.trials:,}"
+        table.add_row(audit.label, done, f"{audit.epsilon_lower:.2f}", f"{audit.claim:.2f}")
+    return table
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,54 @@
+"""Shared fixtures: small sweeps, real data where it is at hand, a home that stays clean."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = Path(os.environ.get("DPAUDIT_SHARED", ROOT.parent / "shared"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def clean_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Ray, matplotlib and scikit-learn must not write into the developer's home."""
+    os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def tiny() -> dict:
+    """A sweep of two audits that trains in a second or two: real data, real DP-SGD."""
+    return {
+        "name": "tiny",
+        "seed": 3,
+        "mechanism": {
+            "name": "dp-sgd",
+            "data": {"name": "breast_cancer"},
+            "model": {"name": "fcnn"},
+            "steps": 6,
+            "batch_size": 64,
+            "learning_rate": 0.1,
+            "clip_norm": 1.0,
+            "noise_multiplier": 2.0,
+        },
+        "adversary": {"name": "loss"},
+        "audit": {
+            "trials": 90,
+            "delta": 1e-5,
+            "record_every": 3,
+            "estimators": ["accuracy", "paper-gdp", "eps-delta", "anytime"],
+        },
+        "grid": {"adversary": [{"name": "biased-dimension"}, {"name": "loss"}]},
+        "resources": {"pack_size": 10, "num_cpus": 1},
+    }
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of real data sets that do not belong to the project."""
+    folder = SHARED / "data"
+    if not folder.is_dir():
+        pytest.skip(f"real data sets are not at {folder}; set DPAUDIT_SHARED to their parent")
+    return folder

@@ -1,0 +1,158 @@
+"""Kill anything at any moment: nothing lost, nothing twice, estimates bit for bit the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import yaml
+
+import dpaudit_ray as da
+from dpaudit_ray import plan as planning
+from dpaudit_ray.storage import RunDirectory
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def lasting(tiny: dict) -> dict:
+    """The tiny sweep with more work in it, so that there is time to kill something."""
+    tiny["mechanism"]["steps"] = 60
+    tiny["audit"] |= {"trials": 600, "record_every": 20}
+    return tiny
+
+
+def contents(location: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    result = da.Result(str(location), complete=True)
+    return result.scores.reset_index(drop=True), result.estimates
+
+
+def assert_same(left: str | Path, right: str | Path) -> None:
+    for a, b in zip(contents(left), contents(right), strict=True):
+        pd.testing.assert_frame_equal(a, b, check_exact=True)
+
+
+def start(sweep: dict, folder: Path) -> subprocess.Popen:
+    file = folder / "sweep.yaml"
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(sweep))
+    command = [sys.executable, "-m", "dpaudit_ray", "run", str(file), "--storage-path", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def packs_done(folder: Path) -> int:
+    return len(list(folder.glob("tiny/scores/*/*.parquet")))
+
+
+def wait_for_packs(folder: Path, count: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 90
+    while packs_done(folder) < count:
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline, f"only {packs_done(folder)} packs after 90 s"
+        time.sleep(0.02)
+
+
+def actors(process: subprocess.Popen, name: str) -> list[psutil.Process]:
+    """Actor processes of this run; Ray puts the class name into the process title."""
+    return [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if f"ray::{name}" in " ".join(child.cmdline())
+    ]
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One undisturbed run to compare with, made on first use."""
+    return {"folder": tmp_path_factory.mktemp("quiet")}
+
+
+def undisturbed(sweep: dict, quiet: dict[str, Path]) -> Path:
+    if not (quiet["folder"] / "tiny").exists():
+        da.run(sweep, storage_path=str(quiet["folder"]), executor="inline")
+    return quiet["folder"] / "tiny"
+
+
+def test_killed_driver_resumes(lasting: dict, tmp_path: Path, quiet: dict[str, Path]) -> None:
+    """SIGKILL at a random moment, twice; the third start ends like a run left alone."""
+    moments = random.Random(11)
+    for _ in range(2):
+        process = start(lasting, tmp_path)
+        wait_for_packs(tmp_path, packs_done(tmp_path) + moments.randrange(1, 20), process)
+        time.sleep(moments.random() / 5)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    before = packs_done(tmp_path)
+    final = start(lasting, tmp_path)
+    output, _ = final.communicate(timeout=120)
+    assert final.returncode == 0, output
+    assert 0 < before < packs_done(tmp_path) == 120
+    assert "Traceback" not in output
+    assert_same(tmp_path / "tiny", undisturbed(lasting, quiet))
+
+
+@pytest.mark.parametrize("victim", ["Trainer", "Aggregator"])
+def test_killed_actor_is_replaced(
+    victim: str, lasting: dict, tmp_path: Path, quiet: dict[str, Path]
+) -> None:
+    process = start(lasting, tmp_path)
+    for packs in (2, 40):
+        wait_for_packs(tmp_path, packs, process)
+        found = actors(process, victim)
+        assert found, f"no {victim} process"
+        found[0].kill()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert packs_done(tmp_path) == 120
+    assert_same(tmp_path / "tiny", undisturbed(lasting, quiet))
+
+
+def test_too_many_lost_workers_stop_the_sweep(lasting: dict, tmp_path: Path) -> None:
+    lasting["resources"]["max_worker_losses"] = 0
+    process = start(lasting, tmp_path)
+    wait_for_packs(tmp_path, 2, process)
+    actors(process, "Trainer")[0].kill()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 4
+    assert "max_worker_losses = 0" in output
+    assert "Traceback" not in output
+
+
+def test_nothing_is_written_into_the_home(tiny: dict, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump(tiny))
+    command = [sys.executable, "-m", "dpaudit_ray", "run", str(file), "--storage-path", tmp_path]
+    subprocess.run(command, env=os.environ | {"HOME": str(home)}, check=True, capture_output=True)
+    assert list(home.iterdir()) == []
+
+
+def test_ray_and_inline_agree(tiny: dict, tmp_path: Path) -> None:
+    """Also: a second run in one process, and a run directory that is complete already."""
+    for name in ("ray", "inline"):
+        for _ in range(2):
+            result = da.run(tiny, storage_path=str(tmp_path / name), executor=name)
+            assert result.complete
+    assert_same(tmp_path / "ray/tiny", tmp_path / "inline/tiny")
+
+
+def test_damaged_scores_are_told_before_training(tiny: dict, tmp_path: Path) -> None:
+    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    audit = planning.require(RunDirectory(result.location)).audits[0].id
+    (tmp_path / f"tiny/scores/{audit}/0-9.parquet").write_bytes(b"PAR1 cut off")
+    (tmp_path / f"tiny/scores/{audit}/50-59.parquet").unlink()
+    process = start(tiny, tmp_path)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "0-9.parquet" in output
+    assert "delete it" in output
+    assert "Traceback" not in output
