@@ -99,7 +99,8 @@ def _drive(
 ) -> Result:
     driver = Driver(executor, remaining, sweep.resources.max_worker_losses, show)
     summary = driver.run()
-    directory.write_json("failures.json", [dataclasses.asdict(f) for f in summary.failures])
+    if summary.failures or directory.read_json("failures.json"):
+        directory.write_json("failures.json", [dataclasses.asdict(f) for f in summary.failures])
     return Result(directory.location, directory.complete, tuple(summary.failures), summary.lost)
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import sys
+import traceback
 from enum import IntEnum, StrEnum
-from typing import Annotated, Any, Never
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Never, cast
 
 import typer
 
 from . import __version__, terminal
-from .errors import DpauditError, SpecError
+from .errors import DpauditError, RunDirectoryError, SpecError
 from .yamlfile import parse_value
+
+if TYPE_CHECKING:
+    from .report.tables import Run
+
+# Click's, wherever Typer keeps its copy.
+_UsageError = cast(type[Exception], typer.BadParameter.__base__)
 
 
 class Exit(IntEnum):
@@ -22,6 +32,7 @@ class Exit(IntEnum):
     FAILED_TRIALS = 3
     STOPPED = 4
     INCONCLUSIVE = 5
+    BUG = 70  # none of the above may be returned by accident
 
 
 class ExecutorChoice(StrEnum):
@@ -74,9 +85,9 @@ def run(
         except KeyboardInterrupt:
             terminal.complain("stopped; finished packs are safe: run the same command to resume")
             raise typer.Exit(Exit.STOPPED) from None
-    for failure in result.failures:
-        terminal.complain(f"trials {failure.pack.first}-{failure.pack.last}: {failure.message}")
-    _print_overview(result.location)
+    opened = _print_overview(result.location)
+    for line in _failures(opened):
+        terminal.complain(line)
     terminal.say(f"results in {result.location}; next: dpaudit report {result.location}")
     raise typer.Exit(Exit.COMPLETE if result.complete else Exit.FAILED_TRIALS)
 
@@ -91,17 +102,21 @@ def plan(sweep: Sweep, storage_path: StoragePath = "runs", changes: Set = None) 
     terminal.show_table(
         f"{prepared.name}: {outlook.trials:,} trials in {outlook.packs:,} packs, "
         f"{outlook.packs_done:,} packs done",
-        ("audit", "trials", "packs", "done", "claim", "certifiable", "90 % of claim", "time"),
+        ("audit", "trials", "packs", "done", "eps claim", "max eps", "power", "time"),
         [
             (a.label, a.trials, a.packs, a.packs_done, a.claim, a.largest_certifiable,
-             f"{a.power:.0%} power", terminal.duration(a.seconds))
+             f"{a.power:.0%}", terminal.duration(a.seconds))
             for a in outlook.audits
         ],
     )  # fmt: skip
+    terminal.say("max eps: if every guess is right; power: chance to certify 90 % of a tight claim")
+    trainers = f"{outlook.workers} trainer" + "s" * (outlook.workers > 1)
     terminal.say(
-        f"about {terminal.duration(outlook.wall_seconds)} on this machine with "
-        f"{outlook.workers} trainers ({terminal.duration(outlook.seconds)} of one trainer's time)"
+        f"left to do: about {terminal.duration(outlook.wall_seconds)} on this machine with "
+        f"{trainers}, {terminal.duration(outlook.seconds)} with one"
     )
+    if outlook.problem is not None:
+        terminal.say(f"time unknown: the calibration pack fails on this machine: {outlook.problem}")
 
 
 @app.command()
@@ -112,16 +127,18 @@ def status(
     from .report.tables import Run, overview
 
     opened = Run.open(run)
-    failures = opened.directory.read_json("failures.json") or []
+    failures = _failures(opened)
     if as_json:
         entries = {"name": opened.sweep.name, "complete": opened.directory.complete}
-        terminal.show_json(entries | {"audits": overview(opened), "failures": failures})
+        raw = opened.directory.read_json("failures.json") or []
+        terminal.show_json(entries | {"audits": overview(opened), "failures": raw})
         return
     _print_overview(run)
-    for failure in failures:
-        where = f"{failure['pack']['first']}-{failure['pack']['last']}"
-        terminal.say(f"failed: trials {where}, {failure['kind']}: {failure['message']}")
-    terminal.say("complete" if opened.directory.complete else "not complete")
+    for line in failures:
+        terminal.say(line)
+    terminal.say(
+        "complete" if opened.directory.complete else "not complete: `dpaudit run` resumes it"
+    )
 
 
 @app.command()
@@ -150,6 +167,42 @@ def report(
         terminal.show_table("", heads, table[list(columns)].to_numpy().tolist())
 
 
+@app.command()
+def verify(
+    run: RunPath, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
+) -> None:
+    """Says whether the trials contradict the claim: exit 1 violation, 0 none, 5 inconclusive."""
+    from . import verdict
+    from .report.tables import Run
+
+    found = verdict.of(Run.open(run))
+    if as_json:
+        terminal.show_json(dataclasses.asdict(found))
+    else:
+        terminal.show_table(
+            found.verdict,
+            ("audit", "verdict", "accountant", "eps claim", "noise", "noise at most",
+             "log10 evidence", "needed", "trials", "refuted after", "power"),
+            [
+                (a.label, a.verdict, a.accountant, a.claim, a.noise_multiplier,
+                 a.effective_noise or "any", a.evidence, a.needed, a.trials,
+                 a.refuted_after or "never", f"{a.power:.0%}")
+                for a in found.audits
+            ],
+        )  # fmt: skip
+        terminal.say(
+            f"wrong about a true claim in at most {1 - found.confidence:.0%} of runs, whenever and "
+            f"however often it is asked; power: the chance to find {verdict.ALTERNATIVE:g} of the "
+            "claimed noise"
+        )
+    codes = {
+        verdict.Verdict.VIOLATION: Exit.VIOLATION,
+        verdict.Verdict.CONSISTENT: Exit.COMPLETE,
+        verdict.Verdict.INCONCLUSIVE: Exit.INCONCLUSIVE,
+    }
+    raise typer.Exit(codes[found.verdict])
+
+
 @app.callback(invoke_without_command=True)
 def _top(version: Annotated[bool, typer.Option("--version", help="Print it.")] = False) -> None:
     if version:
@@ -158,17 +211,51 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print it.")] =
 
 
 def main() -> Never:
-    """Entry point: turns every error of ours into one line and its exit code."""
+    """Entry point: turns every error into one line and its exit code."""
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    sys.path.insert(0, str(Path.cwd()))  # plug-ins of one's own lie where one works
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ε still shows the rest
     try:
-        app()
-    except DpauditError as error:
+        code = app(prog_name="dpaudit", standalone_mode=False)
+    except (DpauditError, _UsageError) as error:
         if debug:
-            raise
-        terminal.complain(" ".join(str(error).split()))
-        sys.exit(error.exit_code)
-    sys.exit(Exit.COMPLETE)
+            terminal.complain(traceback.format_exc())
+        if line := _one_line(error):
+            terminal.complain(line)
+        code = getattr(error, "exit_code", Exit.USAGE)
+    except Exception:  # noqa: BLE001 (Python would exit with 1, which says "violation")
+        terminal.complain(traceback.format_exc())
+        terminal.complain("this is a bug in dpaudit; finished packs are safe")
+        code = Exit.BUG
+    sys.exit(code or Exit.COMPLETE)
+
+
+def _one_line(error: Exception) -> str:
+    """Empty where Typer has printed its help instead."""
+    if isinstance(error, DpauditError):
+        return " ".join(str(error).split())
+    message = str(getattr(error, "format_message", error.__str__)())
+    verb = getattr(getattr(error, "ctx", None), "command_path", "dpaudit")
+    plain = message.replace("Value error, ", "").removesuffix(".")
+    return f"{plain}; see {verb} --help" if plain else ""
+
+
+def _failures(opened: Run) -> list[str]:
+    """One line per pack that failed in the last try."""
+    raw = opened.directory.read_json("failures.json") or []
+    place = f"{opened.directory.location}/failures.json"
+    try:
+        return [
+            f"{opened.plan.audits[entry['pack']['audit']].label}: trials "
+            f"{entry['pack']['first']}-{entry['pack']['last']} failed: {entry['message']}; "
+            f"traceback in {place}"
+            for entry in raw
+        ]
+    except (KeyError, TypeError, IndexError) as error:
+        raise RunDirectoryError(f"{place} is damaged ({error!r}); delete it") from error
 
 
 def _overrides(changes: list[str] | None) -> dict[str, Any]:
@@ -181,10 +268,11 @@ def _overrides(changes: list[str] | None) -> dict[str, Any]:
     return parsed
 
 
-def _print_overview(location: str) -> None:
+def _print_overview(location: str) -> Run:
     from .report.tables import Run, overview
 
     opened = Run.open(location)
+    rows = overview(opened)
     terminal.show_table(
         opened.sweep.name,
         ("audit", "done", "trials", "bound", "eps lower", "eps claim", "ratio"),
@@ -192,6 +280,9 @@ def _print_overview(location: str) -> None:
             (r["label"], r["done"], r["trials"],
              f"{r['estimator']} ({r['status'] or 'none yet'}{', interim' * r['interim']})",
              r["epsilon_lower"], r["epsilon_upper"], r["ratio"])
-            for r in overview(opened)
+            for r in rows
         ],
     )  # fmt: skip
+    if any(r["interim"] for r in rows):
+        terminal.say("interim: holds for that many trials, not for looking until it suits")
+    return opened

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 
 from . import plan as planning
 from . import stats
 from .api import check_inputs
+from .errors import DpauditError
 from .orchestration.trainer import Trainer
 from .plan import Pack, Plan
 from .spec import Sweep
@@ -32,10 +34,11 @@ class AuditOutlook:
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """A whole sweep on this machine."""
+    """A whole sweep on this machine; `problem` says why no time could be measured."""
 
     audits: tuple[AuditOutlook, ...]
     workers: int
+    problem: str | None = None
 
     @property
     def trials(self) -> int:
@@ -67,9 +70,9 @@ def of(sweep: Sweep, storage_path: str) -> Outlook:
     """Plans the sweep against what its run directory holds, and times a pack per mechanism."""
     check_inputs(sweep)
     run = RunDirectory.under(storage_path, sweep.name)
-    plan = planning.make(sweep, planning.load(run))
+    plan = planning.preview(sweep, run)
     remaining = list(plan.remaining(run))
-    seconds = _seconds_per_trial(sweep, plan, remaining)
+    seconds, problem = _seconds_per_trial(sweep, plan, remaining)
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         left = [pack for pack in remaining if pack.audit == index]
@@ -87,20 +90,31 @@ def of(sweep: Sweep, storage_path: str) -> Outlook:
                 seconds=sum(pack.size for pack in left) * seconds.get(index, 0.0),
             )
         )
-    return Outlook(tuple(audits), _workers(sweep))
+    return Outlook(tuple(audits), _workers(sweep), problem)
 
 
-def _seconds_per_trial(sweep: Sweep, plan: Plan, remaining: list[Pack]) -> dict[int, float]:
-    """Measured once per mechanism on its first pack that is left; nothing is stored."""
+def _seconds_per_trial(
+    sweep: Sweep, plan: Plan, remaining: list[Pack]
+) -> tuple[dict[int, float], str | None]:
+    """By audit, measured once per mechanism on its first pack that is left; stores nothing.
+
+    NaN and the reason where a pack cannot run on this machine, such as a GPU's on a laptop.
+    """
     trainer = Trainer(sweep.raw, plan)
     measured: dict[str, float] = {}
-    result = {}
+    result, problem = {}, None
     for pack in remaining:
         mechanism = sweep.cells[pack.audit].mechanism.model_dump_json()
         if mechanism not in measured:
-            measured[mechanism] = trainer.seconds(pack) / pack.size
+            try:
+                measured[mechanism] = trainer.seconds(pack) / pack.size
+            except DpauditError:
+                raise
+            except Exception as error:  # noqa: BLE001 (the user's training may raise anything)
+                measured[mechanism] = math.nan
+                problem = f"{type(error).__name__}: {error}".splitlines()[0]
         result[pack.audit] = measured[mechanism]
-    return result
+    return result, problem
 
 
 def _workers(sweep: Sweep) -> int:

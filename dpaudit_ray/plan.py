@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from . import __version__, accounting, seeds, spec, yamlfile
-from .errors import RunDirectoryError
+from .errors import RunDirectoryError, SpecError
 from .spec import Cell, Sweep
 from .storage import RunDirectory
 
 FILE = "plan.json"
 SWEEP_FILE = "sweep.yaml"
+MAX_PACKS = 1_000_000  # per audit: one file each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,15 +87,14 @@ class Plan:
         return head | {"audits": audits}
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Plan:
-        """Reads plan.json; raises RunDirectoryError when it is not a plan."""
+    def from_json(cls, raw: Any) -> Plan:
+        """The inverse of `to_json`; ValueError when `raw` is not what a plan looks like."""
         try:
-            audits = tuple(_audit(entry) for entry in raw["audits"])
-            return cls(int(raw["seed"]), str(raw["fingerprint"]), audits)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunDirectoryError(
-                f"{FILE} is not a plan ({error!r}); restore the file"
-            ) from error
+            seed = int(raw["seed"])
+            audits = tuple(_audit(entry, seed) for entry in raw["audits"])
+            return cls(seed, str(raw["fingerprint"]), audits)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{error!r}") from error
 
 
 def make(sweep: Sweep, previous: Plan | None = None) -> Plan:
@@ -110,61 +110,107 @@ def make(sweep: Sweep, previous: Plan | None = None) -> Plan:
 def load(run: RunDirectory) -> Plan | None:
     """The plan in a run directory, None when there is none."""
     raw = run.read_json(FILE)
-    return None if raw is None else Plan.from_json(raw)
+    try:
+        return None if raw is None else Plan.from_json(raw)
+    except ValueError as error:
+        raise RunDirectoryError(
+            f"{run.location}/{FILE} is damaged ({error}); restore it or use a new name"
+        ) from error
 
 
 def require(run: RunDirectory) -> Plan:
     """The plan in a run directory; RunDirectoryError when it holds none."""
     plan = load(run)
     if plan is None:
-        raise RunDirectoryError(f"{run.location} is no run directory (it has no {FILE})")
+        raise _incomplete(run, FILE)
     return plan
 
 
 def read(run: RunDirectory) -> tuple[Sweep, Plan]:
     """Sweep and plan of an existing run."""
-    plan = require(run)
-    text = run.read_text(SWEEP_FILE)
-    if text is None:
-        raise RunDirectoryError(f"{run.location} is no run directory (it has no {SWEEP_FILE})")
-    return _recorded(text), plan
+    plan, sweep = require(run), _recorded(run)
+    if sweep is None:
+        raise _incomplete(run, SWEEP_FILE)
+    _check_plan(sweep, plan, run)
+    return sweep, plan
+
+
+def preview(sweep: Sweep, run: RunDirectory) -> Plan:
+    """The plan that `open_run` would follow; changes nothing.
+
+    Raises:
+        RunDirectoryError: the directory belongs to another sweep (the message shows the
+            difference), holds more trials, or is damaged.
+    """
+    recorded, previous = _recorded(run), load(run)
+    if recorded is not None:
+        _check_same(sweep, recorded, run)
+    if previous is not None:
+        _check_plan(sweep, previous, run)
+        _check_not_lowered(sweep, previous, run)
+    elif run.has_scores:
+        raise RunDirectoryError(
+            f"{run.location} holds scores but no {FILE}, so it is not known how they were packed; "
+            "restore the file or use a new name"
+        )
+    return make(sweep, previous)
 
 
 def open_run(sweep: Sweep, run: RunDirectory) -> Plan:
     """Starts, resumes or extends a run: writes what is missing and returns the plan.
 
     Raises:
-        RunDirectoryError: the directory belongs to another sweep; the message shows the
-            difference.
+        RunDirectoryError: see `preview`; also when the directory cannot be written.
     """
+    plan = preview(sweep, run)
     run.require_writable()
-    text = run.read_text(SWEEP_FILE)
-    previous = load(run)
-    if text is not None:
-        _check_same(sweep, _recorded(text), run)
-    plan = previous
-    if plan is None or [a.trials for a in plan.audits] != [c.audit.trials for c in sweep.cells]:
-        plan = make(sweep, previous)
+    if next(plan.remaining(run), None) is not None:
         run.set_complete(False)
+    if sweep.canonical() != run.read_text(SWEEP_FILE):
         run.write_text(SWEEP_FILE, sweep.canonical())
+    if plan != load(run):
         run.write_json(FILE, plan.to_json())
     return plan
 
 
-def _recorded(text: str) -> Sweep:
-    return spec.from_raw(yamlfile.parse_yaml(text, SWEEP_FILE))
+def _recorded(run: RunDirectory) -> Sweep | None:
+    """The sweep as it was run, None when nothing was."""
+    text = run.read_text(SWEEP_FILE)
+    try:
+        source = f"{run.location}/{SWEEP_FILE}"
+        return None if text is None else spec.from_raw(yamlfile.parse_yaml(text, source))
+    except SpecError as error:
+        what = str(error).partition(";")[0]  # its remedy is for a file of the user's own
+        raise RunDirectoryError(
+            f"{run.location}/{SWEEP_FILE} is damaged ({what}); restore it or use a new name"
+        ) from error
 
 
-def _audit(entry: Mapping[str, Any]) -> PlannedAudit:
-    return PlannedAudit(
-        id=entry["id"],
-        label=entry["label"],
-        fingerprint=entry["fingerprint"],
+def _incomplete(run: RunDirectory, missing: str) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{run.location} is no run directory (it has no {missing}); give the folder that "
+        "`dpaudit run` named"
+    )
+
+
+def _audit(entry: Mapping[str, Any], seed: int) -> PlannedAudit:
+    audit = PlannedAudit(
+        id=str(entry["id"]),
+        label=str(entry["label"]),
+        fingerprint=str(entry["fingerprint"]),
         trials=int(entry["trials"]),
-        horizons=tuple(entry["horizons"]),
-        claims={name: tuple(values) for name, values in entry["claims"].items()},
+        horizons=tuple(map(int, entry["horizons"])),
+        claims={name: tuple(map(float, values)) for name, values in entry["claims"].items()},
         packs=tuple((int(first), int(last)) for first, last in entry["packs"]),
     )
+    starts = [0, *(last + 1 for _, last in audit.packs)]
+    if [first for first, _ in audit.packs] != starts[:-1] or starts[-1] != audit.trials:
+        raise ValueError(f"the packs of {audit.id} do not make up its {audit.trials} trials")
+    if {len(values) for values in audit.claims.values()} != {len(audit.horizons)}:
+        raise ValueError(f"the claims of {audit.id} do not fit its {len(audit.horizons)} steps")
+    if entry["bits_sha256"] != audit.commitment(seed):
+        raise ValueError(f"the bits of {audit.id} are not those that bits_sha256 commits to")
+    return audit
 
 
 def _plan_audit(index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None) -> PlannedAudit:
@@ -173,6 +219,11 @@ def _plan_audit(index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None) 
     kept = old.packs if old else ()
     start = kept[-1][1] + 1 if kept else 0
     trials = cell.audit.trials
+    if (trials - start) // size > MAX_PACKS:
+        raise SpecError(
+            "resources.pack_size",
+            f"is {size}, which cuts {trials} trials into more than {MAX_PACKS} packs; raise it",
+        )
     added = ((first, min(first + size, trials) - 1) for first in range(start, trials, size))
     name = "".join(c if c.isalnum() else "-" for c in cell.adversary.name)
     return PlannedAudit(
@@ -212,11 +263,24 @@ def _check_same(new: Sweep, recorded: Sweep, run: RunDirectory) -> None:
             f"{run.location} holds another sweep ({shown}); use a new name, or the old settings "
             "to resume"
         )
-    for old, cell in zip(recorded.cells, new.cells, strict=True):
-        if cell.audit.trials < old.audit.trials:
+
+
+def _check_plan(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+    mine = [(cell.fingerprint, cell.horizons) for cell in sweep.cells]
+    if plan.fingerprint != sweep.fingerprint or mine != [
+        (audit.fingerprint, audit.horizons) for audit in plan.audits
+    ]:
+        raise RunDirectoryError(
+            f"{run.location}/{FILE} is the plan of another sweep; restore it or use a new name"
+        )
+
+
+def _check_not_lowered(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+    for audit, cell in zip(plan.audits, sweep.cells, strict=True):
+        if cell.audit.trials < audit.trials:
             raise RunDirectoryError(
-                f"{run.location} was planned with audit.trials = {old.audit.trials}, this file "
-                f"says {cell.audit.trials}; trials can be raised, not lowered"
+                f"{run.location} was planned with audit.trials = {audit.trials}, this sweep says "
+                f"{cell.audit.trials}; trials can be raised, not lowered"
             )
 
 
@@ -226,4 +290,10 @@ def _difference(old: Any, new: Any, key: str = "") -> Iterator[str]:
             path = f"{key}.{part}" if key else part
             yield from _difference(old.get(part), new.get(part), path)
     elif old != new:
-        yield f"{key}: {old!r} there, {new!r} here"
+        yield f"{key}: {_shown(old)} there, {_shown(new)} here"
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, dict):
+        return "set" if value else "not set"
+    return repr(value)

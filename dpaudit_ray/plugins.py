@@ -8,6 +8,7 @@ torch inside their methods only, so that reading a sweep file stays cheap.
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
@@ -18,9 +19,9 @@ from .errors import SpecError
 
 
 class Strict(BaseModel):
-    """A frozen model that refuses unknown keys and does not coerce types."""
+    """A frozen model that refuses unknown keys, NaN and inf, and does not coerce types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Plugin(Strict):
@@ -32,22 +33,33 @@ class Plugin(Strict):
     home: ClassVar[str]  # the package that is searched for classes of this kind
     locations: ClassVar[frozenset[str]] = frozenset()  # fields that say where, not what
 
+    @property
+    def address(self) -> str:
+        """The name of a class of this project, the import path of any other."""
+        cls = type(self)
+        return self.name if _at_home(cls) else f"{cls.__module__}:{cls.__qualname__}"
+
     def identity(self) -> dict[str, Any]:
-        """The options that can change a result, nested plug-ins included, as plain JSON."""
-        own = self.model_dump(mode="json", exclude=set(self.locations))
+        """The options that can change a result, nested plug-ins included, as plain JSON.
+
+        Options at their default are left out: an option that is added later changes no
+        fingerprint and orphans no run directory. So a default must never change its meaning.
+        """
+        own = self.model_dump(mode="json", exclude=set(self.locations), exclude_defaults=True)
         nested = {
             key: value.identity()
             for key in type(self).model_fields
             if isinstance(value := getattr(self, key), Plugin)
         }
-        return own | nested
+        return own | nested | {"name": self.address}
 
 
 P = TypeVar("P", bound=Plugin)
+S = TypeVar("S", bound=BaseModel)
 
 
 def parse(base: type[P], raw: Any, key: str) -> P:
-    """Builds the plug-in that `raw` (a mapping with `name`) describes.
+    """Builds the plug-in that `raw` (a name, or a mapping with `name`) describes.
 
     Raises:
         SpecError: under `key`, when the name is unknown or an option is wrong.
@@ -57,12 +69,19 @@ def parse(base: type[P], raw: Any, key: str) -> P:
     if isinstance(raw, str):
         raw = {"name": raw}
     if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
-        raise SpecError(key, f"must be a mapping with a name, got {raw!r}")
+        raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
     cls = _find(base, raw["name"], f"{key}.name")
+    if ":" in raw["name"]:
+        raw = raw | {"name": _own_name(cls) or raw["name"]}
+    return validated(cls, raw, key)
+
+
+def validated(model: type[S], raw: Any, key: str) -> S:
+    """`raw` as a `model`; a SpecError under `key` when it is none."""
     try:
-        return cls.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as error:
-        raise spec_error(error, key) from error
+        raise spec_error(error, key, model) from error
     except SpecError as error:
         raise error.under(key) from error
 
@@ -81,26 +100,51 @@ def known(base: type[P]) -> dict[str, type[P]]:
     package = importlib.import_module(base.home)
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{base.home}.{module.name}")
-    return {
-        str(cls.model_fields["name"].default): cls
-        for cls in _subclasses(base)
-        if cls.model_fields["name"].default and cls.__module__.startswith(base.home)
-    }
+    found = (cls for cls in _subclasses(base) if _at_home(cls))
+    return {name: cls for cls in found if (name := _own_name(cls)) is not None}
 
 
-def spec_error(error: ValidationError, prefix: str) -> SpecError:
+_PROBLEMS = {
+    "missing": "is required",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "finite_number": "must be finite",
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "too_short": "must not be empty",
+    "literal_error": "must be {expected}",
+}
+
+
+def spec_error(
+    error: ValidationError, prefix: str, model: type[BaseModel] | None = None
+) -> SpecError:
     """The first problem of a pydantic error as one line with its full key."""
     first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
-    key = ".".join(part for part in (prefix, path) if part)
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(part for part in (prefix, *path) if part)
     if first["type"] == "extra_forbidden":
-        return SpecError(key, "unknown key; see the sweep file section of the README")
+        keys = f"; known: {', '.join(model.model_fields)}" if model and len(path) == 1 else ""
+        return SpecError(key, f"unknown key{keys}")
     if first["type"] == "missing":
-        return SpecError(key, "is required")
-    message = first["msg"].removeprefix("Value error, ")
-    given = first["input"]
-    shown = "" if isinstance(given, dict | BaseModel) else f", got {given!r}"
-    return SpecError(key, message[:1].lower() + message[1:] + shown)
+        return SpecError(key, _PROBLEMS["missing"])
+    plain = first["msg"].removeprefix("Value error, ")
+    template = _PROBLEMS.get(first["type"])
+    problem = template.format(**first.get("ctx", {})) if template else plain
+    return SpecError(key, problem + got(first["input"]))
+
+
+def got(value: Any) -> str:
+    """The offending value for the end of a message; nothing where it would only be long."""
+    shown = repr(value)
+    return f", got {shown}" if len(shown) <= 80 else ""
 
 
 def _find(base: type[P], name: str, key: str) -> type[P]:
@@ -108,7 +152,11 @@ def _find(base: type[P], name: str, key: str) -> type[P]:
         return _imported(base, name, key)
     classes = known(base)
     if name not in classes:
-        raise SpecError(key, f"unknown {base.kind} {name!r}; known: {', '.join(sorted(classes))}")
+        raise SpecError(
+            key,
+            f"unknown {base.kind} {name!r}; known: {', '.join(sorted(classes))}; one of your own "
+            "is named package.module:Class",
+        )
     return classes[name]
 
 
@@ -116,11 +164,25 @@ def _imported(base: type[P], name: str, key: str) -> type[P]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SpecError(key, f"cannot import {name!r} ({error}); is it on PYTHONPATH?") from error
+    except Exception as error:  # a user's module may raise anything
+        reason = str(error) or type(error).__name__
+        raise SpecError(key, f"cannot import {name!r} ({reason}); is it on PYTHONPATH?") from error
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise SpecError(key, f"{name!r} is not a subclass of {base.__name__}")
+        raise SpecError(key, f"{name!r} is not a subclass of {base.__module__}:{base.__name__}")
+    if inspect.isabstract(found):
+        lacking = ", ".join(sorted(found.__abstractmethods__))
+        raise SpecError(key, f"{name!r} does not define {lacking}")
     return found
+
+
+def _at_home(cls: type[Plugin]) -> bool:
+    return f"{cls.__module__}.".startswith(f"{cls.home}.")
+
+
+def _own_name(cls: type[Plugin]) -> str | None:
+    """The default of the field `name`; None for bases, which have none."""
+    default = cls.model_fields["name"].default
+    return default if isinstance(default, str) else None
 
 
 def _subclasses(cls: type[P]) -> Iterator[type[P]]:

@@ -6,26 +6,53 @@ so an error names the key it came from before anything runs.
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import hashlib
-import itertools
 import json
+import re
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from . import __version__, stats
+from . import __version__, grid, stats
 from .accounting import Accountant
 from .adversaries.base import Adversary
 from .errors import SpecError
 from .mechanisms.base import Mechanism
-from .plugins import Strict, parse, spec_error
-from .yamlfile import read_yaml
+from .plugins import Strict, got, parse, spec_error, validated
+from .yamlfile import dump_yaml, read_yaml
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+_KEYS = ("name", "seed", *grid.SECTIONS, "grid", "resources")
+
+
+def _folder_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise ValueError(
+            "names a folder: up to 100 letters, digits, '.', '_' or '-', a letter or digit first"
+        )
+    return name
+
+
+def _auto_or_count(value: Any) -> Any:
+    if value != "auto" and not (type(value) is int and value >= 1):
+        raise ValueError("must be auto or a whole number of at least 1")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_folder_name)]
+AutoOrCount = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_count)]
 
 
 class EstimatorSpec(Strict):
@@ -34,29 +61,37 @@ class EstimatorSpec(Strict):
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_sweep(cls, raw: Any) -> Any:
+    def parse(cls, raw: Any, key: str) -> EstimatorSpec:
+        """From a name, or a mapping with `name` and options; SpecError under `key`."""
         if isinstance(raw, str):
-            return {"name": raw}
-        if isinstance(raw, dict) and "options" not in raw:
-            return {"name": raw.get("name"), "options": {k: raw[k] for k in raw if k != "name"}}
-        return raw
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        self.make(planned=1)
-        return self
+            raw = {"name": raw}
+        if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
+            raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
+        known = stats.estimators()
+        name = raw["name"]
+        if name not in known:
+            shown = ", ".join(sorted(known))
+            raise SpecError(f"{key}.name", f"unknown estimator {name!r}; known: {shown}")
+        types = _option_types(known[name])
+        options = {}
+        for option in raw.keys() - {"name"}:
+            path = f"{key}.{option}"
+            if option not in types:
+                takes = ", ".join(types) or "no options"
+                raise SpecError(path, f"unknown option of {name}; it takes {takes}")
+            options[option] = _typed(types[option], raw[option], path)
+        return cls(name=name, options=options)
 
     def make(self, planned: int) -> stats.Estimator:
-        """The streaming state; raises ValueError for an unknown name or option."""
+        """The streaming state; raises ValueError for an option outside its bounds."""
         return stats.make(self.name, planned=planned, **self.options)
 
 
 class AuditSpec(Strict):
     """How many trials, at which level, and what is computed from them."""
 
-    trials: int = Field(ge=1)
+    trials: int = Field(ge=1, le=100_000_000)
     delta: float = Field(gt=0, lt=1)
     confidence: float = Field(default=0.95, gt=0, lt=1)
     record_every: int | None = Field(default=None, ge=1)
@@ -65,15 +100,27 @@ class AuditSpec(Strict):
     )
     accountants: list[str] = Field(default_factory=lambda: ["gaussian"], min_length=1)
 
+    @field_validator("estimators", mode="before")
+    @classmethod
+    def _estimators(cls, raw: Any) -> Any:
+        if not isinstance(raw, list):
+            return raw
+        return [EstimatorSpec.parse(item, f"estimators.{i}") for i, item in enumerate(raw)]
+
     @model_validator(mode="after")
-    def _names(self) -> Self:
-        names = [e.name for e in self.estimators]
-        if len(set(names)) < len(names):
-            raise ValueError("estimators must not repeat")
-        for accountant in self.accountants:
-            if accountant not in list(Accountant):
+    def _whole(self) -> Self:
+        _refuse_repeats("estimators", [e.name for e in self.estimators])
+        _refuse_repeats("accountants", self.accountants)
+        for index, estimator in enumerate(self.estimators):
+            try:
+                estimator.make(planned=self.trials)
+            except ValueError as error:
+                raise SpecError(f"estimators.{index}", f"{estimator.name}: {error}") from error
+        for index, name in enumerate(self.accountants):
+            if name not in list(Accountant):
                 known = ", ".join(Accountant)
-                raise ValueError(f"unknown accountant {accountant!r}; known: {known}")
+                problem = f"unknown accountant {name!r}; known: {known}"
+                raise SpecError(f"accountants.{index}", problem)
         return self
 
 
@@ -82,17 +129,9 @@ class ResourceSpec(Strict):
 
     num_cpus: float = Field(default=1, gt=0)
     num_gpus: float = Field(default=0, ge=0)
-    pack_size: int | Literal["auto"] = "auto"
-    max_concurrent_trainers: int | Literal["auto"] = "auto"
+    pack_size: AutoOrCount = "auto"
+    max_concurrent_trainers: AutoOrCount = "auto"
     max_worker_losses: int = Field(default=100, ge=0)
-
-    @model_validator(mode="after")
-    def _positive(self) -> Self:
-        for key in ("pack_size", "max_concurrent_trainers"):
-            value = getattr(self, key)
-            if value != "auto" and value < 1:
-                raise ValueError(f"{key} must be auto or at least 1, got {value}")
-        return self
 
 
 class Cell(Strict):
@@ -113,7 +152,7 @@ class Cell(Strict):
         return {
             "mechanism": self.mechanism.identity(),
             "adversary": self.adversary.identity(),
-            "audit": self.audit.model_dump(mode="json", exclude={"trials"}),
+            "audit": self.audit.model_dump(mode="json", exclude={"trials"}, exclude_defaults=True),
         }
 
     @property
@@ -148,8 +187,7 @@ class Sweep(Strict):
 
     def canonical(self) -> str:
         """The specification as run: a sweep file with its fingerprint and the version."""
-        head = {"version": __version__, "fingerprint": self.fingerprint}
-        return yaml.safe_dump(self.raw | head, sort_keys=False, allow_unicode=True)
+        return dump_yaml(self.raw | {"version": __version__, "fingerprint": self.fingerprint})
 
 
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
@@ -158,31 +196,30 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
     Raises:
         SpecError: with the key's path and what to do.
     """
-    raw = read_yaml(Path(path))
-    for key, value in (overrides or {}).items():
-        _put(raw, key, value)
-    return from_raw(raw, base=Path(path).resolve().parent)
+    return from_raw(read_yaml(Path(path)), Path(path).resolve().parent, overrides)
 
 
-def from_raw(raw: Mapping[str, Any], base: Path | None = None) -> Sweep:
-    """Validates a sweep given as plain data; relative data paths may also lie beside `base`."""
-    tree = copy.deepcopy(dict(raw))
+def from_raw(
+    raw: Mapping[str, Any], base: Path | None = None, overrides: Mapping[str, Any] | None = None
+) -> Sweep:
+    """Validates a sweep given as plain data.
+
+    Relative data paths are looked for in the working directory, then in `base`, and become
+    absolute where something is found.
+    """
+    tree = grid.plain(raw)
+    grid.override(tree, grid.plain(overrides or {}))
+    tree = grid.located(tree, [Path.cwd(), *([base] if base else [])])
     recorded = tree.pop("fingerprint", None)
     tree.pop("version", None)
-    if base is not None:
-        _resolve_paths(tree, base)
-    unknown = set(tree) - {"name", "seed", "resources", "mechanism", "adversary", "audit", "grid"}
+    unknown = sorted(tree.keys() - set(_KEYS))
     if unknown:
-        raise SpecError(sorted(unknown)[0], "unknown key at the top of the sweep file")
-    grid = tree.get("grid") or {}
-    if not isinstance(grid, dict):
-        raise SpecError("grid", "must map dotted keys to lists of values")
-    cells = tuple(_cell(tree, changes) for changes in _combinations(grid))
-    top = {k: tree[k] for k in ("name", "seed", "resources") if k in tree}
-    try:
-        sweep = Sweep.model_validate(top | {"cells": cells, "raw": tree})
-    except ValidationError as error:
-        raise spec_error(error, "") from error
+        raise SpecError(unknown[0], f"unknown key; known: {', '.join(_KEYS)}")
+    cells = tuple(_cell(sections, label) for sections, label in grid.cells(tree))
+    _refuse_twins(cells)
+    top = {k: tree[k] for k in ("name", "seed") if k in tree}
+    resources = validated(ResourceSpec, tree.get("resources", {}), "resources")
+    sweep = validated(Sweep, top | {"resources": resources, "cells": cells, "raw": tree}, "")
     _check_recorded(recorded, sweep.fingerprint)
     return sweep
 
@@ -191,75 +228,62 @@ def _check_recorded(recorded: Any, actual: str) -> None:
     if recorded is not None and recorded != actual:
         raise SpecError(
             "fingerprint",
-            f"is {recorded} but the file's content gives {actual}: it was edited, or written by "
-            "another version; remove the line to use the file as it is",
+            f"is {recorded} but the content gives {actual}, so it was edited or written by another "
+            "version; remove the line to use the file as it is",
         )
 
 
-def _combinations(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
-    for key, values in grid.items():
-        if str(key).split(".")[0] not in ("mechanism", "adversary", "audit"):
-            raise SpecError(f"grid.{key}", "must start with mechanism, adversary or audit")
-        if not isinstance(values, list) or not values:
-            raise SpecError(f"grid.{key}", f"must be a non-empty list, got {values!r}")
-    return [dict(zip(grid, chosen, strict=True)) for chosen in itertools.product(*grid.values())]
-
-
-def _cell(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> Cell:
-    cell = copy.deepcopy({k: tree.get(k) for k in ("mechanism", "adversary", "audit")})
-    for key, value in changes.items():
-        _put(cell, key, copy.deepcopy(value))
-    for key, value in cell.items():
-        if value is None:
-            raise SpecError(key, "is required")
-    mechanism = parse(Mechanism, cell["mechanism"], "mechanism")
-    adversary = parse(Adversary, cell["adversary"], "adversary")
-    try:
-        audit = AuditSpec.model_validate(cell["audit"])
-    except ValidationError as error:
-        raise spec_error(error, "audit") from error
+def _cell(sections: Mapping[str, Any], label: str) -> Cell:
+    mechanism = parse(Mechanism, sections["mechanism"], "mechanism")
+    adversary = parse(Adversary, sections["adversary"], "adversary")
+    audit = validated(AuditSpec, sections["audit"], "audit")
     mechanism.check(adversary)
-    label = ", ".join(_label(key, value) for key, value in changes.items()) or adversary.name
-    return Cell(mechanism=mechanism, adversary=adversary, audit=audit, label=label)
+    _check_recording(audit.record_every, mechanism)
+    return Cell(
+        mechanism=mechanism, adversary=adversary, audit=audit, label=label or adversary.name
+    )
 
 
-def _label(key: str, value: Any) -> str:
-    if isinstance(value, dict):
-        rest = [f"{k}={v}" for k, v in value.items() if k != "name"]
-        return " ".join([str(value.get("name", "")), *rest]).strip()
-    return f"{key.rpartition('.')[2]}={value}"
+def _check_recording(every: int | None, mechanism: Mechanism) -> None:
+    steps = mechanism.horizons(None)[-1]
+    if every is not None and every > steps:
+        raise SpecError(
+            "audit.record_every", f"is {every}, but there are only {steps} steps; use at most that"
+        )
 
 
-def _put(tree: dict[str, Any], key: str, value: Any) -> None:
-    *parents, last = str(key).split(".")
-    node = tree
-    for parent in parents:
-        if node.get(parent) is None:
-            node[parent] = {}
-        node = node[parent]
-        if not isinstance(node, dict):
-            raise SpecError(key, f"{parent} is not a mapping, so nothing can be set inside it")
-    node[last] = value
+def _refuse_twins(cells: tuple[Cell, ...]) -> None:
+    """The same audit twice would cost twice and show nothing more: all randomness is seeded."""
+    seen: dict[str, str] = {}
+    for cell in cells:
+        data = cell.mechanism.model_dump(mode="json", serialize_as_any=True)  # with its paths
+        key = _digest([cell.identity(), cell.audit.trials, data])
+        if key in seen:
+            raise SpecError(
+                "grid", f"gives the same audit twice ({seen[key]}; {cell.label}); remove one"
+            )
+        seen[key] = cell.label
 
 
-def _resolve_paths(node: Any, base: Path) -> None:
-    """Makes `path` and `root` entries of data sets absolute where the file is found."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if key in ("path", "root") and isinstance(value, str):
-                node[key] = _found(value, base)
-            else:
-                _resolve_paths(value, base)
-    elif isinstance(node, list):
-        for item in node:
-            _resolve_paths(item, base)
+def _option_types(estimator: type[stats.Estimator]) -> dict[str, Any]:
+    hints = typing.get_type_hints(estimator)
+    fields = [f.name for f in dataclasses.fields(estimator) if f.init and f.name != "planned"]
+    return {name: hints[name] for name in fields}
 
 
-def _found(value: str, base: Path) -> str:
-    for folder in (Path.cwd(), base):
-        if (folder / value).exists():
-            return str((folder / value).resolve())
-    return value
+def _typed(expected: Any, value: Any, key: str) -> Any:
+    """`value` as `expected`, by the rules of JSON: lists may become tuples, text no number."""
+    adapter = TypeAdapter(expected, config=ConfigDict(strict=True, allow_inf_nan=False))
+    try:
+        return adapter.validate_json(json.dumps(value))
+    except ValidationError as error:
+        raise spec_error(error, key) from error
+
+
+def _refuse_repeats(key: str, names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError(key, f"lists {name} twice; remove one of them")
 
 
 def _digest(value: Any) -> str:

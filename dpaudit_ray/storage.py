@@ -8,15 +8,13 @@
     report.html, figures/                   written by `dpaudit report`
     _SUCCESS                                the sweep is complete
 
-A file is either absent or whole: local files are written beside their place, synced and renamed;
-object stores make an upload visible only when it is complete.
+Every file is absent or whole, and damage to one that is there is found by checksums.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,12 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from .errors import RunDirectoryError, StorageError
+from .files import Folder, reason
 
+_ESTIMATES = "estimates.parquet"
+_SUCCESS = "_SUCCESS"
 _PACK = re.compile(r"^(\d+)-(\d+)\.parquet$")
 SCORE_SCHEMA = pa.schema(
     [
@@ -88,25 +88,25 @@ class PackScores:
     @classmethod
     def from_table(cls, table: pa.Table, audit: str, first: int, last: int) -> PackScores:
         """The inverse of `table`; raises ValueError when rows are missing or not of this pack."""
-        if not table.schema.equals(SCORE_SCHEMA):
+        if not table.schema.equals(SCORE_SCHEMA) or any(c.null_count for c in table.columns):
             raise ValueError("its columns are not those of a score file")
         n = last - first + 1
-        steps = table["step"].to_numpy()
-        k, rest = divmod(len(steps), n)
-        trials = np.repeat(np.arange(first, last + 1), max(k, 1))
-        whole = k > 0 and rest == 0 and np.array_equal(table["trial"].to_numpy(), trials)
-        if not whole or set(table["audit"].unique().to_pylist()) != {audit}:
-            raise ValueError(f"it does not hold trials {first} to {last} of {audit}")
-        return cls(
+        k = max(len(table) // n, 1)
+        pack = cls(
             first,
-            table["member"].to_numpy(zero_copy_only=False)[::k],
-            tuple(int(s) for s in steps[:k]),
-            table["score"].to_numpy().reshape(n, k),
+            table["member"].to_numpy()[::k],
+            tuple(table["step"].to_pylist()[:k]),
+            np.resize(table["score"].to_numpy(), (n, k)),
         )
+        if len(pack.members) != n or not pack.table(audit).drop(["score"]).equals(
+            table.drop(["score"])
+        ):
+            raise ValueError(f"it does not hold trials {first} to {last} of {audit}")
+        return pack
 
 
 class RunDirectory:
-    """One sweep's directory, local (also NFS) or at an `s3://`, `gs://` address.
+    """One sweep's directory, local (also NFS) or at an `s3://`, `gs://`, `file://` address.
 
     Raises:
         RunDirectoryError: from reads, when a file is damaged or not where it should be.
@@ -114,34 +114,35 @@ class RunDirectory:
     """
 
     def __init__(self, location: str) -> None:
-        remote = "://" in location
-        self.location = location if remote else str(Path(location).absolute())
         try:
-            if remote:
-                self._fs, self._root = fs.FileSystem.from_uri(location)
-            else:
-                self._fs, self._root = fs.LocalFileSystem(), self.location
+            self._folder = Folder(location)
         except (ValueError, OSError) as error:
-            raise RunDirectoryError(f"cannot use storage path {location}: {error}") from error
+            raise RunDirectoryError(
+                f"cannot use storage path {location} ({reason(error)}); give a folder, or an "
+                "address such as s3://bucket/folder"
+            ) from error
+        self.location = self._folder.location
 
     @classmethod
     def under(cls, storage_path: str, name: str) -> RunDirectory:
         """The directory `storage_path/name`."""
-        return cls(f"{storage_path.rstrip('/')}/{name}")
-
-    @property
-    def is_local(self) -> bool:
-        """Whether files can be opened by their path on this machine."""
-        return isinstance(self._fs, fs.LocalFileSystem)
+        scheme, separator, rest = storage_path.rpartition("://")
+        if not rest.strip("/") and (separator or not rest):
+            raise RunDirectoryError(
+                f"storage path {storage_path!r} names no place; give a folder, or an address such "
+                "as s3://bucket/folder"
+            )
+        place = f"{scheme}{separator}{rest.rstrip('/')}/{name}"
+        return cls(place if separator else str(Path(rest) / name))
 
     def require_writable(self) -> None:
         """Raises RunDirectoryError now, rather than StorageError after an hour of training."""
         try:
-            self.write_text(".writable", "")
-            self._fs.delete_file(self._path(".writable"))
-        except (StorageError, OSError) as error:
+            self._folder.write(".writable", b"")
+            self._folder.delete(".writable")
+        except OSError as error:
             raise RunDirectoryError(
-                f"storage path {self.location} cannot be written ({_reason(error)}); "
+                f"storage path {self.location} cannot be written ({reason(error)}); "
                 "choose another with --storage-path"
             ) from error
 
@@ -149,15 +150,11 @@ class RunDirectory:
 
     def read_text(self, name: str) -> str | None:
         """Content of a small file, None when it does not exist."""
+        content = self._read(name)
         try:
-            with self._fs.open_input_stream(self._path(name)) as stream:
-                return bytes(stream.read()).decode()
-        except FileNotFoundError:
-            return None
-        except (OSError, UnicodeDecodeError) as error:
-            raise RunDirectoryError(
-                f"cannot read {self.location}/{name} ({_reason(error)})"
-            ) from error
+            return None if content is None else content.decode()
+        except UnicodeDecodeError as error:
+            raise self._damaged(name, error) from error
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a small file whole or not at all."""
@@ -169,9 +166,7 @@ class RunDirectory:
         try:
             return None if text is None else json.loads(text)
         except ValueError as error:
-            raise RunDirectoryError(
-                f"{self.location}/{name} is damaged ({error}); restore it or use a new name"
-            ) from error
+            raise self._damaged(name, error) from error
 
     def write_json(self, name: str, value: Any) -> None:
         """Writes JSON whole or not at all."""
@@ -186,23 +181,24 @@ class RunDirectory:
     def read_scores(self, audit: str, first: int, last: int) -> PackScores:
         """Reads a finished pack and checks that it is what its name says."""
         name = self._pack(audit, first, last)
+        remedy = "delete it to have its trials run again"
+        table = self._read_table(name, remedy)
+        if table is None:
+            raise self._damaged(name, FileNotFoundError("it is gone"), "run the sweep again")
         try:
-            with self._fs.open_input_file(self._path(name)) as file:
-                return PackScores.from_table(pq.read_table(file), audit, first, last)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise RunDirectoryError(
-                f"{self.location}/{name} is not a readable score file ({_reason(error)}); "
-                "delete it to have its trials run again"
-            ) from error
+            return PackScores.from_table(table, audit, first, last)
+        except ValueError as error:
+            raise self._damaged(name, error, remedy) from error
 
     def finished(self, audit: str) -> set[tuple[int, int]]:
         """Bounds (first, last) of all finished packs of an audit."""
-        selector = fs.FileSelector(self._path(f"scores/{audit}"), allow_not_found=True)
-        try:
-            names = [info.base_name for info in self._fs.get_file_info(selector)]
-        except OSError as error:
-            raise RunDirectoryError(f"cannot list {self.location} ({_reason(error)})") from error
+        names = self._names(f"scores/{audit}")
         return {(int(m[1]), int(m[2])) for name in names if (m := _PACK.match(name))}
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether any pack of any audit is finished."""
+        return any(_PACK.match(name) for name in self._names("scores", recursive=True))
 
     def scores(self, audit: str) -> pd.DataFrame:
         """All finished trials of an audit, in trial order, as the columns of a score file."""
@@ -214,20 +210,17 @@ class RunDirectory:
 
     def write_estimates(self, rows: list[dict[str, Any]]) -> None:
         """Replaces estimates.parquet."""
-        self._write_table("estimates.parquet", pa.Table.from_pylist(rows, ESTIMATE_SCHEMA))
+        self._write_table(_ESTIMATES, pa.Table.from_pylist(rows, ESTIMATE_SCHEMA))
 
     def estimates(self) -> pd.DataFrame:
         """The latest estimates, empty when none were written yet."""
-        try:
-            with self._fs.open_input_file(self._path("estimates.parquet")) as file:
-                return _frame(pq.read_table(file, schema=ESTIMATE_SCHEMA))
-        except FileNotFoundError:
+        remedy = "delete it and run the sweep again: it is rebuilt from the scores"
+        table = self._read_table(_ESTIMATES, remedy)
+        if table is None:
             return _frame(ESTIMATE_SCHEMA.empty_table())
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise RunDirectoryError(
-                f"{self.location}/estimates.parquet is not readable ({_reason(error)}); delete it "
-                "and run the sweep again: it is rebuilt from the scores"
-            ) from error
+        if not table.schema.equals(ESTIMATE_SCHEMA):
+            raise self._damaged(_ESTIMATES, ValueError("its columns are other ones"), remedy)
+        return _frame(table)
 
     def write_figure(self, name: str, content: bytes) -> None:
         """Writes figures/<name>."""
@@ -236,66 +229,73 @@ class RunDirectory:
     @property
     def complete(self) -> bool:
         """Whether _SUCCESS is present."""
-        info = self._fs.get_file_info(self._path("_SUCCESS"))
-        return bool(info.type == fs.FileType.File)
+        try:
+            return self._folder.exists(_SUCCESS)
+        except OSError as error:
+            raise RunDirectoryError(f"cannot read {self.location} ({reason(error)})") from error
 
     def set_complete(self, complete: bool) -> None:
         """Writes or removes _SUCCESS."""
         if complete:
-            self.write_text("_SUCCESS", "")
-        elif self.complete:
-            self._fs.delete_file(self._path("_SUCCESS"))
+            self.write_text(_SUCCESS, "")
+            return
+        try:
+            self._folder.delete(_SUCCESS)
+        except OSError as error:
+            raise self._unwritten(_SUCCESS, error) from error
 
-    # Where and how ------------------------------------------------------------------------
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+    # How ----------------------------------------------------------------------------------
 
     @staticmethod
     def _pack(audit: str, first: int, last: int) -> str:
         return f"scores/{audit}/{first}-{last}.parquet"
 
+    def _names(self, folder: str, recursive: bool = False) -> list[str]:
+        try:
+            return self._folder.names(folder, recursive)
+        except OSError as error:
+            raise RunDirectoryError(f"cannot list {self.location} ({reason(error)})") from error
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self._folder.read(name)
+        except OSError as error:
+            raise self._damaged(name, error) from error
+
+    def _write(self, name: str, content: bytes) -> None:
+        try:
+            self._folder.write(name, content)
+        except OSError as error:
+            raise self._unwritten(name, error) from error
+
+    def _read_table(self, name: str, remedy: str) -> pa.Table | None:
+        try:
+            content = self._folder.read(name)
+            if content is None:
+                return None
+            return pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise self._damaged(name, error, remedy) from error
+
     def _write_table(self, name: str, table: pa.Table) -> None:
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
-        self._write(name, sink.getvalue())
+        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+        self._write(name, sink.getvalue().to_pybytes())
 
-    def _write(self, name: str, content: bytes | pa.Buffer) -> None:
-        path = self._path(name)
-        try:
-            if self.is_local:
-                _write_local(Path(path), content)
-            else:
-                with self._fs.open_output_stream(path) as stream:
-                    stream.write(content)
-        except OSError as error:
-            raise StorageError(
-                f"cannot write {self.location}/{name} ({_reason(error)}); free or repair the "
-                "storage, then run the same command again"
-            ) from error
+    def _damaged(
+        self, name: str, error: Exception, remedy: str = "restore it or use a new name"
+    ) -> RunDirectoryError:
+        return RunDirectoryError(
+            f"{self.location}/{name} is not readable ({reason(error)}); {remedy}"
+        )
 
-
-def _write_local(path: Path, content: bytes | pa.Buffer) -> None:
-    """Write, sync, rename, sync the folder: after this returns, a power cut loses nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.tmp")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    def _unwritten(self, name: str, error: OSError) -> StorageError:
+        return StorageError(
+            f"cannot write {self.location}/{name} ({reason(error)}); free or repair the storage, "
+            "then run the same command again"
+        )
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:
     frame: pd.DataFrame = table.to_pandas()
     return frame
-
-
-def _reason(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +18,16 @@ from rich.table import Table
 from .orchestration.aggregation import Progress
 
 PLAIN_SECONDS = 5.0
-_PIPE_WIDTH = 240
+_WIDE = 10_000
+_VERBATIM: Any = {"markup": False, "emoji": False, "highlight": False}  # labels are user text
 
 
 def say(text: str) -> None:
-    """One line to standard output."""
-    typer.echo(text)
+    """A line to standard output; goes on in silence when nobody reads it any more."""
+    try:
+        typer.echo(text)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(text: str) -> None:
@@ -31,20 +37,21 @@ def complain(text: str) -> None:
 
 def show_json(value: Any) -> None:
     """JSON to standard output; NaN becomes null."""
-    typer.echo(json.dumps(_plain(value), indent=1))
+    say(json.dumps(_plain(value), indent=1))
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """An aligned table; whole lines also where the terminal is narrow."""
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    """An aligned table; lines are whole however narrow the terminal is."""
+    table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="left" if column in _TEXT else "right", no_wrap=True)
     for row in rows:
         table.add_row(*map(number, row))
-    console = Console()
-    if not console.is_terminal:  # a file or a pipe has no width to fit into
-        console = Console(width=_PIPE_WIDTH)
-    console.print(table)
+    console = Console(width=_WIDE, **_VERBATIM)
+    with console.capture() as captured:
+        console.print(table)
+    lines = [title] * bool(title) + [line.rstrip() for line in captured.get().splitlines()]
+    say("\n".join(lines))
 
 
 def number(value: Any) -> str:
@@ -60,6 +67,8 @@ def duration(seconds: float) -> str:
     """Seconds as 8s, 3m 20s or 5h 07m."""
     if not math.isfinite(seconds):
         return "?"
+    if 0 < seconds < 1:
+        return "<1s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -72,11 +81,12 @@ class Display:
     """Live progress: a table that redraws on a terminal, one line every few seconds elsewhere."""
 
     def __init__(self, plain: bool | None = None) -> None:
-        self._console = Console()
+        self._console = Console(**_VERBATIM)
         self._plain = not self._console.is_terminal if plain is None else plain
         self._live: Live | None = None
         self._start: tuple[float, int] | None = None
         self._spoke = -math.inf
+        self._said = -1
 
     def __enter__(self) -> Display:
         if not self._plain:
@@ -96,10 +106,13 @@ class Display:
         rate = self._rate(now, progress)
         if self._live is not None:
             self._live.update(_table(progress, rate))
-        elif now - self._spoke >= PLAIN_SECONDS or progress.done == progress.trials:
-            if self._spoke == -math.inf or progress.done > 0:
-                say(_line(progress, rate))
-            self._spoke = now
+        elif self._is_news(now, progress):
+            say(_line(progress, rate))
+            self._spoke, self._said = now, progress.done
+
+    def _is_news(self, now: float, progress: Progress) -> bool:
+        finished = progress.done == progress.trials and progress.done != self._said
+        return finished or now - self._spoke >= PLAIN_SECONDS
 
     def _rate(self, now: float, progress: Progress) -> float:
         """Trials per second since this process began to watch."""
@@ -107,7 +120,11 @@ class Display:
         return (progress.done - before) / (now - began) if now > began else 0.0
 
 
-_TEXT = {"audit", "estimator", "status", "accountant", "note", "bound", "kind", "message"}
+_TEXT = {"audit", "verdict", "estimator", "status", "accountant", "note", "bound", "kind", "message"}
+
+
+def _speed(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _eta(progress: Progress, rate: float) -> str:
@@ -118,14 +135,14 @@ def _eta(progress: Progress, rate: float) -> str:
 def _line(progress: Progress, rate: float) -> str:
     current = next((a for a in progress.audits if a.done < a.trials), progress.audits[-1])
     return (
-        f"{progress.done}/{progress.trials} trials, {rate:.0f}/s, ETA {_eta(progress, rate)}; "
+        f"{progress.done}/{progress.trials} trials, {_speed(rate)}/s, ETA {_eta(progress, rate)}; "
         f"{current.label}: {current.done}/{current.trials}, "
         f"eps >= {current.epsilon_lower:.2f} (any time), claim {current.claim:.2f}"
     )
 
 
 def _table(progress: Progress, rate: float) -> Table:
-    caption = f"{rate:.0f} trials/s, ETA {_eta(progress, rate)}"
+    caption = f"{_speed(rate)} trials/s, ETA {_eta(progress, rate)}"
     table = Table(title=f"{progress.done:,} / {progress.trials:,} trials", caption=caption)
     for column in ("audit", "trials", "ε ≥ (any time)", "claim"):
         table.add_column(column, justify="left" if column == "audit" else "right")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,36 @@ import yaml
 
 from .errors import SpecError
 
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-5 as text and lets the last of two equal keys win; this one does not."""
-
-
-_Loader.add_implicit_resolver(
+# YAML 1.1 reads 1e-5 as text; here reader and writer agree that it is a number.
+_FLOAT = (
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
     list("-+0123456789."),
 )
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 lets the last of two equal keys win; this one does not."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `_Loader` would read as a number."""
+
+
+_Loader.add_implicit_resolver(*_FLOAT)
+_Dumper.add_implicit_resolver(*_FLOAT)
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise SpecError(str(key), f"is given twice (line {node.start_mark.line + 1})")
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.tag == _MERGE or not isinstance(key, yaml.ScalarNode):
+            continue
+        if key.value in seen:
+            line = key.start_mark.line + 1
+            raise SpecError(key.value, f"is given twice (again in line {line}); remove one of them")
+        seen.add(key.value)
     return loader.construct_mapping(node, deep=True)
 
 
@@ -43,7 +57,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise SpecError("", f"cannot read sweep file {path}: {reason}") from error
+        raise SpecError(
+            "", f"cannot read sweep file {path}: {reason}; give the path of a YAML file"
+        ) from error
     return parse_yaml(text, str(path))
 
 
@@ -51,10 +67,8 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
     """The mapping in YAML `text`; `source` names it in errors."""
     try:
         raw = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        raise SpecError("", f"{source} is not valid YAML{where}: {_problem(error)}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise SpecError("", f"{source} is not valid YAML{_problem(error)}") from error
     if not isinstance(raw, dict):
         raise SpecError("", f"{source} must hold a mapping with name, mechanism, adversary, audit")
     return raw
@@ -64,9 +78,18 @@ def parse_value(text: str) -> Any:
     """A single value as it would be read from a sweep file (for `--set key=value`)."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise SpecError("--set", f"{text!r} is not a YAML value") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise SpecError("--set", f"{text!r} is not a YAML value{_problem(error)}") from error
 
 
-def _problem(error: yaml.YAMLError) -> str:
-    return str(getattr(error, "problem", None) or error).splitlines()[0]
+def dump_yaml(value: Mapping[str, Any]) -> str:
+    """The inverse of `parse_yaml`; keys stay in order."""
+    return yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def _problem(error: Exception) -> str:
+    """Where and why, as far as the parser knows."""
+    mark = getattr(error, "problem_mark", None)
+    parts = [getattr(error, part, None) for part in ("context", "problem")]
+    why = ", ".join(part for part in parts if part) or str(error).partition("\n")[0]
+    return (f" at line {mark.line + 1}" if mark else "") + f": {why}"

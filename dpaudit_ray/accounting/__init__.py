@@ -5,8 +5,9 @@
 libraries behind `prv` and `pld` are imported on use.
 """
 
-from .claims import bounds, curve, delta, delta_bounds, epsilon
+from .claims import bounds, curve, delta, delta_bounds, delta_curve, epsilon
 from .noise import clt_epsilon, clt_noise_multiplier, noise_multiplier
+from .other import composed_delta, composed_epsilon, laplace_epsilon
 from .training import Accountant, Adjacency, Bounds, Training
 
 __all__ = [
@@ -17,9 +18,13 @@ __all__ = [
     "bounds",
     "clt_epsilon",
     "clt_noise_multiplier",
+    "composed_delta",
+    "composed_epsilon",
     "curve",
     "delta",
     "delta_bounds",
+    "delta_curve",
     "epsilon",
+    "laplace_epsilon",
     "noise_multiplier",
 ]

@@ -110,6 +110,23 @@ def curve(
     return np.array([_epsilon_bounds(one, delta, name, False).upper for one in each])
 
 
+def delta_curve(
+    noise_multiplier: float,
+    steps: int,
+    epsilons: npt.ArrayLike,
+    sample_rate: float = 1.0,
+    accountant: str = Accountant.GAUSSIAN,
+    adjacency: str = Adjacency.ADD_REMOVE,
+) -> npt.NDArray[np.float64]:
+    """Upper bounds on δ at each ε, float64 [len(epsilons)]: the claim as a curve; else as `delta`.
+
+    PLD and PRV compose once; each further ε costs little.
+    """
+    training = Training(noise_multiplier, steps, sample_rate, adjacency)
+    name, grid = parse_accountant(accountant), np.atleast_1d(np.asarray(epsilons, np.float64))
+    return np.array([_delta_bounds(training, float(e), name, False).upper for e in grid])
+
+
 @functools.lru_cache(maxsize=4096)
 def _epsilon_bounds(
     training: Training, delta: float, accountant: Accountant, both_ends: bool

@@ -95,7 +95,9 @@ def _bisected(claim: Callable[[float], float], epsilon: float, tolerance: float)
         return high
     # Bisection has bracketed the noise; a finer answer takes a few more claims, not dozens.
     aim = epsilon - tolerance / 2
-    return float(optimize.brentq(lambda noise: claim(noise) - aim, low or high / 2, high))
+    return float(
+        optimize.brentq(lambda noise: claim(noise) - aim, low or high / 2, high, xtol=1e-9)
+    )
 
 
 def _check_target(epsilon: float, tolerance: float) -> None:

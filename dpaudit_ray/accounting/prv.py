@@ -32,7 +32,7 @@ def epsilons(
     training: Training, steps: Sequence[int], delta: float
 ) -> list[tuple[float, float, float]]:
     """(lower, estimate, upper) of ε at δ after each of `steps`, all at most `training.steps`."""
-    accountant = _accountant(training, delta / 1000)
+    accountant = _built(training, delta / 1000)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -51,7 +51,7 @@ def epsilon(training: Training, delta: float) -> tuple[float, float, float]:
 
 def delta(training: Training, epsilon: float) -> tuple[float, float, float]:
     """(lower, estimate, upper) of δ at ε, to an absolute error of 1e-10 beside ε's 0.01."""
-    accountant = _accountant(training, 1e-10)
+    accountant = _built(training, 1e-10)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -61,28 +61,40 @@ def delta(training: Training, epsilon: float) -> tuple[float, float, float]:
     return tuple(min(max(float(d), 0.0), 1.0) for d in (low, mid, high))  # type: ignore[return-value]
 
 
+def _built(training: Training, delta_error: float) -> Any:
+    accountant = _accountant(training, delta_error)
+    if isinstance(accountant, UnansweredError):
+        raise accountant
+    return accountant
+
+
 @functools.lru_cache(maxsize=2)
 def _accountant(training: Training, delta_error: float) -> Any:
-    from prv_accountant import PRVAccountant
-    from prv_accountant.accountant import compute_safe_domain_size
-
+    """The library's accountant, or why there is none: failures take long and are kept as well."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            variable, steps = _variable(training), training.steps
-            reach = compute_safe_domain_size([variable], [steps], EPSILON_ERROR, delta_error)
-            mesh = EPSILON_ERROR / math.sqrt(steps / 2 * math.log(12 / delta_error))
-            if not 2 * reach / mesh <= GRID_LIMIT:
-                points = f"{2 * reach / mesh:.2g} grid points, more than {GRID_LIMIT:.0g}"
-                raise UnansweredError(f"prv would need {points}")
-            # The library's grid has 2 (half + 1) points; a size without large prime factors
-            # makes its Fourier transforms several times faster and the reach a trifle longer.
-            half = fft.next_fast_len(math.ceil(reach / mesh) + 1, real=True) - 1
-            return PRVAccountant(
-                variable, EPSILON_ERROR, delta_error, steps, eps_max=(half - 0.5) * mesh
-            )
+            return _build(training, delta_error)
+    except UnansweredError as reason:
+        return reason
     except _FAILURES as error:
-        raise UnansweredError(f"prv failed: {error}") from error
+        return UnansweredError(f"prv failed: {error}")
+
+
+def _build(training: Training, delta_error: float) -> Any:
+    from prv_accountant import PRVAccountant
+    from prv_accountant.accountant import compute_safe_domain_size
+
+    variable, steps = _variable(training), training.steps
+    reach = compute_safe_domain_size([variable], [steps], EPSILON_ERROR, delta_error)
+    mesh = EPSILON_ERROR / math.sqrt(steps / 2 * math.log(12 / delta_error))
+    if not 2 * reach / mesh <= GRID_LIMIT:
+        points = f"{2 * reach / mesh:.2g} grid points, more than {GRID_LIMIT:.0g}"
+        raise UnansweredError(f"prv would need {points}")
+    # The library's grid has 2 (half + 1) points; a size without large prime factors makes its
+    # Fourier transforms several times faster and the reach a trifle longer.
+    half = fft.next_fast_len(math.ceil(reach / mesh) + 1, real=True) - 1
+    return PRVAccountant(variable, EPSILON_ERROR, delta_error, steps, eps_max=(half - 0.5) * mesh)
 
 
 def _variable(training: Training) -> Any:

@@ -56,5 +56,5 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
         moved = start.new_zeros(start.shape)
         for current in steps:
             moved += (current - previous) ** 2
-            previous = current.clone()
+            previous = current
         return moved.sum(0) if rank == "per-step" else (previous - start).abs().sum(0)

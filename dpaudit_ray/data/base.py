@@ -41,28 +41,46 @@ class Data(Plugin):
 
 def existing_file(path: str, what: str, remedy: str) -> Path:
     """The file at `path`, or a DataError that says where it was looked for and how to get it."""
-    found = Path(path)
+    found = Path(path).expanduser()
     if not found.is_file():
-        raise DataError(
-            f"{what}: no file at {found.absolute()} nor beside the sweep file; {remedy}"
-        )
+        beside = "" if found.is_absolute() else ", nor beside the sweep file"
+        raise DataError(f"{what}: no file at {found.absolute()}{beside}; {remedy}")
     return found
 
 
-def standardized(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Columns with mean 0 and standard deviation 1; constant columns become 0. x is [N, d]."""
-    spread = x.std(axis=0)
-    scaled: npt.NDArray[np.float64] = (x - x.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
-    return scaled.astype(np.float32)
+def standardized(x: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    """Features [N, ...] with mean 0 and standard deviation 1; constant ones become 0."""
+    wide = x.astype(np.float64)
+    if len(wide) == 0:
+        return wide.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # `checked` refuses what came of it
+        spread = wide.std(axis=0)
+        wide -= wide.mean(axis=0)
+        wide /= np.where(spread > 0, spread, 1.0)
+        return wide.astype(np.float32)
 
 
-def checked(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], source: str) -> Dataset:
-    """The arrays as a data set, or a DataError naming what is wrong with them."""
-    if len(x) != len(y) or len(x) == 0:
-        raise DataError(f"{source}: x has {len(x)} rows and y has {len(y)}; both need the same")
+def require_finite(x: npt.NDArray[np.generic], source: str) -> None:
+    """Raises DataError when x [N, ...] has a NaN or infinite value."""
     if not np.isfinite(x).all():
         row = int(np.argwhere(~np.isfinite(x))[0][0])
         raise DataError(f"{source}: x has a NaN or infinite value in row {row}; clean the data")
-    if y.min() < 0 or int(y.max()) < 1:
-        raise DataError(f"{source}: y must hold classes 0, 1, ..., got {y.min()}..{y.max()}")
-    return Dataset(np.ascontiguousarray(x), np.ascontiguousarray(y))
+
+
+def checked(x: npt.NDArray[np.generic], y: npt.NDArray[np.int64], source: str) -> Dataset:
+    """The arrays as a data set, or a DataError naming what is wrong with them."""
+    if len(x) != len(y):
+        raise DataError(f"{source}: x has {len(x)} rows and y has {len(y)}; both need the same")
+    if x.size == 0:
+        raise DataError(f"{source}: holds no data, x is {x.shape}; give at least two examples")
+    with np.errstate(over="ignore"):  # what does not fit becomes inf, and is refused
+        narrow = np.ascontiguousarray(x, dtype=np.float32)
+    require_finite(narrow, source)
+    found = np.unique(y)
+    if len(found) < 2 or found[0] != 0 or found[-1] != len(found) - 1:
+        shown = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+        raise DataError(
+            f"{source}: y holds the classes {shown}; number two or more of them 0, 1, ... without "
+            "a gap"
+        )
+    return Dataset(narrow, np.ascontiguousarray(y))

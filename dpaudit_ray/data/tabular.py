@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal
 
 import numpy as np
@@ -60,19 +61,27 @@ class CaliforniaHousing(Data):
         missing = [c for c in (*_HOUSING, _TARGET) if c not in table.columns]
         if missing:
             raise DataError(f"{file}: column {missing[0]} is missing; {remedy}")
-        for column in (*_HOUSING, _TARGET):
-            values = pd.to_numeric(table[column], errors="coerce")
-            if values.isna().any():
-                row = int(values.isna().to_numpy().argmax())
-                shown = table[column].iloc[row]
-                raise DataError(f"{file}: {column} in data row {row + 1} is {shown!r}, no number")
-        return table[list(_HOUSING)].to_numpy(np.float64), table[_TARGET].to_numpy(np.float64)
+        if len(table) == 0:
+            raise DataError(f"{file}: holds no rows; {remedy}")
+        numbers = table[[*_HOUSING, _TARGET]].apply(pd.to_numeric, errors="coerce")
+        wrong = np.argwhere(~np.isfinite(numbers.to_numpy(np.float64)))
+        if len(wrong):
+            row, column = wrong[0]
+            name = numbers.columns[column]
+            value = str(table[name].iloc[row])
+            raise DataError(
+                f"{file}: {name} in data row {row + 1} is {value!r}, no finite number; clean the "
+                "data"
+            )
+        return numbers[list(_HOUSING)].to_numpy(np.float64), numbers[_TARGET].to_numpy(np.float64)
 
     def _downloaded(self) -> tuple[np.ndarray, np.ndarray]:
         from sklearn.datasets import fetch_california_housing
 
         try:
-            x, target = fetch_california_housing(return_X_y=True)
+            with warnings.catch_warnings():  # about each retry; the error below says it once
+                warnings.simplefilter("ignore")
+                x, target = fetch_california_housing(return_X_y=True)
         except OSError as error:
             raise DataError(
                 f"{self.name}: not in scikit-learn's cache and the download failed ({error}); "

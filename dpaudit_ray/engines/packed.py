@@ -162,8 +162,15 @@ class _Apply(torch.autograd.Function):
 
 def _slots(module: nn.Module) -> dict[str, Slot]:
     """Every parameter's place in the flat vector, in the order of `module.parameters()`."""
-    slots, start = {}, 0
-    for name, parameter in module.named_parameters():
+    slots: dict[str, Slot] = {}
+    seen: dict[int, str] = {}
+    start = 0
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if (other := seen.setdefault(id(parameter), name)) != name:
+            raise SpecError(
+                "mechanism.model",
+                f"{name} and {other} are one parameter; the packed engine needs one for each use",
+            )
         slots[name] = Slot(start, tuple(parameter.shape))
         start += parameter.numel()
     return slots

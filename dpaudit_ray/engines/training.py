@@ -76,7 +76,7 @@ class Training:
         """Yields θ_0, ..., θ_T of `runs` trainings without the canary, [runs, p]."""
         if noisy:
             nobody = torch.zeros(runs, dtype=self.initial.dtype, device=self.initial.device)
-            yield from self.run(nobody, seed, None, 1)
+            yield from (theta.clone() for theta in self.run(nobody, seed, None, 1))
             return
         theta = self.initial.repeat(runs, 1)
         yield theta

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,13 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    options: dict[str, Any] = {"address": address}
-    if address is None:
-        options = {"address": "local", "include_dashboard": dashboard}
+    options: dict[str, Any] = {"address": "local", "include_dashboard": dashboard}
     try:
+        if address is not None:
+            _require_listener(address)
+            options = {"address": address}
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ClusterError(
             f"cannot reach a Ray cluster at {address or 'this machine'} ({_last_line(error)}); "
             "check the address, and RAY_AUTH_MODE=token with RAY_AUTH_TOKEN if it is protected"
@@ -55,6 +57,13 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """Raises OSError at once where Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "//" not in host:
+        socket.create_connection((host, int(port)), timeout=5).close()
 
 
 def _prepare_environment(local: bool) -> None:

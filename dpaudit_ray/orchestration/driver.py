@@ -100,6 +100,15 @@ class Driver:
             ClusterError: more workers were lost than the sweep allows.
             StorageError: results can no longer be stored.
         """
+        try:
+            self._loop()
+        finally:  # also when somebody stops the sweep: what is shown next is what is there
+            self._executor.flush()
+        final = self._executor.progress()
+        self._show(final)
+        return Summary(final, list(self._failures.values()), self._lost)
+
+    def _loop(self) -> None:
         flushed = time.monotonic()
         while self._top_up():
             for outcome in self._executor.wait(timeout=0.5):
@@ -108,10 +117,6 @@ class Driver:
             if time.monotonic() - flushed > FLUSH_SECONDS:
                 self._executor.flush()
                 flushed = time.monotonic()
-        self._executor.flush()
-        final = self._executor.progress()
-        self._show(final)
-        return Summary(final, list(self._failures.values()), self._lost)
 
     def _top_up(self) -> bool:
         """Fills the window; False when nothing is in flight and nothing is left."""

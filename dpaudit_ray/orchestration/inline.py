@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 
 from ..plan import Pack, Plan
 from ..spec import Sweep
@@ -18,7 +17,7 @@ class InlineExecutor:
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         self._aggregation = Aggregation(sweep, plan, run)
-        self._make_trainer = functools.cache(lambda: Trainer(sweep.raw, plan))
+        self._trainer = Trainer(sweep.raw, plan)
         self._queue: collections.deque[Pack] = collections.deque()
 
     @property
@@ -33,7 +32,7 @@ class InlineExecutor:
     def wait(self, timeout: float) -> list[Outcome]:
         """Trains the queued pack here and now."""
         pack = self._queue.popleft()
-        result = self._make_trainer().attempt(pack)
+        result = self._trainer.attempt(pack)
         if isinstance(result, Failure):
             return [result]
         self._aggregation.fold(pack, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 import traceback
 
@@ -10,6 +11,7 @@ from .. import seeds, spec
 from ..errors import DpauditError
 from ..mechanisms.base import Session
 from ..plan import Pack, Plan
+from ..spec import Sweep
 from ..storage import PackScores
 
 
@@ -27,10 +29,9 @@ class Trainer:
     """Turns packs into scores. The secret bits are drawn here and reach the mechanism only."""
 
     def __init__(self, raw_sweep: dict[str, object], plan: Plan) -> None:
-        self._sweep = spec.from_raw(raw_sweep)
+        self._raw = raw_sweep
         self._plan = plan
         self._opened: tuple[int, Session] | None = None
-        self._limit_threads()
 
     def train(self, pack: Pack) -> PackScores:
         """Trains and scores one pack; the same pack gives the same scores on every call."""
@@ -57,6 +58,16 @@ class Trainer:
         self.train(pack)
         return time.perf_counter() - started
 
+    @functools.cached_property
+    def _sweep(self) -> Sweep:
+        """Parsed on first use: what a worker cannot import is a failure, not a dead worker."""
+        import torch
+
+        sweep = spec.from_raw(self._raw)
+        # Thread counts come from the sweep, not from the machine: they may change last bits.
+        torch.set_num_threads(max(1, int(sweep.resources.num_cpus)))
+        return sweep
+
     def _session(self, index: int) -> Session:
         # Packs come audit by audit, so keeping one session open is enough.
         if self._opened is None or self._opened[0] != index:
@@ -70,9 +81,3 @@ class Trainer:
             )
             self._opened = (index, session)
         return self._opened[1]
-
-    def _limit_threads(self) -> None:
-        """Thread counts come from the sweep, not from the machine: they may change last bits."""
-        import torch
-
-        torch.set_num_threads(max(1, int(self._sweep.resources.num_cpus)))

@@ -53,7 +53,7 @@ def all_estimates(run: Run) -> pd.DataFrame:
     table = run.estimates.copy()
     table.insert(1, "label", table["audit"].map(labels))
     anytime = {name for name, cls in stats.estimators().items() if cls.interim_valid}
-    partial = table["trials"] < table["audit"].map(planned)
+    partial = table["trials"] < table["audit"].map(planned).astype("int64")
     table["interim"] = partial & ~table["estimator"].isin(anytime)
     return table
 

@@ -6,7 +6,17 @@ Adding a module with an `Estimator` subclass to this package makes it available 
 import importlib
 import pkgutil
 
-from . import gdp, power
+from . import (
+    betting,
+    budget,
+    claim,
+    gdp,
+    label,
+    one_run,
+    power,
+    profile,
+    several,
+)
 from .base import Estimate, Estimator, Status, estimate, estimators, make
 from .binomial import clopper_pearson_lower, clopper_pearson_upper
 
@@ -17,11 +27,18 @@ __all__ = [
     "Estimate",
     "Estimator",
     "Status",
+    "betting",
+    "budget",
+    "claim",
     "clopper_pearson_lower",
     "clopper_pearson_upper",
     "estimate",
     "estimators",
     "gdp",
+    "label",
     "make",
+    "one_run",
     "power",
+    "profile",
+    "several",
 ]

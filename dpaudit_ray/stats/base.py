@@ -61,6 +61,7 @@ class Estimator(ABC):
     name: ClassVar[str]
     status: ClassVar[Status]
     interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
+    one_run: ClassVar[bool] = False  # scores are canaries of one training, not trainings
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials. `scores` float64 [n], higher = more "in"; `members` bool [n]."""
@@ -108,9 +109,11 @@ def estimate(
     delta: float,
     confidence: float,
     method: str = "accuracy",
+    *,
+    runs: npt.ArrayLike | None = None,
     **options: Any,
 ) -> Estimate:
-    """Lower bound from one score per independently trained model.
+    """Lower bound from one score per independently trained model, or per canary of one model.
 
     Args:
         scores: float [R], in trial order, higher = more "in". NaN and ±inf mark diverged
@@ -119,6 +122,8 @@ def estimate(
         delta: δ of the bound, in (0, 1).
         confidence: level of the bound, in (0, 1).
         method: one of `estimators()`.
+        runs: [R], which training each score came from. When given, scores of one training are
+            refused by methods for many, and the other way round.
         options: options of the method.
 
     Raises:
@@ -127,6 +132,8 @@ def estimate(
     values, bits = checked(scores, members)
     state = make(method, planned=len(values), **options)
     check_level(delta, confidence)
+    if runs is not None:
+        check_runs(runs, len(values), type(state))
     state.fold(values, bits)
     return state.bound(delta, confidence)
 
@@ -145,6 +152,27 @@ def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Memb
             raise ValueError("members must be 0 or 1 (or booleans)")
         bits = bits.astype(np.bool_)
     return values, bits
+
+
+def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> None:
+    """Raises ValueError unless `method` may be used on scores that came from these trainings.
+
+    Canaries of one training are not independent trials, however many they are; trainings of
+    their own have no joint output that a one-run bound could speak about.
+    """
+    trainings = len(np.unique(np.asarray(runs)))
+    if np.shape(runs) != (scores,):
+        raise ValueError(f"runs must name one training per score, got shape {np.shape(runs)}")
+    if method.one_run and trainings > 1:
+        raise ValueError(
+            f"{method.name} takes the canaries of 1 training, got {scores} scores "
+            f"from {trainings}; use a method for many trainings"
+        )
+    if not method.one_run and trainings < scores:
+        raise ValueError(
+            f"{method.name} takes independent trainings, got {scores} scores "
+            f"from {trainings}; use one-run, or several.several_canaries"
+        )
 
 
 def check_level(delta: float, confidence: float) -> None:

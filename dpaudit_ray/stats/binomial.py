@@ -49,7 +49,7 @@ def check_alpha(alpha: npt.ArrayLike) -> Array:
     """Returns `alpha` as an array, or raises ValueError when any entry is outside (0, 1)."""
     a = np.asarray(alpha, dtype=np.float64)
     if not np.all((a > 0) & (a < 1)):
-        raise ValueError(f"alpha must lie in (0, 1), got {alpha}")
+        raise ValueError(f"alpha must lie in (0, 1), got {alpha!r}")
     return a
 
 
@@ -59,9 +59,9 @@ def _checked(
     k = np.asarray(successes, dtype=np.float64)
     n = np.asarray(trials, dtype=np.float64)
     if not np.all(k >= 0):
-        raise ValueError(f"successes must be at least 0, got {successes}")
+        raise ValueError(f"successes must be at least 0, got {successes!r}")
     if not np.all(k <= n):
-        raise ValueError(f"successes must be at most trials, got {successes} of {trials}")
+        raise ValueError(f"successes must be at most trials, got {successes!r} of {trials!r}")
     return k, n, check_alpha(alpha)
 
 

@@ -5,7 +5,7 @@ from N(μ, 1). Dong, Roth, Su (2022), Corollary 2.13:
 
     δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2),   decreasing in ε, increasing in μ.
 
-All three functions broadcast; scalars in, a float out. Everything is computed in logarithms, so
+All functions broadcast; scalars in, a float out. Everything is computed in logarithms, so
 that e^ε never overflows.
 """
 
@@ -38,7 +38,7 @@ def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     log_d = np.log(d)
 
     def exceeds(e: Array) -> npt.NDArray[np.bool_]:
-        return _log_delta(e, m) > log_d
+        return np.asarray(_log_delta(e, m) > log_d)
 
     result = _last_where(exceeds, np.maximum(m, 1e-3))
     return _shaped(np.where(np.isinf(m), np.inf, result))
@@ -54,9 +54,19 @@ def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     log_d = np.log(d)
 
     def fits(m: Array) -> npt.NDArray[np.bool_]:
-        return _log_delta(e, m) <= log_d
+        return np.asarray(_log_delta(e, m) <= log_d)
 
     return _shaped(_last_where(fits, np.full_like(e, 1e-3)))
+
+
+def true_positive_rate(fpr: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
+    """The ROC curve of μ-GDP: no test of a μ-GDP mechanism hits more often at this false-positive
+    rate. Raises ValueError for a negative μ or a rate outside [0, 1].
+    """
+    rate, m = np.broadcast_arrays(np.asarray(fpr, dtype=np.float64), _nonnegative("mu", mu))
+    if not np.all((rate >= 0) & (rate <= 1)):
+        raise ValueError(f"fpr must lie in [0, 1], got {fpr!r}")
+    return _shaped(special.ndtr(special.ndtri(rate) + m))
 
 
 def _log_delta(e: Array, m: Array) -> Array:
@@ -86,14 +96,14 @@ def _last_where(holds: Callable[[Array], npt.NDArray[np.bool_]], start: Array) -
 def _nonnegative(name: str, value: npt.ArrayLike) -> Array:
     array = np.asarray(value, dtype=np.float64)
     if not np.all(array >= 0):
-        raise ValueError(f"{name} must be at least 0, got {value}")
+        raise ValueError(f"{name} must be at least 0, got {value!r}")
     return array
 
 
 def _in_unit_interval(value: npt.ArrayLike) -> Array:
     array = np.asarray(value, dtype=np.float64)
     if not np.all((array > 0) & (array < 1)):
-        raise ValueError(f"delta must lie in (0, 1), got {value}")
+        raise ValueError(f"delta must lie in (0, 1), got {value!r}")
     return array
 
 

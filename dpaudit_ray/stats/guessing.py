@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from . import gdp
 from .base import Estimate, Estimator, Members, Scores, Status
-from .binomial import check_alpha, clopper_pearson_lower
+from .binomial import clopper_pearson_lower
+from .mixture import anytime_lower
 
 
 @dataclasses.dataclass
@@ -25,8 +26,8 @@ class GuessCounter:
     """Counts hits of "score above the midpoint of the two running class means".
 
     The first `warmup` trials, and all until both worlds were seen, only set the threshold: to
-    skip them is itself decided from the past, so it costs trials but no validity. A diverged
-    trial (NaN, ±inf) is a wrong guess in either world and moves no mean.
+    skip them is itself decided from the past, so it costs trials but no validity. After the
+    warm-up, a diverged trial (NaN, ±inf) is a wrong guess in either world; it moves no mean.
     """
 
     warmup: int = 20
@@ -43,12 +44,14 @@ class GuessCounter:
         for world in (0, 1):
             inside = finite & (members == bool(world))
             steps = np.where(inside, scores, 0.0)
-            totals.append(np.cumsum(np.concatenate([[self._sums[world]], steps])))
+            with np.errstate(over="ignore", invalid="ignore"):
+                totals.append(np.cumsum(np.concatenate([[self._sums[world]], steps])))
             seen.append(np.cumsum(np.concatenate([[self._counts[world]], inside])))
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             threshold = (totals[0] / seen[0])[:-1] / 2 + (totals[1] / seen[1])[:-1] / 2
         index = self.trials + np.arange(len(scores))
-        guessed = (index >= self.warmup) & (seen[0][:-1] > 0) & (seen[1][:-1] > 0)
+        placed = (seen[0][:-1] > 0) & (seen[1][:-1] > 0)
+        guessed = (index >= self.warmup) & (placed | ~finite)
         hit = guessed & finite & ((scores > threshold) == members)
         self.trials += len(scores)
         self.guesses += int(guessed.sum())
@@ -65,53 +68,76 @@ class GuessCounter:
 
 
 @dataclasses.dataclass
-class Accuracy(Estimator):
-    """Fixed-R bound: μ ≥ 2 Φ⁻¹(lower Clopper-Pearson bound of the hit rate, one-sided)."""
+class Guesses:
+    """Mixin: the stream of hits and misses, and what a bound on the hit rate says about ε.
 
+    `curve: gaussian` reads the rate as μ = 2 Φ⁻¹(rate); `any` assumes no trade-off curve.
+    """
+
+    planned: int
     warmup: int = 20
-    name: ClassVar[str] = "accuracy"
-    status: ClassVar[Status] = Status.CERTIFIED
+    curve: Literal["gaussian", "any"] = "gaussian"
 
     def __post_init__(self) -> None:
-        self._counter = GuessCounter(_checked_warmup(self.warmup))
+        if self.warmup < 0:
+            raise ValueError(f"warmup must be at least 0, got {self.warmup}")
+        if self.curve not in ("gaussian", "any"):
+            raise ValueError(f"curve must be gaussian or any, got {self.curve!r}")
+        self._counter = GuessCounter(self.warmup)
 
     def _fold(self, scores: Scores, members: Members) -> None:
         self._counter.fold(scores, members)
 
-    def bound(self, delta: float, confidence: float) -> Estimate:
-        counter = self._counter
-        lower = clopper_pearson_lower(counter.hits, counter.guesses, 1 - confidence)
-        mu = mu_from_accuracy(lower)
-        return self._estimate(
-            gdp.epsilon(mu, delta), mu, (delta, confidence), counter.trials, counter.threshold
-        )
+    def _read(self, rate: float, delta: float) -> tuple[float, float]:
+        """(ε, μ) that a hit rate of at least `rate` shows."""
+        if self.curve == "any":
+            return epsilon_from_accuracy(rate, delta), math.nan
+        mu = mu_from_accuracy(rate)
+        return float(gdp.epsilon(mu, delta)), mu
 
 
 @dataclasses.dataclass
-class Anytime(Estimator):
+class Accuracy(Guesses, Estimator):
+    """Fixed-R bound: μ ≥ 2 Φ⁻¹(lower Clopper-Pearson bound of the hit rate, one-sided)."""
+
+    name: ClassVar[str] = "accuracy"
+    status: ClassVar[Status] = Status.CERTIFIED
+
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        counter = self._counter
+        rate = clopper_pearson_lower(counter.hits, counter.guesses, 1 - confidence)
+        level = (delta, confidence)
+        return self._estimate(*self._read(rate, delta), level, counter.trials, counter.threshold)
+
+
+@dataclasses.dataclass
+class Anytime(Guesses, Estimator):
     """Time-uniform bound: holds at every look at once, at the stated confidence.
 
-    A one-sided Beta(1, 1) mixture over hit rates above p is a supermartingale for every
-    conditional hit rate ≤ p; p is refuted when it reaches 1/alpha (Ville's inequality).
+    A one-sided Beta mixture over hit rates above p is a supermartingale for every conditional
+    hit rate ≤ p; p is refuted when it reaches 1/alpha (Ville's inequality). `expected` is the
+    hit rate the design hopes for: the prior then weighs as much as a quarter of the planned
+    trials around it, which gains 0.1 to 0.2 in ε if it is about right, and costs when not.
     """
 
-    warmup: int = 20
+    expected: float = math.nan
     name: ClassVar[str] = "anytime"
     status: ClassVar[Status] = Status.CERTIFIED
     interim_valid: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._counter = GuessCounter(_checked_warmup(self.warmup))
-
-    def _fold(self, scores: Scores, members: Members) -> None:
-        self._counter.fold(scores, members)
+        super().__post_init__()
+        if not math.isnan(self.expected) and not 0.5 <= self.expected < 1:
+            raise ValueError(f"expected must lie in [0.5, 1), got {self.expected}")
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        counter = self._counter
-        mu = mu_from_accuracy(anytime_lower(counter.hits, counter.guesses, 1 - confidence))
-        return self._estimate(
-            gdp.epsilon(mu, delta), mu, (delta, confidence), counter.trials, counter.threshold
-        )
+        counter, prior = self._counter, (1.0, 1.0)
+        if not math.isnan(self.expected):
+            weight = max(self.planned / 4, 2.0)
+            prior = (self.expected * weight, (1 - self.expected) * weight)
+        rate = anytime_lower(counter.hits, counter.guesses, 1 - confidence, prior)
+        level = (delta, confidence)
+        return self._estimate(*self._read(rate, delta), level, counter.trials, counter.threshold)
 
 
 def mu_from_accuracy(rate: float) -> float:
@@ -119,51 +145,11 @@ def mu_from_accuracy(rate: float) -> float:
     return 2 * float(special.ndtri(rate)) if rate > 0.5 else 0.0
 
 
-def log_mixture(rate: float, hits: int, trials: int, prior: tuple[float, float] = (1, 1)) -> float:
-    """Log of the mixture e-process against "the conditional hit rate never exceeds `rate`"."""
-    a, b = prior
-    misses = trials - hits
-    return float(
-        special.betaln(a + hits, b + misses)
-        - special.betaln(a, b)
-        + _log_betaincc(a + hits, b + misses, rate)
-        - _log_betaincc(a, b, rate)
-        - hits * math.log(rate)
-        - misses * math.log1p(-rate)
-    )
+def epsilon_from_accuracy(rate: float, delta: float) -> float:
+    """ε at which the best guess is right at `rate`: rate = (e^ε + δ)/(e^ε + 1); 0 for chance.
 
-
-def anytime_lower(
-    hits: int, trials: int, alpha: float, prior: tuple[float, float] = (1, 1)
-) -> float:
-    """Largest refuted hit rate ≥ 1/2; 0.5 when chance itself is not refuted.
-
-    Raises:
-        ValueError: `alpha` outside (0, 1) or hits outside 0..trials.
+    Infinite at a rate of 1; Kairouz, Oh, Viswanath (2015) for the region this comes from.
     """
-    check_alpha(alpha)
-    if not 0 <= hits <= trials:
-        raise ValueError(f"hits must lie in 0..{trials}, got {hits}")
-    target = -math.log(alpha)
-
-    def excess(rate: float) -> float:
-        return log_mixture(rate, hits, trials, prior) - target
-
-    if trials == 0 or excess(0.5) <= 0:
-        return 0.5
-    # Just below the observed rate the mixture has lost its evidence; between the two it crosses.
-    top = min(hits / trials, 1 - 1e-15)
-    if excess(top) >= 0:
-        return top
-    return float(optimize.brentq(excess, 0.5, top, xtol=1e-14, rtol=1e-14))
-
-
-def _log_betaincc(a: float, b: float, x: float) -> float:
-    tail = special.betaincc(a, b, x)
-    return math.log(tail) if tail > 0 else -math.inf
-
-
-def _checked_warmup(warmup: int) -> int:
-    if warmup < 0:
-        raise ValueError(f"warmup must be at least 0, got {warmup}")
-    return warmup
+    if rate >= 1:
+        return math.inf
+    return math.log(max((rate - delta) / (1 - rate), 1.0))

@@ -12,12 +12,13 @@ import math
 from typing import ClassVar
 
 import numpy as np
-from scipy import special
 
 from . import gdp
 from .base import Estimate, Estimator, Members, Scores, Status
 from .binomial import clopper_pearson_upper
-from .thresholds import TrialLog, Worlds
+from .rates import epsilon_of_rates
+from .rates_gdp import mu_of_rates
+from .thresholds import TrialLog, Worlds, best_test, two_rate_uppers
 
 
 @dataclasses.dataclass
@@ -39,21 +40,91 @@ class PaperGdp(Estimator):
         return self._estimate(epsilon, mu, (delta, confidence), len(self._log), threshold)
 
 
+@dataclasses.dataclass
+class PaperEpsDelta(Estimator):
+    """Nasr et al. 2021, eq. 4-5: best threshold, two-sided intervals, no trade-off curve.
+
+    The paper prints the inequality the wrong way round; read rightly it is that of `eps-delta`.
+    """
+
+    name: ClassVar[str] = "paper-eps-delta"
+    status: ClassVar[Status] = Status.PAPER
+
+    def __post_init__(self) -> None:
+        self._log = TrialLog()
+
+    def _fold(self, scores: Scores, members: Members) -> None:
+        self._log.append(scores, members)
+
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        worlds = Worlds.of(*self._log.arrays())
+        epsilon, threshold = best_test(
+            worlds,
+            two_rate_uppers(worlds.sizes, 1 - confidence),
+            lambda a, b: epsilon_of_rates(a, b, delta),
+        )
+        level = (delta, confidence)
+        return self._estimate(epsilon, math.nan, level, len(self._log), threshold)
+
+
 def algorithm_4(worlds: Worlds, confidence: float) -> tuple[float, float]:
     """Largest μ over all thresholds, and that threshold; (0, NaN) when a world is empty.
 
     Error rates get *upper* bounds at (1 - confidence)/2 each, as the two-sided interval of the
     paper; the paper's text says "lower bound", which would not bound anything.
     """
-    out, inside = worlds.sizes
-    thresholds = worlds.midpoints()
-    if out == 0 or inside == 0 or len(thresholds) == 0:
-        return 0.0, math.nan
-    false_positives, false_negatives = worlds.errors(thresholds)
-    tail = (1 - confidence) / 2
     # ε grows with μ, so the best ε is the ε of the best μ: one conversion instead of thousands.
-    alphas = clopper_pearson_upper(np.arange(out + 1), out, tail)
-    betas = clopper_pearson_upper(np.arange(inside + 1), inside, tail)
-    mus = -special.ndtri(alphas)[false_positives] - special.ndtri(betas)[false_negatives]
-    best = int(np.argmax(mus))
-    return float(mus[best]), float(thresholds[best])
+    return best_test(worlds, two_rate_uppers(worlds.sizes, 1 - confidence), mu_of_rates)
+
+
+def largest_ratio(worlds: Worlds, delta: float, fewest: int = 1) -> float:
+    """ln of the largest (TPR - δ)/FPR on the ROC's convex hull, in either direction; exploratory.
+
+    A point estimate without any error control, for looking at scores: rates are read where at
+    least `fewest` errors of a world lie below them, interpolating between observed ones.
+    """
+    out, inside = worlds.sizes
+    if min(out, inside) == 0:
+        return 0.0
+    false_positives, false_negatives = worlds.errors(np.append(worlds.outside, worlds.inside))
+    corners = sorted({(0, 0), (out, inside), *zip(
+        false_positives.tolist(), (inside - false_negatives).tolist(), strict=True)})  # fmt: skip
+    hull = _upper_hull(corners)
+    x, y = np.array([c[0] for c in hull]) / out, np.array([c[1] for c in hull]) / inside
+    best = 1.0
+    for fpr, tpr, size in ((x, y, out), (1 - y[::-1], 1 - x[::-1], inside)):
+        at = np.union1d(fpr[fpr * size >= fewest], [fewest / size])
+        best = max(best, float(np.max((np.interp(at, fpr, tpr) - delta) / at)))
+    return math.log(best)
+
+
+def hull_bonferroni(worlds: Worlds, delta: float, confidence: float) -> tuple[float, float]:
+    """(ε, ε by GDP) over the ROC hull's corners, the error split over as many; as jax_privacy.
+
+    The number of corners depends on the scores, so no proof covers it; it errs rarely.
+    """
+    out, inside = worlds.sizes
+    if min(out, inside) == 0:
+        return 0.0, 0.0
+    false_positives, false_negatives = worlds.errors(np.append(worlds.outside, worlds.inside))
+    corners = sorted({(0, 0), (out, inside), *zip(
+        false_positives.tolist(), (inside - false_negatives).tolist(), strict=True)})  # fmt: skip
+    hull = np.array(_upper_hull(corners))
+    tail = (1 - confidence) / len(hull) / 2
+    fpr = clopper_pearson_upper(hull[:, 0], out, tail)
+    fnr = clopper_pearson_upper(inside - hull[:, 1], inside, tail)
+    mu = max(float(np.max(mu_of_rates(fpr, fnr))), 0.0)
+    return float(np.max(epsilon_of_rates(fpr, fnr, delta))), float(gdp.epsilon(mu, delta))
+
+
+def _upper_hull(points: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Corners of the least concave majorant of points sorted by x (monotone chain)."""
+    hull: list[tuple[int, int]] = []
+    for x, y in points:
+        while len(hull) >= 2:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (x1 - x0) * (y - y0) < (y1 - y0) * (x - x0):
+                break
+            hull.pop()
+        hull.append((x, y))
+    return hull

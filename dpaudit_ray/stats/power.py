@@ -1,21 +1,57 @@
-"""What a design can show before it is run: the largest certifiable ε, and the chance of it."""
+"""What a design can show before it is run, and what a design must have to show it.
+
+Everything is for the accuracy bound on a Gaussian mechanism, computed from exact binomial
+probabilities, unless it says otherwise. Time-uniform bounds need about 1.1 times (declared number
+of trials) to 1.6 times (undeclared) as many trials.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from . import gdp
-from .binomial import clopper_pearson_lower
+from .base import check_level
+from .binomial import clopper_pearson_lower, clopper_pearson_upper
 from .guessing import mu_from_accuracy
+from .rates import epsilon_of_rates
+from .wagers import STAKES
+
+_MOST_TRIALS = 10**9
 
 
-def largest_certifiable(trials: int, delta: float, confidence: float) -> float:
-    """ε that the accuracy bound gives when every guess of `trials` is right."""
-    return float(gdp.epsilon(mu_from_accuracy(clopper_pearson_lower(
-        trials, trials, 1 - confidence)), delta))  # fmt: skip
+def largest_certifiable(
+    trials: int,
+    delta: float,
+    confidence: float,
+    method: Literal["accuracy", "gdp", "eps-delta"] = "accuracy",
+) -> float:
+    """ε that `method` gives when no guess of `trials` is wrong: no audit of this size shows more.
+
+    The two-rate methods are taken with half of the trials in either world and a threshold that
+    was fixed beforehand.
+
+    Raises:
+        ValueError: an unknown method, trials below 0, or a level outside its bounds.
+    """
+    check_level(delta, confidence)
+    if trials < 0:
+        raise ValueError(f"trials must be at least 0, got {trials}")
+    alpha = 1 - confidence
+    if method == "accuracy":
+        mu = mu_from_accuracy(clopper_pearson_lower(trials, trials, alpha))
+        return float(gdp.epsilon(mu, delta))
+    rates = [clopper_pearson_upper(0, n, alpha / 2) for n in (trials // 2, trials - trials // 2)]
+    if method == "eps-delta":
+        return float(epsilon_of_rates(rates[0], rates[1], delta))
+    if method == "gdp":
+        mu = -float(special.ndtri(rates[0]) + special.ndtri(rates[1]))
+        return float(gdp.epsilon(max(mu, 0.0), delta))
+    raise ValueError(f"method must be accuracy, gdp or eps-delta, got {method!r}")
 
 
 def accuracy_power(
@@ -24,19 +60,124 @@ def accuracy_power(
     """Chance that the accuracy bound reaches `target` when the truth is `epsilon` (Gaussian)."""
     if trials == 0:
         return 0.0
-    needed = _hits_needed(gdp.mu(target, delta), trials, 1 - confidence)
-    rate = special.ndtr(gdp.mu(epsilon, delta) / 2)
-    return float(stats.binom.sf(needed - 1, trials, rate))
+    needed = _hits_needed(special.ndtr(gdp.mu(target, delta) / 2), trials, 1 - confidence)
+    return _at_least(needed, trials, float(special.ndtr(gdp.mu(epsilon, delta) / 2)))
 
 
-def _hits_needed(mu: float, trials: int, alpha: float) -> int:
-    """Fewest hits whose lower bound reaches Φ(μ/2); trials + 1 when none does."""
-    rate = special.ndtr(mu / 2)
-    low, high = 0, trials + 1
+def trials_needed(
+    epsilon: float, within: float, power: float, delta: float, confidence: float
+) -> int:
+    """Trials from which the accuracy bound shows (1 - within) ε with the given probability.
+
+    Found by doubling and bisection on exact binomial power. Power is a saw-tooth of the number
+    of trials, so a slightly smaller number may do as well.
+
+    Args:
+        epsilon: true ε at δ of a Gaussian mechanism, above 0.
+        within: relative gap that is allowed, in (0, 1).
+        power: chance of success, in (0, 1).
+        delta: δ of the bound.
+        confidence: level of the bound.
+
+    Raises:
+        ValueError: an argument outside its bounds, or more than a billion trials.
+    """
+    check_level(delta, confidence)
+    _check_plan(epsilon, within, power)
+    target = (1 - within) * epsilon
+    low, high = 0, 1
+    while accuracy_power(epsilon, target, high, delta, confidence) < power:
+        low, high = high, 2 * high
+        if high > _MOST_TRIALS:
+            raise ValueError(f"more than {_MOST_TRIALS:.0e} trials are needed; raise within")
+    while high - low > max(1, high // 1000):
+        middle = (low + high) // 2
+        enough = accuracy_power(epsilon, target, middle, delta, confidence) >= power
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def trials_needed_any_curve(
+    epsilon: float, within: float, power: float, delta: float, confidence: float
+) -> float:
+    """The same for the (ε, δ) bound, by the delta method at its best threshold.
+
+    An order of magnitude only; infinite where no threshold comes within the gap.
+    """
+    check_level(delta, confidence)
+    _check_plan(epsilon, within, power)
+    mu = gdp.mu(epsilon, delta)
+    h = np.linspace(-3, mu + 6, 2000)
+    fpr, tpr = special.ndtr(-h), special.ndtr(mu - h)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gap = np.log((tpr - delta) / fpr) - (1 - within) * epsilon
+        variance = tpr * (1 - tpr) / (tpr - delta) ** 2 + (1 - fpr) / fpr
+        z = special.ndtri(1 - (1 - confidence) / 2) + special.ndtri(power)
+        trials = 2 * variance * (z / gap) ** 2
+    usable = (gap > 0) & (tpr > delta) & np.isfinite(trials)
+    return float(trials[usable].min()) if usable.any() else math.inf
+
+
+def claim_power(
+    claimed_accuracy: float, true_accuracy: float, trials: int, confidence: float
+) -> float:
+    """Chance that plain guessing alone refutes a claim by the last trial (`claim`); a lower bound.
+
+    Args:
+        claimed_accuracy: best guessing accuracy that the claim allows, (1 + δ(0)) / 2.
+        true_accuracy: what the adversary reaches; Φ(μ / 2) for a Gaussian mechanism.
+        trials: trials that are bet on.
+        confidence: level of the test.
+
+    Raises:
+        ValueError: an argument outside its bounds.
+    """
+    for name, rate in (("claimed_accuracy", claimed_accuracy), ("true_accuracy", true_accuracy)):
+        if not 0.5 <= rate <= 1:
+            raise ValueError(f"{name} must lie in [0.5, 1], got {rate}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
+    if claimed_accuracy == 1 or trials == 0:
+        return 0.0
+    advantage = 2 * claimed_accuracy - 1
+    hit = np.log1p(STAKES / (1 + advantage) * (1 - advantage))
+    miss = np.log1p(-STAKES)
+
+    def wealth(hits: int) -> float:
+        logs = hits * hit + (trials - hits) * miss
+        return float(special.logsumexp(logs)) - math.log(2 * len(STAKES))
+
+    needed = _first(lambda hits: wealth(hits) >= -math.log(1 - confidence), trials + 1)
+    return _at_least(needed, trials, true_accuracy)
+
+
+def _hits_needed(rate: float, trials: int, alpha: float) -> int:
+    """Fewest hits whose lower bound reaches `rate`; trials + 1 when none does."""
+    # L(k) ≥ rate exactly when k or more hits have probability at most alpha at that rate.
+    return _first(lambda hits: _at_least(hits, trials, rate) <= alpha, trials + 1)
+
+
+def _at_least(hits: int, trials: int, rate: float) -> float:
+    """P(Bin(trials, rate) ≥ hits)."""
+    if hits <= 0:
+        return 1.0
+    if hits > trials:
+        return 0.0
+    return float(special.betainc(hits, trials - hits + 1, rate))
+
+
+def _first(holds: Callable[[int], bool], end: int) -> int:
+    """Smallest number in 0..end from which a condition holds, `end` when it never does."""
+    low, high = 0, end
     while low < high:
         middle = (low + high) // 2
-        if middle > trials or clopper_pearson_lower(middle, trials, alpha) >= rate:
-            high = middle
-        else:
-            low = middle + 1
-    return int(np.clip(math.ceil(low), 0, trials + 1))
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+def _check_plan(epsilon: float, within: float, power: float) -> None:
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+    for name, share in (("within", within), ("power", power)):
+        if not 0 < share < 1:
+            raise ValueError(f"{name} must lie in (0, 1), got {share}")

@@ -1,0 +1,83 @@
+"""One error budget per audit, split over everything that a decision may rest on.
+
+Each bound is wrong with probability up to 1 - confidence. Who looks at three estimators at ten
+recorded steps and acts on the best of them is wrong more often, unless the error was split first.
+Only what can change a decision needs a share: figures that are just shown do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """Error 1 - confidence for a whole audit, split evenly over `estimators` × `steps`.
+
+    Directions of one estimator need no share of their own: every estimator here accounts for
+    both. A budget without estimators or steps decides nothing and is not split.
+
+    Raises:
+        ValueError: confidence outside (0, 1), or a name or step that appears twice.
+    """
+
+    confidence: float
+    estimators: tuple[str, ...] = ()
+    steps: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"confidence must lie in (0, 1), got {self.confidence}")
+        for name, values in (("estimators", self.estimators), ("steps", self.steps)):
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} must differ from each other, got {values}")
+
+    @property
+    def parts(self) -> int:
+        """Number of shares, at least 1."""
+        return max(len(self.estimators), 1) * max(len(self.steps), 1)
+
+    @property
+    def each(self) -> float:
+        """The confidence that every single bound must have (Bonferroni)."""
+        return 1 - (1 - self.confidence) / self.parts
+
+    def __str__(self) -> str:
+        if self.parts == 1:
+            return f"{100 * self.confidence:g} % confidence, one bound decides"
+        return (
+            f"{100 * self.confidence:g} % confidence for {self.parts} deciding bounds together "
+            f"({max(len(self.estimators), 1)} estimators, {max(len(self.steps), 1)} steps): "
+            f"{100 * self.each:.4g} % each"
+        )
+
+
+def average_evidence(
+    log_values: Sequence[float] | npt.ArrayLike, weights: npt.ArrayLike | None = None
+) -> float:
+    """Log of the mean of e-values, itself an e-value, whatever the dependence between them.
+
+    The way to combine claim tests over a grid of audits: refuted from ln(1/alpha) on, like each.
+
+    Args:
+        log_values: natural logarithms of e-values, [n].
+        weights: shares of the stake, [n], fixed before the trials; even when not given.
+
+    Raises:
+        ValueError: no values, or weights that are negative or do not add up to 1.
+    """
+    logs = np.atleast_1d(np.asarray(log_values, dtype=np.float64))
+    if logs.size == 0:
+        raise ValueError("log_values must hold at least one e-value")
+    if weights is None:
+        return float(special.logsumexp(logs)) - math.log(logs.size)
+    shares = np.asarray(weights, dtype=np.float64)
+    if shares.shape != logs.shape or not np.all(shares >= 0) or abs(shares.sum() - 1) > 1e-9:
+        raise ValueError(f"weights must be {logs.size} shares that add up to 1, got {weights!r}")
+    return float(special.logsumexp(logs, b=shares))

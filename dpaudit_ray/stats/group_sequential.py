@@ -1,0 +1,166 @@
+"""Looking while it runs when the number of trials is declared: alpha spending, computed exactly.
+
+The error is spent over a fixed grid of looks (Lan, DeMets 1983). For every candidate hit rate p
+the boundary at each look is the smallest count that keeps the probability of ever crossing,
+summed exactly over binomial increments, within what may be spent by then. p is refuted once a
+boundary was crossed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, special
+
+from .base import Estimate, Estimator, Members, Scores, Status
+from .binomial import check_alpha
+from .guessing import Guesses
+
+_DIRECT = 1_000_000  # multiplications from which convolving by Fourier transform is faster
+_NEGLIGIBLE = 1e-18  # mass of paths so unlucky that they cannot cross any more
+_HOLES = np.geomspace(3e-3, 3e-5, 5)
+
+Look = tuple[int, int]  # guesses and hits so far
+
+
+@dataclasses.dataclass
+class GroupSequential(Guesses, Estimator):
+    """Bound that holds at every look at once, for a declared number of trials.
+
+    Looks happen at fixed shares of the planned trials, whatever the size of the packs, so the
+    bound is a function of the prefix alone: that of the last look. All looks hold together, so
+    any of them may stop a run. Trials beyond the plan add nothing, and raising `trials` after a
+    look is not covered: use `anytime` for that.
+    """
+
+    looks: int = 50
+    spending: Literal["obrien-fleming", "pocock"] = "obrien-fleming"
+    name: ClassVar[str] = "group-sequential"
+    status: ClassVar[Status] = Status.CERTIFIED
+    interim_valid: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.looks < 1:
+            raise ValueError(f"looks must be at least 1, got {self.looks}")
+        if self.spending not in ("obrien-fleming", "pocock"):
+            raise ValueError(
+                f"spending must be obrien-fleming or pocock, got {self.spending!r}"
+            )  # fmt: skip
+        shares = np.arange(1, self.looks + 1) / self.looks
+        self._ends = np.unique(np.ceil(shares * self.planned).astype(np.int64))
+        self._seen: list[Look] = []
+        self._known: dict[tuple[float, int], float] = {}  # alpha, looks -> refuted rate
+
+    def _fold(self, scores: Scores, members: Members) -> None:
+        done = self._counter.trials
+        due = self._ends[(self._ends > done) & (self._ends <= done + len(scores))]
+        start = 0
+        for end in (due - done).tolist():
+            self._counter.fold(scores[start:end], members[start:end])
+            self._seen.append((self._counter.guesses, self._counter.hits))
+            start = end
+        self._counter.fold(scores[start:], members[start:])
+
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        alpha, counter, looks = 1 - confidence, self._counter, len(self._seen)
+        if looks and (alpha, looks) not in self._known:
+            shares = self._ends[:looks] / self.planned
+            rate = refuted_rate(self._seen, spend(shares, alpha, self.spending))
+            self._known = {(alpha, looks): rate}
+        rate = self._known.get((alpha, looks), 0.5)
+        level = (delta, confidence)
+        return self._estimate(*self._read(rate, delta), level, counter.trials, counter.threshold)
+
+
+def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> npt.NDArray[np.float64]:
+    """Error spent by each share of the trials, float64 [looks]; `alpha` at share 1.
+
+    Raises:
+        ValueError: `alpha` outside (0, 1).
+    """
+    check_alpha(alpha)
+    f = np.asarray(shares, dtype=np.float64)
+    if spending == "pocock":
+        return np.asarray(alpha * np.log1p(math.expm1(1) * f))
+    return np.asarray(2 * special.ndtr(special.ndtri(alpha / 2) / np.sqrt(f)))
+
+
+def refuted_rate(
+    looks: Sequence[Look], spent: npt.NDArray[np.float64], strict: bool = True
+) -> float:
+    """The largest hit rate that the last of `looks` refutes; 0.5 when chance is not refuted.
+
+    Boundaries are whole numbers, so a rate a little below a refuted one may stand. `strict` looks
+    below the root that was found, as far and as finely as this was seen to happen, and returns
+    the end of the refuted interval: that is what the error probability is computed for.
+    Otherwise bisection decides, which differs by up to a few hundredths in ε.
+
+    Args:
+        looks: guesses and hits so far at each look, both non-decreasing.
+        spent: error that may be spent by each look, float64 [looks].
+        strict: see above.
+    """
+    guesses, hits = looks[-1]
+    low, high = 0.5, min(hits / guesses, 1 - 1e-15) if guesses else 0.5
+    if high <= low or _excess(low, looks, spent) > 0:
+        return low
+    for _ in range(0 if strict else 14):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _excess(middle, looks, spent) <= 0 else (low, middle)
+    root = _root(low, high, looks, spent)
+    below = [p for p in root - (root - 0.5) * _HOLES if strict]
+    for low, high in itertools.pairwise([0.5, *below]):
+        if _excess(high, looks, spent) > 0:
+            return _root(low, high, looks, spent)
+    return root
+
+
+def _root(
+    low: float, high: float, looks: Sequence[Look], spent: npt.NDArray[np.float64]
+) -> float:  # fmt: skip
+    return float(optimize.brentq(_excess, low, high, (looks, spent), xtol=1e-9, rtol=1e-12))
+
+
+def _excess(rate: float, looks: Sequence[Look], spent: npt.NDArray[np.float64]) -> float:
+    """P(as many hits at the last look, never crossed before) less what may be spent on it."""
+    paths, first, crossed, done = np.ones(1), 0, 0.0, 0
+    increment = np.ones(1)
+    for index, (guesses, hits) in enumerate(looks):
+        if len(increment) != guesses - done + 1:
+            increment = _binomial(guesses - done, rate)
+        paths, done = _convolved(paths, increment), guesses
+        tails = paths[::-1].cumsum()[::-1]  # P(no crossing yet, hits >= first + index)
+        allowed = float(spent[index]) - crossed
+        if index == len(looks) - 1:
+            at = hits - first
+            return float(tails[at] if 0 <= at < len(tails) else 0.0) - allowed
+        boundary = len(tails) - int(tails[::-1].searchsorted(allowed, side="right"))
+        crossed += float(tails[boundary]) if boundary < len(tails) else 0.0
+        low = len(tails) - int(tails[::-1].searchsorted(tails[0] - _NEGLIGIBLE))
+        low = max(min(low, boundary) - 1, 0)
+        paths, first = paths[low:boundary], first + low
+    return -math.inf
+
+
+def _convolved(
+    a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:  # fmt: skip
+    if len(a) * len(b) < _DIRECT:
+        return np.convolve(a, b)
+    size = len(a) + len(b) - 1
+    padded = 1 << (size - 1).bit_length()
+    product = np.fft.irfft(np.fft.rfft(a, padded) * np.fft.rfft(b, padded), padded)[:size]
+    return np.maximum(product, 0.0)  # rounding, about 1e-17: early looks spend a little less
+
+
+def _binomial(n: int, rate: float) -> npt.NDArray[np.float64]:
+    k = np.arange(n + 1)
+    logs = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+    return np.asarray(np.exp(logs + k * math.log(rate) + (n - k) * math.log1p(-rate)))

@@ -1,0 +1,182 @@
+"""Closed-form bounds for label inference from one noisy gradient of a logistic layer.
+
+Yuan et al., Algorithm 2: gradients of N records are g_n = (p_n - y_n) c_n, clipped to norm C and
+summed with noise N(0, σ² C² I); the attacker knows the features c_n and everything but one label,
+and solves for that record's coefficient. The published attack thresholds it at 0. The statistic is
+exactly Gaussian in either world, so the exact bound needs no threshold, dominates the published
+one and composes; the best attacker uses the whole gradient, not one direction.
+
+A flipped label *replaces* a record: the sum moves by up to 2 C, so the claim to compare with is
+that of replacement adjacency, μ ≤ 2 / σ per step, not μ ≤ 1 / σ. If the training clips more than
+this layer, pass `clipped` gradients' slices to `mu_of_gradients` instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from . import gdp
+
+Floats = npt.NDArray[np.float64]
+_RANK_TOLERANCE = 1e-10
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelBounds:
+    """Bounds for each attacked record, float64 [N] each; NaN where a record cannot be attacked.
+
+    `hit` and `false_hit` are the chances that the published attack names the true label when it
+    is true and when it is not (the paper's P0, P1). `epsilon` is the paper's bound from them and
+    `epsilon_complement` the same from the opposite answer, both with δ. `mu_direction` is the
+    exact distance of the attacker's statistic, `mu` that of the whole gradient.
+    """
+
+    hit: Floats
+    false_hit: Floats
+    epsilon: Floats
+    epsilon_complement: Floats
+    mu_direction: Floats
+    mu: Floats
+
+
+def bounds(
+    features: npt.ArrayLike,
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    clip_norm: float,
+    noise_multiplier: float,
+    delta: float,
+) -> LabelBounds:
+    """Label bounds of one step, for every record.
+
+    Args:
+        features: float [d, N], the layer's input of each record in a column.
+        probabilities: float [N], the model's probability of label 1.
+        labels: 0 or 1, [N].
+        clip_norm: C, above 0.
+        noise_multiplier: σ, above 0; the noise on the sum has standard deviation σ C.
+        delta: δ of the bounds, in [0, 1).
+
+    Raises:
+        ValueError: shapes that do not fit, or a value outside its bounds.
+    """
+    columns, p, y = _checked(features, probabilities, labels)
+    _check_noise(clip_norm, noise_multiplier)
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must lie in [0, 1), got {delta}")
+    noise = noise_multiplier * clip_norm
+    true, flipped = (_coefficients(columns, p - label, clip_norm) for label in (y, 1 - y))
+    spread = noise * _directions(columns)
+    # The coefficient is negative for label 1 and positive for label 0: its sign is the answer.
+    sign = 1.0 - 2.0 * y
+    hit, false_hit = special.ndtr(sign * true / spread), special.ndtr(sign * flipped / spread)
+    norms = np.linalg.norm(columns, axis=0)
+    return LabelBounds(
+        hit=hit,
+        false_hit=false_hit,
+        epsilon=_epsilon(hit, false_hit, delta),
+        epsilon_complement=_epsilon(1 - false_hit, 1 - hit, delta),
+        mu_direction=np.abs(flipped - true) / spread,
+        mu=np.abs(flipped - true) * norms / noise,
+    )
+
+
+def mu_of_gradients(
+    gradients: npt.ArrayLike,
+    flipped: npt.ArrayLike,
+    clip_norm: float,
+    noise_multiplier: float,
+) -> float:
+    """Exact μ of telling two clipped gradients of one record apart, composed over steps.
+
+    Args:
+        gradients: float [steps, d] or [d], the record's clipped gradient at each step.
+        flipped: the same with the other label; at most 2 C away.
+        clip_norm: C, above 0.
+        noise_multiplier: σ, above 0.
+
+    Raises:
+        ValueError: shapes that differ, or a value outside its bounds.
+    """
+    first, second = (np.atleast_2d(np.asarray(g, np.float64)) for g in (gradients, flipped))
+    if first.shape != second.shape:
+        raise ValueError(
+            f"gradients and flipped must have one shape, got {first.shape} and {second.shape}"
+        )
+    _check_noise(clip_norm, noise_multiplier)
+    steps = np.linalg.norm(first - second, axis=1) / (noise_multiplier * clip_norm)
+    return float(np.sqrt(np.sum(steps**2)))
+
+
+def mu_upper(noise_multiplier: float, steps: int = 1) -> float:
+    """The claim under replacement adjacency: 2 √steps / σ, which no label bound can exceed.
+
+    Raises:
+        ValueError: noise that is not positive, or steps below 0.
+    """
+    _check_noise(1.0, noise_multiplier)
+    if steps < 0:
+        raise ValueError(f"steps must be at least 0, got {steps}")
+    return 2 * math.sqrt(steps) / noise_multiplier
+
+
+def epsilon(mu: npt.ArrayLike, delta: float) -> Floats:
+    """ε at δ of exact label bounds μ, float64 [N]; NaN stays NaN."""
+    values = np.atleast_1d(np.asarray(mu, dtype=np.float64))
+    known = np.isfinite(values)
+    result = np.full_like(values, np.nan)
+    result[known] = gdp.epsilon(values[known], delta)
+    return result
+
+
+def _coefficients(columns: Floats, residuals: Floats, clip_norm: float) -> Floats:
+    """Coefficient of each record's feature in its own clipped gradient, [N]."""
+    norms = np.linalg.norm(columns * residuals, axis=0)
+    with np.errstate(divide="ignore"):
+        return np.asarray(residuals * np.minimum(1.0, clip_norm / norms))
+
+
+def _directions(columns: Floats) -> Floats:
+    """√(rᵀ (CᵀC)⁻¹ r) of each record, [N]; NaN for features in the span of the others."""
+    gram = columns.T @ columns
+    inverse = np.linalg.pinv(gram, rcond=_RANK_TOLERANCE, hermitian=True)
+    # A record can be singled out only if its unit vector lies in the range of the Gram matrix.
+    kept = np.abs(np.diag(gram @ inverse) - 1) < 1e-6
+    with np.errstate(invalid="ignore"):
+        return np.where(kept, np.sqrt(np.diag(inverse)), np.nan)
+
+
+def _epsilon(likely: Floats, unlikely: Floats, delta: float) -> Floats:
+    """ln((likely - δ) / unlikely), at least 0, NaN where the attack does not exist."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bound = np.log(np.maximum(likely - delta, 0.0) / unlikely)
+    return np.where(np.isnan(likely), np.nan, np.fmax(bound, 0.0))
+
+
+def _checked(
+    features: npt.ArrayLike, probabilities: npt.ArrayLike, labels: npt.ArrayLike
+) -> tuple[Floats, Floats, Floats]:
+    columns = np.asarray(features, dtype=np.float64)
+    p, y = np.asarray(probabilities, np.float64), np.asarray(labels, np.float64)
+    if columns.ndim != 2 or p.shape != (columns.shape[1],) or y.shape != p.shape:
+        raise ValueError(
+            f"features must be [d, N] and probabilities and labels [N], "
+            f"got shapes {columns.shape}, {p.shape} and {y.shape}"
+        )
+    if not np.all((p >= 0) & (p <= 1)):
+        raise ValueError(f"probabilities must lie in [0, 1], got {p.tolist()}")
+    if not np.all((y == 0) | (y == 1)):
+        raise ValueError(f"labels must be 0 or 1, got {y.tolist()}")
+    return columns, p, y
+
+
+def _check_noise(clip_norm: float, noise_multiplier: float) -> None:
+    if not clip_norm > 0:
+        raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+    if not noise_multiplier > 0:
+        raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}")

@@ -1,0 +1,212 @@
+"""Bounds from a single training with many canaries, each in or out by a coin of its own.
+
+Steinke, Nasr, Jagielski (2023), Theorem 3.1. Of m canaries, r are guessed from the training's
+output alone and v guesses are right. If training is (ε, δ)-DP, then v or more happen with
+probability at most
+
+    P[B ≥ v] + 2 m δ max over 1 ≤ i ≤ v of P[v > B ≥ v - i] / i,   B ~ Bin(r, e^ε / (1 + e^ε)).
+
+The same holds under replacement, where the coin picks one record of a pair. How many to guess
+must not be picked by the bound that comes out: `OneRun` splits its error over a few choices,
+`epsilon_lower_any` covers all of them at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from .base import Estimate, Estimator, Members, Scores, Status
+from .mixture import anytime_lower
+from .thresholds import TrialLog
+
+SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)
+LARGEST = 200.0  # beyond any ε that a run could show
+_PRECISION = 1e-10
+
+
+@dataclasses.dataclass
+class Canaries:
+    """Mixin: the canaries of one training, and which of them to guess.
+
+    Guesses go to the extremes: half of them "in" for the highest scores, half "out" for the
+    lowest. A canary whose score is not a number is guessed first, and wrong. `guesses` fixes
+    how many to guess; 0 tries the `SHARES` of all canaries and splits the error over them.
+    """
+
+    planned: int
+    guesses: int = 0
+
+    def __post_init__(self) -> None:
+        if self.guesses < 0:
+            raise ValueError(f"guesses must be at least 0, got {self.guesses}")
+        self._log = TrialLog()
+
+    def _fold(self, scores: Scores, members: Members) -> None:
+        self._log.append(scores, members)
+
+    def _attempts(self) -> list[tuple[int, int]]:
+        """(right, guesses) of each number of guesses to be tried."""
+        scores, members = self._log.arrays()
+        right = confident_hits(scores, members)
+        total = len(right)
+        tried = {min(self.guesses, total)} if self.guesses else set()
+        tried = tried or {math.ceil(share * total) for share in SHARES}
+        hits = np.concatenate([[0], np.cumsum(right)])
+        return [(int(hits[r]), r) for r in sorted(tried) if r > 0]
+
+
+@dataclasses.dataclass
+class OneRun(Canaries, Estimator):
+    """Steinke et al., Theorem 3.1, exactly and with its δ; no trade-off curve is assumed."""
+
+    name: ClassVar[str] = "one-run"
+    status: ClassVar[Status] = Status.CERTIFIED
+    one_run: ClassVar[bool] = True
+
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        attempts, total = self._attempts(), len(self._log)
+        split = 1 - (1 - confidence) / max(len(attempts), 1)
+        found = [epsilon_lower(v, r, total, delta, split) for v, r in attempts]
+        return self._estimate(max(found, default=0.0), math.nan, (delta, confidence), total)
+
+
+def confident_hits(scores: Scores, members: Members) -> npt.NDArray[np.bool_]:
+    """Whether each guess is right, bool [m], from the most to the least extreme score.
+
+    The order is read off the scores alone: highest, lowest, second highest, and so on; those
+    that are not finite come first and are wrong.
+    """
+    finite = np.isfinite(scores)
+    rising = np.argsort(scores[finite], kind="stable")
+    bits, count = members[finite], len(rising)
+    high, low = rising[::-1][: (count + 1) // 2], rising[: count // 2]
+    right = np.empty(count, dtype=np.bool_)
+    right[0::2], right[1::2] = bits[high], ~bits[low]
+    return np.concatenate([np.zeros(int((~finite).sum()), dtype=np.bool_), right])
+
+
+def epsilon_lower(
+    correct: int, guesses: int, canaries: int, delta: float, confidence: float
+) -> float:
+    """Lower bound on ε from one training run; 0 when nothing is shown.
+
+    Args:
+        correct: right guesses, v.
+        guesses: guesses made, r; from the training's output alone.
+        canaries: canaries that had a coin, m, guessed or not.
+        delta: δ of the bound, in [0, 1].
+        confidence: level of the bound, in (0, 1).
+
+    Raises:
+        ValueError: an argument outside its bounds.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
+    check_counts(correct, guesses, canaries, delta)
+    level = 1 - confidence
+
+    def refuted(epsilon: float) -> bool:
+        return p_value(correct, guesses, canaries, epsilon, delta) < level
+
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high) and high < LARGEST:
+        low, high = high, 2 * high
+    while high - low > _PRECISION * max(high, 1.0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+def p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
+    """Largest chance of `correct` or more right guesses under (ε, δ)-DP; arguments as above.
+
+    Raises:
+        ValueError: an argument outside its bounds.
+    """
+    check_counts(correct, guesses, canaries, delta)
+    if not epsilon >= 0:
+        raise ValueError(f"epsilon must be at least 0, got {epsilon}")
+    if correct == 0:
+        return 1.0
+    rate = special.expit(epsilon)
+    tail = float(special.betainc(correct, guesses - correct + 1, rate))
+    if delta == 0:
+        return tail
+    return min(1.0, tail + 2 * canaries * delta * _densest(correct, guesses, epsilon))
+
+
+def epsilon_lower_any(
+    right: npt.ArrayLike, canaries: int, delta: float, confidence: float
+) -> float:
+    """Lower bound on ε that holds for the best number of guesses, chosen after the fact.
+
+    Revealed from the most to the least confident guess, each one is right with probability at
+    most e^ε/(1 + e^ε) given those before it, so a time-uniform bound over the sequence covers
+    every place to stop. δ > 0 costs 2 m δ of the error probability, which is crude.
+
+    Args:
+        right: bool [r], whether each guess was right, most confident first.
+        canaries: m, at least r.
+        delta: δ of the bound, in [0, 1].
+        confidence: level of the bound, in (0, 1).
+
+    Raises:
+        ValueError: an argument outside its bounds.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
+    hits = np.cumsum(np.asarray(right, dtype=np.bool_))
+    check_counts(int(hits[-1]) if len(hits) else 0, len(hits), canaries, delta)
+    level = 1 - confidence - 2 * canaries * delta
+    if level <= 0:
+        return 0.0
+    best = 0.5
+    for r in range(1, len(hits) + 1):
+        if hits[r - 1] > best * r:
+            best = max(best, anytime_lower(int(hits[r - 1]), r, level))
+    return float(special.logit(best))
+
+
+def _densest(correct: int, guesses: int, epsilon: float) -> float:
+    """max over 1 ≤ i ≤ v of P[v > B ≥ v - i] / i: the largest mean of the pmf just below v."""
+    # log pmf at v - 1, then sums of log ratios pmf(k - 1) / pmf(k) = k / (r - k + 1) * e^-ε.
+    first = (
+        special.gammaln(guesses + 1) - special.gammaln(correct)
+        - special.gammaln(guesses - correct + 2)
+        - (correct - 1) * np.logaddexp(0, -epsilon)
+        - (guesses - correct + 1) * np.logaddexp(0, epsilon)
+    )  # fmt: skip
+    ratios = _log_ratios(correct, guesses)
+    lags = np.arange(len(ratios), dtype=np.float64)
+    pmf = np.exp(first + ratios - epsilon * lags)
+    return float(np.max(np.cumsum(pmf) / (lags + 1)))
+
+
+@functools.lru_cache(maxsize=8)
+def _log_ratios(correct: int, guesses: int) -> npt.NDArray[np.float64]:
+    """log pmf(v - 1 - i) - log pmf(v - 1) at ε = 0, for i as far as the mean can still grow.
+
+    The pmf peaks at r/2 or above, and ten standard deviations below its peak nothing is left.
+    """
+    reach = max(correct - guesses // 2, 0) + 5 * math.isqrt(guesses) + 64
+    k = np.arange(correct - 1, max(correct - 1 - reach, 0), -1, dtype=np.float64)
+    return np.concatenate([[0.0], np.cumsum(np.log(k / (guesses - k + 1)))])
+
+
+def check_counts(correct: int, guesses: int, canaries: int, delta: float = 0.0) -> None:
+    """Raises ValueError unless 0 ≤ correct ≤ guesses ≤ canaries and 0 ≤ δ ≤ 1."""
+    if not 0 <= correct <= guesses:
+        raise ValueError(f"correct must lie in 0..{guesses} (guesses), got {correct}")
+    if not guesses <= canaries:
+        raise ValueError(f"guesses must be at most canaries = {canaries}, got {guesses}")
+    if not 0 <= delta <= 1:
+        raise ValueError(f"delta must lie in [0, 1], got {delta}")

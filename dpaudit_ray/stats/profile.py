@@ -1,0 +1,173 @@
+"""Whole curves instead of one number: ε at every δ, δ at every ε, and μ along the ROC.
+
+All of them come from one simultaneous band of the ROC (`local_levels`), so every point of a curve
+holds together with all others, and none of them assumes a trade-off curve. The μ of each point
+of the ROC shows whether "Gaussian" may be assumed at all: a Gaussian mechanism has the same μ
+everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from .base import Members, Scores, checked
+from .binomial import check_alpha
+from .local_levels import Levels, upper_rates
+from .rates import epsilon_of_rates
+from .rates_gdp import mu_of_rates
+from .thresholds import Worlds
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class MuProfile:
+    """μ along the ROC, float64 [n] each, from the highest threshold to the lowest.
+
+    `fpr` is the observed false-positive rate, `mu` the observed z(1 - FPR) - z(FNR) (infinite
+    where a rate is 0 or 1), `lower` and `upper` the band that holds at all points together.
+    """
+
+    fpr: Floats
+    mu: Floats
+    lower: Floats
+    upper: Floats
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether one μ fits the whole band. False refutes a Gaussian curve at the band's level."""
+        return len(self.lower) == 0 or bool(self.lower.max() <= self.upper.min())
+
+
+def mu_profile(
+    scores: npt.ArrayLike,
+    members: npt.ArrayLike,
+    confidence: float,
+    levels: Levels = Levels.EQUAL_LOCAL,
+) -> MuProfile:
+    """μ at each threshold between the scores, with a two-sided simultaneous band.
+
+    Args:
+        scores: float [R], higher = more "in"; not finite counts as an error everywhere.
+        members: bool [R], the secret bits.
+        confidence: chance that the whole band is right, in (0, 1).
+        levels: shape of the band.
+
+    Raises:
+        ValueError: an argument outside its bounds.
+    """
+    check_alpha(1 - confidence)
+    worlds = Worlds.of(*checked(scores, members))
+    thresholds = worlds.midpoints()[::-1]
+    if min(worlds.sizes) == 0:
+        return MuProfile(*(np.empty(0) for _ in range(4)))
+    errors = worlds.errors(thresholds)
+    # Four one-sided bands: an upper and a lower one for either rate.
+    tail = (1 - confidence) / 4
+    uppers = [upper_rates(n, tail, levels) for n in worlds.sizes]
+    high = [u(k) for u, k in zip(uppers, errors, strict=True)]
+    low = [
+        np.maximum(1 - u(n - k), 0.0) for u, k, n in zip(uppers, errors, worlds.sizes, strict=True)
+    ]
+    rates = [k / n for k, n in zip(errors, worlds.sizes, strict=True)]
+    with np.errstate(invalid="ignore"):
+        point = mu_of_rates(rates[0], rates[1])
+    return MuProfile(
+        fpr=np.asarray(rates[0]),
+        mu=np.where(np.isnan(point), 0.0, point),
+        lower=mu_of_rates(high[0], high[1]),
+        upper=mu_of_rates(low[0], low[1]),
+    )
+
+
+def epsilon_curve(
+    scores: npt.ArrayLike,
+    members: npt.ArrayLike,
+    deltas: npt.ArrayLike,
+    confidence: float,
+    levels: Levels = Levels.EQUAL_LOCAL,
+) -> Floats:
+    """Lower bounds on ε at each δ, float64 [len(deltas)], all valid together; else as above.
+
+    Raises:
+        ValueError: an argument outside its bounds.
+    """
+    d = np.atleast_1d(np.asarray(deltas, dtype=np.float64))
+    if not np.all((d >= 0) & (d < 1)):
+        raise ValueError(f"deltas must lie in [0, 1), got {d.tolist()}")
+    fpr, fnr = _band(scores, members, confidence, levels)
+    return np.array([np.max(epsilon_of_rates(fpr, fnr, one), initial=0.0) for one in d])
+
+
+def delta_curve(
+    scores: npt.ArrayLike,
+    members: npt.ArrayLike,
+    epsilons: npt.ArrayLike,
+    confidence: float,
+    levels: Levels = Levels.EQUAL_LOCAL,
+) -> Floats:
+    """Lower bounds on δ at each ε, float64 [len(epsilons)], all valid together; else as above.
+
+    δ(ε) is at least 1 - FNR - e^ε FPR of any test, and the same with its errors exchanged.
+
+    Raises:
+        ValueError: an argument outside its bounds.
+    """
+    e = np.atleast_1d(np.asarray(epsilons, dtype=np.float64))
+    if not np.all(e >= 0):
+        raise ValueError(f"epsilons must be at least 0, got {e.tolist()}")
+    fpr, fnr = _band(scores, members, confidence, levels)
+    found = []
+    for growth in np.exp(np.minimum(e, 700.0)):
+        shown = np.maximum(1 - fnr - growth * fpr, 1 - fpr - growth * fnr)
+        found.append(float(np.max(shown, initial=0.0)))
+    return np.array(found)
+
+
+def true_positive_rate(
+    fpr: npt.ArrayLike, epsilons: npt.ArrayLike, deltas: npt.ArrayLike
+) -> Floats:  # fmt: skip
+    """The ROC curve of a claim: no test hits more often at this false-positive rate, float64 [n].
+
+    Args:
+        fpr: false-positive rates in [0, 1], [n].
+        epsilons: ε_j of the claim, [k]; a fine grid from 0 on.
+        deltas: δ(ε_j), [k].
+
+    Raises:
+        ValueError: lengths that differ, or a value outside its bounds.
+    """
+    a = np.atleast_1d(np.asarray(fpr, dtype=np.float64))[:, None]
+    e, d = (np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (epsilons, deltas))
+    if e.shape != d.shape:
+        raise ValueError(
+            f"epsilons and deltas must have one length, got shapes {e.shape} and {d.shape}"
+        )
+    if not np.all((a >= 0) & (a <= 1)):
+        raise ValueError(f"fpr must lie in [0, 1], got {fpr!r}")
+    if not (np.all(e >= 0) and np.all((d >= 0) & (d <= 1))):
+        raise ValueError("epsilons must be at least 0 and deltas lie in [0, 1]")
+    growth = np.exp(np.minimum(e, 700.0))
+    steep = growth * a + d
+    flat = 1 - (1 - d - a) / growth  # the same line with both errors exchanged
+    return np.asarray(np.clip(np.minimum(steep, flat).min(axis=1), 0.0, 1.0))
+
+
+def _band(
+    scores: npt.ArrayLike, members: npt.ArrayLike, confidence: float, levels: Levels
+) -> tuple[Floats, Floats]:
+    """Upper bounds on both error rates at each distinct test, valid together at `confidence`."""
+    check_alpha(1 - confidence)
+    values: tuple[Scores, Members] = checked(scores, members)
+    worlds = Worlds.of(*values)
+    if min(worlds.sizes) == 0:
+        return np.empty(0), np.empty(0)
+    tests = np.unique(np.stack(worlds.errors(worlds.midpoints())), axis=1)
+    tail = (1 - confidence) / 2
+    fpr, fnr = (
+        upper_rates(n, tail, levels)(counts) for n, counts in zip(worlds.sizes, tests, strict=True)
+    )
+    return fpr, fnr

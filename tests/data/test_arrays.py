@@ -1,0 +1,185 @@
+"""A user's own arrays: what is taken, what is done to it, and one line for the rest."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpaudit_ray.data.arrays import Npz
+from dpaudit_ray.data.base import Dataset
+from dpaudit_ray.errors import DataError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 5))
+Y = np.arange(40) % 2
+IMAGES = RNG.integers(0, 256, size=(40, 4, 6, 3), dtype=np.uint8)
+
+
+def load(folder: Path, standardize: bool = False, **arrays: Any) -> Dataset:
+    np.savez(folder / "data.npz", **arrays)
+    return Npz(path=str(folder / "data.npz"), standardize=standardize).load()
+
+
+def test_numbers_are_taken_as_they_are(tmp_path: Path) -> None:
+    data = load(tmp_path, x=X, y=Y)
+    assert data.x.dtype == np.float32
+    assert data.y.dtype == np.int64
+    assert np.array_equal(data.x, X.astype(np.float32))
+    assert np.array_equal(data.y, Y)
+    assert data.classes == 2
+
+
+def test_images_are_scaled_and_put_in_channel_order(tmp_path: Path) -> None:
+    data = load(tmp_path, x=IMAGES, y=Y)
+    assert data.x.shape == (40, 3, 4, 6)
+    assert data.x.flags.c_contiguous
+    assert data.x[7, 2, 1, 3] == np.float32(IMAGES[7, 1, 3, 2]) / np.float32(255)
+    assert data.x.min() >= 0
+    assert data.x.max() <= 1
+
+
+def test_standardized_images_are_in_channel_order_too(tmp_path: Path) -> None:
+    data = load(tmp_path, standardize=True, x=IMAGES, y=Y)
+    assert data.x.shape == (40, 3, 4, 6)
+    pixel = IMAGES[:, 1, 3, 2].astype(float)
+    expected = (pixel - pixel.mean()) / pixel.std()
+    assert np.allclose(data.x[:, 2, 1, 3], expected, atol=1e-6)
+
+
+def test_standardizing_keeps_the_precision_of_the_file(tmp_path: Path) -> None:
+    """Seconds since 1970: as float32 they would all be the same."""
+    seconds = 1.7e9 + np.arange(40.0)[:, None]
+    data = load(tmp_path, standardize=True, x=seconds, y=Y)
+    assert np.allclose(np.diff(data.x[:, 0]), data.x[1, 0] - data.x[0, 0], atol=1e-6)
+    assert data.x.std() == pytest.approx(1, abs=1e-6)
+
+
+def test_a_constant_feature_becomes_zero(tmp_path: Path) -> None:
+    assert (load(tmp_path, standardize=True, x=np.full((40, 2), 7.0), y=Y).x == 0).all()
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.int8, np.uint16, np.uint8, np.bool_])
+def test_every_kind_of_real_number_is_taken(kind: type, tmp_path: Path) -> None:
+    data = load(tmp_path, x=(np.abs(X) * 2).astype(kind), y=Y.astype(np.uint8))
+    assert data.x.dtype == np.float32
+    assert np.array_equal(data.x, (np.abs(X) * 2).astype(kind).astype(np.float32))
+
+
+def test_boolean_labels_are_classes(tmp_path: Path) -> None:
+    assert np.array_equal(load(tmp_path, x=X, y=Y == 1).y, Y)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "problem"),
+    [
+        ({"x": X}, "array y is missing; write one with numpy.savez"),
+        ({"y": Y}, "array x is missing"),
+        ({}, "array x is missing"),
+        ({"x": X, "y": np.array([{}] * 40, dtype=object)}, "not a readable .npz file of plain ar"),
+        ({"x": np.array([[None]] * 40, dtype=object), "y": Y}, "not a readable .npz file of plain"),
+        ({"x": X, "y": Y.astype(float)}, "y must be integer classes [N], got float64 (40,); conv"),
+        ({"x": X, "y": Y.astype(str)}, "y must be integer classes [N], got <U21 (40,)"),
+        ({"x": X, "y": Y[:, None]}, "y must be integer classes [N], got int64 (40, 1)"),
+        ({"x": X, "y": 1}, "y must be integer classes [N], got int64 ()"),
+        ({"x": X, "y": Y - 1}, "y holds the classes -1, 0; number two or more of them 0, 1, ..."),
+        ({"x": X, "y": Y + 1}, "y holds the classes 1, 2;"),
+        ({"x": X, "y": Y * 0}, "y holds the classes 0;"),
+        ({"x": X, "y": Y * 10**9}, "y holds the classes 0, 1000000000;"),
+        ({"x": X, "y": np.arange(40) * 2}, "y holds the classes 0, 2, 4, 6, 8, ...;"),
+        ({"x": X, "y": Y[:30]}, "x has 40 rows and y has 30"),
+        ({"x": X[:0], "y": Y[:0]}, "holds no data, x is (0, 5)"),
+        ({"x": X[:, :0], "y": Y}, "holds no data, x is (40, 0)"),
+        ({"x": X[:, 0], "y": Y}, "x must be real numbers [N, ...], got float64 (40,)"),
+        ({"x": X.astype(str), "y": Y}, "x must be real numbers [N, ...], got <U32"),
+        ({"x": X.astype(complex), "y": Y}, "x must be real numbers [N, ...], got complex128"),
+        ({"x": X.astype("timedelta64[s]"), "y": Y}, "x must be real numbers [N, ...], got timed"),
+    ],
+)
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.filterwarnings("error")
+def test_unusable_arrays_are_told(
+    arrays: dict[str, Any], problem: str, standardize: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError) as error:
+        load(tmp_path, standardize, **arrays)
+    assert str(error.value).startswith(f"{tmp_path}/data.npz: {problem}")
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_beyond_float32_need_standardizing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="x has a NaN or infinite value in row 0; clean the data"):
+        load(tmp_path, x=X * 1e100, y=Y)
+    assert load(tmp_path, standardize=True, x=X * 1e100, y=Y).x.std() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.filterwarnings("error")
+def test_the_row_of_a_value_that_is_no_number_is_told(
+    value: float, standardize: bool, tmp_path: Path
+) -> None:
+    x = X.copy()
+    x[17, 3] = value
+    with pytest.raises(DataError, match="x has a NaN or infinite value in row 17; clean the data"):
+        load(tmp_path, standardize, x=x, y=Y)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda file: file.write_text("x,y\n"),
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(b"PK\x03\x04 cut off"),
+        lambda file: file.write_bytes(pickle.dumps({"x": X, "y": Y})),
+        lambda file: np.save(file.open("wb"), X),
+        lambda file: (np.savez(file, x=X, y=Y), file.write_bytes(file.read_bytes()[:900])),
+        lambda file: (np.savez_compressed(file, x=X, y=Y), flip(file, 200)),
+    ],
+    ids=["text", "empty", "cut", "pickle", "npy", "truncated", "flipped"],
+)
+def test_a_file_that_is_no_npz_is_told(write: Callable[[Path], object], tmp_path: Path) -> None:
+    file = tmp_path / "data.npz"
+    write(file)
+    with pytest.raises(DataError) as error:
+        Npz(path=str(file)).load()
+    assert str(error.value) == (
+        f"{file}: not a readable .npz file of plain arrays; write one with numpy.savez(path, "
+        "x=..., y=...)"
+    )
+
+
+def flip(file: Path, place: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 0xFF
+    file.write_bytes(content)
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    with pytest.raises(DataError):
+        load(tmp_path, x=np.array([[Trap()]] * 2), y=np.array([0, 1]))
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_missing_files_are_told_with_where_they_were_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for path, looked in [
+        ("none.npz", f"{tmp_path}/none.npz, nor beside the sweep file"),
+        (str(tmp_path / "none.npz"), f"{tmp_path}/none.npz"),
+        ("~/none.npz", f"{tmp_path}/home/none.npz"),
+        (str(tmp_path), str(tmp_path)),
+    ]:
+        with pytest.raises(DataError) as error:
+            Npz(path=path).load()
+        assert str(error.value).startswith(f"npz: no file at {looked}; write one with numpy.savez")

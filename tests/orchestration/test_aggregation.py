@@ -1,0 +1,117 @@
+"""The aggregator: a function of the prefix, whatever order packs arrive in, and however often."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpaudit_ray import plan as planning
+from dpaudit_ray import seeds, spec, stats
+from dpaudit_ray.errors import StorageError
+from dpaudit_ray.orchestration.aggregation import Aggregation
+from dpaudit_ray.plan import Pack, Plan
+from dpaudit_ray.spec import Sweep
+from dpaudit_ray.storage import PackScores, RunDirectory
+
+
+@pytest.fixture
+def opened(tiny: dict, tmp_path: Path) -> tuple[Sweep, Plan, RunDirectory]:
+    sweep = spec.from_raw(tiny)
+    run = RunDirectory(str(tmp_path / "run"))
+    return sweep, planning.open_run(sweep, run), run
+
+
+def scores_of(plan: Plan, pack: Pack) -> PackScores:
+    """Made-up scores, a function of the trial: N(2 b, 1), one diverged trial in 30."""
+    audit = plan.audits[pack.audit]
+    members = seeds.bits(plan.seed, audit.fingerprint, pack.first, pack.last)
+    rng = np.random.default_rng([pack.audit, pack.first])
+    values = rng.normal(size=(pack.size, len(audit.horizons))) + 2 * members[:, None]
+    values[(np.arange(pack.first, pack.last + 1) % 30) == 7] = np.nan
+    return PackScores(pack.first, members, audit.horizons, values)
+
+
+def folded(opened: tuple[Sweep, Plan, RunDirectory], packs: list[Pack]) -> pd.DataFrame:
+    aggregation = Aggregation(*opened)
+    for pack in packs:
+        aggregation.fold(pack, scores_of(opened[1], pack))
+    aggregation.flush()
+    return opened[2].estimates()
+
+
+def test_any_order_and_any_repeat_give_the_same_estimates(
+    opened: tuple[Sweep, Plan, RunDirectory], tmp_path: Path
+) -> None:
+    sweep, plan, run = opened
+    packs = list(plan.remaining(run))
+    straight = folded(opened, packs)
+    assert run.complete
+    for seed in range(3):
+        other = RunDirectory(str(tmp_path / f"other{seed}"))
+        planning.open_run(sweep, other)
+        order = packs * 2
+        random.Random(seed).shuffle(order)
+        again = folded((sweep, plan, other), order)
+        pd.testing.assert_frame_equal(again, straight, check_exact=True)
+
+
+def test_estimates_are_those_of_the_finished_prefix(
+    opened: tuple[Sweep, Plan, RunDirectory],
+) -> None:
+    """Packs 0, 1, 3 of nine: trials 0-19 count, 30-39 wait."""
+    _, plan, run = opened
+    packs = [p for p in plan.remaining(run) if p.audit == 0]
+    table = folded(opened, [packs[3], packs[0], packs[1]])
+    mine = table[table["audit"] == plan.audits[0].id]
+    assert set(mine["trials"]) == {20}
+    assert not run.complete
+    early = [scores_of(plan, pack) for pack in packs[:2]]
+    values = np.concatenate([p.scores[:, -1] for p in early])
+    members = np.concatenate([p.members for p in early])
+    state = stats.make("accuracy", planned=90)
+    state.fold(values, members)
+    row = mine[(mine["estimator"] == "accuracy") & (mine["step"] == 6)].iloc[0]
+    assert row["epsilon_lower"] == state.bound(1e-5, 0.95).epsilon_lower
+
+
+def test_a_restarted_aggregator_goes_on_where_the_last_one_was(
+    opened: tuple[Sweep, Plan, RunDirectory], tmp_path: Path
+) -> None:
+    sweep, plan, run = opened
+    packs = list(plan.remaining(run))
+    first = Aggregation(sweep, plan, run)
+    for pack in packs[:7]:
+        first.fold(pack, scores_of(plan, pack))
+    second = Aggregation.rebuild(run)
+    assert second.progress() == first.progress()
+    for pack in packs[7:]:
+        second.fold(pack, scores_of(plan, pack))
+    second.flush()
+    other = RunDirectory(str(tmp_path / "other"))
+    planning.open_run(sweep, other)
+    pd.testing.assert_frame_equal(
+        run.estimates(), folded((sweep, plan, other), packs), check_exact=True
+    )
+
+
+def test_what_cannot_be_stored_is_not_folded(
+    opened: tuple[Sweep, Plan, RunDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, plan, run = opened
+    pack = next(plan.remaining(run))
+    aggregation = Aggregation(sweep, plan, run)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "_write", _full_disk)
+        with pytest.raises(StorageError):
+            aggregation.fold(pack, scores_of(plan, pack))
+    assert aggregation.progress().done == 0
+    aggregation.fold(pack, scores_of(plan, pack))
+    assert aggregation.progress().done == 10
+
+
+def _full_disk(*args: object) -> None:
+    raise StorageError("no space left")

@@ -1,0 +1,75 @@
+"""Trainers: failures are data, and a user's error never takes the sweep down with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray import plan as planning
+from dpaudit_ray import spec
+from dpaudit_ray.orchestration.trainer import Failure, Trainer
+from dpaudit_ray.storage import RunDirectory
+
+FAULTY = """
+import torch
+from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
+
+class Faulty(BiasedDimension):
+    name: str = "faulty:Faulty"
+    def score(self, canary, observed):
+        raise ZeroDivisionError("scores went wrong")
+
+class Diverging(BiasedDimension):
+    name: str = "faulty:Diverging"
+    def score(self, canary, observed):
+        scores = super().score(canary, observed)
+        scores[::5] = torch.nan
+        return scores
+"""
+
+
+@pytest.fixture(autouse=True)
+def faulty_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("faulty", None)
+
+
+def test_an_error_in_user_code_is_a_failure_with_its_reason(tiny: dict) -> None:
+    tiny["grid"]["adversary"] = ["faulty:Faulty"]
+    sweep = spec.from_raw(tiny)
+    plan = planning.make(sweep)
+    trainer = Trainer(sweep.raw, plan)
+    failure = trainer.attempt(next(plan.remaining(RunDirectory("nowhere"))))
+    assert isinstance(failure, Failure)
+    assert failure.message == "ZeroDivisionError: scores went wrong"
+    assert "in score" in failure.traceback
+
+
+def test_other_audits_go_on_and_the_run_is_not_complete(tiny: dict, tmp_path: Path) -> None:
+    tiny["grid"]["adversary"] = ["faulty:Faulty", "loss"]
+    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    assert not result.complete
+    assert [failure.kind for failure in result.failures] == ["ZeroDivisionError"]
+    done = result.estimates.groupby("audit")["trials"].max()
+    assert sorted(done) == [0, 90]
+    assert result.estimates.loc[result.estimates["trials"] == 0, "epsilon_lower"].eq(0).all()
+
+
+def test_diverged_trials_are_kept_and_count_against_the_adversary(
+    tiny: dict, tmp_path: Path
+) -> None:
+    tiny["grid"]["adversary"] = ["faulty:Diverging", "biased-dimension"]
+    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    assert result.complete
+    scores = result.scores
+    first, second = scores["audit"].unique()
+    assert np.isnan(scores.loc[scores["audit"] == first, "score"]).mean() == pytest.approx(0.2)
+    assert set(result.estimates["trials"]) == {90}
+    table = result.estimates.set_index(["audit", "estimator", "step"])["epsilon_lower"]
+    assert (table[first] <= table[second]).all()

@@ -1,0 +1,69 @@
+"""Reference values: all of `oracles.json` where it is at hand, the most important ones always."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import special
+
+SHARED = Path(os.environ.get("DPAUDIT_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+FILE = SHARED / "reference" / "oracles.json"
+ORACLES = json.loads(FILE.read_text()) if FILE.is_file() else None
+_ABSENT = "the reference values are not at hand; set DPAUDIT_SHARED to their parent folder"
+
+
+def cases(*families: str) -> list[Any]:
+    """Oracle cases of these families as pytest parameters, or one that skips with a reason."""
+    if ORACLES is None:
+        return [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=_ABSENT))]
+    found = [c for c in ORACLES["cases"] if c["family"] in families]
+    assert found, f"no oracle of family {families}"
+    return [pytest.param(c, id=c["id"]) for c in found]
+
+
+def rows(table: str) -> list[Any]:
+    """Rows of an oracle table as pytest parameters, or one that skips with a reason."""
+    if ORACLES is None:
+        return [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=_ABSENT))]
+    data = ORACLES["tables"][table]["data"]
+    if isinstance(data, dict):
+        return [pytest.param(pair, id=f"{table}-{pair[0]}") for pair in data.items()]
+    return [pytest.param(row, id=f"{table}-{i}") for i, row in enumerate(data)]
+
+
+def two_worlds(n: int, mu: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scores at the quantiles of N(0, 1) and N(mu, 1), n per world, and their members."""
+    quantiles = special.ndtri((np.arange(1, n + 1) - 0.5) / n)
+    scores = np.concatenate([quantiles, quantiles + mu])
+    return scores, np.repeat([False, True], n)
+
+
+def gaussian_trials(
+    rng: np.random.Generator, trials: int, mu: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores N(0, 1) or N(mu, 1) by fair bits."""
+    members = rng.random(trials) < 0.5
+    return rng.normal(size=trials) + mu * members, members
+
+
+def randomised_response(
+    rng: np.random.Generator, trials: int, epsilon: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores 0 or 1 that tell the bit with probability e^ε / (1 + e^ε)."""
+    members = rng.random(trials) < 0.5
+    truthful = rng.random(trials) < special.expit(epsilon)
+    return np.where(truthful, members, ~members).astype(float), members
+
+
+def laplace_trials(
+    rng: np.random.Generator, trials: int, epsilon: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of a sum of sensitivity 1 with Laplace noise of scale 1/ε; 0 or 1 when ε is 0."""
+    members = rng.random(trials) < 0.5
+    noise = rng.laplace(size=trials)
+    return noise + epsilon * members, members

@@ -1,0 +1,486 @@
+"""Every statistical family of the reference values, with the tolerances given there.
+
+Numbers of the tables are exact values of formulas; a few are inlined so that the suite checks
+numbers even where the reference file is not at hand.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from reference import cases, rows, two_worlds
+from scipy import special
+
+from dpaudit_ray import stats
+from dpaudit_ray.stats import (
+    bayes,
+    gdp,
+    group_sequential,
+    guessing,
+    katz,
+    label,
+    local_levels,
+    mixture,
+    one_run,
+    one_run_fdp,
+    one_run_order,
+    paper,
+    power,
+    profile,
+    rates,
+    rates_gdp,
+    thresholds,
+)
+
+LEVEL = {"delta": 1e-5, "confidence": 0.95}
+
+
+# --- the reference file, family by family ------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", cases("cp_interval", "cp_edge"))
+def test_clopper_pearson_intervals(case):
+    k, n = case["inputs"]["k"], case["inputs"]["n"]
+    expected, tol = case["expected"], case["tol"] or 1e-12
+    if "lower" in expected:
+        assert stats.clopper_pearson_lower(k, n, 0.025) == expected["lower"]
+        return
+    for alpha, (low, high) in (
+        (0.025, expected["two_sided95"]),
+        (0.05, (expected["one_sided95"]["lower"], expected["one_sided95"]["upper"])),
+    ):
+        assert stats.clopper_pearson_lower(k, n, alpha) == pytest.approx(low, abs=tol)
+        assert stats.clopper_pearson_upper(k, n, alpha) == pytest.approx(high, abs=tol)
+
+
+@pytest.mark.parametrize("row", rows("clopper_pearson"))
+def test_clopper_pearson_table(row):
+    for key, alpha in (("one_sided_95", 0.05), ("two_sided_95", 0.025)):
+        assert stats.clopper_pearson_lower(row["k"], row["n"], alpha) == pytest.approx(
+            row[key]["lower"], abs=1e-8
+        )
+        assert stats.clopper_pearson_upper(row["k"], row["n"], alpha) == pytest.approx(
+            row[key]["upper"], abs=1e-8
+        )
+
+
+def _two_rates(inputs: dict) -> tuple[tuple[int, int], tuple[int, int]]:
+    """False positives and negatives, and trials out and in, from any of the spellings."""
+    i = {key.lower(): value for key, value in inputs.items()}
+    if "pos_hits" in i:
+        return (i["neg_hits"], i["pos_n"] - i["pos_hits"]), (i["neg_n"], i["pos_n"])
+    if "n_pos" in i:
+        return (i["fp"], i["fn"]), (i["n_neg"], i["n_pos"])
+    return (i["fp"], i["fn"]), (i["fp"] + i["tn"], i["fn"] + i["tp"])
+
+
+@pytest.mark.parametrize("case", cases("cp_two_rates", "cp_trap"))
+def test_two_rates(case):
+    errors, sizes = _two_rates(case["inputs"])
+    alpha, delta = case["inputs"]["alpha_total"], case["inputs"].get("delta", 0.0)
+    expected, tol = case["expected"], max(case["tol"], 1e-12)
+    epsilon = rates.epsilon_lower(errors, sizes, delta, alpha)[0]
+    assert epsilon == pytest.approx(expected.get("eps", expected.get("eps_lo")), abs=tol)
+    if "mu_lo" in expected:
+        mu = rates_gdp.mu_lower(errors, sizes, alpha)[0]
+        assert mu == pytest.approx(expected["mu_lo"], abs=tol)
+    if "acc" in expected:
+        assert special.expit(epsilon) == pytest.approx(expected["acc"], abs=tol)
+
+
+@pytest.mark.parametrize("case", cases("ceiling_perfect_attack"))
+def test_ceiling_of_a_perfect_attack(case):
+    n, alpha = case["inputs"]["n_per_world"], case["inputs"]["alpha_total"]
+    expected = case["expected"]
+    assert rates.epsilon_lower((0, 0), (n, n), 0.0, alpha)[0] == pytest.approx(
+        expected["max_eps"], abs=1e-9
+    )
+    assert rates_gdp.mu_lower((0, 0), (n, n), alpha)[0] == pytest.approx(
+        expected["max_mu"], abs=1e-9
+    )
+
+
+@pytest.mark.parametrize("row", rows("eps_from_counts"))
+def test_bounds_from_counts(row):
+    errors, sizes, delta = (row["FP"], row["FN"]), (row["n0"], row["n1"]), row["delta"]
+    for key, alpha in (("two_sided", 0.05), ("one_sided", 0.1)):
+        mu = rates_gdp.mu_lower(errors, sizes, alpha)[0]
+        assert rates.epsilon_lower(errors, sizes, delta, alpha)[0] == pytest.approx(
+            row[key]["eps_cp"], abs=1e-6
+        )
+        assert mu == pytest.approx(row[key]["mu_gdp"], abs=1e-6)
+        assert gdp.epsilon(max(mu, 0), delta) == pytest.approx(row[key]["eps_gdp"], abs=1e-6)
+    accuracy = row["accuracy_one_sided_95"]
+    rate = stats.clopper_pearson_lower(accuracy["correct"], accuracy["R"], 0.05)
+    mu = guessing.mu_from_accuracy(rate)
+    assert rate == pytest.approx(accuracy["p_lower"], abs=1e-6)
+    assert mu == pytest.approx(accuracy["mu"], abs=1e-6)
+    assert gdp.epsilon(mu, delta) == pytest.approx(accuracy["eps_gdp"], abs=1e-6)
+    assert guessing.epsilon_from_accuracy(rate, delta) == pytest.approx(
+        accuracy["eps_pure"], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("case", cases("gdp_mu_to_eps", "gdp_delta", "gdp_roc"))
+def test_gaussian_conversions(case):
+    inputs, expected = case["inputs"], case["expected"]
+    if "delta" in expected:
+        assert gdp.delta(inputs["eps"], inputs["mu"]) == pytest.approx(
+            expected["delta"], abs=case["tol"]
+        )
+    elif "tpr" in expected:
+        assert gdp.true_positive_rate(inputs["fpr"], inputs["mu"]) == pytest.approx(
+            expected["tpr"], abs=case["tol"]
+        )
+    else:
+        for delta in (1e-5, 1e-6):
+            expect = expected[f"eps@{'1e-5' if delta == 1e-5 else '1e-6'}"]
+            assert gdp.epsilon(inputs["mu"], delta) == pytest.approx(expect, abs=case["tol"])
+
+
+@pytest.mark.parametrize("row", rows("mu_to_eps"))
+def test_mu_to_epsilon_table(row):
+    for delta in (1e-3, 1e-5, 1e-6):
+        found = gdp.epsilon(row["mu"], delta)
+        assert found == pytest.approx(row[f"eps_delta_{delta:g}"], abs=1e-6)
+        assert gdp.mu(found, delta) == pytest.approx(row["mu"], abs=1e-8)
+
+
+@pytest.mark.parametrize("pair", rows("eps_to_mu_delta_1e-5"))
+def test_epsilon_to_mu_table(pair):
+    assert gdp.mu(float(pair[0]), 1e-5) == pytest.approx(pair[1], abs=1e-8)
+
+
+@pytest.mark.parametrize("case", cases("ratio_bound", "ratio_bound_array"))
+def test_ratio_bounds(case):
+    i = case["inputs"]
+    sizes = (i["pos"], i["neg"]) if "pos" in i else (i["tp"] + i["fn"], i["fp"] + i["tn"])
+    for ratio in katz.Ratio:
+        found = katz.ratio_lower(i["tp"], i["fp"], sizes, i["alpha"], ratio)
+        expected = np.atleast_1d(case["expected"][ratio.value.replace("-", "_")])
+        np.testing.assert_allclose(found, expected, atol=case["tol"])
+
+
+@pytest.mark.parametrize("case", cases("bayes_joint_beta"))
+def test_bayes_joint_posterior(case):
+    (fp, fn), (out, inside) = _two_rates(case["inputs"])
+    counts, delta = (fp, fn, out, inside), case["inputs"]["delta"]
+    tail = case["inputs"]["alpha"] / 2
+    for key, probability in (("eps_lo", tail), ("eps_hi", 1 - tail)):
+        found = bayes.posterior_epsilon(counts, delta, probability)
+        assert found == pytest.approx(case["expected"][key], abs=case["tol"])
+
+
+@pytest.mark.parametrize("case", cases("jeffreys"))
+def test_jeffreys_intervals(case):
+    (fp, fn), (out, inside) = _two_rates(case["inputs"])
+    i = case["inputs"]
+    low, high = bayes.jeffreys_interval((fp, fn, out, inside), i["delta"], i["alpha"])
+    assert low == case["expected"]["eps_lo"]
+    assert high == float(case["expected"]["eps_hi"])
+
+
+@pytest.mark.parametrize("case", cases("cp_property"))
+def test_clopper_pearson_stays_below_the_posterior(case):
+    assert case["expected"]["cp_eps_lo_lt_joint_beta"]
+    certified = rates.epsilon_lower((58, 12), (258, 212), 1e-5, 0.05)[0]
+    assert certified < bayes.posterior_epsilon((58, 12, 258, 212), 1e-5, 0.05)
+
+
+@pytest.mark.parametrize("case", cases("one_run_p", "one_run_eps", "one_run_trap"))
+def test_one_run_theorem(case):
+    i, expected = case["inputs"], case["expected"]
+    if "p" in expected:
+        found = one_run.p_value(i["v"], i["r"], i["m"], i["eps"], i["delta"])
+        assert found == pytest.approx(expected["p"], abs=case["tol"])
+        return
+    found = stats.one_run.epsilon_lower(i["v"], i["r"], i["m"], i["delta"], 1 - i["p"])
+    names = [k for k in ("eps", "eps_right", "steinke_exact") if k in expected]
+    tol = case["tol"]["steinke_exact"] if isinstance(case["tol"], dict) else case["tol"]
+    assert found == pytest.approx(expected[names[0]], abs=max(tol, 1e-12))
+    if "eps_wrong_off_by_one" in expected:
+        assert abs(found - expected["eps_wrong_off_by_one"]) > 1e-3
+    if "xiang_order_stat_gdp" in expected:
+        mu = one_run_order.gaussian_mu(i["v"], i["r"], i["m"], 1 - i["p"])
+        expect = expected["xiang_order_stat_gdp"]
+        assert gdp.epsilon(mu, i["delta"]) == pytest.approx(expect, abs=1e-3)
+
+
+@pytest.mark.parametrize("row", rows("steinke_thm31"))
+def test_one_run_table(row):
+    found = one_run.epsilon_lower(row["v"], row["r"], row["m"], row["delta"], 1 - row["p"])
+    assert found == pytest.approx(row["eps"], abs=1e-5)
+
+
+@pytest.mark.parametrize("row", rows("steinke_pvalues"))
+def test_one_run_p_values(row):
+    found = one_run.p_value(row["v"], row["r"], row["m"], row["eps"], row["delta"])
+    assert found == pytest.approx(row["pvalue"], abs=1e-9)
+
+
+@pytest.mark.parametrize("case", cases("one_run_fdp_gdp"))
+def test_one_run_fdp(case):
+    i = case["inputs"]
+    mu = one_run_fdp.mu_lower(i["v"], i["r"], i["m"], 1 - i["p"])
+    assert gdp.epsilon(mu, i["delta"]) == pytest.approx(case["expected"]["eps"], abs=case["tol"])
+
+
+@pytest.mark.parametrize("row", rows("one_run_fdp_mahloujifar"))
+def test_one_run_fdp_table(row):
+    mu = one_run_fdp.mu_lower(row["v"], row["r"], row["m"], 0.95)
+    assert mu == pytest.approx(row["mu"], abs=1e-4)
+    assert gdp.epsilon(mu, row["delta"]) == pytest.approx(row["eps_fdp"], abs=1e-4)
+    steinke = one_run.epsilon_lower(row["v"], row["r"], row["m"], row["delta"], 0.95)
+    assert steinke == pytest.approx(row["eps_steinke"], abs=1e-5)
+
+
+@pytest.mark.parametrize("case", cases("one_run_order_stat_tail"))
+def test_one_run_order_statistics(case):
+    i = case["inputs"]
+    counts = (i["u_mistakes"], i["r"], i["n"])
+    if i["null"].startswith("Gaussian"):
+        found = one_run_order.gaussian_p_value(*counts, float(i["null"].split("=")[1]))
+    else:
+        delta = 0.0 if i["null"].startswith("Laplace") else 1e-3
+        found = one_run_order.pure_p_value(*counts, 1.0, delta)
+    assert found == pytest.approx(case["expected"]["p"], abs=1e-6)
+
+
+@pytest.mark.parametrize("row", rows("anytime_beta_binomial"))
+def test_beta_binomial_mixture(row):
+    hits, t, prior = row["correct"], row["t"], tuple(row["prior"])
+    lower = mixture.anytime_lower(hits, t, row["alpha"], prior)
+    mu = guessing.mu_from_accuracy(lower)
+    assert lower == pytest.approx(row["p_lower"], abs=1e-6)
+    assert mu == pytest.approx(row["mu"], abs=1e-6)
+    assert gdp.epsilon(mu, 1e-5) == pytest.approx(row["eps_gdp_1e5"], abs=1e-6)
+    assert mixture.log_mixture(0.5, hits, t, prior) == pytest.approx(row["logM_at_half"], abs=1e-6)
+    assert mixture.log_mixture(0.6, hits, t, prior) == pytest.approx(row["logM_at_06"], abs=1e-6)
+
+
+@pytest.mark.parametrize("row", rows("sequential_power"))
+def test_sequential_bounds_on_deterministic_outcomes(row):
+    R = row["R"]
+    p = special.ndtr(gdp.mu(row["eps"], 1e-5) / 2) if row["eps"] < 24 else 0.975953148
+    hits = round(R * p)
+
+    def epsilon(rate: float) -> float:
+        return gdp.epsilon(guessing.mu_from_accuracy(rate), 1e-5)
+
+    fixed = stats.clopper_pearson_lower(hits, R, 0.05)
+    assert epsilon(fixed) == pytest.approx(row["cp_fixedR"], abs=2e-3)
+    for key, prior in (
+        ("bb(1,1)", (1.0, 1.0)),
+        ("bb(.5,.5)", (0.5, 0.5)),
+        ("bb tuned@R", (p * R / 4, (1 - p) * R / 4)),
+    ):
+        assert epsilon(mixture.anytime_lower(hits, R, 0.05, prior)) == pytest.approx(
+            row[key], abs=2e-3
+        )
+    for looks in (10, 50):
+        ends = np.array([R * j // looks for j in range(1, looks + 1)])
+        seen = [(int(n), round(n * p)) for n in ends]
+        for key, spending in (("obf", "obrien-fleming"), ("poc", "pocock")):
+            spent = group_sequential.spend(ends / R, 0.05, spending)
+            # The reference bisects; the bound itself is the end of the refuted interval.
+            rate = group_sequential.refuted_rate(seen, spent, strict=False)
+            assert epsilon(rate) == pytest.approx(row[f"{key}{looks}"], abs=2e-3)
+            assert group_sequential.refuted_rate(seen, spent) <= rate + 1e-4
+
+
+@pytest.mark.parametrize("pair", rows("ell_local_level_one_sided_0.025"))
+def test_equal_local_levels(pair):
+    assert local_levels.local_level(int(pair[0]), 0.025) == pytest.approx(pair[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("row", rows("deterministic_scores"))
+def test_deterministic_scores(row):
+    n, mu = row["n_per_world"], row["mu"]
+    scores, members = two_worlds(n, mu)
+    alg4 = stats.estimate(scores, members, **LEVEL, method="paper-gdp")
+    assert alg4.mu_lower == pytest.approx(row["paper_alg4_two_sided_cp_max"]["mu"], abs=1e-6)
+    assert alg4.epsilon_lower == pytest.approx(row["paper_alg4_two_sided_cp_max"]["eps"], abs=1e-6)
+    band = stats.estimate(scores, members, **LEVEL, method="band")
+    assert band.mu_lower == pytest.approx(row["ell_simultaneous_max"]["mu"], abs=1e-6)
+    assert band.epsilon_lower == pytest.approx(row["ell_simultaneous_max"]["eps"], abs=1e-6)
+    plain = stats.estimate(scores, members, **LEVEL, method="band", levels="bonferroni")
+    assert plain.mu_lower == pytest.approx(row["bonferroni_n_max"]["mu"], abs=1e-6)
+    nasr = stats.estimate(scores, members, **LEVEL, method="paper-eps-delta")
+    assert nasr.epsilon_lower == pytest.approx(row["nasr_eq5_two_sided_cp_max"], abs=1e-6)
+    fixed = stats.estimate(scores, members, **LEVEL, method="gdp", threshold="fixed", value=mu / 2)
+    expected = row["fixed_threshold_mu/2"]
+    assert fixed.mu_lower == pytest.approx(expected["mu_two_sided"], abs=1e-6)
+    assert fixed.epsilon_lower == pytest.approx(expected["eps_two_sided"], abs=1e-6)
+    hits = 2 * n - expected["FP"] - expected["FN"]
+    rate = stats.clopper_pearson_lower(hits, 2 * n, 0.05)
+    assert rate == pytest.approx(expected["acc_p_lower"], abs=1e-6)
+    assert guessing.mu_from_accuracy(rate) == pytest.approx(expected["mu_acc"], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", cases("gdp_audit_tight"))
+def test_hull_bonferroni_as_jax_privacy(case):
+    scores, members = two_worlds(5000, 1.0)
+    epsilon, by_gdp = paper.hull_bonferroni(thresholds.Worlds.of(scores, members), 1e-5, 0.95)
+    assert epsilon == pytest.approx(case["expected"]["eps_cp_bonferroni"], abs=case["tol"])
+    assert by_gdp == pytest.approx(case["expected"]["eps_gdp"], abs=case["tol"])
+
+
+@pytest.mark.parametrize("case", cases("raw_counts"))
+def test_raw_epsilon_of_the_hull(case):
+    i = case["inputs"]
+    outside = np.repeat([0.0, 1.0], [4, 4])  # fp 0, 0, 4, 8 at thresholds 3, 2, 1, 0
+    inside = np.repeat([0.0, 1.0, 2.0], [2, 4, 2])  # tp 0, 2, 6, 8
+    assert i["tp"] == [0, 2, 6, 8]
+    assert i["fp"] == [0, 0, 4, 8]
+    worlds = thresholds.Worlds(outside, inside, 0, 0)
+    found = [math.exp(paper.largest_ratio(worlds, d, i["min_count"])) for d in i["delta"]]
+    np.testing.assert_allclose(found, case["expected"]["exp_eps"], atol=case["tol"])
+
+
+@pytest.mark.parametrize("row", rows("power_plan"))
+def test_power_plan(row):
+    # The reference searches to 0.2 %, and states 0.5 % as its tolerance.
+    found = power.trials_needed(row["eps"], row["rel"], 0.8, **LEVEL)
+    assert found == pytest.approx(row["R_gdp_exact80"], rel=0.005)
+    approximate = power.trials_needed_any_curve(row["eps"], row["rel"], 0.8, **LEVEL)
+    assert approximate / float(row["R_epsdelta_approx80"]) < 3
+    if row["R_epsdelta_approx80"] == "inf":
+        assert approximate > 1e12
+    else:
+        assert approximate / row["R_epsdelta_approx80"] > 1 / 3
+
+
+@pytest.mark.parametrize("row", rows("max_certifiable_perfect_attack"))
+def test_largest_certifiable(row):
+    for method, key in (
+        ("accuracy", "eps_acc"), ("gdp", "eps_gdp_cp2"), ("eps-delta", "eps_cp_epsdelta")
+    ):  # fmt: skip
+        found = power.largest_certifiable(row["R"], **LEVEL, method=method)
+        assert found == pytest.approx(row[key], abs=1e-3)
+    rate = stats.clopper_pearson_lower(row["R"], row["R"], 0.05)
+    assert guessing.epsilon_from_accuracy(rate, 1e-5) == pytest.approx(
+        row["eps_guess_pure"], abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("row", rows("label_dp_yuan_alg2"))
+def test_label_bounds(row):
+    found = label.bounds(row["C"], row["p"], row["y"], row["clip"], row["sigma"], row["delta"])
+    by_column = {
+        "P0": found.hit,
+        "P1": found.false_hit,
+        "LB": found.epsilon,
+        "LB_complement": found.epsilon_complement,
+        "mu_attack_direction": found.mu_direction,
+        "eps_attack_dir_gdp": label.epsilon(found.mu_direction, row["delta"]),
+        "mu_full_vector": found.mu,
+        "eps_full_vector_gdp": label.epsilon(found.mu, row["delta"]),
+    }
+    for name, column in by_column.items():
+        expected = [record[name] for record in row["rows"]]
+        np.testing.assert_allclose(column, expected, atol=1e-6, err_msg=name)
+    assert np.max(found.epsilon) == pytest.approx(row["max_LB"], abs=1e-6)
+    assert np.all(found.mu <= label.mu_upper(row["sigma"]) + 1e-12)
+
+
+@pytest.mark.parametrize("pair", rows("nasr2021_quoted"))
+def test_nasr_quoted(pair):
+    name, value = pair
+    if name == "quoted_5_60":
+        assert rates.epsilon_lower((0, 0), (1000, 1000), 1e-5, 0.05)[0] == pytest.approx(
+            value["value_eps"], abs=1e-9
+        )
+    elif name == "quoted_0_31":
+        found = rates.epsilon_lower((2, 983), (1000, 1000), 1e-5, 0.05)[0]
+        assert found == pytest.approx(value["value_eps"], abs=1e-6)
+    else:
+        assert stats.clopper_pearson_upper(2, 1000, 0.025) == pytest.approx(value["n1000_two"])
+
+
+@pytest.mark.parametrize("pair", rows("steinke_quoted"))
+def test_steinke_quoted(pair):
+    name, value = pair
+    if name == "fig9_10000_98_2pct":
+        for delta, key in ((0.0, "delta0"), (1e-5, "delta_1e5")):
+            found = one_run.epsilon_lower(value["v"], 10_000, 10_000, delta, 0.95)
+            assert found == pytest.approx(value[key], abs=1e-6)
+    elif name == "fig10_gaussian_upper":
+        assert gdp.epsilon(1.0, 1e-5) == pytest.approx(value["computed"], abs=1e-9)
+    else:
+        found = one_run.epsilon_lower(1429, 1500, 100_000, 1e-5, 0.95)
+        assert found == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize("pair", rows("gdp_conversion_is_not_valid_for_non_gaussian"))
+def test_reading_randomised_response_as_gaussian_overstates_it(pair):
+    name, values = pair
+    if name != "rr":
+        pytest.skip("belongs to the landscape mechanism")
+    for row in values:
+        mu = guessing.mu_from_accuracy(row["acc"])
+        true = guessing.epsilon_from_accuracy(row["acc"], 0.0)
+        assert true == pytest.approx(row["eps_true_pure"], abs=1e-3)
+        assert mu == pytest.approx(row["mu_gdp"], abs=1e-3)
+        assert gdp.epsilon(mu, 1e-5) == pytest.approx(row["eps_gdp_1e5"], abs=1e-3)
+        fpr = np.linspace(0, 1, 20_001)
+        curve = profile.true_positive_rate(fpr, [0.0, true], [2 * row["acc"] - 1, 0.0])
+        gap = np.max(np.abs(gdp.true_positive_rate(fpr, mu) - curve))
+        assert gap == pytest.approx(row["sup_tradeoff_gap"], abs=1e-3)
+
+
+# --- inlined, for a checkout without the reference file ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mu", "delta", "epsilon"),
+    [
+        (0.25, 1e-5, 0.9263415039982295),
+        (1.0, 1e-5, 4.3771780956812245),
+        (2.0, 1e-6, 10.99715121422065),
+        (3.952847075210474, 1e-5, 23.995358986997164),
+        (6.0, 1e-3, 35.737692919520164),
+    ],
+)
+def test_inlined_gaussian_conversions(mu, delta, epsilon):
+    assert gdp.epsilon(mu, delta) == pytest.approx(epsilon, abs=1e-9)
+    assert gdp.mu(epsilon, delta) == pytest.approx(mu, abs=1e-9)
+    assert gdp.delta(epsilon, mu) == pytest.approx(delta, rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("v", "r", "m", "delta", "confidence", "epsilon"),
+    [
+        (80, 100, 100, 0.0, 0.95, 0.9583920452860184),
+        (80, 100, 100, 1e-3, 0.95, 0.925611),
+        (75, 100, 1000, 1e-4, 0.95, 0.672984664107),
+        (1439, 1510, 100_000, 1e-5, 0.95, 2.675851007632),
+        (1429, 1500, 100_000, 1e-5, 0.99, 1.6652734944364),
+        (9820, 10_000, 10_000, 1e-5, 0.95, 3.871316930046),
+    ],
+)
+def test_inlined_one_run_bounds(v, r, m, delta, confidence, epsilon):
+    found = one_run.epsilon_lower(v, r, m, delta, confidence)
+    assert found == pytest.approx(epsilon, abs=1e-6)
+
+
+def test_inlined_counts():
+    assert rates.epsilon_lower((0, 0), (1000, 1000), 1e-5, 0.05)[0] == pytest.approx(
+        5.6005774942916355, abs=1e-9
+    )
+    assert rates_gdp.mu_lower((61, 61), (2500, 2500), 0.05)[0] == pytest.approx(
+        3.7259291519403908, abs=1e-9
+    )
+    assert stats.clopper_pearson_lower(4878, 5000, 0.05) == pytest.approx(0.9716978117309093)
+
+
+def test_inlined_simultaneous_and_sequential():
+    scores, members = two_worlds(500, 1.0)
+    band = stats.estimate(scores, members, **LEVEL, method="band")
+    assert band.epsilon_lower == pytest.approx(2.553428029774186, abs=1e-6)
+    alg4 = stats.estimate(scores, members, **LEVEL, method="paper-gdp")
+    assert alg4.epsilon_lower == pytest.approx(3.242088875308495, abs=1e-6)
+    assert mixture.anytime_lower(678, 1000, 0.05) == pytest.approx(0.6287501593915987, abs=1e-9)
+    assert one_run_fdp.mu_lower(90, 100, 100, 0.95) == pytest.approx(0.8413762981, abs=1e-8)
+    assert power.trials_needed(4, 0.2, 0.8, **LEVEL) == pytest.approx(1602, rel=0.005)

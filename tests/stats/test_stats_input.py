@@ -1,0 +1,196 @@
+"""Bad input gets a defined answer, usually 0, or a ValueError that names value and bound."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dpaudit_ray import stats
+from dpaudit_ray.stats import (
+    bayes,
+    betting,
+    claim,
+    gdp,
+    guessing,
+    katz,
+    label,
+    local_levels,
+    mixture,
+    one_run,
+    one_run_fdp,
+    one_run_order,
+    power,
+    profile,
+    several,
+)
+
+EVERY = sorted(stats.estimators())
+LEVEL = {"delta": 1e-5, "confidence": 0.95}
+
+
+@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize(
+    ("scores", "members"),
+    [
+        ([], []),
+        ([1.0], [1]),
+        ([1.0, 2.0, 3.0] * 40, [1, 1, 1] * 40),  # one world only
+        ([1.0, 2.0, 3.0] * 40, [0, 0, 0] * 40),
+        ([math.nan] * 100, [0, 1] * 50),
+        ([math.inf, -math.inf] * 50, [0, 1] * 50),
+        ([0.0] * 100, [0, 1] * 50),
+        ([1e308, -1e308, 1e308, 5e-324] * 50, [0, 1, 1, 0] * 50),
+    ],
+    ids=["empty", "one", "only-in", "only-out", "nan", "inf", "equal", "extreme"],
+)
+def test_degenerate_scores_show_nothing_much(method, scores, members):
+    if stats.estimators()[method].one_run and len(set(members)) == 1 and len(members) > 1:
+        return  # one run has no worlds: coins that all fell alike are just unlikely
+    found = stats.estimate(scores, members, **LEVEL, method=method)
+    assert found.trials == len(scores)
+    assert 0 <= found.epsilon_lower < (math.inf if scores[:1] == [1e308] else 1e-12)
+    assert math.isnan(found.mu_lower) or found.mu_lower < math.inf
+
+
+@pytest.mark.parametrize(
+    ("scores", "members", "message"),
+    [
+        ([1.0, 2.0], [1], r"two 1-D arrays of one length, got shapes \(2,\) and \(1,\)"),
+        ([[1.0, 2.0]], [[1, 0]], r"got shapes \(1, 2\) and \(1, 2\)"),
+        ([1.0, 2.0], [1, 2], "members must be 0 or 1"),
+        ([1.0, 2.0], [0.5, 1], "members must be 0 or 1"),
+    ],
+)
+def test_malformed_arrays_are_refused(scores, members, message):
+    with pytest.raises(ValueError, match=message):
+        stats.estimate(scores, members, **LEVEL)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, 1.5, math.nan])
+def test_delta_outside_its_bounds_is_refused(delta):
+    with pytest.raises(ValueError, match=r"delta must lie in \(0, 1\), got"):
+        stats.estimate([1.0], [1], delta, 0.95)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -0.1, 1.5, math.nan])
+def test_confidence_outside_its_bounds_is_refused(confidence):
+    with pytest.raises(ValueError, match=r"confidence must lie in \(0, 1\), got"):
+        stats.estimate([1.0], [1], 1e-5, confidence)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: stats.clopper_pearson_upper(5, 4, 0.05), "at most trials, got 5 of 4"),
+        (lambda: stats.clopper_pearson_lower(-1, 4, 0.05), "at least 0, got -1"),
+        (lambda: stats.clopper_pearson_lower([1, 2], 4, [0.1, 1.0]), r"alpha must lie in \(0, 1\)"),
+        (lambda: gdp.epsilon(-1.0, 1e-5), "mu must be at least 0, got -1"),
+        (lambda: gdp.delta(-1.0, 1.0), "epsilon must be at least 0, got -1"),
+        (lambda: gdp.mu(1.0, 0.0), r"delta must lie in \(0, 1\), got 0"),
+        (lambda: gdp.true_positive_rate(1.1, 1.0), r"fpr must lie in \[0, 1\], got 1.1"),
+        (lambda: one_run.epsilon_lower(6, 5, 9, 0, 0.95), r"correct must lie in 0..5 \(guesses\)"),
+        (lambda: one_run.epsilon_lower(1, 10, 9, 0, 0.95), "at most canaries = 9, got 10"),
+        (lambda: one_run.epsilon_lower(1, 5, 9, -1, 0.95), r"delta must lie in \[0, 1\], got -1"),
+        (lambda: one_run.epsilon_lower(1, 5, 9, 0, 1.0), r"confidence must lie in \(0, 1\), got 1"),
+        (lambda: one_run.p_value(1, 5, 9, -1.0, 0), "epsilon must be at least 0, got -1"),
+        (lambda: one_run.epsilon_lower_any([True] * 5, 4, 0, 0.95), "at most canaries = 4, got 5"),
+        (lambda: one_run_fdp.mu_lower(1, 5, 9, 0.0), r"confidence must lie in \(0, 1\), got 0"),
+        (lambda: one_run_order.gaussian_p_value(1, 5, 9, -1.0), "mu must be at least 0"),
+        (lambda: one_run_order.pure_p_value(1, 5, 9, 1.0, 2.0), "delta lie in"),
+        (lambda: mixture.anytime_lower(5, 4, 0.05), r"hits must lie in 0..4, got 5"),
+        (lambda: mixture.anytime_lower(5, 9, 0.05, (0.0, 1.0)), "two positive numbers"),
+        (lambda: betting.mean_lower([0.5, 1.5], 0.05), r"numbers in \[0, 1\]"),
+        (lambda: betting.mean_lower([0.5, math.nan], 0.05), r"numbers in \[0, 1\]"),
+        (lambda: betting.mean_lower([0.5], 0.05, 1.0), r"floor must lie in \[0, 1\), got 1"),
+        (lambda: local_levels.local_level(0, 0.05), "n must lie in 1..10000, got 0"),
+        (lambda: local_levels.local_level(9, 0.0), r"tail must lie in \(0, 1\), got 0"),
+        (lambda: katz.ratio_lower(5, 1, (4, 4), 0.05), r"counts must lie in 0..4"),
+        (lambda: bayes.posterior_epsilon((5, 1, 4, 4), 1e-5, 0.05), "errors must lie within"),
+        (lambda: claim.Curve([0.0, 1.0], [0.1]), "one length"),
+        (lambda: claim.Curve([-1.0], [0.1]), "epsilons must be finite and at least 0"),
+        (lambda: claim.Curve([1.0], [1.1]), r"deltas must lie in \[0, 1\]"),
+        (lambda: power.largest_certifiable(10, 1e-5, 0.95, "magic"), "method must be"),
+        (lambda: power.largest_certifiable(-1, 1e-5, 0.95), "trials must be at least 0, got -1"),
+        (lambda: power.trials_needed(0.0, 0.1, 0.8, 1e-5, 0.95), "epsilon must be positive"),
+        (lambda: power.trials_needed(1.0, 1.0, 0.8, 1e-5, 0.95), r"within must lie in \(0, 1\)"),
+        (lambda: power.trials_needed(1.0, 0.1, 1.0, 1e-5, 0.95), r"power must lie in \(0, 1\)"),
+        (lambda: power.claim_power(0.4, 0.9, 10, 0.95), r"claimed_accuracy must lie in"),
+        (lambda: profile.epsilon_curve([1.0], [1], [1.0], 0.95), r"deltas must lie in \[0, 1\)"),
+        (lambda: profile.delta_curve([1.0], [1], [-1.0], 0.95), "epsilons must be at least 0"),
+        (lambda: profile.mu_profile([1.0], [1], 1.0), r"alpha must lie in \(0, 1\)"),
+        (lambda: profile.true_positive_rate([2.0], [0.0], [0.1]), r"fpr must lie in \[0, 1\]"),
+        (lambda: several.several_canaries([1.0], [1], 1e-5, 0.95), r"\[runs, canaries\]"),
+        (lambda: several.coupled_worlds([1.0], [1.0], 1e-5, 0.95, 0.0), "width must be positive"),
+        (lambda: label.bounds([[1.0]], [0.5, 0.5], [1, 0], 1, 1, 0), "got shapes"),
+        (lambda: label.bounds([[1.0]], [1.5], [1], 1, 1, 0), r"probabilities must lie in \[0, 1\]"),
+        (lambda: label.bounds([[1.0]], [0.5], [2], 1, 1, 0), "labels must be 0 or 1"),
+        (lambda: label.bounds([[1.0]], [0.5], [1], 0, 1, 0), "clip_norm must be positive, got 0"),
+        (lambda: label.mu_upper(0.0), "noise_multiplier must be positive, got 0"),
+        (lambda: stats.make("accurate", 10), "unknown method 'accurate'; known: accuracy"),
+        (lambda: stats.make("accuracy", 10, looks=3), "accuracy does not take looks; it takes"),
+        (lambda: stats.make("accuracy", 10, warmup=-1), "warmup must be at least 0, got -1"),
+        (lambda: stats.make("accuracy", 10, curve="x"), "curve must be gaussian or any, got 'x'"),
+        (lambda: stats.make("anytime", 10, expected=1.0), r"expected must lie in \[0.5, 1\)"),
+        (lambda: stats.make("group-sequential", 10, looks=0), "looks must be at least 1, got 0"),
+        (lambda: stats.make("group-sequential", 9, spending="x"), "obrien-fleming or pocock"),
+        (lambda: stats.make("gdp", 10, threshold="best"), "threshold must be one of past"),
+        (lambda: stats.make("gdp", 10, calibration=1.0), r"calibration must lie in \(0, 1\)"),
+        (lambda: stats.make("gdp", 10, threshold="fixed"), "fixed goes with a finite value"),
+        (lambda: stats.make("band", 10, levels="x"), "levels must be one of equal-local"),
+        (lambda: stats.make("one-run", 10, guesses=-1), "guesses must be at least 0, got -1"),
+    ],
+)
+def test_refusals_name_value_and_bound(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_no_trials_bound_nothing():
+    assert stats.clopper_pearson_lower(0, 0, 0.05) == 0
+    assert stats.clopper_pearson_upper(0, 0, 0.05) == 1
+    assert mixture.anytime_lower(0, 0, 0.05) == 0.5
+    assert betting.mean_lower([], 0.05) == 0.5
+    assert one_run.epsilon_lower(0, 0, 0, 0.0, 0.95) == 0
+    assert one_run.epsilon_lower_any([], 0, 0.0, 0.95) == 0
+    assert power.accuracy_power(1.0, 0.5, 0, 1e-5, 0.95) == 0
+    assert power.largest_certifiable(0, 1e-5, 0.95) == 0
+    assert len(profile.mu_profile([], [], 0.95).mu) == 0
+    assert profile.epsilon_curve([1.0], [1], [0.1], 0.95)[0] == 0
+
+
+def test_perfect_knowledge_is_finite_except_where_it_is_not():
+    assert guessing.epsilon_from_accuracy(1.0, 1e-5) == math.inf
+    assert mixture.anytime_lower(1000, 1000, 0.05) < 1
+    assert betting.mean_lower(np.ones(1000), 0.05) < 1
+    assert one_run.epsilon_lower(10**5, 10**5, 10**5, 0.0, 0.95) < 20
+    assert betting.mean_lower(np.zeros(100), 0.05) == 0.5
+
+
+def test_label_records_that_cannot_be_attacked_are_nan():
+    # Two identical columns, and a dead unit whose feature is zero.
+    features = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    found = label.bounds(features, [0.5, 0.5, 0.5], [1, 0, 1], 1.0, 1.0, 1e-5)
+    assert np.all(np.isnan(found.epsilon))
+    assert np.all(np.isnan(found.mu_direction))
+    np.testing.assert_allclose(found.mu, [1.0, 1.0, 0.0])  # the whole gradient still tells
+    assert np.isnan(label.epsilon([np.nan], 1e-5)[0])
+
+
+def test_a_certain_label_has_no_bound_from_its_complement():
+    found = label.bounds([[50.0]], [0.5], [1], 25.0, 1e-3, 1e-5)
+    assert found.hit[0] == 1
+    assert found.epsilon[0] == math.inf
+
+
+def test_import_is_light():
+    code = (
+        "import sys; import dpaudit_ray.stats;"
+        "print([m for m in ('torch', 'ray', 'pandas', 'scipy.stats', 'pydantic', 'opacus') "
+        "if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"

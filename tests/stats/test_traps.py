@@ -1,0 +1,249 @@
+"""The fourteen ways in which audit tools were found to break, one test each, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from reference import gaussian_trials, two_worlds
+from scipy import special
+
+from dpaudit_ray import accounting, stats
+from dpaudit_ray.stats import (
+    bayes,
+    budget,
+    gdp,
+    katz,
+    one_run,
+    one_run_fdp,
+    paper,
+    rates,
+    rates_gdp,
+    several,
+)
+
+LEVEL = {"delta": 1e-5, "confidence": 0.95}
+MANY_RUN = sorted(name for name, cls in stats.estimators().items() if not cls.one_run)
+ONE_RUN = sorted(name for name, cls in stats.estimators().items() if cls.one_run)
+CERTIFIED = sorted(
+    name for name, cls in stats.estimators().items() if cls.status is stats.Status.CERTIFIED
+)
+
+
+def test_01_chance_counts_give_zero():
+    # Flipping two upper bounds across the diagonal would give 0.985 here.
+    errors, sizes = (10, 10), (20, 20)
+    assert rates.epsilon_lower(errors, sizes, 0.0, 0.05)[0] == 0
+    assert rates.epsilon_of_rates(0.7, 0.7, 0.0) == 0
+    assert bayes.posterior_epsilon((10, 10, 20, 20), 1e-5, 0.05) < 0.05
+
+
+def test_02_gdp_shows_nothing_on_null_and_reversed_scores():
+    rng = np.random.default_rng(0xBAD5EED)
+    members = rng.permutation(np.repeat([False, True], 5000))
+    null = rng.normal(size=10_000)
+    # |mu| of two upper bounds gave 3.54 on such scores.
+    for method in ("gdp", "band", "accuracy", "eps-delta", "anytime", "claim"):
+        assert stats.estimate(null, members, **LEVEL, method=method).epsilon_lower == 0
+    scores, members = two_worlds(500, -3.0)
+    shuffle = rng.permutation(1000)
+    for method in MANY_RUN:
+        found = stats.estimate(scores[shuffle], members[shuffle], **LEVEL, method=method)
+        assert found.epsilon_lower == 0, method
+    assert rates_gdp.mu_lower((450, 450), (500, 500), 0.05)[0] < -2
+
+
+def test_03_one_run_is_not_off_by_one():
+    found = one_run.epsilon_lower(75, 100, 1000, 1e-4, 0.95)
+    assert found == pytest.approx(0.672985, abs=1e-6)
+    assert abs(found - 0.674808) > 1e-3
+    longer = one_run.epsilon_lower(1439, 1510, 100_000, 1e-5, 0.95)
+    assert longer == pytest.approx(2.67585100768, abs=1e-8)
+
+
+def test_04_one_run_pays_for_delta():
+    without = one_run.epsilon_lower(75, 100, 1000, 0.0, 0.95)
+    with_delta = one_run.epsilon_lower(75, 100, 1000, 1e-4, 0.95)
+    assert without == pytest.approx(0.702214, abs=1e-6)
+    assert with_delta == pytest.approx(0.672985, abs=1e-6)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 1.0])
+@pytest.mark.parametrize(("v", "r"), [(0, 0), (0, 50), (50, 50), (1, 1), (25, 50)])
+def test_05_one_run_edges(v, r, delta):
+    for epsilon in (0.0, 1.0, 50.0):
+        assert 0 <= one_run.p_value(v, r, 50, epsilon, delta) <= 1
+    found = one_run.epsilon_lower(v, r, 50, delta, 0.95)
+    assert 0 <= found < one_run.LARGEST
+    assert found == 0 or (v == r and r > 5 and delta < 1)
+    assert 0 <= one_run_fdp.mu_lower(v, r, 50, 0.95) < 40
+
+
+def test_06_no_evidence_is_exactly_zero_and_ceilings_are_known():
+    assert one_run_fdp.mu_lower(0, 800, 1000, 0.95) == 0
+    assert one_run_fdp.mu_lower(400, 800, 1000, 0.95) == 0
+    assert one_run.epsilon_lower(0, 800, 1000, 1e-6, 0.95) == 0
+    assert bayes.posterior_epsilon((500, 500, 1000, 1000), 1e-5, 0.05) < 0.02
+    scores, members = two_worlds(50, 1000.0)
+    for method, ceiling in (("accuracy", "accuracy"), ("gdp", "gdp"), ("eps-delta", "eps-delta")):
+        best = stats.power.largest_certifiable(100, **LEVEL, method=ceiling)
+        order = np.random.default_rng(1).permutation(100)
+        found = stats.estimate(scores[order], members[order], **LEVEL, method=method)
+        assert 0 < found.epsilon_lower <= best + 1e-9
+
+
+@pytest.mark.parametrize("method", MANY_RUN + ONE_RUN)
+def test_07_ties_equal_scores_and_diverged_runs(method):
+    rng = np.random.default_rng(7)
+    scores, members = gaussian_trials(rng, 400, 2.0)
+    if method in MANY_RUN:
+        equal = stats.estimate(np.zeros(400), members, **LEVEL, method=method)
+        assert equal.epsilon_lower == 0
+    tied = stats.estimate(np.round(scores), members, **LEVEL, method=method)
+    assert tied.epsilon_lower >= 0
+    clean = stats.estimate(scores, members, **LEVEL, method=method)
+    for bad in (math.nan, math.inf, -math.inf):
+        for world in (True, False):
+            hurt = scores.copy()
+            hurt[np.flatnonzero(members == world)[:60]] = bad
+            found = stats.estimate(hurt, members, **LEVEL, method=method)
+            assert found.trials == 400
+            assert found.epsilon_lower <= clean.epsilon_lower + 1e-12, (bad, world)
+            # Dropping the diverged trials would report more than counting them.
+            kept = np.isfinite(hurt)
+            dropped = stats.estimate(hurt[kept], members[kept], **LEVEL, method=method)
+            assert found.epsilon_lower <= dropped.epsilon_lower + 1e-12, (bad, world)
+
+
+def test_07b_diverged_runs_cannot_be_used_as_a_signal():
+    # A training that diverges exactly when the canary is in must not look like an attack.
+    members = np.random.default_rng(8).random(1000) < 0.5
+    scores = np.where(members, np.nan, 0.0)
+    for method in MANY_RUN + ONE_RUN:
+        found = stats.estimate(scores, members, **LEVEL, method=method)
+        assert found.epsilon_lower == 0, method
+
+
+def test_08_unequal_worlds_must_not_be_swapped():
+    right = rates.epsilon_lower((5, 200), (1000, 400), 1e-5, 0.05)[0]
+    swapped = rates.epsilon_lower((5, 200), (400, 1000), 1e-5, 0.05)[0]
+    assert right != pytest.approx(swapped, abs=0.1)
+    assert rates_gdp.mu_lower((5, 200), (1000, 400), 0.05)[0] != pytest.approx(
+        rates_gdp.mu_lower((5, 200), (400, 1000), 0.05)[0], abs=0.1
+    )
+    assert katz.epsilon_lower((5, 200), (1000, 400), 1e-5, 0.05)[0] != pytest.approx(
+        katz.epsilon_lower((5, 200), (400, 1000), 1e-5, 0.05)[0], abs=0.1
+    )
+
+
+def test_09_one_sided_alpha_is_a_two_sided_interval_at_twice_alpha():
+    for k, n in ((3, 50), (400, 1000)):
+        # The equal-tailed interval at 2 alpha leaves alpha on either side.
+        upper = stats.clopper_pearson_upper(k, n, 0.05)
+        assert special.bdtr(k, n, upper) == pytest.approx(0.05)
+        assert stats.clopper_pearson_upper(k, n, 0.1 / 2) == upper
+    # A bound at `confidence` spends 1 - confidence in all, half of it on either rate.
+    scores, members = two_worlds(200, 1.0)
+    found = stats.estimate(
+        scores, members, 1e-5, 0.9, method="eps-delta", threshold="fixed", value=0.5
+    )
+    fp, fn = int(np.sum(scores[:200] >= 0.5)), int(np.sum(scores[200:] < 0.5))
+    by_hand = rates.epsilon_of_rates(
+        stats.clopper_pearson_upper(fp, 200, 0.05), stats.clopper_pearson_upper(fn, 200, 0.05), 1e-5
+    )
+    assert found.epsilon_lower == by_hand
+
+
+def test_10_step_counts_are_part_of_a_claim():
+    assert (int(90 // 0.04), int(90 / 0.04)) == (2249, 2250)
+    fewer = accounting.epsilon(1.5, 2249, 1e-5, 0.04, "prv")
+    more = accounting.epsilon(1.5, 2250, 1e-5, 0.04, "prv")
+    assert fewer == pytest.approx(6.777396, abs=1e-5)
+    assert more == pytest.approx(6.779132, abs=1e-5)
+    with pytest.raises(ValueError, match="steps must be a whole number"):
+        accounting.epsilon(1.5, 90 / 0.04, 1e-5, 0.04, "prv")
+
+
+def test_11_maximum_over_thresholds_is_labelled():
+    for name, cls in stats.estimators().items():
+        best_of_all = name.startswith("paper")
+        assert (cls.status is stats.Status.PAPER) == best_of_all
+    assert "exploratory" in (paper.largest_ratio.__doc__ or "")
+    assert "no proof" in (paper.hull_bonferroni.__doc__ or "")
+    # A certified method on the same scores stays below the uncorrected maximum.
+    scores, members = gaussian_trials(np.random.default_rng(11), 2000, 1.0)
+    uncorrected = stats.estimate(scores, members, **LEVEL, method="paper-gdp").epsilon_lower
+    assert stats.estimate(scores, members, **LEVEL, method="band").epsilon_lower < uncorrected
+
+
+def test_12_one_training_is_refused_by_methods_for_many():
+    scores, members = gaussian_trials(np.random.default_rng(12), 100, 1.0)
+    for method in MANY_RUN:
+        with pytest.raises(ValueError, match="takes independent trainings, got 100 scores from 1"):
+            stats.estimate(scores, members, **LEVEL, method=method, runs=np.zeros(100))
+        stats.estimate(scores, members, **LEVEL, method=method, runs=np.arange(100))
+    for method in ONE_RUN:
+        with pytest.raises(ValueError, match="takes the canaries of 1 training"):
+            stats.estimate(scores, members, **LEVEL, method=method, runs=np.arange(100))
+        stats.estimate(scores, members, **LEVEL, method=method, runs=np.zeros(100))
+    with pytest.raises(ValueError, match="one training per score"):
+        stats.estimate(scores, members, **LEVEL, runs=[1, 2])
+
+
+def test_12b_pooling_dependent_canaries_fails_where_betting_holds():
+    # 16 canaries per run that all say the same: pooled Clopper-Pearson errs in about a third of
+    # audits; run-level betting in at most 5 %. 60 audits: the flake rate is below 1e-4.
+    rng, mu, pooled, betting = np.random.default_rng(5), gdp.mu(1.0, 1e-5), 0, 0
+    for _ in range(60):
+        bits = rng.random((200, 16)) < 0.5
+        # all canaries of a run share the noise, so they hit or miss together
+        hit = rng.random(200) < special.ndtr(mu / 2)
+        scores = np.where(bits == hit[:, None], 1.0, -1.0)
+        found = several.several_canaries(scores, bits, **LEVEL)
+        betting += found.mu_lower > mu
+        hits = int(np.sum((scores > 0) == bits))
+        pooled += 2 * special.ndtri(stats.clopper_pearson_lower(hits, bits.size, 0.05)) > mu
+    assert pooled >= 12
+    assert betting <= 8
+
+
+def test_13_clt_accounting_is_refused_for_claims():
+    clt = accounting.clt_epsilon(2.0, 1000, 1e-6, 0.05)
+    assert clt < accounting.epsilon(2.0, 1000, 1e-6, 0.05, "pld")
+    for name in ("gdp", "clt"):
+        with pytest.raises(ValueError, match="not an upper bound"):
+            accounting.epsilon(2.0, 1000, 1e-6, 0.05, name)
+        with pytest.raises(ValueError, match="not an upper bound"):
+            accounting.delta(2.0, 1000, 1.0, 0.05, name)
+
+
+def test_14_many_tests_share_one_error_budget():
+    shared = budget.Budget(0.95, ("accuracy", "eps-delta"), (50, 100, 150, 200, 250))
+    assert shared.parts == 10
+    assert shared.each == pytest.approx(0.995)
+    assert "10 deciding bounds" in str(shared)
+    assert budget.Budget(0.95).each == pytest.approx(0.95)
+    for field, value in (("estimators", ("a", "a")), ("steps", (1, 1)), ("confidence", 1.0)):
+        with pytest.raises(ValueError, match=field):
+            dataclasses.replace(shared, **{field: value})
+    # Under the null, 20 configurations at 1 - alpha / 20 each: the family errs in 5 % at most.
+    # Without the split it would err in most families; 150 families, flake rate below 1e-4.
+    rng, split, unsplit = np.random.default_rng(14), 0, 0
+    each = budget.Budget(0.95, steps=tuple(range(20))).each
+    for _ in range(150):
+        hits = rng.binomial(500, 0.5, size=20)
+        split += bool(np.any(stats.clopper_pearson_lower(hits, 500, 1 - each) > 0.5))
+        unsplit += bool(np.any(stats.clopper_pearson_lower(hits, 500, 0.05) > 0.5))
+    assert split <= 18
+    assert unsplit >= 60
+
+
+def test_14b_averages_of_evidence_need_no_split():
+    logs = [math.log(30.0), math.log(0.1), -math.inf]
+    assert math.exp(budget.average_evidence(logs)) == pytest.approx(30.1 / 3)
+    weighted = budget.average_evidence(logs, [0.5, 0.25, 0.25])
+    assert math.exp(weighted) == pytest.approx(15.025)
+    with pytest.raises(ValueError, match="shares that add up to 1"):
+        budget.average_evidence(logs, [1.0, 1.0, 1.0])

@@ -1,0 +1,501 @@
+"""A slow, obvious twin for every fast formula."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from reference import gaussian_trials, laplace_trials
+from scipy import integrate, optimize, special
+
+from dpaudit_ray import stats
+from dpaudit_ray.stats import (
+    bayes,
+    betting,
+    claim,
+    gdp,
+    group_sequential,
+    guessing,
+    label,
+    local_levels,
+    mixture,
+    one_run,
+    one_run_fdp,
+    one_run_order,
+    power,
+    profile,
+    rates,
+    several,
+    thresholds,
+    wagers,
+)
+
+
+def binomial(k: int, n: int, p: float) -> float:
+    return math.comb(n, k) * p**k * (1 - p) ** (n - k)
+
+
+def tail(k: int, n: int, p: float) -> float:
+    return sum(binomial(i, n, p) for i in range(k, n + 1))
+
+
+# --- bounds on rates -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "n", "alpha"), [(1, 9, 0.05), (7, 40, 0.01), (38, 40, 0.3)])
+def test_clopper_pearson_is_the_root_of_a_binomial_tail(k, n, alpha):
+    lower = optimize.brentq(lambda p: tail(k, n, p) - alpha, 0, 1, xtol=1e-13)
+    upper = optimize.brentq(lambda p: 1 - tail(k + 1, n, p) - alpha, 0, 1, xtol=1e-13)
+    assert stats.clopper_pearson_lower(k, n, alpha) == pytest.approx(lower, abs=1e-10)
+    assert stats.clopper_pearson_upper(k, n, alpha) == pytest.approx(upper, abs=1e-10)
+
+
+@pytest.mark.parametrize(("mu", "epsilon"), [(0.3, 0.1), (1.0, 1.5), (2.5, 4.0)])
+def test_gaussian_delta_is_the_hockey_stick_integral(mu, epsilon):
+    def excess(x: float) -> float:
+        return max(
+            math.exp(-((x - mu) ** 2) / 2) - math.exp(epsilon) * math.exp(-(x**2) / 2), 0.0
+        ) / math.sqrt(2 * math.pi)
+
+    start = epsilon / mu + mu / 2
+    twin = integrate.quad(excess, start, start + 12, epsabs=1e-13)[0]
+    assert gdp.delta(epsilon, mu) == pytest.approx(twin, rel=1e-8)
+
+
+def test_epsilon_of_rates_by_search():
+    rng = np.random.default_rng(0)
+    for fpr, fnr in rng.random((20, 2)) * 0.5:
+        found = rates.epsilon_of_rates(fpr, fnr, 0.01)
+
+        def allowed(e: float, a: float = fpr, b: float = fnr) -> bool:
+            return a + math.exp(e) * b >= 0.99 and b + math.exp(e) * a >= 0.99
+
+        grid = np.arange(0, 12, 1e-3)
+        twin = next(e for e in grid if allowed(e))
+        assert found == pytest.approx(twin, abs=2e-3)
+
+
+def test_best_threshold_of_large_worlds_is_not_lost_to_the_coarse_table(monkeypatch):
+    scores, members = laplace_trials(np.random.default_rng(1), 6000, 1.5)
+    for method in ("paper-gdp", "paper-eps-delta", "band"):
+        fine = stats.estimate(scores, members, 1e-5, 0.95, method)
+        with monkeypatch.context() as patch:
+            patch.setattr(thresholds, "_TABLE_SIZE", 50)
+            coarse = stats.estimate(scores, members, 1e-5, 0.95, method)
+        assert coarse == fine
+
+
+def test_algorithm_4_by_its_loop():
+    scores, members = gaussian_trials(np.random.default_rng(2), 200, 1.0)
+    best = -math.inf
+    pooled = np.sort(scores)
+    for h in (pooled[:-1] + pooled[1:]) / 2:
+        fp = int(np.sum((scores >= h) & ~members))
+        fn = int(np.sum((scores < h) & members))
+        alpha = stats.clopper_pearson_upper(fp, int((~members).sum()), 0.025)
+        beta = stats.clopper_pearson_upper(fn, int(members.sum()), 0.025)
+        best = max(best, -special.ndtri(alpha) - special.ndtri(beta))
+    found = stats.estimate(scores, members, 1e-5, 0.95, "paper-gdp")
+    assert found.mu_lower == pytest.approx(best, abs=1e-12)
+
+
+# --- simultaneous levels -----------------------------------------------------------------------
+
+
+def test_miss_probability_of_two_by_integration():
+    level = 0.1
+    u0, u1 = special.betaincinv(1, 2, 1 - level), special.betaincinv(2, 1, 1 - level)
+    # P(V1 <= u0 and V2 <= u1) over 0 < V1 < V2 < 1 with density 2.
+    inside = 2 * integrate.quad(lambda v1: u1 - v1, 0, min(u0, u1))[0]
+    assert local_levels.miss_probability(2, level) == pytest.approx(1 - inside, abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [7, 60])
+def test_miss_probability_by_simulation(n):
+    # 40000 draws at .025: standard error .0008; five of them are allowed (flake rate 1e-6).
+    level = local_levels.local_level(n, 0.025)
+    bounds = special.betaincinv(np.arange(1, n + 1), np.arange(n, 0, -1), 1 - level)
+    draws = np.sort(np.random.default_rng(3).random((40_000, n)), axis=1)
+    missed = np.mean(np.any(draws > bounds, axis=1))
+    assert missed == pytest.approx(0.025, abs=0.004)
+
+
+def test_blocks_of_the_triangular_system_do_not_show(monkeypatch):
+    whole = local_levels.miss_probability(300, 1e-3)
+    monkeypatch.setattr(local_levels, "_BLOCK", 17)
+    assert local_levels.miss_probability(300, 1e-3) == pytest.approx(whole, rel=1e-12)
+
+
+def test_local_levels_fall_with_size():
+    # What makes the level of a larger audit valid for a partial one.
+    sizes = [1, 2, 3, 5, 10, 11, 50, 51, 300, 1000]
+    levels = [local_levels.local_level(n, 0.025) for n in sizes]
+    assert all(a > b for a, b in itertools.pairwise(levels))
+    for n in (1, 9, 100, 4999, 9999, 50_000):
+        assert local_levels.next_size(n) >= n
+
+
+# --- sequential bounds ---------------------------------------------------------------------------
+
+
+def test_mixture_by_quadrature():
+    for hits, trials, p, (a, b) in (
+        (8, 10, 0.5, (1, 1)),
+        (60, 100, 0.55, (1, 1)),
+        (60, 100, 0.5, (9.0, 6.0)),
+    ):
+
+        def density(x: float, prior=(a, b)) -> float:
+            return x ** (prior[0] - 1) * (1 - x) ** (prior[1] - 1)
+
+        def ratio(x: float, s=hits, t=trials, q=p) -> float:
+            return (x / q) ** s * ((1 - x) / (1 - q)) ** (t - s)
+
+        top = integrate.quad(lambda x: ratio(x) * density(x), p, 1, epsabs=0)[0]
+        twin = top / integrate.quad(density, p, 1, epsabs=0)[0]
+        found = mixture.log_mixture(p, hits, trials, (a, b))
+        assert found == pytest.approx(math.log(twin), abs=1e-7)
+
+
+@pytest.mark.parametrize(("a", "b", "x"), [(700.0, 500.0, 0.75), (30.0, 20.0, 0.9)])
+def test_beta_tail_beyond_underflow_continues_the_table(a, b, x):
+    direct = math.log(special.betaincc(a, b, x))
+    k = np.arange(10_000)
+    series = 1 + np.cumprod((a + b + k) / (b + 1 + k) * (1 - x)).sum()
+    twin = b * math.log1p(-x) + a * math.log(x) - math.log(b) - special.betaln(a, b)
+    assert direct == pytest.approx(twin + math.log(series), rel=1e-10)
+    assert math.isfinite(mixture.log_mixture(0.99, 600, 1000, (50_000.0, 20_000.0)))
+
+
+def test_group_sequential_boundaries_by_enumeration():
+    looks, alpha, p = [4, 7, 10], 0.2, 0.55
+    spent = group_sequential.spend(np.array(looks) / 10, alpha, "pocock")
+    outcomes = np.array(list(itertools.product([0, 1], repeat=10)))
+    chance = np.prod(np.where(outcomes == 1, p, 1 - p), axis=1)
+    hits = np.cumsum(outcomes, axis=1)
+    alive = np.ones(len(outcomes), dtype=bool)
+    crossed = 0.0
+    for index, n in enumerate(looks):
+        now = hits[:, n - 1]
+        boundary = next(
+            c for c in range(n + 2)
+            if chance[alive & (now >= c)].sum() <= spent[index] - crossed + 1e-15
+        )  # fmt: skip
+        for s in range(n + 1):
+            seen = [(m, min(s, m)) for m in looks[:index]] + [(n, s)]
+            refuted = group_sequential._excess(p, seen, spent[: index + 1]) <= 1e-15
+            assert refuted == (s >= boundary), (n, s, boundary)
+        crossed += chance[alive & (now >= boundary)].sum()
+        alive &= now < boundary
+    assert 0 < crossed <= alpha
+
+
+def test_spending_functions_spend_it_all():
+    for spending in ("obrien-fleming", "pocock"):
+        spent = group_sequential.spend(np.linspace(0.02, 1, 50), 0.05, spending)
+        assert np.all(np.diff(spent) > 0)
+        assert spent[-1] == pytest.approx(0.05)
+        assert spent[0] > 0
+
+
+def test_betting_by_its_loop():
+    rng = np.random.default_rng(4)
+    values = rng.beta(6, 3, size=60)
+
+    def best_wealth(m: float) -> float:
+        best, purses = 0.0, [1.0, 1.0]
+        states = [[weight, weight / 2, weight / 4] for _, weight in betting.GAMBLERS]
+        for x in values:
+            for g, (share, _) in enumerate(betting.GAMBLERS):
+                n, total, squares = states[g]
+                mean, variance = total / n, squares / n
+                edge = mean - m
+                stake = min(max(edge / (variance + edge**2), 0.0), share / m)
+                purses[g] *= 1 + stake * (x - m)
+                after = (total + x) / (n + 1)
+                states[g] = [n + 1, total + x, squares + (x - after) ** 2]
+            best = max(best, sum(purses) / 2)
+        return best
+
+    lower = betting.mean_lower(values, 0.05)
+    assert 0.5 < lower < values.mean()
+    assert best_wealth(lower) == pytest.approx(20, rel=1e-6)
+    assert best_wealth(lower - 0.01) > 20
+
+
+def test_guess_counter_by_its_loop():
+    scores, members = gaussian_trials(np.random.default_rng(5), 300, 1.0)
+    scores[[30, 100, 250]] = np.nan
+    counter = guessing.GuessCounter(warmup=20)
+    counter.fold(scores, members)
+    hits = guesses = 0
+    for i in range(20, 300):
+        past, bits = scores[:i][np.isfinite(scores[:i])], members[:i][np.isfinite(scores[:i])]
+        threshold = past[~bits].mean() / 2 + past[bits].mean() / 2
+        guesses += 1
+        hits += bool(np.isfinite(scores[i]) and (scores[i] > threshold) == members[i])
+    assert (counter.hits, counter.guesses) == (hits, guesses)
+
+
+def test_wagers_by_their_loop():
+    scores, members = gaussian_trials(np.random.default_rng(6), 200, 1.5)
+    scores[[10, 77]] = [np.nan, -np.inf]
+    table = wagers.Wagers()
+    table.fold(scores, members)
+    epsilon, delta = 0.7, 0.01
+    log_wealth = np.zeros((3, len(wagers.OFFSETS), len(wagers.STAKES)))
+    centre = spread = math.nan
+    for i in range(200):
+        if i in (32, 64, 128):
+            good = np.isfinite(scores[:i])
+            x, b = scores[:i][good], members[:i][good]
+            centre = (x[b].mean() + x[~b].mean()) / 2
+            spread = math.sqrt((b.sum() * x[b].var() + (~b).sum() * x[~b].var()) / len(b))
+        for side, offset in itertools.product(range(3), range(len(wagers.OFFSETS))):
+            cut = wagers.OFFSETS[offset] * spread
+            guess_in = side in (0, 2) and scores[i] >= centre + cut
+            guess_out = side in (1, 2) and scores[i] < centre - cut
+            wrong = (guess_in and not members[i]) or (guess_out and members[i])
+            wrong = wrong or not np.isfinite(scores[i])
+            right = not wrong and ((guess_in and members[i]) or (guess_out and not members[i]))
+            if i < 32 and not wrong:
+                continue
+            payoff = float(right) - math.exp(epsilon) * float(wrong)
+            mean = delta * (1.0 if side == 2 else 0.5)
+            stake = wagers.STAKES / (math.exp(epsilon) + mean)
+            log_wealth[side, offset] += np.log1p(stake * (payoff - mean))
+    np.testing.assert_allclose(table.log_wealth([epsilon], [delta])[0], log_wealth, atol=1e-9)
+
+
+def test_claim_evidence_by_its_average():
+    scores, members = gaussian_trials(np.random.default_rng(7), 300, 1.0)
+    state = stats.make("claim", 300)
+    state.fold(scores, members)
+    curve = claim.gaussian(0.5)
+    table = wagers.Wagers()
+    table.fold(scores, members)
+    wealth = np.exp(table.log_wealth(curve.epsilons, curve.deltas))
+    plain = wealth[curve.epsilons == 0][:, 2, 0].mean()
+    assert math.exp(state.evidence(curve)) == pytest.approx(0.5 * plain + 0.5 * wealth.mean())
+
+
+# --- one run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("v", "r", "m", "epsilon", "delta"),
+    [(1, 1, 5, 0.0, 0.01), (7, 10, 20, 0.5, 1e-3), (40, 60, 60, 2.0, 1e-4), (3, 30, 90, 1.0, 0.1)],
+)
+def test_one_run_p_value_by_its_sums(v, r, m, epsilon, delta):
+    q = math.exp(epsilon) / (1 + math.exp(epsilon))
+    worst = max(
+        sum(binomial(k, r, q) for k in range(max(v - i, 0), v)) / i for i in range(1, m + 1)
+    )
+    twin = min(1.0, tail(v, r, q) + 2 * m * delta * worst)
+    assert one_run.p_value(v, r, m, epsilon, delta) == pytest.approx(twin, rel=1e-9)
+
+
+def test_one_run_bound_is_where_the_p_value_crosses():
+    found = one_run.epsilon_lower(180, 200, 1000, 1e-5, 0.95)
+    assert one_run.p_value(180, 200, 1000, found - 1e-6, 1e-5) < 0.05
+    assert one_run.p_value(180, 200, 1000, found + 1e-6, 1e-5) > 0.05
+
+
+def test_one_run_fdp_by_its_recursion():
+    v, r, m, level = 88, 100, 400, 0.05
+
+    def refuted(mu: float) -> bool:
+        rho, eta = level * v / m, level * (r - v) / m
+        for i in reversed(range(v)):
+            new = max(eta, special.ndtr(special.ndtri(rho) - mu))
+            rho = min(1.0, rho + i / (r - i) * (new - eta))
+            eta = new
+        return rho + eta > r / m
+
+    found = one_run_fdp.mu_lower(v, r, m, 1 - level)
+    assert refuted(found - 1e-6)
+    assert not refuted(found + 1e-6)
+
+
+def test_one_run_order_statistics_by_simulation():
+    # 20000 runs of a probability near .2: standard error .003, five of them allowed.
+    rng, mu, m, r = np.random.default_rng(8), 0.8, 60, 20
+    bits = rng.random((20_000, m)) < 0.5
+    scores = rng.normal(size=bits.shape) + np.where(bits, mu / 2, -mu / 2)
+    order = np.argsort(-np.abs(scores), axis=1)[:, :r]
+    wrong = np.take_along_axis((scores > 0) != bits, order, axis=1).sum(axis=1)
+    found = one_run_order.gaussian_p_value(3, r, m, mu)
+    assert found == pytest.approx(np.mean(wrong <= 3), abs=0.015)
+    told = rng.random(bits.shape) < 0.02
+    honest = rng.random(bits.shape) < special.expit(1.0)
+    first = np.argsort(~told, axis=1, kind="stable")[:, :r]
+    wrong = np.take_along_axis(~(told | honest), first, axis=1).sum(axis=1)
+    found = one_run_order.pure_p_value(3, r, m, 1.0, 0.02)
+    assert found == pytest.approx(np.mean(wrong <= 3), abs=0.015)
+
+
+def test_confident_hits_by_hand():
+    scores = np.array([5.0, 1.0, -3.0, np.nan, 2.0, 0.0])
+    members = np.array([True, True, False, True, False, False])
+    # the NaN first and wrong, then 5 in, -3 out, 2 in, 0 out, 1 in
+    expected = [False, True, True, False, True, True]
+    np.testing.assert_array_equal(one_run.confident_hits(scores, members), expected)
+
+
+def test_best_number_of_guesses_by_its_loop():
+    right = np.random.default_rng(9).random(150) < 0.85
+    best = max(
+        mixture.anytime_lower(int(right[:r].sum()), r, 0.05) for r in range(1, len(right) + 1)
+    )
+    found = one_run.epsilon_lower_any(right, 1000, 0.0, 0.95)
+    assert found == pytest.approx(math.log(best / (1 - best)), abs=1e-12)
+
+
+# --- everything else -----------------------------------------------------------------------------
+
+
+def test_posterior_by_sampling():
+    # 200000 draws: the 5 % quantile has a standard error of about .002.
+    rng, (fp, fn, out, inside) = np.random.default_rng(10), (40, 55, 200, 210)
+    x = rng.beta(fp + 0.5, out - fp + 0.5, 200_000)
+    y = rng.beta(fn + 0.5, inside - fn + 0.5, 200_000)
+    drawn = rates.epsilon_of_rates(x, y, 1e-5)
+    found = bayes.posterior_epsilon((fp, fn, out, inside), 1e-5, 0.05, turned=False)
+    assert found == pytest.approx(np.quantile(drawn, 0.05), abs=0.01)
+    turned = np.maximum(drawn, rates.epsilon_of_rates(1 - x, 1 - y, 1e-5))
+    found = bayes.posterior_epsilon((fp, fn, out, inside), 1e-5, 0.95)
+    assert found == pytest.approx(np.quantile(turned, 0.95), abs=0.015)
+
+
+def test_label_bounds_by_simulation():
+    # 100000 noisy gradients: standard error .0016, five of them allowed.
+    rng = np.random.default_rng(11)
+    features = rng.normal(size=(5, 3))
+    p, y = np.array([0.7, 0.2, 0.5]), np.array([1, 0, 1])
+    clip, sigma = 0.5, 1.3
+    found = label.bounds(features, p, y, clip, sigma, 1e-5)
+
+    def total(labels: np.ndarray) -> np.ndarray:
+        each = features * (p - labels)
+        return (each * np.minimum(1, clip / np.linalg.norm(each, axis=0))).sum(axis=1)
+
+    noise = sigma * clip * rng.normal(size=(100_000, 5))
+    solve = np.linalg.pinv(features)
+    for record in range(3):
+        flipped = y.copy()
+        flipped[record] = 1 - y[record]
+        for labels, expected in ((y, found.hit), (flipped, found.false_hit)):
+            coefficient = ((total(labels) + noise) @ solve.T)[:, record]
+            # The true label is what is named when the coefficient has its sign.
+            named = coefficient < 0 if y[record] == 1 else coefficient > 0
+            # other records shift the sum but not this coefficient
+            assert np.mean(named) == pytest.approx(expected[record], abs=0.008)
+
+
+def test_label_mu_dominates_the_published_bound():
+    rng = np.random.default_rng(12)
+    for _ in range(20):
+        features = rng.normal(size=(6, 4))
+        found = label.bounds(features, rng.random(4), rng.integers(0, 2, 4), 1.0, 0.8, 1e-5)
+        assert np.all(found.mu_direction <= found.mu + 1e-12)
+        assert np.all(found.mu <= label.mu_upper(0.8) + 1e-12)
+        published = np.fmax(found.epsilon, found.epsilon_complement)
+        assert np.all(published <= label.epsilon(found.mu_direction, 1e-5) + 1e-9)
+
+
+def test_label_mu_composes_over_steps():
+    rng = np.random.default_rng(13)
+    first, second = rng.normal(size=(2, 7, 4))
+    whole = label.mu_of_gradients(first, second, 2.0, 1.5)
+    steps = [label.mu_of_gradients(a, b, 2.0, 1.5) for a, b in zip(first, second, strict=True)]
+    assert whole == pytest.approx(math.sqrt(sum(mu**2 for mu in steps)))
+    assert label.mu_of_gradients([2.0, 0.0], [-2.0, 0.0], 2.0, 4.0) == label.mu_upper(4.0)
+
+
+def test_profile_by_its_loop():
+    scores, members = gaussian_trials(np.random.default_rng(14), 300, 1.5)
+    sizes = (int((~members).sum()), int(members.sum()))
+    level = [local_levels.local_level(n, 0.025) for n in sizes]
+    best_delta, best_epsilon = 0.0, 0.0
+    for h in np.unique(scores):
+        fp = int(np.sum((scores >= h) & ~members))
+        fn = int(np.sum((scores < h) & members))
+        a = stats.clopper_pearson_upper(fp, sizes[0], level[0])
+        b = stats.clopper_pearson_upper(fn, sizes[1], level[1])
+        best_delta = max(best_delta, 1 - b - math.e * a, 1 - a - math.e * b)
+        best_epsilon = max(best_epsilon, rates.epsilon_of_rates(a, b, 1e-3))
+    deltas = profile.delta_curve(scores, members, [0.0, 1.0, 800.0], 0.95)
+    assert deltas[1] == pytest.approx(best_delta, abs=1e-12)
+    assert deltas[0] > deltas[1] > deltas[2] == 0
+    epsilons = profile.epsilon_curve(scores, members, [1e-3, 0.5], 0.95)
+    assert epsilons[0] == pytest.approx(best_epsilon, abs=1e-12)
+    band = stats.estimate(scores, members, 1e-3, 0.95, "band", curve="any")
+    assert band.epsilon_lower == pytest.approx(epsilons[0], abs=1e-12)
+
+
+def test_mu_profile_knows_gaussian_from_response():
+    rng = np.random.default_rng(15)
+    scores, members = gaussian_trials(rng, 3000, 1.0)
+    found = profile.mu_profile(scores, members, 0.95)
+    assert found.gaussian
+    middle = np.abs(found.fpr - 0.3).argmin()
+    assert found.lower[middle] < 1.0 < found.upper[middle]
+    assert np.all(found.lower <= found.upper)
+    # Half a bit told at random, then blurred: the same accuracy everywhere, no Gaussian curve.
+    told = np.where(rng.random(3000) < 0.8, members, ~members) + 1e-3 * rng.normal(size=3000)
+    assert not profile.mu_profile(told, members, 0.95).gaussian
+
+
+def test_claimed_roc_is_the_gaussian_one():
+    epsilons = np.linspace(0, 12, 4001)
+    fpr = np.array([0.0, 0.01, 0.1, 0.5, 0.9, 1.0])
+    found = profile.true_positive_rate(fpr, epsilons, gdp.delta(epsilons, 1.3))
+    np.testing.assert_allclose(found[1:-1], gdp.true_positive_rate(fpr[1:-1], 1.3), atol=1e-5)
+    assert found[-1] == 1
+
+
+def test_accuracy_power_by_simulation():
+    # 2000 audits at a power near .8: standard error .009, five of them allowed.
+    trials = power.trials_needed(2.0, 0.5, 0.8, 1e-5, 0.95)
+    assert trials == pytest.approx(734, rel=0.01)
+    rate = special.ndtr(gdp.mu(2.0, 1e-5) / 2)
+    hits = np.random.default_rng(16).binomial(trials, rate, size=2000)
+    lower = stats.clopper_pearson_lower(hits, trials, 0.05)
+    reached = np.mean(2 * special.ndtri(np.maximum(lower, 0.5)) >= gdp.mu(1.0, 1e-5))
+    exact = power.accuracy_power(2.0, 1.0, trials, 1e-5, 0.95)
+    assert 0.8 <= exact == pytest.approx(reached, abs=0.045)
+
+
+def test_claim_power_is_reached():
+    # 60 audits; the computed power counts plain guessing alone, so it is a lower bound.
+    rng, mu, trials, refuted = np.random.default_rng(17), 0.5, 2000, 0
+    for _ in range(60):
+        state = stats.make("claim", trials)
+        state.fold(*gaussian_trials(rng, trials, mu / 0.7))
+        refuted += state.refutes(claim.gaussian(mu), 0.95)
+    promised = power.claim_power(
+        float(special.ndtr(mu / 2)), float(special.ndtr(mu / 1.4)), trials - 32, 0.95
+    )
+    assert 0.5 < promised < 1
+    assert refuted / 60 >= promised - 0.2
+
+
+def test_pair_outcomes_by_their_loop():
+    rng = np.random.default_rng(18)
+    outside = rng.normal(size=80)
+    inside = outside + 0.7
+    inside[20] = np.nan
+    found = several.pair_outcomes(outside, inside, 1.0)
+    twin = []
+    for i in range(80):
+        good = np.isfinite(inside[:i]) & np.isfinite(outside[:i])
+        if good.sum() < 2:
+            continue
+        x0, x1 = outside[:i][good], inside[:i][good]
+        width, middle = (x0.std() + x1.std()) / 2, (x0.mean() + x1.mean()) / 2
+        phi = [np.clip((s - middle) / width + 0.5, 0, 1) for s in (outside[i], inside[i])]
+        phi[1] = 0.0 if np.isnan(inside[i]) else phi[1]
+        twin.append((1 - phi[0] + phi[1]) / 2)
+    np.testing.assert_allclose(found, twin, atol=1e-9)

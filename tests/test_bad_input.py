@@ -1,0 +1,222 @@
+"""A sweep file that cannot be run: exit 2 and one line with the key, the value and the bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import changed, refused, write_sweep
+
+NAN, INF = float("nan"), float("inf")
+
+# (key, value, the beginning of the line after "dpaudit: "). Keys of the adversary drop the grid.
+TYPES: list[tuple[str, Any, str]] = [
+    ("mechanism.steps", "6", "mechanism.steps: must be a whole number, got '6'"),
+    ("mechanism.steps", 6.0, "mechanism.steps: must be a whole number, got 6.0"),
+    ("mechanism.steps", True, "mechanism.steps: must be a whole number, got True"),
+    ("mechanism.steps", None, "mechanism.steps: must be a whole number, got None"),
+    ("mechanism.noise_multiplier", True, "mechanism.noise_multiplier: must be a number, got True"),
+    ("mechanism.noise_multiplier", "4", "mechanism.noise_multiplier: must be a number, got '4'"),
+    ("mechanism.data.path", 3, "mechanism.data.path: unknown key; known: name"),
+    ("mechanism.data", {"name": "npz", "path": 3}, "mechanism.data.path: must be text, got 3"),
+    ("audit.trials", "ten", "audit.trials: must be a whole number, got 'ten'"),
+    ("audit.trials", 10.0, "audit.trials: must be a whole number, got 10.0"),
+    ("audit.estimators", "accuracy", "audit.estimators: must be a list, got 'accuracy'"),
+    ("audit.accountants", "rdp", "audit.accountants: must be a list, got 'rdp'"),
+    ("audit", [1], "audit: must be a mapping, got [1]"),
+    ("mechanism", [], "mechanism: must be a name or a mapping with a name, got []"),
+    ("mechanism.model", 3, "mechanism.model: must be a name or a mapping with a name, got 3"),
+    ("adversary", {"name": 3}, "adversary: must be a name or a mapping with a name"),
+    ("adversary", {"choice": "random"}, "adversary: must be a name or a mapping with a name"),
+    ("resources", None, "resources: must be a mapping, got None"),
+    ("resources.pack_size", "big", "resources.pack_size: must be auto or a whole number"),
+    ("resources.pack_size", True, "resources.pack_size: must be auto or a whole number"),
+    ("resources.pack_size", 2.5, "resources.pack_size: must be auto or a whole number"),
+    ("seed", "x", "seed: must be a whole number, got 'x'"),
+    ("seed", None, "seed: must be a whole number, got None"),
+    ("name", 3, "name: must be text, got 3"),
+]
+BOUNDS: list[tuple[str, Any, str]] = [
+    ("mechanism.noise_multiplier", -1.0, "mechanism.noise_multiplier: must be greater than 0, got"),
+    ("mechanism.noise_multiplier", 0, "mechanism.noise_multiplier: must be greater than 0, got 0"),
+    ("mechanism.noise_multiplier", NAN, "mechanism.noise_multiplier: must be finite, got nan"),
+    ("mechanism.noise_multiplier", INF, "mechanism.noise_multiplier: must be finite, got inf"),
+    ("mechanism.clip_norm", INF, "mechanism.clip_norm: must be finite, got inf"),
+    ("mechanism.learning_rate", NAN, "mechanism.learning_rate: must be finite, got nan"),
+    ("mechanism.batch_size", 0, "mechanism.batch_size: must be at least 1, got 0"),
+    ("mechanism.batch_size", 570, "mechanism.batch_size: is 570, but breast_cancer has 569"),
+    ("adversary.period", 7, "adversary.period: is 7, but there are only 6 steps"),
+    ("adversary.period", 0, "adversary.period: must be at least 1, got 0"),
+    ("audit.delta", 0, "audit.delta: must be greater than 0, got 0"),
+    ("audit.delta", 1, "audit.delta: must be less than 1, got 1"),
+    ("audit.delta", -1e-5, "audit.delta: must be greater than 0, got -1e-05"),
+    ("audit.delta", NAN, "audit.delta: must be finite, got nan"),
+    ("audit.confidence", 95, "audit.confidence: must be less than 1, got 95"),
+    ("audit.trials", 0, "audit.trials: must be at least 1, got 0"),
+    ("audit.trials", 10**30, "audit.trials: must be at most 1e+08"),
+    ("audit.record_every", 0, "audit.record_every: must be at least 1, got 0"),
+    ("audit.record_every", 7, "audit.record_every: is 7, but there are only 6 steps"),
+    ("audit.estimators", [], "audit.estimators: must not be empty"),
+    ("audit.accountants", [], "audit.accountants: must not be empty"),
+    ("resources.pack_size", 0, "resources.pack_size: must be auto or a whole number of at least 1"),
+    ("resources.max_concurrent_trainers", 0, "resources.max_concurrent_trainers: must be auto or"),
+    ("resources.max_worker_losses", -1, "resources.max_worker_losses: must be at least 0, got -1"),
+    ("resources.num_cpus", 0, "resources.num_cpus: must be greater than 0, got 0"),
+    ("resources.num_cpus", INF, "resources.num_cpus: must be finite, got inf"),
+    ("resources.num_gpus", -1, "resources.num_gpus: must be at least 0, got -1"),
+    ("seed", -1, "seed: must be at least 0, got -1"),
+]
+NAMES: list[tuple[str, Any, str]] = [
+    ("mechanism.name", "foo", "mechanism.name: unknown mechanism 'foo'; known: dp-sgd"),
+    ("mechanism.data.name", "foo", "mechanism.data.name: unknown data set 'foo'; known: breast_c"),
+    ("mechanism.model", "foo", "mechanism.model.name: unknown model 'foo'; known: fcnn"),
+    ("mechanism.engine", "foo", "mechanism.engine: must be 'packed'"),
+    ("adversary.name", "foo", "adversary.name: unknown adversary 'foo'; known: biased-dimension"),
+    ("audit.estimators", ["foo"], "audit.estimators.0.name: unknown estimator 'foo'; known: acc"),
+    ("audit.accountants", ["rdp", "foo"], "audit.accountants.1: unknown accountant 'foo'; known: "),
+    ("stepz", 1, "stepz: unknown key; known: name, seed, mechanism"),
+    ("mechanism.stepz", 1, "mechanism.stepz: unknown key; known: name, data"),
+    ("mechanism.data.foo", 1, "mechanism.data.foo: unknown key; known: name"),
+    ("adversary.foo", 1, "adversary.foo: unknown key; known: name, period"),
+    ("audit.foo", 1, "audit.foo: unknown key; known: trials, delta"),
+    ("resources.foo", 1, "resources.foo: unknown key; known: num_cpus"),
+    *(("name", name, "name: names a folder: up to 100 letters") for name in
+      ("a/b", "../x", "..", "", "a b", "-x", "x" * 101)),
+]  # fmt: skip
+ESTIMATORS: list[tuple[Any, str]] = [
+    (3, "audit.estimators.0: must be a name or a mapping with a name, got 3"),
+    ({"foo": 3}, "audit.estimators.0: must be a name or a mapping with a name"),
+    (
+        {"name": "accuracy", "foo": 1},
+        "audit.estimators.0.foo: unknown option of accuracy; it",
+    ),
+    ({"name": "accuracy", "planned": 1}, "audit.estimators.0.planned: unknown option of accuracy"),
+    ({"name": "paper-gdp", "x": 1}, "audit.estimators.0.x: unknown option of paper-gdp"),
+    ({"name": "eps-delta", "threshold": "x"}, "audit.estimators.0.threshold: must be 'past'"),
+    ({"name": "eps-delta", "calibration": "x"}, "audit.estimators.0.calibration: must be a number"),
+    ({"name": "eps-delta", "calibration": 2}, "audit.estimators.0: eps-delta: calibration must"),
+    ({"name": "eps-delta", "threshold": "fixed"}, "audit.estimators.0: eps-delta: threshold: fix"),
+    ({"name": "accuracy", "warmup": 1.5}, "audit.estimators.0.warmup: must be a whole number"),
+]
+GRIDS: list[tuple[Any, str]] = [
+    ([1], "grid: must map dotted keys to lists of values, got [1]"),
+    ({"adversary": []}, "grid.adversary: must be a list of at least one value, got []"),
+    ({"adversary": "loss"}, "grid.adversary: must be a list of at least one value, got 'loss'"),
+    ({"foo": [1]}, "grid.foo: must start with one of mechanism, adversary, audit"),
+    ({"resources.num_cpus": [1]}, "grid.resources.num_cpus: must start with one of mechanism"),
+    ({3: [4]}, "grid.3: must start with one of"),
+    ({"audit.": [1]}, "grid.audit.: has an empty part"),
+    ({"mechanism.stepz": [1]}, "mechanism.stepz: unknown key"),
+    ({"mechanism.data.foo": [1]}, "mechanism.data.foo: unknown key"),
+    (
+        {"mechanism.steps.x": [5]},
+        "grid.mechanism.steps.x: steps is 6, no mapping that could hold x",
+    ),
+    ({"mechanism.steps": [5, "six"]}, "mechanism.steps: must be a whole number, got 'six'"),
+    ({"adversary": [{"name": "loss", "foo": 1}]}, "adversary.foo: unknown key"),
+    ({"adversary": ["loss", None]}, "adversary: is required"),
+    ({"audit.delta": [1e-5, 1.5]}, "audit.delta: must be less than 1, got 1.5"),
+    ({"mechanism.steps": [5, 5]}, "grid: gives the same audit twice (steps=5; steps=5)"),
+    ({"mechanism.clip_norm": [1, 1.0]}, "grid: gives the same audit twice (clip_norm=1; clip_no"),
+    ({"adversary": ["loss", {"name": "loss"}]}, "grid: gives the same audit twice (loss; loss)"),
+    ({"adversary": [{"name": "loss", "period": 1}, "loss"]}, "grid: gives the same audit twice"),
+    ({"adversary.period": [1, 2], "adversary": ["loss"]}, "grid: gives the same audit twice"),
+]
+MISSING = [
+    *("name", "mechanism", "adversary", "audit", "audit.trials", "audit.delta"),
+    *("mechanism.data", "mechanism.model", "mechanism.steps", "mechanism.noise_multiplier"),
+]
+
+
+def line_for(sweep: dict[str, Any], folder: Path) -> str:
+    """What `dpaudit run` says; also checks that it has touched nothing."""
+    file = write_sweep(folder, sweep)
+    before = set(folder.iterdir())
+    line = refused("run", file, "--storage-path", folder / "runs", "--executor", "inline")
+    assert set(folder.iterdir()) == before
+    return line
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), [*TYPES, *BOUNDS, *NAMES])
+def test_a_wrong_value(key: str, value: Any, expected: str, tiny: dict, tmp_path: Path) -> None:
+    if key.startswith("adversary"):
+        del tiny["grid"]
+    line = line_for(changed(tiny, key, value), tmp_path)
+    assert line.startswith(expected), line
+
+
+@pytest.mark.parametrize(("estimator", "expected"), ESTIMATORS)
+def test_a_wrong_estimator(estimator: Any, expected: str, tiny: dict, tmp_path: Path) -> None:
+    line = line_for(changed(tiny, "audit.estimators", [estimator]), tmp_path)
+    assert line.startswith(expected), line
+
+
+@pytest.mark.parametrize("key", ["estimators", "accountants"])
+def test_a_repeated_entry(key: str, tiny: dict, tmp_path: Path) -> None:
+    name = {"estimators": "accuracy", "accountants": "gaussian"}[key]
+    line = line_for(changed(tiny, f"audit.{key}", [name, name]), tmp_path)
+    assert line == f"audit.{key}: lists {name} twice; remove one of them"
+
+
+@pytest.mark.parametrize(("grid", "expected"), GRIDS)
+def test_a_wrong_grid(grid: Any, expected: str, tiny: dict, tmp_path: Path) -> None:
+    tiny["grid"] = grid
+    line = line_for(tiny, tmp_path)
+    assert line.startswith(expected), line
+
+
+@pytest.mark.parametrize("key", MISSING)
+def test_a_missing_key(key: str, tiny: dict, tmp_path: Path) -> None:
+    tiny.pop("grid")
+    *parents, last = key.split(".")
+    node = tiny
+    for parent in parents:
+        node = node[parent]
+    del node[last]
+    assert line_for(tiny, tmp_path) == f"{key}: is required"
+
+
+def test_a_canary_example_beyond_the_data_is_told_by_plan(tiny: dict, tmp_path: Path) -> None:
+    tiny.pop("grid")
+    tiny["adversary"]["example"] = 569
+    line = refused("plan", write_sweep(tmp_path, tiny), "--storage-path", tmp_path / "runs")
+    assert line == "adversary.example: is 569, but the data ends at 568"
+
+
+def test_so_many_packs_that_no_disk_would_hold_them(tiny: dict, tmp_path: Path) -> None:
+    tiny["audit"]["trials"] = 50_000_000
+    tiny["resources"]["pack_size"] = 1
+    line = line_for(tiny, tmp_path)
+    assert line.startswith("resources.pack_size: is 1, which cuts 50000000 trials into more than")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name: x\nname: y\n", "name: is given twice (again in line 2)"),
+        ("mechanism:\n  steps: 1\n  steps: 2\n", "steps: is given twice (again in line 3)"),
+        ("a: [1,\nb: }", "FILE is not valid YAML at line 2: "),
+        ("hello", "FILE must hold a mapping with name, mechanism, adversary, audit"),
+        ("", "FILE must hold a mapping"),
+        ("3: 4\nfoo: 5\n", "3: unknown key; known: "),
+        ("on: 4\n", "true: unknown key; known: "),
+    ],
+)
+def test_a_file_that_is_no_sweep(text: str, expected: str, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(text)
+    line = refused("plan", file)
+    assert line.startswith(expected.replace("FILE", str(file))), line
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(bytes(range(256)))
+    for file, reason in [
+        (tmp_path / "none.yaml", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (binary, "not UTF-8 text"),
+    ]:
+        line = refused("plan", file)
+        assert line == f"cannot read sweep file {file}: {reason}; give the path of a YAML file"

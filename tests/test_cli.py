@@ -1,0 +1,552 @@
+"""The verbs as a user meets them: what they print, write and return."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from command import Outcome, changed, dpaudit, inline, refused, write_sweep
+
+from dpaudit_ray import __version__, spec
+from dpaudit_ray import plan as planning
+from dpaudit_ray.errors import ClusterError
+from dpaudit_ray.orchestration.driver import Driver
+from dpaudit_ray.orchestration.trainer import Trainer
+from dpaudit_ray.storage import PackScores, RunDirectory
+
+FIRST, SECOND = "000-biased-dimension-", "001-loss-"
+
+
+@pytest.fixture
+def sweep(tiny: dict, tmp_path: Path) -> Path:
+    return write_sweep(tmp_path, tiny)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the finished run is kept for copying, once there is one."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def finished(sweep: Path, kept: Path, tmp_path: Path) -> Path:
+    """The run directory of a complete run."""
+    if not (kept / "tiny").exists():
+        assert inline(sweep, kept).code == 0
+    return Path(shutil.copytree(kept / "tiny", tmp_path / "finished/tiny"))
+
+
+@pytest.fixture
+def stopped(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run directory of a run that was stopped by Ctrl-C after four packs."""
+    outcome = broken_off(sweep, tmp_path / "stopped", monkeypatch, KeyboardInterrupt())
+    assert outcome.code == 4, outcome
+    return tmp_path / "stopped/tiny"
+
+
+@pytest.fixture
+def failed(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run directory of a run whose first audit failed in its fifth pack."""
+    outcome = broken_off(sweep, tmp_path / "failed", monkeypatch, ValueError("boom\nand more"))
+    assert outcome.code == 3, outcome
+    return tmp_path / "failed/tiny"
+
+
+def broken_off(
+    sweep: Path, storage: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> Outcome:
+    """`dpaudit run`, with an error in the fifth pack of the first audit."""
+    train = Trainer.train
+
+    def breaking(self: Trainer, pack: Any) -> PackScores:
+        if (pack.audit, pack.first) == (0, 40):
+            raise error
+        return train(self, pack)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train", breaking)
+        return inline(sweep, storage)
+
+
+def audit_folder(run: Path, prefix: str) -> Path:
+    (folder,) = (run / "scores").glob(f"{prefix}*")
+    return folder
+
+
+def packs(run: Path, prefix: str) -> int:
+    return len(list((run / "scores").glob(f"{prefix}*/*.parquet")))
+
+
+def score_files(run: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(run)): f.read_bytes() for f in (run / "scores").rglob("*.parquet")}
+
+
+def assert_same_results(left: Path, right: Path) -> None:
+    estimates = [pd.read_parquet(run / "estimates.parquet") for run in (left, right)]
+    pd.testing.assert_frame_equal(*estimates, check_exact=True)
+    assert score_files(left) == score_files(right)
+
+
+# run -----------------------------------------------------------------------------------------
+
+
+def test_run_prints_bounds_and_where_they_are(sweep: Path, tmp_path: Path) -> None:
+    outcome = inline(sweep, tmp_path / "runs")
+    assert outcome.code == 0
+    assert outcome.err == ""
+    *_, heads, first, second, last = outcome.out.splitlines()
+    assert "180/180 trials" in outcome.out
+    assert heads.split("  ")[0] == "audit"
+    assert first.startswith("biased-dimension    90      90  accuracy (certified)  ")
+    assert second.startswith("loss                90      90  accuracy (certified)  ")
+    assert last == f"results in {tmp_path}/runs/tiny; next: dpaudit report {tmp_path}/runs/tiny"
+    assert (tmp_path / "runs/tiny/_SUCCESS").exists()
+    assert "interim" not in outcome.out
+
+
+def test_run_on_a_finished_run_changes_nothing(finished: Path, sweep: Path, kept: Path) -> None:
+    assert inline(sweep, finished.parent).code == 0
+    assert_same_results(finished, kept / "tiny")
+
+
+def test_ctrl_c_ends_in_exit_4_and_one_line(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = broken_off(sweep, tmp_path, monkeypatch, KeyboardInterrupt())
+    assert outcome.code == 4
+    assert outcome.err == (
+        "dpaudit: stopped; finished packs are safe: run the same command to resume\n"
+    )
+    assert packs(tmp_path / "tiny", FIRST) == 4
+
+
+@pytest.mark.parametrize("kind", ["stopped", "failed"])
+def test_an_incomplete_run_is_resumed_to_the_same_result(
+    kind: str, finished: Path, sweep: Path, request: pytest.FixtureRequest
+) -> None:
+    run = request.getfixturevalue(kind)
+    before = score_files(run)
+    assert 0 < len(before) < 18
+    assert inline(sweep, run.parent).code == 0
+    assert_same_results(run, finished)
+    assert before.items() <= score_files(run).items()
+    assert dpaudit("status", run).out.splitlines()[-1] == "complete"
+
+
+def test_a_failed_pack_ends_in_exit_3_with_audit_and_trials(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = broken_off(sweep, tmp_path, monkeypatch, ValueError("boom\nand more"))
+    assert outcome.code == 3
+    assert outcome.err == (
+        "dpaudit: biased-dimension: trials 40-49 failed: ValueError: boom; traceback in "
+        f"{tmp_path}/tiny/failures.json\n"
+    )
+    assert "breaking" in (tmp_path / "tiny/failures.json").read_text()
+    assert packs(tmp_path / "tiny", FIRST) == 4
+    assert packs(tmp_path / "tiny", SECOND) == 9, "other audits go on"
+
+
+def test_storage_that_fails_later_ends_in_exit_4(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, calls = os.fsync, iter(range(1000))
+
+    def full(descriptor: int) -> None:
+        if next(calls) > 12:
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        outcome = inline(sweep, tmp_path)
+    assert outcome.code == 4
+    assert outcome.err.count("\n") == 1
+    assert "(No space left on device); free or repair the storage, then run the same" in outcome.err
+    assert list(tmp_path.rglob("*.tmp")) == []
+    assert inline(sweep, tmp_path).code == 0
+
+
+def test_a_lost_cluster_ends_in_exit_4(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(_: Driver) -> None:
+        raise ClusterError("lost 9 packs to\ndying workers")
+
+    monkeypatch.setattr(Driver, "run", lost)
+    outcome = inline(sweep, tmp_path)
+    assert (outcome.code, outcome.err) == (4, "dpaudit: lost 9 packs to dying workers\n")
+
+
+def test_raising_trials_extends_a_run(finished: Path, sweep: Path) -> None:
+    before = score_files(finished)
+    outcome = inline(sweep, finished.parent, "--set", "audit.trials=115")
+    assert outcome.code == 0
+    assert before.items() <= score_files(finished).items()
+    assert packs(finished, FIRST) == 9 + 3
+    assert set(pd.read_parquet(finished / "estimates.parquet")["trials"]) == {115}
+    again = inline(sweep, finished.parent)
+    assert again.code == 2
+    assert "trials can be raised, not lowered" in again.err
+
+
+def test_an_extension_that_fails_is_not_complete(
+    finished: Path, sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("boom")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train", fails)
+        assert inline(sweep, finished.parent, "--set", "audit.trials=100").code == 3
+    assert not (finished / "_SUCCESS").exists()
+    status = dpaudit("status", finished)
+    assert "90     100  accuracy (certified, interim)" in status.out
+    assert "not complete" in status.out
+
+
+def test_a_deleted_score_file_is_made_again(finished: Path, sweep: Path, kept: Path) -> None:
+    (audit_folder(finished, SECOND) / "20-29.parquet").unlink()
+    assert inline(sweep, finished.parent).code == 0
+    assert_same_results(finished, kept / "tiny")
+
+
+def test_a_recorded_sweep_can_be_run_again(
+    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from elsewhere, although the data path was relative to the sweep file."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", x=rng.normal(size=(80, 4)), y=np.arange(80) % 2)
+    changed(tiny, "mechanism.data", {"name": "npz", "path": "data.npz"})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert inline(write_sweep(tmp_path, tiny), tmp_path / "one").code == 0
+    assert inline(tmp_path / "one/tiny/sweep.yaml", tmp_path / "two").code == 0
+    assert_same_results(tmp_path / "one/tiny", tmp_path / "two/tiny")
+    recordings = [(tmp_path / f"{name}/tiny/sweep.yaml").read_text() for name in ("one", "two")]
+    assert recordings[0] == recordings[1]
+
+
+# plan ----------------------------------------------------------------------------------------
+
+
+def test_plan_counts_what_is_done_and_writes_nothing(
+    stopped: Path, sweep: Path, tmp_path: Path
+) -> None:
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
+    fresh = dpaudit("plan", sweep, "--storage-path", tmp_path / "nowhere")
+    assert fresh.code == 0
+    assert fresh.out.startswith("tiny: 180 trials in 18 packs, 0 packs done\n")
+    partial = dpaudit("plan", sweep, "--storage-path", stopped.parent)
+    assert partial.out.startswith("tiny: 180 trials in 18 packs, 4 packs done\n")
+    heads, first, second, *_ = (line.split() for line in partial.out.splitlines()[1:])
+    assert " ".join(heads) == "audit trials packs done eps claim max eps power time"
+    assert first[:5] == ["biased-dimension", "90", "9", "4", "5.545"]
+    assert second[:5] == ["loss", "90", "9", "0", "5.545"]
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
+
+
+def test_plan_of_a_finished_run_trains_nothing(
+    finished: Path, sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "train", lambda *_: pytest.fail("trained"))
+    outcome = dpaudit("plan", sweep, "--storage-path", finished.parent)
+    assert outcome.code == 0
+    assert "left to do: about 0s on this machine" in outcome.out
+
+
+@pytest.mark.parametrize("change", ["mechanism.clip_norm=2.0", "grid.adversary=[loss]"])
+def test_plan_and_run_refuse_a_run_of_another_sweep(
+    change: str, finished: Path, sweep: Path, kept: Path
+) -> None:
+    for verb in ("plan", "run"):
+        line = refused(verb, sweep, "--storage-path", finished.parent, "--set", change)
+        assert line.startswith(f"{finished} holds another sweep (audits.000.")
+        assert line.endswith("use a new name, or the old settings to resume")
+    assert_same_results(finished, kept / "tiny")
+
+
+# status and report ---------------------------------------------------------------------------
+
+
+def test_status_of_a_finished_run(finished: Path) -> None:
+    outcome = dpaudit("status", finished)
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert lines[0] == "tiny"
+    assert lines[-1] == "complete"
+    assert len(lines) == 5
+
+
+def test_a_run_without_any_finished_pack(sweep: Path, tmp_path: Path) -> None:
+    """Killed right after it was planned."""
+    directory = RunDirectory.under(str(tmp_path / "runs"), "tiny")
+    planning.open_run(spec.load(sweep), directory)
+    status = dpaudit("status", directory.location)
+    assert status.code == 0
+    assert status.out.count("accuracy (none yet, interim)") == 2
+    assert "–" in status.out, "no bound is no number"
+    for form in ("table", "csv", "json", "html"):
+        report = dpaudit("report", directory.location, "--format", form)
+        assert (report.code, report.err) == (0, "")
+    assert json.loads(dpaudit("report", directory.location, "--format", "json").out) == []
+    assert "Interim" in (tmp_path / "runs/tiny/report.html").read_text()
+
+
+def test_status_and_reports_of_a_partial_run_are_marked_interim(failed: Path) -> None:
+    status = dpaudit("status", failed)
+    assert status.code == 0
+    assert "biased-dimension    40      90  accuracy (certified, interim)" in status.out
+    assert "loss                90      90  accuracy (certified)  " in status.out
+    assert "biased-dimension: trials 40-49 failed: ValueError: boom" in status.out
+    assert status.out.splitlines()[-1] == "not complete: `dpaudit run` resumes it"
+    table = pd.read_csv(io.StringIO(dpaudit("report", failed, "--format", "csv").out))
+    interim = table.groupby(["label", "estimator"])["interim"].agg(["all", "any"])
+    assert (interim["all"] == interim["any"]).all()
+    marked = {key for key, flag in interim["all"].items() if flag}
+    fixed = ("accuracy", "eps-delta", "paper-gdp")
+    assert marked == {("biased-dimension", name) for name in fixed}, "anytime holds at any time"
+    assert dpaudit("report", failed).code == 0
+    assert "Interim" in (failed / "report.html").read_text()
+
+
+def test_status_as_json(failed: Path) -> None:
+    outcome = dpaudit("status", failed, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    told = json.loads(outcome.out)
+    assert (told["name"], told["complete"]) == ("tiny", False)
+    first, second = told["audits"]
+    assert (first["label"], first["done"], first["trials"], first["interim"]) == (
+        "biased-dimension", 40, 90, True,
+    )  # fmt: skip
+    assert second["interim"] is False
+    assert second["ratio"] == pytest.approx(second["epsilon_lower"] / second["epsilon_upper"])
+    (failure,) = told["failures"]
+    assert failure["pack"] == {"audit": 0, "first": 40, "last": 49}
+    assert failure["message"] == "ValueError: boom"
+    assert "Traceback" in failure["traceback"]
+
+
+def test_reports_hold_the_same_numbers_in_every_format(finished: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(dpaudit("report", finished, "--format", "csv").out)))
+    entries = json.loads(dpaudit("report", finished, "--format", "json").out)
+    table = dpaudit("report", finished, "--format", "table").out.splitlines()
+    stored = pd.read_parquet(finished / "estimates.parquet")
+    assert len(rows) == len(entries) == len(table) - 1 == len(stored) == 2 * 2 * 4
+    for row, entry, line, lower in zip(
+        rows, entries, table[1:], stored["epsilon_lower"], strict=True
+    ):
+        assert list(row) == list(entry)
+        assert float(row["epsilon_lower"]) == entry["epsilon_lower"] == lower
+        assert (row["mu_lower"] == "") == (entry["mu_lower"] is None)
+        assert entry["interim"] is False
+        assert line.split()[:5] == [
+            row["label"],
+            row["step"],
+            "90",
+            row["estimator"],
+            row["status"],
+        ]
+        assert f"{lower:.3f}" in line
+
+
+def test_report_writes_a_page_and_says_where(finished: Path) -> None:
+    outcome = dpaudit("report", finished)
+    assert (outcome.code, outcome.out) == (0, f"{finished}/report.html\n")
+    assert (finished / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("verb", ["status", "report"])
+def test_a_folder_that_is_no_run_is_told(verb: str, sweep: Path, tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere", sweep, sweep / "below"):
+        assert refused(verb, place) == (
+            f"{place} is no run directory (it has no plan.json); give the folder that `dpaudit "
+            "run` named"
+        )
+
+
+# A damaged run directory ---------------------------------------------------------------------
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:150])
+
+
+DAMAGES: list[tuple[str, Callable[[Path], object], tuple[str, ...], str]] = [
+    ("plan.json", cut, ("run", "plan", "status", "report"), "restore it or use a new name"),
+    ("plan.json", Path.unlink, ("run", "plan"), "restore the file or use a new name"),
+    ("sweep.yaml", cut, ("run", "plan", "status", "report"), "restore it or use a new name"),
+    ("estimates.parquet", cut, ("status", "report"), "it is rebuilt from the scores"),
+    ("scores/*/0-9.parquet", cut, ("run", "report"), "delete it to have its trials run again"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "verbs", "remedy"), DAMAGES)
+def test_a_damaged_file_is_told_and_nothing_else_is_touched(
+    name: str,
+    damage: Callable[[Path], object],
+    verbs: tuple[str, ...],
+    remedy: str,
+    finished: Path,
+    sweep: Path,
+) -> None:
+    file = next(finished.glob(name))
+    damage(file)
+    before = {f: f.read_bytes() for f in finished.rglob("*") if f.is_file()}
+    for verb in verbs:
+        more = ["--executor", "inline"] if verb == "run" else []
+        place = (
+            [sweep, "--storage-path", finished.parent] if verb in ("run", "plan") else [finished]
+        )
+        line = refused(verb, *place, *more)
+        assert file.name in line
+        assert line.endswith(remedy)
+    after = {f: f.read_bytes() for f in finished.rglob("*") if f.is_file()}
+    assert before.items() <= after.items()
+
+
+def test_damaged_estimates_are_rebuilt_by_run(finished: Path, sweep: Path, kept: Path) -> None:
+    cut(finished / "estimates.parquet")
+    assert inline(sweep, finished.parent).code == 0
+    assert_same_results(finished, kept / "tiny")
+
+
+def test_damaged_failures_are_told(finished: Path) -> None:
+    (finished / "failures.json").write_text("[3]")
+    assert refused("status", finished).endswith("; delete it")
+
+
+@pytest.mark.parametrize("below", ["x", "x/y"])
+def test_a_storage_path_that_cannot_be_written(below: str, sweep: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    storage = tmp_path / "file" / below
+    line = refused("run", sweep, "--storage-path", storage, "--executor", "inline")
+    assert line == (
+        f"storage path {storage}/tiny cannot be written (Not a directory); choose another with "
+        "--storage-path"
+    )
+
+
+@pytest.mark.parametrize("storage", ["", "s3://", "floppy://a"])
+def test_a_storage_path_that_is_none(storage: str, sweep: Path) -> None:
+    for verb in ("run", "plan"):
+        assert "storage path " in refused(verb, sweep, "--storage-path", storage)
+
+
+# The command line itself ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'; see dpaudit --help"),
+        (["repot"], "No such command 'repot'. Did you mean 'report'?; see dpaudit --help"),
+        (["plan"], "Missing argument 'sweep'; see dpaudit plan --help"),
+        (["plan", "a", "b"], "Got unexpected extra argument(s) (b); see dpaudit plan --help"),
+        (["plan", "a", "--foo"], "No such option: --foo; see dpaudit plan --help"),
+        (["run", "a", "--set"], "Option '--set' requires an argument; see dpaudit --help"),
+        (
+            ["run", "a", "--executor", "x"],
+            "Invalid value for '--executor': 'x' is not one of 'ray', 'inline'; see dpaudit run "
+            "--help",
+        ),
+        (
+            ["report", "a", "--format", "pdf"],
+            "Invalid value for '--format': 'pdf' is not one of 'html', 'table', 'csv', 'json'; see "
+            "dpaudit report --help",
+        ),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], problem: str) -> None:
+    assert refused(*arguments).lower() == problem.lower()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("trials", "--set: takes key=value, got 'trials'"),
+        ("=3", "--set: takes key=value, got '=3'"),
+        ("audit.trials={", "--set: '{' is not a YAML value"),
+        ("audit.trials=", "audit.trials: must be a whole number, got None"),
+        ("audit.trials=ten", "audit.trials: must be a whole number, got 'ten'"),
+        ("audit.delta=.nan", "audit.delta: must be finite, got nan"),
+        ("audit.foo=1", "audit.foo: unknown key; known: trials"),
+        ("a.b=1", "a: unknown key; known: name"),
+        ("audit.trials.x=1", "audit.trials.x: trials is 90, no mapping that could hold x"),
+        ("mechanism..steps=1", "mechanism..steps: has an empty part"),
+        ("adversary.period=2", "adversary.period: is set by the grid in every audit; set grid.ad"),
+        ("grid.mechanism.steps=3", "grid.mechanism.steps: must be a list"),
+    ],
+)
+def test_a_wrong_override_is_one_line(change: str, problem: str, sweep: Path) -> None:
+    line = refused("plan", sweep, "--set", change)
+    assert line.startswith(problem), line
+
+
+def test_overrides_add_up_and_the_last_one_counts(sweep: Path, tmp_path: Path) -> None:
+    changes = ["audit.trials=10", "audit.trials=20", "grid.mechanism.steps=[5, 6]", "name=other"]
+    options = [part for change in changes for part in ("--set", change)]
+    outcome = dpaudit("plan", sweep, "--storage-path", tmp_path / "runs", *options)
+    assert outcome.out.startswith("other: 80 trials in 8 packs, 0 packs done\n")
+    assert "loss, steps=6" in outcome.out
+
+
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> None:
+    for arguments in (("--debug", "status", tmp_path), ("status", tmp_path, "--debug")):
+        outcome = dpaudit(*arguments)
+        assert outcome.code == 2
+        assert "Traceback (most recent call last)" in outcome.err
+        assert "RunDirectoryError" in outcome.err
+        assert outcome.err.splitlines()[-1].startswith(f"dpaudit: {tmp_path} is no run directory")
+
+
+def test_a_bug_is_not_mistaken_for_a_violation(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would exit with 1, which means that the claim was refuted."""
+    monkeypatch.setattr("dpaudit_ray.report.tables.overview", lambda _: 1 // 0)
+    outcome = dpaudit("status", finished)
+    assert outcome.code == 70
+    assert "ZeroDivisionError" in outcome.err
+    assert outcome.err.splitlines()[-1] == (
+        "dpaudit: this is a bug in dpaudit; finished packs are safe"
+    )
+
+
+def test_version_and_help() -> None:
+    assert dpaudit("--version").out == f"{__version__}\n"
+    for verb in ("run", "plan", "status", "report"):
+        assert verb in dpaudit("--help").out
+        assert dpaudit(verb, "--help").code == 0
+    bare = dpaudit()
+    assert bare.code == 2
+    assert "--debug" in bare.out
+    assert bare.err == ""
+
+
+def test_a_reader_that_goes_away_changes_no_exit_code(finished: Path) -> None:
+    """`dpaudit report RUN --format csv | head -1`, with a pipe that nobody reads any more."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "dpaudit_ray", "report", finished, "--format", "csv"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_terminal_without_greek_still_shows_the_rest(finished: Path) -> None:
+    command = [sys.executable, "-m", "dpaudit_ray", "report", finished, "--format", "table"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert b"eps-delta" in done.stdout

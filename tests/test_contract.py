@@ -1,0 +1,113 @@
+"""Promises about the package as a whole: what it imports, how fast, and what it exports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpaudit_ray as da
+
+PACKAGE = Path(da.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return set(done.stdout.split())
+
+
+def imported_names(source: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.add(str(node.module).split(".")[0])
+    return names
+
+
+def test_import_takes_less_than_half_a_second() -> None:
+    """Best of five, so that a busy machine does not fail it."""
+    code = (
+        "import time; t = time.perf_counter(); import dpaudit_ray; print(time.perf_counter() - t)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        for _ in range(5)
+    ]
+    assert min(float(run.stdout) for run in runs) < 0.5
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import dpaudit_ray",
+        "import dpaudit_ray.stats",
+        "import dpaudit_ray.accounting",
+        "import dpaudit_ray.cli",
+        "from dpaudit_ray import spec; spec.load('jobs/quickstart.yaml')",
+    ],
+)
+def test_what_needs_neither_torch_nor_ray_loads_neither(statement: str) -> None:
+    assert not {"torch", "ray", "opacus", "torchvision", "sklearn"} & modules_after(statement)
+
+
+def test_engines_do_not_need_ray() -> None:
+    loaded = modules_after("import dpaudit_ray.engines.training")
+    assert "torch" in loaded
+    assert "ray" not in loaded
+
+
+def test_ray_is_imported_in_orchestration_only_and_in_at_most_three_files() -> None:
+    users = [source for source in SOURCES if "ray" in imported_names(source)]
+    assert 0 < len(users) <= 3
+    assert {source.parent.name for source in users} == {"orchestration"}
+
+
+def test_statistics_stay_pure() -> None:
+    for source in sorted((PACKAGE / "stats").glob("*.py")):
+        foreign = imported_names(source) & {"torch", "ray", "pandas", "pyarrow", "pydantic"}
+        assert not foreign, f"{source.name} imports {foreign}"
+
+
+def test_exported_names_exist_and_are_sorted() -> None:
+    assert sorted(da.__all__) == da.__all__
+    for name in da.__all__:
+        assert getattr(da, name) is not None
+    with pytest.raises(AttributeError):
+        _ = da.nonsense
+
+
+def test_files_and_functions_stay_readable() -> None:
+    for source in SOURCES:
+        text = source.read_text()
+        assert text.count("\n") <= 350, source
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                length = (node.end_lineno or 0) - node.body[0].lineno + 1
+                assert length <= 50, f"{source.name}: {node.name} has {length} lines"
+
+
+def test_every_public_definition_has_a_docstring() -> None:
+    bare = []
+    for source in SOURCES:
+        tree = ast.parse(source.read_text())
+        if not ast.get_docstring(tree):
+            bare.append(source.name)
+        for node in tree.body:
+            public = isinstance(node, ast.FunctionDef | ast.ClassDef)
+            if public and not node.name.startswith("_") and not ast.get_docstring(node):
+                bare.append(f"{source.name}: {node.name}")
+    assert not bare
+
+
+def test_nothing_prints_outside_the_renderer() -> None:
+    for source in SOURCES:
+        if source.name != "terminal.py":
+            assert not re.search(r"^\s*print\(", source.read_text(), re.MULTILINE), source

@@ -1,0 +1,129 @@
+"""`dpaudit plan` in numbers: cost, what can be certified, and with which chance."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import changed, dpaudit, inline, refused, write_sweep
+
+from dpaudit_ray import forecast, spec, stats
+from dpaudit_ray.orchestration.trainer import Trainer
+
+
+def outlook(sweep: dict[str, Any], folder: Path) -> forecast.Outlook:
+    return forecast.of(spec.from_raw(sweep), str(folder))
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pack of this machine takes half a second."""
+    monkeypatch.setattr(Trainer, "seconds", lambda *_: 0.5)
+
+
+@pytest.mark.usefixtures("steady")
+def test_time_is_that_of_the_packs_that_are_left(tiny: dict, tmp_path: Path) -> None:
+    fresh = outlook(tiny, tmp_path)
+    assert (fresh.trials, fresh.packs, fresh.packs_done) == (180, 18, 0)
+    assert fresh.seconds == pytest.approx(18 * 0.5)
+    assert fresh.wall_seconds == pytest.approx(fresh.seconds / fresh.workers)
+    assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
+    done = outlook(tiny, tmp_path)
+    assert (done.packs_done, done.seconds) == (18, 0)
+    longer = outlook(changed(tiny, "audit.trials", 120), tmp_path)
+    assert (longer.packs, longer.packs_done) == (24, 18)
+    assert longer.seconds == pytest.approx(6 * 0.5)
+
+
+def test_one_pack_is_trained_per_mechanism(
+    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[tuple[int, int]] = []
+
+    def seconds(_: Trainer, pack: Any) -> float:
+        timed.append((pack.audit, pack.first))
+        return 1.0
+
+    monkeypatch.setattr(Trainer, "seconds", seconds)
+    tiny["grid"]["mechanism.steps"] = [5, 6]
+    outlook(tiny, tmp_path)
+    assert timed == [(0, 0), (1, 0)]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("steady")
+@pytest.mark.parametrize(
+    ("resources", "workers"),
+    [
+        ({"num_cpus": 1}, 4),
+        ({"num_cpus": 2}, 2),
+        ({"num_cpus": 3}, 1),
+        ({"num_cpus": 0.5}, 8),
+        ({"num_cpus": 16}, 1),
+        ({"num_cpus": 1, "max_concurrent_trainers": 3}, 3),
+        ({"num_cpus": 2, "max_concurrent_trainers": 3}, 2),
+    ],
+)
+def test_trainers_are_those_that_fit(
+    resources: dict[str, Any],
+    workers: int,
+    tiny: dict,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    tiny["resources"] |= resources
+    assert outlook(tiny, tmp_path).workers == workers
+
+
+@pytest.mark.usefixtures("steady")
+def test_more_trials_certify_more(tiny: dict, tmp_path: Path) -> None:
+    tiny["grid"] = {"audit.trials": [100, 1000, 5000]}
+    audits = outlook(tiny, tmp_path).audits
+    largest = [audit.largest_certifiable for audit in audits]
+    assert largest == sorted(set(largest))
+    assert [audit.claim for audit in audits] == [audits[0].claim] * 3
+    chances = [audit.power for audit in audits]
+    assert chances == sorted(chances)
+    assert 0 < chances[0] < 0.2
+    assert chances[-1] > 0.8
+
+
+@pytest.mark.usefixtures("steady")
+def test_what_can_be_certified_is_what_perfect_guesses_give(tiny: dict, tmp_path: Path) -> None:
+    (audit, *_) = outlook(tiny, tmp_path).audits
+    members = [True, False] * 45
+    perfect = stats.estimate([float(m) for m in members], members, 1e-5, 0.95, "accuracy", warmup=0)
+    assert audit.largest_certifiable >= perfect.epsilon_lower > 0.8 * audit.largest_certifiable
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no GPU here\nlong story"), MemoryError()])
+def test_a_pack_that_cannot_run_here_leaves_the_time_open(
+    error: Exception, tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep for a GPU cluster can be planned on a laptop."""
+
+    def fails(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Trainer, "seconds", fails)
+    planned = outlook(tiny, tmp_path)
+    assert math.isnan(planned.seconds)
+    assert planned.audits[0].claim > 0
+    file = write_sweep(tmp_path, tiny)
+    outcome = dpaudit("plan", file, "--storage-path", tmp_path / "runs")
+    assert outcome.code == 0
+    assert "left to do: about ? on this machine" in outcome.out
+    assert outcome.out.splitlines()[-1].startswith(
+        f"time unknown: the calibration pack fails on this machine: {type(error).__name__}"
+    )
+    assert "long story" not in outcome.out
+
+
+def test_missing_data_is_told_before_anything_else(tiny: dict, tmp_path: Path) -> None:
+    tiny["mechanism"]["data"] = {"name": "npz", "path": str(tmp_path / "none.npz")}
+    line = refused("plan", write_sweep(tmp_path, tiny), "--storage-path", tmp_path / "runs")
+    assert line.startswith(f"npz: no file at {tmp_path}/none.npz; write one with")

@@ -1,0 +1,169 @@
+"""The plain tree of a sweep: overrides, cells and labels, paths."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpaudit_ray import grid
+from dpaudit_ray.errors import SpecError
+
+
+def unrolled(tree: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    return list(grid.cells({"mechanism": {"steps": 1}, "adversary": "loss", "audit": {}} | tree))
+
+
+def test_the_grid_is_a_product_in_the_order_of_the_file() -> None:
+    cells = unrolled({"grid": {"mechanism.steps": [5, 6], "adversary": ["loss", {"name": "x"}]}})
+    assert [(cell["mechanism"]["steps"], cell["adversary"]) for cell, _ in cells] == [
+        (5, "loss"),
+        (5, {"name": "x"}),
+        (6, "loss"),
+        (6, {"name": "x"}),
+    ]
+
+
+def test_cells_share_nothing() -> None:
+    (first, _), (second, _) = unrolled({"grid": {"audit.x": [{"a": [1]}, {"a": [2]}]}})
+    first["mechanism"]["steps"] = 99
+    first["audit"]["x"]["a"].append(3)
+    assert second == {"mechanism": {"steps": 1}, "adversary": "loss", "audit": {"x": {"a": [2]}}}
+
+
+def test_a_key_may_change_what_an_earlier_one_has_set() -> None:
+    cells = unrolled({"grid": {"adversary": [{"name": "a"}, {"name": "b"}], "adversary.k": [1, 2]}})
+    assert [cell["adversary"] for cell, _ in cells] == [
+        {"name": "a", "k": 1},
+        {"name": "a", "k": 2},
+        {"name": "b", "k": 1},
+        {"name": "b", "k": 2},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "label"),
+    [
+        ({"adversary": ["loss"]}, "loss"),
+        ({"adversary": [{"name": "a", "choice": "random", "k": 2}]}, "a choice=random k=2"),
+        ({"mechanism.clip_norm": [1.5]}, "clip_norm=1.5"),
+        ({"mechanism.data.name": ["npz"]}, "name=npz"),
+        ({"mechanism.steps": [5], "adversary": ["loss"]}, "steps=5, loss"),
+        ({}, ""),
+    ],
+)
+def test_labels_say_what_was_changed(changes: dict[str, Any], label: str) -> None:
+    assert [text for _, text in unrolled({"grid": changes})] == [label]
+
+
+@pytest.mark.parametrize("empty", [{}, {"grid": None}, {"grid": {}}])
+def test_no_grid_is_one_cell(empty: dict[str, Any]) -> None:
+    assert len(unrolled(empty)) == 1
+
+
+def test_a_grid_may_fill_a_section_that_the_file_leaves_out() -> None:
+    (cell, _), *_ = grid.cells({"mechanism": {}, "audit": {}, "grid": {"adversary": ["loss"]}})
+    assert cell["adversary"] == "loss"
+
+
+def test_overrides_reach_nested_new_and_grid_keys() -> None:
+    tree = {"audit": {"trials": 1}, "grid": {"mechanism.steps": [1]}}
+    grid.override(
+        tree,
+        {"audit.trials": 2, "mechanism.data.path": "x", "name": "n", "grid.mechanism.steps": [3]},
+    )
+    assert tree == {
+        "audit": {"trials": 2},
+        "mechanism": {"data": {"path": "x"}},
+        "name": "n",
+        "grid": {"mechanism.steps": [3]},
+    }
+
+
+@pytest.mark.parametrize("key", ["adversary", "adversary.period", "mechanism.data.path"])
+def test_an_override_without_effect_is_refused(key: str) -> None:
+    """The grid would replace it in every cell, and nobody would notice."""
+    tree: dict[str, Any] = {"grid": {"adversary": ["loss"], "mechanism.data": ["x"]}}
+    with pytest.raises(SpecError, match=rf"^{key}: is set by the grid in every audit; set grid\."):
+        grid.override(tree, {key: 3})
+
+
+@pytest.mark.parametrize("key", ["mechanism", "mechanism.clip_norm", "adversaryx"])
+def test_an_override_beside_the_grid_is_taken(key: str) -> None:
+    tree: dict[str, Any] = {"grid": {"mechanism.clip": [1], "adversary": ["loss"]}}
+    grid.override(tree, {key: {}})
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("audit.trials.x", "trials is 5, no mapping that could hold x"),
+        ("audit..x", "has an empty part"),
+        (".x", "has an empty part"),
+        ("grid.foo", "must start with one of"),
+    ],
+)
+def test_an_override_that_leads_nowhere_is_told(key: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem) as error:
+        grid.override({"audit": {"trials": 5}}, {key: 1})
+    assert key in str(error.value)
+
+
+def test_python_values_become_plain_data() -> None:
+    raw = {"a": np.float64(0.5), "b": np.int64(3), "c": (1, 2), "d": np.arange(2), "e": Path("x")}
+    assert grid.plain(raw) == {"a": 0.5, "b": 3, "c": [1, 2], "d": [0, 1], "e": "x"}
+    assert grid.plain({"day": datetime.date(2020, 1, 1)}) == {"day": "2020-01-01"}
+    for value in grid.plain(raw).values():
+        assert type(value) in (float, int, list, str)
+
+
+def test_what_cannot_be_plain_data_is_told() -> None:
+    with pytest.raises(SpecError, match="must be plain data"):
+        grid.plain({(1, 2): 3})
+    endless: dict[str, Any] = {}
+    endless["again"] = endless
+    with pytest.raises(SpecError, match="must be plain data"):
+        grid.plain(endless)
+
+
+def test_plain_is_a_deep_copy() -> None:
+    raw = {"a": {"b": [1]}}
+    grid.plain(raw)["a"]["b"].append(2)
+    assert raw == {"a": {"b": [1]}}
+
+
+def test_paths_are_made_absolute_where_something_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, beside, home = tmp_path / "here", tmp_path / "beside", tmp_path / "home"
+    for folder, names in ((here, "ab"), (beside, "bc"), (home, "d")):
+        folder.mkdir()
+        for name in names:
+            (folder / name).touch()
+    monkeypatch.setenv("HOME", str(home))
+
+    def located(value: Any, key: str = "path") -> Any:
+        return grid.located({"mechanism": {key: value}}, [here, beside])["mechanism"][key]
+
+    assert located("a") == str(here / "a")
+    assert located("b") == str(here / "b"), "the working directory comes first"
+    assert located("c") == str(beside / "c")
+    assert located("nowhere") == "nowhere"
+    assert located("~/d") == str(home / "d")
+    assert located(str(beside / "c")) == str(beside / "c")
+    assert located("") == ""
+    assert located("package.module:function") == "package.module:function"
+    assert located("a", "root") == str(here / "a")
+    assert located("a", "name") == "a"
+
+
+def test_paths_in_a_grid_are_found_too(tmp_path: Path) -> None:
+    (tmp_path / "x.npz").touch()
+    tree = {"grid": {"mechanism.data.path": ["x.npz", "y.npz"], "mechanism.name": ["x.npz"]}}
+    assert grid.located(tree, [tmp_path])["grid"] == {
+        "mechanism.data.path": [str(tmp_path / "x.npz"), "y.npz"],
+        "mechanism.name": ["x.npz"],
+    }

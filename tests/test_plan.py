@@ -1,0 +1,387 @@
+"""From a sweep to packs, and back from a run directory to what remains."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import changed
+
+from dpaudit_ray import plan as planning
+from dpaudit_ray import seeds, spec
+from dpaudit_ray.errors import RunDirectoryError, SpecError
+from dpaudit_ray.plan import Pack, Plan
+from dpaudit_ray.spec import Sweep
+from dpaudit_ray.storage import PackScores, RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(str(tmp_path / "tiny"))
+
+
+def with_trials(tiny: dict[str, Any], trials: int, pack_size: int | str = 10) -> Sweep:
+    changed(tiny, "audit.trials", trials)
+    return spec.from_raw(changed(tiny, "resources.pack_size", pack_size))
+
+
+def store(run: RunDirectory, plan: Plan, pack: Pack) -> None:
+    """A finished pack, without training."""
+    audit = plan.audits[pack.audit]
+    members = seeds.bits(plan.seed, audit.fingerprint, pack.first, pack.last)
+    scores = np.zeros((pack.size, len(audit.horizons)))
+    run.write_scores(audit.id, PackScores(pack.first, members, audit.horizons, scores))
+
+
+def files(run: RunDirectory) -> dict[str, bytes]:
+    root = Path(run.location)
+    found = (file for file in root.rglob("*") if file.is_file())
+    return {str(file.relative_to(root)): file.read_bytes() for file in found}
+
+
+def tampered(run: RunDirectory, change: Callable[[dict[str, Any]], object]) -> None:
+    file = Path(run.location) / "plan.json"
+    raw = json.loads(file.read_text())
+    change(raw)
+    file.write_text(json.dumps(raw))
+
+
+# Packs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 10, 89, 90, 91, 1000, "auto"])
+@pytest.mark.parametrize("trials", [1, 90])
+def test_packs_tile_the_trials(size: int | str, trials: int, tiny: dict) -> None:
+    for audit in planning.make(with_trials(tiny, trials, size)).audits:
+        covered = [t for first, last in audit.packs for t in range(first, last + 1)]
+        assert covered == list(range(trials))
+        limit = 256 if size == "auto" else int(size)
+        assert max(last - first + 1 for first, last in audit.packs) == min(limit, trials)
+
+
+def test_pack_bounds_come_from_the_sweep_alone(tiny: dict) -> None:
+    before = planning.make(with_trials(tiny, 1000, "auto"))
+    tiny["resources"] |= {"num_cpus": 2, "num_gpus": 0.25, "max_concurrent_trainers": 3}
+    after = planning.make(with_trials(tiny, 1000, "auto"))
+    assert after == before
+
+
+def test_every_audit_has_its_own_bits_and_folder(tiny: dict) -> None:
+    tiny["grid"]["mechanism.steps"] = [5, 6]
+    tiny["grid"]["audit.delta"] = [1e-5, 1e-6]
+    plan = planning.make(spec.from_raw(tiny))
+    assert len(plan.audits) == 8
+    assert len({audit.id for audit in plan.audits}) == 8
+    assert len({audit.fingerprint for audit in plan.audits}) == 4, "the level changes no bits"
+
+
+def test_claims_are_given_for_every_accountant_and_horizon(tiny: dict) -> None:
+    changed(tiny, "audit.accountants", ["rdp", "gaussian"])
+    (audit, *_) = planning.make(spec.from_raw(tiny)).audits
+    assert audit.horizons == (3, 6)
+    assert list(audit.claims) == ["rdp", "gaussian"]
+    assert audit.claim == audit.claims["rdp"][-1]
+    assert audit.claims["gaussian"] == pytest.approx((3.7086349305, 5.5448309227))
+    assert all(r > g for r, g in zip(audit.claims["rdp"], audit.claims["gaussian"], strict=True))
+
+
+def test_the_commitment_is_to_every_bit(tiny: dict) -> None:
+    plan = planning.make(spec.from_raw(tiny))
+    (first, second) = plan.audits
+    given = {first.commitment(3), second.commitment(3), first.commitment(4)}
+    assert len(given) == 3
+    assert plan.to_json()["audits"][0]["bits_sha256"] == first.commitment(3)
+
+
+# Resuming ------------------------------------------------------------------------------------
+
+
+def test_a_plan_survives_its_file(tiny: dict, run: RunDirectory) -> None:
+    plan = planning.open_run(spec.from_raw(tiny), run)
+    assert planning.load(run) == plan
+    assert planning.require(run) == plan
+    assert planning.read(run) == (spec.from_raw(tiny), plan)
+
+
+def test_what_is_stored_is_not_run_again(tiny: dict, run: RunDirectory) -> None:
+    plan = planning.open_run(spec.from_raw(tiny), run)
+    assert len(list(plan.remaining(run))) == 18
+    for pack in (Pack(0, 20, 29), Pack(1, 0, 9)):
+        store(run, plan, pack)
+    left = list(plan.remaining(run))
+    assert len(left) == 16
+    assert Pack(0, 20, 29) not in left
+    assert left == sorted(left, key=lambda pack: (pack.audit, pack.first))
+
+
+def test_opening_again_changes_no_file(tiny: dict, run: RunDirectory) -> None:
+    plan = planning.open_run(spec.from_raw(tiny), run)
+    for pack in plan.remaining(run):
+        store(run, plan, pack)
+    run.set_complete(True)
+    before = files(run)
+    assert planning.open_run(spec.from_raw(tiny), run) == plan
+    assert files(run) == before
+    assert run.complete
+
+
+def test_settings_that_change_no_result_are_taken_over(tiny: dict, run: RunDirectory) -> None:
+    planning.open_run(spec.from_raw(tiny), run)
+    tiny["resources"]["num_cpus"] = 2
+    planning.open_run(spec.from_raw(tiny), run)
+    sweep, _ = planning.read(run)
+    assert sweep.resources.num_cpus == 2
+
+
+def test_success_is_withdrawn_while_a_pack_is_missing(tiny: dict, run: RunDirectory) -> None:
+    """A damaged score file was deleted, as the error message says."""
+    plan = planning.open_run(spec.from_raw(tiny), run)
+    for pack in list(plan.remaining(run))[1:]:
+        store(run, plan, pack)
+    run.set_complete(True)
+    planning.open_run(spec.from_raw(tiny), run)
+    assert not run.complete
+
+
+def test_preview_writes_nothing(tiny: dict, run: RunDirectory) -> None:
+    plan = planning.preview(spec.from_raw(tiny), run)
+    assert not Path(run.location).exists()
+    assert planning.open_run(spec.from_raw(tiny), run) == plan
+    before = files(run)
+    longer = planning.preview(with_trials(tiny, 120), run)
+    assert longer.trials == 240
+    assert files(run) == before
+
+
+# Extending -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trials", [91, 95, 100, 130])
+def test_raising_trials_keeps_old_packs_and_bits(
+    trials: int, tiny: dict, run: RunDirectory
+) -> None:
+    old = planning.open_run(with_trials(tiny, 90, 20), run)
+    for pack in old.remaining(run):
+        store(run, old, pack)
+    run.set_complete(True)
+    scores = {name: data for name, data in files(run).items() if name.startswith("scores/")}
+    new = planning.open_run(with_trials(tiny, trials, 20), run)
+    assert not run.complete
+    assert scores.items() <= files(run).items()
+    for before, after in zip(old.audits, new.audits, strict=True):
+        assert after.packs[: len(before.packs)] == before.packs
+        assert after.packs[len(before.packs)][0] == 90
+        assert after.packs[-1][1] == trials - 1
+        assert (after.id, after.claims) == (before.id, before.claims)
+        bits = [seeds.bits(3, audit.fingerprint, 0, 89) for audit in (before, after)]
+        assert np.array_equal(*bits)
+    assert {pack.first >= 90 for pack in new.remaining(run)} == {True}
+    assert planning.read(run)[0].trials == 2 * trials
+
+
+def test_a_grid_over_trials_is_extended_cell_by_cell(tiny: dict, run: RunDirectory) -> None:
+    tiny["grid"] = {"audit.trials": [20, 30]}
+    old = planning.open_run(spec.from_raw(tiny), run)
+    assert [audit.trials for audit in old.audits] == [20, 30]
+    tiny["grid"] = {"audit.trials": [20, 45]}
+    new = planning.open_run(spec.from_raw(tiny), run)
+    assert [audit.trials for audit in new.audits] == [20, 45]
+    assert new.audits[0] == old.audits[0]
+    assert new.audits[1].packs == (*old.audits[1].packs, (30, 39), (40, 44))
+
+
+def test_extending_twice_is_extending_once_more(tiny: dict, run: RunDirectory) -> None:
+    for trials in (15, 25, 40):
+        plan = planning.open_run(with_trials(tiny, trials), run)
+    bounds = ((0, 9), (10, 14), (15, 24), (25, 34), (35, 39))
+    assert [audit.packs for audit in plan.audits] == [bounds, bounds]
+
+
+def test_a_kill_between_the_two_files_of_an_extension_is_harmless(
+    tiny: dict, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = planning.open_run(with_trials(tiny, 90), run)
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for written in ("write_text", "write_json"):
+        with monkeypatch.context() as patch:
+            patch.setattr(RunDirectory, written, dies)
+            with pytest.raises(KeyboardInterrupt):
+                planning.open_run(with_trials(tiny, 120), run)
+        assert planning.read(run)[1] == old
+    assert planning.open_run(with_trials(tiny, 120), run).trials == 240
+    assert planning.read(run)[0].trials == planning.read(run)[1].trials == 240
+
+
+def test_an_extension_that_was_cut_off_can_be_taken_back(
+    tiny: dict, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planning.open_run(with_trials(tiny, 90), run)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "write_json", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            planning.open_run(with_trials(tiny, 120), run)
+    planning.open_run(with_trials(tiny, 90), run)
+    sweep, plan = planning.read(run)
+    assert sweep.trials == plan.trials == 180
+
+
+# Refusals ------------------------------------------------------------------------------------
+
+
+def refusal(sweep: Sweep, run: RunDirectory) -> str:
+    """Both entrances refuse with the same words and change nothing."""
+    before = files(run)
+    messages = []
+    for entrance in (planning.open_run, planning.preview):
+        with pytest.raises(RunDirectoryError) as error:
+            entrance(sweep, run)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert files(run) == before
+    return messages[0]
+
+
+def test_lowered_trials_are_refused(tiny: dict, run: RunDirectory) -> None:
+    planning.open_run(spec.from_raw(tiny), run)
+    assert refusal(with_trials(tiny, 89), run) == (
+        f"{run.location} was planned with audit.trials = 90, this sweep says 89; trials can be "
+        "raised, not lowered"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "difference"),
+    [
+        ("mechanism.clip_norm", 2.0, "audits.000.mechanism.clip_norm: 1.0 there, 2.0 here; audi"),
+        ("mechanism.seed", 1, "audits.000.mechanism.seed: not set there, 1 here"),
+        ("seed", 4, "seed: 3 there, 4 here)"),
+        ("resources.pack_size", 20, "pack_size: 10 there, 20 here)"),
+        ("audit.estimators", ["accuracy"], "audits.000.audit.estimators: [{'name': 'accuracy'}, "),
+        ("grid.adversary", ["biased-dimension"], "audits.001: set there, not set here)"),
+        ("grid.adversary", ["loss", "biased-dimension"], "audits.000.adversary.name: 'biased-dime"),
+    ],
+)
+def test_another_sweep_is_refused_with_the_difference(
+    key: str, value: Any, difference: str, tiny: dict, run: RunDirectory
+) -> None:
+    planning.open_run(spec.from_raw(tiny), run)
+    message = refusal(spec.from_raw(tiny, overrides={key: value}), run)
+    assert message.startswith(f"{run.location} holds another sweep (")
+    assert difference in message
+    assert message.endswith("use a new name, or the old settings to resume")
+
+
+def test_a_long_difference_is_cut(tiny: dict, run: RunDirectory) -> None:
+    planning.open_run(spec.from_raw(tiny), run)
+    tiny["mechanism"] |= {"clip_norm": 2.0, "noise_multiplier": 3.0, "learning_rate": 0.2}
+    message = refusal(spec.from_raw(tiny), run)
+    assert message.count(" there, ") == 4
+    assert "; and 2 more)" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda p: p.update(seed=9), "bits_sha256"),
+        (lambda p: p["audits"][0].update(fingerprint="abc"), "bits_sha256"),
+        (lambda p: p["audits"][1].update(packs=[[0, 9]]), "do not make up its 90 trials"),
+        (lambda p: p["audits"][1]["packs"].reverse(), "do not make up its 90 trials"),
+        (lambda p: p["audits"][0]["packs"].append([85, 99]), "do not make up its 90 trials"),
+        (lambda p: p["audits"][0].update(claims={"gaussian": [1.0]}), "do not fit its 2 steps"),
+        (lambda p: p["audits"][0].update(claims={}), "do not fit its 2 steps"),
+        (lambda p: p["audits"][0].update(claims=[1]), "AttributeError"),
+        (lambda p: p["audits"][0].pop("trials"), "KeyError('trials')"),
+        (lambda p: p.update(audits=[3]), "TypeError"),
+        (lambda p: p.update(audits=None), "TypeError"),
+        (lambda p: p["audits"][0].update(horizons=[2, 6]), "is the plan of another sweep"),
+        (lambda p: p["audits"].pop(), "is the plan of another sweep"),
+        (lambda p: p["audits"].reverse(), "is the plan of another sweep"),
+        (lambda p: p.update(fingerprint="abc"), "is the plan of another sweep"),
+    ],
+)
+def test_a_tampered_plan_is_refused(
+    change: Callable[[dict[str, Any]], object], problem: str, tiny: dict, run: RunDirectory
+) -> None:
+    planning.open_run(spec.from_raw(tiny), run)
+    tampered(run, change)
+    message = refusal(spec.from_raw(tiny), run)
+    assert message.startswith(f"{run.location}/plan.json ")
+    assert problem in message
+    assert message.endswith("restore it or use a new name")
+    with pytest.raises(RunDirectoryError, match=r"plan\.json"):
+        planning.read(run)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "null!", '{"audits": {}}'])
+def test_a_plan_that_is_none_is_refused(content: str, tiny: dict, run: RunDirectory) -> None:
+    planning.open_run(spec.from_raw(tiny), run)
+    (Path(run.location) / "plan.json").write_text(content)
+    assert "plan.json is " in refusal(spec.from_raw(tiny), run)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: text.replace("steps: 6", "steps: 9"),
+        lambda text: text[:100],
+        lambda text: text.replace("seed: 3", "seed: three"),
+        lambda text: text + "more: 1\n",
+        lambda text: text + ": :",
+        lambda text: "",
+    ],
+)
+def test_an_edited_recording_is_refused(
+    edit: Callable[[str], str], tiny: dict, run: RunDirectory
+) -> None:
+    planning.open_run(spec.from_raw(tiny), run)
+    file = Path(run.location) / "sweep.yaml"
+    file.write_text(edit(file.read_text()))
+    message = refusal(spec.from_raw(tiny), run)
+    assert message.startswith(f"{file} is damaged (")
+    assert message.endswith("); restore it or use a new name")
+    with pytest.raises(RunDirectoryError, match=r"sweep\.yaml is damaged"):
+        planning.read(run)
+
+
+def test_a_lost_recording_is_written_again(tiny: dict, run: RunDirectory) -> None:
+    """plan.json says which sweep it was, so only that sweep can restore the file."""
+    planning.open_run(spec.from_raw(tiny), run)
+    before = files(run)
+    (Path(run.location) / "sweep.yaml").unlink()
+    other = spec.from_raw(tiny, overrides={"mechanism.clip_norm": 2.0})
+    assert "is the plan of another sweep" in refusal(other, run)
+    planning.open_run(spec.from_raw(tiny), run)
+    assert files(run) == before
+
+
+def test_a_lost_plan_is_made_again_unless_there_are_scores(tiny: dict, run: RunDirectory) -> None:
+    """An extended run was packed by its history, which nothing else records."""
+    plan = planning.open_run(spec.from_raw(tiny), run)
+    (Path(run.location) / "plan.json").unlink()
+    assert planning.open_run(spec.from_raw(tiny), run) == plan
+    store(run, plan, Pack(0, 0, 9))
+    (Path(run.location) / "plan.json").unlink()
+    assert "holds scores but no plan.json" in refusal(spec.from_raw(tiny), run)
+
+
+def test_a_folder_that_is_no_run_is_told(tiny: dict, run: RunDirectory) -> None:
+    for missing in ("plan.json", "sweep.yaml"):
+        planning.open_run(spec.from_raw(tiny), run)
+        (Path(run.location) / missing).unlink()
+        with pytest.raises(RunDirectoryError, match=rf"is no run directory \(it has no {missing}"):
+            planning.read(run)
+
+
+def test_packs_are_limited_to_what_a_disk_can_hold(tiny: dict) -> None:
+    with pytest.raises(SpecError, match=r"^resources\.pack_size: is 3, which cuts 90000000 trials"):
+        planning.make(with_trials(tiny, 90_000_000, 3))
+    sizes = itertools.islice(planning.make(with_trials(tiny, 90, 3)).audits, 1)
+    assert [len(audit.packs) for audit in sizes] == [30]

@@ -1,0 +1,221 @@
+"""Plug-ins by name and by import path, and one line for those that cannot be used."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from command import dpaudit, inline, refused, write_sweep
+
+import dpaudit_ray as da
+from dpaudit_ray import plugins, spec
+from dpaudit_ray.adversaries.base import Adversary
+from dpaudit_ray.adversaries.loss import Loss
+from dpaudit_ray.data.base import Data
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.mechanisms.base import Mechanism
+from dpaudit_ray.models.base import Model
+
+MODULE = """
+from typing import Literal
+import torch
+from dpaudit_ray.adversaries.base import FinalModelAdversary, SampleCanary
+from dpaudit_ray.adversaries.loss import Loss
+
+class Louder(Loss):
+    name: Literal["louder"] = "louder"
+    gain: float = 1.0
+
+    def score(self, canary, observed):
+        return self.gain * super().score(canary, observed)
+
+class Disguised(Loss):
+    pass
+
+class Nameless(FinalModelAdversary[SampleCanary]):
+    def craft(self, known, rng):
+        x, y = known.example(0)
+        return SampleCanary(x, 1 - y)
+
+    def score(self, canary, observed):
+        return -observed.losses(canary.x, canary.y)[:, 0]
+
+class Half(FinalModelAdversary[SampleCanary]):
+    def craft(self, known, rng):
+        return None
+
+class Raises(Loss):
+    name: str = "raises"
+
+    def score(self, canary, observed):
+        raise ValueError("boom\\nand more")
+
+class WrongShape(Loss):
+    name: str = "wrong-shape"
+
+    def score(self, canary, observed):
+        return torch.zeros(3)
+
+class Diverges(Loss):
+    name: str = "diverges"
+
+    def score(self, canary, observed):
+        return super().score(canary, observed) * float("nan")
+
+def function(): ...
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the user's, importable as `own_attack` in this test."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "own_attack.py").write_text(MODULE)
+    (folder / "own_syntax.py").write_text("def (")
+    (folder / "own_raises.py").write_text("raise RuntimeError('no\\nway')")
+    monkeypatch.syspath_prepend(folder)
+    yield
+    for name in ("own_attack", "own_syntax", "own_raises"):
+        sys.modules.pop(name, None)
+
+
+def alone(tiny: dict, adversary: object) -> dict:
+    """The tiny sweep with one adversary."""
+    del tiny["grid"]
+    return tiny | {"adversary": adversary}
+
+
+@pytest.mark.parametrize(
+    ("base", "names"),
+    [
+        (Adversary, {"biased-dimension", "loss"}),
+        (Mechanism, {"dp-sgd"}),
+        (Data, {"breast_cancer", "california_housing", "npz"}),
+        (Model, {"fcnn"}),
+    ],
+)
+def test_classes_of_the_project_are_known_by_name(
+    base: type[plugins.Plugin], names: set[str]
+) -> None:
+    known = plugins.known(base)
+    assert names <= set(known)
+    assert all(
+        name == cls.model_fields["name"].default and issubclass(cls, base)
+        for name, cls in known.items()
+    )
+
+
+def test_names_and_mappings_are_the_same() -> None:
+    assert plugins.parse(Adversary, "loss", "adversary") == Loss()
+    assert plugins.parse(Adversary, {"name": "loss"}, "adversary") == Loss()
+    assert plugins.parse(Adversary, Loss(period=2), "adversary").period == 2
+
+
+@pytest.mark.usefixtures("own")
+def test_an_adversary_of_ones_own_runs(tiny: dict, tmp_path: Path) -> None:
+    sweep = alone(tiny, {"name": "own_attack:Louder", "gain": 2.0, "example": 5})
+    outcome = inline(write_sweep(tmp_path, sweep), tmp_path / "runs")
+    assert outcome.code == 0, outcome.err
+    assert "louder" in outcome.out
+    status = dpaudit("status", tmp_path / "runs/tiny")
+    assert status.code == 0
+    again = inline(tmp_path / "runs/tiny/sweep.yaml", tmp_path / "runs")
+    assert again.code == 0, again.err
+
+
+@pytest.mark.usefixtures("own")
+def test_an_adversary_without_a_name_goes_by_its_import_path(tiny: dict, tmp_path: Path) -> None:
+    outcome = inline(write_sweep(tmp_path, alone(tiny, "own_attack:Nameless")), tmp_path / "runs")
+    assert outcome.code == 0, outcome.err
+    assert "own_attack:Nameless" in outcome.out
+    (scores,) = (tmp_path / "runs/tiny/scores").iterdir()
+    assert scores.name.startswith("000-own-attack-Nameless-")
+
+
+@pytest.mark.usefixtures("own")
+def test_a_class_of_ones_own_is_never_taken_for_one_of_the_project(tiny: dict) -> None:
+    """`Disguised` inherits the name "loss"; its scores must not be resumed as those of `loss`."""
+    mine = spec.from_raw(alone(dict(tiny), "own_attack:Disguised"))
+    theirs = spec.from_raw(alone(tiny, "loss"))
+    assert mine.cells[0].adversary.name == theirs.cells[0].adversary.name == "loss"
+    assert mine.cells[0].fingerprint != theirs.cells[0].fingerprint
+    assert mine.fingerprint != theirs.fingerprint
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("own_attack:Missing", "cannot import 'own_attack:Missing' (module 'own_attack' has no"),
+        ("own_nowhere:Loss", "cannot import 'own_nowhere:Loss' (No module named 'own_nowhere')"),
+        ("own_syntax:Loss", "cannot import 'own_syntax:Loss' (invalid syntax"),
+        ("own_raises:Loss", "cannot import 'own_raises:Loss' (no way); is it on PYTHONPATH?"),
+        (":Loss", "cannot import ':Loss'"),
+        ("own_attack:", "cannot import 'own_attack:'"),
+        ("own_attack:function", "'own_attack:function' is not a subclass of dpaudit_ray.adversar"),
+        ("own_attack:torch", "'own_attack:torch' is not a subclass of"),
+        ("own_attack:SampleCanary", "'own_attack:SampleCanary' is not a subclass of"),
+        ("own_attack:Half", "'own_attack:Half' does not define score"),
+        ("own_attack:FinalModelAdversary", "does not define craft, score"),
+    ],
+)
+def test_what_cannot_be_imported_or_used_is_told(
+    name: str, problem: str, tiny: dict, tmp_path: Path
+) -> None:
+    line = refused("plan", write_sweep(tmp_path, alone(tiny, name)))
+    assert line.startswith("adversary.name: ")
+    assert problem in line
+
+
+@pytest.mark.usefixtures("own")
+def test_an_option_of_ones_own_is_checked(tiny: dict, tmp_path: Path) -> None:
+    sweep = alone(tiny, {"name": "own_attack:Louder", "gian": 2.0})
+    line = refused("plan", write_sweep(tmp_path, sweep))
+    assert line == "adversary.gian: unknown key; known: name, period, example, gain"
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("Raises", "ValueError: boom"), ("WrongShape", "ValueError: could not broadcast")],
+)
+def test_an_adversary_that_raises_fails_its_audit_only(
+    name: str, message: str, tiny: dict, tmp_path: Path
+) -> None:
+    tiny["grid"]["adversary"] = [f"own_attack:{name}", "biased-dimension"]
+    outcome = inline(write_sweep(tmp_path, tiny), tmp_path / "runs")
+    assert outcome.code == 3
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.startswith(f"dpaudit: own_attack:{name}: trials 0-9 failed: {message}")
+    assert "Traceback" not in outcome.out
+    status = dpaudit("status", tmp_path / "runs/tiny")
+    assert status.code == 0
+    assert message in status.out
+    assert "not complete" in status.out
+    done = [len(list(audit.iterdir())) for audit in (tmp_path / "runs/tiny/scores").iterdir()]
+    assert done == [9], "the other audit is finished, the failed one has no file"
+
+
+@pytest.mark.usefixtures("own")
+def test_diverged_trials_are_outcomes(tiny: dict, tmp_path: Path) -> None:
+    outcome = inline(write_sweep(tmp_path, alone(tiny, "own_attack:Diverges")), tmp_path / "runs")
+    assert outcome.code == 0
+    result = da.Result(str(tmp_path / "runs/tiny"), complete=True)
+    assert result.scores["score"].isna().all()
+    assert len(result.scores) == 90 * 2
+    assert (result.estimates["epsilon_lower"] == 0).all()
+
+
+def test_an_error_names_the_first_problem_with_its_value() -> None:
+    with pytest.raises(SpecError) as error:
+        plugins.parse(Adversary, {"name": "biased-dimension", "choice": "best"}, "adversary")
+    assert str(error.value) == "adversary.choice: must be 'random' or 'simulated', got 'best'"
+    assert error.value.key == "adversary.choice"
+
+
+def test_long_values_are_left_out_of_messages() -> None:
+    with pytest.raises(SpecError) as error:
+        plugins.parse(Adversary, {"name": "loss", "example": list(range(1000))}, "adversary")
+    assert str(error.value) == "adversary.example: must be a whole number"

@@ -1,0 +1,100 @@
+"""The README stays true: its commands run, its code runs, its links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import dpaudit_ray as da
+from dpaudit_ray import spec, yamlfile
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = sorted(p for p in ROOT.rglob("*.md") if ".venv" not in p.parts)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A folder that looks like a clone to commands, with nothing in it yet."""
+    shutil.copytree(ROOT / "jobs", tmp_path / "jobs")
+    return tmp_path
+
+
+def shell(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
+    )
+
+
+@pytest.mark.slow
+def test_every_command_of_the_readme_runs_in_its_order(workplace: Path) -> None:
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    commands = [line.split("#")[0].split() for line in lines if line.startswith("dpaudit")]
+    assert [command[1] for command in commands] == ["plan", "run", "run", "status", "report"]
+    for command in commands:
+        done = shell(command, workplace)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        assert done.stdout
+    status = shell(["dpaudit", "status", "runs/quickstart", "--json"], workplace).stdout
+    entries = yaml.safe_load(status)["audits"]
+    simulated, loss = (entry["epsilon_lower"] for entry in entries)
+    assert [entry["trials"] for entry in entries] == [3000, 3000]
+    assert loss < simulated < entries[0]["epsilon_upper"]
+
+
+@pytest.mark.slow
+def test_python_example_runs(workplace: Path) -> None:
+    example = next(block for block in blocks("python") if "da.run" in block)
+    done = shell([sys.executable, "-c", example], workplace)
+    assert done.returncode == 0, done.stderr
+    assert "certified 23.99" in done.stdout
+
+
+def test_sweep_file_example_is_valid() -> None:
+    sweep = spec.from_raw(yamlfile.parse_yaml(blocks("yaml")[0], "README.md"))
+    assert [cell.label for cell in sweep.cells] == ["noise_multiplier=2", "noise_multiplier=4"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["inline", "ray"])
+def test_adversary_example_runs(executor: str, workplace: Path, tiny: dict) -> None:
+    example = next(block for block in blocks("python") if "class LastBias" in block)
+    (workplace / "last_bias.py").write_text(example)
+    tiny["grid"] = {"adversary": [{"name": "last_bias:LastBias", "strength": 0.5}]}
+    (workplace / "sweep.yaml").write_text(yaml.safe_dump(tiny))
+    command = ["dpaudit", "run", "sweep.yaml", "--executor", executor]
+    done = shell(command, workplace)
+    assert done.returncode == 0, done.stderr
+    scores = da.Result(str(workplace / "runs/tiny"), complete=True).scores
+    assert len(scores) == 90 * 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_no_placeholder_is_left() -> None:
+    for page in PAGES:
+        assert "{{" not in page.read_text(), page
+
+
+def test_every_sweep_file_is_valid() -> None:
+    files = sorted((ROOT / "jobs").rglob("*.yaml"))
+    assert files
+    for file in files:
+        assert spec.load(file).cells

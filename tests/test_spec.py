@@ -1,0 +1,220 @@
+"""Sweeps: what is read, what the fingerprint covers, and that a recorded sweep runs again."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import changed, write_sweep
+
+from dpaudit_ray import spec
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.plugins import Plugin
+from dpaudit_ray.yamlfile import parse_yaml
+
+JOBS = sorted((Path(spec.__file__).parents[1] / "jobs").rglob("*.yaml"))
+
+
+@pytest.fixture
+def npz(tmp_path: Path) -> Path:
+    file = tmp_path / "data.npz"
+    rng = np.random.default_rng(0)
+    np.savez(file, x=rng.normal(size=(80, 4)), y=np.arange(80) % 2)
+    return file
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
+def test_the_jobs_of_this_project_are_sound(job: Path) -> None:
+    assert spec.load(job).trials > 0
+
+
+def test_defaults(tiny: dict) -> None:
+    del tiny["seed"], tiny["resources"], tiny["audit"]["estimators"], tiny["grid"]
+    sweep = spec.from_raw(tiny)
+    (cell,) = sweep.cells
+    assert sweep.seed == 0
+    assert cell.audit.confidence == 0.95
+    assert [e.name for e in cell.audit.estimators] == ["accuracy"]
+    assert cell.audit.accountants == ["gaussian"]
+    assert sweep.resources.pack_size == "auto"
+    assert cell.label == "loss"
+
+
+def test_trials_add_up_over_the_grid(tiny: dict) -> None:
+    tiny["grid"]["audit.trials"] = [10, 20]
+    sweep = spec.from_raw(tiny)
+    assert [cell.audit.trials for cell in sweep.cells] == [10, 20, 10, 20]
+    assert sweep.trials == 60
+
+
+def test_options_of_estimators_are_typed(tiny: dict) -> None:
+    tiny["audit"]["estimators"] = [{"name": "eps-delta", "threshold": "fixed", "value": 3}]
+    (estimator,) = spec.from_raw(tiny).cells[0].audit.estimators
+    assert estimator.options == {"threshold": "fixed", "value": 3.0}
+    assert type(estimator.options["value"]) is float
+
+
+@pytest.mark.parametrize(("every", "horizons"), [(None, (6,)), (3, (3, 6)), (4, (4, 6)), (6, (6,))])
+def test_the_last_step_is_always_recorded(
+    every: int | None, horizons: tuple[int, ...], tiny: dict
+) -> None:
+    assert spec.from_raw(changed(tiny, "audit.record_every", every)).cells[0].horizons == horizons
+
+
+def test_python_values_are_welcome(tiny: dict) -> None:
+    """A sweep built in Python: numpy numbers and tuples, which YAML could not be written from."""
+    plain = spec.from_raw(tiny)
+    changed(tiny, "mechanism.noise_multiplier", np.float64(2.0))
+    changed(tiny, "audit.trials", np.int64(90))
+    changed(tiny, "audit.estimators", tuple(tiny["audit"]["estimators"]))
+    assert spec.from_raw(tiny).canonical() == plain.canonical()
+
+
+def test_the_given_mapping_is_left_alone(tiny: dict, npz: Path) -> None:
+    tiny["mechanism"]["data"] = {"name": "npz", "path": os.path.relpath(npz)}
+    before = copy.deepcopy(tiny)
+    spec.from_raw(tiny, overrides={"audit.trials": 5})
+    assert tiny == before
+
+
+# Fingerprint ------------------------------------------------------------------------------------
+
+CHANGES: list[tuple[str, Any]] = [
+    ("seed", 4),
+    ("mechanism.steps", 9),
+    ("mechanism.noise_multiplier", 2.5),
+    ("mechanism.seed", 1),
+    ("mechanism.data", {"name": "california_housing"}),
+    ("audit.delta", 1e-6),
+    ("audit.confidence", 0.9),
+    ("audit.record_every", 2),
+    ("audit.estimators", ["accuracy"]),
+    ("audit.estimators", ["paper-gdp", "accuracy", "eps-delta", "anytime"]),
+    ("audit.accountants", ["rdp"]),
+    ("resources.pack_size", 30),
+    ("grid", {"adversary": ["loss", "biased-dimension"]}),
+    ("grid", {"adversary": [{"name": "biased-dimension", "choice": "simulated"}, "loss"]}),
+    ("grid", {"adversary": ["biased-dimension"]}),
+]
+NO_CHANGES: list[tuple[str, Any]] = [
+    ("name", "other"),
+    ("audit.trials", 900),
+    ("audit.confidence", 0.95),
+    ("mechanism.noise_multiplier", 2),
+    ("mechanism.engine", "packed"),
+    ("mechanism.model", "fcnn"),
+    ("adversary", "biased-dimension"),  # the grid replaces it
+    ("resources.num_cpus", 2),
+    ("resources.num_gpus", 0.25),
+    ("resources.max_concurrent_trainers", 1),
+    ("grid", {"adversary": ["biased-dimension", "loss"]}),
+    ("grid", {"adversary": [{"name": "biased-dimension", "choice": "random"}, {"name": "loss"}]}),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), CHANGES)
+def test_what_changes_a_result_changes_the_fingerprint(key: str, value: Any, tiny: dict) -> None:
+    before = spec.from_raw(tiny).fingerprint
+    assert spec.from_raw(changed(tiny, key, value)).fingerprint != before
+
+
+@pytest.mark.parametrize(("key", "value"), NO_CHANGES)
+def test_what_changes_no_result_changes_no_fingerprint(key: str, value: Any, tiny: dict) -> None:
+    before = spec.from_raw(tiny)
+    after = spec.from_raw(changed(tiny, key, value))
+    assert after.fingerprint == before.fingerprint
+    assert [c.fingerprint for c in after.cells] == [c.fingerprint for c in before.cells]
+
+
+def test_where_the_data_lies_is_no_part_of_the_fingerprint(tiny: dict) -> None:
+    found = set()
+    for path in ("/one/data.npz", "/two/data.npz"):
+        tiny["mechanism"]["data"] = {"name": "npz", "path": path}
+        found.add(spec.from_raw(tiny).fingerprint)
+    assert len(found) == 1
+
+
+def test_the_level_of_an_audit_leaves_its_bits_alone(tiny: dict) -> None:
+    before = [cell.fingerprint for cell in spec.from_raw(tiny).cells]
+    tiny["audit"] |= {"delta": 1e-6, "estimators": ["accuracy"], "trials": 7}
+    assert [cell.fingerprint for cell in spec.from_raw(tiny).cells] == before
+
+
+def test_two_data_files_are_two_audits(tiny: dict) -> None:
+    tiny["mechanism"]["data"] = {"name": "npz", "path": "x"}
+    tiny["grid"] = {"mechanism.data.path": ["a.npz", "b.npz"]}
+    assert len(spec.from_raw(tiny).cells) == 2
+
+
+def test_fingerprints_are_pinned(tiny: dict) -> None:
+    """When this fails, run directories of users can no longer be resumed: only on purpose.
+
+    New options keep it, because options at their default are left out.
+    """
+    assert spec.from_raw(tiny).fingerprint == "6787b92b101891e5175b68fcbabb6fcb"
+
+
+def test_identities_hold_no_defaults(tiny: dict) -> None:
+    for cell in spec.from_raw(tiny).cells:
+        for plugin in (cell.mechanism, cell.adversary):
+            assert_no_defaults(plugin)
+
+
+def assert_no_defaults(plugin: Plugin) -> None:
+    identity = plugin.identity()
+    for key, field in type(plugin).model_fields.items():
+        value = getattr(plugin, key)
+        if isinstance(value, Plugin):
+            assert_no_defaults(value)
+        elif key != "name" and value == field.default:
+            assert key not in identity
+
+
+# A recorded sweep -------------------------------------------------------------------------------
+
+
+def test_a_recorded_sweep_reads_as_the_same_sweep(tiny: dict) -> None:
+    sweep = spec.from_raw(tiny)
+    again = spec.from_raw(parse_yaml(sweep.canonical(), "sweep.yaml"))
+    assert again == sweep
+    assert again.canonical() == sweep.canonical()
+
+
+@pytest.mark.parametrize("name", ["1e5", "12e3", "007", "true", "null", "1.5"])
+def test_a_name_that_looks_like_something_else_survives(name: str, tiny: dict) -> None:
+    sweep = spec.from_raw(changed(tiny, "name", name))
+    assert spec.from_raw(parse_yaml(sweep.canonical(), "")).name == name
+
+
+def test_an_edited_recording_is_told(tiny: dict) -> None:
+    text = spec.from_raw(tiny).canonical().replace("steps: 6", "steps: 9")
+    with pytest.raises(SpecError, match=r"^fingerprint: is \w{32} but the content gives \w{32}"):
+        spec.from_raw(parse_yaml(text, ""))
+    kept = [line for line in text.splitlines() if not line.startswith("fingerprint")]
+    assert spec.from_raw(parse_yaml("\n".join(kept), "")).cells[0].horizons[-1] == 9
+
+
+def test_a_relative_data_path_is_recorded_as_an_absolute_one(
+    tiny: dict, npz: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tiny["mechanism"]["data"] = {"name": "npz", "path": npz.name}
+    file = write_sweep(npz.parent, tiny)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    sweep = spec.load(file)
+    recorded = parse_yaml(sweep.canonical(), "")
+    assert recorded["mechanism"]["data"]["path"] == str(npz)
+    spec.from_raw(recorded).cells[0].mechanism.check_inputs()
+
+
+def test_overrides_apply_before_validation(tiny: dict, tmp_path: Path) -> None:
+    tiny["audit"]["trials"] = "later"
+    sweep = spec.load(write_sweep(tmp_path, tiny), {"audit.trials": 20, "name": "other"})
+    assert sweep.name == "other"
+    assert sweep.trials == 40
+    assert "trials: 20" in sweep.canonical()

@@ -1,0 +1,419 @@
+"""The run directory: absent or whole, readable by anything, and honest about damage."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from dpaudit_ray.errors import RunDirectoryError, StorageError
+from dpaudit_ray.storage import ESTIMATE_SCHEMA, SCORE_SCHEMA, PackScores, RunDirectory
+
+SCORE_COLUMNS = ["audit", "trial", "member", "step", "score"]
+ESTIMATE_COLUMNS = [
+    *("audit", "step", "trials", "estimator", "status", "epsilon_lower", "mu_lower", "delta"),
+    *("confidence", "epsilon_upper", "accountant", "threshold"),
+]
+
+
+def pack(first: int = 10, trials: int = 6, steps: tuple[int, ...] = (3, 6)) -> PackScores:
+    """Scores with everything that a diverged training may leave."""
+    rng = np.random.default_rng(first)
+    scores = rng.normal(size=(trials, len(steps)))
+    scores[1, 0], scores[2, -1], scores[3, 0], scores[4, 0] = np.nan, np.inf, -np.inf, -0.0
+    return PackScores(first, rng.random(trials) > 0.5, steps, scores)
+
+
+def assert_same(left: PackScores, right: PackScores) -> None:
+    assert (left.first, left.last, left.steps) == (right.first, right.last, right.steps)
+    assert np.array_equal(left.members, right.members)
+    assert left.scores.tobytes() == right.scores.tobytes()
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    values = ["a", 6, 90, "accuracy", "certified", 1.5, np.nan, 1e-5, 0.95, np.inf, "prv", np.nan]
+    return dict(zip(ESTIMATE_COLUMNS, values, strict=True)) | changes
+
+
+def memory(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An object store in this process, behind an s3:// address."""
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]
+    opened = types.SimpleNamespace(
+        from_uri=lambda uri: (fs.PyFileSystem(fs.FSSpecHandler(store)), uri.partition("://")[2])
+    )
+    monkeypatch.setattr(fs, "FileSystem", opened)
+    return "s3://bucket/runs"
+
+
+@pytest.fixture(params=["local", "file", "memory"])
+def run(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    place = {
+        "local": lambda: str(tmp_path),
+        "file": lambda: tmp_path.as_uri(),
+        "memory": lambda: memory(monkeypatch),
+    }[request.param]()
+    return RunDirectory.under(place, "tiny")
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(str(tmp_path / "tiny"))
+
+
+# Every kind of storage -----------------------------------------------------------------------
+
+
+def test_an_empty_directory_holds_nothing(run: RunDirectory) -> None:
+    assert run.read_text("sweep.yaml") is None
+    assert run.read_json("plan.json") is None
+    assert run.finished("a") == set()
+    assert not run.has_scores
+    assert not run.complete
+    assert run.estimates().columns.tolist() == ESTIMATE_COLUMNS
+    assert run.scores("a").columns.tolist() == SCORE_COLUMNS
+    assert len(run.estimates()) == len(run.scores("a")) == 0
+
+
+def test_text_and_json_come_back(run: RunDirectory) -> None:
+    run.write_text("sweep.yaml", "name: é\n")
+    run.write_json("plan.json", {"a": [1, 2.5, None]})
+    run.write_json("plan.json", {"a": [3]})
+    assert run.read_text("sweep.yaml") == "name: é\n"
+    assert run.read_json("plan.json") == {"a": [3]}
+
+
+def test_scores_come_back_bit_for_bit(run: RunDirectory) -> None:
+    for given in (pack(10), pack(16, trials=9), pack(0, trials=10, steps=(250,))):
+        audit = f"audit-{given.first}"
+        run.write_scores(audit, given)
+        assert run.finished(audit) == {(given.first, given.last)}
+        assert_same(run.read_scores(audit, given.first, given.last), given)
+    assert run.has_scores
+
+
+def test_writing_a_pack_twice_changes_nothing(run: RunDirectory) -> None:
+    run.write_scores("a", pack())
+    run.write_scores("a", pack())
+    assert run.finished("a") == {(10, 15)}
+    assert_same(run.read_scores("a", 10, 15), pack())
+
+
+def test_scores_are_put_together_in_trial_order(run: RunDirectory) -> None:
+    for first in (100, 10, 4):
+        run.write_scores("a", pack(first))
+    frame = run.scores("a")
+    assert frame["trial"].tolist() == np.repeat([*range(4, 16), *range(100, 106)], 2).tolist()
+    assert frame["step"].tolist() == [3, 6] * 18
+
+
+def test_estimates_are_replaced(run: RunDirectory) -> None:
+    run.write_estimates([row(), row(step=3)])
+    run.write_estimates([row(trials=180)])
+    (only,) = run.estimates().to_dict("records")
+    assert only["trials"] == 180
+    assert np.isnan(only["mu_lower"])
+    assert np.isinf(only["epsilon_upper"])
+
+
+def test_success_comes_and_goes(run: RunDirectory) -> None:
+    for complete in (False, True, True, False, False):
+        run.set_complete(complete)
+        assert run.complete is complete
+
+
+def test_a_writable_place_is_left_as_it_was(run: RunDirectory) -> None:
+    run.write_text("sweep.yaml", "x")
+    run.require_writable()
+    assert run._folder.names("") == ["sweep.yaml"]
+
+
+# What other programs rely on -------------------------------------------------------------------
+
+
+def test_score_files_have_the_columns_of_the_contract(local: RunDirectory) -> None:
+    local.write_scores("000-loss-x", pack())
+    file = Path(local.location) / "scores/000-loss-x/10-15.parquet"
+    assert pq.read_schema(file).names == SCORE_COLUMNS == SCORE_SCHEMA.names
+    frame = pd.read_parquet(file)
+    assert [str(kind) for kind in frame.dtypes.iloc[1:]] == ["int64", "bool", "int32", "float64"]
+    assert set(frame["audit"]) == {"000-loss-x"}
+    assert np.isinf(frame["score"]).sum() == 2
+    assert frame["score"].isna().sum() == 1
+
+
+def test_estimates_have_the_columns_of_the_contract(local: RunDirectory) -> None:
+    local.write_estimates([row()])
+    file = Path(local.location) / "estimates.parquet"
+    assert pq.read_schema(file).names == ESTIMATE_COLUMNS == ESTIMATE_SCHEMA.names
+    assert pd.read_parquet(file).loc[0, "epsilon_lower"] == 1.5
+
+
+def test_the_layout_is_that_of_the_contract(local: RunDirectory) -> None:
+    local.write_scores("a", pack())
+    local.write_estimates([row()])
+    local.write_figure("a.png", b"png")
+    local.set_complete(True)
+    root = Path(local.location)
+    found = {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()}
+    assert found == {"scores/a/10-15.parquet", "estimates.parquet", "figures/a.png", "_SUCCESS"}
+
+
+# Interrupted writes ------------------------------------------------------------------------------
+
+
+def dies(*_: Any, **__: Any) -> None:
+    """SIGKILL, as far as the code after this line can tell."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+def test_a_killed_write_leaves_no_visible_file(
+    moment: str, local: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.write_estimates([row()])
+    with monkeypatch.context() as patch:
+        patch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[moment], dies)
+        with pytest.raises(KeyboardInterrupt):
+            local.write_scores("a", pack())
+        with pytest.raises(KeyboardInterrupt):
+            local.write_estimates([row(trials=180)])
+    leftovers = list(Path(local.location).rglob("*.tmp"))
+    assert len(leftovers) == 2, "the write was cut off between the temporary file and the rename"
+    assert all(file.name.startswith(".") for file in leftovers)
+    assert local.finished("a") == set()
+    assert not local.has_scores
+    assert len(local.scores("a")) == 0
+    assert local.estimates()["trials"].tolist() == [90], "the old estimates are still there"
+    local.write_scores("a", pack())
+    assert_same(local.read_scores("a", 10, 15), pack())
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(
+    local: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"10-15\.parquet \(No space left on device\); free or"):
+        local.write_scores("a", pack())
+    assert list(Path(local.location).rglob("*.*")) == []
+
+
+def test_two_writers_of_one_file_do_not_share_a_temporary_one(
+    local: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two drivers on one run directory: the second writes while the first is about to rename."""
+    replace = Path.replace
+
+    def meanwhile(self: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        local.write_scores("a", pack())
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", meanwhile)
+    local.write_scores("a", pack())
+    assert_same(local.read_scores("a", 10, 15), pack())
+    assert list(Path(local.location).rglob("*.tmp")) == []
+
+
+def test_what_is_no_pack_is_no_pack(local: RunDirectory) -> None:
+    local.write_scores("a", pack())
+    folder = Path(local.location) / "scores/a"
+    for name in (".0-9.parquet.1f.tmp", "notes.txt", "0-9.parquet.bak", "x-9.parquet", "0-9.csv"):
+        (folder / name).write_text("x")
+    (folder / "0-9.parquet").mkdir()
+    assert local.finished("a") == {(10, 15)}
+    assert len(local.scores("a")) == 12
+
+
+# Damage ------------------------------------------------------------------------------------------
+
+
+def other_pack(file: Path) -> None:
+    pq.write_table(pack(16).table("a"), file)
+
+
+def other_audit(file: Path) -> None:
+    pq.write_table(pack().table("b"), file)
+
+
+def swapped_rows(file: Path) -> None:
+    table = pack().table("a")
+    pq.write_table(table.take([1, 0, *range(2, 12)]), file)
+
+
+def one_row_less(file: Path) -> None:
+    pq.write_table(pack().table("a").slice(0, 11), file)
+
+
+def no_rows(file: Path) -> None:
+    pq.write_table(SCORE_SCHEMA.empty_table(), file)
+
+
+def contradiction(file: Path) -> None:
+    """The steps of one trial disagree about its secret bit."""
+    table = pack().table("a")
+    members = table["member"].to_pylist()
+    members[0] = not members[0]
+    pq.write_table(table.set_column(2, "member", pa.array(members)), file)
+
+
+def missing_score(file: Path) -> None:
+    table = pack().table("a")
+    scores = [None, *table["score"].to_pylist()[1:]]
+    pq.write_table(table.set_column(4, "score", pa.array(scores, pa.float64())), file)
+
+
+def other_columns(file: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), file)
+
+
+DAMAGES: list[Callable[[Path], object]] = [
+    lambda file: file.write_bytes(b""),
+    lambda file: file.write_bytes(b"PAR1"),
+    lambda file: file.write_text("trial,score\n"),
+    lambda file: file.write_bytes(file.read_bytes()[:-1]),
+    other_pack,
+    other_audit,
+    swapped_rows,
+    one_row_less,
+    no_rows,
+    contradiction,
+    missing_score,
+    other_columns,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_score_file_is_told_with_a_remedy(
+    damage: Callable[[Path], object], local: RunDirectory
+) -> None:
+    local.write_scores("a", pack())
+    file = Path(local.location) / "scores/a/10-15.parquet"
+    damage(file)
+    for read in (lambda: local.read_scores("a", 10, 15), lambda: local.scores("a")):
+        with pytest.raises(RunDirectoryError) as error:
+            read()
+        assert str(file) in str(error.value)
+        assert str(error.value).endswith("delete it to have its trials run again")
+        assert "\n" not in str(error.value)
+
+
+def test_no_changed_byte_is_read_as_another_score(local: RunDirectory) -> None:
+    """Every byte of the file is flipped in turn: told, or without consequence."""
+    local.write_scores("a", pack())
+    file = Path(local.location) / "scores/a/10-15.parquet"
+    whole = file.read_bytes()
+    told = 0
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        try:
+            assert_same(local.read_scores("a", 10, 15), pack())
+        except RunDirectoryError:
+            told += 1
+    assert told > len(whole) / 2
+
+
+def test_no_truncated_file_is_read(local: RunDirectory) -> None:
+    local.write_scores("a", pack())
+    file = Path(local.location) / "scores/a/10-15.parquet"
+    whole = file.read_bytes()
+    for size in range(0, len(whole), 7):
+        file.write_bytes(whole[:size])
+        with pytest.raises(RunDirectoryError):
+            local.read_scores("a", 10, 15)
+
+
+@pytest.mark.parametrize(
+    "damage", [DAMAGES[0], DAMAGES[2], DAMAGES[3], other_columns], ids=["empty", "text", "cut", "x"]
+)
+def test_damaged_estimates_are_told_with_a_remedy(
+    damage: Callable[[Path], object], local: RunDirectory
+) -> None:
+    local.write_estimates([row()])
+    damage(Path(local.location) / "estimates.parquet")
+    with pytest.raises(RunDirectoryError, match=r"estimates\.parquet is not .*; delete it"):
+        local.estimates()
+    local.write_estimates([row()])
+    assert len(local.estimates()) == 1
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe"])
+def test_damaged_json_is_told(content: bytes, local: RunDirectory) -> None:
+    local.require_writable()
+    (Path(local.location) / "plan.json").write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=r"plan\.json is not .*; restore it or use"):
+        local.read_json("plan.json")
+
+
+def test_a_pack_that_vanished_is_told(local: RunDirectory) -> None:
+    with pytest.raises(RunDirectoryError, match=r"0-9\.parquet is not readable \(it is gone\)"):
+        local.read_scores("a", 0, 9)
+
+
+# Places ------------------------------------------------------------------------------------------
+
+
+def test_names_are_appended_to_any_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for place, location in [
+        ("runs", f"{tmp_path}/runs/x"),
+        ("runs/", f"{tmp_path}/runs/x"),
+        ("/", "/x"),
+        (".", f"{tmp_path}/x"),
+        ("~/runs", f"{tmp_path}/home/runs/x"),
+        ("file:///data/", "file:///data/x"),
+    ]:
+        assert RunDirectory.under(place, "x").location == location
+
+
+@pytest.mark.parametrize("place", ["", "s3://", "s3:///", "gs://", "://"])
+def test_a_place_without_a_name_is_refused(place: str) -> None:
+    with pytest.raises(RunDirectoryError, match=r"names no place; give a folder"):
+        RunDirectory.under(place, "x")
+
+
+def test_an_unknown_kind_of_address_is_refused() -> None:
+    with pytest.raises(RunDirectoryError, match=r"cannot use storage path floppy://a/x \(Unrecog"):
+        RunDirectory.under("floppy://a", "x")
+
+
+def test_a_place_below_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = RunDirectory.under(str(tmp_path / "file/below"), "x")
+    assert run.read_text("sweep.yaml") is None
+    assert run.finished("a") == set()
+    with pytest.raises(RunDirectoryError) as error:
+        run.require_writable()
+    assert str(error.value) == (
+        f"storage path {tmp_path}/file/below/x cannot be written (Not a directory); choose another "
+        "with --storage-path"
+    )
+
+
+def test_a_file_uri_is_the_same_directory(tmp_path: Path) -> None:
+    RunDirectory.under(tmp_path.as_uri(), "x").write_scores("a", pack())
+    assert_same(RunDirectory(str(tmp_path / "x")).read_scores("a", 10, 15), pack())
+
+
+def test_nothing_is_pickled(local: RunDirectory) -> None:
+    local.write_scores("a", pack())
+    local.write_json("plan.json", {"x": 1})
+    assert json.loads((Path(local.location) / "plan.json").read_text()) == {"x": 1}
+    assert (Path(local.location) / "scores/a/10-15.parquet").read_bytes()[:4] == b"PAR1"

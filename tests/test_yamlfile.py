@@ -1,0 +1,114 @@
+"""YAML as users expect it, and one line when it is not what they meant."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.yamlfile import dump_yaml, parse_value, parse_yaml, read_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5),
+        ("1E5", 1e5),
+        (".5e3", 500.0),
+        ("-1.e+2", -100.0),
+        ("1.0e-05", 1e-5),
+        ("3", 3),
+        ("'1e5'", "1e5"),
+        ("1e5x", "1e5x"),
+        ("e5", "e5"),
+        ("", None),
+        ("[1, 2]", [1, 2]),
+        ("{name: loss}", {"name": "loss"}),
+    ],
+)
+def test_values_are_what_they_look_like(text: str, value: Any) -> None:
+    parsed = parse_value(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+def test_nan_is_a_number() -> None:
+    assert math.isnan(parse_value(".nan"))
+
+
+@pytest.mark.parametrize("text", ["1e5", "12e7", "3", ".5", "yes", "null", "1:30", "a: b", "é", ""])
+def test_text_stays_text_when_written_and_read_again(text: str) -> None:
+    assert parse_yaml(dump_yaml({"name": text, "delta": 1e-5}), "") == {"name": text, "delta": 1e-5}
+
+
+def test_keys_keep_their_order() -> None:
+    assert list(parse_yaml(dump_yaml({"z": 1, "a": 2, "m": 3}), "")) == ["z", "a", "m"]
+
+
+def test_merged_keys_may_be_overridden() -> None:
+    text = "base: &base {steps: 5, clip: 1}\nother: {<<: *base, clip: 2}\n"
+    assert parse_yaml(text, "")["other"] == {"steps": 5, "clip": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("seed: 1\nname: x\nseed: 2\n", 3),
+        ("mechanism:\n  seed: 5\n  name: x\n\n  seed: 6\n", 5),
+        ("grid: {seed: [1], seed: [2]}\n", 1),
+    ],
+)
+def test_a_repeated_key_is_told_with_its_line(text: str, line: int) -> None:
+    with pytest.raises(SpecError, match=rf"^seed: is given twice \(again in line {line}\)"):
+        parse_yaml(text, "sweep.yaml")
+
+
+def test_the_same_key_in_different_places_is_fine() -> None:
+    assert parse_yaml("a: {n: 1}\nb: {n: 1}\n", "") == {"a": {"n": 1}, "b": {"n": 1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: [1,\nb: }", r"at line 2: .*found '}'"),
+        ("a:\n\t- b", r"at line 2: .*'\\t'"),
+        ("a: 1\n---\nb: 2\n", "another document"),
+        ("!!python/object/apply:os.system ['true']", "python/object/apply"),
+        ("a: &a\n  b: *a\n", "recursive"),
+        ("? [1, 2]\n: 3\n", "unhashable key"),
+        ("a: 2020-13-45", "month must be in 1..12"),
+        ("a: " + "[" * 5000, "recursion"),
+        ("a: \x00", "special characters"),
+    ],
+)
+def test_what_is_not_yaml_is_told_with_line_and_reason(text: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=f"^sweep.yaml is not valid YAML.*{problem}") as error:
+        parse_yaml(text, "sweep.yaml")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "hello", "- a", "3", "null"])
+def test_what_is_no_mapping_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match=r"sweep\.yaml must hold a mapping"):
+        parse_yaml(text, "sweep.yaml")
+
+
+def test_an_override_that_is_not_yaml_names_set() -> None:
+    with pytest.raises(SpecError, match=r"^--set: '\{' is not a YAML value"):
+        parse_value("{")
+
+
+def test_unreadable_files_are_told(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\x00\xff\xfe" * 9)
+    for path, reason in [
+        (tmp_path / "missing.yaml", "No such file"),
+        (tmp_path, "Is a directory"),
+        (binary, "not UTF-8 text"),
+    ]:
+        with pytest.raises(SpecError, match=reason) as error:
+            read_yaml(path)
+        assert str(path) in str(error.value)
