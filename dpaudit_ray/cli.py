@@ -102,14 +102,17 @@ def plan(sweep: Sweep, storage_path: StoragePath = "runs", changes: Set = None) 
     terminal.show_table(
         f"{prepared.name}: {outlook.trials:,} trials in {outlook.packs:,} packs, "
         f"{outlook.packs_done:,} packs done",
-        ("audit", "trials", "packs", "done", "eps claim", "max eps", "power", "time"),
+        ("audit", "trials", "packs", "done", "eps claim", "max eps", "power", "needed", "time"),
         [
             (a.label, a.trials, a.packs, a.packs_done, a.claim, a.largest_certifiable,
-             f"{a.power:.0%}", terminal.duration(a.seconds))
+             f"{a.power:.0%}", a.trials_needed, terminal.duration(a.seconds))
             for a in outlook.audits
         ],
     )  # fmt: skip
-    terminal.say("max eps: if every guess is right; power: chance to certify 90 % of a tight claim")
+    terminal.say(
+        "max eps: if every guess is right; power: chance to certify 90 % of a tight claim; "
+        "needed: trials that would do so 4 times in 5"
+    )
     trainers = f"{outlook.workers} trainer" + "s" * (outlook.workers > 1)
     terminal.say(
         f"left to do: about {terminal.duration(outlook.wall_seconds)} on this machine with "

@@ -16,11 +16,15 @@ from .spec import Sweep
 from .storage import RunDirectory
 
 CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
+USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
 
 
 @dataclasses.dataclass(frozen=True)
 class AuditOutlook:
-    """One audit: `power` is the chance to certify 90 % of the claim if the claim is tight."""
+    """One audit: `power` is the chance to certify 90 % of the claim if the claim is tight.
+
+    `trials_needed` would do so with a chance of 80 %; 0 where there is nothing to certify.
+    """
 
     label: str
     trials: int
@@ -29,6 +33,7 @@ class AuditOutlook:
     claim: float
     largest_certifiable: float
     power: float
+    trials_needed: int
     seconds: float  # of one trainer's time, for the packs that are left
 
 
@@ -87,10 +92,17 @@ def of(sweep: Sweep, storage_path: str) -> Outlook:
                 claim=audit.claim,
                 largest_certifiable=stats.power.largest_certifiable(audit.trials, *level),
                 power=stats.power.accuracy_power(audit.claim, target, audit.trials, *level),
+                trials_needed=_trials_needed(audit.claim, *level),
                 seconds=sum(pack.size for pack in left) * seconds.get(index, 0.0),
             )
         )
     return Outlook(tuple(audits), _workers(sweep), problem)
+
+
+def _trials_needed(claim: float, delta: float, confidence: float) -> int:
+    if not 0 < claim < math.inf:
+        return 0
+    return stats.power.trials_needed(claim, 1 - CLAIM_SHARE, USUAL_POWER, delta, confidence)
 
 
 def _seconds_per_trial(

@@ -148,6 +148,7 @@ def preview(sweep: Sweep, run: RunDirectory) -> Plan:
     if previous is not None:
         _check_plan(sweep, previous, run)
         _check_not_lowered(sweep, previous, run)
+        _check_extendable(sweep, previous)
     elif run.has_scores:
         raise RunDirectoryError(
             f"{run.location} holds scores but no {FILE}, so it is not known how they were packed; "
@@ -273,6 +274,17 @@ def _check_plan(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         raise RunDirectoryError(
             f"{run.location}/{FILE} is the plan of another sweep; restore it or use a new name"
         )
+
+
+def _check_extendable(sweep: Sweep, previous: Plan) -> None:
+    """An alpha-spending plan is made for a number of trials; after looking it cannot be remade."""
+    for cell, old in zip(sweep.cells, previous.audits, strict=True):
+        names = [estimator.name for estimator in cell.audit.estimators]
+        if cell.audit.trials > old.trials and "group-sequential" in names:
+            raise RunDirectoryError(
+                f"audit.trials: {old.id} was planned with {old.trials} trials and its "
+                "group-sequential bound holds for that number only; use a new name, or anytime"
+            )
 
 
 def _check_not_lowered(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:

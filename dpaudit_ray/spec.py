@@ -142,6 +142,18 @@ class Cell(Strict):
     audit: AuditSpec
     label: str
 
+    @model_validator(mode="after")
+    def _one_kind_of_scores(self) -> Self:
+        for index, estimator in enumerate(self.audit.estimators):
+            if stats.estimators()[estimator.name].one_run != self.adversary.one_run:
+                wants = "one training run" if not self.adversary.one_run else "many training runs"
+                raise SpecError(
+                    f"audit.estimators.{index}",
+                    f"{estimator.name} takes scores of {wants}, which {self.adversary.name} does "
+                    "not give; choose another estimator",
+                )
+        return self
+
     @property
     def fingerprint(self) -> str:
         """Hex digest of what determines bits and scores: mechanism and adversary."""

@@ -17,7 +17,6 @@ _FLOAT = (
     re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
     list("-+0123456789."),
 )
-_MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
@@ -35,7 +34,7 @@ _Dumper.add_implicit_resolver(*_FLOAT)
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[str] = set()
     for key, _ in node.value:
-        if key.tag == _MERGE or not isinstance(key, yaml.ScalarNode):
+        if not isinstance(key, yaml.ScalarNode):
             continue
         if key.value in seen:
             line = key.start_mark.line + 1

@@ -253,7 +253,9 @@ def test_replacement_with_sampling():
     by_prv = accounting.bounds(2.0, 100, 1e-5, 0.1, "prv", "replace")
     assert by_prv.accountant == "pld"
     assert by_prv.upper == replacement.upper
-    assert "replacement" in by_prv.note
+    assert by_prv.note.startswith("prv handles replacement only at sample_rate 1; pld instead; ")
+    assert by_prv.note.endswith(replacement.note)
+    assert "worst case" in replacement.note
     with pytest.raises(ValueError, match="rdp handles replacement only at sample_rate 1"):
         accounting.epsilon(2.0, 100, 1e-5, 0.1, "rdp", "replace")
 
@@ -359,7 +361,6 @@ def test_rdp_twin_by_quadrature(order, noise, rate):
     )
     twin = (math.log(total) + peak) / (order - 1)
     assert rdp.divergences(noise, 1, rate, [order])[0] == pytest.approx(twin, rel=1e-6)
-
 
 
 def test_importing_loads_no_accounting_library():

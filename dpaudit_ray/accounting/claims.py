@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -140,7 +141,7 @@ def _epsilon_bounds(
         case Accountant.RDP:
             return Bounds(*rdp.epsilon(training, delta), accountant)
         case Accountant.PLD:
-            return Bounds(*pld.epsilon(training, delta, both_ends), accountant)
+            return Bounds(*pld.epsilon(training, delta, both_ends), accountant, _remark(training))
     try:
         return Bounds(*prv.epsilon(training, delta), accountant)
     except prv.UnansweredError as reason:
@@ -163,7 +164,7 @@ def _delta_bounds(
         case Accountant.RDP:
             return Bounds(*rdp.delta(training, epsilon), accountant)
         case Accountant.PLD:
-            return Bounds(*pld.delta(training, epsilon, both_ends), accountant)
+            return Bounds(*pld.delta(training, epsilon, both_ends), accountant, _remark(training))
     try:
         return Bounds(*prv.delta(training, epsilon), accountant)
     except prv.UnansweredError as reason:
@@ -177,5 +178,10 @@ def _fallback(training: Training) -> Accountant:
     return Accountant.GAUSSIAN if training.sample_rate == 1 else Accountant.PLD
 
 
+def _remark(training: Training) -> str:
+    sampled = training.sample_rate < 1 and training.adjacency is Adjacency.REPLACE
+    return pld.NOTE if sampled else ""
+
+
 def _noted(answer: Bounds, note: str) -> Bounds:
-    return Bounds(answer.lower, answer.estimate, answer.upper, answer.accountant, note)
+    return dataclasses.replace(answer, note="; ".join(filter(None, [note, answer.note])))

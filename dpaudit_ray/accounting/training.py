@@ -32,7 +32,7 @@ class Bounds:
     """An interval that contains the exact value, and who vouches for it.
 
     Only `upper` is a privacy guarantee. `accountant` is the one that answered; when it is not
-    the one that was asked, `note` says why.
+    the one that was asked, `note` says why. It also names what an answer takes for granted.
     """
 
     lower: float

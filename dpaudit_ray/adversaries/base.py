@@ -89,6 +89,7 @@ class Adversary(Plugin):
 
     kind: ClassVar[str] = "adversary"
     home: ClassVar[str] = "dpaudit_ray.adversaries"
+    one_run: ClassVar[bool] = False  # True: a trial is a canary, and all are in one training
 
     period: int = Field(default=1, ge=1)
 

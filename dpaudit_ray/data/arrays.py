@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from typing import Literal
 
 import numpy as np
@@ -30,15 +28,15 @@ class Npz(Data):
         file = existing_file(self.path, self.name, _REMEDY)
         try:
             with np.load(file, allow_pickle=False) as archive:
-                missing = {"x", "y"} - set(archive.files)
-                if missing:
-                    raise DataError(f"{file}: array {min(missing)} is missing; {_REMEDY}")
-                x, y = archive["x"], archive["y"]
-        # TypeError: one plain array (.npy) is no context manager. EOFError: the file is empty.
-        except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+                arrays = {name: archive[name] for name in "xy" if name in archive.files}
+        except Exception as error:  # numpy, zipfile and zlib each raise their own for damage
             raise DataError(
                 f"{file}: not a readable .npz file of plain arrays; {_REMEDY}"
             ) from error
+        for name in "xy":
+            if name not in arrays:
+                raise DataError(f"{file}: array {name} is missing; {_REMEDY}")
+        x, y = arrays["x"], arrays["y"]
         return checked(self._features(x, str(file)), _labels(y, str(file)), str(file))
 
     def _features(self, x: np.ndarray, source: str) -> np.ndarray:

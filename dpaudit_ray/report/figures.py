@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from ..stats import Status
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _LINES = dict(zip(Status, ("-", "--", "-.", ":"), strict=True))
 _CLAIM_LINES = ("-", "--", "-.", ":")
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -36,30 +36,30 @@ def audit_figure(title: str, estimates: pd.DataFrame, scores: pd.DataFrame) -> b
         estimates: this audit's rows of estimates.parquet.
         scores: this audit's score rows.
     """
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9, 3.4), layout="constrained")
         left, right = figure.subplots(1, 2)
         figure.suptitle(title, fontsize=10)
         _bounds(left, estimates)
         _histogram(right, scores)
-        return _png(figure)
+        return png(figure)
 
 
 def overview_figure(rows: list[dict[str, Any]]) -> bytes:
     """A PNG with one bar per audit: the lower bound, and the claim as a mark."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9, 0.9 + 0.42 * len(rows)), layout="constrained")
         axes = figure.subplots()
         places = np.arange(len(rows))[::-1]
         lower = [0.0 if np.isnan(r["epsilon_lower"]) else r["epsilon_lower"] for r in rows]
-        axes.barh(places, lower, color=_COLOURS[0], height=0.6, label="lower bound")
+        axes.barh(places, lower, color=COLOURS[0], height=0.6, label="lower bound")
         claims = [r["epsilon_upper"] for r in rows]
         axes.plot(claims, places, "|", color="black", ms=18, mew=2, label="claim")
         axes.set_yticks(places, [r["label"] for r in rows])
         axes.set_xlabel("ε")
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside upper right", ncols=2, frameon=False)
-        return _png(figure)
+        return png(figure)
 
 
 def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
@@ -69,7 +69,7 @@ def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
         axes.plot(claim["step"], claim["epsilon_upper"], color="black", lw=1.2, ls=dashes,
                   label=f"claim: {accountant}")  # fmt: skip
     for colour, (name, rows) in zip(
-        _COLOURS, estimates.groupby("estimator", sort=False), strict=False
+        COLOURS, estimates.groupby("estimator", sort=False), strict=False
     ):
         line = rows.drop_duplicates("step")
         status = Status(line["status"].iloc[0])
@@ -87,7 +87,7 @@ def _histogram(axes: Any, scores: pd.DataFrame) -> None:
     finite = np.isfinite(values)
     if finite.any():
         bins = _bins(values[finite])
-        for world, colour, name in ((False, _COLOURS[0], "out"), (True, _COLOURS[1], "in")):
+        for world, colour, name in ((False, COLOURS[0], "out"), (True, COLOURS[1], "in")):
             inside = values[finite & (members == world)]
             axes.hist(inside, bins, color=colour, alpha=0.55, label=f"canary {name}")
         axes.legend(frameon=False, fontsize=7)
@@ -102,7 +102,8 @@ def _bins(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.linspace(low, high, 41) if high > low else np.linspace(low - 0.5, high + 0.5, 41)
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file's content."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()

@@ -11,7 +11,10 @@ import numpy as np
 
 from .. import __version__
 from ..plan import PlannedAudit
+from ..stats import Status
+from ..stats.budget import Budget
 from . import figures
+from .profiles import Profile
 from .tables import Run, all_estimates, assumption_free, overview
 
 
@@ -63,7 +66,13 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
         run.directory.write_figure(f"{audit.id}.png", png)
         last = scores[scores["step"] == audit.horizons[-1]]
         diverged = ~np.isfinite(last["score"])
+        curves = Profile.of(run, audit, scores)
+        profile_png = curves.figure()
+        run.directory.write_figure(f"{audit.id}-profile.png", profile_png)
         entry |= {
+            "profile": _embedded(profile_png),
+            "gaussian": curves.gaussian,
+            "budget": str(_budget(run, audit)),
             "figure": _embedded(png),
             "assumption_free": assumption_free(run, audit, scores).epsilon_lower,
             "trials_in": int(last["member"].sum()),
@@ -72,6 +81,13 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
             "diverged_out": int((diverged & ~last["member"]).sum()),
         }
     return entry
+
+
+def _budget(run: Run, audit: PlannedAudit) -> Budget:
+    """What each bound's confidence must be for somebody who acts on the best of them."""
+    level = run.settings(audit)
+    certified = [e.name for e in level.estimators if e.make(1).status is Status.CERTIFIED]
+    return Budget(level.confidence, tuple(certified), audit.horizons)
 
 
 def _embedded(png: bytes) -> str:

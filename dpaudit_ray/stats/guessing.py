@@ -2,8 +2,7 @@
 
 Trial i is guessed "in" when its score exceeds a threshold computed from trials before i only.
 Because the bit is a fair coin independent of the past, P(hit | past) ≤ Φ(μ/2) under μ-GDP for
-any such rule, so the number of hits is dominated by a binomial, at any stopping time
-(statistics of the design, 1.4 and 1.10a).
+any such rule, so the number of hits is dominated by a binomial, at any stopping time.
 """
 
 from __future__ import annotations

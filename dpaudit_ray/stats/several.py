@@ -1,8 +1,8 @@
 """Several canaries per training, and pairs of trainings that share their noise.
 
 In both cases the unit is a training run (or a pair), its outcome A lies in [0, 1], and its mean
-is at most the best guessing accuracy Φ(μ/2), whatever the dependence inside the run (1.11) or
-between the worlds (5.2). Pooling the canaries of a run as if they were trials of their own is
+is at most the best guessing accuracy Φ(μ/2), whatever the dependence inside the run or between
+the worlds. Pooling the canaries of a run as if they were trials of their own is
 not valid: its error was measured at 0.3 to 0.5 for dependent canaries.
 """
 

@@ -138,9 +138,8 @@ def test_the_row_of_a_value_that_is_no_number_is_told(
         lambda file: file.write_bytes(pickle.dumps({"x": X, "y": Y})),
         lambda file: np.save(file.open("wb"), X),
         lambda file: (np.savez(file, x=X, y=Y), file.write_bytes(file.read_bytes()[:900])),
-        lambda file: (np.savez_compressed(file, x=X, y=Y), flip(file, 200)),
     ],
-    ids=["text", "empty", "cut", "pickle", "npy", "truncated", "flipped"],
+    ids=["text", "empty", "cut", "pickle", "npy", "truncated"],
 )
 def test_a_file_that_is_no_npz_is_told(write: Callable[[Path], object], tmp_path: Path) -> None:
     file = tmp_path / "data.npz"
@@ -153,10 +152,23 @@ def test_a_file_that_is_no_npz_is_told(write: Callable[[Path], object], tmp_path
     )
 
 
-def flip(file: Path, place: int) -> None:
-    content = bytearray(file.read_bytes())
-    content[place] ^= 0xFF
-    file.write_bytes(content)
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_no_changed_byte_is_read_as_other_data(save: Callable[..., None], tmp_path: Path) -> None:
+    """Every byte of the file is changed in turn: told, or without consequence."""
+    file = tmp_path / "data.npz"
+    save(file, x=X[:9], y=Y[:9])
+    whole, told = file.read_bytes(), 0
+    expected = Npz(path=str(file)).load()
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x01]) + whole[place + 1 :])
+        try:
+            data = Npz(path=str(file)).load()
+        except DataError:
+            told += 1
+        else:
+            assert np.array_equal(data.x, expected.x)
+            assert np.array_equal(data.y, expected.y)
+    assert told > len(whole) / 2
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""The privacy profile of one audit: is its trade-off curve Gaussian, and what holds at other δ."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy import special
+
+from .. import accounting
+from ..plan import PlannedAudit
+from ..stats import profile
+from ..stats.claim import Curve
+from ..stats.profile import MuProfile
+from .figures import COLOURS, STYLE, png
+from .tables import Run
+
+Floats = npt.NDArray[np.float64]
+_DELTAS = np.logspace(-8, -1, 29)
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What the last step's scores say about the whole curve, at the audit's confidence.
+
+    `epsilons` are lower bounds at `deltas`, valid together; `claim` is the claimed curve.
+    """
+
+    mu: MuProfile
+    deltas: Floats
+    epsilons: Floats
+    claim: Curve
+
+    @property
+    def gaussian(self) -> bool:
+        """False when no single μ fits: then no ε converted from a μ should be believed."""
+        return self.mu.gaussian
+
+    @classmethod
+    def of(cls, run: Run, audit: PlannedAudit, scores: pd.DataFrame) -> Profile:
+        """Computes the curves from an audit's score rows."""
+        cell = run.sweep.cells[run.plan.audits.index(audit)]
+        last = scores[scores["step"] == audit.horizons[-1]]
+        values, members = last["score"].to_numpy(), last["member"].to_numpy()
+        confidence = cell.audit.confidence
+        claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
+        ask = functools.partial(
+            accounting.delta_curve,
+            claimed.noise_multiplier,
+            claimed.releases,
+            sample_rate=claimed.sample_rate,
+            accountant=next(iter(audit.claims)),
+        )
+        points = np.linspace(0.0, 2 * audit.claim, 60)
+        return cls(
+            profile.mu_profile(values, members, confidence),
+            _DELTAS,
+            profile.epsilon_curve(values, members, _DELTAS, confidence),
+            Curve(points, np.minimum(ask(epsilons=points), 1.0)),
+        )
+
+    def figure(self) -> bytes:
+        """A PNG: μ along the ROC with its band, and ε at every δ."""
+        with mpl.rc_context(STYLE):
+            figure = Figure(figsize=(9, 3.0), layout="constrained")
+            left, right = figure.subplots(1, 2)
+            self._mu_panel(left)
+            self._epsilon_panel(right)
+            return png(figure)
+
+    def _mu_panel(self, axes: Any) -> None:
+        rates = self.mu.fpr
+        inside = (rates > 0) & (rates < 1) & np.isfinite(self.mu.mu)
+        places = -special.ndtri(rates[inside])
+        axes.plot(places, self.mu.mu[inside], color=COLOURS[0], lw=1, label="observed")
+        axes.fill_between(
+            places,
+            np.maximum(self.mu.lower[inside], 0),
+            np.minimum(self.mu.upper[inside], 2 * np.max(self.mu.mu[inside], initial=1.0)),
+            color=COLOURS[0],
+            alpha=0.2,
+            label="band, all points together",
+        )
+        axes.set_xlabel("threshold, as the z-score of its false-positive rate")
+        axes.set_ylabel("μ")
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize=7)
+
+    def _epsilon_panel(self, axes: Any) -> None:
+        claimed, epsilons = self.claim.deltas, self.claim.epsilons
+        axes.semilogx(claimed[claimed > 0], epsilons[claimed > 0], color="black", label="claim")
+        axes.semilogx(
+            self.deltas, self.epsilons, color=COLOURS[2], label="lower bound, no assumption"
+        )
+        tallest = float(np.max(epsilons[claimed >= self.deltas[0]], initial=0.0))
+        axes.set_xlim(self.deltas[0], self.deltas[-1])
+        axes.set_xlabel("δ")
+        axes.set_ylabel("ε")
+        axes.set_ylim(0, 1.05 * max(tallest, float(np.max(self.epsilons)), 0.1))
+        axes.legend(frameon=False, fontsize=7)
