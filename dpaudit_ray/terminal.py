@@ -120,7 +120,17 @@ class Display:
         return (progress.done - before) / (now - began) if now > began else 0.0
 
 
-_TEXT = {"audit", "verdict", "estimator", "status", "accountant", "note", "bound", "kind", "message"}
+_TEXT = {
+    "audit",
+    "verdict",
+    "estimator",
+    "status",
+    "accountant",
+    "note",
+    "bound",
+    "kind",
+    "message",
+}
 
 
 def _speed(rate: float) -> str:

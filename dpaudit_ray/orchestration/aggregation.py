@@ -91,6 +91,8 @@ class _AuditState:
         self._finished = run.finished(audit.id) & set(audit.packs)
         self._done = sum(last - first + 1 for first, last in self._finished)
         self._folded = 0  # packs of the prefix that the estimates are a function of
+        self._live_epsilon: float | None = None  # kept until the next fold, as are the rows:
+        self._rows: list[dict[str, Any]] | None = None  # most audits of a sweep are at rest
         self._advance(None)
 
     @property
@@ -122,14 +124,22 @@ class _AuditState:
             for state in self._states[step]:
                 state.fold(pack.scores[:, column], pack.members)
         self._live.fold(pack.scores[:, -1], pack.members)
+        self._live_epsilon = self._rows = None
 
     def progress(self) -> AuditProgress:
         audit, level = self._audit, self._cell.audit
-        live = self._live.bound(level.delta, level.confidence)
-        return AuditProgress(audit.label, audit.trials, self._done, live.epsilon_lower, audit.claim)
+        if self._live_epsilon is None:
+            bound = self._live.bound(level.delta, level.confidence)
+            self._live_epsilon = bound.epsilon_lower
+        return AuditProgress(audit.label, audit.trials, self._done, self._live_epsilon, audit.claim)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per step, estimator and accountant, as estimates.parquet has them."""
+        if self._rows is None:
+            self._rows = self._estimated()
+        return self._rows
+
+    def _estimated(self) -> list[dict[str, Any]]:
         level = self._cell.audit
         rows = []
         for index, step in enumerate(self._audit.horizons):

@@ -8,6 +8,7 @@ of two directions, it was measured to exceed the truth in 10 to 16 % of audits a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import ClassVar
 
@@ -63,15 +64,15 @@ def posterior_epsilon(
     fp, fn, out, inside = counts
     if not (0 <= fp <= out and 0 <= fn <= inside):
         raise ValueError(f"errors must lie within trials, got {fp} of {out} and {fn} of {inside}")
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = _quadrature()
     # Integrating over quantiles of the false-positive rate puts the nodes where the mass is.
     rates = special.betaincinv(fp + _JEFFREYS, out - fp + _JEFFREYS, (nodes + 1) / 2)
 
     def mass_below(epsilon: float) -> float:
         low, high = _region(rates, epsilon, delta)
-        high = high if turned else np.ones_like(high)
         a, b = fn + _JEFFREYS, inside - fn + _JEFFREYS
-        inner = special.betainc(a, b, high) - special.betainc(a, b, np.minimum(low, high))
+        top = special.betainc(a, b, high) if turned else 1.0
+        inner = top - special.betainc(a, b, np.minimum(low, high) if turned else low)
         return float(inner @ weights) / 2
 
     if mass_below(0.0) >= probability:
@@ -81,6 +82,13 @@ def posterior_epsilon(
     return float(
         optimize.brentq(lambda e: mass_below(e) - probability, 0.0, _LARGEST, xtol=1e-10)
     )  # fmt: skip
+
+
+@functools.cache
+def _quadrature() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Nodes and weights on [-1, 1]; finding them costs as much as using them."""
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return nodes, weights
 
 
 def jeffreys_interval(counts: Counts, delta: float, alpha: float) -> tuple[float, float]:
