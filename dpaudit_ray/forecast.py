@@ -23,7 +23,7 @@ USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
 class AuditOutlook:
     """One audit: `power` is the chance to certify 90 % of the claim if the claim is tight.
 
-    `trials_needed` would do so with a chance of 80 %; 0 where there is nothing to certify.
+    `trials_needed` would do so with a chance of 80 %; None where no feasible number does.
     """
 
     label: str
@@ -33,7 +33,7 @@ class AuditOutlook:
     claim: float
     largest_certifiable: float
     power: float
-    trials_needed: int
+    trials_needed: int | None
     seconds: float  # of one trainer's time, for the packs that are left
 
 
@@ -99,10 +99,11 @@ def of(sweep: Sweep, storage_path: str) -> Outlook:
     return Outlook(tuple(audits), _workers(sweep), problem)
 
 
-def _trials_needed(claim: float, delta: float, confidence: float) -> int:
-    if not 0 < claim < math.inf:
-        return 0
-    return stats.power.trials_needed(claim, 1 - CLAIM_SHARE, USUAL_POWER, delta, confidence)
+def _trials_needed(claim: float, delta: float, confidence: float) -> int | None:
+    try:
+        return stats.power.trials_needed(claim, 1 - CLAIM_SHARE, USUAL_POWER, delta, confidence)
+    except ValueError:  # a claim of 0 or inf, or one that no billion trials would reach
+        return None
 
 
 def _seconds_per_trial(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from . import __version__, accounting, seeds, spec, yamlfile
+from . import __version__, accounting, resume, seeds, spec, yamlfile
 from .errors import RunDirectoryError, SpecError
+from .mechanisms.base import Claimed
 from .spec import Cell, Sweep
 from .storage import RunDirectory
 
@@ -131,7 +132,7 @@ def read(run: RunDirectory) -> tuple[Sweep, Plan]:
     plan, sweep = require(run), _recorded(run)
     if sweep is None:
         raise _incomplete(run, SWEEP_FILE)
-    _check_plan(sweep, plan, run)
+    resume.check_plan(sweep, plan, run)
     return sweep, plan
 
 
@@ -144,11 +145,11 @@ def preview(sweep: Sweep, run: RunDirectory) -> Plan:
     """
     recorded, previous = _recorded(run), load(run)
     if recorded is not None:
-        _check_same(sweep, recorded, run)
+        resume.check_same(sweep, recorded, run)
     if previous is not None:
-        _check_plan(sweep, previous, run)
-        _check_not_lowered(sweep, previous, run)
-        _check_extendable(sweep, previous)
+        resume.check_plan(sweep, previous, run)
+        resume.check_not_lowered(sweep, previous, run)
+        resume.check_extendable(sweep, previous)
     elif run.has_scores:
         raise RunDirectoryError(
             f"{run.location} holds scores but no {FILE}, so it is not known how they were packed; "
@@ -241,71 +242,20 @@ def _plan_audit(index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None) 
 def _claims(cell: Cell) -> dict[str, tuple[float, ...]]:
     """ε of every accountant at every horizon."""
     asked = [cell.mechanism.claimed(cell.adversary, step) for step in cell.horizons]
-    last = asked[-1]
-    return {
-        name: tuple(
-            accounting.curve(
-                last.noise_multiplier,
-                tuple(claimed.releases for claimed in asked),
-                cell.audit.delta,
-                sample_rate=last.sample_rate,
-                accountant=name,
-            ).tolist()
+    return {name: _curve(asked, cell.audit.delta, name) for name in cell.audit.accountants}
+
+
+def _curve(asked: Sequence[Claimed], delta: float, accountant: str) -> tuple[float, ...]:
+    noise, sample_rate = asked[-1].noise_multiplier, asked[-1].sample_rate
+    releases = [claimed.releases for claimed in asked]
+    try:
+        curve = accounting.curve(
+            noise, releases, delta, sample_rate=sample_rate, accountant=accountant
         )
-        for name in cell.audit.accountants
-    }
-
-
-def _check_same(new: Sweep, recorded: Sweep, run: RunDirectory) -> None:
-    if new.fingerprint != recorded.fingerprint:
-        changes = list(_difference(recorded.identity(), new.identity()))
-        shown = "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" * (len(changes) > 4))
-        raise RunDirectoryError(
-            f"{run.location} holds another sweep ({shown}); use a new name, or the old settings "
-            "to resume"
-        )
-
-
-def _check_plan(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-    mine = [(cell.fingerprint, cell.horizons) for cell in sweep.cells]
-    if plan.fingerprint != sweep.fingerprint or mine != [
-        (audit.fingerprint, audit.horizons) for audit in plan.audits
-    ]:
-        raise RunDirectoryError(
-            f"{run.location}/{FILE} is the plan of another sweep; restore it or use a new name"
-        )
-
-
-def _check_extendable(sweep: Sweep, previous: Plan) -> None:
-    """An alpha-spending plan is made for a number of trials; after looking it cannot be remade."""
-    for cell, old in zip(sweep.cells, previous.audits, strict=True):
-        names = [estimator.name for estimator in cell.audit.estimators]
-        if cell.audit.trials > old.trials and "group-sequential" in names:
-            raise RunDirectoryError(
-                f"audit.trials: {old.id} was planned with {old.trials} trials and its "
-                "group-sequential bound holds for that number only; use a new name, or anytime"
-            )
-
-
-def _check_not_lowered(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-    for audit, cell in zip(plan.audits, sweep.cells, strict=True):
-        if cell.audit.trials < audit.trials:
-            raise RunDirectoryError(
-                f"{run.location} was planned with audit.trials = {audit.trials}, this sweep says "
-                f"{cell.audit.trials}; trials can be raised, not lowered"
-            )
-
-
-def _difference(old: Any, new: Any, key: str = "") -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for part in sorted({*old, *new}):
-            path = f"{key}.{part}" if key else part
-            yield from _difference(old.get(part), new.get(part), path)
-    elif old != new:
-        yield f"{key}: {_shown(old)} there, {_shown(new)} here"
-
-
-def _shown(value: Any) -> str:
-    if value is None or isinstance(value, dict):
-        return "set" if value else "not set"
-    return repr(value)
+    except (ValueError, ArithmeticError) as error:
+        raise SpecError(
+            "audit.accountants",
+            f"{accountant} gives no claim for a noise multiplier of {noise:g} and a sample rate of "
+            f"{sample_rate:g} ({error}); choose another accountant",
+        ) from error
+    return tuple(curve.tolist())

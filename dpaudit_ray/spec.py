@@ -6,11 +6,9 @@ so an error names the key it came from before anything runs.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -18,10 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
-    TypeAdapter,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -30,10 +25,12 @@ from . import __version__, grid, stats
 from .accounting import Accountant
 from .adversaries.base import Adversary
 from .errors import SpecError
+from .estimator import EstimatorSpec
 from .mechanisms.base import Mechanism
-from .plugins import Strict, got, parse, spec_error, validated
+from .plugins import Strict, parse, validated
 from .yamlfile import dump_yaml, read_yaml
 
+MAX_HORIZONS = 10_000  # steps whose scores are recorded, per audit
 _KEYS = ("name", "seed", *grid.SECTIONS, "grid", "resources")
 
 
@@ -53,39 +50,6 @@ def _auto_or_count(value: Any) -> Any:
 
 Name = Annotated[str, AfterValidator(_folder_name)]
 AutoOrCount = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_count)]
-
-
-class EstimatorSpec(Strict):
-    """An estimator by name, with its options."""
-
-    name: str
-    options: dict[str, Any] = Field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, raw: Any, key: str) -> EstimatorSpec:
-        """From a name, or a mapping with `name` and options; SpecError under `key`."""
-        if isinstance(raw, str):
-            raw = {"name": raw}
-        if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
-            raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
-        known = stats.estimators()
-        name = raw["name"]
-        if name not in known:
-            shown = ", ".join(sorted(known))
-            raise SpecError(f"{key}.name", f"unknown estimator {name!r}; known: {shown}")
-        types = _option_types(known[name])
-        options = {}
-        for option in raw.keys() - {"name"}:
-            path = f"{key}.{option}"
-            if option not in types:
-                takes = ", ".join(types) or "no options"
-                raise SpecError(path, f"unknown option of {name}; it takes {takes}")
-            options[option] = _typed(types[option], raw[option], path)
-        return cls(name=name, options=options)
-
-    def make(self, planned: int) -> stats.Estimator:
-        """The streaming state; raises ValueError for an option outside its bounds."""
-        return stats.make(self.name, planned=planned, **self.options)
 
 
 class AuditSpec(Strict):
@@ -258,9 +222,12 @@ def _cell(sections: Mapping[str, Any], label: str) -> Cell:
 
 def _check_recording(every: int | None, mechanism: Mechanism) -> None:
     steps = mechanism.horizons(None)[-1]
-    if every is not None and every > steps:
+    if every is not None and not steps / MAX_HORIZONS <= every <= steps:
         raise SpecError(
-            "audit.record_every", f"is {every}, but there are only {steps} steps; use at most that"
+            "audit.record_every",
+            f"is {every}, but there are only {steps} steps; use at most that"
+            if every > steps
+            else f"is {every}, which records more than {MAX_HORIZONS} of {steps} steps; raise it",
         )
 
 
@@ -275,21 +242,6 @@ def _refuse_twins(cells: tuple[Cell, ...]) -> None:
                 "grid", f"gives the same audit twice ({seen[key]}; {cell.label}); remove one"
             )
         seen[key] = cell.label
-
-
-def _option_types(estimator: type[stats.Estimator]) -> dict[str, Any]:
-    hints = typing.get_type_hints(estimator)
-    fields = [f.name for f in dataclasses.fields(estimator) if f.init and f.name != "planned"]
-    return {name: hints[name] for name in fields}
-
-
-def _typed(expected: Any, value: Any, key: str) -> Any:
-    """`value` as `expected`, by the rules of JSON: lists may become tuples, text no number."""
-    adapter = TypeAdapter(expected, config=ConfigDict(strict=True, allow_inf_nan=False))
-    try:
-        return adapter.validate_json(json.dumps(value))
-    except ValidationError as error:
-        raise spec_error(error, key) from error
 
 
 def _refuse_repeats(key: str, names: list[str]) -> None:

@@ -236,15 +236,13 @@ class RunDirectory:
 
     def set_complete(self, complete: bool) -> None:
         """Writes or removes _SUCCESS."""
-        if complete:
-            self.write_text(_SUCCESS, "")
-            return
         try:
-            self._folder.delete(_SUCCESS)
+            if complete:
+                self._folder.write(_SUCCESS, b"")
+            else:
+                self._folder.delete(_SUCCESS)
         except OSError as error:
             raise self._unwritten(_SUCCESS, error) from error
-
-    # How ----------------------------------------------------------------------------------
 
     @staticmethod
     def _pack(audit: str, first: int, last: int) -> str:

@@ -55,7 +55,9 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
 
 
 def number(value: Any) -> str:
-    """A figure as people read it."""
+    """A figure as people read it; NaN and None are no figure."""
+    if value is None:
+        return "–"
     if isinstance(value, float):
         return "–" if math.isnan(value) else f"{value:,.3f}"
     if isinstance(value, int) and not isinstance(value, bool):

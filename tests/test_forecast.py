@@ -100,6 +100,32 @@ def test_what_can_be_certified_is_what_perfect_guesses_give(tiny: dict, tmp_path
     assert audit.largest_certifiable >= perfect.epsilon_lower > 0.8 * audit.largest_certifiable
 
 
+@pytest.mark.usefixtures("steady")
+@pytest.mark.parametrize("noise", [1e-3, 0.05, 1e5])
+def test_a_claim_that_no_feasible_audit_reaches_is_planned_all_the_same(
+    noise: float, tiny: dict, tmp_path: Path
+) -> None:
+    """Next to no noise, as a sanity check; or so much that nothing is left to certify."""
+    (audit, *_) = outlook(changed(tiny, "mechanism.noise_multiplier", noise), tmp_path).audits
+    assert audit.trials_needed is None
+    assert audit.power < 0.1
+    file = write_sweep(tmp_path, tiny)
+    planned = dpaudit("plan", file, "--storage-path", tmp_path / "runs")
+    assert planned.code == 0
+    assert planned.out.splitlines()[2].split()[-2] == "–"
+
+
+@pytest.mark.usefixtures("steady")
+def test_the_trials_needed_have_the_power_they_promise(tiny: dict, tmp_path: Path) -> None:
+    (audit, *_) = outlook(tiny, tmp_path).audits
+    assert audit.trials_needed is not None
+    (enough, *_) = outlook(changed(tiny, "audit.trials", audit.trials_needed), tmp_path).audits
+    (less, *_) = outlook(
+        changed(tiny, "audit.trials", int(0.9 * audit.trials_needed)), tmp_path
+    ).audits
+    assert less.power < 0.8 <= enough.power
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no GPU here\nlong story"), MemoryError()])
 def test_a_pack_that_cannot_run_here_leaves_the_time_open(
     error: Exception, tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,22 @@ def test_claims_are_given_for_every_accountant_and_horizon(tiny: dict) -> None:
     assert all(r > g for r, g in zip(audit.claims["rdp"], audit.claims["gaussian"], strict=True))
 
 
+@pytest.mark.parametrize("error", [ValueError("too small"), OverflowError("math range error")])
+def test_an_accountant_without_an_answer_is_told(
+    error: Exception, tiny: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unanswered(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(planning.accounting, "curve", unanswered)
+    with pytest.raises(SpecError) as told:
+        planning.make(spec.from_raw(tiny))
+    assert str(told.value) == (
+        "audit.accountants: gaussian gives no claim for a noise multiplier of 2 and a sample rate "
+        f"of 1 ({error}); choose another accountant"
+    )
+
+
 def test_the_commitment_is_to_every_bit(tiny: dict) -> None:
     plan = planning.make(spec.from_raw(tiny))
     (first, second) = plan.audits

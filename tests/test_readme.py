@@ -42,7 +42,8 @@ def shell(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 def test_every_command_of_the_readme_runs_in_its_order(workplace: Path) -> None:
     lines = [line for block in blocks("console") for line in block.splitlines()]
     commands = [line.split("#")[0].split() for line in lines if line.startswith("dpaudit")]
-    assert [command[1] for command in commands] == ["plan", "run", "run", "status", "report"]
+    verbs = " ".join(command[1] for command in commands)
+    assert verbs == "plan run run status report verify"
     for command in commands:
         done = shell(command, workplace)
         assert done.returncode == 0, (command, done.stdout, done.stderr)

@@ -42,6 +42,7 @@ def test_durations(seconds: float, text: str) -> None:
         (0.5, "0.500"),
         (1234.5, "1,234.500"),
         (math.nan, "–"),
+        (None, "–"),
         (math.inf, "inf"),
         (np.float64(2.0), "2.000"),
         (True, "True"),

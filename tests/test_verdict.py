@@ -12,6 +12,7 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds, spec, verdict
+from dpaudit_ray.cli import main
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import claim
@@ -140,3 +141,31 @@ def test_curves_of_all_accountants_bound_the_exact_one(accountant: str) -> None:
     assert state.evidence(curve) <= tightest + 1e-6
     if accountant != "rdp":
         assert state.refutes(curve, 0.95)
+
+
+@pytest.mark.usefixtures("quiet_module")
+def test_exit_codes_of_the_command_line(
+    strong: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0 and 1 on real training; 5 on a run that is cut short."""
+    expected = {"dp-sgd": 0, "quiet:Quiet": 1}
+    for name, code in expected.items():
+        strong["mechanism"]["name"] = name
+        folder = tmp_path / str(code)
+        result = da.run(strong, storage_path=str(folder), executor="inline")
+        assert exit_code(["verify", result.location]) == code
+    printed = capsys.readouterr().out
+    assert printed.startswith("CONSISTENT")
+    assert "VIOLATION" in printed
+    audit = Run.open(str(tmp_path / "0/tiny")).plan.audits[0]
+    (tmp_path / f"0/tiny/scores/{audit.id}/100-199.parquet").unlink()
+    assert exit_code(["verify", str(tmp_path / "0/tiny"), "--json"]) == 5
+    assert '"verdict": "INCONCLUSIVE"' in capsys.readouterr().out
+
+
+def exit_code(arguments: list[str]) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["dpaudit", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+    return int(stopped.value.code or 0)

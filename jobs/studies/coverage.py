@@ -40,7 +40,7 @@ class Coverage(Mechanism):
     worlds: Worlds = "gaussian"
     epsilon: float = Field(default=1.0, ge=0)
     method: str = "accuracy"
-    sizes: list[int] = [100, 1000, 5000]
+    sizes: list[int] = Field(default_factory=lambda: [100, 1000, 5000])
     looks: int = Field(default=1, ge=1)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     confidence: float = Field(default=0.95, gt=0, lt=1)
