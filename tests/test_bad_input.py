@@ -57,7 +57,7 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("audit.trials", 10**30, "audit.trials: must be at most 1e+08"),
     ("audit.record_every", 0, "audit.record_every: must be at least 1, got 0"),
     ("audit.record_every", 7, "audit.record_every: is 7, but there are only 6 steps"),
-    ("mechanism.steps", 10**30, "audit.record_every: is 3, which records more than 10000 of 1000"),
+    ("mechanism.steps", 10**5, "audit.record_every: is 3, which records more than 10000 of 1000"),
     ("audit.estimators", [], "audit.estimators: must not be empty"),
     ("audit.accountants", [], "audit.accountants: must not be empty"),
     ("resources.pack_size", 0, "resources.pack_size: must be auto or a whole number of at least 1"),
