@@ -86,7 +86,7 @@ def _load(sweep: str | Path | Mapping[str, Any] | Sweep, overrides: Mapping[str,
     if isinstance(sweep, Sweep):
         return sweep
     if isinstance(sweep, Mapping):
-        return spec.from_raw(sweep)
+        return spec.from_raw(sweep, overrides=overrides)
     return spec.load(sweep, overrides)
 
 

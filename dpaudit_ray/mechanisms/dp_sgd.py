@@ -29,7 +29,7 @@ class DpSgd(Mechanism):
     name: Literal["dp-sgd"] = "dp-sgd"
     data: Annotated[SerializeAsAny[Data], nested(Data)]
     model: Annotated[SerializeAsAny[Model], nested(Model)]
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=10**7)
     batch_size: int = Field(ge=1)
     learning_rate: float = Field(gt=0)
     clip_norm: float = Field(gt=0)

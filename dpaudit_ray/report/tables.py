@@ -52,9 +52,8 @@ def all_estimates(run: Run) -> pd.DataFrame:
     planned = {audit.id: audit.trials for audit in run.plan.audits}
     table = run.estimates.copy()
     table.insert(1, "label", table["audit"].map(labels))
-    anytime = {name for name, cls in stats.estimators().items() if cls.interim_valid}
     partial = table["trials"] < table["audit"].map(planned).astype("int64")
-    table["interim"] = partial & ~table["estimator"].isin(anytime)
+    table["interim"] = partial & ~table["estimator"].isin(_anytime())
     return table
 
 
@@ -81,10 +80,15 @@ def overview(run: Run) -> list[dict[str, Any]]:
                 "epsilon_lower": lower,
                 "epsilon_upper": audit.claim,
                 "ratio": lower / audit.claim if audit.claim > 0 else math.nan,
-                "interim": used < audit.trials,
+                "interim": used < audit.trials and first not in _anytime(),
             }
         )
     return rows
+
+
+def _anytime() -> set[str]:
+    """Estimators that may be looked at before all trials are in."""
+    return {name for name, cls in stats.estimators().items() if cls.interim_valid}
 
 
 def assumption_free(run: Run, audit: PlannedAudit, scores: pd.DataFrame) -> Estimate:
