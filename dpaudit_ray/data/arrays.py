@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Literal
+from zipfile import BadZipFile
 
 import numpy as np
 
 from ..errors import DataError
 from .base import Data, Dataset, checked, existing_file, require_finite, standardized
 
+# numpy, zipfile and zlib each raise their own for a damaged or foreign file.
+_DAMAGE = (
+    TypeError,  # a bare .npy is no archive
+    ValueError,
+    OSError,
+    EOFError,
+    KeyError,
+    RuntimeError,
+    MemoryError,
+    BadZipFile,
+    zlib.error,
+)
 _REMEDY = "write one with numpy.savez(path, x=..., y=...)"
 
 
@@ -29,7 +43,7 @@ class Npz(Data):
         try:
             with np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in "xy" if name in archive.files}
-        except Exception as error:  # numpy, zipfile and zlib each raise their own for damage
+        except _DAMAGE as error:
             raise DataError(
                 f"{file}: not a readable .npz file of plain arrays; {_REMEDY}"
             ) from error
