@@ -21,7 +21,8 @@ from ..errors import SpecError
 from .rules import RULES, LayerRule, Slot
 
 # Models whose activations are computed together. 64 small networks on a batch of 400 stay in a
-# core's cache: 22 us a model-step (one core) against 34 with 16 and 28 with 256. Fixed, so that scores are too.
+# core's cache: 22 us a model-step (one core) against 34 with 16 and 28 with 256. Fixed, so that
+# scores are too.
 CHUNK = 64
 
 
