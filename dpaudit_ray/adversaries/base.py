@@ -2,13 +2,14 @@
 
 The access level is the type an adversary derives from. A `FinalModelAdversary` is handed θ_0,
 θ_T and the canary it crafted, nothing else: neither the secret bit nor an intermediate model is
-in any object that reaches `score`.
+in any object that reaches `score`. A `TrajectoryAdversary` watches every step, and still never
+sees the bit.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
@@ -23,21 +24,35 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class GradientCanary:
-    """A gradient that is added to the clipped sum: `direction` [p], norm at most C."""
+    """A gradient that is added to the clipped sum, norm at most C.
+
+    `direction` is float [p], or [n, p] with one for each of n models.
+    """
 
     direction: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleCanary:
-    """One example that joins the batch: `x` [1, ...], `y` [1]; clipped like any other."""
+    """Examples that join the batch: `x` [m, ...], `y` [m]; each is clipped like any other."""
 
     x: Tensor
     y: Tensor
 
 
-Canary = GradientCanary | SampleCanary
-C = TypeVar("C", GradientCanary, SampleCanary)
+class ChangingCanary(ABC):
+    """A canary that is crafted anew at every insertion, from the models as they are then."""
+
+    @abstractmethod
+    def at(self, step: int, theta: Tensor) -> GradientCanary | SampleCanary:
+        """What is inserted at `step` (from 1) into models `theta`, float [n, p].
+
+        It must not depend on which of the models are "in": the mechanism adds it to those only.
+        """
+
+
+Canary = GradientCanary | SampleCanary | ChangingCanary
+C = TypeVar("C", GradientCanary, SampleCanary, ChangingCanary)
 
 
 class PublicKnowledge(Protocol):
@@ -74,7 +89,7 @@ class FinalModel(Protocol):
 
     @property
     def initial(self) -> Tensor:
-        """θ_0, float [p]."""
+        """θ_0, float [p]; zeros where the initialisation is unknown."""
 
     @property
     def final(self) -> Tensor:
@@ -104,3 +119,28 @@ class FinalModelAdversary(Adversary, Generic[C]):
     @abstractmethod
     def score(self, canary: C, observed: FinalModel) -> Tensor:
         """Float [n], higher = more confident that the canary was in."""
+
+
+class TrajectoryObserver(Protocol):
+    """Watches the trainings of one pack and keeps no more of them than it needs."""
+
+    def see(self, step: int, before: Tensor, after: Tensor) -> None:
+        """Called after every step (from 1) with θ_{t-1} and θ_t, float [n, p].
+
+        Both are overwritten by the next step: copy what must last.
+        """
+
+    def scores(self) -> Tensor:
+        """Float [n] for the steps seen so far, higher = more confident that the canary was in."""
+
+
+class TrajectoryAdversary(Adversary, Generic[C]):
+    """An adversary under `trajectory` access: it sees every intermediate model."""
+
+    @abstractmethod
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> C:
+        """Chooses the canary before training; `rng` is the adversary's own randomness."""
+
+    @abstractmethod
+    def observer(self, canary: C, known: PublicKnowledge, models: int) -> TrajectoryObserver:
+        """A fresh observer for a pack of `models` trainings."""

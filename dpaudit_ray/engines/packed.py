@@ -1,9 +1,9 @@
 """Gradients of n models at once: one forward and one backward pass over stacked parameters.
 
 The layers with parameters are replaced by their rules; everything between them (activations,
-flattening, sums) runs as the module's own code, through autograd. The backward pass hands every
-rule the gradient of its output; per-sample norms, and then clipped sums, follow from that
-without any per-sample gradient of the parameters.
+pooling, flattening, sums) runs as the module's own code, through autograd. Per-sample norms, and
+then clipped sums, follow from what the passes leave on the tape, without any per-sample gradient
+of a large layer.
 """
 
 from __future__ import annotations
@@ -11,35 +11,75 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 from ..errors import SpecError
-from .rules import RULES, LayerRule, Slot
+from .layers import replaced, slots_of
+from .losses import losses as losses_of
+from .memory import Groups, out_of_memory
+from .rules import SampleGradients
+from .tape import Pass, Tap, Tapped
 
-# Models whose activations are computed together. 64 small networks on a batch of 400 stay in a
-# core's cache: 22 us a model-step (one core) against 34 with 16 and 28 with 256. Fixed, so that
-# scores are too.
-CHUNK = 64
+Batch = tuple[Tensor, Tensor]
+Found = tuple[slice, SampleGradients]  # of which models
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A batch, how its gradients are clipped, and what rules keep about its examples."""
+
+    x: Tensor
+    y: Tensor
+    clip_norm: float
+    cache: dict[object, Tensor]
 
 
 class PackedModel:
-    """A module whose parameters are a matrix: row i holds the flat parameters of model i."""
+    """A module whose parameters are a matrix: row i holds the flat parameters of model i.
 
-    def __init__(self, module: nn.Module) -> None:
-        self._slots = _slots(module)
-        self._pass = _Pass()
-        self._module = _replace(copy.deepcopy(module), self._slots, self._pass, "")
-        self.size = sum(slot.stop - slot.start for slot in self._slots.values())
+    Args:
+        module: the network; stays as it is.
+        groups: how many models are computed at once; found on the first batch when left out.
+        compute: dtype of activations and gradients, that of the parameters when left out.
+
+    Raises:
+        SpecError: the module has a layer that per-sample gradients cannot be had of.
+    """
+
+    def __init__(
+        self, module: nn.Module, groups: Groups | None = None, compute: torch.dtype | None = None
+    ) -> None:
+        slots = slots_of(module)
+        self._run = Pass()
+        own = copy.deepcopy(module)
+        self._module = replaced(own, slots, lambda rule: Tapped(rule, self._run))
+        self._source = module
+        self._groups = groups
+        self._compute = compute
+        self.size = sum(slot.stop - slot.start for slot in slots.values())
         self.initial = torch.cat([p.detach().flatten() for p in module.parameters()])
 
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Loss of every model on every example, float [n, m]; theta [n, p], x [m, ...], y [m]."""
+        outputs = self.outputs(theta, x)
+        return losses_of(outputs.flatten(0, 1), y.repeat(len(theta))).view(len(theta), -1)
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Output of every model on every example, float [n, m, c]; theta [n, p], x [m, ...]."""
+        found, x = [], self._cast(x)
+        groups = self._groups or Groups.of(self._source, theta.device)
         with torch.no_grad():
-            return torch.cat([self._losses(part, x, y) for part in torch.split(theta, CHUNK)])
+            for own in torch.split(self._cast(theta), groups.outer):
+                self._run.begin(own, x)
+                for models in _slices(len(own), groups.inner):
+                    self._run.enter(models)
+                    count = len(range(*models.indices(len(own))))
+                    found.append(self._module(x).view(count, len(x), -1))
+                self._run.end()
+        return torch.cat(found).to(theta.dtype)
 
     def clipped_sums(
         self,
@@ -57,139 +97,90 @@ class PackedModel:
             y: classes [B].
             clip_norm: C; infinity leaves the gradients as they are.
             weights: [n, B], 1 everywhere when left out.
+
+        Raises:
+            MemoryError: the batch does not fit for one model alone.
         """
         out = torch.empty_like(theta)
-        for start in range(0, len(theta), CHUNK):
-            rows = slice(start, start + CHUNK)
+        step = _Step(self._cast(x), y, clip_norm, {})
+        if self._groups is None:
+            self._groups = self._fitted(theta, step)
+        start = 0
+        while start < len(theta):
+            rows = slice(start, start + self._groups.outer)
             part = None if weights is None else weights[rows]
-            self._clipped_sums(out[rows], theta[rows], (x, y), clip_norm, part)
+            try:
+                self._clipped_sums(out[rows], self._cast(theta[rows]), step, part)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                self._groups = self._groups.halved()
+                continue
+            start = rows.stop
         return out
 
     def _clipped_sums(
-        self,
-        out: Tensor,
-        theta: Tensor,
-        batch: tuple[Tensor, Tensor],
-        clip_norm: float,
-        weights: Tensor | None,
+        self, out: Tensor, theta: Tensor, step: _Step, weights: Tensor | None
     ) -> None:
-        n, size = len(theta), len(batch[0])
-        losses = self._losses(theta, *batch)
-        self._pass.tape.clear()
-        torch.autograd.backward(losses.sum())
-        tape = list(self._pass.tape)
-        self._pass.tape.clear()
-        factors = theta.new_ones(n, size)
-        if math.isfinite(clip_norm):
-            squares = sum(tap.rule.squared_norms(n, tap.x, tap.g, tap.shared) for tap in tape)
-            factors = clip_norm / torch.as_tensor(squares).sqrt_().clamp_(min=clip_norm)
+        gradients = self._gradients(theta, step)
+        factors = torch.ones(len(out), len(step.y), dtype=out.dtype, device=out.device)
+        if math.isfinite(step.clip_norm):
+            squares = torch.zeros_like(factors)
+            for models, found in gradients:
+                squares[models] += found.squared_norms()
+            factors = step.clip_norm / squares.sqrt_().clamp_(min=step.clip_norm)
         if weights is not None:
             factors = factors * weights
-        for tap in tape:
-            tap.rule.weighted_sums(out, tap.x, tap.g, factors, tap.shared)
+        for models, found in gradients:
+            found.weighted_sums(out[models], factors[models])
 
-    def _losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        n, batch = len(theta), len(x)
-        self._pass.begin(theta, batch)
-        outputs = self._module(x)
-        labels = y.repeat(n)
-        if outputs.shape[1] == 1:
-            losses = F.binary_cross_entropy_with_logits(
-                outputs[:, 0], labels.to(outputs.dtype), reduction="none"
-            )
-        else:
-            losses = F.cross_entropy(outputs, labels, reduction="none")
-        return losses.view(n, batch)
+    def _gradients(self, theta: Tensor, step: _Step) -> list[Found]:
+        """Per-sample gradients of every layer and group of models."""
+        assert self._groups is not None
+        found: list[Found] = []
+        first: list[list[Tap]] = []
+        self._run.begin(theta, step.x)
+        for models in _slices(len(theta), self._groups.inner):
+            taps = self._backward(models, step)
+            found += [
+                (models, tap.rule.samples(theta[models], tap.x, tap.g))
+                for tap in taps
+                if not tap.shared
+            ]
+            first.append([tap for tap in taps if tap.shared])
+        self._run.end()
+        for group in zip(*first, strict=True):  # one layer, all groups
+            parts = [tap.g.reshape(-1, len(step.x), *tap.g.shape[1:]) for tap in group]
+            samples = group[0].rule.samples_shared(theta, group[0].x, parts, step.cache)
+            found.append((slice(0, len(theta)), samples))
+        return found
 
+    def _backward(self, models: slice, step: _Step) -> list[Tap]:
+        self._run.enter(models)
+        with torch.enable_grad():
+            outputs = self._module(step.x)
+            if outputs.dim() != 2 or len(outputs) % len(step.y):
+                shape = tuple(outputs.shape[1:])
+                raise SpecError(
+                    "mechanism.model", f"gives {shape} per example; it must give one row of scores"
+                )
+            labels = step.y.repeat(len(outputs) // len(step.y))
+            torch.autograd.backward(losses_of(outputs, labels).sum())
+        return list(self._run.tape)
 
-@dataclasses.dataclass(frozen=True)
-class _Tap:
-    """What a rule saw in one pass: its input and the gradient of its output."""
+    def _fitted(self, theta: Tensor, step: _Step) -> Groups:
+        """Groups that fit, from what one model leaves on its tape."""
+        groups = Groups.of(self._source, theta.device)
+        self._run.begin(self._cast(theta[:1]), step.x)
+        taps = self._backward(slice(0, 1), step)
+        self._run.end()
+        held = sum(t.x.nbytes * (not t.shared) + t.g.nbytes for t in taps)
+        return groups.fitted(held, theta.device)
 
-    rule: LayerRule
-    x: Tensor
-    g: Tensor
-    shared: bool
-
-
-class _Pass:
-    """State of the pass that is running, shared by all tapped layers of one model."""
-
-    def __init__(self) -> None:
-        self.tape: list[_Tap] = []
-        self._applied: set[int] = set()
-
-    def begin(self, theta: Tensor, batch: int) -> None:
-        self.theta = theta
-        self.batch = batch
-        # A leaf that needs a gradient, so that autograd visits the first layer too.
-        self.anchor = torch.zeros((), dtype=theta.dtype, device=theta.device, requires_grad=True)
-        self._applied.clear()
-
-    def enter(self, rule: LayerRule) -> None:
-        if id(rule) in self._applied:
-            raise SpecError("mechanism.model", "a layer is applied twice; give each use its own")
-        self._applied.add(id(rule))
-
-
-class _Tapped(nn.Module):
-    def __init__(self, rule: LayerRule, shared_pass: _Pass) -> None:
-        super().__init__()
-        self._rule = rule
-        self._pass = shared_pass
-
-    def forward(self, x: Tensor) -> Tensor:
-        self._pass.enter(self._rule)
-        result: Tensor = _Apply.apply(x, self._pass.anchor, self._rule, self._pass)
-        return result
+    def _cast(self, values: Tensor) -> Tensor:
+        floating = values.is_floating_point() and self._compute is not None
+        return values.to(self._compute) if floating else values
 
 
-class _Apply(torch.autograd.Function):
-    """Applies a rule and, on the way back, puts what clipping needs on the tape."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, _anchor: Tensor, rule: LayerRule, run: _Pass) -> Tensor:
-        ctx.x, ctx.rule, ctx.run, ctx.theta = x.detach(), rule, run, run.theta
-        ctx.shared = x.shape[0] == run.batch
-        return rule.forward(run.theta, x, ctx.shared)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
-        ctx.run.tape.append(_Tap(ctx.rule, ctx.x, g, ctx.shared))
-        if not ctx.needs_input_grad[0]:
-            return None, None, None, None
-        return ctx.rule.input_gradient(ctx.theta, g), None, None, None
-
-
-def _slots(module: nn.Module) -> dict[str, Slot]:
-    """Every parameter's place in the flat vector, in the order of `module.parameters()`."""
-    slots: dict[str, Slot] = {}
-    seen: dict[int, str] = {}
-    start = 0
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if (other := seen.setdefault(id(parameter), name)) != name:
-            raise SpecError(
-                "mechanism.model",
-                f"{name} and {other} are one parameter; the packed engine needs one for each use",
-            )
-        slots[name] = Slot(start, tuple(parameter.shape))
-        start += parameter.numel()
-    return slots
-
-
-def _replace(module: nn.Module, slots: dict[str, Slot], run: _Pass, path: str) -> nn.Module:
-    own = {name: slots[f"{path}{name}"] for name, _ in module.named_parameters(recurse=False)}
-    if own:
-        rule = RULES.get(type(module))
-        if rule is None:
-            known = ", ".join(layer.__name__ for layer in RULES)
-            where = path.rstrip(".") or "the model itself"
-            raise SpecError(
-                "mechanism.model",
-                f"{where} is a {type(module).__name__}, for which the packed engine has no rule; "
-                f"known: {known}",
-            )
-        return _Tapped(rule(module, own), run)
-    for name, child in module.named_children():
-        setattr(module, name, _replace(child, slots, run, f"{path}{name}."))
-    return module
+def _slices(n: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))

@@ -1,25 +1,31 @@
-"""DP-SGD at work: trains a pack of models side by side and lets the adversary score them."""
+"""DP-SGD at work: the public part of a training, and the loop over its steps."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..adversaries.base import Canary, FinalModelAdversary, GradientCanary, SampleCanary
+from ..adversaries.base import Canary, ChangingCanary, GradientCanary, SampleCanary
 from ..errors import SpecError
 from ..seeds import derive
-from .noise import noise_source
+from . import memory
 from .packed import PackedModel
+from .start import network, seeded
+from .steps import OpacusSteps, PackedSteps, Steps
 
 if TYPE_CHECKING:
+    from ..data.base import Dataset
     from ..mechanisms.dp_sgd import DpSgd
+
+_BODY_BATCH = 256  # examples that go through a frozen body together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +33,9 @@ class Training:
     """The public part of DP-SGD, on one device; also what an adversary may know beforehand."""
 
     options: DpSgd
+    module: nn.Module
     model: PackedModel
-    initial: Tensor  # [p]
+    initial: Tensor  # [p]; zeros where every trial draws its own
     x: Tensor  # [N, ...]
     y: Tensor  # [N]
     batches: Tensor  # [T, B] indices
@@ -40,17 +47,27 @@ class Training:
     ) -> Training:
         """Loads the data, draws θ_0 and the mini-batches from (sweep seed, `options.seed`)."""
         device = torch.device("cuda" if gpu else "cpu")
+        if gpu:
+            torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
+            torch.backends.cudnn.allow_tf32 = options.precision == "tf32"
+        else:
+            memory.keep_heap()
         data = options.data.load()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive("initialization", seed, options.seed) % 2**63)
-            module = options.model.build(data.x.shape[1:], data.classes)
-        model = PackedModel(module)
+        drawn = derive("initialization", seed, options.seed)
+        with seeded(drawn):
+            body = options.model.body(data.x.shape[1:])
+        features = _features(data, body, device, dtype)
+        module = network(options.model, tuple(features.shape[1:]), data.classes, drawn)
+        compute = torch.bfloat16 if options.precision == "bfloat16" else None
+        model = PackedModel(module, compute=compute)
+        initial = model.initial.to(device, dtype)
         return cls(
             options=options,
+            module=module.to(device, dtype),
             model=model,
-            initial=model.initial.to(device, dtype),
-            x=torch.from_numpy(data.x).to(device, dtype),
-            y=torch.from_numpy(data.y).to(device),
+            initial=torch.zeros_like(initial) if options.hidden_start else initial,
+            x=features,
+            y=torch.from_numpy(data.y.copy()).to(device),
             batches=torch.from_numpy(_batches(options, len(data.y), seed)).to(device),
             classes=data.classes,
         )
@@ -78,12 +95,23 @@ class Training:
             nobody = torch.zeros(runs, dtype=self.initial.dtype, device=self.initial.device)
             yield from (theta.clone() for theta in self.run(nobody, seed, None, 1))
             return
-        theta = self.initial.repeat(runs, 1)
+        theta = self.starts(runs, seed)
         yield theta
         for batch in self.batches:
             sums = self.model.clipped_sums(theta, self.x[batch], self.y[batch], math.inf)
             theta = theta.sub(sums, alpha=self._rate)
             yield theta
+
+    def starts(self, models: int, seed: int) -> Tensor:
+        """θ_0 of every model, float [models, p]: one for all, or drawn from the pack's seed."""
+        if not self.options.hidden_start:
+            return self.initial.repeat(models, 1)
+        shape, rows = tuple(self.x.shape[1:]), []
+        for i in range(models):
+            drawn = derive("start", seed, i)
+            module = network(self.options.model, shape, self.classes, drawn)
+            rows.append(nn.utils.parameters_to_vector(module.parameters()).detach())
+        return torch.stack(rows).to(self.initial)
 
     def run(
         self, inside: Tensor, seed: int, canary: Canary | None, period: int
@@ -91,91 +119,70 @@ class Training:
         """Yields θ_0, ..., θ_T [n, p]; a yielded tensor changes when the next one is asked for.
 
         Args:
-            inside: [n], 1 where the canary is in, else 0.
+            inside: [n], 1 where the canary is in, else 0; or [n, m] for each of m samples.
             seed: of the pack's noise.
             canary: added to the sum, or to the batch, at steps that `period` divides.
         """
-        options = self.options
-        noise = noise_source(seed, self.initial.device)
-        theta = self.initial.repeat(len(inside), 1)
-        update = torch.empty_like(theta)
+        steps = self._steps(seed)
+        theta = self.starts(len(inside), seed)
         yield theta
         for step, batch in enumerate(self.batches, start=1):
             inserted = canary if step % period == 0 else None
-            noise.fill(update)
-            update *= options.noise_multiplier * options.clip_norm
-            update += self._sums(theta, batch, inside, inserted)
+            if isinstance(inserted, ChangingCanary):
+                inserted = self.within_claim(inserted.at(step, theta))
+            x, y, weights = self._taking_part(batch, inside, inserted)
+            steps.step(theta, x, y, weights)
             if isinstance(inserted, GradientCanary):
-                update.addr_(inside, inserted.direction)
-            theta.sub_(update, alpha=self._rate)
+                theta.sub_(inside[:, None] * inserted.direction, alpha=self._rate)
             yield theta
 
-    def _sums(self, theta: Tensor, batch: Tensor, inside: Tensor, canary: Canary | None) -> Tensor:
+    def within_claim(self, canary: Canary) -> Canary:
+        """The canary, or a SpecError where its gradient breaks the sensitivity of the claim."""
+        if isinstance(canary, GradientCanary):
+            norm = float(canary.direction.norm(dim=-1).max())
+            if not norm <= self.clip_norm * (1 + 1e-6):
+                raise SpecError(
+                    "adversary.name",
+                    f"crafted a gradient of norm {norm:.6g}, above the clip norm "
+                    f"{self.clip_norm:g}: the claim would not cover it",
+                )
+        return canary
+
+    def _steps(self, seed: int) -> Steps:
+        device = self.initial.device
+        if self.options.engine == "opacus":
+            return OpacusSteps(self.options, self.module, seed, device)
+        return PackedSteps(self.options, self.model, seed, device)
+
+    def _taking_part(
+        self, batch: Tensor, inside: Tensor, canary: Canary | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         x, y = self.x[batch], self.y[batch]
-        weights = None
-        if isinstance(canary, SampleCanary):
-            x, y = torch.cat([x, canary.x]), torch.cat([y, canary.y])
-            weights = inside.new_ones(len(inside), len(y))
-            weights[:, len(batch) :] = inside[:, None]
-        return self.model.clipped_sums(theta, x, y, self.options.clip_norm, weights)
+        if not isinstance(canary, SampleCanary):
+            return x, y, None
+        x, y = torch.cat([x, canary.x]), torch.cat([y, canary.y])
+        weights = inside.new_ones(len(inside), len(y))
+        weights[:, len(batch) :] = inside.view(len(inside), -1)
+        return x, y, weights
 
     @property
     def _rate(self) -> float:
         return self.options.learning_rate / self.options.batch_size
 
 
-@dataclasses.dataclass(frozen=True)
-class _Released:
-    """Final models as a hidden-state adversary sees them."""
-
-    initial: Tensor
-    final: Tensor
-    model: PackedModel
-
-    def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """Loss of every final model on examples x [m, ...], y [m]: float [n, m]."""
-        return self.model.losses(self.final, x, y)
-
-
-@dataclasses.dataclass(frozen=True)
-class FinalModelSession:
-    """DP-SGD against an adversary that sees only where training ended."""
-
-    training: Training
-    adversary: FinalModelAdversary[Any]
-    canary: Canary
-
-    @classmethod
-    def craft(
-        cls, training: Training, adversary: FinalModelAdversary[Any], seed: int
-    ) -> FinalModelSession:
-        """Crafts the canary; refuses one whose gradient breaks the sensitivity of the claim."""
-        canary = adversary.craft(training, np.random.default_rng(seed))
-        if isinstance(canary, GradientCanary):
-            norm = float(canary.direction.norm())
-            if norm > training.clip_norm * (1 + 1e-6):
-                raise SpecError(
-                    "adversary.name",
-                    f"{adversary.name} crafted a gradient of norm {norm:.6g}, above the clip norm "
-                    f"{training.clip_norm:g}: the claim would not cover it",
-                )
-        return cls(training, adversary, canary)
-
-    def run(
-        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
-    ) -> npt.NDArray[np.float64]:
-        """See `Session.run`. Every horizon is judged alone, from θ_0 and θ there."""
-        training = self.training
-        inside = torch.from_numpy(members).to(training.initial)
-        scores = np.empty((len(members), len(horizons)))
-        column = {step: i for i, step in enumerate(horizons)}
-        path = training.run(inside, seed, self.canary, self.adversary.period)
-        for step, theta in enumerate(path):
-            if step in column:
-                released = _Released(training.initial, theta, training.model)
-                observed = self.adversary.score(self.canary, released)
-                scores[:, column[step]] = observed.double().cpu().numpy()
-        return scores
+def _features(
+    data: Dataset, body: nn.Module | None, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Examples as the trained part of the model sees them: a frozen body is applied once."""
+    with warnings.catch_warnings():  # shared memory is read-only, and nothing here writes to it
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        x = torch.from_numpy(data.x)
+    if body is None:
+        return x.to(device, dtype)
+    body = body.to(device).eval()
+    with torch.no_grad():
+        parts = [body(part.to(device)) for part in torch.split(x, _BODY_BATCH)]
+    return torch.cat(parts).to(dtype)
 
 
 def _batches(options: DpSgd, examples: int, seed: int) -> npt.NDArray[np.int64]:

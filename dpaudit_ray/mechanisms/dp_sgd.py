@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, SerializeAsAny
 
-from ..adversaries.base import Adversary, FinalModelAdversary
+from ..adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
 from ..data.base import Data
 from ..errors import SpecError
 from ..models.base import Model
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 
 class DpSgd(Mechanism):
-    """The options of DP-SGD. `seed` varies θ_0 and the mini-batches, for repetitions."""
+    """The options of DP-SGD. `seed` varies θ_0 and the mini-batches, for repetitions.
+
+    `engine` computes the same steps: `packed` for all models of a pack at once, `opacus` one by
+    one through Opacus. `precision` is that of activations and gradients; parameters, norms and
+    noise stay float32. `tf32` changes matrix products on NVIDIA GPUs only.
+    """
 
     name: Literal["dp-sgd"] = "dp-sgd"
     data: Annotated[SerializeAsAny[Data], nested(Data)]
@@ -34,8 +39,19 @@ class DpSgd(Mechanism):
     learning_rate: float = Field(gt=0)
     clip_norm: float = Field(gt=0)
     noise_multiplier: float = Field(gt=0)
-    engine: Literal["packed"] = "packed"
+    engine: Literal["packed", "opacus"] = "packed"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     seed: int = Field(default=0, ge=0)
+
+    @property
+    def auto_pack_size(self) -> int:
+        """As many models as their parameters let one device hold."""
+        return self.model.pack_size
+
+    @property
+    def hidden_start(self) -> bool:
+        """Whether every trial draws its own θ_0, which the adversary does not know."""
+        return self.model.initialization == "random"
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
         """Multiples of `record_every` up to the last step, which is always recorded."""
@@ -50,18 +66,24 @@ class DpSgd(Mechanism):
                 f"is {adversary.period}, but there are only {self.steps} steps: the canary would "
                 "never be inserted; lower it or raise mechanism.steps",
             )
-        if not isinstance(adversary, FinalModelAdversary):
+        if not isinstance(adversary, FinalModelAdversary | TrajectoryAdversary):
             raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")
 
     def check_inputs(self) -> None:
-        """Loads the data and holds the batch size against it."""
-        size = len(self.data.load().y)
+        """Loads the data, holds the batch size against it, and runs the model on two examples."""
+        data = self.data.load()
+        size = len(data.y)
         if self.batch_size > size:
             raise SpecError(
                 "mechanism.batch_size",
                 f"is {self.batch_size}, but {self.data.name} has {size} examples; "
                 f"use at most {size}",
             )
+        if self.engine == "opacus" and self.precision == "bfloat16":
+            raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
+        from ..engines.trial_run import check_model
+
+        check_model(self.model, data)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """Counts the steps that insert the canary; the others are post-processing."""
@@ -75,8 +97,10 @@ class DpSgd(Mechanism):
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         """Prepares the training and lets the adversary craft its canary."""
-        from ..engines.training import FinalModelSession
+        from ..engines.sessions import FinalModelSession, TrajectorySession
 
-        if not isinstance(adversary, FinalModelAdversary):
-            raise TypeError(f"{adversary.name} passed no check() of this mechanism")
-        return FinalModelSession.craft(self.training(seed, gpu), adversary, craft_seed)
+        if isinstance(adversary, FinalModelAdversary):
+            return FinalModelSession.craft(self.training(seed, gpu), adversary, craft_seed)
+        if isinstance(adversary, TrajectoryAdversary):
+            return TrajectorySession.craft(self.training(seed, gpu), adversary, craft_seed)
+        raise TypeError(f"{adversary.name} passed no check() of this mechanism")

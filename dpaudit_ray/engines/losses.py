@@ -1,0 +1,18 @@
+"""The loss of a classifier on every example."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor
+
+
+def losses(outputs: Tensor, y: Tensor) -> Tensor:
+    """Loss of every output [N, c] for its class in y [N]: float [N].
+
+    Logistic with one output, cross-entropy with more.
+    """
+    if outputs.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(
+            outputs[:, 0], y.to(outputs.dtype), reduction="none"
+        )
+    return F.cross_entropy(outputs, y, reduction="none")

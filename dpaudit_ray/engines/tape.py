@@ -1,0 +1,114 @@
+"""One forward and backward pass, and what the layers' rules need to remember of it.
+
+The backward pass hands every rule the gradient of its output; that goes on a tape together with
+the layer's input. Models may go through the module in groups: a layer that sees the batch itself
+is then applied for all groups at once, on the first group's way through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import SpecError
+from .rules import LayerRule
+
+
+@dataclasses.dataclass(frozen=True)
+class Tap:
+    """What a rule saw: the layer's input and its output's gradient.
+
+    `shared`: the input [B, ...] is the same for all models of all groups; else both are
+    [n*B, ...] for this group's n models.
+    """
+
+    rule: LayerRule
+    x: Tensor
+    g: Tensor
+    shared: bool
+
+
+class Pass:
+    """State of the pass that is running, shared by all tapped layers of one model."""
+
+    def __init__(self) -> None:
+        self.tape: list[Tap] = []
+        self._applied: set[LayerRule] = set()
+        self._outputs: dict[LayerRule, Tensor] = {}
+
+    def begin(self, theta: Tensor, x: Tensor) -> None:
+        """Starts a set of models `theta` [n, p] on the batch `x` [B, ...]."""
+        self._all = theta
+        self._input = x
+        self._outputs.clear()
+
+    def enter(self, models: slice) -> None:
+        """Starts one group of these models."""
+        self._models = models
+        self.theta = self._all[models]
+        # A leaf that needs a gradient, so that autograd visits the first layer too.
+        self.anchor = self.theta.new_zeros(()).requires_grad_()
+        self._applied.clear()
+        self.tape.clear()
+
+    def end(self) -> None:
+        """Forgets everything but the last group's parameters."""
+        self.tape.clear()
+        self._outputs.clear()
+
+    def spread(self, rule: LayerRule, x: Tensor) -> tuple[Tensor, bool]:
+        """The layer's input as a rule wants it, and whether all groups share it."""
+        if rule in self._applied:
+            raise SpecError("mechanism.model", "a layer is applied twice; give each use its own")
+        self._applied.add(rule)
+        own, models = self._input, len(self.theta)
+        # The batch itself, or a reshaping of it that is no copy.
+        if x.data_ptr() == own.data_ptr() and x.numel() == own.numel():
+            return x, True
+        if x.shape[0] == len(own) and models > 1:  # the same for all models, but a new tensor
+            return x.repeat(models, *[1] * (x.dim() - 1)), False
+        return x, False
+
+    def output(self, rule: LayerRule, x: Tensor, shared: bool) -> Tensor:
+        """The layer's output for this group's models, [n*B, ...]."""
+        if not shared:
+            return rule.forward(self.theta, x)
+        if rule not in self._outputs:
+            self._outputs[rule] = rule.forward_shared(self._all, x)
+        return self._outputs[rule][self._models].flatten(0, 1)
+
+
+class Tapped(nn.Module):
+    """A layer, applied by its rule."""
+
+    def __init__(self, rule: LayerRule, run: Pass) -> None:
+        super().__init__()
+        self._rule = rule
+        self._run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n*B, ...], or [B, ...] where the input is still the same for all models."""
+        x, shared = self._run.spread(self._rule, x)
+        result: Tensor = _Apply.apply(x, self._run.anchor, self._rule, self._run, shared)
+        return result
+
+
+class _Apply(torch.autograd.Function):
+    """Applies a rule and, on the way back, puts what clipping needs on the tape."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, _anchor: Tensor, rule: LayerRule, run: Pass, shared: bool
+    ) -> Tensor:
+        ctx.x, ctx.rule, ctx.run, ctx.shared = x.detach(), rule, run, shared
+        return run.output(rule, x.detach(), shared)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        ctx.run.tape.append(Tap(ctx.rule, ctx.x, g, ctx.shared))
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None
+        return ctx.rule.input_gradient(ctx.run.theta, ctx.x, g), None, None, None, None
