@@ -71,7 +71,7 @@ BOUNDS: list[tuple[str, Any, str]] = [
 NAMES: list[tuple[str, Any, str]] = [
     ("mechanism.name", "foo", "mechanism.name: unknown mechanism 'foo'; known: dp-sgd"),
     ("mechanism.data.name", "foo", "mechanism.data.name: unknown data set 'foo'; known: breast_c"),
-    ("mechanism.model", "foo", "mechanism.model.name: unknown model 'foo'; known: fcnn"),
+    ("mechanism.model", "foo", "mechanism.model.name: unknown model 'foo'; known: alexnet, cnn4"),
     ("mechanism.engine", "foo", "mechanism.engine: must be 'packed'"),
     ("adversary.name", "foo", "adversary.name: unknown adversary 'foo'; known: biased-dimension"),
     ("audit.estimators", ["foo"], "audit.estimators.0.name: unknown estimator 'foo'; known: acc"),

@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from ..errors import DataError
-from .base import Data, Dataset, checked, existing_file, require_finite, standardized
+from .base import Data, Dataset, checked, existing_file, require_finite, scaled_images, standardized
 
 # numpy, zipfile and zlib each raise their own for a damaged or foreign file.
 _DAMAGE = (
@@ -37,34 +37,41 @@ class Npz(Data):
     path: str
     standardize: bool = False
 
-    def load(self) -> Dataset:
+    def read(self) -> Dataset:
         """Reads the file without unpickling anything."""
-        file = existing_file(self.path, self.name, _REMEDY)
-        try:
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in "xy" if name in archive.files}
-        except _DAMAGE as error:
-            raise DataError(
-                f"{file}: not a readable .npz file of plain arrays; {_REMEDY}"
-            ) from error
-        for name in "xy":
-            if name not in arrays:
-                raise DataError(f"{file}: array {name} is missing; {_REMEDY}")
-        x, y = arrays["x"], arrays["y"]
-        return checked(self._features(x, str(file)), _labels(y, str(file)), str(file))
+        x, y, source = read_npz(self.path, self.name)
+        return checked(self._features(x, source), labels(y, source), source)
 
     def _features(self, x: np.ndarray, source: str) -> np.ndarray:
         if x.dtype.kind not in "fiub" or x.ndim < 2:
             raise DataError(f"{source}: x must be real numbers [N, ...], got {x.dtype} {x.shape}")
         require_finite(x, source)
         images = x.dtype == np.uint8 and x.ndim == 4
-        ordered = x.transpose(0, 3, 1, 2) if images else x
         if self.standardize:
-            return standardized(ordered)
-        return ordered.astype(np.float32) / 255 if images else ordered
+            return standardized(x.transpose(0, 3, 1, 2) if images else x)
+        return scaled_images(x) if images else x
 
 
-def _labels(y: np.ndarray, source: str) -> np.ndarray:
+def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
+    """Arrays `x` and `y` of an .npz file, and its name for messages; nothing is unpickled.
+
+    Raises:
+        DataError: the file is missing or damaged, or lacks one of them.
+    """
+    file = existing_file(path, what, _REMEDY)
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in "xy" if name in archive.files}
+    except _DAMAGE as error:
+        raise DataError(f"{file}: not a readable .npz file of plain arrays; {_REMEDY}") from error
+    for name in "xy":
+        if name not in arrays:
+            raise DataError(f"{file}: array {name} is missing; {_REMEDY}")
+    return arrays["x"], arrays["y"], str(file)
+
+
+def labels(y: np.ndarray, source: str) -> np.ndarray:
+    """`y` as int64 classes [N]. Raises DataError when it holds none."""
     if y.ndim != 1 or y.dtype.kind not in "iub":
         raise DataError(
             f"{source}: y must be integer classes [N], got {y.dtype} {y.shape}; convert them, "

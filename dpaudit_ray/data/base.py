@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import time
 from abc import abstractmethod
 from pathlib import Path
 from typing import ClassVar
@@ -28,15 +30,59 @@ class Dataset:
 
 
 class Data(Plugin):
-    """Base of all data sets. `path` locates a file and is no part of a run's identity."""
+    """Base of all data sets. `path` and `root` locate files and are no part of a run's identity."""
 
     kind: ClassVar[str] = "data set"
     home: ClassVar[str] = "dpaudit_ray.data"
-    locations: ClassVar[frozenset[str]] = frozenset({"path"})
+    locations: ClassVar[frozenset[str]] = frozenset({"path", "root"})
 
     @abstractmethod
-    def load(self) -> Dataset:
+    def read(self) -> Dataset:
         """Reads the data. Raises DataError in one line when it cannot be had."""
+
+    def files(self) -> tuple[Path, ...]:
+        """The files that `read` reads, which may not exist yet; none for bundled data."""
+        path = getattr(self, "path", None)
+        return () if path is None else (Path(path).expanduser().absolute(),)
+
+    def load(self) -> Dataset:
+        """The data, read once in a process as long as its files stay as they are.
+
+        The arrays are shared between callers: nobody may write to them. Raises as `read`.
+        """
+        stamps = _stamps(self.files())
+        if stamps is None:
+            return self.read()
+        return _load(_Source(f"{self.address} {self!r}", stamps, self))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """A data set as it was read: its options, and the state of its files."""
+
+    options: str
+    stamps: tuple[tuple[int, ...], ...]
+    data: Data = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=2)  # a data set of images takes hundreds of MB
+def _load(source: _Source) -> Dataset:
+    return source.data.read()
+
+
+# A file can change twice within the resolution of its time stamp, so a young one is read anew.
+_SETTLED_NS = 2 * 10**9
+
+
+def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, ...], ...] | None:
+    """What tells that `files` have changed; None where nothing does, and reading is needed."""
+    try:
+        found = [file.stat() for file in files]
+    except OSError:
+        return None  # reading tells what is wrong
+    if not found or time.time_ns() - max(stat.st_mtime_ns for stat in found) < _SETTLED_NS:
+        return None
+    return tuple((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found)
 
 
 def existing_file(path: str, what: str, remedy: str) -> Path:
@@ -58,6 +104,13 @@ def standardized(x: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
         wide -= wide.mean(axis=0)
         wide /= np.where(spread > 0, spread, 1.0)
         return wide.astype(np.float32)
+
+
+def scaled_images(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Pixels [N, H, W, channels] in 0..255 as float32 [N, channels, H, W] in 0..1."""
+    scaled = x.transpose(0, 3, 1, 2).astype(np.float32, order="C")
+    scaled /= 255
+    return scaled
 
 
 def require_finite(x: npt.NDArray[np.generic], source: str) -> None:

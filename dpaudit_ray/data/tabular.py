@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import DataError
 from .base import Data, Dataset, checked, existing_file, standardized
+from .tables import Table
 
 _HOUSING = (
     "MedInc", "HouseAge", "AveRooms", "AveBedrms", "Population", "AveOccup", "Latitude",
@@ -22,7 +23,7 @@ class BreastCancer(Data):
 
     name: Literal["breast_cancer"] = "breast_cancer"
 
-    def load(self) -> Dataset:
+    def read(self) -> Dataset:
         """Reads the copy inside scikit-learn; needs no network."""
         from sklearn.datasets import load_breast_cancer
 
@@ -40,40 +41,19 @@ class CaliforniaHousing(Data):
     name: Literal["california_housing"] = "california_housing"
     path: str | None = None
 
-    def load(self) -> Dataset:
+    def read(self) -> Dataset:
         """Reads the CSV at `path`, or asks scikit-learn for its cached or downloaded copy."""
         x, target = self._downloaded() if self.path is None else self._from_csv(self.path)
         y = (target > np.median(target)).astype(np.int64)
         return checked(standardized(x), y, self.name)
 
     def _from_csv(self, path: str) -> tuple[np.ndarray, np.ndarray]:
-        import pandas as pd
-
         remedy = (
             "give mechanism.data.path a CSV with scikit-learn's columns, or leave it out to let "
             "scikit-learn download the data"
         )
-        file = existing_file(path, self.name, remedy)
-        try:
-            table = pd.read_csv(file)
-        except (ValueError, OSError) as error:
-            raise DataError(f"{file}: not a CSV table ({str(error).splitlines()[0]})") from error
-        missing = [c for c in (*_HOUSING, _TARGET) if c not in table.columns]
-        if missing:
-            raise DataError(f"{file}: column {missing[0]} is missing; {remedy}")
-        if len(table) == 0:
-            raise DataError(f"{file}: holds no rows; {remedy}")
-        numbers = table[[*_HOUSING, _TARGET]].apply(pd.to_numeric, errors="coerce")
-        wrong = np.argwhere(~np.isfinite(numbers.to_numpy(np.float64)))
-        if len(wrong):
-            row, column = wrong[0]
-            name = numbers.columns[column]
-            value = str(table[name].iloc[row])
-            raise DataError(
-                f"{file}: {name} in data row {row + 1} is {value!r}, no finite number; clean the "
-                "data"
-            )
-        return numbers[list(_HOUSING)].to_numpy(np.float64), numbers[_TARGET].to_numpy(np.float64)
+        table = Table(existing_file(path, self.name, remedy), remedy)
+        return table.numbers(_HOUSING), table.numbers([_TARGET])[:, 0]
 
     def _downloaded(self) -> tuple[np.ndarray, np.ndarray]:
         from sklearn.datasets import fetch_california_housing

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
-from .outer import forming_is_cheaper, ghost_norms
+from .outer import keeps, squared_norms
 from .rules import LayerRule, SampleGradients, Slot
 
 Pair = tuple[int, int]
@@ -54,8 +54,8 @@ class Conv2dRule(LayerRule):
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
         n = len(theta)
         g = g.flatten(2)  # [n*B, o, T]
-        if not self._forms(g.shape[2]):
-            return _ConvGhost(self, x, g.view(n, -1, *g.shape[1:]), None)
+        if not self._keeps(len(g) // n, g.shape[2]):
+            return _Passing(self, x, g.view(n, -1, *g.shape[1:]), None)
         formed = g.new_empty(*g.shape[:2], self._inputs + 1)
         for rows, patches in self._patches(x):
             torch.bmm(g[rows], patches.transpose(1, 2), out=formed[rows])
@@ -66,8 +66,8 @@ class Conv2dRule(LayerRule):
     ) -> SampleGradients:
         n, batch, outputs = len(theta), len(x), self._weight.shape[0]
         by_sample = torch.cat([g.transpose(0, 1).flatten(3) for g in parts], 1)  # [B, n, o, T]
-        if not self._forms(by_sample.shape[3]):
-            return _ConvGhost(self, x, by_sample.transpose(0, 1), cache)
+        if not self._keeps(batch, by_sample.shape[3]):
+            return _Passing(self, x, by_sample.transpose(0, 1), cache)
         by_sample = by_sample.flatten(1, 2)
         if self not in cache:
             cache[self] = self.unfolded(x)
@@ -104,14 +104,11 @@ class Conv2dRule(LayerRule):
         vertical, horizontal = self._padding
         return (horizontal, horizontal, vertical, vertical)
 
-    def _forms(self, positions: int) -> bool:
-        return forming_is_cheaper(positions, self._inputs, self._weight.shape[0])
+    def _keeps(self, samples: int, positions: int) -> bool:
+        return keeps(samples, positions, self._inputs, self._weight.shape[0])
 
     def _formed(self, gradients: Tensor) -> SampleGradients:
         return _WithBias(self._weight, self._bias, gradients)
-
-    def _own(self, patches: Tensor) -> Tensor:
-        return patches[:, :-1] if self._bias is None else patches
 
     def _patches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Unfolded patches of as many samples at a time as `_PATCHES` allows."""
@@ -131,11 +128,12 @@ class Conv2dRule(LayerRule):
         )  # fmt: skip
         return gradients
 
-    def ghost_norms(self, x: Tensor, g: Tensor) -> Tensor:
-        """Squared norms [N] from the input [N, c, h, w] and g [N, o, T]."""
+    def squared_norms(self, x: Tensor, g: Tensor) -> Tensor:
+        """Squared norms [N] from the input [N, c, h, w] and g [N, o, T]; keeps no gradient."""
+        rows = slice(None) if self._bias is not None else slice(-1)  # the row of ones
         parts = [
-            ghost_norms(self._own(patches).transpose(1, 2), g[rows].transpose(1, 2))
-            for rows, patches in self._patches(x)
+            squared_norms(patches[:, rows].transpose(1, 2), g[chunk].transpose(1, 2), bias=False)
+            for chunk, patches in self._patches(x)
         ]
         return torch.cat(parts)
 
@@ -182,8 +180,8 @@ class _WithBias(SampleGradients):
 
 
 @dataclasses.dataclass(frozen=True)
-class _ConvGhost(SampleGradients):
-    """Norms without gradients, sums as one convolution gradient per model; g [n, B, o, T]."""
+class _Passing(SampleGradients):
+    """Norms without kept gradients, sums as one convolution gradient per model; g [n, B, o, T]."""
 
     rule: Conv2dRule
     x: Tensor
@@ -192,7 +190,7 @@ class _ConvGhost(SampleGradients):
 
     def squared_norms(self) -> Tensor:
         return torch.stack(
-            [self.rule.ghost_norms(x, g) for x, g in zip(self._inputs(), self.g, strict=True)]
+            [self.rule.squared_norms(x, g) for x, g in zip(self._inputs(), self.g, strict=True)]
         )
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:

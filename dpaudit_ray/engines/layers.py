@@ -67,8 +67,8 @@ def replaced(module: nn.Module, slots: dict[str, Slot], tap: Tap, path: str = ""
         SpecError: BatchNorm and others whose output for one sample depends on the rest.
     """
     refuse(module, path)
-    if pooling.stands_for(module):
-        return pooling.PairPool()
+    if (pool := pooling.replacement(module)) is not None:
+        return pool
     if any(True for _ in module.parameters(recurse=False)):
         own = {name: slots[f"{path}{name}"] for name, _ in module.named_parameters()}
         return _tapped(module, own, tap, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
@@ -16,3 +17,14 @@ def losses(outputs: Tensor, y: Tensor) -> Tensor:
             outputs[:, 0], y.to(outputs.dtype), reduction="none"
         )
     return F.cross_entropy(outputs, y, reduction="none")
+
+
+def output_gradients(outputs: Tensor, y: Tensor) -> Tensor:
+    """Gradient of every loss by its outputs, float [n, c, B], from outputs [n, c, B] and y [B].
+
+    The closed form of what autograd gives: sigmoid or softmax less the indicator of the class.
+    """
+    if outputs.shape[1] == 1:
+        return torch.sigmoid(outputs).sub_(y.to(outputs.dtype))
+    of_class = F.one_hot(y, outputs.shape[1]).t().to(outputs.dtype)
+    return torch.softmax(outputs, 1).sub_(of_class)

@@ -18,17 +18,25 @@ from torch import Tensor
 
 from .rules import Formed, SampleGradients, Slot
 
+# Per-sample gradients of one layer and model that may be kept until the clip factors are known:
+# 32 MiB of float32.
+_KEPT = 1 << 23
 
-def forming_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
-    """Whether a sample's whole gradient costs no more than its ghost norm."""
-    return inputs * outputs <= positions * (inputs + outputs)
+
+def keeps(samples: int, positions: int, inputs: int, outputs: int) -> bool:
+    """Whether to form and keep all gradients of a layer.
+
+    Then the clipped sum is a reduction; otherwise it takes the T·D·O of a whole gradient again.
+    """
+    size = inputs * outputs
+    return size <= positions**2 * (inputs + outputs) and samples * size <= _KEPT
 
 
 def outer_products(weight: Slot, bias: Slot | None, x: Tensor, g: Tensor) -> SampleGradients:
     """Gradients of W [o, d] and b [o] from x [n, B, T, d] and g [n, B, T, o]."""
     positions, inputs = x.shape[2:]
     outputs = g.shape[3]
-    if not forming_is_cheaper(positions, inputs, outputs):
+    if not keeps(x.shape[1], positions, inputs, outputs):
         return _Ghost(weight, bias, x, g)
     formed = torch.bmm(g.flatten(0, 1).transpose(1, 2), x.flatten(0, 1))
     parts = [(weight, formed.view(*x.shape[:2], -1))]
@@ -37,9 +45,19 @@ def outer_products(weight: Slot, bias: Slot | None, x: Tensor, g: Tensor) -> Sam
     return Formed(tuple(parts))
 
 
-def ghost_norms(x: Tensor, g: Tensor, bias: bool = False) -> Tensor:
-    """Squared norms [N] from x [N, T, d] and g [N, T, o], in at least float32."""
+def squared_norms(x: Tensor, g: Tensor, bias: bool) -> Tensor:
+    """Squared norms [N] from x [N, T, d] and g [N, T, o], in at least float32.
+
+    By whichever costs less: forming every gradient for a moment, or the ghost norm.
+    """
     wide = torch.promote_types(x.dtype, torch.float32)
+    positions, inputs, outputs = x.shape[1], x.shape[2], g.shape[2]
+    if inputs * outputs <= positions * (inputs + outputs):
+        formed = torch.bmm(g.transpose(1, 2), x).flatten(1)
+        squares: Tensor = torch.linalg.vector_norm(formed, dim=1, dtype=wide) ** 2
+        if bias:
+            squares += (g.sum(1, dtype=wide) ** 2).sum(1)
+        return squares
     of_x = torch.bmm(x, x.transpose(1, 2)).to(wide)
     if bias:
         of_x += 1
@@ -55,7 +73,7 @@ class _Ghost(SampleGradients):
     g: Tensor
 
     def squared_norms(self) -> Tensor:
-        flat = ghost_norms(self.x.flatten(0, 1), self.g.flatten(0, 1), self.bias is not None)
+        flat = squared_norms(self.x.flatten(0, 1), self.g.flatten(0, 1), self.bias is not None)
         return flat.view(self.x.shape[:2])
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:

@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,12 @@ from ..errors import SpecError
 from .layers import replaced, slots_of
 from .losses import losses as losses_of
 from .memory import Groups, out_of_memory
-from .rules import SampleGradients
+from .rules import SampleGradients, Slot
 from .tape import Pass, Tap, Tapped
 
-Batch = tuple[Tensor, Tensor]
+if TYPE_CHECKING:
+    from .fused import FusedMlp
+
 Found = tuple[slice, SampleGradients]  # of which models
 
 
@@ -57,6 +60,7 @@ class PackedModel:
         own = copy.deepcopy(module)
         self._module = replaced(own, slots, lambda rule: Tapped(rule, self._run))
         self._source = module
+        self._loops = _loops(module, slots) if compute is None else None
         self._groups = groups
         self._compute = compute
         self.size = sum(slot.stop - slot.start for slot in slots.values())
@@ -102,6 +106,9 @@ class PackedModel:
             MemoryError: the batch does not fit for one model alone.
         """
         out = torch.empty_like(theta)
+        if self._loops is not None and theta.device.type == "cpu":
+            self._loops.clipped_sums(out, theta, (x, y), clip_norm, weights)
+            return out
         step = _Step(self._cast(x), y, clip_norm, {})
         if self._groups is None:
             self._groups = self._fitted(theta, step)
@@ -180,6 +187,12 @@ class PackedModel:
     def _cast(self, values: Tensor) -> Tensor:
         floating = values.is_floating_point() and self._compute is not None
         return values.to(self._compute) if floating else values
+
+
+def _loops(module: nn.Module, slots: dict[str, Slot]) -> FusedMlp | None:
+    from .fused import fused  # numba takes half a second to import
+
+    return fused(module, slots)
 
 
 def _slices(n: int, size: int) -> Iterator[slice]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,10 @@ class _Released:
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
         """Loss of every final model on examples x [m, ...], y [m]: float [n, m]."""
         return self.model.losses(self.final, x, y)
+
+    def gradients(self, x: Tensor, y: Tensor) -> Tensor:
+        """Gradient of the summed loss of these examples under every final model, float [n, p]."""
+        return self.model.clipped_sums(self.final, x, y, math.inf)
 
 
 @dataclasses.dataclass(frozen=True)

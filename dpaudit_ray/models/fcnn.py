@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from .base import Model
+from .parts import outputs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,5 +30,5 @@ class Fcnn(Model):
             nn.ReLU(),
             nn.Linear(3, 8),
             nn.ReLU(),
-            nn.Linear(8, 1 if classes == 2 else classes),
+            nn.Linear(8, outputs(classes)),
         )

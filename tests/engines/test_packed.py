@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from dpaudit_ray.engines import losses
 from dpaudit_ray.engines.noise import CpuNoise
 from dpaudit_ray.engines.packed import PackedModel
 from dpaudit_ray.errors import SpecError
@@ -60,6 +61,34 @@ def test_clipped_sums_equal_per_sample_autograd(seed: int) -> None:
     fast = PackedModel(module).clipped_sums(theta, x, y, clip)
     slow = torch.stack([slow_clipped_sum(module, row, x, y, clip) for row in theta])
     torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_compiled_loops_equal_the_layer_rules(seed: int) -> None:
+    """Small chains of Linear and ReLU are fused; the rules are their slow twin."""
+    module, theta, x, y, clip = random_case(seed)
+    layers = [nn.ReLU() if isinstance(layer, nn.Tanh) else layer for layer in module]
+    module = nn.Sequential(*layers)
+    weights = torch.rand(len(theta), len(y), dtype=torch.float64)
+    fast, slow = PackedModel(module), PackedModel(module)
+    assert fast._loops is not None
+    slow._loops = None
+    for dtype, bound in ((torch.float64, 1e-11), (torch.float32, 1e-5)):
+        values = (theta.to(dtype), x.to(dtype), y, clip, weights.to(dtype))
+        torch.testing.assert_close(
+            fast.clipped_sums(*values), slow.clipped_sums(*values), rtol=bound, atol=bound
+        )
+
+
+@pytest.mark.parametrize("classes", [1, 4])
+def test_output_gradients_are_those_of_autograd(classes: int) -> None:
+    torch.manual_seed(classes)
+    outputs = torch.randn(3, classes, 7, dtype=torch.float64, requires_grad=True)
+    y = torch.randint(0, max(classes, 2), (7,))
+    flat = outputs.transpose(1, 2).reshape(21, classes)
+    (slow,) = torch.autograd.grad(losses.losses(flat, y.repeat(3)).sum(), outputs)
+    fast = losses.output_gradients(outputs.detach(), y)
+    torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -12,6 +12,7 @@ import torch
 from test_packed import loss_of, slow_clipped_sum
 from torch import Tensor, nn
 
+from dpaudit_ray.engines import outer, pooling
 from dpaudit_ray.engines.memory import Groups
 from dpaudit_ray.engines.packed import PackedModel
 from dpaudit_ray.errors import SpecError
@@ -133,6 +134,20 @@ def test_clipped_sums_equal_per_sample_autograd(name: str, groups: Groups) -> No
         torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", [n for n in MODULES if "conv" in n or "tokens" in n])
+def test_gradients_that_are_not_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same sums when memory allows no per-sample gradient, and few patches at a time."""
+    from dpaudit_ray.engines import conv as convolutions
+
+    module, theta, x, y = case(name)
+    clip = 0.3
+    expected = PackedModel(module).clipped_sums(theta, x, y, clip)
+    monkeypatch.setattr(outer, "_KEPT", 0)
+    monkeypatch.setattr(convolutions, "_PATCHES", 1000)
+    found = PackedModel(module, Groups(3, 1)).clipped_sums(theta, x, y, clip)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("name", [n for n in MODULES if "fallback" not in n])
 def test_clipped_sums_equal_opacus(name: str) -> None:
     """One step of the real GradSampleModule and DPOptimizer, without noise, in float32."""
@@ -176,18 +191,29 @@ def test_losses_do_not_depend_on_the_groups(name: str) -> None:
     torch.testing.assert_close(expected[2], torch.stack(each), rtol=1e-10, atol=1e-10)
 
 
-def test_ties_in_a_pool_go_where_torch_sends_them() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 2},
+        {"kernel_size": 2, "stride": 1},
+        {"kernel_size": 3, "stride": 2, "padding": 1},
+        {"kernel_size": (2, 3), "stride": (3, 2), "padding": (0, 1)},
+    ],
+    ids=str,
+)
+def test_ties_in_a_pool_go_where_torch_sends_them(options: dict) -> None:
     """Integer inputs tie in almost every window, in every pattern."""
-    from dpaudit_ray.engines.pooling import PairPool
-
     torch.manual_seed(1)
+    theirs = nn.MaxPool2d(**options)
+    ours = pooling.replacement(theirs)
+    assert ours is not None
     x = torch.randint(0, 3, (50, 2, 9, 8)).float().requires_grad_()
-    for pool in (nn.MaxPool2d(2), PairPool()):
-        (pool(x) * torch.arange(4.0)).sum().backward()
-    twice = x.grad.clone()
-    x.grad = None
-    (nn.MaxPool2d(2)(x) * torch.arange(4.0)).sum().backward()
-    assert torch.equal(twice, 2 * x.grad)
+    found = []
+    for pool in (theirs, ours):
+        y = pool(x)
+        found.append((y, *torch.autograd.grad((y * torch.arange(float(y.shape[3]))).sum(), x)))
+    for ours_is, torch_is in zip(*found, strict=True):
+        assert torch.equal(ours_is, torch_is)
 
 
 def test_the_slow_way_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,120 @@
+"""CIFAR-10 and MNIST through torchvision: the training sets."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DataError
+from ..files import reason
+from .base import Data, Dataset, checked, scaled_images
+
+# torchvision raises any of these for a file that is missing, damaged or cannot be fetched.
+_FAILURES = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AssertionError,
+    EOFError,
+)
+
+
+class _Images(Data):
+    """Images below `root` in torchvision's layout; `download: true` fetches what is not there.
+
+    Pixels are in 0..1. With `normalize`, every channel then gets mean 0 and deviation 1 over the
+    whole training set.
+    """
+
+    locations: ClassVar[frozenset[str]] = frozenset({"root", "download"})
+    folder: ClassVar[str]
+    parts: ClassVar[tuple[str, ...]]
+
+    root: str
+    download: bool = False
+    normalize: bool = False
+
+    def files(self) -> tuple[Path, ...]:
+        """The unpacked files of the training set."""
+        folder = self._root / self.folder
+        return tuple(folder / part for part in self.parts)
+
+    def read(self) -> Dataset:
+        """Has torchvision check and read the files."""
+        try:
+            source = self._source()
+            pixels, y = np.asarray(source.data), np.asarray(source.targets, np.int64)
+        except _FAILURES as error:
+            raise DataError(self._problem(error)) from error
+        x = scaled_images(pixels[..., None] if pixels.ndim == 3 else pixels)
+        if self.normalize:
+            _normalize(x)
+        return checked(x, y, str(self._root / self.folder))
+
+    @property
+    def _root(self) -> Path:
+        return Path(self.root).expanduser().absolute()
+
+    @abstractmethod
+    def _source(self) -> Any:
+        """torchvision's training set, with uint8 `data` [N, H, W(, channels)] and `targets`."""
+
+    def _problem(self, error: Exception) -> str:
+        folder = self._root / self.folder
+        if all(file.is_file() for file in self.files()):
+            return f"{self.name}: damaged files in {folder} ({reason(error)}); replace them"
+        if self.download:
+            return (
+                f"{self.name}: no complete copy in {folder} and the download failed "
+                f"({reason(error)}); put the files there"
+            )
+        return (
+            f"{self.name}: no complete copy in {folder}; give mechanism.data.root the folder that "
+            f"holds {self.folder}, or set download: true"
+        )
+
+
+class Cifar10(_Images):
+    """50,000 colour images of 32 x 32 pixels, 10 classes (Krizhevsky 2009): [N, 3, 32, 32]."""
+
+    folder: ClassVar[str] = "cifar-10-batches-py"
+    parts: ClassVar[tuple[str, ...]] = tuple(f"data_batch_{i}" for i in range(1, 6))
+
+    name: Literal["cifar10"] = "cifar10"
+
+    def _source(self) -> Any:
+        from torchvision.datasets import CIFAR10
+
+        return CIFAR10(self._root, train=True, download=self.download)
+
+
+class Mnist(_Images):
+    """60,000 grey digits of 28 x 28 pixels (LeCun et al. 1998): [N, 1, 28, 28].
+
+    `download: true` also unpacks archives that lie in `MNIST/raw` already.
+    """
+
+    folder: ClassVar[str] = "MNIST/raw"
+    parts: ClassVar[tuple[str, ...]] = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+
+    name: Literal["mnist"] = "mnist"
+
+    def _source(self) -> Any:
+        from torchvision.datasets import MNIST
+
+        return MNIST(self._root, train=True, download=self.download)
+
+
+def _normalize(x: npt.NDArray[np.float32]) -> None:
+    """Gives every channel of x [N, channels, H, W] mean 0 and deviation 1, in place."""
+    for channel in range(x.shape[1]):
+        plane = x[:, channel]
+        plane -= plane.mean(dtype=np.float64)
+        plane /= plane.std(dtype=np.float64) or 1.0

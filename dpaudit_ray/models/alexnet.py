@@ -1,0 +1,116 @@
+"""A pre-trained network whose head alone is trained privately (Cebere et al., figure 13)."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ..data.base import existing_file
+from ..errors import DataError, SpecError
+from ..files import reason
+from .base import Model
+from .parts import image, outputs
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_FEATURES = 4096
+_REMEDY = "write one with torch.save(torchvision.models.alexnet(...).state_dict(), path)"
+
+
+class AlexNet(Model):
+    """torchvision's AlexNet; all but the last layer is frozen, that one is trained afresh.
+
+    The body runs once, on images [3, H, W] in 0..1, resized to 224 x 224 pixels; the head has
+    4096 · classes + classes parameters: 40,970 for CIFAR-10. `weights`: `default` are torchvision's
+    for ImageNet, downloaded once; `file` a state dict at `path`; `none` random ones.
+    """
+
+    locations: ClassVar[frozenset[str]] = frozenset({"path"})
+
+    name: Literal["alexnet"] = "alexnet"
+    weights: Literal["default", "file", "none"] = "default"
+    path: str | None = None
+
+    @model_validator(mode="after")
+    def _path_belongs_to_file(self) -> Self:
+        if self.weights == "file" and self.path is None:
+            raise SpecError("path", "is required with weights: file")
+        if self.weights != "file" and self.path is not None:
+            raise SpecError("path", f"needs weights: file, got weights: {self.weights}")
+        return self
+
+    def files(self) -> tuple[Path, ...]:
+        """The file of weights, if one is given; see `Data.files`."""
+        return () if self.path is None else (Path(self.path).expanduser(),)
+
+    def body(self, shape: tuple[int, ...]) -> nn.Module:
+        """Images [B, 3, H, W] to [B, 4096], in evaluation mode, without gradients.
+
+        Raises:
+            DataError: the weights cannot be had, or are another network's.
+        """
+        channels, _, _ = image(shape, self.name, least=1)
+        if channels != 3:
+            raise SpecError(
+                "mechanism.model", f"{self.name} needs images of 3 channels, got {channels}"
+            )
+        from .networks.alexnet import AlexNetBody
+
+        return AlexNetBody(self._state())
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The head, for the outputs of `body`."""
+        from torch import nn
+
+        if shape != (_FEATURES,):
+            raise SpecError(
+                "mechanism.model",
+                f"{self.name} trains on the {_FEATURES} outputs of its body, got {list(shape)}",
+            )
+        return nn.Sequential(nn.Flatten(), nn.Linear(_FEATURES, outputs(classes)))
+
+    def _state(self) -> dict[str, Tensor] | None:
+        from .networks.alexnet import body_state
+
+        if self.weights == "none":
+            return None
+        source, state = self._downloaded() if self.path is None else self._from_file(self.path)
+        try:
+            return body_state(state)
+        except ValueError as error:
+            raise DataError(f"{source}: not AlexNet's weights: {error}; {_REMEDY}") from error
+
+    def _downloaded(self) -> tuple[str, dict[str, Any]]:
+        from torchvision.models import AlexNet_Weights
+
+        weights = AlexNet_Weights.DEFAULT
+        try:
+            return self.name, weights.get_state_dict(
+                progress=False, check_hash=True, weights_only=True
+            )
+        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+            raise DataError(
+                f"{self.name}: the weights are not in torch's cache and the download failed "
+                f"({reason(error)}); give a copy with weights: file and path"
+            ) from error
+
+    def _from_file(self, path: str) -> tuple[str, dict[str, Any]]:
+        import torch
+
+        file = existing_file(path, self.name, _REMEDY)
+        try:
+            with warnings.catch_warnings():  # about foreign pickles; the error below tells
+                warnings.simplefilter("ignore")
+                state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises whatever it meets in a damaged or foreign file
+            raise DataError(
+                f"{file}: not a readable file of weights without code; {_REMEDY}"
+            ) from error
+        if not isinstance(state, dict):
+            raise DataError(f"{file}: holds a {type(state).__name__}, no state dict; {_REMEDY}")
+        return str(file), state

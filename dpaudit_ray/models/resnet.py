@@ -1,0 +1,86 @@
+"""Residual networks with GroupNorm: ResNet-18 for small images, and WRN-16-k."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from .base import Model
+from .parts import image, outputs
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class ResNet18(Model):
+    """ResNet-18 (He et al. 2016) for CIFAR: 11,173,962 parameters with 10 classes.
+
+    The stem is one 3x3 convolution of stride 1, without max-pooling. Every norm is a GroupNorm of
+    `groups` groups over 64 to 512 channels; 32 is what Opacus' ModuleValidator puts in place of
+    BatchNorm. The number of groups does not change the number of parameters.
+    """
+
+    name: Literal["resnet18"] = "resnet18"
+    groups: Literal[1, 2, 4, 8, 16, 32, 64] = 32
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Takes images of at least 8 x 8 pixels."""
+        from torch import nn
+
+        from .networks.residual import BasicBlock, conv3x3, initialized
+
+        channels, _, _ = image(shape, self.name, least=8)
+        blocks: list[nn.Module] = []
+        before = 64
+        for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            blocks.append(BasicBlock(before, width, stride, self.groups))
+            blocks.append(BasicBlock(width, width, 1, self.groups))
+            before = width
+        network = nn.Sequential(
+            conv3x3(channels, 64),
+            nn.GroupNorm(self.groups, 64),
+            nn.ReLU(),
+            *blocks,
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(512, outputs(classes)),
+        )
+        return initialized(network)
+
+
+class Wrn16(Model):
+    """WRN-16-k (Zagoruyko and Komodakis 2016): 2,748,890 parameters for k = 4, 10 classes.
+
+    `width` is k. Every norm is a GroupNorm of `groups` groups over 16 to 64k channels; 16 is the
+    most that the first one can have. The paper's BatchNorm has as many parameters.
+    """
+
+    name: Literal["wrn16"] = "wrn16"
+    width: int = Field(default=4, ge=1)
+    groups: Literal[1, 2, 4, 8, 16] = 16
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Takes images of at least 8 x 8 pixels."""
+        from torch import nn
+
+        from .networks.residual import PreActivationBlock, conv3x3, initialized
+
+        channels, _, _ = image(shape, self.name, least=8)
+        blocks: list[nn.Module] = []
+        before = 16
+        for base, stride in ((16, 1), (32, 2), (64, 2)):
+            width = base * self.width
+            blocks.append(PreActivationBlock(before, width, stride, self.groups))
+            blocks.append(PreActivationBlock(width, width, 1, self.groups))
+            before = width
+        network = nn.Sequential(
+            conv3x3(channels, 16),
+            *blocks,
+            nn.GroupNorm(self.groups, before),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(before, outputs(classes)),
+        )
+        return initialized(network)

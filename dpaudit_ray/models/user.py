@@ -1,0 +1,103 @@
+"""A network of one's own, named by its import path."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, field_validator
+
+from ..errors import SpecError
+from .base import Model
+from .parts import outputs
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_KEY = "mechanism.model"
+
+
+class UserModule(Model):
+    """Any `nn.Module` class, or function that returns one, called with `options`.
+
+    `path` is `package.module:name`. The module takes examples [B, ...] of the data and returns
+    logits [B, classes]; [B, 1] for two classes means a logistic loss.
+    """
+
+    name: Literal["module"] = "module"
+    path: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("path")
+    @classmethod
+    def _import_path(cls, path: str) -> str:
+        if not re.fullmatch(r"[\w.]+:[\w.]+", path):
+            raise ValueError("must be package.module:name")
+        return path
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Imports, calls and tries it on two examples of zeros.
+
+        Raises:
+            SpecError: it cannot be imported or made, or does not fit the data.
+        """
+        from torch import nn
+
+        factory = self._imported()
+        try:
+            network = factory(**self.options)
+        except Exception as error:  # a user's code may raise anything
+            raise SpecError(
+                f"{_KEY}.options", f"{self.path} does not take them ({_first_line(error)})"
+            ) from error
+        if not isinstance(network, nn.Module):
+            raise SpecError(
+                f"{_KEY}.path", f"{self.path} gives a {type(network).__name__}, no torch.nn.Module"
+            )
+        self._try(network, shape, classes)
+        return network
+
+    def _imported(self) -> Any:
+        module, _, attribute = self.path.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for part in attribute.split("."):
+                found = getattr(found, part)
+        except Exception as error:  # a user's module may raise anything
+            raise SpecError(
+                f"{_KEY}.path",
+                f"cannot import {self.path!r} ({_first_line(error)}); is it on PYTHONPATH?",
+            ) from error
+        if not callable(found):
+            raise SpecError(f"{_KEY}.path", f"{self.path!r} cannot be called, got {found!r:.60}")
+        return found
+
+    def _try(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+        import torch
+
+        parameter = next(network.parameters(), None)
+        if parameter is None:
+            raise SpecError(f"{_KEY}.path", f"{self.path} has no parameters to train")
+        modes = {module: module.training for module in network.modules()}
+        network.eval()
+        try:
+            with torch.no_grad():
+                found = network(torch.zeros(2, *shape, dtype=parameter.dtype)).shape
+        except Exception as error:  # a user's code may raise anything
+            raise SpecError(
+                f"{_KEY}.path",
+                f"{self.path} fails on examples of shape {list(shape)} ({_first_line(error)})",
+            ) from error
+        for module, training in modes.items():
+            module.training = training
+        if tuple(found) not in {(2, classes), (2, outputs(classes))}:
+            raise SpecError(
+                f"{_KEY}.path",
+                f"{self.path} returns {list(found)} for 2 examples of {classes} classes; must be "
+                f"[2, {outputs(classes)}]",
+            )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,121 @@
+"""Purchase and Location: text as published and .npz, and one line for the rest."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpaudit_ray.data.base import Dataset
+from dpaudit_ray.data.records import Location, Purchase
+from dpaudit_ray.errors import DataError
+
+RNG = np.random.default_rng(0)
+X = RNG.integers(0, 2, size=(30, 6))
+Y = np.arange(30) % 3
+TEXT = "".join(f"{y + 1},{','.join(map(str, x))}\n" for x, y in zip(X, Y, strict=True))
+
+
+def load(folder: Path, content: str | bytes, name: str = "dataset_purchase") -> Dataset:
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return Purchase(path=str(folder / name)).load()
+
+
+@pytest.mark.parametrize("name", ["dataset_purchase", "purchase.csv", "purchase.gz"])
+def test_text_is_a_class_and_bits(name: str, tmp_path: Path) -> None:
+    content = gzip.compress(TEXT.encode()) if name.endswith(".gz") else TEXT
+    data = load(tmp_path, content, name)
+    assert data.x.dtype == np.float32
+    assert np.array_equal(data.x, X)
+    assert data.y.tolist() == Y.tolist()
+
+
+def test_quoted_classes_do(tmp_path: Path) -> None:
+    """As in the published file of locations."""
+    (tmp_path / "bangkok").write_text(TEXT.replace(",", '",', 1).replace("1", '"1', 1))
+    data = Location(path=str(tmp_path / "bangkok")).load()
+    assert np.array_equal(data.x, X)
+    assert data.y.tolist() == Y.tolist()
+
+
+def test_classes_from_zero_stay(tmp_path: Path) -> None:
+    text = "".join(f"{y},{','.join(map(str, x))}\n" for x, y in zip(X, Y, strict=True))
+    assert load(tmp_path, text).y.tolist() == Y.tolist()
+
+
+def test_arrays_do_as_well(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=X.astype(bool), y=Y.astype(np.uint8))
+    data = Purchase(path=str(tmp_path / "x.npz")).load()
+    assert data.x.dtype == np.float32
+    assert np.array_equal(data.x, X)
+    assert data.y.dtype == np.int64
+
+
+def test_the_real_locations(shared_data: Path) -> None:
+    data = Location(path=str(shared_data / "location30.npz")).load()
+    assert data.x.shape == (5_010, 446)
+    assert data.classes == 30
+    assert set(np.unique(data.x)) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "not a CSV table (No columns to parse from file)"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(99), "not a CSV table ('utf-8' codec can't decode"),
+        ("class,a,b\n1,0,1\n", "not such text; give mechanism.data.path an .npz file of x and y"),
+        ("1,0,1\n2,0,\n", "not such text"),
+        ("1,0,0.5\n2,0,1\n", "not such text"),
+        ("1\n2\n", "not such text"),
+        ("1,0,1\n2,0,1,1,1\n", "not a CSV table (Error tokenizing data"),
+        ("1,0,1\n2,0,1\n2,7,1\n", "feature 1 of record 3 is 7; must be 0 or 1, or read the file"),
+        ("1,0,1\n3,0,1\n", "y holds the classes 0, 2; number two or more"),
+        ("5,0,1\n6,0,1\n", "y holds the classes 5, 6; number two or more"),
+        ("1,0,1\n1,0,0\n", "y holds the classes 0; number two or more"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_what_is_no_such_text_is_told(content: str | bytes, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        load(tmp_path, content)
+    assert str(error.value).startswith(f"{tmp_path}/dataset_purchase: {problem}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", gzip.compress(TEXT.encode())[:40]])
+@pytest.mark.filterwarnings("error")
+def test_a_damaged_archive_is_told(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        load(tmp_path, content, "purchase.gz")
+    assert str(error.value).startswith(f"{tmp_path}/purchase.gz: not a CSV table (")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "problem"),
+    [
+        ({"x": X}, "array y is missing"),
+        ({"x": X + 0.5, "y": Y}, "feature 1 of record 1 is "),
+        ({"x": np.where(X, np.nan, 0), "y": Y}, "feature "),
+        ({"x": X[:, 0], "y": Y}, "x must be records [N, features], got int64 (30,)"),
+        ({"x": X.astype(str), "y": Y}, "x must be records [N, features], got <U"),
+        ({"x": X, "y": Y + 0.5}, "y must be integer classes [N], got float64"),
+        ({"x": X, "y": Y[:-1]}, "x has 30 rows and y has 29"),
+        ({"x": X[:0], "y": Y[:0]}, "holds no data"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_unusable_arrays_are_told(arrays: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(DataError) as error:
+        Purchase(path=str(tmp_path / "x.npz")).load()
+    assert str(error.value).startswith(f"{tmp_path}/x.npz: {problem}")
+
+
+@pytest.mark.parametrize("name", ["none", "none.npz"])
+def test_a_file_that_is_not_there_is_told(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        Location(path=str(tmp_path / name)).load()
+    assert str(error.value).startswith(f"location: no file at {tmp_path}/{name}; ")

@@ -1,0 +1,199 @@
+"""CIFAR-10 and MNIST through torchvision, and one line where they are not there."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torchvision.datasets import CIFAR10, mnist
+
+from dpaudit_ray.data.arrays import Npz
+from dpaudit_ray.data.vision import Cifar10, Mnist
+from dpaudit_ray.errors import DataError
+
+
+@pytest.fixture
+def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, np.ndarray]:
+    """CIFAR-10's layout with 5 x 20 random images; the official checksums are left out."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, size=(100, 3, 32, 32), dtype=np.uint8)
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for batch in range(5):
+        rows = images[20 * batch : 20 * batch + 20].reshape(20, -1)
+        content = {"data": rows, "labels": [i % 10 for i in range(20)]}
+        (folder / f"data_batch_{batch + 1}").write_bytes(pickle.dumps(content))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda _: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    return tmp_path, images
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> tuple[Path, np.ndarray]:
+    """MNIST's layout with 30 random images."""
+    images = np.random.default_rng(0).integers(0, 256, size=(30, 28, 28), dtype=np.uint8)
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for kind in ("train", "t10k"):
+        head = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in images.shape)
+        (folder / f"{kind}-images-idx3-ubyte").write_bytes(head + images.tobytes())
+        labels = bytes(i % 10 for i in range(30))
+        (folder / f"{kind}-labels-idx1-ubyte").write_bytes(
+            b"\0\0\x08\x01" + (30).to_bytes(4, "big") + labels
+        )
+    return tmp_path, images
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def test_cifar_is_five_batches_in_order(cifar: tuple[Path, np.ndarray]) -> None:
+    root, images = cifar
+    data = Cifar10(root=str(root)).load()
+    assert data.x.dtype == np.float32
+    assert data.x.flags.c_contiguous
+    assert np.array_equal(data.x, images.astype(np.float32) / 255)
+    assert data.y.tolist() == [i % 10 for _ in range(5) for i in range(20)]
+
+
+def test_cifar_is_read_as_npz_reads_it(cifar: tuple[Path, np.ndarray]) -> None:
+    root, images = cifar
+    np.savez(root / "x.npz", x=images.transpose(0, 2, 3, 1), y=np.arange(100) % 10)
+    assert np.array_equal(Npz(path=str(root / "x.npz")).load().x, Cifar10(root=str(root)).load().x)
+
+
+def test_digits_have_one_channel(digits: tuple[Path, np.ndarray]) -> None:
+    root, images = digits
+    data = Mnist(root=str(root)).load()
+    assert data.x.shape == (30, 1, 28, 28)
+    assert np.array_equal(data.x[:, 0], images.astype(np.float32) / 255)
+    assert data.y.tolist() == [i % 10 for i in range(30)]
+
+
+def test_channels_are_normalized_when_asked(
+    cifar: tuple[Path, np.ndarray], digits: tuple[Path, np.ndarray]
+) -> None:
+    for data, (root, images) in ((Cifar10, cifar), (Mnist, digits)):
+        x = data(root=str(root), normalize=True).load().x
+        pixels = images.reshape(len(images), -1, *x.shape[2:]) / 255
+        mean = pixels.mean(axis=(0, 2, 3), keepdims=True)
+        assert np.allclose(
+            x, (pixels - mean) / pixels.std(axis=(0, 2, 3), keepdims=True), atol=1e-5
+        )
+
+
+def test_the_real_digits(shared_data: Path, tmp_path: Path, offline: None) -> None:
+    """Unpacked by torchvision beside the archives, hence a copy; nothing is downloaded."""
+    shutil.copytree(shared_data / "MNIST", tmp_path / "MNIST")
+    (tmp_path / "MNIST" / "raw").chmod(0o755)
+    with pytest.raises(DataError, match=r"no complete copy in .*; give mechanism.data.root"):
+        Mnist(root=str(tmp_path)).load()
+    data = Mnist(root=str(tmp_path), download=True).load()
+    assert data.x.shape == (60_000, 1, 28, 28)
+    counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert np.bincount(data.y).tolist() == counts
+    assert data.x.mean(dtype=float) == pytest.approx(0.1307, abs=1e-4)  # as usually given
+    assert data.x.std(dtype=float) == pytest.approx(0.3081, abs=1e-4)
+    assert len(Mnist(root=str(tmp_path)).load().y) == 60_000
+    archive = shared_data / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
+    with gzip.open(archive) as content:
+        image = np.frombuffer(content.read(16 + 784)[16:], np.uint8).reshape(28, 28)
+    assert np.array_equal(data.x[0, 0], image.astype(np.float32) / 255)
+
+
+def test_the_real_cifar_images_in_an_npz(shared_data: Path) -> None:
+    data = Npz(path=str(shared_data / "cifar10_train_10k.npz")).load()
+    assert data.x.shape == (10_000, 3, 32, 32)
+    assert data.classes == 10
+    means = data.x.mean(axis=(0, 2, 3), dtype=float)
+    assert np.allclose(means, [0.4914, 0.4822, 0.4465], atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("data", "folder"), [(Cifar10, "cifar-10-batches-py"), (Mnist, "MNIST/raw")]
+)
+def test_images_that_are_not_there_are_told(data: Any, folder: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        data(root=str(tmp_path / "none")).load()
+    name = data.model_fields["name"].default
+    assert str(error.value) == (
+        f"{name}: no complete copy in {tmp_path}/none/{folder}; give mechanism.data.root the "
+        f"folder that holds {folder}, or set download: true"
+    )
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "folder"), [(Cifar10, "cifar-10-batches-py"), (Mnist, "MNIST/raw")]
+)
+@pytest.mark.filterwarnings("error")
+def test_a_failed_download_is_one_line(
+    data: Any, folder: str, tmp_path: Path, offline: None
+) -> None:
+    with pytest.raises(DataError) as error:
+        data(root=str(tmp_path), download=True).load()
+    name = data.model_fields["name"].default
+    message = str(error.value)
+    assert message.startswith(
+        f"{name}: no complete copy in {tmp_path}/{folder} and the download failed ("
+    )
+    assert message.endswith("); put the files there")
+    assert "\n" not in message
+
+
+def test_batches_that_are_not_the_published_ones_are_refused(
+    cifar: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the checksums, which keep torchvision from unpickling what somebody else wrote."""
+    monkeypatch.undo()
+    root, _ = cifar
+    with pytest.raises(DataError, match=r"cifar10: damaged files in .* corrupted.*; replace them"):
+        Cifar10(root=str(root)).load()
+
+
+@pytest.mark.parametrize("kept", [0, 3, 4, 10, 16, 900])
+@pytest.mark.parametrize("part", ["images-idx3", "labels-idx1"])
+def test_damaged_digits_are_told(digits: tuple[Path, np.ndarray], kept: int, part: str) -> None:
+    root, _ = digits
+    file = root / "MNIST" / "raw" / f"train-{part}-ubyte"
+    whole = file.read_bytes()
+    if kept >= len(whole):
+        file.write_bytes(whole + b"\0")
+    else:
+        file.write_bytes(whole[:kept])
+    with pytest.raises(DataError) as error:
+        Mnist(root=str(root)).load()
+    assert str(error.value).startswith(f"mnist: damaged files in {root}/MNIST/raw (")
+    assert "\n" not in str(error.value)
+
+
+def test_where_images_lie_and_how_they_came_is_no_part_of_the_identity() -> None:
+    assert Cifar10(root="/a", download=True).identity() == {"name": "cifar10"}
+    assert Mnist(root="/a", normalize=True).identity() == {"name": "mnist", "normalize": True}
+
+
+def test_images_are_read_once(
+    digits: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, _ = digits
+    then = time.time() - 3600
+    for file in Mnist(root=str(root)).files():
+        os.utime(file, (then, then))
+    first = Mnist(root=str(root)).load()
+    monkeypatch.setattr(mnist.MNIST, "_load_data", lambda _: pytest.fail("read again"))
+    assert Mnist(root=str(root)).load() is first

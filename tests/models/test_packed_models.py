@@ -1,0 +1,79 @@
+"""The papers' networks in the packed engine, against plain autograd, and what they need to run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from dpaudit_ray.engines.packed import PackedModel
+from dpaudit_ray.models.base import Model
+from dpaudit_ray.plugins import parse
+
+SHAPES = {
+    "fcnn": (8,),
+    "mlp3": (60,),
+    "cnn4": (1, 28, 28),
+    "convnet": (3, 32, 32),
+    "wrn16": (3, 32, 32),
+    "resnet18": (3, 32, 32),
+}
+
+
+def per_sample(module: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+    found = []
+    for i in range(len(y)):
+        outputs = module(x[i : i + 1])
+        if outputs.shape[1] == 1:
+            target = y[i : i + 1].to(outputs.dtype)
+            loss = F.binary_cross_entropy_with_logits(outputs[:, 0], target)
+        else:
+            loss = F.cross_entropy(outputs, y[i : i + 1])
+        parts = torch.autograd.grad(loss, list(module.parameters()))
+        found.append(torch.cat([part.flatten() for part in parts]))
+    return found
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_clipped_sums_of_every_network(name: str) -> None:
+    """Two models on two examples, in float64: equal to one gradient per example to 1e-10."""
+    torch.manual_seed(3)
+    classes = 2 if name == "fcnn" else 10
+    module = parse(Model, name, "model").build(SHAPES[name], classes).double()
+    x = torch.randn(2, *SHAPES[name], dtype=torch.float64)
+    y = torch.tensor([1, 0])
+    packed = PackedModel(module)
+    theta = torch.stack([packed.initial, packed.initial * 1.1])
+    fast = packed.clipped_sums(theta, x, y, 0.5)
+    for row, sums in zip(theta, fast, strict=True):
+        nn.utils.vector_to_parameters(row, module.parameters())
+        slow = sum(g * min(1.0, 0.5 / float(g.norm())) for g in per_sample(module, x, y))
+        torch.testing.assert_close(sums, slow, rtol=1e-10, atol=1e-10)
+
+
+_A_STEP = """
+import torch
+from dpaudit_ray import bench
+from dpaudit_ray.engines.steps import PackedSteps
+torch.set_num_threads(2)
+training = bench._training(bench.WORKLOADS["convnet"], gpu=False)
+steps = PackedSteps(training.options, training.model, 0, training.initial.device)
+theta = training.initial.repeat(256, 1)
+batch = training.batches[0]
+steps.step(theta, training.x[batch], training.y[batch], None)
+assert theta.isfinite().all()
+import resource
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_a_pack_of_256_convnets_stays_under_8_gib() -> None:
+    """A whole step at batch 128, in a process of its own, by the kernel's count."""
+    done = subprocess.run(
+        [sys.executable, "-c", _A_STEP], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 8 * 2**20  # KiB

@@ -1,0 +1,174 @@
+"""The papers' networks: their parameter counts, what they take and return, and how they work."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+from dpaudit_ray import plugins
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.models.base import Model
+
+CIFAR, MNIST, PURCHASE = (3, 32, 32), (1, 28, 28), (600,)
+TRAINED = [
+    ({"name": "fcnn"}, (8,), 2, 68),
+    ({"name": "convnet"}, CIFAR, 10, 62_006),
+    ({"name": "convnet"}, MNIST, 10, 44_426),  # LeNet-5 with full connections on 28 x 28 pixels
+    ({"name": "cnn4"}, MNIST, 10, 26_010),
+    ({"name": "cnn4"}, CIFAR, 10, 37_274),
+    ({"name": "mlp3"}, PURCHASE, 100, 600 * 128 + 128 + 128 * 128 + 128 + 128 * 100 + 100),
+    ({"name": "mlp3", "width": 7}, (4,), 2, 4 * 7 + 7 + 7 * 7 + 7 + 7 + 1),
+    ({"name": "resnet18"}, CIFAR, 10, 11_173_962),
+    ({"name": "resnet18", "groups": 1}, CIFAR, 10, 11_173_962),
+    ({"name": "wrn16"}, CIFAR, 10, 2_748_890),
+]
+EVERY = pytest.mark.parametrize(("options", "shape", "classes", "size"), TRAINED)
+
+
+def build(options: dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:
+    torch.manual_seed(0)
+    return plugins.parse(Model, options, "mechanism.model").build(shape, classes)
+
+
+def wide(depth: int, k: int, classes: int) -> int:
+    """Parameters of a WRN, counted from the paper's table 1: convolutions, norms, last layer."""
+    blocks, before, total = (depth - 4) // 6, 16, 3 * 16 * 9
+    for width in (16 * k, 32 * k, 64 * k):
+        for _ in range(blocks):
+            total += 2 * before + before * width * 9 + 2 * width + width * width * 9
+            total += before * width if before != width else 0
+            before = width
+    return total + 2 * before + before * classes + classes
+
+
+@EVERY
+def test_sizes_are_those_of_the_papers(
+    options: dict[str, Any], shape: tuple[int, ...], classes: int, size: int
+) -> None:
+    network = build(options, shape, classes)
+    assert sum(p.numel() for p in network.parameters()) == size
+    assert all(p.requires_grad for p in network.parameters())
+    assert not list(network.buffers())  # nothing is remembered from one batch to the next
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_wide_networks_count_as_in_their_paper(width: int) -> None:
+    network = build({"name": "wrn16", "width": width}, CIFAR, 10)
+    assert sum(p.numel() for p in network.parameters()) == wide(16, width, 10)
+
+
+@EVERY
+def test_examples_become_logits_each_on_its_own(
+    options: dict[str, Any], shape: tuple[int, ...], classes: int, size: int
+) -> None:
+    """A batch gives what its examples give alone, also in training mode: no batch statistics."""
+    network = build(options, shape, classes).double()
+    x = torch.rand(3, *shape, dtype=torch.float64)
+    with torch.no_grad():
+        together = network(x)
+        alone = torch.cat([network(example[None]) for example in x])
+    assert together.shape == (3, 1 if classes == 2 else classes)
+    assert torch.allclose(together, alone, atol=1e-10)
+    assert together.std(dim=0).min() > 0  # they do depend on the example
+
+
+@EVERY
+def test_two_classes_have_one_logit(
+    options: dict[str, Any], shape: tuple[int, ...], classes: int, size: int
+) -> None:
+    assert build(options, shape, 2)(torch.zeros(2, *shape)).shape == (2, 1)
+
+
+@EVERY
+def test_nothing_works_in_place(
+    options: dict[str, Any], shape: tuple[int, ...], classes: int, size: int
+) -> None:
+    """No module changes its input, and none its output after the fact."""
+    network = build(options, shape, classes)
+    seen: list[tuple[Tensor, int]] = []
+
+    def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.extend((tensor, tensor._version) for tensor in (*inputs, output))
+
+    for module in network.modules():
+        assert not getattr(module, "inplace", False)
+        module.register_forward_hook(watch)
+    network(torch.rand(2, *shape))
+    assert seen
+    assert all(tensor._version == version == 0 for tensor, version in seen)
+
+
+@EVERY
+def test_the_seed_decides_the_weights(
+    options: dict[str, Any], shape: tuple[int, ...], classes: int, size: int
+) -> None:
+    one, two = (build(options, shape, classes) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_resnet18_is_torchvisions_with_another_stem() -> None:
+    """Same weights in the same order give the same logits, GroupNorm in both."""
+    network = build({"name": "resnet18"}, CIFAR, 10).double()
+    twin = resnet18(num_classes=10, norm_layer=lambda c: nn.GroupNorm(32, c)).double()
+    twin.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False).double()
+    twin.maxpool = nn.Identity()
+    with torch.no_grad():
+        for ours, theirs in zip(network.parameters(), twin.parameters(), strict=True):
+            ours.copy_(torch.randn_like(ours) / ours[0].numel() ** 0.5)
+            theirs.copy_(ours)
+        x = torch.rand(2, *CIFAR, dtype=torch.float64)
+        assert torch.allclose(network(x), twin(x), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "least"),
+    [
+        ({"name": "convnet"}, (8,), 16),
+        ({"name": "convnet"}, (3, 15, 32), 16),
+        ({"name": "cnn4"}, (1, 28, 13), 14),
+        ({"name": "cnn4"}, (28, 28), 14),
+        ({"name": "resnet18"}, (3, 7, 7), 8),
+        ({"name": "wrn16"}, (600,), 8),
+    ],
+)
+def test_data_that_is_no_such_image_is_told(
+    options: dict[str, Any], shape: tuple[int, ...], least: int
+) -> None:
+    with pytest.raises(SpecError) as error:
+        build(options, shape, 10)
+    assert str(error.value) == (
+        f"mechanism.model: {options['name']} needs images [channels, height, width] of at least "
+        f"{least} x {least} pixels, but mechanism.data gives {list(shape)}; use another of the two"
+    )
+
+
+@pytest.mark.parametrize(("name", "least"), [("convnet", 16), ("cnn4", 14), ("wrn16", 8)])
+def test_the_smallest_images_do(name: str, least: int) -> None:
+    network = build({"name": name}, (2, least, least + 1), 3)
+    assert network(torch.rand(2, 2, least, least + 1)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"name": "wrn16", "groups": 32}, "groups: must be 1, 2, 4, 8 or 16, got 32"),
+        ({"name": "wrn16", "width": 0}, "width: must be at least 1, got 0"),
+        ({"name": "resnet18", "groups": 3}, "groups: must be 1, 2, 4, 8, 16, 32 or 64, got 3"),
+        ({"name": "mlp3", "width": 1.5}, "width: must be a whole number, got 1.5"),
+        ({"name": "convnet", "width": 2}, "width: unknown key"),
+    ],
+)
+def test_wrong_options_are_told(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecError, match=f"^{re.escape(f'mechanism.model.{problem}')}"):
+        build(options, CIFAR, 10)
+
+
+def test_options_at_their_default_are_no_part_of_the_identity() -> None:
+    for name in ("convnet", "cnn4", "mlp3", "resnet18", "wrn16", "alexnet"):
+        assert plugins.parse(Model, name, "model").identity() == {"name": name}
+    assert plugins.parse(Model, "convnet", "model").body(CIFAR) is None
