@@ -10,11 +10,15 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from . import failures, lease, patience, spec, stop_when
 from . import plan as planning
-from . import spec
+from .errors import RunDirectoryError, StorageError
+from .failures import Failure
 from .orchestration.aggregation import Progress
-from .orchestration.driver import Driver, Executor
-from .orchestration.trainer import Failure
+from .orchestration.driver import Driver
+from .orchestration.executors import Executor
+from .orchestration.interrupt import Stop
+from .orchestration.ledger import Ledger
 from .plan import Pack, Plan
 from .spec import Sweep
 from .storage import RunDirectory
@@ -24,12 +28,17 @@ ExecutorName = Literal["ray", "inline"]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run left behind. `complete` is False while trials are missing."""
+    """What a run left behind.
+
+    `complete` is False while trials are missing; `stopped`: it was asked to end early, or a time
+    budget was spent. `failures` holds every pack that failed and was not done since.
+    """
 
     location: str
     complete: bool
     failures: tuple[Failure, ...] = ()
     lost: int = 0
+    stopped: bool = False
 
     @property
     def estimates(self) -> pd.DataFrame:
@@ -43,15 +52,21 @@ class Result:
         return pd.concat([run.scores(audit.id) for audit in planning.require(run).audits])
 
 
-def run(
+def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     sweep: str | Path | Mapping[str, Any] | Sweep,
     storage_path: str = "runs",
     executor: ExecutorName = "ray",
     address: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     show: Callable[[Progress], None] = lambda progress: None,
+    *,
+    retry_failed: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Result:
     """Runs a sweep, or resumes it when its run directory exists.
+
+    SIGTERM and Ctrl-C end it after the running packs; a second one ends it at once, as
+    KeyboardInterrupt.
 
     Args:
         sweep: a sweep file's path, its content as a mapping, or a `Sweep`.
@@ -60,18 +75,92 @@ def run(
         address: a Ray cluster to join; by default one is started for this call.
         overrides: values by dotted key, applied to a sweep file before validation.
         show: called about twice a second with a snapshot.
+        retry_failed: run packs again that failed in an earlier try; else they are left out.
+        tell: called with a line for the user when something is given up, or takes long.
 
     Raises:
         DpauditError: one line for the user; see `dpaudit_ray.errors`.
     """
     prepared = _load(sweep, overrides or {})
     check_inputs(prepared)
-    directory = RunDirectory.under(storage_path, prepared.name)
-    plan = planning.open_run(prepared, directory)
-    remaining = list(plan.remaining(directory))
-    name: ExecutorName = executor if remaining else "inline"
-    with _executor(name, prepared, plan, directory, address) as chosen:
-        return _drive(chosen, prepared, directory, remaining, show)
+    directory = RunDirectory.under(storage_path, prepared.name, patience.OPENING)
+    planning.preview(prepared, directory)  # what cannot be planned leaves no trace
+    directory.require_writable()
+    stop = Stop(prepared.resources.grace_seconds, tell)
+    with stop.listening(), lease.held(directory) as owner:
+        plan = planning.open_run(prepared, directory)
+        job = _Job(prepared, plan, directory.patient(patience.RUNNING), owner, stop, show, tell)
+        return job.run(executor, address, retry_failed)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A planned run whose directory is ours."""
+
+    sweep: Sweep
+    plan: Plan
+    directory: RunDirectory
+    owner: str
+    stop: Stop
+    show: Callable[[Progress], None]
+    tell: Callable[[str], None]
+
+    def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
+        recorded = failures.read(self.directory, self.plan)
+        if retry_failed:
+            failures.write(self.directory, [])
+            recorded = []
+        remaining = self._remaining(recorded)
+        name: ExecutorName = executor if remaining else "inline"
+        with self._executor(name, len(remaining), address) as chosen:
+            return self._drive(chosen, remaining, recorded)
+
+    def _remaining(self, recorded: list[Failure]) -> list[Pack]:
+        left_out = {failure.pack for failure in recorded}
+        enough = stop_when.decided(self.directory, self.sweep)
+        packs = self.plan.remaining(self.directory, enough)
+        return [pack for pack in packs if pack not in left_out]
+
+    def _drive(self, executor: Executor, remaining: list[Pack], recorded: list[Failure]) -> Result:
+        labels = [audit.label for audit in self.plan.audits]
+        ledger = Ledger(self.sweep.resources, labels, self.tell, recorded)
+        hours = {
+            index: rule.hours
+            for index, cell in enumerate(self.sweep.cells)
+            if (rule := cell.audit.stop_when) is not None and rule.hours is not None
+        }
+        driver = Driver(executor, remaining, ledger, self.stop, self.show, hours)
+        try:
+            summary = driver.run()
+        except BaseException:
+            with contextlib.suppress(StorageError, RunDirectoryError):  # what comes up says more
+                quick = self.directory.patient(patience.OPENING)
+                failures.write(quick, [*recorded, *ledger.failures])
+            raise
+        known = [*recorded, *summary.failures]
+        failures.write(self.directory, known)
+        complete = self.directory.complete
+        stopped = summary.stopped and not complete
+        return Result(self.directory.location, complete, tuple(known), summary.lost, stopped)
+
+    @contextlib.contextmanager
+    def _executor(self, name: ExecutorName, packs: int, address: str | None) -> Iterator[Executor]:
+        if name == "inline":
+            from .orchestration.inline import InlineExecutor
+
+            yield InlineExecutor(self.sweep, self.plan, self.directory)
+            return
+        from .orchestration import cluster
+
+        with cluster.connected(address) as ray:
+            self.stop.install()
+            executor = cluster.executor(
+                ray, self.sweep, self.plan, self.directory, packs, self.tell
+            )
+            try:
+                yield executor
+            finally:
+                executor.close()
 
 
 def check_inputs(sweep: Sweep) -> None:
@@ -88,36 +177,3 @@ def _load(sweep: str | Path | Mapping[str, Any] | Sweep, overrides: Mapping[str,
     if isinstance(sweep, Mapping):
         return spec.from_raw(sweep, overrides=overrides)
     return spec.load(sweep, overrides)
-
-
-def _drive(
-    executor: Executor,
-    sweep: Sweep,
-    directory: RunDirectory,
-    remaining: list[Pack],
-    show: Callable[[Progress], None],
-) -> Result:
-    driver = Driver(executor, remaining, sweep.resources.max_worker_losses, show)
-    summary = driver.run()
-    if summary.failures or directory.read_json("failures.json"):
-        directory.write_json("failures.json", [dataclasses.asdict(f) for f in summary.failures])
-    return Result(directory.location, directory.complete, tuple(summary.failures), summary.lost)
-
-
-@contextlib.contextmanager
-def _executor(
-    name: ExecutorName, sweep: Sweep, plan: Plan, run: RunDirectory, address: str | None
-) -> Iterator[Executor]:
-    if name == "inline":
-        from .orchestration.inline import InlineExecutor
-
-        yield InlineExecutor(sweep, plan, run)
-        return
-    from .orchestration import cluster
-
-    with cluster.connected(address):
-        executor = cluster.RayExecutor(sweep, plan, run)
-        try:
-            yield executor
-        finally:
-            executor.close()

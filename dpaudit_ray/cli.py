@@ -8,13 +8,15 @@ import sys
 import traceback
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Never, cast
+from typing import TYPE_CHECKING, Annotated, Never, cast
 
 import typer
 
 from . import __version__, terminal
-from .errors import DpauditError, RunDirectoryError, SpecError
-from .yamlfile import parse_value
+from .cli_bench import bench
+from .cli_submit import submit
+from .errors import DpauditError
+from .yamlfile import parse_changes
 
 if TYPE_CHECKING:
     from .report.tables import Run
@@ -51,6 +53,8 @@ class ReportFormat(StrEnum):
     json = "json"
 
 
+_STOPPED = "stopped; finished packs are safe: run the same command to resume"
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -73,6 +77,9 @@ def run(
     address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
     changes: Set = None,
     executor: Annotated[ExecutorChoice, typer.Option(help="Where packs run.")] = ExecutorChoice.ray,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run packs again that failed before.")
+    ] = False,
 ) -> None:
     """Starts a sweep, or resumes it when its run directory exists."""
     from . import api
@@ -80,25 +87,42 @@ def run(
     with terminal.Display() as display:
         try:
             result = api.run(
-                sweep, storage_path, executor.value, address, _overrides(changes), display
-            )
+                sweep, storage_path, executor.value, address, parse_changes(changes), display,
+                retry_failed=retry_failed, tell=terminal.complain,
+            )  # fmt: skip
         except KeyboardInterrupt:
-            terminal.complain("stopped; finished packs are safe: run the same command to resume")
+            terminal.complain(_STOPPED)
             raise typer.Exit(Exit.STOPPED) from None
     opened = _print_overview(result.location)
     for line in _failures(opened):
         terminal.complain(line)
+    if result.stopped:
+        terminal.complain(_STOPPED)
+    elif result.failures:
+        terminal.complain("the failed packs are left out from now on, until run --retry-failed")
     terminal.say(f"results in {result.location}; next: dpaudit report {result.location}")
-    raise typer.Exit(Exit.COMPLETE if result.complete else Exit.FAILED_TRIALS)
+    if result.complete:
+        raise typer.Exit(Exit.COMPLETE)
+    raise typer.Exit(Exit.STOPPED if result.stopped else Exit.FAILED_TRIALS)
+
+
+_BENCH = typer.Option("--bench", help="Use what `dpaudit bench --json FILE` measured.")
 
 
 @app.command()
-def plan(sweep: Sweep, storage_path: StoragePath = "runs", changes: Set = None) -> None:
+def plan(
+    sweep: Sweep,
+    storage_path: StoragePath = "runs",
+    changes: Set = None,
+    bench_file: Annotated[Path | None, _BENCH] = None,
+) -> None:
     """Shows audits, packs, time, and what the design can certify; trains one calibration pack."""
     from . import forecast, spec
+    from .calibration import Calibration
 
-    prepared = spec.load(sweep, _overrides(changes))
-    outlook = forecast.of(prepared, storage_path)
+    prepared = spec.load(sweep, parse_changes(changes))
+    measured = Calibration.read(bench_file) if bench_file is not None else None
+    outlook = forecast.of(prepared, storage_path, measured)
     terminal.show_table(
         f"{prepared.name}: {outlook.trials:,} trials in {outlook.packs:,} packs, "
         f"{outlook.packs_done:,} packs done",
@@ -126,18 +150,24 @@ def plan(sweep: Sweep, storage_path: StoragePath = "runs", changes: Set = None) 
 def status(
     run: RunPath, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
 ) -> None:
-    """Progress and estimates, from the run directory alone."""
+    """Progress, estimates and failures by kind, from the run directory alone."""
+    from . import failures, stop_when
     from .report.tables import Run, overview
 
     opened = Run.open(run)
-    failures = _failures(opened)
+    known = failures.read(opened.directory, opened.plan)
+    enough = stop_when.decided(opened.directory, opened.sweep)
     if as_json:
         entries = {"name": opened.sweep.name, "complete": opened.directory.complete}
-        raw = opened.directory.read_json("failures.json") or []
-        terminal.show_json(entries | {"audits": overview(opened), "failures": raw})
+        raw = [dataclasses.asdict(failure) for failure in known]
+        decided = {opened.plan.audits[index].id: trials for index, trials in enough.items()}
+        rest = {"audits": overview(opened), "decided": decided, "failures": raw}
+        terminal.show_json(entries | rest)
         return
     _print_overview(run)
-    for line in failures:
+    for index, trials in enough.items():
+        terminal.say(f"{opened.plan.audits[index].label}: ended by stop_when after {trials} trials")
+    for line in _failures(opened):
         terminal.say(line)
     terminal.say(
         "complete" if opened.directory.complete else "not complete: `dpaudit run` resumes it"
@@ -206,6 +236,10 @@ def verify(
     raise typer.Exit(codes[found.verdict])
 
 
+app.command()(submit)
+app.command()(bench)
+
+
 @app.callback(invoke_without_command=True)
 def _top(version: Annotated[bool, typer.Option("--version", help="Print it.")] = False) -> None:
     if version:
@@ -247,28 +281,16 @@ def _one_line(error: Exception) -> str:
 
 
 def _failures(opened: Run) -> list[str]:
-    """One line per pack that failed in the last try."""
-    raw = opened.directory.read_json("failures.json") or []
-    place = f"{opened.directory.location}/failures.json"
-    try:
-        return [
-            f"{opened.plan.audits[entry['pack']['audit']].label}: trials "
-            f"{entry['pack']['first']}-{entry['pack']['last']} failed: {entry['message']}; "
-            f"traceback in {place}"
-            for entry in raw
-        ]
-    except (KeyError, TypeError, IndexError) as error:
-        raise RunDirectoryError(f"{place} is damaged ({error!r}); delete it") from error
+    """One line per audit and kind of failure."""
+    from . import failures
 
-
-def _overrides(changes: list[str] | None) -> dict[str, Any]:
-    parsed = {}
-    for change in changes or []:
-        key, equals, value = change.partition("=")
-        if not equals or not key:
-            raise SpecError("--set", f"takes key=value, got {change!r}")
-        parsed[key] = parse_value(value)
-    return parsed
+    known = failures.read(opened.directory, opened.plan)
+    place = f"{opened.directory.location}/{failures.FILE}"
+    return [
+        f"{kind.label}: {'' if kind.packs == 1 else f'{kind.packs} packs of '}trials "
+        f"{kind.first}-{kind.last} failed: {kind.message}; traceback in {place}"
+        for kind in failures.by_kind(known, opened.plan)
+    ]
 
 
 def _print_overview(location: str) -> Run:

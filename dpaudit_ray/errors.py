@@ -4,8 +4,9 @@
     ├── SpecError           exit 2    a sweep file says something impossible; carries the key's path
     ├── DataError           exit 2    a data set is missing or unusable
     ├── RunDirectoryError   exit 2    a run directory cannot be used as it is
+    ├── NoClusterError      exit 2    the cluster cannot be joined, or never fits this sweep
     ├── StorageError        exit 4    storage failed while the sweep ran; the run can be resumed
-    └── ClusterError        exit 4    Ray could not be reached or lost too many workers; resumable
+    └── ClusterError        exit 4    the cluster failed, or too many workers died; resumable
 
 Messages are one line: what was wrong, the value, the bound, what to do.
 """
@@ -45,6 +46,10 @@ class RunDirectoryError(DpauditError):
     """A run directory that belongs to another sweep, is damaged, or cannot be written."""
 
 
+class NoClusterError(DpauditError):
+    """Nothing has started: no cluster there, no token for it, or one that can never run this."""
+
+
 class StorageError(DpauditError):
     """Storage failed after the sweep had started. Nothing that was acknowledged is lost."""
 
@@ -52,6 +57,6 @@ class StorageError(DpauditError):
 
 
 class ClusterError(DpauditError):
-    """The cluster cannot be reached, or lost more workers than the sweep allows."""
+    """The cluster failed while the sweep ran, or lost more workers than the sweep allows."""
 
     exit_code = 4

@@ -9,6 +9,7 @@ import os
 from . import plan as planning
 from . import stats
 from .api import check_inputs
+from .calibration import Calibration
 from .errors import DpauditError
 from .orchestration.trainer import Trainer
 from .plan import Pack, Plan
@@ -71,13 +72,16 @@ class Outlook:
         return self.seconds / self.workers
 
 
-def of(sweep: Sweep, storage_path: str) -> Outlook:
-    """Plans the sweep against what its run directory holds, and times a pack per mechanism."""
+def of(sweep: Sweep, storage_path: str, measured: Calibration | None = None) -> Outlook:
+    """Plans the sweep against what its run directory holds, and times a pack per mechanism.
+
+    What is `measured` already is not timed again.
+    """
     check_inputs(sweep)
     run = RunDirectory.under(storage_path, sweep.name)
     plan = planning.preview(sweep, run)
     remaining = list(plan.remaining(run))
-    seconds, problem = _seconds_per_trial(sweep, plan, remaining)
+    seconds, problem = _seconds_per_trial(sweep, plan, remaining, measured)
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         left = [pack for pack in remaining if pack.audit == index]
@@ -107,7 +111,7 @@ def _trials_needed(claim: float, delta: float, confidence: float) -> int | None:
 
 
 def _seconds_per_trial(
-    sweep: Sweep, plan: Plan, remaining: list[Pack]
+    sweep: Sweep, plan: Plan, remaining: list[Pack], calibration: Calibration | None
 ) -> tuple[dict[int, float], str | None]:
     """By audit, measured once per mechanism on its first pack that is left; stores nothing.
 
@@ -117,7 +121,11 @@ def _seconds_per_trial(
     measured: dict[str, float] = {}
     result, problem = {}, None
     for pack in remaining:
-        mechanism = sweep.cells[pack.audit].mechanism.model_dump_json()
+        cell = sweep.cells[pack.audit]
+        mechanism = cell.mechanism.model_dump_json()
+        known = calibration.seconds_per_trial(cell.mechanism) if calibration else None
+        if known is not None:
+            measured[mechanism] = known
         if mechanism not in measured:
             try:
                 measured[mechanism] = trainer.seconds(pack) / pack.size

@@ -37,15 +37,21 @@ def override(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
             _put(tree, key.split("."), key, value)
     for key in changes:
         for changed in _checked(tree.get("grid")):
-            if f"{key}.".startswith(f"{changed}."):
+            if any(f"{key}.".startswith(f"{part}.") for part in _parts(changed)):
                 raise SpecError(key, f"is set by the grid in every audit; set grid.{changed}")
 
 
 def cells(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The sections of every cell, and a label that tells it from the others."""
+    """The sections of every cell, and a label that tells it from the others.
+
+    Keys joined by commas change together: `mechanism.steps, adversary.period: [[250, 1], ...]`.
+    """
     grid = _checked(tree.get("grid"))
     for chosen in itertools.product(*grid.values()):
-        changes = dict(zip(grid, chosen, strict=True))
+        changes: dict[str, Any] = {}
+        for key, value in zip(grid, chosen, strict=True):
+            parts = _parts(key)
+            changes |= dict(zip(parts, [value] if len(parts) == 1 else value, strict=True))
         cell = copy.deepcopy({section: tree.get(section) for section in SECTIONS})
         for key, value in changes.items():
             _put(cell, key.split("."), f"grid.{key}", copy.deepcopy(value))
@@ -73,11 +79,19 @@ def _checked(raw: Any) -> dict[str, list[Any]]:
     if not isinstance(raw, dict):
         raise SpecError("grid", f"must map dotted keys to lists of values{got(raw)}")
     for key, values in raw.items():
-        if key.split(".")[0] not in SECTIONS:
+        parts = _parts(key)
+        if any(part.split(".")[0] not in SECTIONS for part in parts):
             raise SpecError(f"grid.{key}", f"must start with one of {', '.join(SECTIONS)}")
         if not isinstance(values, list) or not values:
             raise SpecError(f"grid.{key}", f"must be a list of at least one value{got(values)}")
+        for value in values if len(parts) > 1 else ():
+            if not isinstance(value, list) or len(value) != len(parts):
+                raise SpecError(f"grid.{key}", f"must list {len(parts)} values each{got(value)}")
     return raw
+
+
+def _parts(key: str) -> list[str]:
+    return [part.strip() for part in key.split(",")]
 
 
 def _label(key: str, value: Any) -> str:

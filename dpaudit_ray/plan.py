@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from . import __version__, accounting, resume, seeds, spec, yamlfile
+from . import __version__, accounting, resume, seeds, spec, stop_when, yamlfile
 from .errors import RunDirectoryError, SpecError
 from .mechanisms.base import Claimed
 from .spec import Cell, Sweep
@@ -70,12 +70,18 @@ class Plan:
         """Trials over all audits."""
         return sum(audit.trials for audit in self.audits)
 
-    def remaining(self, run: RunDirectory) -> Iterator[Pack]:
-        """Packs without a score file, audit by audit, in trial order."""
+    def remaining(
+        self, run: RunDirectory, enough: Mapping[int, int] | None = None
+    ) -> Iterator[Pack]:
+        """Packs without a score file, audit by audit, in trial order.
+
+        `enough` maps audits that are decided to the number of trials that decided them.
+        """
         for index, audit in enumerate(self.audits):
             done = run.finished(audit.id)
+            end = (enough or {}).get(index, audit.trials)
             for first, last in audit.packs:
-                if (first, last) not in done:
+                if first < end and (first, last) not in done:
                     yield Pack(index, first, last)
 
     def to_json(self) -> dict[str, Any]:
@@ -166,7 +172,7 @@ def open_run(sweep: Sweep, run: RunDirectory) -> Plan:
     """
     plan = preview(sweep, run)
     run.require_writable()
-    if next(plan.remaining(run), None) is not None:
+    if next(plan.remaining(run, stop_when.decided(run, sweep)), None) is not None:
         run.set_complete(False)
     if sweep.canonical() != run.read_text(SWEEP_FILE):
         run.write_text(SWEEP_FILE, sweep.canonical())
@@ -220,7 +226,7 @@ def _plan_audit(index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None) 
     size = cell.mechanism.auto_pack_size if size == "auto" else size
     kept = old.packs if old else ()
     start = kept[-1][1] + 1 if kept else 0
-    trials = cell.audit.trials
+    trials = cell.audit.trials if cell.mechanism.sampled else 0
     if (trials - start) // size > MAX_PACKS:
         raise SpecError(
             "resources.pack_size",
@@ -241,11 +247,11 @@ def _plan_audit(index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None) 
 
 def _claims(cell: Cell) -> dict[str, tuple[float, ...]]:
     """ε of every accountant at every horizon."""
-    asked = [cell.mechanism.claimed(cell.adversary, step) for step in cell.horizons]
+    asked = tuple(cell.mechanism.claimed(cell.adversary, step) for step in cell.horizons)
     return {name: _curve(asked, cell.audit.delta, name) for name in cell.audit.accountants}
 
 
-def _curve(asked: Sequence[Claimed], delta: float, accountant: str) -> tuple[float, ...]:
+def _curve(asked: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[float, ...]:
     noise, sample_rate = asked[-1].noise_multiplier, asked[-1].sample_rate
     releases = [claimed.releases for claimed in asked]
     try:

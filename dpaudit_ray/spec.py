@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from .errors import SpecError
 from .estimator import EstimatorSpec
 from .mechanisms.base import Mechanism
 from .plugins import Strict, parse, validated
+from .stop_when import StopWhen
 from .yamlfile import dump_yaml, read_yaml
 
 MAX_HORIZONS = 10_000  # steps whose scores are recorded, per audit
@@ -48,8 +50,17 @@ def _auto_or_count(value: Any) -> Any:
     return value
 
 
+def _auto_or_seconds(value: Any) -> Any:
+    if value == "auto":
+        return value
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError("must be auto or a number of seconds above 0")
+    return float(value)
+
+
 Name = Annotated[str, AfterValidator(_folder_name)]
 AutoOrCount = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_count)]
+AutoOrSeconds = Annotated[float | Literal["auto"], BeforeValidator(_auto_or_seconds)]
 
 
 class AuditSpec(Strict):
@@ -63,6 +74,7 @@ class AuditSpec(Strict):
         default_factory=lambda: [EstimatorSpec(name="accuracy")], min_length=1
     )
     accountants: list[str] = Field(default_factory=lambda: ["gaussian"], min_length=1)
+    stop_when: StopWhen | None = None
 
     @field_validator("estimators", mode="before")
     @classmethod
@@ -89,13 +101,22 @@ class AuditSpec(Strict):
 
 
 class ResourceSpec(Strict):
-    """What a trainer needs, and how much of the cluster the sweep may use."""
+    """What a trainer needs, how much of the cluster the sweep may use, and what it may lose.
+
+    `max_trial_failures` packs may raise (the user's code), `max_worker_losses` trainers may die
+    (infrastructure) before the sweep stops. A trainer that is silent for longer than
+    `pack_deadline` seconds is replaced; auto follows from the packs that were timed.
+    `grace_seconds` is what running packs are given when the sweep is asked to stop.
+    """
 
     num_cpus: float = Field(default=1, gt=0)
     num_gpus: float = Field(default=0, ge=0)
     pack_size: AutoOrCount = "auto"
     max_concurrent_trainers: AutoOrCount = "auto"
+    max_trial_failures: int = Field(default=100, ge=0)
     max_worker_losses: int = Field(default=100, ge=0)
+    pack_deadline: AutoOrSeconds = "auto"
+    grace_seconds: float = Field(default=30, ge=0)
 
 
 class Cell(Strict):
@@ -124,11 +145,13 @@ class Cell(Strict):
         return _digest([self.mechanism.identity(), self.adversary.identity()])
 
     def identity(self) -> dict[str, Any]:
-        """What changes a result of this audit; the number of trials is not part of it."""
+        """What changes a result of this audit; how many trials are run is not part of it."""
         return {
             "mechanism": self.mechanism.identity(),
             "adversary": self.adversary.identity(),
-            "audit": self.audit.model_dump(mode="json", exclude={"trials"}, exclude_defaults=True),
+            "audit": self.audit.model_dump(
+                mode="json", exclude={"trials", "stop_when"}, exclude_defaults=True
+            ),
         }
 
     @property

@@ -4,7 +4,9 @@
     plan.json                               audits, packs and claims
     scores/<audit>/<first>-<last>.parquet   one file per finished pack, written once
     estimates.parquet                       replaced at every flush
-    failures.json                           packs that failed in the last try
+    failures.json                           packs that failed and were not done since
+    decisions.json                          audits that `stop_when` ended early
+    driver.json                             who works on the run now; gone when nobody does
     report.html, figures/                   written by `dpaudit report`
     _SUCCESS                                the sweep is complete
 
@@ -27,6 +29,7 @@ import pyarrow.parquet as pq
 
 from .errors import RunDirectoryError, StorageError
 from .files import Folder, reason
+from .patience import Patience
 
 _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
@@ -108,12 +111,15 @@ class PackScores:
 class RunDirectory:
     """One sweep's directory, local (also NFS) or at an `s3://`, `gs://`, `file://` address.
 
+    Every access goes through `patience`, which asks storage that fails for a while again.
+
     Raises:
         RunDirectoryError: from reads, when a file is damaged or not where it should be.
         StorageError: from writes; what was acknowledged before is safe.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, patience: Patience | None = None) -> None:
+        self._patience = patience or Patience()
         try:
             self._folder = Folder(location)
         except (ValueError, OSError) as error:
@@ -124,7 +130,7 @@ class RunDirectory:
         self.location = self._folder.location
 
     @classmethod
-    def under(cls, storage_path: str, name: str) -> RunDirectory:
+    def under(cls, storage_path: str, name: str, patience: Patience | None = None) -> RunDirectory:
         """The directory `storage_path/name`."""
         scheme, separator, rest = storage_path.rpartition("://")
         if not rest.strip("/") and (separator or not rest):
@@ -133,13 +139,17 @@ class RunDirectory:
                 "as s3://bucket/folder"
             )
         place = f"{scheme}{separator}{rest.rstrip('/')}/{name}"
-        return cls(place if separator else str(Path(rest) / name))
+        return cls(place if separator else str(Path(rest) / name), patience)
+
+    def patient(self, patience: Patience) -> RunDirectory:
+        """The same directory, asked with another patience."""
+        return RunDirectory(self.location, patience)
 
     def require_writable(self) -> None:
         """Raises RunDirectoryError now, rather than StorageError after an hour of training."""
         try:
-            self._folder.write(".writable", b"")
-            self._folder.delete(".writable")
+            self._patience(self._folder.write, ".writable", b"")
+            self._patience(self._folder.delete, ".writable")
         except OSError as error:
             raise RunDirectoryError(
                 f"storage path {self.location} cannot be written ({reason(error)}); "
@@ -171,6 +181,13 @@ class RunDirectory:
     def write_json(self, name: str, value: Any) -> None:
         """Writes JSON whole or not at all."""
         self.write_text(name, json.dumps(value, indent=1))
+
+    def delete(self, name: str) -> None:
+        """Removes a file if it is there."""
+        try:
+            self._patience(self._folder.delete, name)
+        except OSError as error:
+            raise self._unwritten(name, error) from error
 
     # Scores -------------------------------------------------------------------------------
 
@@ -230,19 +247,16 @@ class RunDirectory:
     def complete(self) -> bool:
         """Whether _SUCCESS is present."""
         try:
-            return self._folder.exists(_SUCCESS)
+            return self._patience(self._folder.exists, _SUCCESS)
         except OSError as error:
             raise RunDirectoryError(f"cannot read {self.location} ({reason(error)})") from error
 
     def set_complete(self, complete: bool) -> None:
         """Writes or removes _SUCCESS."""
-        try:
-            if complete:
-                self._folder.write(_SUCCESS, b"")
-            else:
-                self._folder.delete(_SUCCESS)
-        except OSError as error:
-            raise self._unwritten(_SUCCESS, error) from error
+        if complete:
+            self._write(_SUCCESS, b"")
+        else:
+            self.delete(_SUCCESS)
 
     @staticmethod
     def _pack(audit: str, first: int, last: int) -> str:
@@ -250,25 +264,25 @@ class RunDirectory:
 
     def _names(self, folder: str, recursive: bool = False) -> list[str]:
         try:
-            return self._folder.names(folder, recursive)
+            return self._patience(self._folder.names, folder, recursive)
         except OSError as error:
             raise RunDirectoryError(f"cannot list {self.location} ({reason(error)})") from error
 
     def _read(self, name: str) -> bytes | None:
         try:
-            return self._folder.read(name)
+            return self._patience(self._folder.read, name)
         except OSError as error:
             raise self._damaged(name, error) from error
 
     def _write(self, name: str, content: bytes) -> None:
         try:
-            self._folder.write(name, content)
+            self._patience(self._folder.write, name, content)
         except OSError as error:
             raise self._unwritten(name, error) from error
 
     def _read_table(self, name: str, remedy: str) -> pa.Table | None:
         try:
-            content = self._folder.read(name)
+            content = self._patience(self._folder.read, name)
             if content is None:
                 return None
             return pq.read_table(pa.BufferReader(content), page_checksum_verification=True)

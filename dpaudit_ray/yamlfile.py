@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,17 @@ def parse_value(text: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise SpecError("--set", f"{text!r} is not a YAML value{_problem(error)}") from error
+
+
+def parse_changes(changes: Sequence[str] | None) -> dict[str, Any]:
+    """Values by dotted key, from `--set key=value` options."""
+    parsed = {}
+    for change in changes or ():
+        key, equals, value = change.partition("=")
+        if not equals or not key:
+            raise SpecError("--set", f"takes key=value, got {change!r}")
+        parsed[key] = parse_value(value)
+    return parsed
 
 
 def dump_yaml(value: Mapping[str, Any]) -> str:

@@ -70,7 +70,7 @@ BOUNDS: list[tuple[str, Any, str]] = [
 ]
 NAMES: list[tuple[str, Any, str]] = [
     ("mechanism.name", "foo", "mechanism.name: unknown mechanism 'foo'; known: dp-sgd"),
-    ("mechanism.data.name", "foo", "mechanism.data.name: unknown data set 'foo'; known: breast_c"),
+    ("mechanism.data.name", "foo", "mechanism.data.name: unknown data set 'foo'; known: bank"),
     ("mechanism.model", "foo", "mechanism.model.name: unknown model 'foo'; known: alexnet, cnn4"),
     ("mechanism.engine", "foo", "mechanism.engine: must be 'packed'"),
     ("adversary.name", "foo", "adversary.name: unknown adversary 'foo'; known: biased-dimension"),

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from command import dpaudit
+from command import dpaudit, refused
 
-from dpaudit_ray import bench
+from dpaudit_ray import bench, forecast, spec
+from dpaudit_ray.calibration import Calibration
 
 
 def test_a_table_and_a_file(tmp_path: Path) -> None:
@@ -23,6 +24,34 @@ def test_a_table_and_a_file(tmp_path: Path) -> None:
     assert row["ratio"] == pytest.approx(row["opacus_seconds"] / row["packed_seconds"])
     assert row["trials_per_second"] == pytest.approx(1 / (250 * row["packed_seconds"]))
     assert written["matmul_flop_per_second"] > 1e9
+
+
+def test_a_plan_uses_the_figures(tmp_path: Path, tiny: dict) -> None:
+    """6 steps of half the benchmark's batch take 3 of its steps, and nothing is trained."""
+    figures = {
+        "device": "a machine",
+        "rows": [
+            {
+                "model": "fcnn",
+                "batch_size": 2 * tiny["mechanism"]["batch_size"],
+                "packed_seconds": 1000.0,
+                "opacus_kept_heap_seconds": 1.0,
+            }
+        ],
+    }
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(figures))
+    sweep = spec.from_raw(tiny)
+    outlook = forecast.of(sweep, str(tmp_path), Calibration.read(file))
+    assert outlook.seconds == pytest.approx(outlook.trials * 1000 * tiny["mechanism"]["steps"] / 2)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text("{}")
+    sweep = Path(__file__).parents[1] / "jobs" / "quickstart.yaml"
+    assert "bench --json" in refused("plan", sweep, "--bench", file)
+    assert "bench --json" in refused("plan", sweep, "--bench", tmp_path / "none.json")
 
 
 def test_the_packed_engine_is_worth_having() -> None:

@@ -138,7 +138,10 @@ def test_an_incomplete_run_is_resumed_to_the_same_result(
     run = request.getfixturevalue(kind)
     before = score_files(run)
     assert 0 < len(before) < 18
-    assert inline(sweep, run.parent).code == 0
+    if kind == "failed":  # left out until it is asked for: the cause has to be mended first
+        assert inline(sweep, run.parent).code == 3
+        assert len(score_files(run)) == 17
+    assert inline(sweep, run.parent, "--retry-failed").code == 0
     assert_same_results(run, finished)
     assert before.items() <= score_files(run).items()
     assert dpaudit("status", run).out.splitlines()[-1] == "complete"
@@ -152,9 +155,10 @@ def test_a_failed_pack_ends_in_exit_3_with_audit_and_trials(
     assert outcome.err == (
         "dpaudit: biased-dimension: trials 40-49 failed: ValueError: boom; traceback in "
         f"{tmp_path}/tiny/failures.json\n"
+        "dpaudit: the failed packs are left out from now on, until run --retry-failed\n"
     )
     assert "breaking" in (tmp_path / "tiny/failures.json").read_text()
-    assert packs(tmp_path / "tiny", FIRST) == 4
+    assert packs(tmp_path / "tiny", FIRST) == 8
     assert packs(tmp_path / "tiny", SECOND) == 9, "other audits go on"
 
 
@@ -307,7 +311,7 @@ def test_a_run_without_any_finished_pack(sweep: Path, tmp_path: Path) -> None:
 def test_status_and_reports_of_a_partial_run_are_marked_interim(failed: Path) -> None:
     status = dpaudit("status", failed)
     assert status.code == 0
-    assert "biased-dimension    40      90  accuracy (certified, interim)" in status.out
+    assert "biased-dimension    80      90  accuracy (certified, interim)" in status.out
     assert "loss                90      90  accuracy (certified)  " in status.out
     assert "biased-dimension: trials 40-49 failed: ValueError: boom" in status.out
     assert status.out.splitlines()[-1] == "not complete: `dpaudit run` resumes it"
@@ -328,7 +332,7 @@ def test_status_as_json(failed: Path) -> None:
     assert (told["name"], told["complete"]) == ("tiny", False)
     first, second = told["audits"]
     assert (first["label"], first["done"], first["trials"], first["interim"]) == (
-        "biased-dimension", 40, 90, True,
+        "biased-dimension", 80, 90, True,
     )  # fmt: skip
     assert second["interim"] is False
     assert second["ratio"] == pytest.approx(second["epsilon_lower"] / second["epsilon_upper"])
@@ -424,7 +428,9 @@ def test_damaged_estimates_are_rebuilt_by_run(finished: Path, sweep: Path, kept:
 
 def test_damaged_failures_are_told(finished: Path) -> None:
     (finished / "failures.json").write_text("[3]")
-    assert refused("status", finished).endswith("; delete it")
+    assert refused("status", finished).endswith("; delete it: its packs are then run again")
+    (finished / "failures.json").write_text("{")
+    assert refused("status", finished).endswith("; delete it: its packs are then run again")
 
 
 @pytest.mark.parametrize("below", ["x", "x/y"])

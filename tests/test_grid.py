@@ -52,11 +52,27 @@ def test_a_key_may_change_what_an_earlier_one_has_set() -> None:
         ({"mechanism.clip_norm": [1.5]}, "clip_norm=1.5"),
         ({"mechanism.data.name": ["npz"]}, "name=npz"),
         ({"mechanism.steps": [5], "adversary": ["loss"]}, "steps=5, loss"),
+        ({"mechanism.steps, audit.trials": [[5, 1]]}, "steps=5, trials=1"),
         ({}, ""),
     ],
 )
 def test_labels_say_what_was_changed(changes: dict[str, Any], label: str) -> None:
     assert [text for _, text in unrolled({"grid": changes})] == [label]
+
+
+def test_keys_joined_by_commas_change_together() -> None:
+    pairs = [[5, {"name": "a"}], [25, {"name": "b"}]]
+    cells = unrolled({"grid": {"mechanism.steps, adversary": pairs, "adversary.k": [1, 2]}})
+    found = [(cell["mechanism"]["steps"], *cell["adversary"].values()) for cell, _ in cells]
+    assert found == [(5, "a", 1), (5, "a", 2), (25, "b", 1), (25, "b", 2)]
+    tree: dict[str, Any] = {"grid": {"mechanism.steps, adversary": pairs}}
+    with pytest.raises(SpecError, match=r"^adversary\.k: is set by the grid in every audit"):
+        grid.override(tree, {"adversary.k": 3})
+    for wrong in ([[5]], [5], [[5, "a", 1]]):
+        with pytest.raises(SpecError, match="must list 2 values each"):
+            unrolled({"grid": {"mechanism.steps, adversary": wrong}})
+    with pytest.raises(SpecError, match="must start with one of"):
+        unrolled({"grid": {"mechanism.steps, name": pairs}})
 
 
 @pytest.mark.parametrize("empty", [{}, {"grid": None}, {"grid": {}}])

@@ -173,7 +173,7 @@ def test_what_cannot_be_imported_or_used_is_told(
 def test_an_option_of_ones_own_is_checked(tiny: dict, tmp_path: Path) -> None:
     sweep = alone(tiny, {"name": "own_attack:Louder", "gian": 2.0})
     line = refused("plan", write_sweep(tmp_path, sweep))
-    assert line == "adversary.gian: unknown key; known: name, period, example, gain"
+    assert line == "adversary.gian: unknown key; known: name, period, example, statistic, gain"
 
 
 @pytest.mark.usefixtures("own")
@@ -187,8 +187,11 @@ def test_an_adversary_that_raises_fails_its_audit_only(
     tiny["grid"]["adversary"] = [f"own_attack:{name}", "biased-dimension"]
     outcome = inline(write_sweep(tmp_path, tiny), tmp_path / "runs")
     assert outcome.code == 3
-    assert outcome.err.count("\n") == 1
-    assert outcome.err.startswith(f"dpaudit: own_attack:{name}: trials 0-9 failed: {message}")
+    stopped, failed, again = outcome.err.splitlines()
+    assert stopped.startswith(f"dpaudit: own_attack:{name}: stopped, 3 packs in a row failed")
+    assert f"own_attack:{name}: 3 packs with 30 trials" in failed
+    assert message in failed
+    assert "--retry-failed" in again
     assert "Traceback" not in outcome.out
     status = dpaudit("status", tmp_path / "runs/tiny")
     assert status.code == 0

@@ -80,7 +80,7 @@ class PublicKnowledge(Protocol):
     def simulate(self, runs: int, noisy: bool, seed: int) -> Iterator[Tensor]:
         """Yields θ_0, θ_1, ..., θ_T of `runs` simulated trainings without the canary, [runs, p].
 
-        Noiseless simulations neither clip nor add noise, and are all alike.
+        Noiseless simulations neither clip nor add noise; they are all alike unless θ_0 is unknown.
         """
 
 
@@ -97,6 +97,9 @@ class FinalModel(Protocol):
 
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
         """Loss of every final model on examples x [m, ...], y [m]: float [n, m]."""
+
+    def gradients(self, x: Tensor, y: Tensor) -> Tensor:
+        """Gradient of the summed loss of these examples under every final model, float [n, p]."""
 
 
 class Adversary(Plugin):

@@ -3,6 +3,8 @@
 Inserting it pushes that parameter down by ηC/|B| at every insertion, so the score is
 -(θ_T - θ_0)[d]. At period 1 the two worlds are nearly Gaussian with μ = √T/σ whenever genuine
 gradients leave the dimension alone: always in large networks, by choice of d in small ones.
+
+Where θ_0 is unknown, the score is -θ_T[d], and the spread of θ_0[d] is noise on top.
 """
 
 from __future__ import annotations
@@ -44,17 +46,20 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
         return -(observed.final[:, dimension] - observed.initial[dimension])
 
     def _movement(self, known: PublicKnowledge, seed: int) -> Tensor:
-        """How far simulated trainings move each parameter, float [p].
+        """How far simulated trainings move each parameter from `known.initial`, float [p].
+
+        An unknown θ_0 is the first of the moves: the score takes it for zero, so its spread blurs
+        the score like any other. Parameters that start at zero, such as biases, come out ahead.
 
         Algorithm 3 overwrites its statistic in every run and takes a square root inside the
         loop; both readings rank as below, where every run counts.
         """
         noise, _, rank = self.strategy.partition("-")
-        runs = self.simulations if noise == "noisy" else 1
-        steps = known.simulate(runs, noisy=noise == "noisy", seed=seed)
-        start = previous = next(steps)
+        alike = noise == "noiseless" and bool(known.initial.any())
+        runs = 1 if alike else self.simulations
+        start = previous = known.initial.expand(runs, -1)
         moved = start.new_zeros(start.shape)
-        for current in steps:
+        for current in known.simulate(runs, noisy=noise == "noisy", seed=seed):
             moved += (current - previous) ** 2
             previous = current
         return moved.sum(0) if rank == "per-step" else (previous - start).abs().sum(0)

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
 
 class Loss(FinalModelAdversary[SampleCanary]):
-    """Adds a copy of an example with a wrong label; a low final loss says that it was there."""
+    """Adds a copy of an example with a wrong label; a low final loss says that it was there.
+
+    `statistic: gradient-norm` scores by the norm of the canary's gradient instead, before
+    clipping. Recorded over the steps, it shows how much of C the canary ever used.
+    """
 
     name: Literal["loss"] = "loss"
     example: int | None = Field(default=None, ge=0)
+    statistic: Literal["loss", "gradient-norm"] = "loss"
 
     def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         """Takes `example` (or a random one) and moves its label to another class."""
@@ -27,5 +32,8 @@ class Loss(FinalModelAdversary[SampleCanary]):
         return SampleCanary(x, (y + shift) % known.classes)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        """Minus the loss of the canary under the final model."""
-        return -observed.losses(canary.x, canary.y)[:, 0]
+        """Minus the statistic of the canary under the final model."""
+        if self.statistic == "loss":
+            return -observed.losses(canary.x, canary.y)[:, 0]
+        norms: Tensor = observed.gradients(canary.x, canary.y).norm(dim=1)
+        return -norms

@@ -17,6 +17,7 @@ from ..plugins import Plugin
 
 if TYPE_CHECKING:
     from ..adversaries.base import Adversary
+    from ..stats import Estimate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Mechanism(Plugin):
         """Trials per pack for `pack_size: auto`: a function of the options alone."""
         return 256
 
+    @property
+    def sampled(self) -> bool:
+        """Whether trials are run. Where they are not, `exact` says all there is to say."""
+        return True
+
     @abstractmethod
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
         """The steps at which scores are recorded, increasing; the last is the full run."""
@@ -87,3 +93,9 @@ class Mechanism(Plugin):
             craft_seed: 128-bit seed of the adversary's own choices.
             gpu: compute on the trainer's GPU.
         """
+
+    def exact(
+        self, adversary: Adversary, horizons: tuple[int, ...], delta: float
+    ) -> dict[int, tuple[Estimate, ...]]:
+        """What is known at each horizon without trials; nothing for most mechanisms."""
+        return {}

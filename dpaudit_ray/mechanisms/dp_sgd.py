@@ -59,12 +59,19 @@ class DpSgd(Mechanism):
         return tuple(sorted({*range(every, self.steps + 1, every), self.steps}))
 
     def check(self, adversary: Adversary) -> None:
-        """Refuses a period that never inserts, and adversaries of other mechanisms."""
+        """Refuses a period that does not divide the steps, and adversaries of other mechanisms."""
         if adversary.period > self.steps:
             raise SpecError(
                 "adversary.period",
                 f"is {adversary.period}, but there are only {self.steps} steps: the canary would "
                 "never be inserted; lower it or raise mechanism.steps",
+            )
+        if self.steps % adversary.period:
+            whole = self.steps - self.steps % adversary.period
+            raise SpecError(
+                "adversary.period",
+                f"is {adversary.period}, which does not divide the {self.steps} steps: training "
+                f"would end between two insertions; set mechanism.steps to {whole}",
             )
         if not isinstance(adversary, FinalModelAdversary | TrajectoryAdversary):
             raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")

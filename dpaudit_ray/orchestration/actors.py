@@ -1,4 +1,4 @@
-"""The two kinds of Ray actors: long-lived trainers, and one aggregator.
+"""The Ray actors: long-lived trainers, one aggregator, and a probe that runs once on every node.
 
 Scores travel from a trainer's process straight into the aggregator's. The driver sees a small
 outcome per pack.
@@ -7,17 +7,24 @@ outcome per pack.
 from __future__ import annotations
 
 import functools
+import logging
 import signal
+import time
 from typing import Any
 
 import ray
+from ray.util.metrics import Gauge
 
+from .. import patience
+from ..failures import Failure
 from ..plan import Pack, Plan
 from ..storage import PackScores, RunDirectory
-from .aggregation import Aggregation, Progress
-from .driver import Done, Outcome
-from .trainer import Failure
+from . import metrics
+from .aggregation import Activity, Aggregation, Progress
+from .executors import Done
 from .trainer import Trainer as PackTrainer
+
+_log = logging.getLogger("dpaudit")
 
 
 @ray.remote
@@ -25,8 +32,12 @@ class Aggregator:
     """One per sweep. Restarted by Ray after a crash, it rebuilds itself from the run directory."""
 
     def __init__(self, location: str) -> None:
-        _leave_signals_to_the_driver()
-        self._open = functools.cache(lambda: Aggregation.rebuild(RunDirectory(location)))
+        _settle_in()
+        self._open = functools.cache(
+            lambda: Aggregation.rebuild(RunDirectory(location, patience.RUNNING))
+        )
+        sweep = location.rpartition("/")[2]  # results lie in storage_path/name
+        self._publisher = metrics.Publisher(Gauge, sweep)
 
     # Rebuilt on the first call rather than in the constructor, so that a damaged run directory
     # reaches the driver as the error it is and not as the death of an actor.
@@ -35,9 +46,11 @@ class Aggregator:
         """Stores and folds a pack; safe to call twice."""
         self._open().fold(pack, scores)
 
-    def progress(self) -> Progress:
-        """A snapshot for the terminal."""
-        return self._open().progress()
+    def progress(self, activity: Activity) -> Progress:
+        """A snapshot for the terminal and the metrics."""
+        progress = self._open().progress(activity)
+        self._publisher.publish(progress)
+        return progress
 
     def flush(self) -> None:
         """Writes the estimates."""
@@ -49,19 +62,47 @@ class Trainer:
     """Trains packs one after another and hands their scores to the aggregator."""
 
     def __init__(self, raw_sweep: dict[str, Any], plan: Plan, aggregator: Any) -> None:
-        _leave_signals_to_the_driver()
+        _settle_in()
         self._trainer = PackTrainer(raw_sweep, plan)
+        self._plan = plan
         self._aggregator = aggregator
 
-    def run_pack(self, pack: Pack) -> Outcome:
+    def ready(self) -> None:
+        """Answers once the trainer has its place on a node."""
+
+    def run_pack(self, pack: Pack) -> Done | Failure:
         """Returns when the pack is stored, or with the failure of the user's code."""
+        started = time.perf_counter()
+        what = f"{self._plan.audits[pack.audit].label}, trials {pack.first}-{pack.last}"
+        _log.info("%s: starts", what)
         result = self._trainer.attempt(pack)
         if isinstance(result, Failure):
+            _log.error("%s: failed\n%s", what, result.traceback)
             return result
-        ray.get(self._aggregator.fold.remote(pack, result))
-        return Done(pack)
+        trained = time.perf_counter() - started
+        ray.get(self._aggregator.fold.options(name=f"Aggregator.fold {what}").remote(pack, result))
+        seconds = time.perf_counter() - started
+        _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
+        return Done(pack, seconds)
 
 
-def _leave_signals_to_the_driver() -> None:
-    """Ctrl-C reaches the whole process group; only the driver may decide what it means."""
+def _sees(location: str, name: str, content: str) -> bool:
+    """Whether the node this runs on sees a file of the run directory as the driver wrote it."""
+    return RunDirectory(location, patience.OPENING).read_text(name) == content
+
+
+sees = ray.remote(num_cpus=0, max_retries=1)(_sees)
+
+
+def _settle_in() -> None:
+    """Ctrl-C reaches the whole process group; only the driver may decide what it means.
+
+    Log lines go into the worker's own file, which the Ray dashboard shows with its actor.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _log.setLevel(logging.INFO)
+    if not _log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        _log.addHandler(handler)
+        _log.propagate = False

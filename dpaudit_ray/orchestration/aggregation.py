@@ -9,24 +9,53 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import time
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from .. import plan as planning
-from .. import stats
-from ..plan import Pack, Plan, PlannedAudit
-from ..spec import Cell, Sweep
+from .. import seeds, stats, stop_when
+from ..errors import RunDirectoryError
+from ..plan import Pack, Plan
+from ..spec import Sweep
 from ..storage import PackScores, RunDirectory
+from .deciding import Decider
+
+FLUSH_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Activity:
+    """What only the driver knows: its packs, its trainers, and trials failed and lost by audit.
+
+    `pack_seconds` is how long the last finished pack took, `last_result` when it came (Unix time).
+    """
+
+    packs_in_flight: int = 0
+    trainers: int = 0
+    pack_seconds: float | None = None
+    last_result: float | None = None
+    failed: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    lost: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class AuditProgress:
-    """What is shown of one audit while it runs. `epsilon_lower` holds at every look at once."""
+    """What is shown of one audit while it runs. `epsilon_lower` holds at every look at once.
+
+    `decided` is the number of trials that were enough by `stop_when`; None while it goes on.
+    """
 
     label: str
     trials: int
     done: int
     epsilon_lower: float
     claim: float
+    failed: int = 0
+    lost: int = 0
+    decided: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +63,7 @@ class Progress:
     """A snapshot of the whole sweep."""
 
     audits: tuple[AuditProgress, ...]
+    activity: Activity = Activity()
 
     @property
     def done(self) -> int:
@@ -42,19 +72,18 @@ class Progress:
 
     @property
     def trials(self) -> int:
-        """Planned trials."""
-        return sum(audit.trials for audit in self.audits)
+        """Planned trials; of a decided audit, those that are done."""
+        return sum(a.trials if a.decided is None else a.done for a in self.audits)
 
 
 class Aggregation:
     """Estimates of every audit, a function of the finished prefix of its trials alone."""
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-        self._run = run
-        self._audits = [
-            _AuditState(audit, cell, run)
-            for audit, cell in zip(plan.audits, sweep.cells, strict=True)
-        ]
+        self._sweep, self._run = sweep, run
+        self._audits = [_AuditState(index, sweep, plan, run) for index in range(len(plan.audits))]
+        self._flushed = time.monotonic()
+        self._recorded = stop_when.decided(run, sweep)
 
     @classmethod
     def rebuild(cls, run: RunDirectory) -> Aggregation:
@@ -65,39 +94,51 @@ class Aggregation:
         """Stores and folds one pack; folding it again changes nothing.
 
         Raises:
-            StorageError: the pack could not be written; it does not count as done.
+            StorageError: the pack could not be written, and does not count as done; or the
+                estimates, which are due every few seconds, could not.
         """
         self._audits[pack.audit].add(pack, scores)
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.flush()
 
-    def progress(self) -> Progress:
+    def progress(self, activity: Activity = Activity()) -> Progress:
         """What to show now; cheap."""
-        return Progress(tuple(audit.progress() for audit in self._audits))
+        audits = enumerate(self._audits)
+        return Progress(tuple(audit.progress(index, activity) for index, audit in audits), activity)
 
     def flush(self) -> None:
-        """Writes the current estimates, and _SUCCESS when every pack is done."""
+        """Writes the current estimates and decisions, and _SUCCESS when nothing is left to do."""
         self._run.write_estimates([row for audit in self._audits for row in audit.rows()])
+        enough = {i: a.decided for i, a in enumerate(self._audits) if a.decided is not None}
+        if enough != self._recorded:
+            stop_when.record(self._run, self._sweep, enough)
+            self._recorded = enough
         if all(audit.complete for audit in self._audits) and not self._run.complete:
             self._run.set_complete(True)
+        self._flushed = time.monotonic()
 
 
 class _AuditState:
-    def __init__(self, audit: PlannedAudit, cell: Cell, run: RunDirectory) -> None:
-        self._audit, self._cell, self._run = audit, cell, run
+    def __init__(self, index: int, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+        audit, cell = plan.audits[index], sweep.cells[index]
+        self._audit, self._cell, self._run, self._seed = audit, cell, run, plan.seed
+        estimators = cell.audit.estimators if cell.mechanism.sampled else []
         self._states = {
-            step: [e.make(planned=audit.trials) for e in cell.audit.estimators]
-            for step in audit.horizons
+            step: [e.make(planned=audit.trials) for e in estimators] for step in audit.horizons
         }
         self._live = stats.make("anytime", planned=audit.trials)
+        self._decider = Decider(sweep, audit, cell, self._live)
         self._finished = run.finished(audit.id) & set(audit.packs)
         self._done = sum(last - first + 1 for first, last in self._finished)
         self._folded = 0  # packs of the prefix that the estimates are a function of
+        self.decided: int | None = None  # trials that were enough; later ones are not folded
         self._live_epsilon: float | None = None  # kept until the next fold, as are the rows:
         self._rows: list[dict[str, Any]] | None = None  # most audits of a sweep are at rest
         self._advance(None)
 
     @property
     def complete(self) -> bool:
-        return self._folded == len(self._audit.packs)
+        return self.decided is not None or self._folded == len(self._audit.packs)
 
     def add(self, pack: Pack, scores: PackScores) -> None:
         bounds = (pack.first, pack.last)
@@ -111,27 +152,50 @@ class _AuditState:
     def _advance(self, arrived: PackScores | None) -> None:
         """Folds every pack that is next in trial order; late neighbours are read back."""
         for first, last in itertools.islice(self._audit.packs, self._folded, None):
-            if (first, last) not in self._finished:
+            if self.decided is not None or (first, last) not in self._finished:
                 return
             if arrived is not None and arrived.first == first:
                 self._fold(arrived)
             else:
-                self._fold(self._run.read_scores(self._audit.id, first, last))
+                self._fold(self._stored(first, last))
             self._folded += 1
+            if self._decider.enough():
+                self.decided = last + 1
+
+    def _stored(self, first: int, last: int) -> PackScores:
+        """A pack from the run directory, whose bits must be those that the plan commits to."""
+        pack = self._run.read_scores(self._audit.id, first, last)
+        bits = seeds.bits(self._seed, self._audit.fingerprint, first, last)
+        if pack.steps != self._audit.horizons or not np.array_equal(pack.members, bits):
+            raise RunDirectoryError(
+                f"{self._run.location}/scores/{self._audit.id}/{first}-{last}.parquet does not "
+                "have the bits or steps of this plan; delete it to have its trials run again"
+            )
+        return pack
 
     def _fold(self, pack: PackScores) -> None:
         for column, step in enumerate(pack.steps):
             for state in self._states[step]:
                 state.fold(pack.scores[:, column], pack.members)
         self._live.fold(pack.scores[:, -1], pack.members)
+        self._decider.fold(pack)
         self._live_epsilon = self._rows = None
 
-    def progress(self) -> AuditProgress:
+    def progress(self, index: int, activity: Activity) -> AuditProgress:
         audit, level = self._audit, self._cell.audit
         if self._live_epsilon is None:
             bound = self._live.bound(level.delta, level.confidence)
             self._live_epsilon = bound.epsilon_lower
-        return AuditProgress(audit.label, audit.trials, self._done, self._live_epsilon, audit.claim)
+        return AuditProgress(
+            audit.label,
+            audit.trials,
+            self._done,
+            self._live_epsilon,
+            audit.claim,
+            activity.failed.get(index, 0),
+            activity.lost.get(index, 0),
+            self.decided,
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per step, estimator and accountant, as estimates.parquet has them."""
@@ -140,11 +204,12 @@ class _AuditState:
         return self._rows
 
     def _estimated(self) -> list[dict[str, Any]]:
-        level = self._cell.audit
+        level, cell = self._cell.audit, self._cell
+        exact = cell.mechanism.exact(cell.adversary, self._audit.horizons, level.delta)
         rows = []
         for index, step in enumerate(self._audit.horizons):
-            for state in self._states[step]:
-                estimate = state.bound(level.delta, level.confidence)
+            bounds = [state.bound(level.delta, level.confidence) for state in self._states[step]]
+            for estimate in (*exact.get(step, ()), *bounds):
                 for accountant, claims in self._audit.claims.items():
                     rows.append(_row(self._audit.id, step, estimate, accountant, claims[index]))
         return rows

@@ -8,90 +8,59 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import time
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
 
-from ..errors import ClusterError
+from ..errors import StorageError
+from ..failures import Failure
 from ..plan import Pack
-from .aggregation import Progress
-from .trainer import Failure
+from .aggregation import Activity, Progress
+from .executors import Done, Executor, Lost, Outcome
+from .interrupt import Stop
+from .ledger import Ledger
 
-FLUSH_SECONDS = 5.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Done:
-    """The pack is stored and folded."""
-
-    pack: Pack
-
-
-@dataclasses.dataclass(frozen=True)
-class Lost:
-    """Infrastructure failed under the pack: it is run again with the same bits and seed."""
-
-    pack: Pack
-    reason: str
-
-
-Outcome = Done | Failure | Lost
-
-
-class Executor(Protocol):
-    """Where packs run. Scores go from trainers to the aggregator without passing the driver."""
-
-    @property
-    def slots(self) -> int:
-        """How many packs may be in flight now."""
-
-    def submit(self, pack: Pack) -> None:
-        """Hands over one pack; never blocks for its result."""
-
-    def wait(self, timeout: float) -> list[Outcome]:
-        """Outcomes since the last call; waits up to `timeout` seconds for the first.
-
-        Raises:
-            StorageError: results can no longer be stored.
-        """
-
-    def progress(self) -> Progress:
-        """The latest snapshot; does not wait for a newer one."""
-
-    def flush(self) -> None:
-        """Has the aggregator write its estimates; returns when they are in place."""
-
-    def close(self) -> None:
-        """Gives all resources back."""
+SHOW_SECONDS = 0.5
 
 
 @dataclasses.dataclass
 class Summary:
-    """How a run ended."""
+    """How a run ended. `stopped`: there is more to run, and nothing is wrong with it."""
 
     progress: Progress
     failures: list[Failure]
     lost: int
+    stopped: bool
 
 
 class Driver:
-    """Runs packs to the end of the sweep, or until a budget is spent."""
+    """Runs packs to the end of the sweep, until it is asked to stop, or a budget is spent.
+
+    `hours` are the time budgets of audits that have one.
+    """
 
     def __init__(
         self,
         executor: Executor,
         packs: Iterable[Pack],
-        max_worker_losses: int,
-        show: Callable[[Progress], None],
+        ledger: Ledger,
+        stop: Stop,
+        show: Callable[[Progress], None] = lambda progress: None,
+        hours: Mapping[int, float] | None = None,
     ) -> None:
         self._executor = executor
         self._packs = iter(packs)
         self._again: collections.deque[Pack] = collections.deque()
-        self._max_losses = max_worker_losses
+        self._ledger = ledger
+        self._stop = stop
         self._show = show
+        self._hours = hours or {}
+        self._worked: dict[int, float] = collections.defaultdict(float)  # seconds, by audit
+        self._decided: set[int] = set()
         self._in_flight = 0
-        self._lost = 0
-        self._failures: dict[int, Failure] = {}
+        self._pack_seconds: float | None = None
+        self._last_result: float | None = None
+        self._shown = -math.inf
 
     def run(self) -> Summary:
         """Returns when no pack is left that can still be run.
@@ -102,52 +71,84 @@ class Driver:
         """
         try:
             self._loop()
-        finally:  # also when somebody stops the sweep: what is shown next is what is there
+        except (StorageError, KeyboardInterrupt):
+            raise  # no estimates: they could not be stored, or nobody wants to wait for them
+        except BaseException:
             self._executor.flush()
-        final = self._executor.progress()
+            raise
+        self._executor.flush()
+        self._look(force=True)
+        final = self._executor.progress(self._activity())
         self._show(final)
-        return Summary(final, list(self._failures.values()), self._lost)
+        ledger = self._ledger
+        return Summary(final, ledger.failures, ledger.losses, self._stop.requested or self._spent())
 
     def _loop(self) -> None:
-        flushed = time.monotonic()
-        while self._top_up():
-            for outcome in self._executor.wait(timeout=0.5):
+        self._look(force=True)
+        while not self._stop.expired and (self._top_up() or self._in_flight):
+            for outcome in self._executor.wait(timeout=SHOW_SECONDS):
                 self._settle(outcome)
-            self._show(self._executor.progress())
-            if time.monotonic() - flushed > FLUSH_SECONDS:
-                self._executor.flush()
-                flushed = time.monotonic()
+            self._look()
+
+    def _look(self, force: bool = False) -> None:
+        """Shows how far it is, and learns which audits have shown enough."""
+        if not force and time.monotonic() - self._shown < SHOW_SECONDS:
+            return
+        progress = self._executor.progress(self._activity())
+        self._decided |= {i for i, a in enumerate(progress.audits) if a.decided is not None}
+        self._show(progress)
+        self._shown = time.monotonic()
 
     def _top_up(self) -> bool:
-        """Fills the window; False when nothing is in flight and nothing is left."""
-        while self._in_flight < self._executor.slots:
+        """Fills the window; False when no pack is left to hand out."""
+        while not self._stop.requested and not self._ledger.exhausted:
             pack = self._next()
             if pack is None:
-                break
+                return False
+            if self._in_flight >= self._executor.slots:
+                self._again.appendleft(pack)
+                return True
             self._executor.submit(pack)
             self._in_flight += 1
-        return self._in_flight > 0
+        return False
 
     def _next(self) -> Pack | None:
-        while (
-            pack := self._again.popleft() if self._again else next(self._packs, None)
-        ) is not None:
-            # One failed pack stops its audit: the estimate is a function of a prefix of trials,
-            # and a training that raises will nearly always raise again.
-            if pack.audit not in self._failures:
+        """The next pack of an audit that goes on; a lost one before a new one."""
+        while True:
+            pack = self._again.popleft() if self._again else next(self._packs, None)
+            if pack is None or not self._over(pack.audit):
                 return pack
-        return None
+
+    def _over(self, audit: int) -> bool:
+        return audit in self._ledger.closed or audit in self._decided or self._out_of_time(audit)
+
+    def _out_of_time(self, audit: int) -> bool:
+        return self._worked[audit] >= self._hours.get(audit, math.inf) * 3600
+
+    def _spent(self) -> bool:
+        """Whether a time budget cut an audit off."""
+        return any(self._out_of_time(audit) for audit in self._hours if audit not in self._decided)
 
     def _settle(self, outcome: Outcome) -> None:
+        self._last_result = time.time()
+        if isinstance(outcome, Lost):
+            self._in_flight -= len(outcome.packs)
+            self._again.extendleft(reversed(self._ledger.lost(outcome)))
+            return
         self._in_flight -= 1
-        if isinstance(outcome, Failure):
-            self._failures.setdefault(outcome.pack.audit, outcome)
-        elif isinstance(outcome, Lost):
-            self._lost += 1
-            if self._lost > self._max_losses:
-                raise ClusterError(
-                    f"lost {self._lost} packs to dying workers, more than "
-                    f"resources.max_worker_losses = {self._max_losses} (last: {outcome.reason}); "
-                    "finished packs are safe: run the same command again to resume"
-                )
-            self._again.append(outcome.pack)
+        if isinstance(outcome, Done):
+            self._ledger.done(outcome.pack)
+            self._pack_seconds = outcome.seconds
+            self._worked[outcome.pack.audit] += outcome.seconds
+        else:
+            self._ledger.failed(outcome)
+
+    def _activity(self) -> Activity:
+        return Activity(
+            packs_in_flight=self._in_flight,
+            trainers=self._executor.trainers,
+            pack_seconds=self._pack_seconds,
+            last_result=self._last_result,
+            failed=dict(self._ledger.trials_failed),
+            lost=dict(self._ledger.trials_lost),
+        )

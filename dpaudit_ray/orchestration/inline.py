@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
+import time
 
+from ..failures import Failure
 from ..plan import Pack, Plan
 from ..spec import Sweep
 from ..storage import RunDirectory
-from .aggregation import Aggregation, Progress
-from .driver import Done, Outcome
-from .trainer import Failure, Trainer
+from .aggregation import Activity, Aggregation, Progress
+from .executors import Done, Outcome
+from .trainer import Trainer
 
 
 class InlineExecutor:
@@ -25,22 +27,27 @@ class InlineExecutor:
         """One pack at a time."""
         return 1
 
+    @property
+    def trainers(self) -> int:
+        """This process."""
+        return 1
+
     def submit(self, pack: Pack) -> None:
         """Queues the pack for the next `wait`."""
         self._queue.append(pack)
 
     def wait(self, timeout: float) -> list[Outcome]:
         """Trains the queued pack here and now."""
-        pack = self._queue.popleft()
+        pack, started = self._queue.popleft(), time.perf_counter()
         result = self._trainer.attempt(pack)
         if isinstance(result, Failure):
             return [result]
         self._aggregation.fold(pack, result)
-        return [Done(pack)]
+        return [Done(pack, time.perf_counter() - started)]
 
-    def progress(self) -> Progress:
+    def progress(self, activity: Activity) -> Progress:
         """The current snapshot."""
-        return self._aggregation.progress()
+        return self._aggregation.progress(activity)
 
     def flush(self) -> None:
         """Writes the estimates."""

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 import traceback
 
 from .. import seeds, spec
 from ..errors import DpauditError
+from ..failures import Failure
 from ..mechanisms.base import Session
 from ..plan import Pack, Plan
 from ..spec import Sweep
 from ..storage import PackScores
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """A pack that raised: data, not an exception, so that other packs go on."""
-
-    pack: Pack
-    kind: str
-    message: str
-    traceback: str
 
 
 class Trainer:
@@ -66,6 +56,10 @@ class Trainer:
         sweep = spec.from_raw(self._raw)
         # Thread counts come from the sweep, not from the machine: they may change last bits.
         torch.set_num_threads(max(1, int(sweep.resources.num_cpus)))
+        share = sweep.resources.num_gpus
+        if 0 < share < 1 and torch.cuda.is_available():
+            # Ray only counts fractions of a GPU; this keeps neighbours from each other's memory.
+            torch.cuda.set_per_process_memory_fraction(share)
         return sweep
 
     def _session(self, index: int) -> Session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib as mpl
@@ -29,36 +30,27 @@ STYLE: Any = {
 
 
 def audit_figure(title: str, estimates: pd.DataFrame, scores: pd.DataFrame) -> bytes:
-    """A PNG with two panels: bounds over steps, and a histogram of the last step's scores.
+    """A PNG: bounds over steps, and, where there are trials, their scores at the last step.
+
+    Where several steps are recorded, a third panel has the scores over steps.
 
     Args:
         title: printed above.
         estimates: this audit's rows of estimates.parquet.
         scores: this audit's score rows.
     """
+    panels: list[tuple[Callable[[Any, pd.DataFrame], None], pd.DataFrame]]
+    panels = [(_bounds, estimates)]
+    if len(scores):
+        panels.append((_histogram, scores))
+        if scores["step"].nunique() > 1:
+            panels.append((_path, scores))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9, 3.4), layout="constrained")
-        left, right = figure.subplots(1, 2)
+        figure = Figure(figsize=(9 if len(panels) < 3 else 12, 3.4), layout="constrained")
         figure.suptitle(title, fontsize=10)
-        _bounds(left, estimates)
-        _histogram(right, scores)
-        return png(figure)
-
-
-def overview_figure(rows: list[dict[str, Any]]) -> bytes:
-    """A PNG with one bar per audit: the lower bound, and the claim as a mark."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9, 0.9 + 0.42 * len(rows)), layout="constrained")
-        axes = figure.subplots()
-        places = np.arange(len(rows))[::-1]
-        lower = [0.0 if np.isnan(r["epsilon_lower"]) else r["epsilon_lower"] for r in rows]
-        axes.barh(places, lower, color=COLOURS[0], height=0.6, label="lower bound")
-        claims = [r["epsilon_upper"] for r in rows]
-        axes.plot(claims, places, "|", color="black", ms=18, mew=2, label="claim")
-        axes.set_yticks(places, [r["label"] for r in rows])
-        axes.set_xlabel("ε")
-        axes.grid(axis="y", visible=False)
-        figure.legend(loc="outside upper right", ncols=2, frameon=False)
+        row = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (draw, content) in zip(row, panels, strict=True):
+            draw(axes, content)
         return png(figure)
 
 
@@ -94,6 +86,19 @@ def _histogram(axes: Any, scores: pd.DataFrame) -> None:
     diverged = int((~finite).sum())
     axes.set_xlabel("score" + (f" ({diverged} diverged trials not drawn)" if diverged else ""))
     axes.set_ylabel("trials")
+
+
+def _path(axes: Any, scores: pd.DataFrame) -> None:
+    """Mean ± 2 standard deviations over the trials of each world, at every step."""
+    finite = scores[np.isfinite(scores["score"])]
+    for world, colour, name in ((False, COLOURS[0], "out"), (True, COLOURS[1], "in")):
+        inside = finite[finite["member"] == world].groupby("step")["score"]
+        mean, spread = inside.mean(), 2 * inside.std(ddof=0)
+        axes.plot(mean.index, mean, color=colour, lw=1.2, label=f"canary {name}, ± 2 deviations")
+        axes.fill_between(mean.index, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0)
+    axes.set_xlabel("step")
+    axes.set_ylabel("score")
+    axes.legend(frameon=False, fontsize=7)
 
 
 def _bins(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

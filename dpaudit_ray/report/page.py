@@ -13,7 +13,7 @@ from .. import __version__
 from ..plan import PlannedAudit
 from ..stats import Status
 from ..stats.budget import Budget
-from . import figures
+from . import figures, groups, overviews
 from .profiles import Profile
 from .tables import Run, all_estimates, assumption_free, overview
 
@@ -21,8 +21,6 @@ from .tables import Run, all_estimates, assumption_free, overview
 def write(run: Run) -> str:
     """Writes report.html and figures/ into the run directory; returns the report's address."""
     rows = overview(run)
-    overview_png = figures.overview_figure(rows)
-    run.directory.write_figure("overview.png", overview_png)
     table = all_estimates(run)
     audits = [_audit(run, audit, table) for audit in run.plan.audits]
     template = jinja2.Environment(
@@ -36,13 +34,38 @@ def write(run: Run) -> str:
         fingerprint=run.plan.fingerprint,
         written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         rows=rows,
-        overview=_embedded(overview_png),
+        pictures=_pictures(run),
         audits=audits,
         specification=run.sweep.canonical(),
         interim=any(row["interim"] for row in rows),
     )
     run.directory.write_text("report.html", page)
     return f"{run.directory.location}/report.html"
+
+
+def _pictures(run: Run) -> list[dict[str, str]]:
+    """The figures of the whole run, written and embedded."""
+    panels = groups.panels(run)
+    drawn = {
+        ("overview", "Lower bound and claim of every audit"): overviews.bars_figure(panels),
+        ("evolution", "Lower bounds and claims over steps"): overviews.evolution_figure(panels),
+        ("amplification", "Last bound over first"): overviews.amplification_figure(run, panels),
+    }
+    if not any(cell.mechanism.sampled for cell in run.sweep.cells):
+        name, what = "exact-gdp", "with μ read as Gaussian"
+        panels = groups.panels(run, name)
+        drawn |= {
+            (f"evolution-{name}", f"ε over steps {what}"): overviews.evolution_figure(panels),
+            (f"amplification-{name}", f"Last ε over first {what}"): overviews.amplification_figure(
+                run, panels
+            ),
+        }
+    found = []
+    for (name, text), content in drawn.items():
+        if content is not None:
+            run.directory.write_figure(f"{name}.png", content)
+            found.append({"text": text, "source": _embedded(content)})
+    return found
 
 
 def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
@@ -60,10 +83,13 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
         "estimates": final.drop_duplicates("estimator").to_dict("records"),
         "claims": {name: values[-1] for name, values in audit.claims.items()},
         "figure": None,
+        "sampled": len(scores) > 0,
     }
-    if len(scores) and len(mine):
+    if len(mine):
         png = figures.audit_figure(audit.label, mine, scores)
         run.directory.write_figure(f"{audit.id}.png", png)
+        entry["figure"] = _embedded(png)
+    if len(scores) and len(mine):
         last = scores[scores["step"] == audit.horizons[-1]]
         diverged = ~np.isfinite(last["score"])
         curves = Profile.of(run, audit, scores)
@@ -72,8 +98,9 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
         entry |= {
             "profile": _embedded(profile_png),
             "gaussian": curves.gaussian,
+            "fit": curves.tradeoff.mu,
+            "gap": curves.tradeoff.gap,
             "budget": str(_budget(run, audit)),
-            "figure": _embedded(png),
             "assumption_free": assumption_free(run, audit, scores).epsilon_lower,
             "trials_in": int(last["member"].sum()),
             "trials_out": int((~last["member"]).sum()),

@@ -1,4 +1,4 @@
-"""The privacy profile of one audit: is its trade-off curve Gaussian, and what holds at other δ."""
+"""Whole curves of one audit: its trade-off curve, whether that is Gaussian, and ε at other δ."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ..stats.claim import Curve
 from ..stats.profile import MuProfile
 from .figures import COLOURS, STYLE, png
 from .tables import Run
+from .tradeoff import TradeOff
 
 Floats = npt.NDArray[np.float64]
 _DELTAS = np.logspace(-8, -1, 29)
@@ -32,6 +33,7 @@ class Profile:
     `epsilons` are lower bounds at `deltas`, valid together; `claim` is the claimed curve.
     """
 
+    tradeoff: TradeOff
     mu: MuProfile
     deltas: Floats
     epsilons: Floats
@@ -59,6 +61,7 @@ class Profile:
         )
         points = np.linspace(0.0, 2 * audit.claim, 60)
         return cls(
+            TradeOff.of(values, members),
             profile.mu_profile(values, members, confidence),
             _DELTAS,
             profile.epsilon_curve(values, members, _DELTAS, confidence),
@@ -66,11 +69,12 @@ class Profile:
         )
 
     def figure(self) -> bytes:
-        """A PNG: μ along the ROC with its band, and ε at every δ."""
+        """A PNG: the trade-off curve with its fit, μ along it with its band, and ε at every δ."""
         with mpl.rc_context(STYLE):
-            figure = Figure(figsize=(9, 3.0), layout="constrained")
-            left, right = figure.subplots(1, 2)
-            self._mu_panel(left)
+            figure = Figure(figsize=(12, 3.4), layout="constrained")
+            left, middle, right = figure.subplots(1, 3)
+            self.tradeoff.draw(left, self.claim)
+            self._mu_panel(middle)
             self._epsilon_panel(right)
             return png(figure)
 

@@ -61,7 +61,7 @@ def overview(run: Run) -> list[dict[str, Any]]:
     """One entry per audit: progress, and its first estimator at the last step with the claim."""
     rows = []
     for audit in run.plan.audits:
-        first = run.settings(audit).estimators[0].name
+        first = representative(run, audit)
         mine = run.estimates[
             (run.estimates["audit"] == audit.id)
             & (run.estimates["step"] == audit.horizons[-1])
@@ -84,6 +84,12 @@ def overview(run: Run) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def representative(run: Run, audit: PlannedAudit) -> str:
+    """The one that stands for the audit: its first, or `exact` where no trials are run."""
+    cell = run.sweep.cells[run.plan.audits.index(audit)]
+    return cell.audit.estimators[0].name if cell.mechanism.sampled else "exact"
 
 
 def _anytime() -> set[str]:

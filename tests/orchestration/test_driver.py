@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import collections
+import signal
 
 import pytest
 
-from dpaudit_ray.errors import ClusterError
-from dpaudit_ray.orchestration.aggregation import Progress
-from dpaudit_ray.orchestration.driver import Done, Driver, Lost, Outcome
-from dpaudit_ray.orchestration.trainer import Failure
+from dpaudit_ray.errors import ClusterError, StorageError
+from dpaudit_ray.failures import Failure
+from dpaudit_ray.orchestration.aggregation import Activity, AuditProgress, Progress
+from dpaudit_ray.orchestration.deadlines import SHORTEST, Deadlines
+from dpaudit_ray.orchestration.driver import Driver
+from dpaudit_ray.orchestration.executors import Done, Lost, Outcome
+from dpaudit_ray.orchestration.interrupt import Stop
+from dpaudit_ray.orchestration.ledger import LOSSES_PER_PACK, Ledger
 from dpaudit_ray.plan import Pack
+from dpaudit_ray.spec import ResourceSpec
 
 
 class Scripted:
     """Answers every pack with the next outcome scripted for it, `Done` when none is left."""
+
+    trainers = 1
 
     def __init__(self, slots: int = 3) -> None:
         self.slots = slots
@@ -22,6 +30,9 @@ class Scripted:
         self.submitted: list[Pack] = []
         self.queue: list[Pack] = []
         self.most_in_flight = 0
+        self.decided: dict[int, int] = {}
+        self.flushed = 0
+        self.stop: Stop | None = None
 
     def submit(self, pack: Pack) -> None:
         self.submitted.append(pack)
@@ -29,16 +40,26 @@ class Scripted:
         self.most_in_flight = max(self.most_in_flight, len(self.queue))
 
     def wait(self, timeout: float) -> list[Outcome]:
+        if not self.queue:
+            return []
         pack = self.queue.pop()  # the newest first: completion order is not trial order
         what = self.script[pack].pop(0) if self.script[pack] else "done"
-        if what == "fail":
-            return [Failure(pack, "ValueError", "boom", "")]
-        return [Lost(pack, "node gone")] if what == "lose" else [Done(pack)]
+        if what == "stop":
+            self.stop.request()
+        if what == "full":
+            raise StorageError("no space left")
+        if what.startswith("fail"):
+            return [Failure(pack, what, "boom", "")]
+        return [Lost((pack,), "node gone")] if what == "lose" else [Done(pack, seconds=1.0)]
 
-    def progress(self) -> Progress:
-        return Progress(())
+    def progress(self, activity: Activity) -> Progress:
+        audits = [
+            AuditProgress("x", 100, 0, 0.0, 1.0, decided=self.decided.get(i)) for i in range(2)
+        ]
+        return Progress(tuple(audits), activity)
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        self.flushed += 1
 
     def close(self) -> None: ...
 
@@ -46,8 +67,14 @@ class Scripted:
 PACKS = [Pack(audit, first, first + 9) for audit in (0, 1) for first in range(0, 100, 10)]
 
 
-def drive(executor: Scripted, losses: int = 5) -> Driver:
-    return Driver(executor, iter(PACKS), losses, lambda progress: None)
+def drive(
+    executor: Scripted, losses: int = 5, failures: int = 100, hours: float | None = None
+) -> Driver:
+    resources = ResourceSpec(max_worker_losses=losses, max_trial_failures=failures)
+    executor.stop = Stop(grace=60)
+    ledger = Ledger(resources, ["first", "second"])
+    budget = {} if hours is None else {0: hours}
+    return Driver(executor, iter(PACKS), ledger, executor.stop, hours=budget)
 
 
 def test_every_pack_runs_once_within_the_window() -> None:
@@ -56,6 +83,7 @@ def test_every_pack_runs_once_within_the_window() -> None:
     assert sorted(executor.submitted, key=PACKS.index) == PACKS
     assert executor.most_in_flight == 4
     assert summary.failures == []
+    assert not summary.stopped
 
 
 def test_lost_packs_run_again_before_new_ones() -> None:
@@ -65,14 +93,44 @@ def test_lost_packs_run_again_before_new_ones() -> None:
     assert summary.lost == 2
     assert executor.submitted[2:6] == [PACKS[2], PACKS[2], PACKS[2], PACKS[3]]
     assert set(executor.submitted) == set(PACKS)
+    assert summary.progress.activity.lost == {0: 20}
 
 
-def test_a_failed_pack_stops_its_audit_only() -> None:
+def test_a_failed_pack_stops_nothing() -> None:
     executor = Scripted(slots=1)
     executor.script[PACKS[3]] = ["fail"]
     summary = drive(executor).run()
     assert [failure.pack for failure in summary.failures] == [PACKS[3]]
-    assert executor.submitted == PACKS[:4] + PACKS[10:]
+    assert executor.submitted == PACKS
+    assert summary.progress.activity.failed == {0: 10}
+
+
+def test_an_audit_whose_packs_all_fail_the_same_way_is_stopped_and_others_go_on() -> None:
+    executor = Scripted(slots=1)
+    for pack in PACKS[:10]:
+        executor.script[pack] = ["fail"]
+    summary = drive(executor).run()
+    assert [failure.pack for failure in summary.failures] == PACKS[:3]
+    assert executor.submitted == PACKS[:3] + PACKS[10:]
+
+
+def test_failures_of_several_kinds_or_between_successes_stop_nothing() -> None:
+    executor = Scripted(slots=1)
+    kinds = ["fail a", "fail b", "fail a", "fail a", "done", "fail a", "fail a", "done"]
+    for pack, kind in zip(PACKS, kinds, strict=False):
+        executor.script[pack] = [kind]
+    assert len(drive(executor).run().failures) == 6
+    assert executor.submitted == PACKS
+
+
+def test_the_budget_of_failed_packs_ends_the_sweep_without_an_error() -> None:
+    executor = Scripted(slots=2)
+    for index, pack in enumerate(PACKS):
+        executor.script[pack] = [f"fail {index}"]
+    summary = drive(executor, failures=4).run()
+    assert 5 <= len(summary.failures) <= 6, "running packs finish"
+    assert executor.flushed == 1
+    assert not summary.stopped
 
 
 def test_the_budget_of_lost_workers_is_separate_and_kept() -> None:
@@ -80,4 +138,83 @@ def test_the_budget_of_lost_workers_is_separate_and_kept() -> None:
     for pack in PACKS[:3]:
         executor.script[pack] = ["lose"] * 3
     with pytest.raises(ClusterError, match="max_worker_losses = 5"):
+        drive(executor, failures=0).run()
+    assert executor.flushed == 1, "what is there is written"
+
+
+def test_a_pack_that_kills_every_worker_is_given_up() -> None:
+    executor = Scripted(slots=1)
+    executor.script[PACKS[1]] = ["lose"] * 99
+    summary = drive(executor, losses=50).run()
+    assert summary.lost == LOSSES_PER_PACK
+    assert [(f.pack, f.kind) for f in summary.failures] == [(PACKS[1], "WorkerLost")]
+    assert set(executor.submitted) == set(PACKS)
+
+
+def test_packs_that_waited_behind_a_lost_one_are_not_to_blame() -> None:
+    ledger = Ledger(ResourceSpec(), ["first", "second"])
+    for _ in range(LOSSES_PER_PACK - 1):
+        assert ledger.lost(Lost((PACKS[0], PACKS[1]), "oom")) == [PACKS[0], PACKS[1]]
+    assert ledger.lost(Lost((PACKS[0], PACKS[1]), "oom")) == [PACKS[1]]
+    assert ledger.losses == LOSSES_PER_PACK
+
+
+def test_a_stop_lets_running_packs_finish_and_starts_no_more() -> None:
+    executor = Scripted(slots=3)
+    executor.script[PACKS[4]] = ["stop"]
+    summary = drive(executor).run()
+    assert summary.stopped
+    assert executor.queue == []
+    assert len(executor.submitted) < len(PACKS)
+    assert executor.flushed == 1
+
+
+def test_a_decided_audit_gets_no_more_packs() -> None:
+    executor = Scripted(slots=1)
+    executor.decided = {0: 40}
+    summary = drive(executor).run()
+    assert executor.submitted == PACKS[10:]
+    assert not summary.stopped
+
+
+def test_a_spent_time_budget_ends_its_audit() -> None:
+    executor = Scripted(slots=1)
+    summary = drive(executor, hours=2.5 / 3600).run()
+    assert executor.submitted == PACKS[:3] + PACKS[10:]
+    assert summary.stopped
+
+
+def test_nothing_is_flushed_to_storage_that_failed() -> None:
+    executor = Scripted()
+    executor.script[PACKS[5]] = ["full"]
+    with pytest.raises(StorageError):
         drive(executor).run()
+    assert executor.flushed == 0
+
+
+def test_signals_ask_first_and_stop_then() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    told: list[str] = []
+    stop = Stop(grace=60, tell=told.append)
+    with stop.listening():
+        stop.install()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested
+        assert not stop.expired
+        assert "60 s" in told[0]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert before == after
+
+
+def test_deadlines_follow_the_slowest_pack() -> None:
+    deadlines = Deadlines("auto")
+    assert deadlines.of(PACKS[0]) == float("inf")
+    deadlines.measured(PACKS[0], 1.0)
+    assert deadlines.of(PACKS[1]) == SHORTEST
+    deadlines.measured(PACKS[1], 100.0)
+    deadlines.measured(PACKS[2], 50.0)
+    assert deadlines.of(PACKS[3]) == 1000.0
+    assert deadlines.of(PACKS[10]) == float("inf"), "another audit"
+    assert Deadlines(7.0).of(PACKS[0]) == 7.0

@@ -115,6 +115,18 @@ def test_killed_actor_is_replaced(
     assert_same(tmp_path / "tiny", undisturbed(lasting, quiet))
 
 
+def test_a_hung_trainer_is_replaced(lasting: dict, tmp_path: Path, quiet: dict[str, Path]) -> None:
+    """Stopped by SIGSTOP it lives, holds its packs and says nothing."""
+    lasting["resources"]["pack_deadline"] = 15.0
+    process = start(lasting, tmp_path)
+    wait_for_packs(tmp_path, 2, process)
+    actors(process, "Trainer")[0].suspend()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "was silent for 15 s and is replaced" in output
+    assert_same(tmp_path / "tiny", undisturbed(lasting, quiet))
+
+
 def test_too_many_lost_workers_stop_the_sweep(lasting: dict, tmp_path: Path) -> None:
     lasting["resources"]["max_worker_losses"] = 0
     process = start(lasting, tmp_path)

@@ -11,7 +11,8 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import spec
-from dpaudit_ray.orchestration.trainer import Failure, Trainer
+from dpaudit_ray.failures import Failure
+from dpaudit_ray.orchestration.trainer import Trainer
 from dpaudit_ray.storage import RunDirectory
 
 FAULTY = """
@@ -55,7 +56,7 @@ def test_other_audits_go_on_and_the_run_is_not_complete(tiny: dict, tmp_path: Pa
     tiny["grid"]["adversary"] = ["faulty:Faulty", "loss"]
     result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
     assert not result.complete
-    assert [failure.kind for failure in result.failures] == ["ZeroDivisionError"]
+    assert [failure.kind for failure in result.failures] == ["ZeroDivisionError"] * 3
     done = result.estimates.groupby("audit")["trials"].max()
     assert sorted(done) == [0, 90]
     assert result.estimates.loc[result.estimates["trials"] == 0, "epsilon_lower"].eq(0).all()

@@ -42,7 +42,7 @@ def test_page_holds_every_audit_with_its_assumption_free_bound(finished: Run) ->
         bound = assumption_free(finished, audit, finished.directory.scores(audit.id))
         assert f"{bound.epsilon_lower:.4f}" in html
         assert (Path(finished.directory.location) / f"figures/{audit.id}.png").stat().st_size > 5000
-    assert html.count("data:image/png") == 1 + 2 * len(finished.plan.audits)
+    assert html.count("data:image/png") == 2 + 2 * len(finished.plan.audits)
     assert html.count("<img") == html.count("alt=")
 
 
@@ -96,5 +96,5 @@ def test_a_real_browser_draws_every_figure_without_complaint(finished: Run, tmp_
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     drawn = re.search(r'data-probe="(\d+) of (\d+)"', done.stdout)
     assert drawn, done.stderr[-2000:]
-    assert drawn[1] == drawn[2] == "5"
+    assert drawn[1] == drawn[2] == "6"
     assert "CONSOLE" not in done.stderr

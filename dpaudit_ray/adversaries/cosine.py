@@ -1,0 +1,37 @@
+"""A_CotS: a random direction, scored by its cosine with the update (Cebere et al., Alg. 7-8).
+
+The audit of Andrew et al. (2024) under hidden state. Its canary is as long as the claim allows,
+but points along every dimension, so the noise and the genuine gradients of all of them count: in
+p dimensions a vector of independent numbers has a cosine of about ±1/√p with any direction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from .base import FinalModel, FinalModelAdversary, GradientCanary, PublicKnowledge
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+class Cosine(FinalModelAdversary[GradientCanary]):
+    """Adds C times a uniformly random unit vector; a low cosine says that it was there."""
+
+    name: Literal["cosine"] = "cosine"
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+        """A vector of p normal numbers, scaled to norm C.
+
+        Algorithm 8 prints the norm of the result where that of the normal vector is meant.
+        """
+        drawn = rng.standard_normal(len(known.initial))
+        scaled = drawn * (known.clip_norm / float((drawn**2).sum()) ** 0.5)
+        return GradientCanary(known.initial.new_tensor(scaled))
+
+    def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
+        """Minus the cosine of g* and θ_T - θ_0: descent moves along minus the gradient."""
+        update = observed.final - observed.initial
+        lengths: Tensor = update.norm(dim=1) * canary.direction.norm()
+        return -(update @ canary.direction) / lengths

@@ -1,0 +1,33 @@
+"""A_S^h: shapes the loss itself, so that later steps amplify the first (Cebere et al., section 6).
+
+It has no canary to craft: ∇* = C is the largest gradient there is. It sees the final θ alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from .base import Adversary
+
+
+def _threshold(value: Any) -> Any:
+    number = type(value) in (int, float) and math.isfinite(value)
+    if number or value in ("optimal", "searched"):
+        return value
+    raise ValueError("must be a number, optimal or searched")
+
+
+class LandscapeAdversary(Adversary):
+    """`threshold` is the h that the loss pushes θ away from, in the units of θ.
+
+    `optimal` is h* = C/2 (C/2B where the first step is divided by B), halfway between the two
+    worlds after one step. `searched` tries others and takes the best for the last step (Alg. 5).
+    """
+
+    name: Literal["landscape"] = "landscape"
+    threshold: Annotated[
+        float | Literal["optimal", "searched"], BeforeValidator(_threshold)
+    ] = "optimal"  # fmt: skip

@@ -1,0 +1,13 @@
+"""Nobody: the mechanism's own code attacks, and returns the score."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Adversary
+
+
+class Own(Adversary):
+    """For `mechanism: function`, whose function inserts its canary and scores the result."""
+
+    name: Literal["own"] = "own"

@@ -1,0 +1,47 @@
+"""What `dpaudit bench --json` measured, used by `dpaudit plan` instead of training a pack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from .errors import SpecError
+from .mechanisms.base import Mechanism
+from .mechanisms.dp_sgd import DpSgd
+
+
+class _Row(BaseModel):
+    model: str
+    batch_size: int
+    packed_seconds: float
+    opacus_kept_heap_seconds: float
+
+
+class Calibration(BaseModel):
+    """Seconds per model and step, by model."""
+
+    device: str
+    rows: list[_Row]
+
+    @classmethod
+    def read(cls, file: Path) -> Calibration:
+        """Raises SpecError when the file is none that `bench` wrote."""
+        try:
+            return cls.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError) as error:
+            reason = str(error).splitlines()[0]
+            raise SpecError(
+                "--bench", f"{file} is no file that `dpaudit bench --json` wrote ({reason})"
+            ) from error
+
+    def seconds_per_trial(self, mechanism: Mechanism) -> float | None:
+        """One training's time, in proportion to its batch and steps; None for other work."""
+        if not isinstance(mechanism, DpSgd):
+            return None
+        for row in self.rows:
+            if row.model == mechanism.model.address:
+                packed = mechanism.engine == "packed"
+                step = row.packed_seconds if packed else row.opacus_kept_heap_seconds
+                return step * mechanism.steps * mechanism.batch_size / row.batch_size
+        return None

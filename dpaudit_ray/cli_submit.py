@@ -1,0 +1,63 @@
+"""`dpaudit submit`: a sweep as a Ray job, started, followed and resumed by one command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import terminal
+from .yamlfile import parse_changes
+
+RESUMABLE = 4  # the exit code of a sweep that was stopped early
+
+
+def submit(
+    sweep: Annotated[str, typer.Argument(help="A sweep file in the working directory.")],
+    address: Annotated[
+        str,
+        typer.Option(
+            help="The dashboard of the Ray head.",
+            envvar="RAY_API_SERVER_ADDRESS",
+        ),
+    ],
+    storage_path: Annotated[
+        str, typer.Option(help="Results go to PATH/name: a folder that all nodes mount, or s3://.")
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Changes a value: --set audit.trials=200."),
+    ] = None,
+    working_dir: Annotated[str, typer.Option(help="What is sent to the cluster.")] = ".",
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Not sent: a name or path with wildcards.")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Follow the log and exit as the sweep does.")] = True,
+) -> None:
+    """Runs a sweep as a Ray job; again: resumes it, or follows it while it runs."""
+    from . import spec
+    from .orchestration.luggage import Luggage
+    from .orchestration.submission import Cluster, SweepJob
+
+    prepared = spec.load(sweep, parse_changes(changes))
+    luggage = Luggage(Path(working_dir), tuple(exclude or ()))
+    job = SweepJob.prepare(prepared, sweep, storage_path, luggage, changes or ())
+    cluster = Cluster(address, terminal.complain)
+    submission = cluster.submit(job)
+    how = f"ray job stop {submission} --address {cluster.address}"
+    terminal.complain(f"stop it: {how}; the same command resumes it then")
+    if not wait:
+        return
+    try:
+        code = cluster.follow(submission, _pass_on)
+    except KeyboardInterrupt:
+        terminal.complain("the job goes on; the same command follows it again")
+        code = RESUMABLE
+    raise typer.Exit(code)
+
+
+def _pass_on(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,103 @@
+"""The pair of one-dimensional processes of Cebere, Bellet, Papernot, eq. 3.
+
+    θ_1 = b C + Z_1,    θ_{t+1} = θ_t - (g(θ_t) + Z_{t+1}) / B,    Z_t ~ N(0, σ²C²)
+
+The canary enters at the first step only; g is the clipped sum of the other gradients, in
+[-BC, BC], and part of what the adversary chooses. Descent must move away from its threshold h
+for the first step to leave a trace, so g is negative above h; the sign that section 6 prints
+pulls both worlds back to h and forgets the canary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+class Gradient(StrEnum):
+    """The shape of g."""
+
+    THRESHOLD = "threshold"  # -BC above h, BC below: the paper's A_S^h
+    CONSTANT = "constant"  # -BC everywhere: Example 1, noise piles up and the canary is forgotten
+    LINEAR = "linear"  # -BC clip((θ - h) / w, -1, 1): keeps more of θ_1 than on which side it was
+
+
+class FirstStep(StrEnum):
+    """Whether the first step is divided by B."""
+
+    UNSCALED = "unscaled"  # θ_1 = b C + Z_1, as the paper's text has it
+    SCALED = "scaled"  # θ_1 = (b C + Z_1) / B, a step of DP-SGD like all others
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """One landscape, in the units of θ: `threshold` h and, for a linear g, half-width `width` w.
+
+    `noise_multiplier` is σ, `clip_norm` C, `batch_size` B.
+    """
+
+    batch_size: int
+    noise_multiplier: float
+    clip_norm: float
+    gradient: Gradient
+    first_step: FirstStep
+    threshold: float
+    width: float
+
+    @property
+    def first_scale(self) -> float:
+        """What the first step is multiplied with: 1, or 1/B."""
+        return 1.0 if self.first_step is FirstStep.UNSCALED else 1.0 / self.batch_size
+
+    @property
+    def canary(self) -> float:
+        """How far the canary moves θ_1."""
+        return self.clip_norm * self.first_scale
+
+    @property
+    def first_noise(self) -> float:
+        """Standard deviation of θ_1."""
+        return self.noise_multiplier * self.canary
+
+    @property
+    def step_noise(self) -> float:
+        """Standard deviation that each later step adds."""
+        return self.noise_multiplier * self.clip_norm / self.batch_size
+
+    @property
+    def breaks(self) -> tuple[float, ...]:
+        """Where `moved` is not smooth, increasing."""
+        if self.gradient is Gradient.CONSTANT:
+            return ()
+        if self.gradient is Gradient.THRESHOLD:
+            return (self.threshold,)
+        return (self.threshold - self.width, self.threshold + self.width)
+
+    def moved(self, theta: Floats) -> Floats:
+        """θ - g(θ)/B: one step without its noise, float64 like `theta`."""
+        above = theta - self.threshold
+        if self.gradient is Gradient.CONSTANT:
+            return theta + self.clip_norm
+        if self.gradient is Gradient.THRESHOLD:
+            return theta + np.where(above > 0, self.clip_norm, -self.clip_norm)
+        return theta + self.clip_norm * np.clip(above / self.width, -1.0, 1.0)
+
+    def sample(
+        self, members: npt.NDArray[np.bool_], horizons: tuple[int, ...], seed: int
+    ) -> Floats:
+        """θ_t of `len(members)` independent runs at each horizon, float64 [n, len(horizons)]."""
+        rng = np.random.default_rng(seed)
+        theta = members * self.canary + rng.normal(scale=self.first_noise, size=len(members))
+        found = np.empty((len(members), len(horizons)))
+        columns = {step: column for column, step in enumerate(horizons)}
+        for step in range(1, horizons[-1] + 1):
+            if step > 1:
+                theta = self.moved(theta) + rng.normal(scale=self.step_noise, size=len(members))
+            if step in columns:
+                found[:, columns[step]] = theta
+        return found

@@ -1,0 +1,112 @@
+"""A training of the user's own: one function, called once per trial.
+
+    def train(member: bool, seed: int, **options) -> float
+
+It trains with the canary if `member`, without it if not, seeds everything random from `seed`, and
+returns a score: higher = more confident that the canary was in. What the training promises is
+said beside it, as Gaussian releases for an accountant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from ..adversaries.base import Adversary
+from ..adversaries.own import Own
+from ..errors import SpecError
+from .base import Claimed, Mechanism, Session
+
+Train = Callable[..., float]
+
+
+class Function(Mechanism):
+    """`path` is `package.module:name`; `options` are keyword arguments of every call.
+
+    `noise_multiplier` over `steps` releases, each with the canary at a chance of `sample_rate`,
+    is the claim that the audit is held against.
+    """
+
+    name: Literal["function"] = "function"
+    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")
+    options: dict[str, Any] = Field(default_factory=dict)
+    steps: int = Field(ge=1, le=10**7)
+    noise_multiplier: float = Field(gt=0)
+    sample_rate: float = Field(default=1.0, gt=0, le=1)
+
+    @property
+    def auto_pack_size(self) -> int:
+        """Trials run one after another, so small packs lose little when a worker dies."""
+        return 16
+
+    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+        """The end of the training: the function returns one score."""
+        if record_every is not None and record_every < self.steps:
+            raise SpecError(
+                "audit.record_every",
+                f"is {record_every}, but a function is scored at its end only; leave it out",
+            )
+        return (self.steps,)
+
+    def check(self, adversary: Adversary) -> None:
+        """The function is its own adversary."""
+        if not isinstance(adversary, Own):
+            raise SpecError(
+                "adversary.name", f"{adversary.name} cannot attack {self.name}; must be own"
+            )
+
+    def check_inputs(self) -> None:
+        """Imports the function."""
+        self._imported()
+
+    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+        """All releases: the function scores the whole training."""
+        return Claimed(self.noise_multiplier, self.steps, self.sample_rate)
+
+    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
+        """Nothing is shared between trials but the function itself."""
+        return _Calls(self._imported(), self.options, self.path)
+
+    def _imported(self) -> Train:
+        module, _, attribute = self.path.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for part in attribute.split("."):
+                found = getattr(found, part)
+        except Exception as error:  # a user's module may raise anything
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise SpecError(
+                "mechanism.path", f"cannot import {self.path!r} ({reason}); is it on PYTHONPATH?"
+            ) from error
+        if not callable(found):
+            raise SpecError("mechanism.path", f"{self.path!r} cannot be called")
+        train: Train = found
+        return train
+
+
+@dataclasses.dataclass(frozen=True)
+class _Calls:
+    train: Train
+    options: dict[str, Any]
+    path: str
+
+    def run(
+        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
+    ) -> npt.NDArray[np.float64]:
+        """See `Session.run`; every trial has a 63-bit seed of its own."""
+        children = np.random.SeedSequence(seed).spawn(len(members))
+        scores = np.empty((len(members), 1))
+        for row, (member, child) in enumerate(zip(members.tolist(), children, strict=True)):
+            own = int(child.generate_state(1, np.uint64)[0] >> 1)
+            score = self.train(member, own, **self.options)
+            try:
+                scores[row] = float(score)
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"{self.path} returned {score!r:.60}, no number") from error
+        return scores

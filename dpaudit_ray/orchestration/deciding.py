@@ -1,0 +1,52 @@
+"""Has an audit shown enough? Asked after every pack, so only time-uniform bounds may answer."""
+
+from __future__ import annotations
+
+import math
+
+from .. import stats, verdict
+from ..plan import PlannedAudit
+from ..spec import Cell, Sweep
+from ..stats.claim import Claim, Curve
+from ..storage import PackScores
+
+
+class Decider:
+    """`audit.stop_when` of one audit, apart from its time budget.
+
+    `live` is the anytime bound of the same trials, folded by its owner.
+    """
+
+    def __init__(
+        self, sweep: Sweep, audit: PlannedAudit, cell: Cell, live: stats.Estimator
+    ) -> None:
+        self._rule = cell.audit.stop_when
+        self._level = (cell.audit.delta, cell.audit.confidence)
+        self._claim = audit.claim
+        self._live = live
+        self._test: Claim | None = None
+        if self._rule is not None and self._rule.verdict:
+            # The level of `dpaudit verify`: the run's error budget, shared by its audits.
+            confidence = min(c.audit.confidence for c in sweep.cells)
+            self._needed = math.log(len(sweep.cells) / (1 - confidence))
+            self._curve = _claimed_curve(audit, cell)
+            self._test = Claim(planned=audit.trials)
+
+    def fold(self, pack: PackScores) -> None:
+        """Adds a pack, in trial order."""
+        if self._test is not None:
+            self._test.fold(pack.scores[:, -1], pack.members)
+
+    def enough(self) -> bool:
+        """Whether the trials so far decide the audit."""
+        if self._test is not None and self._test.evidence(self._curve) >= self._needed:
+            return True
+        if self._rule is None or self._rule.within is None or not 0 < self._claim < math.inf:
+            return False
+        return self._live.bound(*self._level).epsilon_lower >= (1 - self._rule.within) * self._claim
+
+
+def _claimed_curve(audit: PlannedAudit, cell: Cell) -> Curve:
+    claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
+    family = verdict.claims(claimed, next(iter(audit.claims)), cell.audit.delta)
+    return family(claimed.noise_multiplier)

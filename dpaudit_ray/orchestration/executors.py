@@ -1,0 +1,64 @@
+"""What an executor is, and how packs end in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+from ..failures import Failure
+from ..plan import Pack
+from .aggregation import Activity, Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """The pack is stored and folded; its trainer worked on it for `seconds`."""
+
+    pack: Pack
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """Infrastructure failed: the packs are run again with the same bits and seeds.
+
+    The first one was running; the others only waited behind it. None when a trainer died idle.
+    """
+
+    packs: tuple[Pack, ...]
+    reason: str
+
+
+Outcome = Done | Failure | Lost
+
+
+class Executor(Protocol):
+    """Where packs run. Scores go from trainers to the aggregator without passing the driver."""
+
+    @property
+    def slots(self) -> int:
+        """How many packs may be in flight now; 0 while nothing can run."""
+
+    @property
+    def trainers(self) -> int:
+        """Trainers that are alive."""
+
+    def submit(self, pack: Pack) -> None:
+        """Hands over one pack; never blocks for its result."""
+
+    def wait(self, timeout: float) -> list[Outcome]:
+        """Outcomes since the last call; waits up to `timeout` seconds for the first.
+
+        Raises:
+            StorageError: results can no longer be stored.
+            ClusterError: the aggregator cannot be brought back.
+        """
+
+    def progress(self, activity: Activity) -> Progress:
+        """The latest snapshot, without waiting for a newer one; `activity` goes into the next."""
+
+    def flush(self) -> None:
+        """Has the aggregator write its estimates; returns when they are in place."""
+
+    def close(self) -> None:
+        """Gives all resources back."""

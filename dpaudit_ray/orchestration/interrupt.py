@@ -1,0 +1,72 @@
+"""Signals: the first asks the sweep to stop, the second stops it now."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stop:
+    """A request to end early: no new packs, and `grace` seconds for the running ones."""
+
+    def __init__(self, grace: float, tell: Callable[[str], None] = lambda line: None) -> None:
+        self._grace = grace
+        self._tell = tell
+        self._deadline = math.inf
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether anybody has asked."""
+        return self._deadline < math.inf
+
+    @property
+    def expired(self) -> bool:
+        """Whether the grace period is over."""
+        return time.monotonic() >= self._deadline
+
+    def request(self) -> None:
+        """Asks; asking again does not prolong the grace period."""
+        if not self.requested:
+            self._deadline = time.monotonic() + self._grace
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """SIGTERM and SIGINT ask while this is open; handlers of before come back after it.
+
+        Does nothing outside the main thread, where Python allows no handlers.
+        """
+        try:
+            self.install()
+            yield
+        finally:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            self._before.clear()
+
+    def install(self) -> None:
+        """(Re-)installs the handlers: `ray.init` puts its own in their place."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            current = signal.getsignal(number)
+            if number == signal.SIGINT and current == signal.SIG_IGN:
+                continue  # a shell's background job: Ctrl-C is meant for somebody else
+            self._before.setdefault(number, current)
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.request()
+        self._tell(
+            f"stopping: running packs have {self._grace:g} s to finish; once more stops at once"
+        )

@@ -1,0 +1,99 @@
+"""What went wrong so far, and what follows from it: two budgets and a circuit breaker."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable
+
+from ..errors import ClusterError
+from ..failures import Failure
+from ..plan import Pack
+from ..spec import ResourceSpec
+from .executors import Lost
+
+SAME_FAILURES = 3  # packs of an audit that fail the same way in a row: the others would as well
+LOSSES_PER_PACK = 5  # trainers that die under one pack before the pack is held responsible
+
+
+class Ledger:
+    """Counts failed packs (the user's code) and lost trainers (infrastructure) apart.
+
+    `recorded` are failures of an earlier try that are not run again in this one.
+    """
+
+    def __init__(
+        self,
+        resources: ResourceSpec,
+        labels: list[str],
+        tell: Callable[[str], None] = lambda line: None,
+        recorded: Iterable[Failure] = (),
+    ) -> None:
+        self._resources = resources
+        self._labels = labels
+        self._tell = tell
+        self._streaks: dict[int, list[Failure]] = {}
+        self._lost_under: collections.Counter[Pack] = collections.Counter()
+        self.failures: list[Failure] = []  # of this try
+        self.losses = 0
+        self.trials_failed: collections.Counter[int] = collections.Counter()
+        self.trials_lost: collections.Counter[int] = collections.Counter()
+        self.closed: set[int] = set()  # audits that are given up
+        self.exhausted = False  # more packs failed than the sweep allows
+        for failure in recorded:
+            self._count(failure)
+
+    def done(self, pack: Pack) -> None:
+        """A pack that worked shows that its audit can."""
+        self._streaks.pop(pack.audit, None)
+
+    def failed(self, failure: Failure) -> None:
+        """Counts a pack that raised."""
+        self.failures.append(failure)
+        self._count(failure)
+        limit = self._resources.max_trial_failures
+        if len(self.failures) > limit and not self.exhausted:
+            self.exhausted = True
+            self._tell(
+                f"{len(self.failures)} packs failed, more than resources.max_trial_failures = "
+                f"{limit}: no more are started"
+            )
+
+    def lost(self, lost: Lost) -> list[Pack]:
+        """Counts a trainer that died; returns the packs to run again.
+
+        Raises:
+            ClusterError: more were lost than the sweep allows.
+        """
+        self.losses += 1
+        for pack in lost.packs:
+            self.trials_lost[pack.audit] += pack.size
+        limit = self._resources.max_worker_losses
+        if self.losses > limit:
+            raise ClusterError(
+                f"lost {self.losses} workers, more than resources.max_worker_losses = {limit} "
+                f"(last: {lost.reason}); finished packs are safe: run the same command again to "
+                "resume"
+            )
+        if not lost.packs:
+            return []
+        first, *others = lost.packs
+        self._lost_under[first] += 1
+        if self._lost_under[first] < LOSSES_PER_PACK:
+            return [first, *others]
+        message = f"its worker died {LOSSES_PER_PACK} times (last: {lost.reason})"
+        self.failed(Failure(first, "WorkerLost", message, lost.reason))
+        return others
+
+    def _count(self, failure: Failure) -> None:
+        audit = failure.pack.audit
+        self.trials_failed[audit] += failure.pack.size
+        streak = self._streaks.setdefault(audit, [])
+        if streak and streak[-1].kind != failure.kind:
+            streak.clear()
+        streak.append(failure)
+        if len(streak) >= SAME_FAILURES and audit not in self.closed:
+            self.closed.add(audit)
+            self._tell(
+                f"{self._labels[audit]}: stopped, {SAME_FAILURES} packs in a row failed the same "
+                f"way ({failure.message}); the other audits go on"
+            )

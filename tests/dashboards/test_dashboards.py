@@ -1,0 +1,174 @@
+"""What is checked in is what the builder writes, and names only metrics that are published."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from dpaudit_ray.orchestration.metrics import METRICS
+from tests.conftest import ROOT
+
+DASHBOARDS = ROOT / "dashboards"
+
+
+def builder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build", DASHBOARDS / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["build"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_files_are_up_to_date() -> None:
+    for path, content in builder().files().items():
+        assert path.read_text() == content, f"run: python dashboards/build.py ({path.name})"
+
+
+def test_only_published_metrics_are_named_and_all_of_them() -> None:
+    text = "".join(builder().files().values())
+    named = set(re.findall(r"ray_dpaudit_\w+", text))
+    assert named == {metric.exported for metric in METRICS}
+
+
+def test_panels_do_not_overlap_and_every_one_is_explained() -> None:
+    dashboard = json.loads((DASHBOARDS / "grafana" / "sweep.json").read_text())
+    cells: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        place = panel["gridPos"]
+        covered = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not covered & cells, panel["title"]
+        cells |= covered
+        assert panel["type"] == "row" or panel["description"]
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+    assert [v["name"] for v in dashboard["templating"]["list"]] == [
+        "datasource",
+        "SessionName",
+        "sweep",
+    ]
+
+
+def test_provisioning_files_say_where_the_dashboard_is() -> None:
+    provisioning = DASHBOARDS / "grafana" / "provisioning"
+    for kind, key in [("dashboards", "providers"), ("datasources", "datasources")]:
+        raw = yaml.safe_load((provisioning / kind / "dpaudit.yaml").read_text())
+        assert raw["apiVersion"] == 1
+        assert len(raw[key]) == 1
+    assert (
+        "rules.yaml"
+        in yaml.safe_load((DASHBOARDS / "prometheus/prometheus.yaml").read_text())["rule_files"]
+    )
+
+
+CASES = {
+    # Trials of one audit fail, those of the other do not.
+    "DpauditTrialsFailed": (
+        [
+            ("ray_dpaudit_trials_failed", "a", "0 0 30 30"),
+            ("ray_dpaudit_trials_failed", "b", "0x3"),
+        ],
+        "3m",
+        ["a"],
+    ),
+    "DpauditViolationFound": (
+        [
+            ("ray_dpaudit_epsilon_lower", "a", "1 2 3 3"),
+            ("ray_dpaudit_epsilon_claim", "a", "2x3"),
+            ("ray_dpaudit_epsilon_lower", "b", "1 2 2 2"),
+            ("ray_dpaudit_epsilon_claim", "b", "2x3"),
+        ],
+        "3m",
+        ["a"],
+    ),
+    # The last result came at 0 s, packs take 2 s: 600 s and a minute later somebody is called.
+    "DpauditSweepStalled": (
+        [
+            ("ray_dpaudit_last_result_timestamp_seconds", None, "0x20"),
+            ("ray_dpaudit_pack_seconds", None, "2x20"),
+        ],
+        "13m",
+        [None],
+    ),
+    "DpauditNoTrainers": ([("ray_dpaudit_trainers_alive", None, "0x20")], "6m", [None]),
+}
+QUIET = {
+    # Packs take 10 minutes: 13 minutes of silence are nothing.
+    "DpauditSweepStalled": (
+        [
+            ("ray_dpaudit_last_result_timestamp_seconds", None, "0x20"),
+            ("ray_dpaudit_pack_seconds", None, "600x20"),
+        ],
+        "13m",
+    ),
+    "DpauditNoTrainers": ([("ray_dpaudit_trainers_alive", None, "0 0 1x18")], "6m"),
+}
+
+
+def labels(audit: str | None) -> str:
+    """As PromQL writes them."""
+    return f'{{audit="{audit}", sweep="s"}}' if audit else '{sweep="s"}'
+
+
+def check(tmp_path: Path, alert: str, series: list, at: str, fires: list[str | None]) -> None:
+    """Has promtool evaluate the rules on made-up series."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian package prometheus)")
+    rules = DASHBOARDS / "prometheus" / "rules.yaml"
+    firing = f'ALERTS{{alertname="{alert}", alertstate="firing"}}'
+    test = {
+        "interval": "1m",
+        "input_series": [
+            {"series": name + labels(audit), "values": values} for name, audit, values in series
+        ],
+        "promql_expr_test": [
+            {
+                "expr": f"count by (sweep, audit) ({firing})",
+                "eval_time": at,
+                "exp_samples": [{"labels": labels(audit), "value": 1} for audit in fires],
+            }
+        ],
+    }
+    content = {"rule_files": [str(rules)], "evaluation_interval": "30s", "tests": [test]}
+    file = tmp_path / "test.yaml"
+    file.write_text(yaml.safe_dump(content))
+    done = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("alert", CASES)
+def test_alerts_fire_when_they_should(tmp_path: Path, alert: str) -> None:
+    series, at, fires = CASES[alert]
+    check(tmp_path, alert, series, at, fires)
+
+
+@pytest.mark.parametrize("alert", QUIET)
+def test_alerts_are_silent_when_they_should(tmp_path: Path, alert: str) -> None:
+    series, at = QUIET[alert]
+    check(tmp_path, alert, series, at, [])
+
+
+def test_every_alert_has_a_case() -> None:
+    assert {alert.name for alert in builder().alerts()} == set(CASES)
+
+
+def test_the_readme_explains_every_metric_and_alert() -> None:
+    text = (DASHBOARDS / "README.md").read_text()
+    for metric in METRICS:
+        assert f"| `{metric.name}` | {', '.join(metric.labels)} | {metric.help} |" in text
+    assert all(f"| `{alert}` |" in text for alert in CASES)

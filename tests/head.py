@@ -1,0 +1,115 @@
+"""A Ray head of our own for a test: token-protected, on loopback, gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """Where it listens, and the environment of a client that has its token."""
+
+    gcs: str
+    dashboard: str
+    token: str
+    temp: Path
+    environment: dict[str, str]
+
+    def get(self, path: str) -> Any:
+        """JSON from the dashboard's API."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        request = urllib.request.Request(self.dashboard + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return json.load(response)
+
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        """What the Jobs API knows, by submission id."""
+        return {job["submission_id"]: job for job in self.get("/api/jobs/")}
+
+    def actors(self) -> list[dict[str, Any]]:
+        """What the dashboard lists as actors."""
+        return list(self.get("/api/v0/actors?limit=1000&detail=1")["data"]["result"]["result"])
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:
+    """The first true value of `what()`."""
+    deadline = time.monotonic() + seconds
+    while not (value := what()):
+        assert time.monotonic() < deadline, f"waited {seconds} s"
+        time.sleep(0.2)
+    return value
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def head(cpus: int = 2) -> Iterator[Head]:
+    """Starts a head; ends its processes, and no others, when the block is left."""
+    temp = Path(tempfile.mkdtemp(prefix="dpa"))  # short: Ray puts sockets below it
+    token = secrets.token_hex(32)
+    port, dashboard = free_port(), free_port()
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "AUTOSCALER_METRIC_PORT": str(free_port()),
+        "DASHBOARD_METRIC_PORT": str(free_port()),
+    }
+    environment.pop("RAY_ADDRESS", None)
+    command = [
+        *("ray", "start", "--head", "--block", f"--port={port}", f"--num-cpus={cpus}"),
+        *("--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--temp-dir={temp}/r"),
+        *(f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={free_port()}"),
+        *(f"--ray-client-server-port={free_port()}", "--disable-usage-stats"),
+    ]
+    with (temp / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    started = Head(
+        f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", token, temp / "r", environment
+    )
+    try:
+        wait_for(lambda: _answers(started) or _died(process, temp / "log"))
+        yield started
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def _answers(started: Head) -> bool:
+    with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+        # A job needs the node's agent, which comes up last.
+        started.get("/api/jobs/")
+        nodes = started.get("/nodes?view=summary")["data"]["summary"]
+        return bool(nodes) and bool(nodes[0].get("agent", {}).get("httpPort", True))
+    return False
+
+
+def _died(process: subprocess.Popen[bytes], log: Path) -> bool:
+    assert process.poll() is None, log.read_text()[-2000:]
+    return False

@@ -1,0 +1,166 @@
+"""The sweep files of Cebere et al.: each runs as it is written, only with less of everything."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import pytest
+import torch
+from command import inline, refused
+from torch import nn
+
+from dpaudit_ray import spec
+from dpaudit_ray.models.base import Model
+from dpaudit_ray.report import overviews
+from dpaudit_ray.report.groups import panels
+from dpaudit_ray.report.tables import Run
+
+FOLDER = Path(__file__).resolve().parents[2] / "jobs/cebere2024"
+PAIRS = "grid.mechanism.steps, adversary.period"
+TRAINED = sorted(f.stem for f in FOLDER.glob("*.yaml") if not f.stem.startswith("landscape"))
+ON_TABLES = [name for name in TRAINED if name.startswith("housing")]
+ON_IMAGES = [name for name in TRAINED if name not in ON_TABLES]
+RESNET = ["canary_norm", "resnet", "resnet_periods"]  # one step of ResNet-18 takes seconds
+LARGE = ["alexnet", "resnet", "resnet_periods"]  # drawing AlexNet's 61 million weights does too
+LONG = pytest.mark.skipif(
+    "DPAUDIT_LONG" not in os.environ,
+    reason="200 trials of every sweep file take ten minutes on two cores; set DPAUDIT_LONG=1",
+)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file like California Housing's, of 600 districts nobody lives in."""
+    rng = np.random.default_rng(0)
+    rows = rng.lognormal(size=(600, 9))
+    file = tmp_path_factory.mktemp("data") / "california_housing.csv"
+    names = "MedInc,HouseAge,AveRooms,AveBedrms,Population,AveOccup,Latitude,Longitude,MedHouseVal"
+    np.savetxt(file, rows, delimiter=",", header=names, comments="")
+    return file
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file like CIFAR-10's, of 30 images of noise."""
+    rng = np.random.default_rng(0)
+    file = tmp_path_factory.mktemp("data") / "images.npz"
+    x = rng.integers(0, 256, size=(30, 32, 32, 3), dtype=np.uint8)
+    np.savez(file, x=x, y=np.arange(30, dtype=np.uint8) % 10)
+    return file
+
+
+def settings(name: str, table: Path, images: Path) -> list[str]:
+    """What makes a file independent of the network: its data, and AlexNet's weights."""
+    if name in ON_TABLES:
+        return ["--set", f"mechanism.data.path={table}"]
+    weights = ["--set", "mechanism.model.weights=none"] * (name == "alexnet")
+    return ["--set", f"mechanism.data={{name: npz, path: {images}}}", *weights]
+
+
+def with_steps(name: str, steps: int, every: int) -> list[str]:
+    """T and how often scores are recorded; where the sweep pairs T with k, for k = 1 and 5."""
+    if name.endswith(("periods", "simulated")):
+        return ["--set", f"{PAIRS}=[[{steps}, 1], [{5 * steps}, 5]]", "--set",
+                f"audit.record_every={every}"]  # fmt: skip
+    return ["--set", f"mechanism.steps={steps}", "--set", f"audit.record_every={every}"]
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINED if name not in LARGE])
+def test_every_sweep_file_runs(name: str, table: Path, images: Path, tmp_path: Path) -> None:
+    short = ["--set", "audit.trials=8", *with_steps(name, 2, 1)]
+    if name in ON_IMAGES:
+        short += ["--set", "audit.trials=2", "--set", "mechanism.batch_size=2"]
+    if name == "canary_norm":
+        short += ["--set", "grid.mechanism.model.name=[convnet]"]
+    done = inline(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *short)
+    assert done.code == 0, done.err
+    run = Run.open(str(next(tmp_path.iterdir())))
+    assert run.sweep.name == f"cebere2024-{name.replace('_', '-')}"
+    assert len(run.estimates)
+
+
+@LONG
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_sweep_file_runs_with_200_trials(
+    name: str, table: Path, images: Path, tmp_path: Path
+) -> None:
+    """On images few steps with small batches; ResNet-18 with few trials too."""
+    few = ["--set", f"audit.trials={4 if name in RESNET else 200}"]
+    if name in ON_IMAGES:
+        few += ["--set", "mechanism.batch_size=2", *with_steps(name, 2, 1)]
+    done = inline(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *few)
+    assert done.code == 0, done.err
+
+
+def test_every_period_has_the_same_claim(table: Path) -> None:
+    for name in ("housing_periods", "convnet_periods", "resnet_periods", "convnet_simulated"):
+        cells = spec.load(FOLDER / f"{name}.yaml").cells
+        claims = [cell.mechanism.claimed(cell.adversary, cell.horizons[-1]) for cell in cells]
+        assert {claim.releases for claim in claims} == {250}, name
+
+
+def test_the_report_averages_repetitions(table: Path, images: Path, tmp_path: Path) -> None:
+    name = "housing_repetitions"
+    short = [
+        "--set",
+        "audit.trials=30",
+        "--set",
+        "grid.mechanism.seed=[1, 2]",
+        *with_steps(name, 4, 2),
+    ]
+    assert (
+        inline(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *short).code == 0
+    )
+    run = Run.open(str(tmp_path / "cebere2024-housing-repetitions"))
+    (panel,) = panels(run)
+    assert [(line.label, len(line.audits)) for line in panel.lines] == [
+        ("biased-dimension choice=simulated", 2),
+        ("biased-dimension choice=random", 2),
+        ("loss", 2),
+    ]
+    for figure in (overviews.bars_figure([panel]), overviews.evolution_figure([panel])):
+        assert figure is not None
+        assert figure.startswith(b"\x89PNG")
+
+
+def test_a_period_must_divide_the_steps(table: Path, tmp_path: Path) -> None:
+    changes = ["--set", f"mechanism.data.path={table}", "--set", f"{PAIRS}=[[252, 5]]"]
+    line = refused("run", FOLDER / "housing_periods.yaml", "--storage-path", tmp_path, *changes)
+    assert line == (
+        "adversary.period: is 5, which does not divide the 252 steps: training would end between "
+        "two insertions; set mechanism.steps to 250"
+    )
+
+
+class WrongHead(Model):
+    """A head for 7 features on a body that gives 12."""
+
+    pack_size: ClassVar[int] = 8
+    name: Literal["wrong-head"] = "wrong-head"
+
+    def body(self, shape: tuple[int, ...]) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(int(torch.Size(shape).numel()), 12))
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Linear(7, classes)
+
+
+def test_a_head_must_fit_its_frozen_body(images: Path, tmp_path: Path) -> None:
+    changes = ["--set", f"mechanism.data={{name: npz, path: {images}}}"]
+    changes += ["--set", "mechanism.batch_size=2"]
+    model = f"mechanism.model={{name: '{__name__}:WrongHead'}}"
+    line = refused(
+        "run", FOLDER / "alexnet.yaml", "--storage-path", tmp_path, *changes, "--set", model
+    )
+    assert line.startswith("mechanism.model: wrong-head does not run on examples of shape")
+
+
+def test_images_that_do_not_fit_the_frozen_body(table: Path, tmp_path: Path) -> None:
+    changes = ["--set", f"mechanism.data={{name: california_housing, path: {table}}}"]
+    more = ["--set", "mechanism.model.weights=none"]
+    line = refused("run", FOLDER / "alexnet.yaml", "--storage-path", tmp_path, *changes, *more)
+    assert line.startswith("mechanism.model")

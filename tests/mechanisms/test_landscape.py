@@ -1,0 +1,161 @@
+"""`mechanism.name: landscape` as a sweep uses it: rows, resuming, fingerprints and bad input."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import changed, dpaudit, inline, refused, write_sweep
+
+from dpaudit_ray import spec
+from dpaudit_ray.adversaries.landscape import LandscapeAdversary
+from dpaudit_ray.mechanisms.landscape import Landscape
+from dpaudit_ray.storage import RunDirectory
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs" / "cebere2024"
+
+
+def sweep(**mechanism: Any) -> dict[str, Any]:
+    options = {"steps": 6, "batch_size": 2, "noise_multiplier": 1.0, "clip_norm": 1.0}
+    return {
+        "name": "land",
+        "mechanism": {"name": "landscape", **options, **mechanism},
+        "adversary": {"name": "landscape"},
+        "audit": {"trials": 300, "delta": 1e-5, "record_every": 2},
+    }
+
+
+def landscape(**options: Any) -> Landscape:
+    return Landscape(**{"steps": 6, "batch_size": 2, "noise_multiplier": 1.0, **options})
+
+
+def test_exact_rows_for_every_step_and_no_trial(tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, sweep(backend="exact"))
+    assert inline(file, tmp_path).code == 0
+    run = RunDirectory(str(tmp_path / "land"))
+    rows = run.estimates()
+    assert run.complete
+    assert not run.has_scores
+    assert rows["step"].tolist() == [2, 2, 4, 4, 6, 6]
+    assert rows["estimator"].tolist() == ["exact-gdp", "exact"] * 3
+    assert rows["status"].tolist() == ["paper", "certified"] * 3
+    assert set(rows["trials"]) == {0}
+    assert set(rows["epsilon_upper"].round(4)) == {4.3772}  # one release, however many steps
+    true = rows[rows["estimator"] == "exact"]
+    gaussian = rows[rows["estimator"] == "exact-gdp"]
+    assert (true["epsilon_lower"].to_numpy() < gaussian["epsilon_lower"].to_numpy()).all()
+    assert true["mu_lower"].isna().all()
+    assert gaussian["mu_lower"].is_monotonic_decreasing
+
+
+def test_an_exact_run_can_be_asked_again_and_looked_at(tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, sweep(backend="exact"))
+    inline(file, tmp_path)
+    before = RunDirectory(str(tmp_path / "land")).estimates()
+    for more in ((), ("--set", "audit.trials=500")):
+        assert inline(file, tmp_path, *more).code == 0
+        assert RunDirectory(str(tmp_path / "land")).estimates().equals(before)
+    for verb, code in (("status", 0), ("report", 0), ("verify", 5)):
+        outcome = dpaudit(verb, tmp_path / "land")
+        assert outcome.code == code, outcome
+    assert "exact (certified)" in dpaudit("status", tmp_path / "land").out
+
+
+def test_both_backends_in_one_sweep(tmp_path: Path) -> None:
+    """At 20,000 trials the sampled μ is within 0.06 of the exact one, 4 standard errors."""
+    raw = sweep() | {"grid": {"mechanism.backend": ["sampled", "exact"]}}
+    raw["audit"] |= {"trials": 20_000, "estimators": ["accuracy", "paper-gdp"]}
+    assert inline(write_sweep(tmp_path, raw), tmp_path).code == 0
+    rows = RunDirectory(str(tmp_path / "land")).estimates()
+    final = rows[rows["step"] == 6].set_index("estimator")
+    exact = final.loc["exact-gdp", "mu_lower"]
+    assert exact - 0.1 < final.loc["accuracy", "mu_lower"] < exact + 0.06
+    assert final.loc["accuracy", "trials"] == 20_000
+
+
+@pytest.mark.parametrize("file", sorted(JOBS.glob("landscape*.yaml")), ids=lambda f: f.stem)
+def test_the_sweep_files_of_the_paper_are_whole(file: Path) -> None:
+    for cell in spec.load(file).cells:
+        assert isinstance(cell.mechanism, Landscape)
+        assert cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).releases == 1
+
+
+def test_sampled_sweep_of_the_paper_runs_with_few_trials(tmp_path: Path) -> None:
+    outcome = inline(JOBS / "landscape.yaml", tmp_path, "--set", "audit.trials=200")
+    assert outcome.code == 0
+    assert RunDirectory(str(tmp_path / "cebere2024-landscape")).complete
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"mechanism.gradient": "constant", "adversary.threshold": 0.5},
+            "adversary.threshold: is 0.5, but a constant gradient has no threshold; leave it out, "
+            "or use mechanism.gradient: threshold",
+        ),
+        (
+            {"mechanism.gradient": "constant", "adversary.threshold": "searched"},
+            "adversary.threshold: is searched, but a constant gradient has no threshold",
+        ),
+        (
+            {"adversary.threshold": None},
+            "adversary.threshold: must be a number, optimal or searched, got None",
+        ),
+        ({"adversary.threshold": "best"}, "adversary.threshold: must be a number, optimal"),
+        ({"adversary.threshold": True}, "adversary.threshold: must be a number, optimal"),
+        ({"adversary.threshold": math.nan}, "adversary.threshold: must be a number, optimal"),
+        ({"adversary.period": 2}, "adversary.period: is 2, but a landscape has its canary in the"),
+        ({"adversary": {"name": "loss"}}, "adversary.name: loss cannot attack landscape"),
+        ({"mechanism.width": 3.0}, "mechanism.width: is 3, but only a linear gradient has a width"),
+        ({"mechanism.width": 0.0}, "mechanism.width: must be a number of at least 1e-06, or"),
+        ({"mechanism.width": "wide"}, "mechanism.width: must be a number of at least 1e-06, or"),
+        (
+            {"mechanism.gradient": "linear", "adversary.threshold": "searched"},
+            "adversary.threshold: is searched, which needs a number as mechanism.width",
+        ),
+        ({"mechanism.width": math.inf}, "mechanism.width: must be a number of at least 1e-06, or"),
+        ({"mechanism.gradient": "steep"}, "mechanism.gradient: must be 'threshold', 'constant'"),
+        ({"mechanism.first_step": "half"}, "mechanism.first_step: must be 'unscaled' or 'scaled'"),
+        ({"mechanism.backend": "magic"}, "mechanism.backend: must be 'sampled' or 'exact'"),
+        ({"mechanism.batch_size": 0}, "mechanism.batch_size: must be at least 1, got 0"),
+        ({"mechanism.noise_multiplier": 0.0}, "mechanism.noise_multiplier: must be greater than 0"),
+        (
+            {"mechanism.backend": "exact", "mechanism.noise_multiplier": 0.1},
+            "mechanism.noise_multiplier: is 0.1, but exact densities need at least 0.25",
+        ),
+        (
+            {"mechanism.backend": "exact", "mechanism.steps": 10**6},
+            "mechanism.steps: is 1000000, for which exact densities take",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    raw = sweep()
+    for key, value in changes.items():
+        raw = changed(raw, key, value)
+    assert refused("run", write_sweep(tmp_path, raw)).startswith(line)
+
+
+def test_options_at_their_default_leave_no_trace_in_the_fingerprint() -> None:
+    plain = {"name": "landscape", "steps": 6, "batch_size": 2, "noise_multiplier": 1.0}
+    assert landscape().identity() == plain
+    assert landscape(backend="exact").identity() == plain | {"backend": "exact"}
+    assert LandscapeAdversary().identity() == {"name": "landscape"}
+
+
+def test_optimal_is_halfway_in_either_convention() -> None:
+    for first, expected in (("unscaled", 1.0), ("scaled", 0.5)):
+        mechanism = landscape(first_step=first, clip_norm=2.0)
+        assert mechanism.process(LandscapeAdversary()).threshold == expected
+    assert landscape().process(LandscapeAdversary(threshold=-3)).threshold == -3.0
+
+
+def test_searched_and_tuned_are_settled_before_any_trial() -> None:
+    assert landscape(steps=2).process(LandscapeAdversary(threshold="searched")).threshold == 0.5
+    tuned = landscape(gradient="linear", width="tuned").process(LandscapeAdversary())
+    assert tuned.width > tuned.step_noise
+    fixed = landscape(gradient="linear", width=3.0).process(LandscapeAdversary())
+    assert fixed.width == pytest.approx(3 * fixed.step_noise)

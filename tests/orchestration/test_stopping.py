@@ -1,0 +1,133 @@
+"""Ways to end early, and what comes after: signals, decisions, storage that fails, two drivers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from test_faults import assert_same, start, wait_for_packs
+
+import dpaudit_ray as da
+from dpaudit_ray import files, lease
+from dpaudit_ray.errors import RunDirectoryError, SpecError
+from dpaudit_ray.orchestration import aggregation
+from dpaudit_ray.patience import Patience
+from dpaudit_ray.storage import RunDirectory
+
+
+def test_patience_backs_off_and_ends() -> None:
+    pauses: list[float] = []
+
+    def fails() -> None:
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output"):
+        Patience(seconds=60, sleep=pauses.append)(fails)
+    assert 50 < sum(pauses) < 75
+    assert pauses[3] > pauses[0]
+    assert max(pauses) <= 10
+
+
+@pytest.mark.parametrize("number", [13, 28])
+def test_patience_does_not_wait_for_what_lasts(number: int) -> None:
+    def fails() -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(OSError, match=r"denied|space"):
+        Patience(seconds=60, sleep=lambda _: pytest.fail("waited"))(fails)
+
+
+def test_storage_that_fails_one_write_in_five_changes_nothing(
+    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    da.run(tiny, storage_path=str(tmp_path / "quiet"), executor="inline")
+    write, dice, failed = files._write_local, random.Random(1), []
+
+    def flaky(path: Path, content: bytes) -> None:
+        if dice.random() < 0.2:
+            failed.append(path)
+            raise OSError(5, "Input/output error")
+        write(path, content)
+
+    monkeypatch.setattr(files, "_write_local", flaky)
+    assert da.run(tiny, storage_path=str(tmp_path / "flaky"), executor="inline").complete
+    assert failed
+    assert_same(tmp_path / "flaky/tiny", tmp_path / "quiet/tiny")
+
+
+def test_stop_when_ends_an_audit_after_the_same_trial_in_any_order(
+    tiny: dict, tmp_path: Path
+) -> None:
+    """The bound reaches a tenth of the claim; packs stored beyond the decision change nothing."""
+    tiny["audit"] |= {"trials": 600, "record_every": 6}
+    full = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    whole = full.estimates
+    assert set(whole["trials"]) == {600}
+    tiny["audit"]["stop_when"] = {"within": 0.9}
+    early = da.run(tiny, storage_path=str(tmp_path / "early"), executor="inline")
+    assert early.complete
+    ended = early.estimates.groupby("audit")["trials"].max()
+    assert ended.min() < 600
+    again = da.run(tiny, storage_path=str(tmp_path), executor="inline")  # all packs are there
+    pd.testing.assert_frame_equal(again.estimates, early.estimates, check_exact=True)
+    assert da.run(tiny, storage_path=str(tmp_path / "early"), executor="inline").complete
+    del tiny["audit"]["stop_when"]  # lifting the rule extends the run
+    lifted = da.run(tiny, storage_path=str(tmp_path / "early"), executor="inline")
+    pd.testing.assert_frame_equal(lifted.estimates, whole, check_exact=True)
+
+
+def test_a_rule_that_says_nothing_is_refused(tiny: dict, tmp_path: Path) -> None:
+    tiny["audit"]["stop_when"] = {}
+    with pytest.raises(SpecError, match=r"stop_when: names no rule"):
+        da.run(tiny, storage_path=str(tmp_path), executor="inline")
+
+
+def test_members_that_are_not_the_plans_are_told(tiny: dict, tmp_path: Path) -> None:
+    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    file = next((tmp_path / "tiny/scores").glob("000-*/0-9.parquet"))
+    table = pd.read_parquet(file)
+    run = RunDirectory(result.location)
+    pack = run.read_scores(file.parent.name, 0, 9)
+    run.write_scores(file.parent.name, type(pack)(0, ~pack.members, pack.steps, pack.scores))
+    assert len(pd.read_parquet(file)) == len(table)
+    with pytest.raises(RunDirectoryError, match=r"0-9\.parquet does not have the bits .*delete it"):
+        aggregation.Aggregation.rebuild(run)
+
+
+def test_one_driver_at_a_time(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path))
+    with lease.held(run, beat=0.1):
+        taken = pytest.raises(RunDirectoryError, match="another driver works on")
+        with taken, lease.held(run, watch=5):
+            pass
+        assert (tmp_path / lease.FILE).exists()
+    assert not (tmp_path / lease.FILE).exists()
+
+
+def test_a_lease_that_was_left_behind_is_taken_over(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path))
+    for left in ({"owner": "x", "host": "elsewhere", "pid": 1}, {"owner": "x"}, [3]):
+        run.write_json(lease.FILE, left)
+        with lease.held(run, watch=0.3) as owner:
+            assert run.read_json(lease.FILE)["owner"] == owner
+
+
+@pytest.mark.slow
+def test_sigterm_ends_in_exit_4_and_resumes(tiny: dict, tmp_path: Path) -> None:
+    tiny["mechanism"]["steps"] = 60
+    tiny["audit"] |= {"trials": 600, "record_every": 20}
+    process = start(tiny, tmp_path)
+    wait_for_packs(tmp_path, 5, process)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 4, output
+    assert "stopped; finished packs are safe" in output
+    assert "Traceback" not in output
+    assert not (tmp_path / "tiny/driver.json").exists()
+    assert da.run(tiny, storage_path=str(tmp_path), executor="inline").complete
+    da.run(tiny, storage_path=str(tmp_path / "quiet"), executor="inline")
+    assert_same(tmp_path / "tiny", tmp_path / "quiet/tiny")

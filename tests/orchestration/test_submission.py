@@ -1,0 +1,255 @@
+"""Sweeps as Ray jobs, on a real head that wants a token."""
+
+from __future__ import annotations
+
+import http.server
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.orchestration import luggage
+from dpaudit_ray.orchestration.luggage import Luggage
+from tests.command import changed, refused, write_sweep
+from tests.conftest import ROOT
+from tests.head import Head, head, wait_for
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Head]:
+    with head(cpus=2) as started:
+        yield started
+
+
+@pytest.fixture
+def place(tmp_path: Path, tiny: dict, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a sweep that takes a minute if nobody stops it."""
+    monkeypatch.chdir(tmp_path)
+    changed(tiny, "mechanism.steps", 800)
+    changed(tiny, "audit.record_every", 800)
+    changed(tiny, "audit.trials", 4000)
+    changed(tiny, "resources.pack_size", 20)
+    write_sweep(tmp_path, tiny)
+    return tmp_path
+
+
+def submitting(
+    cluster: Head, place: Path, *more: str, environment: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    command = [
+        *(sys.executable, "-m", "dpaudit_ray", "submit", "sweep.yaml"),
+        *("--address", cluster.dashboard, "--storage-path", str(place / "runs"), *more),
+    ]
+    return subprocess.Popen(
+        command,
+        cwd=place,
+        env=environment or cluster.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def packs(place: Path) -> int:
+    return len(list((place / "runs" / "tiny" / "scores").rglob("*.parquet")))
+
+
+def screen(cluster: Head, page: str, place: Path) -> str:
+    """The page as a browser that holds the token renders it."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("no chromium on this machine: the pages of the dashboard are not looked at")
+    from tests.browser import rendered
+
+    return rendered(browser, cluster, page, place / "profile")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_submit_see_stop_resume(cluster: Head, place: Path) -> None:
+    first = submitting(cluster, place)
+    wait_for(lambda: packs(place) >= 5 or first.poll() is not None, 120)
+    (job,) = [j for j in cluster.jobs().values() if j["metadata"]["sweep"] == "tiny"]
+    assert job["status"] == "RUNNING"
+    assert job["metadata"]["attempt"] == "1"
+    assert job["submission_id"] == f"tiny-{job['metadata']['fingerprint'][:8]}-1"
+    assert float(job["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
+    names = {a["name"] for a in cluster.actors() if a["state"] == "ALIVE"}
+    assert {"tiny-aggregator", "tiny-trainer-0"} <= names
+
+    again = submitting(cluster, place, "--no-wait").communicate(timeout=60)
+    assert f"already running as job {job['submission_id']}" in again[1]
+
+    stop = ["ray", "job", "stop", job["submission_id"], "--address", cluster.dashboard]
+    subprocess.run(stop, env=cluster.environment, check=True, capture_output=True, timeout=120)
+    out, err = first.communicate(timeout=120)
+    assert first.returncode == 4, (out, err)
+    assert "stopped; finished packs are safe" in out  # the driver went on until it had finished
+    stopped_at = packs(place)
+    assert 5 <= stopped_at < 400
+
+    second = submitting(cluster, place)
+    out, err = second.communicate(timeout=400)
+    assert second.returncode == 0, (out, err)
+    assert "attempt 2" in err
+    assert (place / "runs" / "tiny" / "_SUCCESS").exists()
+    assert packs(place) == 400
+    assert {j["metadata"]["attempt"] for j in cluster.jobs().values()} == {"1", "2"}
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_job_and_the_actors(cluster: Head, place: Path) -> None:
+    running = submitting(cluster, place, "--set", "name=seen")
+    try:
+        scores = place / "runs" / "seen" / "scores"
+        wait_for(lambda: list(scores.rglob("*.parquet")) or running.poll() is not None, 120)
+        (job,) = [j for j in cluster.jobs() if j.startswith("seen-")]
+        assert job in screen(cluster, "/#/jobs", place)
+        actors = screen(cluster, "/#/actors", place)
+        assert "seen-aggregator" in actors
+        assert "seen-trainer-0" in actors
+    finally:
+        names = [j for j in cluster.jobs() if j.startswith("seen-")]
+        stop = ["ray", "job", "stop", *names, "--address", cluster.dashboard]
+        subprocess.run(stop, env=cluster.environment, capture_output=True, timeout=120)
+        running.communicate(timeout=120)
+
+
+@pytest.mark.slow
+def test_several_sweeps_at_once(cluster: Head, place: Path, tiny: dict) -> None:
+    files = []
+    for name in ("first", "second"):
+        (place / name).mkdir()
+        small = changed(changed(tiny, "name", name), "mechanism.steps", 6)
+        small["audit"] |= {"trials": 40, "record_every": 6}
+        files.append(str(write_sweep(place / name, small).relative_to(place)))
+    command = [sys.executable, str(ROOT / "jobs" / "submit.py"), *files]
+    command += ["--address", cluster.dashboard, "--storage-path", str(place / "runs")]
+    done = subprocess.run(
+        command, cwd=place, env=cluster.environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert (place / "runs" / "first" / "_SUCCESS").exists()
+    assert (place / "runs" / "second" / "_SUCCESS").exists()
+    missing = subprocess.run(
+        [*command[:2], "nowhere.yaml", *command[2:]],
+        cwd=place,
+        env=cluster.environment,
+        capture_output=True,
+    )
+    assert missing.returncode == 2
+    assert missing.stderr.count(b"\n") == 1
+
+
+def test_without_the_token_or_with_a_wrong_one_it_is_refused(cluster: Head, place: Path) -> None:
+    bare = {k: v for k, v in cluster.environment.items() if not k.startswith("RAY_AUTH")}
+    bare["HOME"] = str(place)  # no token file there
+    wrong = bare | {"RAY_AUTH_TOKEN": "0" * 64}
+    lost = bare | {"RAY_AUTH_TOKEN_PATH": str(place / "nowhere")}
+    for environment, said in [
+        (bare, "wants a token"),
+        (wrong, "refuses this token"),
+        (lost, "RAY_AUTH_TOKEN_PATH"),
+    ]:
+        process = submitting(cluster, place, environment=environment)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2, err
+        assert said in err
+        assert err.count("\n") == 1
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize("how", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"])
+def test_a_token_is_enough_the_mode_need_not_be_set(cluster: Head, place: Path, how: str) -> None:
+    environment = {k: v for k, v in cluster.environment.items() if not k.startswith("RAY_AUTH")}
+    environment["HOME"] = str(place)
+    if how == "RAY_AUTH_TOKEN":
+        environment[how] = cluster.token
+    else:
+        file = place / ".ray" / "auth_token"
+        file.parent.mkdir()
+        file.write_text(cluster.token + "\n")
+    if how == "RAY_AUTH_TOKEN_PATH":
+        environment[how] = str(file)
+    more = ("--set", "name=by-token", "--set", "audit.trials=zero")
+    process = submitting(cluster, place, *more, environment=environment)
+    assert "audit.trials" in process.communicate(timeout=60)[1]  # refused here, not there
+    code = (
+        "from dpaudit_ray.orchestration.submission import Cluster; "
+        f"Cluster({cluster.dashboard!r})._client.list_jobs()"
+    )
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--address", "127.0.0.1:6379"], "such as http://127.0.0.1:8265"),
+        (["--address", "ray://head:10001"], "such as http://127.0.0.1:8265"),
+        (["--address", "http://127.0.0.1:1"], "no Ray dashboard answers"),
+        (["--storage-path", "runs"], "would end with the job"),
+        (["--exclude", "sweep.yaml"], "leaves out the sweep file"),
+        (["--working-dir", "elsewhere"], "must lie in the working directory"),
+        (["--set", "audit.trials"], "takes key=value"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(place: Path, arguments: list[str], said: str) -> None:
+    (place / "elsewhere").mkdir()
+    usual = ["--address", "http://127.0.0.1:1", "--storage-path", "/shared/runs"]
+    assert said in refused("submit", "sweep.yaml", *usual, *arguments)
+
+
+def test_what_answers_but_is_no_ray_dashboard_is_refused(place: Path) -> None:
+    class Silent(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *arguments: object) -> None:
+            """Says nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Silent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        more = ["--address", address, "--storage-path", "/shared/runs"]
+        assert "is not a Ray dashboard" in refused("submit", "sweep.yaml", *more)
+        server.shutdown()
+
+
+class TestLuggage:
+    def test_leaves_out_what_is_not_needed_and_secrets(self, tmp_path: Path) -> None:
+        for name in (
+            *("sweep.yaml", "plugin.py", "data/table.csv", "data/big.csv", ".rayignore"),
+            *(".git/config", ".venv/bin/python", "runs/a/plan.json", "src/__pycache__/a.pyc"),
+            *(".env", "key.pem", "notes/draft.txt"),
+        ):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(name)
+        (tmp_path / ".rayignore").write_text("# comment\ndata/big.csv\n")
+        found = [p.as_posix() for p in Luggage(tmp_path, ("notes/",)).files()]
+        assert found == ["data/table.csv", "plugin.py", "sweep.yaml"]
+
+    def test_the_same_files_make_the_same_archive(self, tmp_path: Path) -> None:
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        (folder / "b.txt").write_text("b" * 1000)
+        (folder / "run.sh").write_text("a")
+        (folder / "run.sh").chmod(0o755)
+        Luggage(folder).pack(tmp_path / "1.zip")
+        (folder / "b.txt").touch()
+        Luggage(folder).pack(tmp_path / "2.zip")
+        assert (tmp_path / "1.zip").read_bytes() == (tmp_path / "2.zip").read_bytes()
+        with zipfile.ZipFile(tmp_path / "1.zip") as archive:
+            assert archive.read("run.sh") == b"a"
+            assert archive.getinfo("run.sh").external_attr >> 16 == 0o755
+
+    def test_too_much_is_refused_with_the_largest_files(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(luggage, "LIMIT", 2**20)
+        (tmp_path / "huge.bin").write_bytes(bytes(2**20 + 1))
+        with pytest.raises(SpecError, match=r"more than 1 MiB .*huge\.bin \(1 MiB\)"):
+            Luggage(tmp_path).files()
+        assert Luggage(tmp_path, ("*.bin",)).files() == []
