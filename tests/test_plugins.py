@@ -189,7 +189,7 @@ def test_an_adversary_that_raises_fails_its_audit_only(
     assert outcome.code == 3
     stopped, failed, again = outcome.err.splitlines()
     assert stopped.startswith(f"dpaudit: own_attack:{name}: stopped, 3 packs in a row failed")
-    assert f"own_attack:{name}: 3 packs with 30 trials" in failed
+    assert f"own_attack:{name}: 3 packs of trials 0-29 failed" in failed
     assert message in failed
     assert "--retry-failed" in again
     assert "Traceback" not in outcome.out
