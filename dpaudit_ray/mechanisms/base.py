@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..plugins import Plugin
 
 if TYPE_CHECKING:
     from ..adversaries.base import Adversary
+    from ..data.base import Dataset
     from ..stats import Estimate
 
 
@@ -74,6 +76,10 @@ class Mechanism(Plugin):
     @abstractmethod
     def check(self, adversary: Adversary) -> None:
         """Raises SpecError when this adversary cannot attack this mechanism."""
+
+    def datasets(self) -> Mapping[str, Dataset]:
+        """What it will load, by `Data.key`; put on every node once, for all trainers there."""
+        return {}
 
     @abstractmethod
     def check_inputs(self) -> None:

@@ -8,12 +8,13 @@ size does not give the canary away.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, SerializeAsAny
 
 from ..adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
-from ..data.base import Data
+from ..data.base import Data, Dataset
 from ..errors import SpecError
 from ..models.base import Model
 from ..plugins import nested
@@ -75,6 +76,10 @@ class DpSgd(Mechanism):
             )
         if not isinstance(adversary, FinalModelAdversary | TrajectoryAdversary):
             raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")
+
+    def datasets(self) -> Mapping[str, Dataset]:
+        """The training data."""
+        return {self.data.key: self.data.load()}
 
     def check_inputs(self) -> None:
         """Loads the data, holds the batch size against it, and runs the model on two examples."""

@@ -16,6 +16,7 @@ import ray
 from ray.util.metrics import Gauge
 
 from .. import patience
+from ..data.base import provide
 from ..failures import Failure
 from ..plan import Pack, Plan
 from ..storage import PackScores, RunDirectory
@@ -61,8 +62,11 @@ class Aggregator:
 class Trainer:
     """Trains packs one after another and hands their scores to the aggregator."""
 
-    def __init__(self, raw_sweep: dict[str, Any], plan: Plan, aggregator: Any) -> None:
+    def __init__(
+        self, raw_sweep: dict[str, Any], plan: Plan, aggregator: Any, datasets: dict[str, Any]
+    ) -> None:
         _settle_in()
+        provide(dict(zip(datasets, ray.get(list(datasets.values())), strict=True)))
         self._trainer = PackTrainer(raw_sweep, plan)
         self._plan = plan
         self._aggregator = aggregator

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..data.base import Dataset
 from ..errors import ClusterError, DpauditError
 from ..failures import Failure
 from ..plan import Pack, Plan
@@ -45,6 +46,8 @@ class RayExecutor:
         # A namespace of its own: names stay short, and one that a killed driver left is no clash.
         self._namespace = f"dpaudit-{secrets.token_hex(4)}"
         self._shared = (ray.put(sweep.raw), ray.put(plan))
+        # Ray keeps one copy on every node that asks, and all trainers there map its memory.
+        self._datasets = {key: ray.put(data) for key, data in _datasets(sweep).items()}
         self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
             name=f"{sweep.name}-aggregator",
             namespace=self._namespace,
@@ -174,8 +177,16 @@ class RayExecutor:
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
-        ).remote(*self._shared, self._aggregator)
+        ).remote(*self._shared, self._aggregator, self._datasets)
         return Worker(name, actor, actor.ready.remote())
+
+
+def _datasets(sweep: Sweep) -> dict[str, Dataset]:
+    """Every data set of the sweep, once."""
+    found: dict[str, Dataset] = {}
+    for cell in sweep.cells:
+        found.update(cell.mechanism.datasets())
+    return found
 
 
 def _ours(error: BaseException) -> DpauditError | None:
