@@ -193,6 +193,8 @@ def test_nothing_is_flushed_to_storage_that_failed() -> None:
 
 
 def test_signals_ask_first_and_stop_then() -> None:
+    # A shell's background job starts with SIGINT ignored, which `Stop` leaves as it is.
+    own = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     told: list[str] = []
     stop = Stop(grace=60, tell=told.append)
@@ -205,6 +207,7 @@ def test_signals_ask_first_and_stop_then() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    signal.signal(signal.SIGINT, own)
     assert before == after
 
 
