@@ -132,7 +132,7 @@ class _Job:
         driver = Driver(executor, remaining, ledger, self.stop, self.show, hours)
         try:
             summary = driver.run()
-        except BaseException:
+        except BaseException:  # recorded and raised again, whatever it is
             with contextlib.suppress(StorageError, RunDirectoryError):  # what comes up says more
                 quick = self.directory.patient(patience.OPENING)
                 failures.write(quick, [*recorded, *ledger.failures])

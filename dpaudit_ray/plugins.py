@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
@@ -161,18 +161,39 @@ def _find(base: type[P], name: str, key: str) -> type[P]:
 
 
 def _imported(base: type[P], name: str, key: str) -> type[P]:
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's module may raise anything
-        reason = str(error) or type(error).__name__
-        raise SpecError(key, f"cannot import {name!r} ({reason}); is it on PYTHONPATH?") from error
+    found = imported(name, key)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise SpecError(key, f"{name!r} is not a subclass of {base.__module__}:{base.__name__}")
     if inspect.isabstract(found):
         lacking = ", ".join(sorted(found.__abstractmethods__))
         raise SpecError(key, f"{name!r} does not define {lacking}")
     return found
+
+
+def imported(path: str, key: str) -> Any:
+    """The object that `package.module:name` names.
+
+    Raises:
+        SpecError: under `key`, when it cannot be had.
+    """
+    module, _, attribute = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # boundary to a user's module, which may raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SpecError(key, f"cannot import {path!r} ({reason}); is it on PYTHONPATH?") from error
+    return found
+
+
+def called(path: str, key: str) -> Callable[..., Any]:
+    """The function or class that `path` names; a SpecError under `key` if it is neither."""
+    found = imported(path, key)
+    if not callable(found):
+        raise SpecError(key, f"{path!r} cannot be called, got {found!r:.60}")
+    call: Callable[..., Any] = found
+    return call
 
 
 def _at_home(cls: type[Plugin]) -> bool:

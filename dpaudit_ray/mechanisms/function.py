@@ -10,7 +10,6 @@ said beside it, as Gaussian releases for an accountant.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from pydantic import Field
 from ..adversaries.base import Adversary
 from ..adversaries.own import Own
 from ..errors import SpecError
+from ..plugins import called
 from .base import Claimed, Mechanism, Session
 
 Train = Callable[..., float]
@@ -63,7 +63,7 @@ class Function(Mechanism):
 
     def check_inputs(self) -> None:
         """Imports the function."""
-        self._imported()
+        called(self.path, "mechanism.path")
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """All releases: the function scores the whole training."""
@@ -71,23 +71,7 @@ class Function(Mechanism):
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         """Nothing is shared between trials but the function itself."""
-        return _Calls(self._imported(), self.options, self.path)
-
-    def _imported(self) -> Train:
-        module, _, attribute = self.path.partition(":")
-        try:
-            found: Any = importlib.import_module(module)
-            for part in attribute.split("."):
-                found = getattr(found, part)
-        except Exception as error:  # a user's module may raise anything
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise SpecError(
-                "mechanism.path", f"cannot import {self.path!r} ({reason}); is it on PYTHONPATH?"
-            ) from error
-        if not callable(found):
-            raise SpecError("mechanism.path", f"{self.path!r} cannot be called")
-        train: Train = found
-        return train
+        return _Calls(called(self.path, "mechanism.path"), self.options, self.path)
 
 
 @dataclasses.dataclass(frozen=True)

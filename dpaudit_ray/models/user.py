@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
 from ..errors import SpecError
+from ..plugins import called
 from .base import Model
 from .parts import outputs
 
@@ -44,7 +44,7 @@ class UserModule(Model):
         """
         from torch import nn
 
-        factory = self._imported()
+        factory = called(self.path, f"{_KEY}.path")
         try:
             network = factory(**self.options)
         except Exception as error:  # a user's code may raise anything
@@ -57,21 +57,6 @@ class UserModule(Model):
             )
         self._try(network, shape, classes)
         return network
-
-    def _imported(self) -> Any:
-        module, _, attribute = self.path.partition(":")
-        try:
-            found: Any = importlib.import_module(module)
-            for part in attribute.split("."):
-                found = getattr(found, part)
-        except Exception as error:  # a user's module may raise anything
-            raise SpecError(
-                f"{_KEY}.path",
-                f"cannot import {self.path!r} ({_first_line(error)}); is it on PYTHONPATH?",
-            ) from error
-        if not callable(found):
-            raise SpecError(f"{_KEY}.path", f"{self.path!r} cannot be called, got {found!r:.60}")
-        return found
 
     def _try(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> None:
         import torch

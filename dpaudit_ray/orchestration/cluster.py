@@ -42,6 +42,7 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    _reread_environment(ray)
     options: dict[str, Any] = {"address": "local", "include_dashboard": dashboard}
     try:
         if address is not None:
@@ -76,6 +77,12 @@ def _prepare_environment(local: bool) -> None:
         # With an explicit address Ray does not look for the token file by itself.
         os.environ["RAY_AUTH_MODE"] = "token"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+def _reread_environment(ray: Any) -> None:
+    """Ray keeps the authentication it saw when it was imported, perhaps long before by the user."""
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def executor(

@@ -73,7 +73,7 @@ class Driver:
             self._loop()
         except (StorageError, KeyboardInterrupt):
             raise  # no estimates: they could not be stored, or nobody wants to wait for them
-        except BaseException:
+        except BaseException:  # the estimates are kept, whatever it is, and it is raised again
             self._executor.flush()
             raise
         self._executor.flush()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command import write_sweep
 
 pytestmark = pytest.mark.slow
 
@@ -83,3 +84,16 @@ def test_nobody_listening_is_told_at_once(tiny: dict, tmp_path: Path) -> None:
     assert "cannot reach a Ray cluster" in output
     assert len(output.splitlines()) == 1
     assert time.monotonic() - started < 20
+
+
+def test_a_user_may_import_ray_first(tiny: dict, tmp_path: Path) -> None:
+    """Ray reads its authentication when it is imported; ours is decided after that."""
+    script = tmp_path / "own.py"
+    file = write_sweep(tmp_path, tiny)
+    script.write_text(
+        "import ray\nimport dpaudit_ray as da\n"
+        "if __name__ == '__main__':\n"
+        f"    assert da.run({str(file)!r}, storage_path={str(tmp_path)!r}).complete\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
+    subprocess.run([sys.executable, script], env=environment, check=True, timeout=120)
