@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint clean help
+.PHONY: quickstart test chaos lint clean help
 
 help: ## Lists the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -15,10 +15,18 @@ quickstart: .venv/installed ## Installs, runs the first audit (under a minute) a
 test: .venv/tested ## Installs the test extra and runs the whole suite
 	$(BIN)/python -m pytest
 
+chaos: .venv/tested ## Kills processes and nodes of a real cluster 33 times, compares with a quiet run
+	DPAUDIT_LONG=1 $(BIN)/python -m pytest tests/chaos -k kills_during --log-cli-level=INFO
+
 lint: .venv/tested ## Checks style (ruff) and types (mypy)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+scale: .venv/tested ## Measures what orchestration costs on this machine (minutes; nothing else may run)
+	$(BIN)/python -m jobs.scale throughput
+	$(BIN)/python -m jobs.scale overhead
+	$(BIN)/python -m jobs.scale peers
 
 clean: ## Removes the environment and caches; run directories stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

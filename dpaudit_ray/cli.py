@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Never, cast
 
 import typer
 
-from . import __version__, terminal
+from . import __version__, cli_tables, terminal
 from .cli_bench import bench
 from .cli_submit import submit
 from .errors import DpauditError
@@ -123,27 +123,7 @@ def plan(
     prepared = spec.load(sweep, parse_changes(changes))
     measured = Calibration.read(bench_file) if bench_file is not None else None
     outlook = forecast.of(prepared, storage_path, measured)
-    terminal.show_table(
-        f"{prepared.name}: {outlook.trials:,} trials in {outlook.packs:,} packs, "
-        f"{outlook.packs_done:,} packs done",
-        ("audit", "trials", "packs", "done", "eps claim", "max eps", "power", "needed", "time"),
-        [
-            (a.label, a.trials, a.packs, a.packs_done, a.claim, a.largest_certifiable,
-             f"{a.power:.0%}", a.trials_needed, terminal.duration(a.seconds))
-            for a in outlook.audits
-        ],
-    )  # fmt: skip
-    terminal.say(
-        "max eps: if every guess is right; power: chance to certify 90 % of a tight claim; "
-        "needed: trials that would do so 4 times in 5"
-    )
-    trainers = f"{outlook.workers} trainer" + "s" * (outlook.workers > 1)
-    terminal.say(
-        f"left to do: about {terminal.duration(outlook.wall_seconds)} on this machine with "
-        f"{trainers}, {terminal.duration(outlook.seconds)} with one"
-    )
-    if outlook.problem is not None:
-        terminal.say(f"time unknown: the calibration pack fails on this machine: {outlook.problem}")
+    cli_tables.show_plan(prepared.name, outlook)
 
 
 @app.command()
@@ -212,22 +192,7 @@ def verify(
     if as_json:
         terminal.show_json(dataclasses.asdict(found))
     else:
-        terminal.show_table(
-            found.verdict,
-            ("audit", "verdict", "accountant", "eps claim", "noise", "noise at most",
-             "log10 evidence", "needed", "trials", "refuted after", "power"),
-            [
-                (a.label, a.verdict, a.accountant, a.claim, a.noise_multiplier,
-                 a.effective_noise or "any", a.evidence, a.needed, a.trials,
-                 a.refuted_after or "never", f"{a.power:.0%}")
-                for a in found.audits
-            ],
-        )  # fmt: skip
-        terminal.say(
-            f"wrong about a true claim in at most {1 - found.confidence:.0%} of runs, whenever and "
-            f"however often it is asked; power: the chance to find {verdict.ALTERNATIVE:g} of the "
-            "claimed noise"
-        )
+        cli_tables.show_verdict(found)
     codes = {
         verdict.Verdict.VIOLATION: Exit.VIOLATION,
         verdict.Verdict.CONSISTENT: Exit.COMPLETE,

@@ -12,8 +12,8 @@ from .api import check_inputs
 from .calibration import Calibration
 from .errors import DpauditError
 from .orchestration.trainer import Trainer
-from .plan import Pack, Plan
-from .spec import Sweep
+from .plan import Pack, Plan, PlannedAudit
+from .spec import Cell, Sweep
 from .storage import RunDirectory
 
 CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
@@ -24,7 +24,8 @@ USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
 class AuditOutlook:
     """One audit: `power` is the chance to certify 90 % of the claim if the claim is tight.
 
-    `trials_needed` would do so with a chance of 80 %; None where no feasible number does.
+    `trials_needed` would do so with a chance of 80 %; None where no feasible number does. An audit
+    that runs no trials leaves nothing to chance: all three are None.
     """
 
     label: str
@@ -32,10 +33,15 @@ class AuditOutlook:
     packs: int
     packs_done: int
     claim: float
-    largest_certifiable: float
-    power: float
+    largest_certifiable: float | None
+    power: float | None
     trials_needed: int | None
     seconds: float  # of one trainer's time, for the packs that are left
+
+    @property
+    def sampled(self) -> bool:
+        """Whether it runs trials."""
+        return self.power is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,22 +91,28 @@ def of(sweep: Sweep, storage_path: str, measured: Calibration | None = None) -> 
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         left = [pack for pack in remaining if pack.audit == index]
-        level = (cell.audit.delta, cell.audit.confidence)
-        target = CLAIM_SHARE * audit.claim
-        audits.append(
-            AuditOutlook(
-                label=audit.label,
-                trials=audit.trials,
-                packs=len(audit.packs),
-                packs_done=len(audit.packs) - len(left),
-                claim=audit.claim,
-                largest_certifiable=stats.power.largest_certifiable(audit.trials, *level),
-                power=stats.power.accuracy_power(audit.claim, target, audit.trials, *level),
-                trials_needed=_trials_needed(audit.claim, *level),
-                seconds=sum(pack.size for pack in left) * seconds.get(index, 0.0),
-            )
-        )
+        audits.append(_outlook(audit, cell, left, seconds.get(index, 0.0)))
     return Outlook(tuple(audits), _workers(sweep), problem)
+
+
+def _outlook(audit: PlannedAudit, cell: Cell, left: list[Pack], seconds: float) -> AuditOutlook:
+    """One audit of which the packs in `left` remain, at `seconds` per trial."""
+    level = (cell.audit.delta, cell.audit.confidence)
+    sampled, target = cell.mechanism.sampled, CLAIM_SHARE * audit.claim
+    power = stats.power.accuracy_power(audit.claim, target, audit.trials, *level)
+    return AuditOutlook(
+        label=audit.label,
+        trials=audit.trials,
+        packs=len(audit.packs),
+        packs_done=len(audit.packs) - len(left),
+        claim=audit.claim,
+        largest_certifiable=(
+            stats.power.largest_certifiable(audit.trials, *level) if sampled else None
+        ),
+        power=power if sampled else None,
+        trials_needed=_trials_needed(audit.claim, *level) if sampled else None,
+        seconds=sum(pack.size for pack in left) * seconds,
+    )
 
 
 def _trials_needed(claim: float, delta: float, confidence: float) -> int | None:

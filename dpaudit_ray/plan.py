@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, accounting, resume, seeds, spec, stop_when, yamlfile
+from . import __version__, accounting, inputs, resume, seeds, spec, stop_when, yamlfile
 from .errors import RunDirectoryError, SpecError
+from .inputs import InputFile
 from .mechanisms.base import Claimed
 from .spec import Cell, Sweep
 from .storage import RunDirectory
@@ -20,7 +21,7 @@ SWEEP_FILE = "sweep.yaml"
 MAX_PACKS = 1_000_000  # per audit: one file each
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Pack:
     """Trials first..last (inclusive) of one audit: the unit of work, of retry and of storage."""
 
@@ -59,11 +60,12 @@ class PlannedAudit:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All audits of a sweep."""
+    """All audits of a sweep, and the files it reads: None where these were not recorded."""
 
     seed: int
     fingerprint: str
     audits: tuple[PlannedAudit, ...]
+    data: tuple[InputFile, ...] | None = None
 
     @property
     def trials(self) -> int:
@@ -91,6 +93,8 @@ class Plan:
             entry = dataclasses.asdict(audit)
             audits.append(entry | {"bits_sha256": audit.commitment(self.seed)})
         head = {"version": __version__, "fingerprint": self.fingerprint, "seed": self.seed}
+        if self.data is not None:
+            head |= {"data": [dataclasses.asdict(file) for file in self.data]}
         return head | {"audits": audits}
 
     @classmethod
@@ -99,7 +103,8 @@ class Plan:
         try:
             seed = int(raw["seed"])
             audits = tuple(_audit(entry, seed) for entry in raw["audits"])
-            return cls(seed, str(raw["fingerprint"]), audits)
+            data = None if "data" not in raw else tuple(_input(file) for file in raw["data"])
+            return cls(seed, str(raw["fingerprint"]), audits, data)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{error!r}") from error
 
@@ -111,7 +116,7 @@ def make(sweep: Sweep, previous: Plan | None = None) -> Plan:
         _plan_audit(i, cell, sweep, old)
         for i, (cell, old) in enumerate(zip(sweep.cells, before, strict=True))
     )
-    return Plan(sweep.seed, sweep.fingerprint, audits)
+    return Plan(sweep.seed, sweep.fingerprint, audits, inputs.of(sweep))
 
 
 def load(run: RunDirectory) -> Plan | None:
@@ -147,7 +152,7 @@ def preview(sweep: Sweep, run: RunDirectory) -> Plan:
 
     Raises:
         RunDirectoryError: the directory belongs to another sweep (the message shows the
-            difference), holds more trials, or is damaged.
+            difference), holds more trials, was run on other data, or is damaged.
     """
     recorded, previous = _recorded(run), load(run)
     if recorded is not None:
@@ -161,7 +166,11 @@ def preview(sweep: Sweep, run: RunDirectory) -> Plan:
             f"{run.location} holds scores but no {FILE}, so it is not known how they were packed; "
             "restore the file or use a new name"
         )
-    return make(sweep, previous)
+    plan = make(sweep, previous)
+    if previous is None:
+        return plan
+    resume.check_data(plan, previous, run)
+    return dataclasses.replace(plan, data=previous.data)
 
 
 def open_run(sweep: Sweep, run: RunDirectory) -> Plan:
@@ -199,6 +208,10 @@ def _incomplete(run: RunDirectory, missing: str) -> RunDirectoryError:
         f"{run.location} is no run directory (it has no {missing}); give the folder that "
         "`dpaudit run` named"
     )
+
+
+def _input(entry: Mapping[str, Any]) -> InputFile:
+    return InputFile(str(entry["file"]), str(entry["sha256"]))
 
 
 def _audit(entry: Mapping[str, Any], seed: int) -> PlannedAudit:

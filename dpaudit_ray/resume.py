@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from . import inputs
 from .errors import RunDirectoryError
 from .spec import Sweep
 from .storage import RunDirectory
@@ -54,6 +55,17 @@ def check_not_lowered(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
                 f"{run.location} was planned with audit.trials = {audit.trials}, this sweep says "
                 f"{cell.audit.trials}; trials can be raised, not lowered"
             )
+
+
+def check_data(plan: Plan, previous: Plan, run: RunDirectory) -> None:
+    """The data are those that the run began with; one without their digests is taken on trust."""
+    if previous.data is None or plan.data is None:
+        return
+    if difference := inputs.other(previous.data, plan.data):
+        raise RunDirectoryError(
+            f"{run.location} was run on other data ({difference}); restore the file or use a new "
+            "name"
+        )
 
 
 def _difference(old: Any, new: Any, key: str = "") -> Iterator[str]:

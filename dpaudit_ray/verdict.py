@@ -1,10 +1,7 @@
 """`dpaudit verify`: do the trials of a run contradict the claim, whatever the mechanism is?
 
 Every audit is judged once, at its last recorded step, by the claim test (`stats.claim`). Its
-evidence is an e-process, so the verdict may be asked for at any time and as often as one likes.
-The error budget 1 - confidence is that of the whole run: with K audits each needs K times the
-evidence (a union bound).
-"""
+evidence is an e-process, so the verdict may be asked for at any XX"""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from scipy import special
 from . import accounting
 from .mechanisms.base import Claimed
 from .plan import PlannedAudit
-from .report.tables import Run
+from .report.tables import EXACT, Run
 from .stats import claim, gdp
 from .stats.claim import Claim, Curve
 from .stats.guessing import GuessCounter
@@ -30,6 +27,9 @@ from .storage import PackScores
 # What CONSISTENT means: noise this much smaller than claimed would have been found ...
 ALTERNATIVE = 0.7
 REQUIRED_POWER = 0.8  # ... with at least this probability
+# By which a computed ε may exceed a claim of the same δ: a finer grid moves none by more than this,
+# nor do the accountants' own roundings.
+EXACT_TOLERANCE = 1e-5
 _SIMULATIONS = 100
 
 
@@ -66,12 +66,29 @@ class AuditVerdict:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExactVerdict:
+    """One audit without trials: ε at δ is known, and so is whether it exceeds the claim.
+
+    Every recorded step is compared. `epsilon` and `claim` are those of `step`: the last, or where
+    the claim is exceeded most. INCONCLUSIVE, with NaN, only while nothing is computed.
+    """
+
+    label: str
+    verdict: Verdict
+    claim: float
+    accountant: str
+    epsilon: float
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
 class RunVerdict:
-    """All audits, and what they say together."""
+    """All audits, by whether trials or exact numbers speak for them, and what all say together."""
 
     verdict: Verdict
     confidence: float
     audits: tuple[AuditVerdict, ...]
+    exact: tuple[ExactVerdict, ...] = ()
 
 
 def of(run: Run) -> RunVerdict:
@@ -81,25 +98,65 @@ def of(run: Run) -> RunVerdict:
     too weak to find anything does not spoil what a stronger one shows.
     """
     confidence = min(cell.audit.confidence for cell in run.sweep.cells)
-    audits = tuple(_audit(run, index, confidence) for index in range(len(run.plan.audits)))
-    if any(audit.verdict is Verdict.VIOLATION for audit in audits):
-        return RunVerdict(Verdict.VIOLATION, confidence, audits)
+    sampled = [index for index, cell in enumerate(run.sweep.cells) if cell.mechanism.sampled]
+    alpha = (1 - confidence) / max(len(sampled), 1)
+    found: dict[int, AuditVerdict | ExactVerdict] = {
+        index: _audit(run, index, alpha) if index in sampled else _exact(run, index)
+        for index in range(len(run.plan.audits))
+    }
+    return RunVerdict(
+        _together(run, [one.verdict for one in found.values()]),
+        confidence,
+        tuple(one for one in found.values() if isinstance(one, AuditVerdict)),
+        tuple(one for one in found.values() if isinstance(one, ExactVerdict)),
+    )
+
+
+def _together(run: Run, verdicts: list[Verdict]) -> Verdict:
+    """What the verdicts on all audits, in their order, say about the run."""
+    if Verdict.VIOLATION in verdicts:
+        return Verdict.VIOLATION
     mechanisms = [cell.mechanism.model_dump_json() for cell in run.sweep.cells]
     shown = {
         mechanism
-        for mechanism, audit in zip(mechanisms, audits, strict=True)
-        if audit.verdict is Verdict.CONSISTENT
+        for mechanism, verdict in zip(mechanisms, verdicts, strict=True)
+        if verdict is Verdict.CONSISTENT
     }
-    all_shown = shown == set(mechanisms)
-    return RunVerdict(Verdict.CONSISTENT if all_shown else Verdict.INCONCLUSIVE, confidence, audits)
+    return Verdict.CONSISTENT if shown == set(mechanisms) else Verdict.INCONCLUSIVE
 
 
-def _audit(run: Run, index: int, confidence: float) -> AuditVerdict:
+def _exact(run: Run, index: int) -> ExactVerdict:
+    """Compares at every recorded step: no look costs anything where nothing is random."""
+    audit = run.plan.audits[index]
+    accountant = next(iter(audit.claims))
+    rows = run.estimates[
+        (run.estimates["audit"] == audit.id)
+        & (run.estimates["estimator"] == EXACT)
+        & (run.estimates["accountant"] == accountant)
+    ]
+    if len(rows) == 0:
+        last = audit.horizons[-1]
+        return ExactVerdict(
+            audit.label, Verdict.INCONCLUSIVE, audit.claim, accountant, math.nan, last
+        )
+    excess = (rows["epsilon_lower"] - rows["epsilon_upper"]).to_numpy()
+    within = excess.max() <= EXACT_TOLERANCE
+    shown = rows.iloc[-1 if within else int(np.argmax(excess))]
+    return ExactVerdict(
+        label=audit.label,
+        verdict=Verdict.CONSISTENT if within else Verdict.VIOLATION,
+        claim=float(shown["epsilon_upper"]),
+        accountant=accountant,
+        epsilon=float(shown["epsilon_lower"]),
+        step=int(shown["step"]),
+    )
+
+
+def _audit(run: Run, index: int, alpha: float) -> AuditVerdict:
     audit, cell = run.plan.audits[index], run.sweep.cells[index]
     claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
     accountant = next(iter(audit.claims))
     family = claims(claimed, accountant, cell.audit.delta)
-    alpha = (1 - confidence) / len(run.plan.audits)
     tested = _Tested.of(_prefix(run, audit), audit.trials, family(claimed.noise_multiplier), alpha)
     noise = claimed.noise_multiplier
     bound = tested.state.effective_noise(family, noise / 30, noise * 30, 1 - alpha)

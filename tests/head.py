@@ -63,11 +63,11 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def head(cpus: int = 2) -> Iterator[Head]:
+def head(cpus: int = 2, dashboard: bool = True) -> Iterator[Head]:
     """Starts a head; ends its processes, and no others, when the block is left."""
     temp = Path(tempfile.mkdtemp(prefix="dpa"))  # short: Ray puts sockets below it
     token = secrets.token_hex(32)
-    port, dashboard = free_port(), free_port()
+    port, page = free_port(), free_port()
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "RAY_AUTH_MODE": "token",
@@ -79,18 +79,18 @@ def head(cpus: int = 2) -> Iterator[Head]:
     command = [
         *("ray", "start", "--head", "--block", f"--port={port}", f"--num-cpus={cpus}"),
         *("--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--temp-dir={temp}/r"),
-        *(f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={free_port()}"),
+        *(f"--dashboard-port={page}", f"--dashboard-agent-listen-port={free_port()}"),
+        f"--include-dashboard={str(dashboard).lower()}",
         *(f"--ray-client-server-port={free_port()}", "--disable-usage-stats"),
     ]
     with (temp / "log").open("w") as log:
         process = subprocess.Popen(
             command, env=environment, stdout=log, stderr=log, start_new_session=True
         )
-    started = Head(
-        f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", token, temp / "r", environment
-    )
+    started = Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{page}", token, temp / "r", environment)
     try:
-        wait_for(lambda: _answers(started) or _died(process, temp / "log"))
+        up = _answers if dashboard else _listens
+        wait_for(lambda: up(started) or _died(process, temp / "log"))
         yield started
     finally:
         process.terminate()
@@ -99,6 +99,10 @@ def head(cpus: int = 2) -> Iterator[Head]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         shutil.rmtree(temp, ignore_errors=True)
+
+
+def _listens(started: Head) -> bool:
+    return "Ray runtime started" in (started.temp.parent / "log").read_text()
 
 
 def _answers(started: Head) -> bool:

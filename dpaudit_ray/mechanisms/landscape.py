@@ -41,7 +41,7 @@ class Landscape(Mechanism):
     `gradient` is the shape of the sum of all other gradients: `threshold` (the paper's),
     `constant` (its Example 1) or `linear`, which rises to the largest size within `width` of the
     threshold. `width` is in standard deviations of a step's noise; `tuned` is the one with the
-    largest ε at δ = 1e-5 after the last step.
+    largest ε at δ = 1e-5 after the last step. `seed` draws other trials, for repetitions.
     """
 
     name: Literal["landscape"] = "landscape"
@@ -53,6 +53,7 @@ class Landscape(Mechanism):
     width: Annotated[float | Literal["tuned"], BeforeValidator(_width)] = "tuned"
     first_step: Literal["unscaled", "scaled"] = "unscaled"
     backend: Literal["sampled", "exact"] = "sampled"
+    seed: int = Field(default=0, ge=0)
 
     @property
     def sampled(self) -> bool:
@@ -93,6 +94,11 @@ class Landscape(Mechanism):
                 "mechanism.width",
                 f"is {self.width:g}, but only a linear gradient has a width; leave it out, or use "
                 "mechanism.gradient: linear",
+            )
+        if self.seed and not self.sampled:
+            raise SpecError(
+                "mechanism.seed",
+                f"is {self.seed}, but exact densities are drawn from nothing; leave it out",
             )
         if self._tunes_width and adversary.threshold == "searched":
             raise SpecError(

@@ -6,9 +6,9 @@ outcome per pack.
 
 from __future__ import annotations
 
-import functools
 import logging
 import signal
+import threading
 import time
 from typing import Any
 
@@ -26,22 +26,29 @@ from .executors import Done
 from .trainer import Trainer as PackTrainer
 
 _log = logging.getLogger("dpaudit")
+WRITERS = 32  # packs that the aggregator stores at once: most of the time they wait for storage
 
 
-@ray.remote
+@ray.remote(max_concurrency=WRITERS)
 class Aggregator:
     """One per sweep. Restarted by Ray after a crash, it rebuilds itself from the run directory."""
 
     def __init__(self, location: str) -> None:
         _settle_in()
-        self._open = functools.cache(
-            lambda: Aggregation.rebuild(RunDirectory(location, patience.RUNNING))
-        )
+        self._location = location
+        self._opening = threading.Lock()
+        self._opened: Aggregation | None = None
         sweep = location.rpartition("/")[2]  # results lie in storage_path/name
         self._publisher = metrics.Publisher(Gauge, sweep)
 
-    # Rebuilt on the first call rather than in the constructor, so that a damaged run directory
-    # reaches the driver as the error it is and not as the death of an actor.
+    def _open(self) -> Aggregation:
+        # Rebuilt on the first call rather than in the constructor, so that a damaged run directory
+        # reaches the driver as the error it is and not as the death of an actor.
+        with self._opening:
+            if self._opened is None:
+                run = RunDirectory(self._location, patience.RUNNING)
+                self._opened = Aggregation.rebuild(run)
+            return self._opened
 
     def fold(self, pack: Pack, scores: PackScores) -> None:
         """Stores and folds a pack; safe to call twice."""
@@ -77,14 +84,17 @@ class Trainer:
     def run_pack(self, pack: Pack) -> Done | Failure:
         """Returns when the pack is stored, or with the failure of the user's code."""
         started = time.perf_counter()
-        what = f"{self._plan.audits[pack.audit].label}, trials {pack.first}-{pack.last}"
+        label = self._plan.audits[pack.audit].label
+        what = f"{label}, trials {pack.first}-{pack.last}"
         _log.info("%s: starts", what)
         result = self._trainer.attempt(pack)
         if isinstance(result, Failure):
             _log.error("%s: failed\n%s", what, result.traceback)
             return result
         trained = time.perf_counter() - started
-        ray.get(self._aggregator.fold.options(name=f"Aggregator.fold {what}").remote(pack, result))
+        # Not after its trials: Ray keeps metrics by task name, 15 kB for each, in every process.
+        fold = self._aggregator.fold.options(name=f"Aggregator.fold {label}")
+        ray.get(fold.remote(pack, result))
         seconds = time.perf_counter() - started
         _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
         return Done(pack, seconds)

@@ -2,15 +2,17 @@
 
 A pack is written, then folded, then acknowledged, so an acknowledged pack survives anything.
 Everything else in here can be rebuilt from the run directory, and is, whenever this starts.
+
+Several packs may be written at once, by as many threads; they are folded one at a time.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from ..plan import Pack, Plan
 from ..spec import Sweep
 from ..storage import PackScores, RunDirectory
 from .deciding import Decider
+from .replay import Ahead, Replay
 
 FLUSH_SECONDS = 5.0
 
@@ -81,7 +84,11 @@ class Aggregation:
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         self._sweep, self._run = sweep, run
-        self._audits = [_AuditState(index, sweep, plan, run) for index in range(len(plan.audits))]
+        self._turn = threading.RLock()  # held by whoever reads or changes the estimates
+        ahead = Ahead()
+        self._audits = [
+            _AuditState(index, sweep, plan, run, ahead) for index in range(len(plan.audits))
+        ]
         self._flushed = time.monotonic()
         self._recorded = stop_when.decided(run, sweep)
 
@@ -91,35 +98,44 @@ class Aggregation:
         return cls(*planning.read(run), run)
 
     def fold(self, pack: Pack, scores: PackScores) -> None:
-        """Stores and folds one pack; folding it again changes nothing.
+        """Stores and folds one pack; folding it again changes nothing. Any thread may call it.
 
         Raises:
             StorageError: the pack could not be written, and does not count as done; or the
                 estimates, which are due every few seconds, could not.
         """
-        self._audits[pack.audit].add(pack, scores)
-        if time.monotonic() - self._flushed > FLUSH_SECONDS:
-            self.flush()
+        audit = self._audits[pack.audit]
+        if audit.holds(pack):
+            return
+        audit.store(scores)
+        with self._turn:
+            audit.add(pack, scores)
+            if time.monotonic() - self._flushed > FLUSH_SECONDS:
+                self.flush()
 
     def progress(self, activity: Activity = Activity()) -> Progress:
         """What to show now; cheap."""
-        audits = enumerate(self._audits)
-        return Progress(tuple(audit.progress(index, activity) for index, audit in audits), activity)
+        with self._turn:
+            audits = [audit.progress(i, activity) for i, audit in enumerate(self._audits)]
+        return Progress(tuple(audits), activity)
 
     def flush(self) -> None:
         """Writes the current estimates and decisions, and _SUCCESS when nothing is left to do."""
-        self._run.write_estimates([row for audit in self._audits for row in audit.rows()])
-        enough = {i: a.decided for i, a in enumerate(self._audits) if a.decided is not None}
-        if enough != self._recorded:
-            stop_when.record(self._run, self._sweep, enough)
-            self._recorded = enough
-        if all(audit.complete for audit in self._audits) and not self._run.complete:
-            self._run.set_complete(True)
-        self._flushed = time.monotonic()
+        with self._turn:
+            self._run.write_estimates([row for audit in self._audits for row in audit.rows()])
+            enough = {i: a.decided for i, a in enumerate(self._audits) if a.decided is not None}
+            if enough != self._recorded:
+                stop_when.record(self._run, self._sweep, enough)
+                self._recorded = enough
+            if all(audit.complete for audit in self._audits) and not self._run.complete:
+                self._run.set_complete(True)
+            self._flushed = time.monotonic()
 
 
 class _AuditState:
-    def __init__(self, index: int, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+    def __init__(
+        self, index: int, sweep: Sweep, plan: Plan, run: RunDirectory, ahead: Ahead
+    ) -> None:
         audit, cell = plan.audits[index], sweep.cells[index]
         self._audit, self._cell, self._run, self._seed = audit, cell, run, plan.seed
         estimators = cell.audit.estimators if cell.mechanism.sampled else []
@@ -134,33 +150,42 @@ class _AuditState:
         self.decided: int | None = None  # trials that were enough; later ones are not folded
         self._live_epsilon: float | None = None  # kept until the next fold, as are the rows:
         self._rows: list[dict[str, Any]] | None = None  # most audits of a sweep are at rest
-        self._advance(None)
+        self._replay = Replay(self._stored, ahead)
+        self._advance()
 
     @property
     def complete(self) -> bool:
         return self.decided is not None or self._folded == len(self._audit.packs)
 
-    def add(self, pack: Pack, scores: PackScores) -> None:
-        bounds = (pack.first, pack.last)
-        if bounds in self._finished:
-            return
-        self._run.write_scores(self._audit.id, scores)
-        self._finished.add(bounds)
-        self._done += pack.size
-        self._advance(scores)
+    def holds(self, pack: Pack) -> bool:
+        return (pack.first, pack.last) in self._finished
 
-    def _advance(self, arrived: PackScores | None) -> None:
-        """Folds every pack that is next in trial order; late neighbours are read back."""
-        for first, last in itertools.islice(self._audit.packs, self._folded, None):
-            if self.decided is not None or (first, last) not in self._finished:
-                return
-            if arrived is not None and arrived.first == first:
-                self._fold(arrived)
-            else:
-                self._fold(self._stored(first, last))
+    def store(self, scores: PackScores) -> None:
+        self._run.write_scores(self._audit.id, scores)
+
+    def add(self, pack: Pack, scores: PackScores) -> None:
+        if self.holds(pack):
+            return  # two tries of one pack were stored at once
+        self._finished.add((pack.first, pack.last))
+        self._done += pack.size
+        if self.decided is None:
+            self._replay.keep(scores)
+            self._advance()
+
+    def _advance(self) -> None:
+        """Folds every pack that is next in trial order."""
+        for pack in self._replay.packs(self._next_finished()):
+            self._fold(pack)
             self._folded += 1
             if self._decider.enough():
-                self.decided = last + 1
+                self.decided = pack.last + 1
+                return
+
+    def _next_finished(self) -> Iterator[tuple[int, int]]:
+        for index in range(self._folded, len(self._audit.packs)):
+            if (bounds := self._audit.packs[index]) not in self._finished:
+                return
+            yield bounds
 
     def _stored(self, first: int, last: int) -> PackScores:
         """A pack from the run directory, whose bits must be those that the plan commits to."""

@@ -16,6 +16,7 @@ from ..storage import RunDirectory
 from .aggregation import Activity, Progress
 from .deadlines import Deadlines
 from .executors import Done, Lost, Outcome
+from .nodes import Nodes, last_line
 from .pool import PACKS_PER_TRAINER, Pool, Worker
 
 
@@ -24,8 +25,8 @@ class RayExecutor:
 
     Args:
         ray: the module, connected.
-        room: how many trainers of this sweep the cluster holds now.
         packs: how many packs there are to run; more trainers than that are never started.
+        nodes: where trainers may run, and how many.
         tell: takes a line for the user.
     """
 
@@ -36,12 +37,12 @@ class RayExecutor:
         plan: Plan,
         run: RunDirectory,
         packs: int,
-        room: Callable[[], int],
+        nodes: Nodes,
         tell: Callable[[str], None],
     ) -> None:  # fmt: skip
         from . import actors
 
-        self._ray, self._sweep, self._plan = ray, sweep, plan
+        self._ray, self._sweep, self._plan, self._nodes = ray, sweep, plan, nodes
         self._trainer_class = actors.Trainer
         # A namespace of its own: names stay short, and one that a killed driver left is no clash.
         self._namespace = f"dpaudit-{secrets.token_hex(4)}"
@@ -54,6 +55,7 @@ class RayExecutor:
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=-1,
+            scheduling_strategy=nodes.beside_the_driver,
         ).remote(run.location)
         # Rebuilds the estimates now, so that a damaged run directory is told before any training.
         self._seen: Progress = self._aggregator_call("progress", Activity())
@@ -61,7 +63,10 @@ class RayExecutor:
         self._deadlines = Deadlines(sweep.resources.pack_deadline)
         self._tell = tell
         self._pool = Pool(
-            self._start_worker, lambda actor: ray.kill(actor), lambda: min(room(), packs), tell
+            self._start_worker,
+            lambda actor: ray.kill(actor),
+            lambda: min(nodes.room(), packs),
+            tell,
         )
         self._pool.resize()
 
@@ -79,9 +84,8 @@ class RayExecutor:
         """Gives the pack to the trainer with the fewest packs."""
         worker = self._pool.least_busy()
         label = self._plan.audits[pack.audit].label
-        task = worker.actor.run_pack.options(
-            name=f"Trainer.run_pack {label} {pack.first}-{pack.last}"
-        )
+        # Not the trials: Ray keeps metrics by task name, 15 kB for each, in every process.
+        task = worker.actor.run_pack.options(name=f"Trainer.run_pack {label}")
         if not worker.packs:
             worker.since = time.monotonic()
         worker.packs[task.remote(pack)] = pack
@@ -177,6 +181,7 @@ class RayExecutor:
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
+            label_selector=self._nodes.selector,
         ).remote(*self._shared, self._aggregator, self._datasets)
         return Worker(name, actor, actor.ready.remote())
 
@@ -198,9 +203,3 @@ def _ours(error: BaseException) -> DpauditError | None:
             return None
         error = cause
     return cause
-
-
-def last_line(error: BaseException) -> str:
-    """What a Ray error says in the end."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__

@@ -46,12 +46,25 @@ def audit_figure(title: str, estimates: pd.DataFrame, scores: pd.DataFrame) -> b
         if scores["step"].nunique() > 1:
             panels.append((_path, scores))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9 if len(panels) < 3 else 12, 3.4), layout="constrained")
+        figure, row = side_by_side(len(panels))
         figure.suptitle(title, fontsize=10)
-        row = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, (draw, content) in zip(row, panels, strict=True):
             draw(axes, content)
         return png(figure)
+
+
+def side_by_side(panels: int) -> tuple[Figure, list[Any]]:
+    """A figure with its axes, at fixed margins.
+
+    They hold tick labels of up to six characters. A layout engine would measure them, and take
+    most of a report's time: it draws everything three times more.
+    """
+    width = 9 if panels < 3 else 12
+    figure = Figure(figsize=(width, 3.4))
+    row = figure.subplots(1, panels, squeeze=False)[0]
+    figure.subplots_adjust(left=0.6 / width, right=1 - 0.15 / width, bottom=0.145, top=0.9)
+    figure.subplots_adjust(wspace=0.24)
+    return figure, list(row)
 
 
 def _bounds(axes: Any, estimates: pd.DataFrame) -> None:

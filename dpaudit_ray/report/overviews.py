@@ -110,17 +110,19 @@ def amplification_figure(run: Run, panels: Sequence[Panel]) -> bytes | None:
     """A PNG with the bound at the last step over that at the first, on a grid of two numbers.
 
     None unless the canary is inserted in the first step only (the claim stays what it is), which
-    is where 1 says that hiding the steps amplified nothing, and two keys of numbers make the grid.
+    is where 1 says that hiding the steps amplified nothing, and two keys of numbers make the grid;
+    repetitions are averaged.
     """
-    keys = {k: v for k, v in dict(run.sweep.raw.get("grid") or {}).items() if len(v) > 1}
+    grid = dict(run.sweep.raw.get("grid") or {})
+    keys = {k: v for k, v in grid.items() if len(v) > 1 and k != "mechanism.seed"}
     numbers = all(type(x) in (int, float) for values in keys.values() for x in values)
     once = all(len(p.claims) > 1 and max(p.claims) <= min(p.claims) * (1 + 1e-9) for p in panels)
-    lines = {audit.id: line for panel in panels for line in panel.lines for audit in line.audits}
+    lines = {line.audits[0].id: line for panel in panels for line in panel.lines}
     cells = math.prod(len(values) for values in keys.values())
     if len(keys) != 2 or not numbers or not once or len(lines) != cells:
         return None
     (upper, ups), (side, sides) = keys.items()
-    ratios = [_kept(lines[audit.id]) for audit in run.plan.audits]
+    ratios = [_kept(lines[audit.id]) for audit in run.plan.audits if audit.id in lines]
     table = np.array(ratios).reshape(len(ups), len(sides))
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         size = (1.6 + 0.7 * len(ups), 1.3 + 0.5 * len(sides))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy import special
 
 from .. import accounting
@@ -18,7 +18,7 @@ from ..plan import PlannedAudit
 from ..stats import profile
 from ..stats.claim import Curve
 from ..stats.profile import MuProfile
-from .figures import COLOURS, STYLE, png
+from .figures import COLOURS, STYLE, png, side_by_side
 from .tables import Run
 from .tradeoff import TradeOff
 
@@ -60,19 +60,19 @@ class Profile:
             accountant=next(iter(audit.claims)),
         )
         points = np.linspace(0.0, 2 * audit.claim, 60)
+        size = _shared_size(len(values))
         return cls(
             TradeOff.of(values, members),
-            profile.mu_profile(values, members, confidence),
+            profile.mu_profile(values, members, confidence, size=size),
             _DELTAS,
-            profile.epsilon_curve(values, members, _DELTAS, confidence),
+            profile.epsilon_curve(values, members, _DELTAS, confidence, size=size),
             Curve(points, np.minimum(ask(epsilons=points), 1.0)),
         )
 
     def figure(self) -> bytes:
         """A PNG: the trade-off curve with its fit, μ along it with its band, and ε at every δ."""
         with mpl.rc_context(STYLE):
-            figure = Figure(figsize=(12, 3.4), layout="constrained")
-            left, middle, right = figure.subplots(1, 3)
+            figure, (left, middle, right) = side_by_side(3)
             self.tradeoff.draw(left, self.claim)
             self._mu_panel(middle)
             self._epsilon_panel(right)
@@ -94,7 +94,7 @@ class Profile:
         axes.set_xlabel("threshold, as the z-score of its false-positive rate")
         axes.set_ylabel("μ")
         axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(loc="lower left", frameon=False, fontsize=7)
 
     def _epsilon_panel(self, axes: Any) -> None:
         claimed, epsilons = self.claim.deltas, self.claim.epsilons
@@ -104,7 +104,18 @@ class Profile:
         )
         tallest = float(np.max(epsilons[claimed >= self.deltas[0]], initial=0.0))
         axes.set_xlim(self.deltas[0], self.deltas[-1])
+        axes.set_xticks([1e-8, 1e-6, 1e-4, 1e-2], ["1e-8", "1e-6", "1e-4", "1e-2"])
+        axes.minorticks_off()
         axes.set_xlabel("δ")
         axes.set_ylabel("ε")
         axes.set_ylim(0, 1.05 * max(tallest, float(np.max(self.epsilons)), 0.1))
         axes.legend(frameon=False, fontsize=7)
+
+
+def _shared_size(trials: int) -> int:
+    """What no world of so many trials exceeds, but by a chance of 1 in 16,000.
+
+    One calibration then does for all audits of that many trials; a larger world has its own
+    (`stats.local_levels.upper_rates`).
+    """
+    return math.ceil(trials / 2 + 2 * math.sqrt(trials))

@@ -15,6 +15,8 @@ from ..spec import AuditSpec, Sweep
 from ..stats import Estimate
 from ..storage import RunDirectory
 
+EXACT = "exact"  # the estimator of an audit without trials that certifies something
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -89,7 +91,7 @@ def overview(run: Run) -> list[dict[str, Any]]:
 def representative(run: Run, audit: PlannedAudit) -> str:
     """The one that stands for the audit: its first, or `exact` where no trials are run."""
     cell = run.sweep.cells[run.plan.audits.index(audit)]
-    return cell.audit.estimators[0].name if cell.mechanism.sampled else "exact"
+    return cell.audit.estimators[0].name if cell.mechanism.sampled else EXACT
 
 
 def _anytime() -> set[str]:

@@ -72,7 +72,8 @@ class TradeOff:
         axes.set_xlim(-0.02 * reach, reach)
         axes.set_ylim(-0.02 * reach, reach)
         axes.set_aspect("equal")
-        axes.legend(frameon=False, fontsize=7)
+        # Told where it is free: looking for the best place takes a while among thousands of points.
+        axes.legend(loc="upper right", frameon=False, fontsize=7)
 
 
 def gaussian(alpha: npt.ArrayLike, mu: float) -> Floats:

@@ -42,13 +42,14 @@ def upper_rates(n: int, tail: float, levels: Levels, size: int = 0) -> Upper:
         tail: chance that any of the bounds fails, in (0, 1).
         levels: how the error is spread. Beyond `EXACT_LIMIT` trials, equal local levels are
             replaced by Bonferroni, which stays valid and costs little at such sizes.
-        size: calibrate for this many trials instead; valid when it is at least n.
+        size: calibrate for this many trials instead, where that is more than n and within
+            `EXACT_LIMIT`; see `next_size`.
     """
     if levels is Levels.DKW:
         width = math.sqrt(-math.log(tail) / (2 * n))
         return lambda counts: np.minimum(counts / n + width, 1.0)
     exact = levels is Levels.EQUAL_LOCAL and n <= EXACT_LIMIT
-    level = local_level(max(size, n), tail) if exact else tail / n
+    level = local_level(max(min(size, EXACT_LIMIT), n), tail) if exact else tail / n
     return lambda counts: np.asarray(clopper_pearson_upper(counts, n, level))
 
 

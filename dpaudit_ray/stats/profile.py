@@ -47,6 +47,7 @@ def mu_profile(
     members: npt.ArrayLike,
     confidence: float,
     levels: Levels = Levels.EQUAL_LOCAL,
+    size: int = 0,
 ) -> MuProfile:
     """μ at each threshold between the scores, with a two-sided simultaneous band.
 
@@ -55,6 +56,7 @@ def mu_profile(
         members: bool [R], the secret bits.
         confidence: chance that the whole band is right, in (0, 1).
         levels: shape of the band.
+        size: see `upper_rates`, for both worlds.
 
     Raises:
         ValueError: an argument outside its bounds.
@@ -67,7 +69,7 @@ def mu_profile(
     errors = worlds.errors(thresholds)
     # Four one-sided bands: an upper and a lower one for either rate.
     tail = (1 - confidence) / 4
-    uppers = [upper_rates(n, tail, levels) for n in worlds.sizes]
+    uppers = [upper_rates(n, tail, levels, size) for n in worlds.sizes]
     high = [u(k) for u, k in zip(uppers, errors, strict=True)]
     low = [
         np.maximum(1 - u(n - k), 0.0) for u, k, n in zip(uppers, errors, worlds.sizes, strict=True)
@@ -89,6 +91,7 @@ def epsilon_curve(
     deltas: npt.ArrayLike,
     confidence: float,
     levels: Levels = Levels.EQUAL_LOCAL,
+    size: int = 0,
 ) -> Floats:
     """Lower bounds on ε at each δ, float64 [len(deltas)], all valid together; else as above.
 
@@ -98,7 +101,7 @@ def epsilon_curve(
     d = np.atleast_1d(np.asarray(deltas, dtype=np.float64))
     if not np.all((d >= 0) & (d < 1)):
         raise ValueError(f"deltas must lie in [0, 1), got {d.tolist()}")
-    fpr, fnr = _band(scores, members, confidence, levels)
+    fpr, fnr = _band(scores, members, confidence, levels, size)
     return np.array([np.max(epsilon_of_rates(fpr, fnr, one), initial=0.0) for one in d])
 
 
@@ -157,7 +160,11 @@ def true_positive_rate(
 
 
 def _band(
-    scores: npt.ArrayLike, members: npt.ArrayLike, confidence: float, levels: Levels
+    scores: npt.ArrayLike,
+    members: npt.ArrayLike,
+    confidence: float,
+    levels: Levels,
+    size: int = 0,
 ) -> tuple[Floats, Floats]:
     """Upper bounds on both error rates at each distinct test, valid together at `confidence`."""
     check_alpha(1 - confidence)
@@ -168,6 +175,7 @@ def _band(
     tests = np.unique(np.stack(worlds.errors(worlds.midpoints())), axis=1)
     tail = (1 - confidence) / 2
     fpr, fnr = (
-        upper_rates(n, tail, levels)(counts) for n, counts in zip(worlds.sizes, tests, strict=True)
+        upper_rates(n, tail, levels, size)(counts)
+        for n, counts in zip(worlds.sizes, tests, strict=True)
     )
     return fpr, fnr

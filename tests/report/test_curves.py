@@ -10,9 +10,10 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray.report import overviews
 from dpaudit_ray.report.groups import Panel, panels
+from dpaudit_ray.report.profiles import Profile
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.tradeoff import TradeOff, gaussian
-from dpaudit_ray.stats import gdp
+from dpaudit_ray.stats import gdp, local_levels
 
 
 def grouped(tiny: dict, folder: Path) -> tuple[Run, list[Panel]]:
@@ -61,6 +62,44 @@ def test_amplification_is_the_last_epsilon_over_the_first(tmp_path: Path) -> Non
     assert overviews.amplification_figure(run, found) is not None
     exact, read_as_gaussian = (panels(run, name)[0].lines[0] for name in ("exact", "exact-gdp"))
     assert exact.last[0] < read_as_gaussian.last[0]
+
+
+def test_amplification_averages_repetitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the seeds stand in the grid, a cell is the mean of its own repetitions."""
+    sweep = {
+        "name": "landscape",
+        "mechanism": {"name": "landscape", "steps": 3, "batch_size": 1, "noise_multiplier": 1.0},
+        "adversary": "landscape",
+        "audit": {"trials": 400, "delta": 1e-5, "record_every": 1},
+        "grid": {
+            "mechanism.noise_multiplier": [0.5, 1.0],
+            "mechanism.seed": [1, 2, 3],
+            "mechanism.batch_size": [1, 4],
+        },
+    }
+    run, found = grouped(sweep, tmp_path)
+    assert len(run.plan.audits) == 12
+    kept = []
+    monkeypatch.setattr(overviews, "_kept", lambda line: kept.append(line) or 0.5)
+    assert overviews.amplification_figure(run, found) is not None
+    cells = dict(zip((audit.id for audit in run.plan.audits), run.sweep.cells, strict=True))
+    mechanisms = [[cells[audit.id].mechanism for audit in line.audits] for line in kept]
+    assert [{(m.noise_multiplier, m.batch_size) for m in line} for line in mechanisms] == [
+        {(0.5, 1)}, {(0.5, 4)}, {(1.0, 1)}, {(1.0, 4)},
+    ]  # fmt: skip
+    assert all([m.seed for m in line] == [1, 2, 3] for line in mechanisms)
+
+
+def test_audits_of_one_size_share_their_calibration(tiny: dict, tmp_path: Path) -> None:
+    """It takes most of the time where there are thousands of trials; two levels need one each."""
+    tiny["grid"]["mechanism.seed"] = [1, 2, 3]
+    run, _ = grouped(tiny, tmp_path)
+    local_levels.local_level.cache_clear()
+    for audit in run.plan.audits:
+        Profile.of(run, audit, run.directory.scores(audit.id))
+    assert local_levels.local_level.cache_info().misses == 2
 
 
 @pytest.mark.parametrize("mu", [0.5, 2.0])

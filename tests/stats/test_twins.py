@@ -435,6 +435,23 @@ def test_profile_by_its_loop():
     assert band.epsilon_lower == pytest.approx(epsilons[0], abs=1e-12)
 
 
+def test_curves_of_a_shared_calibration_are_valid_and_hardly_wider(monkeypatch):
+    # 564 is what a report takes for 1000 trials: 4 deviations more than half of them.
+    rng = np.random.default_rng(16)
+    scores, members = gaussian_trials(rng, 1000, 1.0)
+    own, shared = (profile.mu_profile(scores, members, 0.95, size=size) for size in (0, 564))
+    assert np.all((shared.lower <= own.lower) & (shared.upper >= own.upper))
+    finite = np.isfinite(own.lower)
+    assert np.max((own.lower - shared.lower)[finite]) < 0.02
+    mine, loose = (
+        profile.epsilon_curve(scores, members, [1e-3], 0.95, size=size)[0] for size in (0, 564)
+    )
+    assert mine - 0.02 < loose <= mine
+    monkeypatch.setattr(local_levels, "EXACT_LIMIT", 600)
+    beyond = profile.epsilon_curve(scores, members, [1e-3], 0.95, size=10**6)
+    assert 0 < beyond[0] <= loose
+
+
 def test_mu_profile_knows_gaussian_from_response():
     rng = np.random.default_rng(15)
     scores, members = gaussian_trials(rng, 3000, 1.0)

@@ -1,0 +1,88 @@
+"""Trials that train nothing, so that all the time a sweep takes is the orchestrator's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from dpaudit_ray.adversaries.base import Adversary
+from dpaudit_ray.mechanisms.base import Claimed, Mechanism, Session
+
+
+class Nobody(Adversary):
+    """There is nothing to attack: scores are drawn by the mechanism."""
+
+    name: str = "jobs.scale.empty:Nobody"
+
+
+class Empty(Mechanism):
+    """Scores of a Gaussian mechanism without its training; a pack takes `seconds` of sleep.
+
+    `number` only tells the audits of a sweep apart.
+    """
+
+    name: str = "jobs.scale.empty:Empty"
+    seconds: float = Field(default=0.0, ge=0)
+    number: int = 0
+
+    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+        """One release."""
+        return (1,)
+
+    def check(self, adversary: Adversary) -> None:
+        """Any adversary will do."""
+
+    def check_inputs(self) -> None:
+        """Nothing is read."""
+
+    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+        """What is released: the bit plus unit noise."""
+        return Claimed(1.0, 1)
+
+    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
+        """Nothing to prepare."""
+        return self
+
+    def run(
+        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
+    ) -> npt.NDArray[np.float64]:
+        """See `Session.run`."""
+        if self.seconds:
+            time.sleep(self.seconds)
+        noise = np.random.default_rng(seed).standard_normal((len(members), 1))
+        return noise + members[:, None]
+
+
+def sweep(
+    name: str,
+    trials: int,
+    pack_size: int,
+    *,
+    audits: int = 1,
+    trainers: int = 2,
+    seconds: float = 0.0,
+    estimators: tuple[str, ...] = ("accuracy",),
+) -> Mapping[str, Any]:
+    """A sweep of `audits` audits that share `trials` empty trials.
+
+    `trainers` share two CPUs: nothing is computed, so more of them than cores only keep each
+    other from waiting for the disk.
+    """
+    return {
+        "name": name,
+        "seed": 0,
+        "mechanism": {"name": "jobs.scale.empty:Empty", "seconds": seconds},
+        "adversary": {"name": "jobs.scale.empty:Nobody"},
+        "audit": {"trials": trials // audits, "delta": 1e-5, "estimators": list(estimators)},
+        "grid": {"mechanism.number": list(range(audits))},
+        "resources": {
+            "pack_size": pack_size,
+            "num_cpus": 2 / trainers,
+            "max_concurrent_trainers": trainers,
+        },
+    }

@@ -1,0 +1,172 @@
+"""Ray nodes of our own beside a head, each with an address on loopback, and drivers on them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.head import Head, free_port, wait_for
+
+_hosts = itertools.count(2)  # 127.0.0.1 is the head's
+SMALL = 80 * 1024 * 1024  # bytes of object store: the least that Ray takes
+
+
+@dataclasses.dataclass
+class Node:
+    """A raylet with its agents and workers, below one `ray start --block`."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def joined(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()[-2000:]
+        return "Ray runtime started" in self.log.read_text()
+
+    def actors(self, name: str) -> list[psutil.Process]:
+        """Processes of an actor class on this node."""
+        return actors(self.process.pid, name)
+
+    def kill(self) -> None:
+        """SIGKILL for everything on the node, as when its power fails."""
+        for process in tree(self.process.pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait(20)
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and all below it; none when it is gone."""
+    try:
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def actors(pid: int, name: str) -> list[psutil.Process]:
+    """Actor processes below a process; Ray puts the class name into the process title."""
+    found = []
+    for process in tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if f"ray::{name}" in " ".join(process.cmdline()):
+                found.append(process)
+    return sorted(found, key=lambda process: process.pid)
+
+
+class Nodes:
+    """The nodes that have joined a head, in the order in which they did."""
+
+    def __init__(self, head: Head, folder: Path) -> None:
+        self.head, self._folder = head, folder
+        self.all: list[Node] = []
+
+    def join(self, cpus: int = 1, gpus: int = 0, inside: Sequence[str | Path] = ()) -> Node:
+        """Starts a node, perhaps `inside` another command, and does not wait for it."""
+        number = next(_hosts)
+        address, log = f"127.0.0.{number}", self._folder / f"{number}.log"
+        command = [
+            *inside,
+            *("ray", "start", "--block", f"--address={self.head.gcs}", f"--num-cpus={cpus}"),
+            *(f"--node-ip-address={address}", f"--temp-dir={self._folder}/{number}"),
+            *(f"--num-gpus={gpus}", f"--object-store-memory={SMALL}", "--disable-usage-stats"),
+            *(f"--dashboard-agent-listen-port={free_port()}",),
+        ]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, env=self.head.environment, stdout=out, stderr=out, start_new_session=True
+            )
+        self.all.append(node := Node(address, process, log))
+        return node
+
+    def joined(self, cpus: int = 1, gpus: int = 0, inside: Sequence[str | Path] = ()) -> Node:
+        """Starts a node; returns when it has joined."""
+        node = self.join(cpus, gpus, inside)
+        wait_for(lambda: node.joined)
+        return node
+
+    def lose(self, node: Node) -> None:
+        """Takes a node away without a warning; the head notices in a quarter of a minute."""
+        self.all.remove(node)
+        node.kill()
+
+    def leave(self, node: Node) -> None:
+        """Takes a node away in good order: the head knows at once."""
+        left = tree(node.process.pid)
+        node.process.terminate()
+        psutil.wait_procs(left, timeout=20)
+        self.lose(node)
+
+
+class Driver:
+    """`dpaudit run` on the cluster of a head. What it says is added to `storage`.log."""
+
+    def __init__(self, head: Head, sweep: Path, storage: Path) -> None:
+        self._storage, self._log = storage, storage.with_suffix(".log")
+        command = [sys.executable, "-m", "dpaudit_ray", "run", sweep, "--storage-path", storage]
+        with self._log.open("a") as out:
+            self.process = subprocess.Popen(
+                [*command, "--address", head.gcs], env=head.environment, stdout=out, stderr=out
+            )
+
+    @property
+    def output(self) -> str:
+        """What it has said, and those before it."""
+        return self._log.read_text()
+
+    @property
+    def packs(self) -> int:
+        """Packs in the storage."""
+        return len(list(self._storage.glob("*/scores/*/*.parquet")))
+
+    @property
+    def works(self) -> bool:
+        assert self.process.poll() is None, self.output
+        return True
+
+    def wait_for(self, what: Callable[[], Any], seconds: float = 120) -> Any:
+        """The first true value of `what()` while it works."""
+        return wait_for(lambda: self.works and what(), seconds)
+
+    def ends(self, seconds: float = 200) -> int:
+        """Its exit code."""
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        """SIGKILL, for it and for nothing below it."""
+        self.process.kill()
+        self.process.wait(20)
+
+
+@contextlib.contextmanager
+def driver(head: Head, sweep: Path, storage: Path) -> Iterator[Driver]:
+    """A driver that does not outlive the block."""
+    started = Driver(head, sweep, storage)
+    try:
+        yield started
+    finally:
+        started.kill()
+
+
+@contextlib.contextmanager
+def nodes(head: Head) -> Iterator[Nodes]:
+    """Nodes around a head; their processes, and no others, end with the block."""
+    folder = Path(tempfile.mkdtemp(prefix="dpn"))  # short: Ray puts sockets below it
+    joined = Nodes(head, folder)
+    try:
+        yield joined
+    finally:
+        for node in joined.all:
+            node.kill()
+        shutil.rmtree(folder, ignore_errors=True)

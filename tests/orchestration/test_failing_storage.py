@@ -1,0 +1,101 @@
+"""Storage that fails under real Ray processes: one write in five, or all, on a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dpaudit_ray as da
+from tests.command import changed, write_sweep
+from tests.orchestration.test_faults import assert_same
+
+pytestmark = pytest.mark.slow
+
+FAULTS = """
+import errno, os, random
+sync, dice = os.fsync, random.Random(os.getpid())
+
+def fails_at_times(file):
+    if dice.random() < 1 / 9:
+        with open(os.environ["FAULTS"], "a") as record:
+            record.write(f"{os.getpid()}\\n")
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    sync(file)
+
+os.fsync = fails_at_times
+"""
+
+
+def run(
+    file: Path, storage: Path, *more: str, environment: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """`dpaudit run` as a process of its own: its exit code and what it says on stderr."""
+    command = [sys.executable, "-m", "dpaudit_ray", "run", file, "--storage-path", storage, *more]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def sweep(tiny: dict, tmp_path: Path) -> Path:
+    return write_sweep(tmp_path, changed(tiny, "audit.trials", 400))
+
+
+@pytest.fixture
+def quiet(sweep: Path, tmp_path: Path) -> str:
+    """The run to compare with."""
+    return da.run(sweep, storage_path=str(tmp_path / "quiet"), executor="inline").location
+
+
+def test_one_write_in_five_fails(sweep: Path, quiet: str, tmp_path: Path) -> None:
+    """In every process of the run. A write syncs twice: 1 - (8/9)^2 = 0.21 of them fail."""
+    (tmp_path / "sitecustomize.py").write_text(FAULTS)
+    record = tmp_path / "faults"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "FAULTS": str(record)}
+    code, told = run(sweep, tmp_path / "flaky", environment=environment)
+    assert code == 0, told
+    by_process = record.read_text().splitlines()
+    assert max(map(by_process.count, by_process)) >= 5  # in the aggregator, which stores 80 packs
+    assert_same(tmp_path / "flaky/tiny", quiet)
+
+
+@contextlib.contextmanager
+def disk(place: Path, size: str) -> Iterator[None]:
+    """A disk of its own at `place`; skips the test where nobody may mount one."""
+    place.mkdir()
+    mounted = mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place))
+    if mounted.returncode != 0:
+        pytest.skip(f"a disk cannot be mounted here ({mounted.stderr.strip()})")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def mount(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["mount", *arguments], capture_output=True, text=True)
+
+
+def test_a_full_disk_stops_the_sweep_and_a_larger_one_ends_it(
+    sweep: Path, quiet: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "disk"
+    with disk(place, "200k"):
+        code, told = run(sweep, place)
+        assert code == 4, told
+        assert told.count("\n") == 1
+        assert os.strerror(errno.ENOSPC) in told
+        assert "run the same command again" in told
+        done = len(list(place.glob("tiny/scores/*/*.parquet")))
+        assert 5 < done < 80
+        assert mount("-o", "remount,size=20m", str(place)).returncode == 0
+        code, told = run(sweep, place)
+        assert code == 0, told
+        assert_same(place / "tiny", quiet)

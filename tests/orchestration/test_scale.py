@@ -1,0 +1,179 @@
+"""What a pack costs must not depend on how many there are; `jobs/scale` measures it at length."""
+
+from __future__ import annotations
+
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray import plan as planning
+from dpaudit_ray import seeds, spec
+from dpaudit_ray.orchestration.aggregation import Activity, Aggregation, Progress
+from dpaudit_ray.orchestration.driver import Driver
+from dpaudit_ray.orchestration.executors import Done, Outcome
+from dpaudit_ray.orchestration.interrupt import Stop
+from dpaudit_ray.orchestration.ledger import Ledger
+from dpaudit_ray.orchestration.replay import UNDERWAY, Ahead, Replay
+from dpaudit_ray.plan import Pack, Plan
+from dpaudit_ray.spec import ResourceSpec
+from dpaudit_ray.storage import PackScores, RunDirectory
+from jobs.scale import empty, measure
+
+
+def planned(folder: Path, packs: int, size: int) -> tuple[spec.Sweep, Plan, RunDirectory]:
+    sweep = spec.from_raw(empty.sweep("scale", packs * size, size))
+    run = RunDirectory.under(str(folder), sweep.name)
+    return sweep, planning.open_run(sweep, run), run
+
+
+def results(plan: Plan) -> list[tuple[Pack, PackScores]]:
+    found = []
+    for index, audit in enumerate(plan.audits):
+        for first, last in audit.packs:
+            members = seeds.bits(plan.seed, audit.fingerprint, first, last)
+            noise = np.random.default_rng(first).standard_normal((len(members), 1))
+            pack = PackScores(first, members, audit.horizons, noise + members[:, None])
+            found.append((Pack(index, first, last), pack))
+    return found
+
+
+def test_a_late_pack_costs_the_aggregator_what_an_early_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPU time, so that a busy machine does not fail it. Quadratic work would make it 7 times."""
+    monkeypatch.setattr(RunDirectory, "write_scores", lambda *_: None)
+    aggregation = Aggregation(*planned(tmp_path, packs=8000, size=5))
+    packs = results(planning.require(RunDirectory(str(tmp_path / "scale"))))
+    quarters = []
+    for start in range(0, 8000, 2000):
+        began = time.process_time()
+        for pack, scores in packs[start : start + 2000]:
+            aggregation.fold(pack, scores)
+        quarters.append(time.process_time() - began)
+    assert quarters[3] < 2 * quarters[0]
+    assert sum(quarters) / 8000 < 0.005
+    assert aggregation.progress().done == 40_000
+
+
+def test_estimates_are_those_of_one_thread_when_sixteen_store_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, plan, run = planned(tmp_path / "many", packs=64, size=10)
+    packs = results(plan)
+    np.random.default_rng(0).shuffle(packs)
+    write, writing, most = RunDirectory.write_scores, [0], [0]
+    guard = threading.Lock()
+
+    def slow(self: RunDirectory, audit: str, pack: PackScores) -> None:
+        with guard:
+            writing[0] += 1
+            most[0] = max(most[0], writing[0])
+        time.sleep(0.02)
+        write(self, audit, pack)
+        with guard:
+            writing[0] -= 1
+
+    monkeypatch.setattr(RunDirectory, "write_scores", slow)
+    aggregation = Aggregation(sweep, plan, run)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda each: aggregation.fold(*each), [*packs, *packs[:8]]))
+    aggregation.flush()
+    monkeypatch.setattr(RunDirectory, "write_scores", write)
+    one = Aggregation(*planned(tmp_path / "one", packs=64, size=10))
+    for each in results(plan):
+        one.fold(*each)
+    one.flush()
+    assert most[0] > 4, "storage is asked for several packs at once"
+    assert run.complete
+    assert run.estimates().equals(RunDirectory(str(tmp_path / "one/scale")).estimates())
+
+
+class Instant:
+    """Answers every pack at once."""
+
+    trainers, slots = 1, 2
+
+    def __init__(self) -> None:
+        self.queue: list[Pack] = []
+
+    def submit(self, pack: Pack) -> None:
+        self.queue.append(pack)
+
+    def wait(self, timeout: float) -> list[Outcome]:
+        return [Done(self.queue.pop(), 0.1)]
+
+    def progress(self, activity: Activity) -> Progress:
+        return Progress((), activity)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_the_drivers_memory_does_not_grow_with_the_packs() -> None:
+    def packs() -> Iterator[Pack]:
+        yield from (Pack(0, first, first + 9) for first in range(0, 300_000, 10))
+
+    driver = Driver(Instant(), packs(), Ledger(ResourceSpec(), ["only"]), Stop(grace=60))
+    tracemalloc.start()
+    driver.run()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200_000, "of 30,000 packs that would take megabytes"
+
+
+def pack(first: int, n: int = 10) -> PackScores:
+    return PackScores(first, np.ones(n, dtype=np.bool_), (1,), np.full((n, 1), float(first)))
+
+
+def test_packs_come_in_order_from_memory_or_else_from_storage() -> None:
+    read: list[int] = []
+
+    def reader(first: int, last: int) -> PackScores:
+        read.append(first)
+        time.sleep(0.01 if first % 20 else 0.03)  # a later one may arrive first
+        return pack(first)
+
+    ahead = Ahead(limit=5 * 90)
+    replay = Replay(reader, ahead)
+    for first in range(0, 100, 10):
+        replay.keep(pack(first))
+    bounds = [(first, first + 9) for first in range(0, 1000, 10)]
+    assert [p.first for p in replay.packs(bounds)] == [first for first, _ in bounds]
+    assert sorted(read) == [*range(0, 50, 10), *range(100, 1000, 10)], "the latest five were kept"
+    assert ahead.take(replay, 90) is None, "each is handed out once"
+
+
+def test_no_more_is_read_than_is_asked_for_soon() -> None:
+    read: list[int] = []
+
+    def reader(first: int, last: int) -> PackScores:
+        read.append(first)
+        return pack(first)
+
+    packs = Replay(reader, Ahead()).packs((first, first) for first in range(10_000))
+    for _ in range(5):
+        next(packs)
+    time.sleep(0.1)
+    assert len(read) <= UNDERWAY + 5
+
+
+def test_a_thousand_packs_on_ray(tmp_path: Path) -> None:
+    """What grows only with minutes, such as the metrics that Ray keeps, `make scale` shows."""
+    sampled = measure.Memory()
+    sweep = empty.sweep("scale", 20_000, 20, trainers=1)
+    result = da.run(sweep, str(tmp_path), show=sampled)
+    assert result.complete
+    ends = measure.stored(result.location)
+    assert len(ends) == 1000
+    assert (ends[-1] - ends[0]) / 999 < 0.1
+    early, late = sampled.samples[0], sampled.samples[-1]
+    assert late[1] - early[1] < 10, "MiB of the driver"
+    assert late[2] < 300, "MiB of the aggregator"
