@@ -1,16 +1,20 @@
 """How fast both engines are on this machine, against each other and against its matrix product.
 
-One process, the same threads, medians. glibc's default allocator hands every large tensor back
-to the kernel, which costs Opacus up to half of its time on CPU; the packed engine keeps its heap
-(`engines.memory`). Opacus is therefore measured both ways.
+The same threads, medians. glibc's default allocator hands every large tensor back to the kernel,
+which costs Opacus up to half of its time on CPU; trainers keep their heap (`engines.memory`).
+Opacus is therefore measured both ways: as it comes, in a process of its own, since the setting
+cannot be taken back; and in the process of the packed engine, which keeps its heap.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,9 +26,11 @@ from .plugins import parse
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from .engines.steps import Steps
     from .engines.training import Training
+    from .mechanisms.dp_sgd import DpSgd
 
 _SIDE = 2048  # of the matrix whose product is the roofline
 _STEPS = 250  # of a trial, as in Cebere et al.
@@ -63,8 +69,8 @@ class Row:
     batch_size: int
     flop: float  # per model-step: forward, backward, per-sample gradients not counted
     packed_seconds: float
-    opacus_seconds: float
-    opacus_kept_heap_seconds: float
+    opacus_seconds: float  # in a process of its own, as it comes; on a GPU, as below
+    opacus_kept_heap_seconds: float  # in the packed engine's process
 
     @property
     def ratio(self) -> float:
@@ -73,7 +79,7 @@ class Row:
 
     @property
     def ratio_kept_heap(self) -> float:
-        """Packed against Opacus in a process that keeps its heap."""
+        """Packed against Opacus in the same process, which keeps its heap."""
         return self.opacus_kept_heap_seconds / self.packed_seconds
 
     @property
@@ -114,8 +120,6 @@ def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Ben
     """
     import torch
 
-    from .engines import memory
-
     for name in models:
         if name not in WORKLOADS:
             known_names = ", ".join(WORKLOADS)
@@ -123,12 +127,12 @@ def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Ben
     if gpu and not torch.cuda.is_available():
         raise SpecError("--gpu", "torch finds no GPU here; leave it out to measure the CPU")
     torch.set_num_threads(threads)
+    # Before anything else is in memory.
+    alone = {} if gpu else {name: _apart(name, threads, repeats) for name in models}
     trainings = {name: _training(WORKLOADS[name], gpu) for name in models}
-    default = {name: _opacus(trainings[name], repeats) for name in models}
-    if not gpu:
-        memory.keep_heap()
     rows = []
     for name, training in trainings.items():
+        kept_heap = _opacus(training, repeats)
         rows.append(
             Row(
                 model=name,
@@ -136,8 +140,8 @@ def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Ben
                 batch_size=training.options.batch_size,
                 flop=_flop(training),
                 packed_seconds=_packed(training, WORKLOADS[name].models, repeats),
-                opacus_seconds=default[name],
-                opacus_kept_heap_seconds=_opacus(training, repeats),
+                opacus_seconds=alone.get(name, kept_heap),
+                opacus_kept_heap_seconds=kept_heap,
             )
         )
     device = torch.cuda.get_device_name() if gpu else _cpu_name()
@@ -146,11 +150,15 @@ def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Ben
 
 def _training(work: Workload, gpu: bool) -> Training:
     from .engines.training import Training
+
+    return Training.prepare(_options(work), seed=0, gpu=gpu)
+
+
+def _options(work: Workload) -> DpSgd:
     from .mechanisms.dp_sgd import DpSgd
 
-    data = _Synthetic(shape=work.shape, classes=work.classes, examples=2 * work.batch_size)
-    options = DpSgd(
-        data=data,
+    return DpSgd(
+        data=_Synthetic(shape=work.shape, classes=work.classes, examples=2 * work.batch_size),
         model=parse(Model, work.model, "model"),
         steps=2,
         batch_size=work.batch_size,
@@ -158,7 +166,6 @@ def _training(work: Workload, gpu: bool) -> Training:
         clip_norm=1.0,
         noise_multiplier=4.0,
     )
-    return Training.prepare(options, seed=0, gpu=gpu)
 
 
 class _Synthetic(Data):
@@ -179,24 +186,51 @@ def _packed(training: Training, models: int, repeats: int) -> float:
     from .engines.steps import PackedSteps
 
     steps = PackedSteps(training.options, training.model, 0, training.initial.device)
-    return _seconds(training, steps, models, repeats) / models
+    theta = training.initial.repeat(models, 1)
+    return _seconds(steps, theta, _batch(training), repeats) / models
 
 
 def _opacus(training: Training, repeats: int) -> float:
     from .engines.steps import OpacusSteps
 
     steps = OpacusSteps(training.options, training.module, 0, training.initial.device)
-    return _seconds(training, steps, 1, repeats)
+    return _seconds(steps, training.initial[None].clone(), _batch(training), repeats)
 
 
-def _seconds(training: Training, steps: Steps, models: int, repeats: int) -> float:
+def _apart(name: str, threads: int, repeats: int) -> float:
+    """Opacus in a fresh process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_as_it_comes, name, threads, repeats).result()
+
+
+def _as_it_comes(name: str, threads: int, repeats: int) -> float:
+    """Opacus with the allocator as it is: `Training` would change that."""
+    import torch
+
+    from .engines.start import network
+    from .engines.steps import OpacusSteps
+
+    torch.set_num_threads(threads)
+    work = WORKLOADS[name]
+    options = _options(work)
+    data = options.data.load()
+    module = network(options.model, work.shape, work.classes, 0)
+    theta = torch.nn.utils.parameters_to_vector(module.parameters()).detach()[None]
+    own = slice(work.batch_size)
+    batch = torch.from_numpy(data.x[own].copy()), torch.from_numpy(data.y[own].copy())
+    steps = OpacusSteps(options, module, 0, theta.device)
+    return _seconds(steps, theta, batch, repeats)
+
+
+def _batch(training: Training) -> tuple[Tensor, Tensor]:
+    own = training.batches[0]
+    return training.x[own], training.y[own]
+
+
+def _seconds(steps: Steps, theta: Tensor, batch: tuple[Tensor, Tensor], repeats: int) -> float:
     """Median of one step, after two to warm up."""
-    batch = training.batches[0]
-    x, y = training.x[batch], training.y[batch]
-    theta = training.initial.repeat(models, 1)
-    return statistics.median(
-        _timed(lambda: steps.step(theta, x, y, None), training.initial.device, repeats)
-    )
+    call = functools.partial(steps.step, theta, *batch, None)
+    return statistics.median(_timed(call, theta.device, repeats))
 
 
 def _timed(call: Callable[[], object], device: torch.device, repeats: int) -> Iterator[float]:

@@ -27,13 +27,13 @@ class Conv2dRule(LayerRule):
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
         assert isinstance(layer, nn.Conv2d)
-        self._weight = slots["weight"]
-        self._bias = slots.get("bias")
+        self.weight = slots["weight"]
+        self.bias = slots.get("bias")
         self._kernel, self._stride, self._dilation, self._padding = geometry(layer)
 
     def forward(self, theta: Tensor, x: Tensor) -> Tensor:
-        weight, n = self._weight.of(theta), len(theta)
-        bias = None if self._bias is None else self._bias.of(theta).flatten()
+        weight, n = self.weight.of(theta), len(theta)
+        bias = None if self.bias is None else self.bias.of(theta).flatten()
         y = F.conv2d(
             _side_by_side(x, n), weight.flatten(0, 1), bias,
             self._stride, self._padding, self._dilation, groups=n,
@@ -41,13 +41,13 @@ class Conv2dRule(LayerRule):
         return _in_turn(y, n)
 
     def forward_shared(self, theta: Tensor, x: Tensor) -> Tensor:
-        weight = self._weight.of(theta)
-        bias = None if self._bias is None else self._bias.of(theta).flatten()
+        weight = self.weight.of(theta)
+        bias = None if self.bias is None else self.bias.of(theta).flatten()
         y = F.conv2d(x, weight.flatten(0, 1), bias, self._stride, self._padding, self._dilation)
         return y.view(len(x), *weight.shape[:2], *y.shape[2:]).transpose(0, 1)
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
-        weight, n = self._weight.of(theta).flatten(0, 1), len(theta)
+        weight, n = self.weight.of(theta).flatten(0, 1), len(theta)
         of_x, of_g = _side_by_side(x, n), _side_by_side(g, n)
         return _in_turn(self._backward(weight, of_x, of_g, (True, False), n)[0], n)
 
@@ -64,7 +64,7 @@ class Conv2dRule(LayerRule):
     def samples_shared(
         self, theta: Tensor, x: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
     ) -> SampleGradients:
-        n, batch, outputs = len(theta), len(x), self._weight.shape[0]
+        n, batch, outputs = len(theta), len(x), self.weight.shape[0]
         by_sample = torch.cat([g.transpose(0, 1).flatten(3) for g in parts], 1)  # [B, n, o, T]
         if not self._keeps(batch, by_sample.shape[3]):
             return _Passing(self, x, by_sample.transpose(0, 1), cache)
@@ -79,7 +79,7 @@ class Conv2dRule(LayerRule):
 
         That row makes the bias one more input.
         """
-        x = F.pad(x, self._zero_pad).contiguous() if any(self._zero_pad) else x.contiguous()
+        x = F.pad(x, self.zero_pad).contiguous() if any(self.zero_pad) else x.contiguous()
         count, channels, height, width = x.shape
         kernel, stride, dilation = self._kernel, self._stride, self._dilation
         rows = (height - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
@@ -95,20 +95,26 @@ class Conv2dRule(LayerRule):
         return out
 
     @property
+    def dense(self) -> bool:
+        """Whether it looks at neighbours, one pixel after the other."""
+        return self._stride == self._dilation == (1, 1)
+
+    @property
     def _inputs(self) -> int:
-        _, channels, height, width = self._weight.shape
+        _, channels, height, width = self.weight.shape
         return channels * height * width
 
     @property
-    def _zero_pad(self) -> tuple[int, int, int, int]:
+    def zero_pad(self) -> tuple[int, int, int, int]:
+        """What F.pad needs: left, right, top, bottom."""
         vertical, horizontal = self._padding
         return (horizontal, horizontal, vertical, vertical)
 
     def _keeps(self, samples: int, positions: int) -> bool:
-        return keeps(samples, positions, self._inputs, self._weight.shape[0])
+        return keeps(samples, positions, self._inputs, self.weight.shape[0])
 
     def _formed(self, gradients: Tensor) -> SampleGradients:
-        return _WithBias(self._weight, self._bias, gradients)
+        return _WithBias(self.weight, self.bias, gradients)
 
     def _patches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Unfolded patches of as many samples at a time as `_PATCHES` allows."""
@@ -130,7 +136,7 @@ class Conv2dRule(LayerRule):
 
     def squared_norms(self, x: Tensor, g: Tensor) -> Tensor:
         """Squared norms [N] from the input [N, c, h, w] and g [N, o, T]; keeps no gradient."""
-        rows = slice(None) if self._bias is not None else slice(-1)  # the row of ones
+        rows = slice(None) if self.bias is not None else slice(-1)  # the row of ones
         parts = [
             squared_norms(patches[:, rows].transpose(1, 2), g[chunk].transpose(1, 2), bias=False)
             for chunk, patches in self._patches(x)
@@ -139,13 +145,13 @@ class Conv2dRule(LayerRule):
 
     def write_sum(self, out: Tensor, x: Tensor, g: Tensor) -> None:
         """Writes Σ_j of the gradients of one model into its row `out` [1, p]; g is weighted."""
-        weight = self._weight.of(out)[0]
+        weight = self.weight.of(out)[0]
         positions = self.output_size(x)
-        self._weight.of(out)[0].copy_(
+        self.weight.of(out)[0].copy_(
             self._backward(weight, x, g.reshape(*g.shape[:2], *positions), (False, True))[1]
         )
-        if self._bias is not None:
-            self._bias.of(out)[0].copy_(g.sum((0, 2)))
+        if self.bias is not None:
+            self.bias.of(out)[0].copy_(g.sum((0, 2)))
 
     def output_size(self, x: Tensor) -> Pair:
         """Height and width of the output."""

@@ -19,7 +19,8 @@ from .conv import Conv2dRule
 from .embedding import EmbeddingRule
 from .fallback import FallbackRule
 from .linear import LinearRule
-from .rules import LayerRule, Slot
+from .rules import LayerRule, Rule, Slot
+from .tape import Tapped
 
 RULES: dict[type[nn.Module], type[LayerRule]] = {
     nn.Linear: LinearRule,
@@ -29,7 +30,7 @@ RULES: dict[type[nn.Module], type[LayerRule]] = {
     nn.Embedding: EmbeddingRule,
 }
 
-Tap = Callable[[LayerRule], nn.Module]
+Tap = Callable[[Rule], Tapped]
 
 
 def slots_of(module: nn.Module) -> dict[str, Slot]:
@@ -75,7 +76,9 @@ def replaced(module: nn.Module, slots: dict[str, Slot], tap: Tap, path: str = ""
     for name, child in module.named_children():
         setattr(module, name, replaced(child, slots, tap, f"{path}{name}."))
     if type(module) is nn.Sequential:
-        return nn.Sequential(*pooling.reordered(list(module)))
+        from .convpool import merged  # numba takes half a second to import
+
+        return nn.Sequential(*merged(pooling.reordered(list(module)), tap))
     return module
 
 

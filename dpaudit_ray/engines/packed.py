@@ -59,6 +59,7 @@ class PackedModel:
         self._run = Pass()
         own = copy.deepcopy(module)
         self._module = replaced(own, slots, lambda rule: Tapped(rule, self._run))
+        self._merged = _merged(self._module)
         self._source = module
         self._loops = _loops(module, slots) if compute is None else None
         self._groups = groups
@@ -74,7 +75,7 @@ class PackedModel:
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """Output of every model on every example, float [n, m, c]; theta [n, p], x [m, ...]."""
         found, x = [], self._cast(x)
-        groups = self._groups or Groups.of(self._source, theta.device)
+        groups = self._groups or self._fast(theta.device)
         with torch.no_grad():
             for own in torch.split(self._cast(theta), groups.outer):
                 self._run.begin(own, x)
@@ -177,12 +178,15 @@ class PackedModel:
 
     def _fitted(self, theta: Tensor, step: _Step) -> Groups:
         """Groups that fit, from what one model leaves on its tape."""
-        groups = Groups.of(self._source, theta.device)
+        groups = self._fast(theta.device)
         self._run.begin(self._cast(theta[:1]), step.x)
         taps = self._backward(slice(0, 1), step)
         self._run.end()
         held = sum(t.x.nbytes * (not t.shared) + t.g.nbytes for t in taps)
         return groups.fitted(held, theta.device)
+
+    def _fast(self, device: torch.device) -> Groups:
+        return Groups.of(self._source, device, 0 if self._compute is not None else self._merged)
 
     def _cast(self, values: Tensor) -> Tensor:
         floating = values.is_floating_point() and self._compute is not None
@@ -193,6 +197,12 @@ def _loops(module: nn.Module, slots: dict[str, Slot]) -> FusedMlp | None:
     from .fused import fused  # numba takes half a second to import
 
     return fused(module, slots)
+
+
+def _merged(module: nn.Module) -> int:
+    from .convpool import ConvPool  # numba takes half a second to import
+
+    return sum(isinstance(part, ConvPool) for part in module.modules())
 
 
 def _slices(n: int, size: int) -> Iterator[slice]:

@@ -50,20 +50,12 @@ class SampleGradients(ABC):
         """
 
 
-class LayerRule(ABC):
-    """One layer's share of the packed forward and backward pass. `theta` is float [n, p]."""
+class Backward(ABC):
+    """A layer on the way back. `theta` is float [n, p]."""
 
-    @abstractmethod
-    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
-        """Keeps the layer's settings; its parameters are found through `slots` by name."""
-
-    @abstractmethod
-    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Output [n*B, ...] from input [n*B, ...]."""
-
-    @abstractmethod
-    def forward_shared(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Output [n, B, ...] from the input [B, ...] that all models see."""
+    def laid_out(self, g: Tensor) -> Tensor:
+        """The output's gradient in the order of memory that the layer reads it in."""
+        return g
 
     @abstractmethod
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
@@ -86,6 +78,40 @@ class LayerRule(ABC):
         """
         repeated = x.repeat(len(theta), *[1] * (x.dim() - 1))
         return self.samples(theta, repeated, torch.cat(list(parts)).flatten(0, 1))
+
+
+class Rule(ABC):
+    """A layer on the way forth. `theta` is float [n, p]."""
+
+    @abstractmethod
+    def applied(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Backward]:
+        """Output [n*B, ...] from input [n*B, ...], and the way back from it."""
+
+    @abstractmethod
+    def applied_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Backward]:
+        """Output [n, B, ...] from the input [B, ...] that all models see, and the way back."""
+
+
+class LayerRule(Rule, Backward):
+    """A layer whose way back needs to know no more than its input."""
+
+    @abstractmethod
+    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
+        """Keeps the layer's settings; its parameters are found through `slots` by name."""
+
+    @abstractmethod
+    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Output [n*B, ...] from input [n*B, ...]."""
+
+    @abstractmethod
+    def forward_shared(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Output [n, B, ...] from the input [B, ...] that all models see."""
+
+    def applied(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Backward]:
+        return self.forward(theta, x), self
+
+    def applied_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Backward]:
+        return self.forward_shared(theta, x), self
 
 
 @dataclasses.dataclass(frozen=True)

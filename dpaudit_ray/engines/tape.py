@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SpecError
-from .rules import LayerRule
+from .rules import Backward, Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Tap:
     [n*B, ...] for this group's n models.
     """
 
-    rule: LayerRule
+    rule: Backward
     x: Tensor
     g: Tensor
     shared: bool
@@ -36,8 +36,13 @@ class Pass:
 
     def __init__(self) -> None:
         self.tape: list[Tap] = []
-        self._applied: set[LayerRule] = set()
-        self._outputs: dict[LayerRule, Tensor] = {}
+        self._applied: set[Rule] = set()
+        self._outputs: dict[Rule, tuple[Tensor, Backward]] = {}
+
+    @property
+    def batch(self) -> int:
+        """Samples that every model sees."""
+        return len(self._input)
 
     def begin(self, theta: Tensor, x: Tensor) -> None:
         """Starts a set of models `theta` [n, p] on the batch `x` [B, ...]."""
@@ -59,7 +64,7 @@ class Pass:
         self.tape.clear()
         self._outputs.clear()
 
-    def spread(self, rule: LayerRule, x: Tensor) -> tuple[Tensor, bool]:
+    def spread(self, rule: Rule, x: Tensor) -> tuple[Tensor, bool]:
         """The layer's input as a rule wants it, and whether all groups share it."""
         if rule in self._applied:
             raise SpecError("mechanism.model", "a layer is applied twice; give each use its own")
@@ -72,27 +77,28 @@ class Pass:
             return x.repeat(models, *[1] * (x.dim() - 1)), False
         return x, False
 
-    def output(self, rule: LayerRule, x: Tensor, shared: bool) -> Tensor:
-        """The layer's output for this group's models, [n*B, ...]."""
+    def output(self, rule: Rule, x: Tensor, shared: bool) -> tuple[Tensor, Backward]:
+        """The layer's output for this group's models, [n*B, ...], and the way back from it."""
         if not shared:
-            return rule.forward(self.theta, x)
+            return rule.applied(self.theta, x)
         if rule not in self._outputs:
-            self._outputs[rule] = rule.forward_shared(self._all, x)
-        return self._outputs[rule][self._models].flatten(0, 1)
+            self._outputs[rule] = rule.applied_shared(self._all, x)
+        of_all, back = self._outputs[rule]
+        return of_all[self._models].flatten(0, 1), back
 
 
 class Tapped(nn.Module):
     """A layer, applied by its rule."""
 
-    def __init__(self, rule: LayerRule, run: Pass) -> None:
+    def __init__(self, rule: Rule, run: Pass) -> None:
         super().__init__()
-        self._rule = rule
-        self._run = run
+        self.rule = rule
+        self.run = run
 
     def forward(self, x: Tensor) -> Tensor:
         """[n*B, ...], or [B, ...] where the input is still the same for all models."""
-        x, shared = self._run.spread(self._rule, x)
-        result: Tensor = _Apply.apply(x, self._run.anchor, self._rule, self._run, shared)
+        x, shared = self.run.spread(self.rule, x)
+        result: Tensor = _Apply.apply(x, self.run.anchor, self.rule, self.run, shared)
         return result
 
 
@@ -101,13 +107,15 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, _anchor: Tensor, rule: LayerRule, run: Pass, shared: bool
+        ctx: Any, x: Tensor, _anchor: Tensor, rule: Rule, run: Pass, shared: bool
     ) -> Tensor:
-        ctx.x, ctx.rule, ctx.run, ctx.shared = x.detach(), rule, run, shared
-        return run.output(rule, x.detach(), shared)
+        ctx.x, ctx.run, ctx.shared = x.detach(), run, shared
+        y, ctx.rule = run.output(rule, x.detach(), shared)
+        return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        g = ctx.rule.laid_out(g)
         ctx.run.tape.append(Tap(ctx.rule, ctx.x, g, ctx.shared))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None

@@ -101,6 +101,18 @@ MODULES = {
     "pools": lambda: images(
         conv(2, 3, 3), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1)
     ),
+    "conv-pool-pad": lambda: images(
+        conv(2, 5, 3, padding=(2, 1)),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        conv(5, 20, (3, 2), padding=1, bias=False),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+    ),
+    "conv-pool-plain": lambda: images(conv(2, 3, 3, bias=False), nn.MaxPool2d(2), conv(3, 2, 2)),
+    "conv-pool-twice": lambda: images(
+        conv(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU(), conv(3, 4, 2), nn.MaxPool2d(2)
+    ),
     "group-norm": lambda: images(conv(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), conv(4, 2, 3)),
     "group-norm-first": lambda: images(nn.GroupNorm(1, 2), conv(2, 4, 3)),
     "residual": lambda: images(conv(2, 4, 3), Residual(conv(4, 4, 3, padding=1)), nn.GELU()),

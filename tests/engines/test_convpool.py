@@ -1,0 +1,143 @@
+"""Convolution and pooling as one, against the two as two: `test_rules` has their slow twin."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_packed import slow_clipped_sum
+from torch import Tensor, nn
+
+from dpaudit_ray.engines import convpool, vectors
+from dpaudit_ray.engines.memory import Groups
+from dpaudit_ray.engines.packed import PackedModel
+from dpaudit_ray.models.convnet import ConvNet
+
+
+def network(*layers: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    width = nn.Sequential(*layers, nn.Flatten())(torch.zeros(1, *shape)).shape[1]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width, 3))
+
+
+def block(inputs: int, outputs: int, size: int, **options: object) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, size, **options), nn.ReLU(), nn.MaxPool2d(2)]
+
+
+def used(model: PackedModel, x: Tensor) -> list[bool]:
+    """Whether each merged layer would take its loops, for inputs of the first one's kind."""
+    merged = [part for part in model._module if isinstance(part, convpool.ConvPool)]
+    return [part._rule.sizes(x.dtype) is not None for part in merged]
+
+
+def apart(module: nn.Module, monkeypatch: pytest.MonkeyPatch, groups: Groups) -> PackedModel:
+    with monkeypatch.context() as patch:
+        patch.setattr(convpool, "merged", lambda layers, tap: layers)
+        return PackedModel(module, groups)
+
+
+@pytest.mark.parametrize("groups", [Groups(4, 1), Groups(3, 2)], ids=str)
+def test_the_convnet_of_the_paper(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both blocks, models that share the first one's input, a batch that fills no vector."""
+    torch.manual_seed(0)
+    module = ConvNet().build((3, 32, 32), 10).double()
+    x, y = torch.randn(5, 3, 32, 32).double(), torch.randint(0, 10, (5,))
+    together, slow = PackedModel(module, groups), apart(module, monkeypatch, groups)
+    theta = together.initial + 0.05 * torch.randn(5, together.size).double()
+    assert used(together, x) == [True, True]
+    assert used(slow, x) == []
+    weights = torch.rand(5, 5).double()
+    for clip in (1e-3, 1.0, math.inf):
+        found = together.clipped_sums(theta, x, y, clip, weights)
+        expected = slow.clipped_sums(theta, x, y, clip, weights)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(together.losses(theta, x, y), slow.losses(theta, x, y))
+    few, alike = theta[:2].float(), together.clipped_sums(theta[:2], x, y, 1.0)
+    single = PackedModel(module.float(), groups).clipped_sums(few, x.float(), y, 1.0)
+    torch.testing.assert_close(single.double(), alike, rtol=1e-5, atol=1e-5)
+
+
+def test_ties_go_where_torch_sends_them() -> None:
+    """Small integers tie in almost every window, and at ReLU's zero; all sums are exact."""
+    torch.manual_seed(1)
+    module = network(*block(2, 3, 2), shape=(2, 8, 9)).double()
+    x, y = torch.randint(-1, 2, (40, 2, 8, 9)).double(), torch.randint(0, 3, (40,))
+    model = PackedModel(module)
+    theta = torch.randint(-1, 2, (2, model.size)).double()
+    assert used(model, x) == [True]
+    found = model.clipped_sums(theta, x, y, math.inf)
+    slow = torch.stack([slow_clipped_sum(module, row, x, y, math.inf) for row in theta])
+    torch.testing.assert_close(found, slow, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_diverged_model_does_not_touch_its_neighbours(broken: float) -> None:
+    torch.manual_seed(2)
+    module = network(*block(2, 3, 3), *block(3, 4, 2), shape=(2, 10, 10))
+    x, y = torch.randn(4, 2, 10, 10), torch.randint(0, 3, (4,))
+    model = PackedModel(module, Groups(3, 3))
+    theta = model.initial + 0.1 * torch.randn(3, model.size)
+    alone = model.clipped_sums(theta, x, y, 1.0)
+    theta[1] = broken
+    together = model.clipped_sums(theta, x, y, 1.0)
+    assert not torch.isfinite(together[1]).any()
+    assert torch.equal(together[[0, 2]], alone[[0, 2]])
+
+
+def test_what_the_loops_cannot_do_is_done_apart() -> None:
+    """bfloat16; strides, dilations and other pools are never merged; wide rows fill no register."""
+    module = network(*block(2, 3, 3), shape=(2, 8, 8))
+    model = PackedModel(module, compute=torch.bfloat16)
+    assert not model._module[0]._rule.fits(torch.zeros(4, 2, 8, 8, dtype=torch.bfloat16), 4)
+    theta, x, y = model.initial[None], torch.randn(4, 2, 8, 8), torch.tensor([0, 1, 2, 0])
+    exact = PackedModel(module).clipped_sums(theta, x, y, 1.0)
+    torch.testing.assert_close(model.clipped_sums(theta, x, y, 1.0), exact, rtol=0.1, atol=0.05)
+    for layers in (
+        block(2, 3, 3, stride=2),
+        block(2, 3, 3, dilation=2),
+        block(2, 4, 3, groups=2),
+        [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(3)],
+        [nn.Conv2d(2, 3, 3), nn.Tanh(), nn.MaxPool2d(2)],
+    ):
+        assert used(PackedModel(network(*layers, shape=(2, 12, 12))), x) == []
+    assert convpool._Sizes.of((4, 1000, 3, 3), torch.float32) is None
+
+
+def test_fewer_registers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of patches, outputs and windows in several turns."""
+    torch.manual_seed(3)
+    module = network(*block(2, 5, 3), *block(5, 7, 3), shape=(2, 24, 24)).double()
+    x, y = torch.randn(3, 2, 24, 24).double(), torch.tensor([0, 1, 2])
+    whole = PackedModel(module)
+    theta = whole.initial + 0.1 * torch.randn(2, whole.size).double()
+    expected = whole.clipped_sums(theta, x, y, 1.0)
+    row = math.ceil(15 / vectors.lanes(np.dtype(np.float64)))  # registers of the second layer
+    monkeypatch.setattr(vectors, "REGISTERS", 2 + max(4, 2 * row))
+    cut = PackedModel(module)
+    sizes = [cut._module[i]._rule.sizes(x.dtype) for i in (0, 1)]
+    assert sizes[1].rows == 1
+    assert sizes[1].outputs < 7
+    assert sizes[1].windows < 4
+    torch.testing.assert_close(cut.clipped_sums(theta, x, y, 1.0), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("layers", ["convolutions", "small"])
+def test_threads_change_nothing(layers: str) -> None:
+    torch.manual_seed(2)
+    if layers == "small":
+        module, shape = nn.Sequential(nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 2)), (8,)
+    else:
+        module, shape = network(*block(3, 4, 3, padding=1), shape=(3, 8, 8)), (3, 8, 8)
+    model = PackedModel(module.double())
+    theta = model.initial + 0.1 * torch.randn(7, model.size).double()
+    x, y = torch.randn(11, *shape).double(), torch.randint(0, 2, (11,))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = model.clipped_sums(theta, x, y, 0.5)
+        torch.set_num_threads(3)
+        three = model.clipped_sums(theta, x, y, 0.5)
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(three, one, rtol=1e-12, atol=1e-14)
