@@ -70,7 +70,7 @@ class Row:
     flop: float  # per model-step: forward, backward, per-sample gradients not counted
     packed_seconds: float
     opacus_seconds: float  # in a process of its own, as it comes; on a GPU, as below
-    opacus_kept_heap_seconds: float  # in the packed engine's process
+    opacus_same_process_seconds: float  # in the packed engine's process
 
     @property
     def ratio(self) -> float:
@@ -78,9 +78,9 @@ class Row:
         return self.opacus_seconds / self.packed_seconds
 
     @property
-    def ratio_kept_heap(self) -> float:
+    def ratio_same_process(self) -> float:
         """Packed against Opacus in the same process, which keeps its heap."""
-        return self.opacus_kept_heap_seconds / self.packed_seconds
+        return self.opacus_same_process_seconds / self.packed_seconds
 
     @property
     def trials_per_second(self) -> float:
@@ -104,7 +104,7 @@ class Benchmark:
 
     def as_json(self) -> dict[str, object]:
         """Plain JSON; derived figures included."""
-        derived = ("ratio", "ratio_kept_heap", "trials_per_second", "flop_per_second")
+        derived = ("ratio", "ratio_same_process", "trials_per_second", "flop_per_second")
         rows = [
             dataclasses.asdict(row) | {name: getattr(row, name) for name in derived}
             for row in self.rows
@@ -132,7 +132,7 @@ def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Ben
     trainings = {name: _training(WORKLOADS[name], gpu) for name in models}
     rows = []
     for name, training in trainings.items():
-        kept_heap = _opacus(training, repeats)
+        same = _opacus(training, repeats)
         rows.append(
             Row(
                 model=name,
@@ -140,8 +140,8 @@ def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Ben
                 batch_size=training.options.batch_size,
                 flop=_flop(training),
                 packed_seconds=_packed(training, WORKLOADS[name].models, repeats),
-                opacus_seconds=alone.get(name, kept_heap),
-                opacus_kept_heap_seconds=kept_heap,
+                opacus_seconds=alone.get(name, same),
+                opacus_same_process_seconds=same,
             )
         )
     device = torch.cuda.get_device_name() if gpu else _cpu_name()

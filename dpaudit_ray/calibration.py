@@ -15,7 +15,7 @@ class _Row(BaseModel):
     model: str
     batch_size: int
     packed_seconds: float
-    opacus_kept_heap_seconds: float
+    opacus_same_process_seconds: float
 
 
 class Calibration(BaseModel):
@@ -42,6 +42,6 @@ class Calibration(BaseModel):
         for row in self.rows:
             if row.model == mechanism.model.address:
                 packed = mechanism.engine == "packed"
-                step = row.packed_seconds if packed else row.opacus_kept_heap_seconds
+                step = row.packed_seconds if packed else row.opacus_same_process_seconds
                 return step * mechanism.steps * mechanism.batch_size / row.batch_size
         return None

@@ -35,7 +35,7 @@ def test_a_plan_uses_the_figures(tmp_path: Path, tiny: dict) -> None:
                 "model": "fcnn",
                 "batch_size": 2 * tiny["mechanism"]["batch_size"],
                 "packed_seconds": 1000.0,
-                "opacus_kept_heap_seconds": 1.0,
+                "opacus_same_process_seconds": 1.0,
             }
         ],
     }
@@ -58,7 +58,13 @@ def test_the_packed_engine_is_worth_having() -> None:
     """FCNN at least 100 times as fast as Opacus: same process, one thread, medians of 7 runs."""
     (row,) = bench.measure(["fcnn"], threads=1, repeats=7, gpu=False).rows
     assert row.ratio >= 100, row
-    assert row.ratio_kept_heap >= 100, row
+    assert row.ratio_same_process >= 100, row
+
+
+def test_loops_are_worth_having_for_convolutions() -> None:
+    """Measured 8.1 to 8.3 times Opacus; the same network through torch alone is at 2.9."""
+    (row,) = bench.measure(["convnet"], threads=1, repeats=5, gpu=False).rows
+    assert row.ratio_same_process >= 5, row
 
 
 @pytest.mark.parametrize(

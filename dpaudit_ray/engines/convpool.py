@@ -7,7 +7,6 @@ quarter of a convolution's products. ReLU, on either side of the pooling, is par
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -21,7 +20,6 @@ from .conv import Conv2dRule
 from .pooling import PairPool
 from .rules import Backward, Rule, SampleGradients
 from .tape import Tapped
-from .threads import spread
 
 _DTYPES = (torch.float32, torch.float64)
 _SPARE = 2  # registers for what is added to the sums
@@ -144,7 +142,7 @@ class ConvPoolRule(Rule):
             (y.numpy(), marks.numpy()),
         )
         static = (_ones(together), _ones(channels), _ones(outputs))
-        spread(lambda part: kernels.convolve_and_pool(*arrays, static, part), images.shape[1])
+        kernels.convolve_and_pool(*arrays, static)
         return y.permute(0, 1, 4, 2, 3), _Back(self, images, marks)
 
     def _stacked(self, theta: Tensor, inputs: int, lanes: int) -> tuple[Tensor, Tensor]:
@@ -185,7 +183,7 @@ class _Back(Backward):
         gradient = _with_room(self.images.shape, x, sizes.lanes)
         arrays = (_above(g, self.marks), w.numpy(), gradient.numpy())
         static = sizes.static(channels)
-        spread(lambda part: kernels.input_gradients(*arrays, static, part), self.marks.shape[1])
+        kernels.input_gradients(*arrays, static)
         left, _, top, _ = self.rule.convolution.zero_pad
         gradient = gradient.view(len(x), self.images.shape[2], -1, channels)
         return gradient.permute(0, 3, 1, 2)[:, :, top : top + x.shape[2], left : left + x.shape[3]]
@@ -208,14 +206,13 @@ class _Back(Backward):
         start = 0
         for g in parts:
             models = slice(start, start + len(g))
-            arguments = (
+            kernels.sample_gradients(
                 self.images.numpy(),
                 _above(g, self.marks[models]),
                 (formed[models].numpy(), biases[models].numpy(), squares[models].numpy()),
                 width * channels,
                 sizes.static(channels),
             )
-            spread(functools.partial(kernels.sample_gradients, *arguments), batch)
             start = models.stop
         return _Samples(self.rule, formed, biases, squares)
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from .losses import output_gradients
 from .rules import Slot
-from .threads import Part, spread
 
 WIDEST = 64  # beyond, a matrix product beats these loops
 _CHUNK = 64  # models whose activations exist at once
@@ -51,20 +50,16 @@ class FusedMlp:
         """As `PackedModel.clipped_sums`, into `out` [n, p]; everything on CPU."""
         x, y = batch
         columns = np.ascontiguousarray(x.flatten(1).numpy().T)
-
-        def sums(models: Part) -> None:
-            for start in range(*models, _CHUNK):
-                rows = slice(start, min(start + _CHUNK, models[1]))
-                own = theta[rows].contiguous().numpy()
-                part = weights[rows] if weights is not None else theta.new_ones(len(own), len(y))
-                acts = np.empty((len(own), int(self.widths[1:].sum()), len(y)), dtype=own.dtype)
-                _forward(own, columns, self.widths, self.starts, acts)
-                top = output_gradients(torch.from_numpy(acts[:, -int(self.widths[-1]) :]), y)
-                values = (columns, top.numpy(), part.contiguous().numpy())
-                layers = (self.widths, self.starts)
-                _backward(own, acts, layers, values, clip_norm, out[rows].numpy())
-
-        spread(sums, len(theta))
+        for start in range(0, len(theta), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            own = theta[rows].contiguous().numpy()
+            part = weights[rows] if weights is not None else theta.new_ones(len(own), len(y))
+            acts = np.empty((len(own), int(self.widths[1:].sum()), len(y)), dtype=own.dtype)
+            _forward(own, columns, self.widths, self.starts, acts)
+            top = output_gradients(torch.from_numpy(acts[:, -int(self.widths[-1]) :]), y)
+            values = (columns, top.numpy(), part.contiguous().numpy())
+            layers = (self.widths, self.starts)
+            _backward(own, acts, layers, values, clip_norm, out[rows].numpy())
 
 
 def fused(module: nn.Module, slots: dict[str, Slot]) -> FusedMlp | None:

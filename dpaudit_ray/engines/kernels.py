@@ -21,7 +21,6 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from .threads import Part
 from .vectors import I8, I64, Vectors
 
 _TOGETHER = 16  # windows whose sums are kept apart, so that they fill vectors
@@ -179,7 +178,7 @@ def _scatter(_: Any, arrays: Any, numbers: Any, static: Any) -> Any:
 @_compiled
 def convolve_and_pool(
     images: Floats, weights: tuple[Floats, Floats], floor: Floats, found: tuple[Floats, Bytes],
-    static: Static, part: Part,
+    static: Static,
 ) -> None:  # fmt: skip
     """Pooled convolutions into out and marks [n, B, h, w, o], the winner's number or DEAD.
 
@@ -187,7 +186,7 @@ def convolve_and_pool(
     are w [m, blocks, height, width, lanes] and bias [m, blocks · lanes], the outputs of models
     that share images side by side. What is not above `floor` [1] is cut off: 0 for a ReLU.
     `static` has as many entries as windows are computed together, an image has channels, and a
-    model outputs. Of the samples, those in `part` are computed.
+    model outputs.
     """
     (w, bias), (out, marks) = weights, found
     blocks, height, width, size = w.shape[1:]
@@ -198,7 +197,7 @@ def convolve_and_pool(
     line_marks = np.empty((across, line_width), dtype=marks.dtype)
     arrays = (images, w, bias, floor, line, line_marks)
     for m in range(images.shape[0]):
-        for s in range(part[0], part[1]):
+        for s in range(images.shape[1]):
             image = (m * images.shape[1] + s) * images.shape[2] * row
             for i in range(down):
                 for block in range(blocks):
@@ -220,7 +219,7 @@ def convolve_and_pool(
 @_compiled
 def sample_gradients(
     images: Floats, above: Above, found: tuple[Floats, Floats, Floats],
-    width: int, static: Static, part: Part,
+    width: int, static: Static,
 ) -> None:  # fmt: skip
     """Every sample's gradients of weights and bias, and their squared norms.
 
@@ -228,7 +227,7 @@ def sample_gradients(
     h, w, o]. `found` takes
     weights [n, B, o, height, padded width], biases [n, B, o] or [n, B, 0], and squares [n, B].
     `static` has as many entries as outputs and rows are computed together, a padded row has
-    vectors, and an image has channels. Of the samples, those in `part` are computed.
+    vectors, and an image has channels.
     """
     (g, marks), (formed, biases, squares) = above, found
     n, batch, down, across, outputs = marks.shape
@@ -236,7 +235,7 @@ def sample_gradients(
     each, row = n // images.shape[0], images.shape[3]
     own = np.empty(down * across * outputs, dtype=g.dtype)
     arrays = (images, own, formed, marks)
-    for s in range(part[0], part[1]):
+    for s in range(batch):
         for m in range(n):
             image = (m // each * batch + s) * images.shape[2] * row
             sample = m * batch + s
@@ -289,15 +288,13 @@ def _square(values: Floats) -> Any:
 
 
 @_compiled
-def input_gradients(
-    above: Above, w: Floats, images: Floats, static: Static, part: Part
-) -> None:  # fmt: skip
+def input_gradients(above: Above, w: Floats, images: Floats, static: Static) -> None:
     """Gradients of the images [n, B, H, row]; w [n, o, height, padded width], zeros behind a row.
 
-    `above`, `static` and `part` as in `sample_gradients`.
+    `above` and `static` as in `sample_gradients`.
     """
     g, marks = above
-    n, _, down, across, outputs = marks.shape
+    n, batch, down, across, outputs = marks.shape
     height, padded = w.shape[2:]
     rows, row = images.shape[2:]
     channels = len(static[3])
@@ -306,7 +303,7 @@ def input_gradients(
     own = np.empty(down * across * outputs, dtype=g.dtype)
     arrays = (image, own, w, listed)
     for m in range(n):
-        for s in range(part[0], part[1]):
+        for s in range(batch):
             image[:] = 0
             _alive(g[m, s].reshape(-1), marks[m, s].reshape(-1), own)
             for k, j, i in np.ndindex(4, across, down):

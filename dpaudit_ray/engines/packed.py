@@ -23,6 +23,7 @@ from .losses import losses as losses_of
 from .memory import Groups, out_of_memory
 from .rules import SampleGradients, Slot
 from .tape import Pass, Tap, Tapped
+from .threads import spread
 
 if TYPE_CHECKING:
     from .fused import FusedMlp
@@ -64,6 +65,7 @@ class PackedModel:
         self._loops = _loops(module, slots) if compute is None else None
         self._groups = groups
         self._compute = compute
+        self._threads, self._workers = 1, [self]
         self.size = sum(slot.stop - slot.start for slot in slots.values())
         self.initial = torch.cat([p.detach().flatten() for p in module.parameters()])
 
@@ -107,10 +109,31 @@ class PackedModel:
             MemoryError: the batch does not fit for one model alone.
         """
         out = torch.empty_like(theta)
+        x = self._cast(x)
+
+        def sums(thread: int, rows: slice) -> None:
+            step = _Step(x, y, clip_norm, {})
+            part = None if weights is None else weights[rows]
+            self._workers[thread]._sums_into(out[rows], theta[rows], step, part)
+
+        if theta.device.type == "cpu":
+            self._hire(torch.get_num_threads())
+            spread(sums, len(theta))
+        else:
+            sums(0, slice(0, len(theta)))
+        return out
+
+    def _hire(self, threads: int) -> None:
+        """Every thread needs a tape of its own."""
+        while len(self._workers) < threads:
+            self._workers.append(PackedModel(self._source, self._groups, self._compute))
+        for worker in self._workers:
+            worker._threads = threads
+
+    def _sums_into(self, out: Tensor, theta: Tensor, step: _Step, weights: Tensor | None) -> None:
         if self._loops is not None and theta.device.type == "cpu":
-            self._loops.clipped_sums(out, theta, (x, y), clip_norm, weights)
-            return out
-        step = _Step(self._cast(x), y, clip_norm, {})
+            self._loops.clipped_sums(out, theta, (step.x, step.y), step.clip_norm, weights)
+            return
         if self._groups is None:
             self._groups = self._fitted(theta, step)
         start = 0
@@ -125,7 +148,6 @@ class PackedModel:
                 self._groups = self._groups.halved()
                 continue
             start = rows.stop
-        return out
 
     def _clipped_sums(
         self, out: Tensor, theta: Tensor, step: _Step, weights: Tensor | None
@@ -183,7 +205,7 @@ class PackedModel:
         taps = self._backward(slice(0, 1), step)
         self._run.end()
         held = sum(t.x.nbytes * (not t.shared) + t.g.nbytes for t in taps)
-        return groups.fitted(held, theta.device)
+        return groups.fitted(held * self._threads, theta.device)
 
     def _fast(self, device: torch.device) -> Groups:
         return Groups.of(self._source, device, 0 if self._compute is not None else self._merged)
