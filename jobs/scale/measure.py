@@ -141,7 +141,8 @@ def overhead(packs: int, trainers: int, pack_seconds: float, storage: Path) -> O
     period = statistics.median(
         later - earlier for earlier, later in zip(middle, middle[trainers:], strict=False)
     )
-    mean = (middle[-1] - middle[0]) / (len(middle) - 1) * trainers
+    rounds = (len(middle) - 1) // trainers  # whole ones: within a round, ends come in bursts
+    mean = (middle[rounds * trainers] - middle[0]) / rounds
     return Overhead(
         packs, trainers, pack_seconds, period, mean / pack_seconds - 1, seconds,
         seconds - (times[-1] - times[0] + pack_seconds),
