@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test chaos lint clean help
+.PHONY: quickstart test long chaos scale lint clean help
 
 help: ## Lists the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -14,6 +14,9 @@ quickstart: .venv/installed ## Installs, runs the first audit (under a minute) a
 
 test: .venv/tested ## Installs the test extra and runs the whole suite
 	$(BIN)/python -m pytest
+
+long: .venv/tested ## Adds the tests that take minutes and repeat at length what a shorter one shows
+	DPAUDIT_LONG=1 $(BIN)/python -m pytest
 
 chaos: .venv/tested ## Kills processes and nodes of a real cluster 33 times, compares with a quiet run
 	DPAUDIT_LONG=1 $(BIN)/python -m pytest tests/chaos -k kills_during --log-cli-level=INFO

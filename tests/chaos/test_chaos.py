@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -12,14 +11,12 @@ import dpaudit_ray as da
 from tests.chaos.storm import Kind, Storm
 from tests.command import changed, write_sweep
 from tests.head import head
+from tests.long import long
 from tests.orchestration.nodes import nodes
 from tests.orchestration.test_faults import assert_same
 
 pytestmark = pytest.mark.slow
-LONG = pytest.mark.skipif(
-    "DPAUDIT_LONG" not in os.environ,
-    reason="33 kills during 600 packs take minutes on two cores; set DPAUDIT_LONG=1",
-)
+LONG = long("33 kills during 600 packs take minutes on two cores")
 
 
 def survives(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,6 +16,7 @@ from dpaudit_ray.models.base import Model
 from dpaudit_ray.report import overviews
 from dpaudit_ray.report.groups import panels
 from dpaudit_ray.report.tables import Run
+from tests.long import long
 
 FOLDER = Path(__file__).resolve().parents[2] / "jobs/cebere2024"
 PAIRS = "grid.mechanism.steps, adversary.period"
@@ -26,10 +26,7 @@ ON_TABLES = [name for name in TRAINED if name.startswith("housing")]
 ON_IMAGES = [name for name in TRAINED if name not in ON_TABLES]
 RESNET = ["canary_norm", "resnet", "resnet_periods"]  # one step of ResNet-18 takes seconds
 LARGE = ["alexnet", "resnet", "resnet_periods"]  # drawing AlexNet's 61 million weights does too
-LONG = pytest.mark.skipif(
-    "DPAUDIT_LONG" not in os.environ,
-    reason="200 trials of every sweep file take ten minutes on two cores; set DPAUDIT_LONG=1",
-)
+LONG = long("200 trials of every sweep file take ten minutes on two cores")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import yaml
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.storage import RunDirectory
+from tests.long import long
 
 pytestmark = pytest.mark.slow
 
@@ -81,6 +82,7 @@ def undisturbed(sweep: dict, quiet: dict[str, Path]) -> Path:
     return quiet["folder"] / "tiny"
 
 
+@long("tests/chaos kills a driver, too")
 def test_killed_driver_resumes(lasting: dict, tmp_path: Path, quiet: dict[str, Path]) -> None:
     """SIGKILL at a random moment, twice; the third start ends like a run left alone."""
     moments = random.Random(11)
@@ -99,6 +101,7 @@ def test_killed_driver_resumes(lasting: dict, tmp_path: Path, quiet: dict[str, P
     assert_same(tmp_path / "tiny", undisturbed(lasting, quiet))
 
 
+@long("tests/chaos kills both, too")
 @pytest.mark.parametrize("victim", ["Trainer", "Aggregator"])
 def test_killed_actor_is_replaced(
     victim: str, lasting: dict, tmp_path: Path, quiet: dict[str, Path]

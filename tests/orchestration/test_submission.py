@@ -19,6 +19,7 @@ from dpaudit_ray.orchestration.luggage import Luggage
 from tests.command import changed, refused, write_sweep
 from tests.conftest import ROOT
 from tests.head import Head, head, wait_for
+from tests.long import long
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +122,7 @@ def test_a_browser_shows_the_job_and_the_actors(cluster: Head, place: Path) -> N
         running.communicate(timeout=120)
 
 
+@long("one sweep as a job takes the same way")
 @pytest.mark.slow
 def test_several_sweeps_at_once(cluster: Head, place: Path, tiny: dict) -> None:
     files = []
