@@ -27,7 +27,8 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$token RAY_USAGE_STATS_ENABLED=0
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}
-port=$((20000 + SLURM_JOB_ID % 10000))    # jobs of others may share a node
+port=$((20000 + SLURM_JOB_ID % 4000 * 3))    # three of this job's own, as jobs of others may share a node
+agent=$((port + 2))
 scratch=/tmp/dpaudit-$SLURM_JOB_ID
 steps=()
 
@@ -40,8 +41,9 @@ finish() {
 trap finish EXIT
 
 srun --nodes=1 --ntasks=1 --nodelist="$head" ray start --head --block --port="$port" \
-  --dashboard-host=127.0.0.1 --num-cpus="$SLURM_CPUS_PER_TASK" --temp-dir="$scratch" \
-  --disable-usage-stats &
+  --dashboard-host=127.0.0.1 --ray-client-server-port=$((port + 1)) \
+  --dashboard-agent-listen-port="$agent" --num-cpus="$SLURM_CPUS_PER_TASK" \
+  --temp-dir="$scratch" --disable-usage-stats &
 steps+=($!)
 for node in "${nodes[@]:1}"; do
   srun --nodes=1 --ntasks=1 --nodelist="$node" ray start --block --address="$head:$port" \
