@@ -13,10 +13,10 @@ quickstart: .venv/installed ## Installs, runs the first audit (under a minute) a
 	@echo "report: $$($(BIN)/dpaudit report runs/quickstart)"
 
 test: .venv/tested ## Installs the test extra and runs the whole suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
 long: .venv/tested ## Adds the tests that take minutes and repeat at length what a shorter one shows
-	DPAUDIT_LONG=1 $(BIN)/python -m pytest
+	DPAUDIT_LONG=1 $(BIN)/python -m pytest --numprocesses 2
 
 chaos: .venv/tested ## Kills processes and nodes of a real cluster 33 times, compares with a quiet run
 	DPAUDIT_LONG=1 $(BIN)/python -m pytest tests/chaos -k kills_during --log-cli-level=INFO

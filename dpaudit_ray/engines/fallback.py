@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Callable, Mapping
 
@@ -70,9 +71,10 @@ def _by_model(x: Tensor, n: int) -> Tensor:
     return x.reshape(n, -1, *x.shape[1:])
 
 
-def warn(where: str, layer: nn.Module) -> None:
-    """Says once that a layer takes the slow way."""
+@functools.cache
+def warn(where: str, layer: str) -> None:
+    """Says once in a process that a layer takes the slow way: every thread builds its own."""
     message = (
         "%s (%s) has no rule of its own: its per-sample gradients go through torch.func, slowly"
     )
-    _LOG.warning(message, where, type(layer).__name__)
+    _LOG.warning(message, where, layer)

@@ -104,7 +104,7 @@ def _tapped(module: nn.Module, own: dict[str, Slot], tap: Tap, path: str) -> nn.
     if isinstance(module, nn.Conv2d) and module.groups != 1:
         rule = None
     if rule is None:
-        fallback.warn(path.rstrip(".") or "the model itself", module)
+        fallback.warn(path.rstrip(".") or "the model itself", type(module).__name__)
         for name, child in module.named_modules():
             refuse(child, f"{path}{name}.")
         return tap(FallbackRule(module, own))

@@ -13,6 +13,7 @@ from test_packed import loss_of, slow_clipped_sum
 from torch import Tensor, nn
 
 from dpaudit_ray.engines import outer, pooling
+from dpaudit_ray.engines.fallback import warn
 from dpaudit_ray.engines.memory import Groups
 from dpaudit_ray.engines.packed import PackedModel
 from dpaudit_ray.errors import SpecError
@@ -228,7 +229,11 @@ def test_ties_in_a_pool_go_where_torch_sends_them(options: dict) -> None:
         assert torch.equal(ours_is, torch_is)
 
 
-def test_the_slow_way_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_slow_way_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    warn.cache_clear()
     module, theta, x, y = case("fallback")
     with caplog.at_level(logging.WARNING):
         model = PackedModel(module)
@@ -272,6 +277,7 @@ def test_outputs_must_be_one_row_per_example() -> None:
 
 
 def test_running_out_of_memory_halves_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # each thread halves its own
     module, theta, x, y = case("conv")
     expected = PackedModel(module).clipped_sums(theta, x, y, 1.0)
     model = PackedModel(module, Groups(4, 4))
