@@ -74,6 +74,8 @@ class Ledger:
                 f"(last: {lost.reason}); finished packs are safe: run the same command again to "
                 "resume"
             )
+        count = f"{self.losses} of at most {limit}"
+        self._tell(f"worker lost ({count}) with {len(lost.packs)} packs: {lost.reason}")
         if not lost.packs:
             return []
         first, *others = lost.packs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -157,6 +158,9 @@ def _fits(held: dict[str, float], resources: ResourceSpec) -> int:
 
 
 def last_line(error: BaseException) -> str:
-    """What a Ray error says in the end."""
+    """What a Ray error says in the end, without the advice that Ray adds."""
+    if "low on memory" in str(error):
+        return "its node ran out of memory; with a larger resources.num_cpus fewer run at once"
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
+    last = lines[-1] if lines else type(error).__name__
+    return textwrap.shorten(last, 200, placeholder=" ...")

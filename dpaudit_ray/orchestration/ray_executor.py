@@ -61,7 +61,6 @@ class RayExecutor:
         self._seen: Progress = self._aggregator_call("progress", Activity())
         self._asked: Any = None
         self._deadlines = Deadlines(sweep.resources.pack_deadline)
-        self._tell = tell
         self._pool = Pool(
             self._start_worker,
             lambda actor: ray.kill(actor),
@@ -166,7 +165,6 @@ class RayExecutor:
         lost: list[Outcome] = []
         for worker, seconds in list(self._pool.overdue(self._deadlines)):
             reason = f"{worker.name} was silent for {seconds:.0f} s"
-            self._tell(f"{reason} and is replaced")
             lost.append(Lost(self._pool.remove(worker), reason))
         return lost
 

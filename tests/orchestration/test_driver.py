@@ -152,11 +152,13 @@ def test_a_pack_that_kills_every_worker_is_given_up() -> None:
 
 
 def test_packs_that_waited_behind_a_lost_one_are_not_to_blame() -> None:
-    ledger = Ledger(ResourceSpec(), ["first", "second"])
+    told: list[str] = []
+    ledger = Ledger(ResourceSpec(), ["first", "second"], told.append)
     for _ in range(LOSSES_PER_PACK - 1):
         assert ledger.lost(Lost((PACKS[0], PACKS[1]), "oom")) == [PACKS[0], PACKS[1]]
     assert ledger.lost(Lost((PACKS[0], PACKS[1]), "oom")) == [PACKS[1]]
     assert ledger.losses == LOSSES_PER_PACK
+    assert told[0] == "worker lost (1 of at most 100) with 2 packs: oom"
 
 
 def test_a_stop_lets_running_packs_finish_and_starts_no_more() -> None:
