@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import dpaudit_ray as da
+from tests.command import changed, write_sweep
+
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("DPAUDIT_SHARED", ROOT.parent / "shared"))
 
@@ -43,6 +46,18 @@ def tiny() -> dict:
         "grid": {"adversary": [{"name": "biased-dimension"}, {"name": "loss"}]},
         "resources": {"pack_size": 10, "num_cpus": 1},
     }
+
+
+@pytest.fixture
+def sweep_of_400(tiny: dict, tmp_path: Path) -> Path:
+    """The tiny sweep with 80 packs, as a file."""
+    return write_sweep(tmp_path, changed(tiny, "audit.trials", 400))
+
+
+@pytest.fixture
+def quiet_400(sweep_of_400: Path, tmp_path: Path) -> str:
+    """Where an undisturbed run of it is, to compare with."""
+    return da.run(sweep_of_400, storage_path=str(tmp_path / "quiet"), executor="inline").location
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,13 @@ trials. It knows executors by their interface only.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from ..errors import StorageError
+from ..errors import ClusterError, StorageError
 from ..failures import Failure
 from ..plan import Pack
 from .aggregation import Activity, Progress
@@ -71,10 +72,9 @@ class Driver:
         """
         try:
             self._loop()
-        except (StorageError, KeyboardInterrupt):
-            raise  # no estimates: they could not be stored, or nobody wants to wait for them
-        except BaseException:  # the estimates are kept, whatever it is, and it is raised again
-            self._executor.flush()
+        except ClusterError:
+            with contextlib.suppress(ClusterError, StorageError):  # what comes up says more
+                self._executor.flush()
             raise
         self._executor.flush()
         self._look(force=True)

@@ -142,6 +142,20 @@ def test_the_budget_of_lost_workers_is_separate_and_kept() -> None:
     assert executor.flushed == 1, "what is there is written"
 
 
+def test_a_cluster_that_is_gone_does_not_hide_what_ended_the_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone() -> None:
+        raise ClusterError("the aggregator cannot be restarted")
+
+    executor = Scripted()
+    monkeypatch.setattr(executor, "flush", gone)
+    for pack in PACKS[:3]:
+        executor.script[pack] = ["lose"] * 3
+    with pytest.raises(ClusterError, match="max_worker_losses = 5"):
+        drive(executor, failures=0).run()
+
+
 def test_a_pack_that_kills_every_worker_is_given_up() -> None:
     executor = Scripted(slots=1)
     executor.script[PACKS[1]] = ["lose"] * 99

@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-import dpaudit_ray as da
 from tests.command import changed, write_sweep
 from tests.head import head
 from tests.orchestration.nodes import Node, Nodes, actors, driver, nodes
@@ -24,17 +23,6 @@ def around() -> Iterator[Nodes]:
     """A cluster whose head has one CPU; every test adds its own nodes and takes them away."""
     with head(cpus=1, dashboard=False) as center, nodes(center) as joined:
         yield joined
-
-
-@pytest.fixture
-def sweep(tiny: dict, tmp_path: Path) -> Path:
-    return write_sweep(tmp_path, changed(tiny, "audit.trials", 400))
-
-
-@pytest.fixture
-def quiet(sweep: Path, tmp_path: Path) -> str:
-    """The run to compare with."""
-    return da.run(sweep, storage_path=str(tmp_path / "quiet"), executor="inline").location
 
 
 def trainers(besides: Node | None = None) -> list[psutil.Process]:
@@ -78,18 +66,18 @@ def alone(place: Path) -> list[str]:
 
 
 def test_a_node_that_does_not_see_the_storage(
-    around: Nodes, sweep: Path, quiet: str, tmp_path: Path
+    around: Nodes, sweep_of_400: Path, quiet_400: str, tmp_path: Path
 ) -> None:
     """Refused at the start; told and left out when it joins later."""
     runs = tmp_path / "runs"
     hidden = alone(runs)
     node = around.joined(inside=hidden)
-    with driver(around.head, sweep, runs) as run:
+    with driver(around.head, sweep_of_400, runs) as run:
         assert run.ends() == 2
         assert f"{runs}/tiny is not shared: node {node.address} does not see" in run.output
         assert run.output.count("dpaudit: ") == 1
     around.leave(node)
-    with driver(around.head, sweep, runs) as run:
+    with driver(around.head, sweep_of_400, runs) as run:
         (first,) = run.wait_for(lambda: run.packs and trainers())
         first.suspend()
         node = around.joined(inside=hidden)
@@ -98,12 +86,14 @@ def test_a_node_that_does_not_see_the_storage(
         assert run.ends() == 0, run.output
         assert not node.actors("Trainer")
     around.leave(node)
-    assert_same(runs / "tiny", quiet)
+    assert_same(runs / "tiny", quiet_400)
 
 
-def test_a_node_joins_and_is_lost(around: Nodes, sweep: Path, quiet: str, tmp_path: Path) -> None:
+def test_a_node_joins_and_is_lost(
+    around: Nodes, sweep_of_400: Path, quiet_400: str, tmp_path: Path
+) -> None:
     """Trainers without num_gpus take a node with a GPU as well as one without."""
-    with driver(around.head, sweep, tmp_path / "runs") as run:
+    with driver(around.head, sweep_of_400, tmp_path / "runs") as run:
         (first,) = run.wait_for(lambda: run.packs and trainers())
         first.suspend()  # from here on only the new node works
         before = run.packs
@@ -115,4 +105,4 @@ def test_a_node_joins_and_is_lost(around: Nodes, sweep: Path, quiet: str, tmp_pa
         first.resume()
         assert run.ends() == 0, run.output
     assert "Traceback" not in run.output
-    assert_same(tmp_path / "runs/tiny", quiet)
+    assert_same(tmp_path / "runs/tiny", quiet_400)

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import dpaudit_ray as da
-from tests.command import changed, write_sweep
 from tests.orchestration.test_faults import assert_same
 
 pytestmark = pytest.mark.slow
@@ -43,27 +41,16 @@ def run(
     return done.returncode, done.stderr
 
 
-@pytest.fixture
-def sweep(tiny: dict, tmp_path: Path) -> Path:
-    return write_sweep(tmp_path, changed(tiny, "audit.trials", 400))
-
-
-@pytest.fixture
-def quiet(sweep: Path, tmp_path: Path) -> str:
-    """The run to compare with."""
-    return da.run(sweep, storage_path=str(tmp_path / "quiet"), executor="inline").location
-
-
-def test_one_write_in_five_fails(sweep: Path, quiet: str, tmp_path: Path) -> None:
+def test_one_write_in_five_fails(sweep_of_400: Path, quiet_400: str, tmp_path: Path) -> None:
     """In every process of the run. A write syncs twice: 1 - (8/9)^2 = 0.21 of them fail."""
     (tmp_path / "sitecustomize.py").write_text(FAULTS)
     record = tmp_path / "faults"
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "FAULTS": str(record)}
-    code, told = run(sweep, tmp_path / "flaky", environment=environment)
+    code, told = run(sweep_of_400, tmp_path / "flaky", environment=environment)
     assert code == 0, told
     by_process = record.read_text().splitlines()
     assert max(map(by_process.count, by_process)) >= 5  # in the aggregator, which stores 80 packs
-    assert_same(tmp_path / "flaky/tiny", quiet)
+    assert_same(tmp_path / "flaky/tiny", quiet_400)
 
 
 @contextlib.contextmanager
@@ -84,11 +71,11 @@ def mount(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_full_disk_stops_the_sweep_and_a_larger_one_ends_it(
-    sweep: Path, quiet: str, tmp_path: Path
+    sweep_of_400: Path, quiet_400: str, tmp_path: Path
 ) -> None:
     place = tmp_path / "disk"
     with disk(place, "200k"):
-        code, told = run(sweep, place)
+        code, told = run(sweep_of_400, place)
         assert code == 4, told
         assert told.count("\n") == 1
         assert os.strerror(errno.ENOSPC) in told
@@ -96,6 +83,6 @@ def test_a_full_disk_stops_the_sweep_and_a_larger_one_ends_it(
         done = len(list(place.glob("tiny/scores/*/*.parquet")))
         assert 5 < done < 80
         assert mount("-o", "remount,size=20m", str(place)).returncode == 0
-        code, told = run(sweep, place)
+        code, told = run(sweep_of_400, place)
         assert code == 0, told
-        assert_same(place / "tiny", quiet)
+        assert_same(place / "tiny", quiet_400)
