@@ -70,6 +70,18 @@ class Estimator(ABC):
     @abstractmethod
     def _fold(self, scores: Scores, members: Members) -> None: ...
 
+    def miss(self, members: Members) -> None:
+        """Adds trials that were run and gave no output: each counts as a wrong guess.
+
+        `members` bool [n]. A trial whose training raised is one: its bit was drawn, so it may not
+        be left out, and nothing is known that could be bet on.
+        """
+        self._miss(checked(np.full(len(members), math.nan), members)[1])
+
+    def _miss(self, members: Members) -> None:
+        """A method that learns from diverged trials must tell them from these."""
+        self._fold(np.full(len(members), math.nan), members)
+
     @abstractmethod
     def bound(self, delta: float, confidence: float) -> Estimate:
         """The lower bound that the folded trials support at (`delta`, `confidence`)."""
