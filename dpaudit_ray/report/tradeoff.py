@@ -34,7 +34,7 @@ class TradeOff:
     @classmethod
     def of(cls, scores: npt.ArrayLike, members: npt.ArrayLike) -> TradeOff:
         """Fits μ where both errors together are rarest: the point that most trials speak for."""
-        worlds = Worlds.of(*checked(scores, members))
+        worlds = Worlds.observed(*checked(scores, members))
         if min(worlds.sizes) == 0:
             return cls(np.empty(0), np.empty(0), 0.0)
         thresholds = np.concatenate([[np.inf], worlds.midpoints()[::-1], [-np.inf]])

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 from . import gdp
 from .base import Estimate, Estimator, Members, Scores, Status
+from .diverged import LEARN, settled
 from .local_levels import Levels, next_size, upper_rates
 from .rates import epsilon_of_rates
 from .rates_gdp import mu_of_rates
@@ -42,8 +43,13 @@ class Band(Estimator):
     def _fold(self, scores: Scores, members: Members) -> None:
         self._log.append(scores, members)
 
+    def _miss(self, members: Members) -> None:
+        self._log.miss(members)
+
     def bound(self, delta: float, confidence: float) -> Estimate:
-        worlds, level = Worlds.of(*self._log.arrays()), (delta, confidence)
+        scores, members = self._log.arrays()
+        learn = math.ceil(LEARN * self.planned)
+        worlds, level = Worlds.of(settled(scores, members, learn), members), (delta, confidence)
         if min(worlds.sizes) == 0:
             mu = 0.0 if self.curve == "gaussian" else math.nan
             return self._estimate(0.0, mu, level, len(self._log))
@@ -64,8 +70,8 @@ def both_uppers(
 ) -> tuple[Upper, Upper]:
     """Upper bounds on both error rates, valid at every threshold there is at 1 - alpha.
 
-    A diverged trial counts as an error of its world at each threshold. Without `exact`, the
-    level is that of a slightly larger audit, which is cached across audits.
+    A miss counts as an error of its world at each threshold. Without `exact`, the level is that of
+    a slightly larger audit, which is cached across audits.
     """
     out, inside = (upper_rates(n, alpha / 2, levels, 0 if exact else next_size(n)) for n in sizes)
     return out, inside

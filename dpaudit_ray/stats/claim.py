@@ -1,10 +1,12 @@
 """The claim test: do these trials contradict an accountant's curve, whatever the mechanism is?
 
 A claim is a curve δ(ε); every point of it bounds the payoff of a guess with abstention
-(`wagers`). Wealth is spread over the points, so no trade-off curve is assumed for the true
-mechanism, and with it over thresholds and stakes. Reaching 1/alpha refutes the claim, at any
-look. Along a family of claims the refuted ones have an end: with the noise multiplier as
-parameter, "this run is as private as noise σ at best".
+(`wagers`). Four ways of betting share the stake, none of which assumes a trade-off curve for the
+true mechanism: plain guessing with every stake at once, constant stakes at many points of the
+curve, the same on diverged trials alone, and the mixture that past trials recommend
+(`portfolio`). Reaching 1/alpha refutes the claim, at any look. Along a family of claims the
+refuted ones have an end: with the noise multiplier as parameter, "this run is as private as noise
+σ at best".
 """
 
 from __future__ import annotations
@@ -21,42 +23,15 @@ from scipy import optimize, special
 from . import gdp
 from .base import Estimate, Estimator, Members, Scores, Status
 from .binomial import check_alpha
-from .wagers import Wagers
+from .curve import Curve, gaussian
+from .mixture import log_mixture
+from .portfolio import Portfolio
+from .wagers import LOSSES, PLAIN, WINS, Wagers
 
 Floats = npt.NDArray[np.float64]
 
-# Gaussian worlds μ apart have likelihood ratio e^(μ c) at distance c from their midpoint, so
-# these are the points of a claim that a threshold at distance c speaks about.
-_DISTANCES = np.array([0.0, 0.3, 0.6, 1.0, 1.5, 2.0, 2.6, 3.2])
-_PLAIN = 0.5  # weight of plain guessing, which is the best single test of Gaussian claims
-
-
-@dataclasses.dataclass(frozen=True)
-class Curve:
-    """Points (ε_j, δ_j) of a claim, float64 [n] each: the mechanism is said to be all of them.
-
-    Include ε = 0 (the best guessing accuracy); points whose δ is tiny add little.
-
-    Raises:
-        ValueError: lengths that differ, an ε below 0 or a δ outside [0, 1].
-    """
-
-    epsilons: Floats
-    deltas: Floats
-
-    def __post_init__(self) -> None:
-        e, d = (np.atleast_1d(np.asarray(x, np.float64)) for x in (self.epsilons, self.deltas))
-        if e.ndim != 1 or e.shape != d.shape or len(e) == 0:
-            raise ValueError(
-                f"epsilons and deltas must be two 1-D arrays of one length, "
-                f"got shapes {e.shape} and {d.shape}"
-            )
-        if not np.all((e >= 0) & np.isfinite(e)):
-            raise ValueError(f"epsilons must be finite and at least 0, got {self.epsilons!r}")
-        if not np.all((d >= 0) & (d <= 1)):
-            raise ValueError(f"deltas must lie in [0, 1], got {self.deltas!r}")
-        object.__setattr__(self, "epsilons", e)
-        object.__setattr__(self, "deltas", d)
+_POINTS = 12  # of a curve, for constant stakes
+_BOLD = 3  # the largest stakes: for diverged trials, which are rare and nearly sure
 
 
 @dataclasses.dataclass
@@ -77,6 +52,9 @@ class Claim(Estimator):
     def _fold(self, scores: Scores, members: Members) -> None:
         self._wagers.fold(scores, members)
 
+    def _miss(self, members: Members) -> None:
+        self._wagers.miss(len(members))
+
     @property
     def trials(self) -> int:
         """Trials folded so far."""
@@ -88,14 +66,26 @@ class Claim(Estimator):
         The logarithm of an e-value: e-values of several audits may be averaged, and one that is
         looked at often needs no correction.
         """
-        wealth = self._wagers.log_wealth(curve.epsilons, curve.deltas)
-        mixture = float(special.logsumexp(wealth)) - math.log(wealth.size)
-        plain = curve.epsilons == 0
-        if not plain.any():
-            return mixture
-        guesses = wealth[plain, 2, 0]
-        best = float(special.logsumexp(guesses)) - math.log(guesses.size)
-        return float(np.logaddexp(math.log(_PLAIN) + best, math.log1p(-_PLAIN) + mixture))
+        learnt = Portfolio.of(curve).log_wealth(self._wagers.epochs)
+        return _mean([self._plain(curve), *self._constant(curve), learnt])
+
+    def _plain(self, curve: Curve) -> float:
+        """Guesses around the midpoint against the best accuracy that the claim allows.
+
+        Stakes of all sizes are mixed, so that no violation is too small to be found.
+        """
+        rate = (1 + float(curve.deltas[curve.epsilons == 0].min(initial=1.0))) / 2
+        if rate >= 1:
+            return 0.0
+        counts = self._wagers.counts
+        hits, misses = int(WINS[PLAIN] @ counts), int(LOSSES[PLAIN] @ counts)
+        return log_mixture(rate, hits, hits + misses)
+
+    def _constant(self, curve: Curve) -> tuple[float, float]:
+        """Constant stakes at points of the curve: in all slots, and on diverged trials alone."""
+        few = curve.thinned(_POINTS)
+        wealth = self._wagers.log_wealth(few.epsilons, few.deltas)
+        return _mean(wealth), _mean(wealth[:, -1, -_BOLD:])
 
     def refutes(self, curve: Curve, confidence: float) -> bool:
         """Whether the trials so far refute `curve`; wrong with probability 1 - confidence, ever.
@@ -124,15 +114,7 @@ class Claim(Estimator):
         if not low < high:
             raise ValueError(f"low must lie below high, got {low} and {high}")
         target = -math.log(1 - confidence)
-
-        def excess(parameter: float) -> float:
-            return self.evidence(family(parameter)) - target
-
-        if excess(low) < 0:
-            return low
-        if excess(high) >= 0:
-            return high
-        return float(optimize.brentq(excess, low, high, xtol=1e-9, rtol=1e-5))
+        return _end(lambda parameter: self.evidence(family(parameter)) - target, low, high)
 
     def effective_noise(
         self, family: Callable[[float], Curve], low: float, high: float, confidence: float
@@ -152,12 +134,28 @@ class Claim(Estimator):
         )
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        wagers, level = self._wagers, (delta, confidence)
-        mu = self.refuted_parameter(gaussian, 0.0, 40.0, confidence)
-        return self._estimate(float(gdp.epsilon(mu, delta)), mu, level, wagers.trials)
+        level, target = (delta, confidence), -math.log(1 - confidence)
+
+        def excess(mu: float) -> float:  # without what was learnt: this is asked after every pack
+            return _mean([self._plain(gaussian(mu)), *self._constant(gaussian(mu))]) - target
+
+        mu = _end(excess, 0.0, 40.0)
+        return self._estimate(float(gdp.epsilon(mu, delta)), mu, level, self.trials)
 
 
-def gaussian(mu: float) -> Curve:
-    """The claim "μ-GDP", at the points that a few thousand trials can speak about."""
-    epsilons = mu * _DISTANCES
-    return Curve(epsilons, np.asarray(gdp.delta(epsilons, mu)))
+def _mean(logs: npt.ArrayLike) -> float:
+    """Logarithm of the mean of wealths that are given by their logarithms."""
+    values = np.asarray(logs, dtype=np.float64)
+    return float(special.logsumexp(values)) - math.log(values.size)
+
+
+def _end(excess: Callable[[float], float], low: float, high: float) -> float:
+    """Where what is refuted ends, between `low` (nothing is) and `high` (all is)."""
+    if excess(low) < 0:
+        return low
+    if excess(high) >= 0:
+        return high
+    return float(optimize.brentq(excess, low, high, xtol=1e-9, rtol=1e-5))
+
+
+__all__ = ["Claim", "Curve", "gaussian"]

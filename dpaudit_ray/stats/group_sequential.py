@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -59,14 +59,20 @@ class GroupSequential(Guesses, Estimator):
         self._known: dict[tuple[float, int], float] = {}  # alpha, looks -> refuted rate
 
     def _fold(self, scores: Scores, members: Members) -> None:
-        done = self._counter.trials
-        due = self._ends[(self._ends > done) & (self._ends <= done + len(scores))]
-        start = 0
+        self._look(len(scores), lambda a, b: self._counter.fold(scores[a:b], members[a:b]))
+
+    def _miss(self, members: Members) -> None:
+        self._look(len(members), lambda a, b: self._counter.miss(b - a))
+
+    def _look(self, trials: int, add: Callable[[int, int], None]) -> None:
+        """Adds trials by `add(first, end)`, stopping at every look that is due."""
+        done, start = self._counter.trials, 0
+        due = self._ends[(self._ends > done) & (self._ends <= done + trials)]
         for end in (due - done).tolist():
-            self._counter.fold(scores[start:end], members[start:end])
+            add(start, end)
             self._seen.append((self._counter.guesses, self._counter.hits))
             start = end
-        self._counter.fold(scores[start:], members[start:])
+        add(start, trials)
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         alpha, counter, looks = 1 - confidence, self._counter, len(self._seen)

@@ -26,7 +26,8 @@ class GuessCounter:
 
     The first `warmup` trials, and all until both worlds were seen, only set the threshold: to
     skip them is itself decided from the past, so it costs trials but no validity. After the
-    warm-up, a diverged trial (NaN, ±inf) is a wrong guess in either world; it moves no mean.
+    warm-up, a diverged trial (NaN, ±inf) is guessed to be of the world in which more have diverged
+    so far, "in" while they are equal; it moves no mean.
     """
 
     warmup: int = 20
@@ -35,13 +36,16 @@ class GuessCounter:
     hits: int = 0
     _sums: tuple[float, float] = (0.0, 0.0)
     _counts: tuple[int, int] = (0, 0)
+    _diverged: tuple[int, int] = (0, 0)
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials in order; cumulative sums run on, so any split gives the same counts."""
         finite = np.isfinite(scores)
-        totals, seen = [], []
+        totals, seen, lost = [], [], []
         for world in (0, 1):
-            inside = finite & (members == bool(world))
+            of_world = members == bool(world)
+            lost.append(np.cumsum(np.concatenate([[self._diverged[world]], ~finite & of_world])))
+            inside = finite & of_world
             steps = np.where(inside, scores, 0.0)
             with np.errstate(over="ignore", invalid="ignore"):
                 totals.append(np.cumsum(np.concatenate([[self._sums[world]], steps])))
@@ -51,12 +55,24 @@ class GuessCounter:
         index = self.trials + np.arange(len(scores))
         placed = (seen[0][:-1] > 0) & (seen[1][:-1] > 0)
         guessed = (index >= self.warmup) & (placed | ~finite)
-        hit = guessed & finite & ((scores > threshold) == members)
+        guess = np.where(finite, scores > threshold, (lost[1] >= lost[0])[:-1])
+        hit = guessed & (guess == members)
         self.trials += len(scores)
         self.guesses += int(guessed.sum())
         self.hits += int(hit.sum())
         self._sums = (float(totals[0][-1]), float(totals[1][-1]))
         self._counts = (int(seen[0][-1]), int(seen[1][-1]))
+        self._diverged = (int(lost[0][-1]), int(lost[1][-1]))
+
+    def miss(self, trials: int) -> None:
+        """Adds trials without an output: wrong guesses, after the warm-up."""
+        self.guesses += max(self.trials + trials - max(self.trials, self.warmup), 0)
+        self.trials += trials
+
+    @property
+    def diverged_in(self) -> bool:
+        """Whether the next diverged trial is guessed "in"."""
+        return self._diverged[1] >= self._diverged[0]
 
     @property
     def threshold(self) -> float:
@@ -86,6 +102,9 @@ class Guesses:
 
     def _fold(self, scores: Scores, members: Members) -> None:
         self._counter.fold(scores, members)
+
+    def _miss(self, members: Members) -> None:
+        self._counter.miss(len(members))
 
     def _read(self, rate: float, delta: float) -> tuple[float, float]:
         """(ε, μ) that a hit rate of at least `rate` shows."""

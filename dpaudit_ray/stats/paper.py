@@ -16,6 +16,7 @@ import numpy as np
 from . import gdp
 from .base import Estimate, Estimator, Members, Scores, Status
 from .binomial import clopper_pearson_upper
+from .diverged import settled
 from .rates import epsilon_of_rates
 from .rates_gdp import mu_of_rates
 from .thresholds import TrialLog, Worlds, best_test, two_rate_uppers
@@ -34,8 +35,11 @@ class PaperGdp(Estimator):
     def _fold(self, scores: Scores, members: Members) -> None:
         self._log.append(scores, members)
 
+    def _miss(self, members: Members) -> None:
+        self._log.miss(members)
+
     def bound(self, delta: float, confidence: float) -> Estimate:
-        mu, threshold = algorithm_4(Worlds.of(*self._log.arrays()), confidence)
+        mu, threshold = algorithm_4(_as_published(self._log), confidence)
         epsilon = gdp.epsilon(max(mu, 0.0), delta)
         return self._estimate(epsilon, mu, (delta, confidence), len(self._log), threshold)
 
@@ -56,8 +60,11 @@ class PaperEpsDelta(Estimator):
     def _fold(self, scores: Scores, members: Members) -> None:
         self._log.append(scores, members)
 
+    def _miss(self, members: Members) -> None:
+        self._log.miss(members)
+
     def bound(self, delta: float, confidence: float) -> Estimate:
-        worlds = Worlds.of(*self._log.arrays())
+        worlds = _as_published(self._log)
         epsilon, threshold = best_test(
             worlds,
             two_rate_uppers(worlds.sizes, 1 - confidence),
@@ -65,6 +72,12 @@ class PaperEpsDelta(Estimator):
         )
         level = (delta, confidence)
         return self._estimate(epsilon, math.nan, level, len(self._log), threshold)
+
+
+def _as_published(log: TrialLog) -> Worlds:
+    """No paper speaks of diverged trials: they are errors at every threshold."""
+    scores, members = log.arrays()
+    return Worlds.of(settled(scores, members, len(scores)), members)
 
 
 def algorithm_4(worlds: Worlds, confidence: float) -> tuple[float, float]:

@@ -52,7 +52,7 @@ def mu_profile(
     """μ at each threshold between the scores, with a two-sided simultaneous band.
 
     Args:
-        scores: float [R], higher = more "in"; not finite counts as an error everywhere.
+        scores: float [R], higher = more "in"; what is not finite has diverged.
         members: bool [R], the secret bits.
         confidence: chance that the whole band is right, in (0, 1).
         levels: shape of the band.
@@ -62,7 +62,7 @@ def mu_profile(
         ValueError: an argument outside its bounds.
     """
     check_alpha(1 - confidence)
-    worlds = Worlds.of(*checked(scores, members))
+    worlds = Worlds.observed(*checked(scores, members))
     thresholds = worlds.midpoints()[::-1]
     if min(worlds.sizes) == 0:
         return MuProfile(*(np.empty(0) for _ in range(4)))
@@ -169,7 +169,7 @@ def _band(
     """Upper bounds on both error rates at each distinct test, valid together at `confidence`."""
     check_alpha(1 - confidence)
     values: tuple[Scores, Members] = checked(scores, members)
-    worlds = Worlds.of(*values)
+    worlds = Worlds.observed(*values)
     if min(worlds.sizes) == 0:
         return np.empty(0), np.empty(0)
     tests = np.unique(np.stack(worlds.errors(worlds.midpoints())), axis=1)

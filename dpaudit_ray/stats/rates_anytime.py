@@ -1,6 +1,6 @@
 """An (ε, δ) bound that assumes no trade-off curve and may be looked at after every trial.
 
-Wealth is spread over twelve thresholds, three ways of guessing and six stakes (`wagers`); its
+Wealth is spread over twelve thresholds, ways of guessing and six stakes (`wagers`); its
 average is a supermartingale under (ε, δ)-DP, and an ε at which it reaches 1/alpha is refuted.
 It certifies more than the best Clopper-Pearson bound under a simultaneous band.
 """
@@ -30,6 +30,9 @@ class EpsDeltaAnytime(Estimator):
 
     def _fold(self, scores: Scores, members: Members) -> None:
         self._wagers.fold(scores, members)
+
+    def _miss(self, members: Members) -> None:
+        self._wagers.miss(len(members))
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         wagers, level = self._wagers, (delta, confidence)

@@ -56,7 +56,8 @@ def run_accuracies(scores: Scores, members: Members) -> betting.Outcomes:
     for row, bits in zip(scores, members, strict=True):
         threshold = counter.threshold
         if counter.trials >= WARMUP and not math.isnan(threshold) and len(row) > 0:
-            shares.append(float(np.mean(np.isfinite(row) & ((row > threshold) == bits))))
+            guess = np.where(np.isfinite(row), row > threshold, counter.diverged_in)
+            shares.append(float(np.mean(guess == bits)))
         counter.fold(row, bits)
     return np.array(shares)
 
@@ -107,8 +108,10 @@ def pair_outcomes(outside: Scores, inside: Scores, width: float) -> betting.Outc
         ramp = np.maximum(width * (spread[0] + spread[1]) / 2, np.finfo(np.float64).tiny)
         middle = (means[0] + means[1]) / 2 + origin
         phi = [np.clip((s - middle) / ramp + 0.5, 0.0, 1.0) for s in (outside, inside)]
-    phi[0] = np.where(np.isfinite(outside), phi[0], 1.0)
-    phi[1] = np.where(np.isfinite(inside), phi[1], 0.0)
+    lost = [~np.isfinite(s) for s in (outside, inside)]
+    before = [np.concatenate([[0], np.cumsum(gone)[:-1]]) for gone in lost]
+    diverged = np.where(before[1] >= before[0], 1.0, 0.0)  # "in" where more of them have diverged
+    phi = [np.where(gone, diverged, value) for gone, value in zip(lost, phi, strict=True)]
     return np.asarray(((1 - phi[0] + phi[1]) / 2)[seen >= 2])
 
 

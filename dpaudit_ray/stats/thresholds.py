@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .base import Members, Scores
 from .binomial import clopper_pearson_upper
+from .diverged import LEARN, settled
 
 Counts = npt.NDArray[np.int64]
 Rates = npt.NDArray[np.float64]
@@ -25,55 +26,80 @@ _TABLE_SIZE = 4096
 
 @dataclasses.dataclass
 class Worlds:
-    """Scores of both worlds, diverged trials kept as counts: an error at every threshold."""
+    """Scores of both worlds, sorted; misses kept as counts: an error at every threshold.
+
+    ±inf is a score like any other: a diverged trial that is guessed "in" or "out" at every
+    threshold between the finite scores (`diverged.settled`).
+    """
 
     outside: Scores
     inside: Scores
-    diverged_outside: int
-    diverged_inside: int
+    missed_outside: int
+    missed_inside: int
 
     @classmethod
     def of(cls, scores: Scores, members: Members) -> Worlds:
-        """Splits float64 [n] scores by their bool [n] members."""
-        finite = np.isfinite(scores)
+        """Splits float64 [n] scores, NaN for misses, by their bool [n] members."""
+        counted = ~np.isnan(scores)
         return cls(
-            np.sort(scores[finite & ~members]),
-            np.sort(scores[finite & members]),
-            int((~finite & ~members).sum()),
-            int((~finite & members).sum()),
+            np.sort(scores[counted & ~members]),
+            np.sort(scores[counted & members]),
+            int((~counted & ~members).sum()),
+            int((~counted & members).sum()),
         )
+
+    @classmethod
+    def observed(cls, scores: Scores, members: Members) -> Worlds:
+        """The same of a whole audit's scores: what is not finite has diverged."""
+        marked = np.where(np.isfinite(scores), scores, np.inf)
+        return cls.of(settled(marked, members, math.ceil(LEARN * len(marked))), members)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Trials per world, (out, in), diverged ones included."""
-        return (
-            len(self.outside) + self.diverged_outside,
-            len(self.inside) + self.diverged_inside,
-        )
+        """Trials per world, (out, in), misses included."""
+        return len(self.outside) + self.missed_outside, len(self.inside) + self.missed_inside
 
     def midpoints(self) -> Scores:
-        """Alg. 4's candidates: midpoints of neighbours in the pooled sorted scores."""
+        """Alg. 4's candidates: midpoints of neighbours in the pooled sorted scores.
+
+        Between finite and diverged ones, the finite score beside the gap stands in.
+        """
         pooled = np.sort(np.concatenate([self.outside, self.inside]))
-        return pooled[:-1] / 2 + pooled[1:] / 2
+        low, high = pooled[:-1], pooled[1:]
+        above = np.where(np.isinf(low), high, np.nextafter(low, np.inf))
+        return np.where(np.isfinite(low) & np.isfinite(high), _between(low, high), above)
 
     def errors(self, thresholds: npt.ArrayLike) -> tuple[Counts, Counts]:
         """False positives and false negatives at each threshold."""
         h = np.atleast_1d(np.asarray(thresholds, dtype=np.float64))
         false_positives = len(self.outside) - np.searchsorted(self.outside, h, side="left")
         false_negatives = np.searchsorted(self.inside, h, side="left")
-        return false_positives + self.diverged_outside, false_negatives + self.diverged_inside
+        return false_positives + self.missed_outside, false_negatives + self.missed_inside
+
+
+def _between(low: Scores, high: Scores) -> Scores:
+    with np.errstate(invalid="ignore"):
+        return low / 2 + high / 2
 
 
 @dataclasses.dataclass
 class TrialLog:
-    """All folded trials, for methods that need every score (8 + 1 bytes per trial)."""
+    """All folded trials, for methods that need every score (8 + 1 bytes per trial).
+
+    Diverged trials are kept as inf, trials that count as misses as NaN.
+    """
 
     scores: list[Scores] = dataclasses.field(default_factory=list)
     members: list[Members] = dataclasses.field(default_factory=list)
 
     def append(self, scores: Scores, members: Members) -> None:
         """Adds trials in order."""
-        self.scores.append(scores)
+        self.scores.append(np.where(np.isfinite(scores), scores, np.inf))
+        self.members.append(members)
+
+    def miss(self, members: Members) -> None:
+        """Adds trials that count as misses."""
+        self.scores.append(np.full(len(members), np.nan))
         self.members.append(members)
 
     def __len__(self) -> int:
@@ -100,7 +126,7 @@ class Judged:
     @property
     def usable(self) -> bool:
         """Whether there was a threshold, and trials of both worlds to judge it on."""
-        return math.isfinite(self.threshold) and min(self.sizes) > 0
+        return not math.isnan(self.threshold) and min(self.sizes) > 0
 
 
 @dataclasses.dataclass
@@ -109,7 +135,8 @@ class AtOneThreshold:
 
     `past` and `holdout` spend the first `calibration` share of the planned trials on choosing
     the threshold, 0.2 and 0.5 unless told otherwise, and judge it on the later ones; `fixed`
-    takes the pre-registered `value` and judges it on all.
+    takes the pre-registered `value` and judges it on all. Which way diverged trials are guessed
+    is learnt from the first of them (`diverged.settled`).
     """
 
     planned: int
@@ -130,6 +157,9 @@ class AtOneThreshold:
     def _fold(self, scores: Scores, members: Members) -> None:
         self._log.append(scores, members)
 
+    def _miss(self, members: Members) -> None:
+        self._log.miss(members)
+
     def _judge(self, gain: Gain, alpha: float) -> Judged:
         """Errors, on the later trials, of the threshold that shows most on the earlier ones."""
         scores, members = self._log.arrays()
@@ -137,8 +167,9 @@ class AtOneThreshold:
         if self.threshold != "fixed":
             share = self.calibration or DEFAULT_SHARES[self.threshold]
             first = math.ceil(share * self.planned)
-            past = Worlds.of(scores[:first], members[:first])
+            past = Worlds.of(settled(scores[:first], members[:first], 0), members[:first])
             threshold = best_test(past, two_rate_uppers(past.sizes, alpha), gain)[1]
+        scores = settled(scores, members, first or math.ceil(LEARN * self.planned))
         judged = Worlds.of(scores[first:], members[first:])
         false_positives, false_negatives = judged.errors(threshold)
         return Judged(

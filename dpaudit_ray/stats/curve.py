@@ -1,0 +1,155 @@
+"""Claims as curves δ(ε), and the mechanism that leaks the most under one: a mix of coins.
+
+A symmetric claim is a mixture of randomised responses. Write x = e^ε: δ is convex in x, and along
+straight lines between its points the claim is exactly what a mechanism allows that first draws,
+openly, how sure its answer will be, then tells the secret bit with that odds ratio (Kairouz, Oh,
+Viswanath 2015 for one point; Dong, Roth, Su 2022, Theorem 3.2 for a curve). Every mechanism that
+keeps the claim can be computed from that one's answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from . import gdp
+
+Floats = npt.NDArray[np.float64]
+
+_POINTS = 40  # of a Gaussian claim; more moves no bound in its third digit
+# Beyond the last quantile of a grid, where few trials land but each says much.
+_TAIL = (2.0, 6.0, 30.0, 200.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Points (ε_j, δ_j) of a claim, float64 [n] each: the mechanism is said to be all of them.
+
+    Include ε = 0 (the best guessing accuracy); points whose δ is tiny add little.
+
+    Raises:
+        ValueError: lengths that differ, an ε below 0 or a δ outside [0, 1].
+    """
+
+    epsilons: Floats
+    deltas: Floats
+
+    def __post_init__(self) -> None:
+        e, d = (np.atleast_1d(np.asarray(x, np.float64)) for x in (self.epsilons, self.deltas))
+        if e.ndim != 1 or e.shape != d.shape or len(e) == 0:
+            raise ValueError(
+                f"epsilons and deltas must be two 1-D arrays of one length, "
+                f"got shapes {e.shape} and {d.shape}"
+            )
+        if not np.all((e >= 0) & np.isfinite(e)):
+            raise ValueError(f"epsilons must be finite and at least 0, got {self.epsilons!r}")
+        if not np.all((d >= 0) & (d <= 1)):
+            raise ValueError(f"deltas must lie in [0, 1], got {self.deltas!r}")
+        object.__setattr__(self, "epsilons", e)
+        object.__setattr__(self, "deltas", d)
+
+    def thinned(self, points: int) -> Curve:
+        """At most so many of its points, evenly over ε from the smallest on: a weaker claim."""
+        if len(self.epsilons) <= points:
+            return self
+        wanted = np.linspace(self.epsilons.min(), self.epsilons.max(), points)
+        kept = np.unique(np.abs(self.epsilons[:, None] - wanted).argmin(axis=0))
+        return Curve(self.epsilons[kept], self.deltas[kept])
+
+
+@dataclasses.dataclass(frozen=True)
+class Responses:
+    """Randomised responses from the surest to the least sure, float64 [n] each.
+
+    A trial answers with `shares[j]` at log odds `log_odds[j]`, wrongly with probability
+    `mistakes[j]` = 1 / (1 + e^log_odds). The first entry tells the bit outright: its share is the
+    δ that the claim leaves at any ε.
+    """
+
+    log_odds: Floats
+    shares: Floats
+    mistakes: Floats
+
+    @classmethod
+    def of(cls, curve: Curve) -> Responses:
+        """The mechanism that leaks the most under `curve`.
+
+        Slopes of δ(x) at the points give the shares, from the surest answer down; what is left
+        of the probability goes to the last level that it reaches, ε = 0 at the latest.
+        """
+        e, d = _hull(curve)
+        x = np.exp(e)
+        wrong = np.append((d[:-1] - d[1:]) / (x[1:] - x[:-1]), 0.0)  # wrong answers above a level
+        shares = np.zeros(len(e))
+        rest = 1 - d[-1]
+        for level in range(len(e) - 1, 0, -1):
+            share = (wrong[level - 1] - wrong[level]) * (1 + x[level])
+            shares[level] = min(max(share, 0.0), rest)
+            rest -= shares[level]
+        shares[0] = rest
+        top = float(e[-1])
+        return cls(
+            log_odds=np.concatenate([[top], e[::-1]]),
+            shares=np.concatenate([[d[-1]], shares[::-1]]),
+            mistakes=np.concatenate([[0.0], special.expit(-e[::-1])]),
+        )
+
+    @property
+    def one_sided(self) -> Responses:
+        """The same answers from the surest "in" to the surest "out", all taken for "in"."""
+        return Responses(
+            log_odds=np.concatenate([self.log_odds, -self.log_odds[::-1]]),
+            shares=np.concatenate([self.shares, self.shares[::-1]]) / 2,
+            mistakes=np.concatenate([self.mistakes, 1 - self.mistakes[::-1]]),
+        )
+
+    def mean_log_odds(self, low: npt.ArrayLike, high: npt.ArrayLike) -> Floats:
+        """Mean log odds between two shares of the trials, counted from the surest; [n] each."""
+        edges = np.concatenate([[0.0], np.cumsum(self.shares)])
+        total = np.concatenate([[0.0], np.cumsum(self.shares * self.log_odds)])
+        a, b = np.asarray(low, np.float64), np.asarray(high, np.float64)
+        return np.asarray((np.interp(b, edges, total) - np.interp(a, edges, total)) / (b - a))
+
+
+def gaussian(mu: float) -> Curve:
+    """The claim "μ-GDP", at the points that trials can speak about: half where trials fall, half
+    where mistakes do. Raises ValueError for a negative μ."""
+    if not mu >= 0:
+        raise ValueError(f"mu must be at least 0, got {mu}")
+    if mu == 0:
+        return Curve(np.zeros(1), np.zeros(1))
+    # Worlds at ±μ/2 have log odds μ x at distance x from their midpoint.
+    x = np.linspace(0.0, mu / 2 + 8.0, 2000)
+    fall = special.ndtr(x - mu / 2) - special.ndtr(-x - mu / 2)
+    errors = np.cumsum(np.gradient(fall) * special.expit(-mu * x))
+    both = (fall + errors / errors[-1]) / 2
+    steps = np.arange(1, _POINTS) / _POINTS
+    tail = 1 - 1 / (np.array(_TAIL) * _POINTS)
+    epsilons = mu * np.concatenate([[0.0], np.interp(np.concatenate([steps, tail]), both, x)])
+    return Curve(epsilons, np.asarray(gdp.delta(epsilons, mu)))
+
+
+def _hull(curve: Curve) -> tuple[Floats, Floats]:
+    """The points of the largest convex δ(x) below the curve's, by rising ε, from ε = 0 on.
+
+    (ε, δ)-DP at two points implies all between them; points above that say nothing. Where ε = 0
+    is not claimed, it is claimed with δ = 1.
+    """
+    order = np.lexsort((curve.deltas, curve.epsilons))
+    e, first = np.unique(curve.epsilons[order], return_index=True)
+    d = np.minimum.accumulate(curve.deltas[order][first])
+    if e[0] > 0:
+        e, d = np.concatenate([[0.0], e]), np.concatenate([[1.0], d])
+    x = np.exp(np.minimum(e, 700.0))
+    kept: list[int] = []
+    for i in range(len(x)):
+        while len(kept) > 1:
+            a, b = kept[-2], kept[-1]
+            if (d[b] - d[a]) * (x[i] - x[a]) < (d[i] - d[a]) * (x[b] - x[a]):
+                break
+            kept.pop()
+        kept.append(i)
+    return e[kept], d[kept]

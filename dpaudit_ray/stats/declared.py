@@ -1,0 +1,147 @@
+"""Claims against a declared number of trials: sharper than any test that never has to end.
+
+Two tests share the error. The order of mistakes (`ranking`) is looked at sixteen times, at fixed
+shares of the declared trials; the boundary of all looks together is simulated under the claim's
+worst mechanism. Diverged trials are judged once, at the end: those after the first fifth are all
+guessed the way that the first ones taught, and their mistakes are held against the surest answers
+of that mechanism for one side.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from .base import Members, Scores
+from .curve import Curve, Responses
+from .diverged import LEARN, Diverged
+from .ranking import ClaimKey, Group, Weights, drawn, simulated, two_means
+
+Floats = npt.NDArray[np.float64]
+
+LOOKS = 16
+_FEWEST = 8  # trials between two looks
+_SHARE = 0.7  # of the error, for the order of mistakes; the rest is for diverged trials
+_SHAPE = 0.4  # boundary ~ share of the trials to the power of -0.4: nearly all is kept for the end
+_DRAWS = 4000
+
+
+class DeclaredTest:
+    """Folds trials up to `planned`; later ones are another test's."""
+
+    def __init__(self, planned: int) -> None:
+        if planned < 1:
+            raise ValueError(f"planned must be at least 1, got {planned}")
+        looks = max(min(LOOKS, planned // _FEWEST), 1)
+        self._ends = tuple(math.ceil(planned * (i + 1) / looks) for i in range(looks))
+        self._learn = math.ceil(LEARN * planned)
+        self._scores = np.empty(planned)
+        self._members = np.empty(planned, dtype=np.bool_)
+        self._groups: list[Group] = []
+        self._diverged, self._taught = Diverged(), Diverged()
+        self.trials = 0
+
+    def fold(self, scores: Scores, members: Members) -> None:
+        """Adds trials in order; `scores` float64 [n], not finite where diverged."""
+        self._add(np.where(np.isfinite(scores), scores, np.inf), members)
+
+    def miss(self, members: Members) -> None:
+        """Adds trials that count as misses."""
+        self._add(np.full(len(members), np.nan), members)
+
+    def refuted_after(self, curve: Curve, alpha: float) -> int | None:
+        """Trials after which `curve` was refuted, None while it is not.
+
+        A true claim is ever refuted with probability `alpha` at most.
+        """
+        key = ClaimKey.of(curve)
+        ends = _crossed(key, self._ends, tuple(self._groups), alpha * _SHARE)
+        if ends is None and self.trials == self._ends[-1]:
+            return self.trials if self._diverging(key) <= alpha * (1 - _SHARE) else None
+        return ends
+
+    def _add(self, scores: Scores, members: Members) -> None:
+        start, planned = 0, self._ends[-1]
+        while start < len(scores) and self.trials < planned:
+            end = next(end for end in self._ends if end > self.trials)
+            stop = min(len(scores), start + end - self.trials)
+            here = slice(self.trials, self.trials + stop - start)
+            self._scores[here], self._members[here] = scores[start:stop], members[start:stop]
+            self._teach(here)
+            self.trials, start = here.stop, stop
+            if self.trials == end:
+                self._close(end)
+
+    def _teach(self, here: slice) -> None:
+        early = slice(here.start, max(min(here.stop, self._learn), here.start))
+        self._taught.fold(self._scores[early], self._members[early])
+
+    def _close(self, end: int) -> None:
+        """Ranks the trials since the last look, around the midpoint of all outputs so far."""
+        first = self._ends[len(self._groups) - 1] if self._groups else 0
+        scores, members = self._scores[first:end], self._members[first:end]
+        centre = two_means(self._scores[:end])
+        self._groups.append(Group.of(scores, members, centre, self._diverged))
+        self._diverged.fold(scores, members)
+
+    def _diverging(self, key: ClaimKey) -> float:
+        """p-value of the diverged trials after those that taught."""
+        lost = np.isinf(self._scores[self._learn : self.trials])
+        guesses = int(lost.sum())
+        if guesses == 0:
+            return 1.0
+        right = self._members[self._learn : self.trials][lost] == self._taught.guessed_in
+        mistakes = _mistakes(key, guesses, self.trials - self._learn)
+        return float((1 + (mistakes <= guesses - int(right.sum())).sum()) / (len(mistakes) + 1))
+
+
+@functools.lru_cache(maxsize=64)
+def _boundary(
+    key: ClaimKey, ends: tuple[int, ...], alpha: float
+) -> tuple[Floats, Floats, float]:  # fmt: skip
+    """Mean and spread of the cost at each look [looks] each, and the excess that refutes."""
+    costs = np.cumsum(simulated(_sizes(ends), key, _DRAWS), axis=1)
+    mean, spread = costs.mean(axis=0), np.maximum(costs.std(axis=0), 1e-12)
+    largest = _excess(costs, mean, spread, ends).max(axis=1)
+    # Of the draws and the observed path all orders are alike: more than this many are rarer.
+    kept = math.ceil((1 - alpha) * (_DRAWS + 1)) - 1
+    return mean, spread, float(np.sort(largest)[min(kept, _DRAWS - 1)])
+
+
+def _crossed(
+    key: ClaimKey, ends: tuple[int, ...], groups: tuple[Group, ...], alpha: float
+) -> int | None:
+    if not groups:
+        return None
+    mean, spread, limit = _boundary(key, ends, alpha)
+    weights = _weights(key, _sizes(ends))
+    costs = np.cumsum([w.cost(group) for w, group in zip(weights, groups, strict=False)])
+    done = len(groups)
+    excess = _excess(costs, mean[:done], spread[:done], ends)
+    over = np.flatnonzero(excess > limit)
+    return ends[int(over[0])] if len(over) else None
+
+
+def _excess(costs: Floats, mean: Floats, spread: Floats, ends: tuple[int, ...]) -> Floats:
+    shares = np.array(ends[: len(mean)]) / ends[-1]
+    return np.asarray((mean - costs) / spread * shares**_SHAPE)
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(key: ClaimKey, sizes: tuple[int, ...]) -> tuple[Weights, ...]:
+    responses = Responses.of(key.curve)
+    return tuple(Weights.of(size, responses) for size in sizes)
+
+
+@functools.lru_cache(maxsize=64)
+def _mistakes(key: ClaimKey, guesses: int, trials: int) -> Floats:
+    """Mistakes of the surest one-sided guesses under the claim, float64 [draws]."""
+    weights, rng = Weights.first(guesses, trials), np.random.default_rng(0)
+    return drawn(trials, weights, Responses.of(key.curve).one_sided, _DRAWS, rng)
+
+
+def _sizes(ends: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(np.diff([0, *ends]).tolist())
