@@ -1,7 +1,10 @@
 """`dpaudit verify`: do the trials of a run contradict the claim, whatever the mechanism is?
 
-Every audit is judged once, at its last recorded step, by the claim test (`stats.claim`). Its
-evidence is an e-process, so the verdict may be asked for at any XX"""
+Every audit is judged once, at its last recorded step, by `stats.claim_test`: an e-process that
+may be looked at for ever, and sharper tests for the declared number of trials. The verdict may be
+asked for at any time. Audits share the error, and so do the two ways of refuting; e-values of all
+audits are averaged as well, since evidence that no single audit has may lie in several.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ from . import accounting
 from .mechanisms.base import Claimed
 from .plan import PlannedAudit
 from .report.tables import EXACT, Run
-from .stats import claim, gdp
-from .stats.claim import Claim, Curve
-from .stats.guessing import GuessCounter
+from .stats import curve, gdp
+from .stats.budget import average_evidence
+from .stats.claim_test import EVIDENCE_SHARE, ClaimTest
+from .stats.curve import Curve
 from .storage import PackScores
 
 # What CONSISTENT means: noise this much smaller than claimed would have been found ...
@@ -46,9 +50,11 @@ class AuditVerdict:
     """One audit against its claim.
 
     `evidence` and `needed` are logarithms to base 10 of e-values; `trials` were used, the claim
-    was first refuted after `refuted_after` of them (None: never). With the run's confidence the
-    training is no more private than noise multiplier `effective_noise` (None: any noise would
-    do); `power` is the chance that noise of 0.7 of the claimed one would have been found.
+    was first refuted after `refuted_after` of them (None: never), by enough evidence or by a test
+    for the declared number of trials. With the run's confidence the training is no more private
+    than noise multiplier `effective_noise` (None: any noise would do); `power` is the chance that
+    noise of 0.7 of the claimed one would have been found. `diverged` counts trainings per world,
+    (out, in).
     """
 
     label: str
@@ -63,6 +69,7 @@ class AuditVerdict:
     planned: int
     refuted_after: int | None
     power: float
+    diverged: tuple[int, int] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +90,17 @@ class ExactVerdict:
 
 @dataclasses.dataclass(frozen=True)
 class RunVerdict:
-    """All audits, by whether trials or exact numbers speak for them, and what all say together."""
+    """All audits, by whether trials or exact numbers speak for them, and what all say together.
+
+    `evidence` and `needed` are those of the averaged e-values, logarithms to base 10.
+    """
 
     verdict: Verdict
     confidence: float
     audits: tuple[AuditVerdict, ...]
     exact: tuple[ExactVerdict, ...] = ()
+    evidence: float = 0.0
+    needed: float = math.inf
 
 
 def of(run: Run) -> RunVerdict:
@@ -100,21 +112,29 @@ def of(run: Run) -> RunVerdict:
     confidence = min(cell.audit.confidence for cell in run.sweep.cells)
     sampled = [index for index, cell in enumerate(run.sweep.cells) if cell.mechanism.sampled]
     alpha = (1 - confidence) / max(len(sampled), 1)
+    tests = {index: _tested(run, index) for index in sampled}
     found: dict[int, AuditVerdict | ExactVerdict] = {
-        index: _audit(run, index, alpha) if index in sampled else _exact(run, index)
+        index: _audit(run, index, tests[index], alpha) if index in tests else _exact(run, index)
         for index in range(len(run.plan.audits))
     }
+    evidence = average_evidence([test.latest for test in tests.values()] or [0.0])
+    needed = -math.log(EVIDENCE_SHARE * (1 - confidence))
     return RunVerdict(
-        _together(run, [one.verdict for one in found.values()]),
+        _together(run, [one.verdict for one in found.values()], evidence >= needed),
         confidence,
         tuple(one for one in found.values() if isinstance(one, AuditVerdict)),
         tuple(one for one in found.values() if isinstance(one, ExactVerdict)),
+        evidence / math.log(10),
+        needed / math.log(10),
     )
 
 
-def _together(run: Run, verdicts: list[Verdict]) -> Verdict:
-    """What the verdicts on all audits, in their order, say about the run."""
-    if Verdict.VIOLATION in verdicts:
+def _together(run: Run, verdicts: list[Verdict], refuted: bool) -> Verdict:
+    """What the verdicts on all audits, in their order, say about the run.
+
+    `refuted`: their evidence together refutes the claims, whether or not that of one does.
+    """
+    if refuted or Verdict.VIOLATION in verdicts:
         return Verdict.VIOLATION
     mechanisms = [cell.mechanism.model_dump_json() for cell in run.sweep.cells]
     shown = {
@@ -152,87 +172,79 @@ def _exact(run: Run, index: int) -> ExactVerdict:
     )
 
 
-def _audit(run: Run, index: int, alpha: float) -> AuditVerdict:
+def _tested(run: Run, index: int) -> ClaimTest:
+    """The claim test after all trials of the prefix, looking after every pack."""
+    audit = run.plan.audits[index]
+    claimed, family = _claimed(run, index)
+    test = ClaimTest(family(claimed.noise_multiplier), audit.trials)
+    for pack in _prefix(run, audit):
+        test.fold(pack.scores[:, -1], pack.members)
+        test.look()
+    return test
+
+
+def _claimed(run: Run, index: int) -> tuple[Claimed, Callable[[float], Curve]]:
+    """What one audit claims, and its curve for each noise multiplier."""
     audit, cell = run.plan.audits[index], run.sweep.cells[index]
     claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
-    accountant = next(iter(audit.claims))
-    family = claims(claimed, accountant, cell.audit.delta)
-    tested = _Tested.of(_prefix(run, audit), audit.trials, family(claimed.noise_multiplier), alpha)
-    noise = claimed.noise_multiplier
-    bound = tested.state.effective_noise(family, noise / 30, noise * 30, 1 - alpha)
-    power = tested.power(audit.trials)
+    return claimed, claims(claimed, next(iter(audit.claims)), cell.audit.delta)
+
+
+def _audit(run: Run, index: int, test: ClaimTest, alpha: float) -> AuditVerdict:
+    audit = run.plan.audits[index]
+    claimed, family = _claimed(run, index)
+    refuted_after, power = test.refuted_after(alpha), _power(test, alpha)
     verdict = Verdict.INCONCLUSIVE
-    if tested.refuted_after is not None:
+    if refuted_after is not None:
         verdict = Verdict.VIOLATION
-    elif tested.state.trials == audit.trials and power >= REQUIRED_POWER:
+    elif test.trials == audit.trials and power >= REQUIRED_POWER:
         verdict = Verdict.CONSISTENT
     return AuditVerdict(
         label=audit.label,
         verdict=verdict,
         claim=audit.claim,
-        accountant=accountant,
-        noise_multiplier=noise,
-        effective_noise=bound if bound < noise * 30 else None,
-        evidence=tested.evidence / math.log(10),
-        needed=-math.log10(alpha),
-        trials=tested.state.trials,
+        accountant=next(iter(audit.claims)),
+        noise_multiplier=claimed.noise_multiplier,
+        effective_noise=test.effective_noise(family, claimed.noise_multiplier, alpha),
+        evidence=test.best / math.log(10),
+        needed=-math.log10(EVIDENCE_SHARE * alpha),
+        trials=test.trials,
         planned=audit.trials,
-        refuted_after=tested.refuted_after,
+        refuted_after=refuted_after,
         power=power,
+        diverged=test.diverged,
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tested:
-    """The claim test after all trials of the prefix, looking after every pack."""
+def _power(test: ClaimTest, alpha: float) -> float:
+    """Chance that this adversary would have refuted the claim, had the noise been less.
 
-    state: Claim
-    curve: Curve
-    alpha: float
-    evidence: float  # the largest that any look saw: once refuted, a claim stays refuted
-    refuted_after: int | None
-    hits: GuessCounter
-
-    @classmethod
-    def of(cls, packs: list[PackScores], planned: int, curve: Curve, alpha: float) -> _Tested:
-        state, hits = Claim(planned=planned), GuessCounter()
-        best, refuted_after = -math.inf, None
-        for pack in packs:
-            scores = pack.scores[:, -1]
-            state.fold(scores, pack.members)
-            hits.fold(scores, pack.members)
-            best = max(best, state.evidence(curve))
-            if refuted_after is None and best >= -math.log(alpha):
-                refuted_after = state.trials
-        return cls(state, curve, alpha, best if packs else 0.0, refuted_after, hits)
-
-    def power(self, trials: int) -> float:
-        """Chance that this adversary would have refuted the claim, had the noise been less.
-
-        Simulated at a fixed seed with Gaussian scores, as far apart as the adversary's hit rate
-        says they would be with ALTERNATIVE times the noise.
-        """
-        if self.hits.guesses == 0:
-            return 0.0
-        rate = min(self.hits.hits / self.hits.guesses, 1 - 0.5 / self.hits.guesses)
-        mu = 2 * float(special.ndtri(max(rate, 0.5))) / ALTERNATIVE
-        rng = np.random.default_rng(0)
-        found = 0
-        for _ in range(_SIMULATIONS):
-            members = rng.random(trials) < 0.5
-            state = Claim(planned=trials)
-            state.fold(rng.normal(size=trials) + mu * members, members)
-            found += state.refutes(self.curve, 1 - self.alpha)
-        return found / _SIMULATIONS
+    Simulated at a fixed seed with Gaussian scores, as far apart as the adversary's hit rate says
+    they would be with ALTERNATIVE times the noise.
+    """
+    hits = test.hits
+    if hits.guesses == 0:
+        return 0.0
+    rate = min(hits.hits / hits.guesses, 1 - 0.5 / hits.guesses)
+    mu = 2 * float(special.ndtri(max(rate, 0.5))) / ALTERNATIVE
+    rng = np.random.default_rng(0)
+    found = 0
+    for _ in range(_SIMULATIONS):
+        members = rng.random(test.planned) < 0.5
+        imagined = ClaimTest(test.curve, test.planned)
+        imagined.fold(rng.normal(size=test.planned) + mu * members, members)
+        imagined.look()
+        found += imagined.refuted_after(alpha) is not None
+    return found / _SIMULATIONS
 
 
 def claims(claimed: Claimed, accountant: str, delta: float) -> Callable[[float], Curve]:
     """The curve that `accountant` claims for each noise multiplier, all else as in `claimed`."""
 
     @functools.cache
-    def curve(noise: float) -> Curve:
+    def at_noise(noise: float) -> Curve:
         if claimed.sample_rate == 1 and accountant == accounting.Accountant.GAUSSIAN:
-            return claim.gaussian(math.sqrt(claimed.releases) / noise)
+            return curve.gaussian(math.sqrt(claimed.releases) / noise)
         at = functools.partial(
             accounting.epsilon,
             noise,
@@ -241,11 +253,11 @@ def claims(claimed: Claimed, accountant: str, delta: float) -> Callable[[float],
             accountant=accountant,
         )
         # The points that matter are those of the Gaussian claim with the same ε at δ.
-        points = claim.gaussian(float(gdp.mu(at(delta), delta))).epsilons
+        points = curve.gaussian(float(gdp.mu(at(delta), delta))).epsilons
         deltas = [_delta(noise, claimed, float(e), accountant) for e in points]
         return Curve(points, np.array(deltas))
 
-    return curve
+    return at_noise
 
 
 def _delta(noise: float, claimed: Claimed, epsilon: float, accountant: str) -> float:

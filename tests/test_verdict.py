@@ -124,7 +124,9 @@ def test_true_claims_are_not_refuted_in_200_runs(
 
 def test_the_budget_is_shared_by_all_audits(tiny: dict, tmp_path: Path) -> None:
     found = judged(tiny, tmp_path)
-    assert [audit.needed for audit in found.audits] == pytest.approx([np.log10(2 / 0.05)] * 2)
+    # 0.3 of the error is the e-process's, which may be looked at for ever
+    needed = np.log10(2 / (0.3 * 0.05))
+    assert [audit.needed for audit in found.audits] == pytest.approx([needed] * 2)
 
 
 @pytest.mark.parametrize("accountant", ["gaussian", "pld", "rdp", "prv"])

@@ -7,7 +7,8 @@ import math
 from .. import stats, verdict
 from ..plan import PlannedAudit
 from ..spec import Cell, Sweep
-from ..stats.claim import Claim, Curve
+from ..stats.claim_test import ClaimTest
+from ..stats.curve import Curve
 from ..storage import PackScores
 
 
@@ -24,22 +25,22 @@ class Decider:
         self._level = (cell.audit.delta, cell.audit.confidence)
         self._claim = audit.claim
         self._live = live
-        self._test: Claim | None = None
+        self._test: ClaimTest | None = None
         if self._rule is not None and self._rule.verdict:
             # The level of `dpaudit verify`: the run's error budget, shared by its audits.
             confidence = min(c.audit.confidence for c in sweep.cells)
-            self._needed = math.log(len(sweep.cells) / (1 - confidence))
-            self._curve = _claimed_curve(audit, cell)
-            self._test = Claim(planned=audit.trials)
+            self._alpha = (1 - confidence) / len(sweep.cells)
+            self._test = ClaimTest(_claimed_curve(audit, cell), audit.trials)
 
     def fold(self, pack: PackScores) -> None:
         """Adds a pack, in trial order."""
         if self._test is not None:
             self._test.fold(pack.scores[:, -1], pack.members)
+            self._test.look()
 
     def enough(self) -> bool:
         """Whether the trials so far decide the audit."""
-        if self._test is not None and self._test.evidence(self._curve) >= self._needed:
+        if self._test is not None and self._test.refuted_after(self._alpha) is not None:
             return True
         if self._rule is None or self._rule.within is None or not 0 < self._claim < math.inf:
             return False

@@ -129,7 +129,7 @@ def estimate(
 
     Args:
         scores: float [R], in trial order, higher = more "in". NaN and ±inf mark diverged
-            trainings, which count against the adversary.
+            trainings: a third outcome, guessed as earlier ones teach.
         members: bool [R], the secret bits; must be fair and independent coin flips.
         delta: δ of the bound, in (0, 1).
         confidence: level of the bound, in (0, 1).

@@ -20,6 +20,7 @@ from . import gdp
 Floats = npt.NDArray[np.float64]
 
 _POINTS = 40  # of a Gaussian claim; more moves no bound in its third digit
+_LARGEST = 700.0  # e^ε is a number; points beyond say nothing about trials
 # Beyond the last quantile of a grid, where few trials land but each says much.
 _TAIL = (2.0, 6.0, 30.0, 200.0)
 
@@ -143,7 +144,8 @@ def _hull(curve: Curve) -> tuple[Floats, Floats]:
     d = np.minimum.accumulate(curve.deltas[order][first])
     if e[0] > 0:
         e, d = np.concatenate([[0.0], e]), np.concatenate([[1.0], d])
-    x = np.exp(np.minimum(e, 700.0))
+    e, d = e[e <= _LARGEST], d[e <= _LARGEST]
+    x = np.exp(e)
     kept: list[int] = []
     for i in range(len(x)):
         while len(kept) > 1:

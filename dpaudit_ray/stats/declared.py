@@ -9,6 +9,7 @@ of that mechanism for one side.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -52,16 +53,17 @@ class DeclaredTest:
         """Adds trials that count as misses."""
         self._add(np.full(len(members), np.nan), members)
 
-    def refuted_after(self, curve: Curve, alpha: float) -> int | None:
+    def refuted_after(self, curve: Curve, alpha: float, draws: int = _DRAWS) -> int | None:
         """Trials after which `curve` was refuted, None while it is not.
 
-        A true claim is ever refuted with probability `alpha` at most.
+        A true claim is ever refuted with probability `alpha` at most; fewer simulated `draws` cost
+        power, not validity.
         """
         key = ClaimKey.of(curve)
-        ends = _crossed(key, self._ends, tuple(self._groups), alpha * _SHARE)
-        if ends is None and self.trials == self._ends[-1]:
-            return self.trials if self._diverging(key) <= alpha * (1 - _SHARE) else None
-        return ends
+        found = self._crossed(_Boundary.of(key, self._ends, alpha * _SHARE, draws))
+        if found is None and self.trials == self._ends[-1]:
+            return self.trials if self._diverging(key, draws) <= alpha * (1 - _SHARE) else None
+        return found
 
     def _add(self, scores: Scores, members: Members) -> None:
         start, planned = 0, self._ends[-1]
@@ -87,61 +89,66 @@ class DeclaredTest:
         self._groups.append(Group.of(scores, members, centre, self._diverged))
         self._diverged.fold(scores, members)
 
-    def _diverging(self, key: ClaimKey) -> float:
+    def _crossed(self, boundary: _Boundary) -> int | None:
+        """Trials at the first look beyond the boundary."""
+        weighed = zip(boundary.weights, self._groups, strict=False)
+        costs = np.cumsum([weights.cost(group) for weights, group in weighed])
+        over = np.flatnonzero(boundary.excess(costs) > boundary.limit)
+        return self._ends[int(over[0])] if len(over) else None
+
+    def _diverging(self, key: ClaimKey, draws: int) -> float:
         """p-value of the diverged trials after those that taught."""
         lost = np.isinf(self._scores[self._learn : self.trials])
         guesses = int(lost.sum())
         if guesses == 0:
             return 1.0
         right = self._members[self._learn : self.trials][lost] == self._taught.guessed_in
-        mistakes = _mistakes(key, guesses, self.trials - self._learn)
+        mistakes = _mistakes(key, guesses, self.trials - self._learn, draws)
         return float((1 + (mistakes <= guesses - int(right.sum())).sum()) / (len(mistakes) + 1))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Boundary:
+    """What a claim allows at each look: `mean` and `spread` of the costs, float64 [looks]."""
+
+    weights: tuple[Weights, ...]
+    mean: Floats
+    spread: Floats
+    scale: Floats
+    limit: float  # a path of which any look has a larger excess refutes
+
+    @classmethod
+    @functools.lru_cache(maxsize=256)
+    def of(cls, key: ClaimKey, ends: tuple[int, ...], alpha: float, draws: int) -> _Boundary:
+        """Simulated under the claim's worst mechanism.
+
+        Of the draws and the observed path all orders are alike, so its largest excess is beyond
+        the `limit` with probability alpha at most.
+        """
+        sizes, responses = tuple(np.diff([0, *ends]).tolist()), Responses.of(key.curve)
+        costs = np.cumsum(simulated(sizes, key, draws), axis=1)
+        free = cls(
+            weights=tuple(Weights.of(size, responses) for size in sizes),
+            mean=costs.mean(axis=0),
+            spread=np.maximum(costs.std(axis=0), 1e-12),
+            scale=(np.array(ends) / ends[-1]) ** _SHAPE,
+            limit=math.inf,
+        )
+        kept = math.ceil((1 - alpha) * (draws + 1))
+        if kept > draws:
+            return free
+        largest = np.sort(free.excess(costs).max(axis=1))
+        return dataclasses.replace(free, limit=float(largest[kept - 1]))
+
+    def excess(self, costs: Floats) -> Floats:
+        """How far below its mean each cost lies, float64 [..., looks so far]."""
+        done = costs.shape[-1]
+        away = (self.mean[:done] - costs) / self.spread[:done]
+        return np.asarray(away * self.scale[:done])
+
+
 @functools.lru_cache(maxsize=64)
-def _boundary(
-    key: ClaimKey, ends: tuple[int, ...], alpha: float
-) -> tuple[Floats, Floats, float]:  # fmt: skip
-    """Mean and spread of the cost at each look [looks] each, and the excess that refutes."""
-    costs = np.cumsum(simulated(_sizes(ends), key, _DRAWS), axis=1)
-    mean, spread = costs.mean(axis=0), np.maximum(costs.std(axis=0), 1e-12)
-    largest = _excess(costs, mean, spread, ends).max(axis=1)
-    # Of the draws and the observed path all orders are alike: more than this many are rarer.
-    kept = math.ceil((1 - alpha) * (_DRAWS + 1)) - 1
-    return mean, spread, float(np.sort(largest)[min(kept, _DRAWS - 1)])
-
-
-def _crossed(
-    key: ClaimKey, ends: tuple[int, ...], groups: tuple[Group, ...], alpha: float
-) -> int | None:
-    if not groups:
-        return None
-    mean, spread, limit = _boundary(key, ends, alpha)
-    weights = _weights(key, _sizes(ends))
-    costs = np.cumsum([w.cost(group) for w, group in zip(weights, groups, strict=False)])
-    done = len(groups)
-    excess = _excess(costs, mean[:done], spread[:done], ends)
-    over = np.flatnonzero(excess > limit)
-    return ends[int(over[0])] if len(over) else None
-
-
-def _excess(costs: Floats, mean: Floats, spread: Floats, ends: tuple[int, ...]) -> Floats:
-    shares = np.array(ends[: len(mean)]) / ends[-1]
-    return np.asarray((mean - costs) / spread * shares**_SHAPE)
-
-
-@functools.lru_cache(maxsize=64)
-def _weights(key: ClaimKey, sizes: tuple[int, ...]) -> tuple[Weights, ...]:
-    responses = Responses.of(key.curve)
-    return tuple(Weights.of(size, responses) for size in sizes)
-
-
-@functools.lru_cache(maxsize=64)
-def _mistakes(key: ClaimKey, guesses: int, trials: int) -> Floats:
+def _mistakes(key: ClaimKey, guesses: int, trials: int, draws: int) -> Floats:
     """Mistakes of the surest one-sided guesses under the claim, float64 [draws]."""
     weights, rng = Weights.first(guesses, trials), np.random.default_rng(0)
-    return drawn(trials, weights, Responses.of(key.curve).one_sided, _DRAWS, rng)
-
-
-def _sizes(ends: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(np.diff([0, *ends]).tolist())
+    return drawn(trials, weights, Responses.of(key.curve).one_sided, draws, rng)

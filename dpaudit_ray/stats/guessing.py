@@ -34,9 +34,9 @@ class GuessCounter:
     trials: int = 0
     guesses: int = 0
     hits: int = 0
+    diverged: tuple[int, int] = (0, 0)  # (out, in)
     _sums: tuple[float, float] = (0.0, 0.0)
     _counts: tuple[int, int] = (0, 0)
-    _diverged: tuple[int, int] = (0, 0)
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials in order; cumulative sums run on, so any split gives the same counts."""
@@ -44,35 +44,42 @@ class GuessCounter:
         totals, seen, lost = [], [], []
         for world in (0, 1):
             of_world = members == bool(world)
-            lost.append(np.cumsum(np.concatenate([[self._diverged[world]], ~finite & of_world])))
             inside = finite & of_world
             steps = np.where(inside, scores, 0.0)
             with np.errstate(over="ignore", invalid="ignore"):
                 totals.append(np.cumsum(np.concatenate([[self._sums[world]], steps])))
             seen.append(np.cumsum(np.concatenate([[self._counts[world]], inside])))
+            lost.append(np.cumsum(np.concatenate([[self.diverged[world]], ~finite & of_world])))
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             threshold = (totals[0] / seen[0])[:-1] / 2 + (totals[1] / seen[1])[:-1] / 2
-        index = self.trials + np.arange(len(scores))
-        placed = (seen[0][:-1] > 0) & (seen[1][:-1] > 0)
-        guessed = (index >= self.warmup) & (placed | ~finite)
+        # Where all of a world diverged so far, a finite score is a sign of the other one.
+        threshold = np.where(seen[1][:-1] == 0, np.inf, threshold)
+        threshold = np.where(seen[0][:-1] == 0, -np.inf, threshold)
+        known = ((seen[0] + lost[0] > 0) & (seen[1] + lost[1] > 0))[:-1]
+        guessed = known & (self.trials + np.arange(len(scores)) >= self.warmup)
         guess = np.where(finite, scores > threshold, (lost[1] >= lost[0])[:-1])
-        hit = guessed & (guess == members)
         self.trials += len(scores)
         self.guesses += int(guessed.sum())
-        self.hits += int(hit.sum())
+        self.hits += int((guessed & (guess == members)).sum())
         self._sums = (float(totals[0][-1]), float(totals[1][-1]))
         self._counts = (int(seen[0][-1]), int(seen[1][-1]))
-        self._diverged = (int(lost[0][-1]), int(lost[1][-1]))
+        self.diverged = (int(lost[0][-1]), int(lost[1][-1]))
 
     def miss(self, trials: int) -> None:
         """Adds trials without an output: wrong guesses, after the warm-up."""
         self.guesses += max(self.trials + trials - max(self.trials, self.warmup), 0)
         self.trials += trials
 
-    @property
-    def diverged_in(self) -> bool:
-        """Whether the next diverged trial is guessed "in"."""
-        return self._diverged[1] >= self._diverged[0]
+    def guess(self, scores: Scores) -> Members | None:
+        """How the next trials would all be guessed, bool [n]; None until both worlds were seen."""
+        outside, inside = (self._counts[world] + self.diverged[world] for world in (0, 1))
+        if min(outside, inside) == 0:
+            return None
+        threshold = self.threshold
+        if math.isnan(threshold):
+            threshold = math.inf if self._counts[1] == 0 else -math.inf
+        diverged_in = self.diverged[1] >= self.diverged[0]
+        return np.where(np.isfinite(scores), scores > threshold, diverged_in)
 
     @property
     def threshold(self) -> float:

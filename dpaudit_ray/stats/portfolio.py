@@ -42,9 +42,9 @@ class Portfolio:
     def of(cls, curve: Curve) -> Portfolio:
         """All slots against some points of the curve."""
         few = curve.thinned(_POINTS)
-        e = np.exp(np.minimum(few.epsilons, 700.0))[:, None]
-        d = few.deltas[:, None] * SHARES
-        quiet, right = e / (e + d), (e + 1) / (e + d)
+        shrink = np.exp(-few.epsilons)[:, None]
+        quiet = 1 / (1 + few.deltas[:, None] * SHARES * shrink)
+        right = quiet * (1 + shrink)
         values = np.where(WINS, right[..., None], np.where(LOSSES, 0.0, quiet[..., None]))
         return cls(values.reshape(-1, OUTCOMES))
 

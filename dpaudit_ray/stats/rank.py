@@ -17,6 +17,7 @@ from .ranking import ClaimKey, Group, Weights, simulated, two_means
 from .thresholds import TrialLog
 
 DRAWS = 4000
+_LOOK = 1.25
 _SMALLEST, _RATIO, _STEPS = 0.005, 1.02, 400  # μ from 0.005 to 13.5
 
 
@@ -25,8 +26,9 @@ class Rank(Estimator):
     """Fixed-R bound on μ: 1.5 times fewer trials than `accuracy` for ε ≤ 4.
 
     All trials are one group, ranked around the midpoint of the two groups that their scores fall
-    into: no bit is used, so no trial is spent on a threshold. Of diverged trials, the first fifth
-    of the planned ones teach which way the later ones are guessed, and are ranked last.
+    into: no bit is used, so no trial is spent on a threshold. While trials arrive, the bound is
+    that of the last look. Of diverged trials, the first fifth of the planned ones teach which way
+    the later ones are guessed, and are ranked last.
     """
 
     name: ClassVar[str] = "rank"
@@ -43,8 +45,9 @@ class Rank(Estimator):
         self._log.miss(members)
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        trials, level = len(self._log), (delta, confidence)
+        trials, level = self._looked(), (delta, confidence)
         scores, members = self._log.arrays()
+        scores, members = scores[:trials], members[:trials]
         centre = two_means(scores)
         if members.all() or not members.any():
             self._known = {(trials, confidence): 0.0}  # one world alone is an accident
@@ -52,7 +55,16 @@ class Rank(Estimator):
             group = self._group(scores, members, centre)
             self._known = {(trials, confidence): mu_lower(group, 1 - confidence)}
         mu = self._known[trials, confidence]
-        return self._estimate(float(gdp.epsilon(mu, delta)), mu, level, trials, centre)
+        return self._estimate(float(gdp.epsilon(mu, delta)), mu, level, len(self._log), centre)
+
+    def _looked(self) -> int:
+        """Trials of the last look: all when they are complete, else at sizes a quarter apart,
+        since the test is simulated for each."""
+        trials = len(self._log)
+        if trials >= self.planned or trials < 2:
+            return trials
+        steps = math.floor(math.log(trials) / math.log(_LOOK) + 1e-9)
+        return min(math.ceil(_LOOK**steps), trials)
 
     def _group(self, scores: Scores, members: Members, centre: float) -> Group:
         learn = math.ceil(LEARN * self.planned)

@@ -155,12 +155,14 @@ def two_means(values: Scores) -> float:
     finite = values[np.isfinite(values)]
     if len(finite) == 0:
         return math.nan
-    centre = float(np.median(finite)) / 2 + float(np.mean(finite)) / 2
+    scale = float(np.abs(finite).max()) or 1.0  # sums of the largest numbers would overflow
+    centre = float(np.median(finite)) / 2 + float((finite / scale).mean()) * scale / 2
     for _ in range(_LLOYD):
         above = finite > centre
         if above.all() or not above.any():
             break
-        moved = float(finite[above].mean() / 2 + finite[~above].mean() / 2)
+        high, low = ((finite[part] / scale).mean() for part in (above, ~above))
+        moved = float((high + low) / 2 * scale)
         if moved == centre:
             break
         centre = moved

@@ -8,8 +8,6 @@ not valid: its error was measured at 0.3 to 0.5 for dependent canaries.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
@@ -26,8 +24,8 @@ def several_canaries(
     """Bound from R trainings with m canaries each, every canary with a coin of its own.
 
     Args:
-        scores: float [R, m], trainings in order, higher = more "in"; not finite counts against
-            the adversary.
+        scores: float [R, m], trainings in order, higher = more "in"; what is not finite has
+            diverged, and is guessed as earlier trainings teach.
         members: bool [R, m], the secret bits.
         delta: δ of the bound, in (0, 1).
         confidence: level of the bound, in (0, 1); it holds at every earlier stop as well.
@@ -54,9 +52,8 @@ def run_accuracies(scores: Scores, members: Members) -> betting.Outcomes:
     """
     counter, shares = GuessCounter(warmup=0), []
     for row, bits in zip(scores, members, strict=True):
-        threshold = counter.threshold
-        if counter.trials >= WARMUP and not math.isnan(threshold) and len(row) > 0:
-            guess = np.where(np.isfinite(row), row > threshold, counter.diverged_in)
+        guess = counter.guess(row)
+        if counter.trials >= WARMUP and guess is not None and len(row) > 0:
             shares.append(float(np.mean(guess == bits)))
         counter.fold(row, bits)
     return np.array(shares)
@@ -76,7 +73,7 @@ def coupled_worlds(
     included.
 
     Args:
-        outside: float [n], scores without the canary, in order; not finite counts against.
+        outside: float [n], scores without the canary, in order; what is not finite has diverged.
         inside: float [n], scores of the same pairs with the canary.
         delta: δ of the bound, in (0, 1).
         confidence: level of the bound, in (0, 1); it holds at every earlier stop as well.

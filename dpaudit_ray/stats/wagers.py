@@ -67,8 +67,8 @@ class Wagers:
 
     Thresholds are placed by the mean and spread of both worlds' past scores at the start of an
     epoch: fixed trial numbers, so that any split of the stream gives the same counts. Nothing is
-    guessed before the first. A diverged trial is guessed to be of the world in which more have
-    diverged so far; one that counts as a miss is wrong in every slot.
+    guessed before the first, nor while one world was not seen. A diverged trial is guessed to be of
+    the world in which more have diverged so far; one that counts as a miss is wrong in every slot.
     """
 
     trials: int = 0
@@ -112,8 +112,13 @@ class Wagers:
             self.epochs.append(np.zeros(OUTCOMES, dtype=np.int64))
 
     def _count(self, outcomes: npt.NDArray[np.int64]) -> None:
-        if self.epochs:
+        if self.epochs and self._placed:
             self.epochs[-1] += np.bincount(outcomes, minlength=OUTCOMES)
+
+    @property
+    def _placed(self) -> bool:
+        """Whether this epoch has thresholds: without them nothing is guessed."""
+        return not (math.isnan(self.centre) or math.isnan(self.spread))
 
     def _outcomes(self, scores: Scores, members: Members) -> npt.NDArray[np.int64]:
         finite = np.isfinite(scores)
@@ -147,12 +152,12 @@ class Wagers:
                     self._moments[power, world] = np.cumsum(terms)[-1]
 
     def _place(self) -> None:
-        """Puts the thresholds between the worlds, or where only one world has finite scores,
-        beyond them: then a finite score is a sign of that world."""
+        """Puts the thresholds between the worlds, or where all of one world has diverged, beyond
+        the finite scores: those are a sign of the other."""
         count, total, square = self._moments
         if count.min() == 0:
-            self.centre = math.inf if count[1] == 0 else -math.inf
-            self.spread = 1.0
+            if (count + self._diverged).min() > 0:
+                self.centre, self.spread = (math.inf if count[1] == 0 else -math.inf), 1.0
             return
         with np.errstate(over="ignore", invalid="ignore"):
             means = total / count
@@ -165,9 +170,9 @@ class Wagers:
 
         Every entry is the logarithm of a supermartingale if the mechanism is (ε, δ)-DP.
         """
-        e = np.exp(np.asarray(epsilons, dtype=np.float64))[:, None, None]
+        shrink = np.exp(-np.asarray(epsilons, dtype=np.float64))[:, None, None]
         d = np.asarray(deltas, dtype=np.float64)[:, None, None] * SHARES[:, None]
-        share, counts = STAKES / (e + d), self.counts
+        share, counts = STAKES * shrink / (1 + d * shrink), self.counts
         right, wrong = (WINS @ counts)[:, None], (LOSSES @ counts)[:, None]
         quiet = int(counts.sum()) - right - wrong
         gain = right * np.log1p(share * (1 - d)) + wrong * np.log1p(-STAKES)

@@ -1,0 +1,112 @@
+"""One claim against the trials of one audit, by all tests there are, under one error.
+
+The e-process of `claim` may be looked at for ever and never gives up; `declared` is sharper while
+the declared number of trials lasts. Each has a share of the error, so a true claim is refuted with
+probability alpha at most, whenever and however often it is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+from .base import Members, Scores
+from .claim import Claim
+from .curve import Curve
+from .declared import DeclaredTest
+from .guessing import GuessCounter
+
+EVIDENCE_SHARE = 0.3  # of the error, for the e-process
+_RATIO, _STEPS = 1.02, 170  # noise multipliers that are tried: up to 29 times more or less
+_QUICK = 1000  # draws for these
+
+
+@dataclasses.dataclass
+class ClaimTest:
+    """Fold trials in order, `look` as often as wanted.
+
+    `best` is the largest evidence that any look saw, a natural logarithm: once refuted, a claim
+    stays refuted. `latest` is that of the last look: averages of e-values are e-values, averages
+    of their largest are not.
+    """
+
+    curve: Curve
+    planned: int
+    best: float = 0.0
+    latest: float = 0.0
+    _reached: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.process = Claim(planned=self.planned)
+        self.hits = GuessCounter()
+        self._declared = DeclaredTest(self.planned)
+
+    @property
+    def trials(self) -> int:
+        """Trials folded so far."""
+        return self.process.trials
+
+    @property
+    def diverged(self) -> tuple[int, int]:
+        """Diverged trials per world, (out, in)."""
+        return self.hits.diverged
+
+    def fold(self, scores: Scores, members: Members) -> None:
+        """Adds trials; `scores` float64 [n], not finite where diverged, `members` bool [n]."""
+        self.process.fold(scores, members)
+        self.hits.fold(scores, members)
+        self._declared.fold(scores, members)
+
+    def miss(self, members: Members) -> None:
+        """Adds trials that gave no output."""
+        self.process.miss(members)
+        self.hits.miss(len(members))
+        self._declared.miss(members)
+
+    def look(self) -> None:
+        """Takes the evidence as it is now into account."""
+        self.latest = self.process.evidence(self.curve)
+        if self.latest > self.best:
+            self.best = self.latest
+            self._reached.append((self.trials, self.best))
+
+    def refuted_after(self, alpha: float) -> int | None:
+        """Trials after which the claim was refuted at level `alpha`; None while it is not."""
+        limit = -math.log(EVIDENCE_SHARE * alpha)
+        found = [next((trials for trials, best in self._reached if best >= limit), None)]
+        found.append(self._declared.refuted_after(self.curve, (1 - EVIDENCE_SHARE) * alpha))
+        return min((trials for trials in found if trials is not None), default=None)
+
+    def effective_noise(
+        self, family: Callable[[float], Curve], claimed: float, alpha: float
+    ) -> float | None:
+        """The run is no more private than this noise multiplier, at level `alpha`.
+
+        Noise multipliers around the claimed one are tried, 2 % apart; all above the result are
+        refuted. None where even 29 times the noise is not.
+
+        Args:
+            family: the claim for each noise multiplier.
+            claimed: the noise multiplier in the middle of those that are tried.
+            alpha: error probability for all of them together, since they are nested.
+        """
+
+        @functools.cache
+        def refuted(step: int) -> bool:
+            curve = family(claimed * _RATIO**step)
+            if self.process.evidence(curve) >= -math.log(EVIDENCE_SHARE * alpha):
+                return True
+            level = (1 - EVIDENCE_SHARE) * alpha
+            return self._declared.refuted_after(curve, level, _QUICK) is not None
+
+        if not refuted(_STEPS):
+            return None
+        low, high = -_STEPS, _STEPS  # the last one that stands, the first one that is refuted
+        if refuted(low):
+            return claimed * _RATIO**low
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if refuted(middle) else (middle, high)
+        return claimed * _RATIO**high

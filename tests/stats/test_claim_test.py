@@ -1,0 +1,193 @@
+"""What it takes to refute a false claim, and how rarely a true one is."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from reference import gaussian_trials
+from scipy import special
+
+from dpaudit_ray.stats import gdp
+from dpaudit_ray.stats.claim import Claim
+from dpaudit_ray.stats.claim_test import ClaimTest
+from dpaudit_ray.stats.curve import Curve, gaussian
+from dpaudit_ray.stats.declared import DeclaredTest
+from dpaudit_ray.stats.portfolio import Portfolio
+from dpaudit_ray.stats.wagers import LOSSES, OUTCOMES, PLAIN, WINS, Wagers
+
+EPSILON_1 = gdp.mu(1.0, 1e-5)
+
+
+def refuted(
+    claimed: float, true: float, trials: int, rng: np.random.Generator, looks: int = 1
+) -> bool:
+    test = ClaimTest(gaussian(claimed), trials)
+    scores, members = gaussian_trials(rng, trials, true)
+    for part in np.array_split(np.arange(trials), looks):
+        test.fold(scores[part], members[part])
+        test.look()
+    return test.refuted_after(0.05) is not None
+
+
+@pytest.mark.parametrize(
+    ("claimed", "trials", "audits"), [(3.952847, 1600, 200), (EPSILON_1, 60_000, 40)]
+)
+def test_a_tenth_less_noise_is_found(claimed: float, trials: int, audits: int) -> None:
+    """Measured power .90 and .95; at these, below .8 has probability 1e-5 and 1e-3."""
+    rng = np.random.default_rng(1)
+    found = sum(refuted(claimed, claimed / 0.9, trials, rng) for _ in range(audits))
+    assert found >= 0.8 * audits
+
+
+def test_a_small_violation_is_found_at_last() -> None:
+    """Noise .98 of the claim at ε = 1: nine of ten audits of 1.5 million trials, and this one."""
+    assert refuted(EPSILON_1, EPSILON_1 / 0.98, 1_500_000, np.random.default_rng(2))
+
+
+def test_no_violation_is_too_small_to_be_found_at_any_time() -> None:
+    """Evidence grows without an end where no stake is the smallest: noise .995 of the claim, and as
+    many hits as are expected of it."""
+    rate = special.ndtr(EPSILON_1 / 0.995 / 2)
+    found = []
+    for trials in (10**8, 10**9, 10**10):
+        state, counts = Claim(planned=1), np.zeros(OUTCOMES, dtype=np.int64)
+        counts[np.argmax(WINS[PLAIN])] = round(rate * trials)
+        counts[np.argmax(LOSSES[PLAIN])] = trials - round(rate * trials)
+        state._wagers.epochs.append(counts)
+        found.append(state._plain(gaussian(EPSILON_1)))
+    assert found[0] > 5.0
+    assert found[2] > 8 * found[1] > 60 * found[0]
+
+
+@pytest.mark.parametrize("mu", [EPSILON_1, 1.0, 3.952847])
+def test_true_claims_stand(mu: float) -> None:
+    """Looked at four times in 300 audits; 2.5 % were found in 1000, so 15 have chance .01."""
+    rng = np.random.default_rng(4)
+    found = sum(refuted(mu, mu, 400, rng, looks=4) for _ in range(300))
+    assert found <= 0.05 * 300
+
+
+def test_every_part_of_the_evidence_is_fair() -> None:
+    """The mean wealth under a true, tight claim is at most 1: 1500 audits, four standard errors."""
+    rng, curve, wealth = np.random.default_rng(5), gaussian(1.0), []
+    for _ in range(1500):
+        state = Claim(planned=300)
+        state.fold(*gaussian_trials(rng, 300, 1.0))
+        learnt = Portfolio.of(curve).log_wealth(state._wagers.epochs)
+        wealth.append([state._plain(curve), *state._constant(curve), learnt])
+    values = np.exp(np.array(wealth))
+    error = values.std(axis=0) / math.sqrt(len(values))
+    assert (values.mean(axis=0) <= 1 + 4 * error).all()
+
+
+def test_no_bet_wins_on_average() -> None:
+    """Every bet on every mechanism that keeps the claim: the corners of each slot's payoff."""
+    curve = gaussian(1.3)
+    values = Portfolio.of(curve).values
+    assert (values >= 0).all()
+    rng = np.random.default_rng(6)
+    # Outcomes of a Gaussian mechanism whose thresholds lie anywhere.
+    for centre in (-1.0, 0.65, 2.0):
+        wagers = Wagers()
+        scores, members = gaussian_trials(rng, 400_000, 1.3)
+        wagers.fold(scores[:32], members[:32])
+        wagers.centre, wagers.spread = centre, 1.0
+        outcomes = wagers._outcomes(scores, members)
+        shares = np.bincount(outcomes, minlength=OUTCOMES) / len(outcomes)
+        # standard errors: below .004 of a bet that is lost or multiplied by at most 2
+        assert (values @ shares).max() <= 1 + 4 * 0.004
+
+
+def test_a_portfolio_finds_the_best_single_bet() -> None:
+    """On counts where one bet is best, the mixture grows at least as much as that bet."""
+    curve = gaussian(0.5)
+    rng = np.random.default_rng(7)
+    wagers = Wagers()
+    wagers.fold(*gaussian_trials(rng, 20_000, 1.5))
+    counts, portfolio = wagers.counts, Portfolio.of(curve)
+    with np.errstate(divide="ignore"):
+        shares = np.linspace(0, 0.95, 20)[:, None, None]
+        alone = (np.log(1 - shares + shares * portfolio.values) @ counts).max()
+    assert np.log(portfolio.mixture(counts)) @ counts >= alone - 1.0
+
+
+def test_more_bets_than_one_beat_the_claim_of_a_strange_mechanism() -> None:
+    """A leak at one ε only, beside an honest rest: plain guessing sees little of it."""
+    rng, curve = np.random.default_rng(8), gaussian(1.0)
+    members = rng.random(20_000) < 0.5
+    scores = rng.normal(size=20_000)
+    scores[(rng.random(20_000) < 0.06) & members] += 8.0  # told outright in 6 % of the in runs
+    state = Claim(planned=20_000)
+    state.fold(scores, members)
+    assert state._plain(curve) < 0
+    assert Portfolio.of(curve).log_wealth(state._wagers.epochs) > 10
+
+
+def test_fewer_draws_are_valid_too() -> None:
+    rng, found = np.random.default_rng(9), 0
+    for _ in range(400):
+        test = DeclaredTest(200)
+        test.fold(*gaussian_trials(rng, 200, 1.0))
+        found += test.refuted_after(gaussian(1.0), 0.05, draws=200) is not None
+    assert found <= 400 * (0.05 + 4 * math.sqrt(0.05 * 0.95 / 400))
+
+
+def test_too_few_draws_for_a_level_refute_nothing() -> None:
+    test = DeclaredTest(200)
+    members = np.random.default_rng(10).random(200) < 0.5
+    test.fold(members * 100.0, members)
+    assert test.refuted_after(gaussian(0.1), 1e-4, draws=100) is None
+    assert test.refuted_after(gaussian(0.1), 0.05, draws=100) is not None
+
+
+def test_any_split_of_the_stream_refutes_alike() -> None:
+    scores, members = gaussian_trials(np.random.default_rng(11), 500, 1.5)
+    scores[::17] = np.nan
+    found = []
+    for parts in (1, 7, 500):
+        test = ClaimTest(gaussian(0.8), 500)
+        for part in np.array_split(np.arange(500), parts):
+            test.fold(scores[part], members[part])
+        test.look()
+        found.append((test.latest, test._declared.refuted_after(test.curve, 0.05), test.diverged))
+    assert found[0] == found[1] == found[2]
+
+
+def test_trials_beyond_the_declared_ones_are_for_the_e_process() -> None:
+    rng = np.random.default_rng(12)
+    test = ClaimTest(gaussian(1.0), 100)
+    test.fold(*gaussian_trials(rng, 100, 1.0))
+    assert test.refuted_after(0.05) is None
+    test.fold(*gaussian_trials(rng, 3000, 2.0))
+    test.look()
+    assert test.refuted_after(0.05) == 3100
+
+
+def test_noise_that_a_run_has_at_most() -> None:
+    scores, members = gaussian_trials(np.random.default_rng(13), 2000, 1 / 0.7)
+    test = ClaimTest(gaussian(1.0), 2000)
+    test.fold(scores, members)
+    test.look()
+    found = test.effective_noise(lambda noise: gaussian(1 / noise), 1.0, 0.05)
+    assert found is not None
+    assert 0.7 < found < 0.8
+    idle = ClaimTest(gaussian(1.0), 2000)
+    assert idle.effective_noise(lambda noise: gaussian(1 / noise), 1.0, 0.05) is None
+
+
+def test_misses_are_never_evidence() -> None:
+    rng = np.random.default_rng(14)
+    scores, members = gaussian_trials(rng, 800, 1.5)
+    clean, missed = (ClaimTest(gaussian(1.0), 1000) for _ in range(2))
+    for test in (clean, missed):
+        test.fold(scores, members)
+    missed.miss(np.ones(200, dtype=np.bool_))
+    fresh = rng.random(200) < 0.5
+    clean.fold(rng.normal(size=200) + 1.5 * fresh, fresh)
+    clean.look()
+    missed.look()
+    assert missed.latest < clean.latest
+    assert missed.process.trials == missed.hits.trials == 1000
+    assert Curve(np.zeros(1), np.ones(1)).deltas[0] == 1

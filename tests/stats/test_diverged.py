@@ -1,0 +1,163 @@
+"""Diverged trials: a third outcome that may give the bit away, and never more than it does."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from reference import gaussian_trials
+
+from dpaudit_ray import stats
+from dpaudit_ray.stats import guessing, several
+from dpaudit_ray.stats.claim_test import ClaimTest
+from dpaudit_ray.stats.curve import gaussian
+from dpaudit_ray.stats.diverged import Diverged, settled
+
+LEVEL = {"delta": 1e-5, "confidence": 0.95}
+MANY = sorted(name for name, cls in stats.estimators().items() if not cls.one_run)
+CERTIFIED = [name for name in MANY if stats.estimators()[name].status is stats.Status.CERTIFIED]
+
+
+def diverging(
+    rng: np.random.Generator, trials: int, inside: float, outside: float, mu: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gaussian scores of which a share in each world is replaced by NaN."""
+    scores, members = gaussian_trials(rng, trials, mu)
+    scores[rng.random(trials) < np.where(members, inside, outside)] = np.nan
+    return scores, members
+
+
+@pytest.mark.parametrize("method", CERTIFIED)
+@pytest.mark.parametrize("world", [True, False], ids=["in", "out"])
+def test_a_world_that_always_diverges_is_an_infinite_leak(method: str, world: bool) -> None:
+    members = np.random.default_rng(1).random(1000) < 0.5
+    scores = np.where(members == world, np.nan, 0.0)
+    assert stats.estimate(scores, members, **LEVEL, method=method).epsilon_lower > 2.0
+
+
+@pytest.mark.parametrize("method", MANY)
+def test_diverging_alike_shows_nothing(method: str) -> None:
+    """20 audits of nothing but diverged trials: more than 5 bounds above 0 have chance 3e-4 at 5 %;
+    credible and published bounds are held to the same."""
+    rng, above = np.random.default_rng(2), 0
+    for _ in range(20):
+        scores, members = diverging(rng, 300, 1.0, 1.0)
+        above += stats.estimate(scores, members, **LEVEL, method=method).epsilon_lower > 0
+    assert above <= 5
+
+
+@pytest.mark.parametrize("method", MANY)
+def test_trials_without_output_are_errors_whatever_their_bit(method: str) -> None:
+    """Misses in either world lower the bound, and dropping them would report as much or more.
+
+    Where thresholds are placed at certain trials, dropping moves these: .05 in ε is allowed.
+    """
+    scores, members = gaussian_trials(np.random.default_rng(3), 400, 2.0)
+    clean = stats.estimate(scores, members, **LEVEL, method=method).epsilon_lower
+    for world in (True, False):
+        gone = np.flatnonzero(members == world)[:60]
+        state = stats.make(method, 400)
+        for i in range(400):
+            if i in gone:
+                state.miss(members[i : i + 1])
+            else:
+                state.fold(scores[i : i + 1], members[i : i + 1])
+        found = state.bound(**LEVEL)
+        assert found.trials == 400
+        assert found.epsilon_lower <= clean + 1e-12
+        kept = np.setdiff1d(np.arange(400), gone)
+        dropped = stats.estimate(scores[kept], members[kept], **LEVEL, method=method)
+        assert found.epsilon_lower <= dropped.epsilon_lower + 0.05
+
+
+def test_a_leak_of_one_in_twenty_is_a_violation() -> None:
+    """A training at its claim (μ = 1) of which 5 % of the in runs diverge: 20 of 20 (100 of 100
+    when measured); by wrong guesses it was CONSISTENT."""
+    rng, found = np.random.default_rng(4), 0
+    for _ in range(20):
+        test = ClaimTest(gaussian(1.0), 5000)
+        test.fold(*diverging(rng, 5000, 0.05, 0.0))
+        test.look()
+        found += test.refuted_after(0.05) is not None
+    assert found >= 18
+
+
+def test_diverging_in_both_worlds_is_none() -> None:
+    """200 audits, looked at twice, in which 5 % diverge in either world: none (300 had none)."""
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        test = ClaimTest(gaussian(1.0), 5000)
+        scores, members = diverging(rng, 5000, 0.05, 0.05)
+        for part in np.array_split(np.arange(5000), 2):
+            test.fold(scores[part], members[part])
+            test.look()
+        assert test.refuted_after(0.05) is None
+
+
+def test_all_in_runs_diverge() -> None:
+    test = ClaimTest(gaussian(1.0), 5000)
+    members = np.random.default_rng(6).random(5000) < 0.5
+    test.fold(np.where(members, np.nan, 0.0), members)
+    test.look()
+    assert test.latest > 1500
+    assert test.refuted_after(0.05) is not None
+
+
+def test_a_guess_by_what_diverged_before() -> None:
+    """The counter against its loop, with a world that has no finite score for a while."""
+    rng = np.random.default_rng(7)
+    scores, members = diverging(rng, 300, 0.6, 0.1)
+    scores[:60][members[:60]] = np.nan
+    counter = guessing.GuessCounter(warmup=20)
+    counter.fold(scores, members)
+    hits = 0
+    for i in range(20, 300):
+        finite = np.isfinite(scores[:i])
+        world = {b: scores[:i][finite & (members[:i] == b)] for b in (False, True)}
+        lost = {b: np.sum(~finite & (members[:i] == b)) for b in (False, True)}
+        if not np.isfinite(scores[i]):
+            guess = lost[True] >= lost[False]
+        elif len(world[True]) == 0:
+            guess = False
+        elif len(world[False]) == 0:
+            guess = True
+        else:
+            guess = scores[i] > world[False].mean() / 2 + world[True].mean() / 2
+        hits += guess == members[i]
+    assert (counter.hits, counter.guesses) == (hits, 280)
+    assert counter.diverged == tuple(np.sum(~np.isfinite(scores) & (members == b)) for b in (0, 1))
+
+
+def test_what_teaches_is_not_judged() -> None:
+    scores = np.array([np.inf, 1.0, np.inf, np.inf, 2.0, np.nan])
+    members = np.array([False, True, False, True, True, False])
+    found = settled(scores, members, 2)
+    np.testing.assert_array_equal(found, [np.nan, 1.0, -np.inf, -np.inf, 2.0, np.nan])
+    np.testing.assert_array_equal(settled(scores, members, 6)[[0, 2, 3]], [np.nan] * 3)
+    assert Diverged(0, 5).sure
+    assert not Diverged(3, 5).sure
+
+
+@pytest.mark.parametrize("method", CERTIFIED)
+@pytest.mark.parametrize(("inside", "outside"), [(0.3, 0.3), (0.05, 0.05)])
+def test_certified_bounds_keep_their_level_when_runs_diverge(
+    method: str, inside: float, outside: float
+) -> None:
+    """True μ at most 1 in either case. 100 audits: more than 15 have chance 1e-4 at 5 %."""
+    rng, wrong = np.random.default_rng(8), 0
+    epsilon = float(stats.gdp.epsilon(1.0, 1e-5))
+    for _ in range(100):
+        scores, members = diverging(rng, 300, inside, outside)
+        wrong += stats.estimate(scores, members, **LEVEL, method=method).epsilon_lower > epsilon
+    assert wrong <= 15
+
+
+def test_several_canaries_and_pairs_learn_it_too() -> None:
+    rng = np.random.default_rng(9)
+    bits = rng.random((100, 8)) < 0.5
+    scores = np.where(bits, np.nan, rng.normal(size=bits.shape))
+    assert several.several_canaries(scores, bits, **LEVEL).epsilon_lower > 2.0
+    out, inside = rng.normal(size=(2, 200))
+    inside[rng.random(200) < 0.9] = math.nan
+    assert several.coupled_worlds(out, inside, **LEVEL).epsilon_lower > 1.0
