@@ -42,7 +42,7 @@ class GroupSequential(Guesses, Estimator):
     looks: int = 50
     spending: Literal["obrien-fleming", "pocock"] = "obrien-fleming"
     name: ClassVar[str] = "group-sequential"
-    status: ClassVar[Status] = Status.CERTIFIED
+    status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
