@@ -149,7 +149,9 @@ def make(method: str, planned: int, **options: Any) -> Estimator:
         raise ValueError(f"{method} does not take {', '.join(sorted(unknown))}; it takes {takes}")
     missing = {name for name, f in fields.items() if _required(f)} - options.keys()
     if missing:
-        raise ValueError(f"{method} needs a value for {', '.join(sorted(missing))}; give it")
+        raise ValueError(
+            f"{', '.join(sorted(missing))} must be given; {method} has no default for it"
+        )
     return known[method](planned=planned, **options)
 
 

@@ -48,6 +48,20 @@ def test_page_holds_every_audit_with_its_bound_without_assumption(finished: Run)
     assert html.count("<img") == html.count("alt=")
 
 
+def test_only_what_is_certified_is_tagged_so(finished: Run) -> None:
+    html = Path(page.write(finished)).read_text()
+    loss = html.partition("<h2>loss</h2>")[2]
+    rows = re.findall(r"<tr><td>([\w-]+)</td>.*?<span class=\"tag ([\w-]+)\">", loss, re.DOTALL)
+    assert rows == [
+        ("accuracy", "if-gaussian"),
+        ("paper-gdp", "paper"),
+        ("eps-delta", "certified"),
+        ("anytime", "if-gaussian"),
+    ]
+    assert "above its claim</span>" not in loss
+    assert "each bound holds at 95 % by itself" in html
+
+
 def test_a_partial_run_is_marked_interim(finished: Run) -> None:
     audit = finished.plan.audits[0]
     (Path(finished.directory.location) / f"scores/{audit.id}/40-49.parquet").unlink()
