@@ -116,7 +116,7 @@ def plan(
     changes: Set = None,
     bench_file: Annotated[Path | None, _BENCH] = None,
 ) -> None:
-    """Shows audits, packs, time, and what the design can certify; trains one calibration pack."""
+    """Shows audits, packs, time, and bounds within reach; trains one calibration pack."""
     from . import forecast, spec
     from .calibration import Calibration
 

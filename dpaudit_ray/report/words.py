@@ -6,8 +6,8 @@ from ..stats.budget import SweepBudget
 
 CERTIFIED = "certified: exceeds the truth in at most 1 - confidence of all audits"
 IF_GAUSSIAN = (
-    "if-gaussian: mu is certified; eps is what a Gaussian mechanism of that mu has, "
-    "and nobody certified it"
+    "if-gaussian: mu is certified; eps is that of a Gaussian mechanism of this mu, "
+    "certified by nobody"
 )
 ANY = "any: eps certified without any assumption on the mechanism's trade-off curve"
 INTERIM = "interim: holds for that many trials, not for looking until it suits"
