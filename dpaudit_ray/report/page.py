@@ -15,7 +15,7 @@ from .. import __version__
 from ..plan import PlannedAudit
 from . import figures, groups, overviews, words
 from .profiles import Profile
-from .tables import Run, all_estimates, best, overview
+from .tables import Run, all_estimates, best, folded_scores, overview
 
 
 def write(run: Run) -> str:
@@ -72,7 +72,7 @@ def _pictures(run: Run) -> list[dict[str, str]]:
 
 
 def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
-    scores = run.directory.scores(audit.id)
+    scores = folded_scores(run, audit)
     mine = table[table["audit"] == audit.id]
     final = mine[mine["step"] == audit.horizons[-1]]
     level = run.settings(audit)

@@ -6,10 +6,11 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from .. import plan as planning
-from .. import stats
+from .. import seeds, stats
 from ..plan import Plan, PlannedAudit
 from ..spec import AuditSpec, Sweep
 from ..stats import Status
@@ -123,6 +124,33 @@ def _entry(run: Run, audit: PlannedAudit, table: pd.DataFrame) -> dict[str, Any]
         "interim": bool(mine["interim"].iloc[0]) if len(mine) else first not in _anytime(),
         "above_claim": bool(table["above_claim"].any()),
     }
+
+
+def folded_scores(run: Run, audit: PlannedAudit) -> pd.DataFrame:
+    """Scores of the trials that the estimates are a function of, as the columns of a score file.
+
+    What is stored beyond them is left out: which trials are there may depend on their bits. A
+    trial among them that has no score was run and gave none; its score is NaN at every step.
+    """
+    mine = run.estimates[run.estimates["audit"] == audit.id]
+    used = int(mine["trials"].max()) if len(mine) else 0
+    stored = run.directory.scores(audit.id)
+    stored = stored[stored["trial"] < used]
+    absent = np.setdiff1d(np.arange(used), stored["trial"].to_numpy())
+    if len(absent) == 0:
+        return stored
+    bits = seeds.bits(run.plan.seed, audit.fingerprint, 0, used - 1)
+    steps = len(audit.horizons)
+    failed = pd.DataFrame(
+        {
+            "audit": audit.id,
+            "trial": np.repeat(absent, steps),
+            "member": np.repeat(bits[absent], steps),
+            "step": np.tile(np.asarray(audit.horizons, dtype=np.int32), len(absent)),
+            "score": math.nan,
+        }
+    )
+    return pd.concat([stored, failed]).sort_values(["trial", "step"], ignore_index=True)
 
 
 def representative(run: Run, audit: PlannedAudit) -> str:

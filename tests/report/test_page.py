@@ -7,13 +7,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
-from dpaudit_ray import spec
+from dpaudit_ray import seeds, spec
 from dpaudit_ray.report import page
-from dpaudit_ray.report.tables import Run, all_estimates, overview
+from dpaudit_ray.report.tables import Run, all_estimates, folded_scores, overview
 from dpaudit_ray.storage import RunDirectory
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -77,6 +78,30 @@ def test_a_partial_run_is_marked_interim(finished: Run) -> None:
     assert marks[audit.id, "accuracy"]
     assert not marks[audit.id, "anytime"], "a time-uniform bound is never interim"
     assert "<strong>Interim.</strong>" in Path(page.write(partial)).read_text()
+
+
+def test_the_report_uses_the_trials_that_the_estimates_use(finished: Run) -> None:
+    """40 of 90 were folded, then came a gap; of the 40, ten were run and gave no score."""
+    audit = finished.plan.audits[0]
+    folder = Path(finished.directory.location) / f"scores/{audit.id}"
+    for pack in ("20-29", "40-49"):
+        (folder / f"{pack}.parquet").unlink()
+    table = finished.estimates
+    finished.directory.write_estimates(
+        table.assign(trials=table["trials"].where(table["audit"] != audit.id, 40)).to_dict(
+            "records"
+        )
+    )
+    partial = Run.open(finished.directory.location)
+    scores = folded_scores(partial, audit)
+    assert scores["trial"].tolist() == [trial for trial in range(40) for _ in audit.horizons]
+    assert scores.loc[scores["score"].isna(), "trial"].unique().tolist() == list(range(20, 30))
+    bits = seeds.bits(partial.plan.seed, audit.fingerprint, 0, 39)
+    assert np.array_equal(scores["member"].to_numpy()[:: len(audit.horizons)], bits)
+    html = Path(page.write(partial)).read_text()
+    inside = int(bits.sum())
+    lost = int(bits[20:30].sum())
+    assert f"({inside} in, {40 - inside} out;\ndiverged: {lost} in, {10 - lost} out)" in html
 
 
 def test_a_run_without_trials_still_has_a_report(tiny: dict, tmp_path: Path) -> None:
