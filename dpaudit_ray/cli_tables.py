@@ -148,8 +148,7 @@ def _explain(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
     from .stats import Status
 
     statuses = {row["status"] for row in rows}
-    if Status.CERTIFIED in statuses:
-        terminal.explain(words.CERTIFIED)
+    terminal.explain(words.CERTIFIED)
     if Status.IF_GAUSSIAN in statuses:
         terminal.explain(words.IF_GAUSSIAN)
     terminal.explain(words.ANY)
