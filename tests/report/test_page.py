@@ -49,6 +49,14 @@ def test_page_holds_every_audit_with_its_bound_without_assumption(finished: Run)
     assert html.count("<img") == html.count("alt=")
 
 
+def test_the_overview_is_the_same_from_python(finished: Run) -> None:
+    table = da.Result(finished.directory.location, complete=True).overview
+    assert table["status"].tolist() == ["certified", "if-gaussian"]
+    assert table.to_dict("records") == overview(finished)
+    for column in ("mu_lower", "epsilon_lower", "epsilon_lower_free", "epsilon_lower_together"):
+        assert table[column].notna().all()
+
+
 def test_only_what_is_certified_is_tagged_so(finished: Run) -> None:
     html = Path(page.write(finished)).read_text()
     loss = html.partition("<h2>loss</h2>")[2]
