@@ -109,8 +109,8 @@ def rows() -> dict[str, list[Panel]]:
         ],
         "What does it show?": [
             Panel("Lower bound and claim",
-                  "The bound holds at every look at once. Above the claim: the claim is wrong, if "
-                  "the mechanism's trade-off curve is Gaussian; `dpaudit verify` assumes nothing.",
+                  "Each bound holds at every look at once, by itself, and for ε if the mechanism's "
+                  "trade-off curve is Gaussian. The alert compares those of all audits together.",
                   {"{{audit}}: at least": lower, "{{audit}}: claim": claim}, width=12),
             Panel("Gap", "Claim minus lower bound.",
                   {"{{audit}}": per_audit(metrics.EPSILON_GAP, _CHOSEN)}, width=6),
@@ -212,11 +212,11 @@ def alerts() -> list[Alert]:
     patience = f"{STALLED_PACKS} * {per_sweep(metrics.PACK_SECONDS)}"
     return [
         Alert("DpauditViolationFound",
-              per_audit(metrics.EPSILON_LOWER), ">", per_audit(metrics.EPSILON_CLAIM),
+              per_audit(metrics.EPSILON_TOGETHER), ">", per_audit(metrics.EPSILON_CLAIM),
               "0s", "critical",
               "{{ $labels.sweep }}: {{ $labels.audit }} leaks more than it claims",
-              "The lower bound {{ $value }} is above the claim. Run `dpaudit verify`: it tests the "
-              "claim without assumptions, and counts how many audits were looked at."),
+              "A bound that holds for all audits of the sweep and at every look, {{ $value }}, is "
+              "above the claim. Run `dpaudit verify`: it tests the claim's whole curve."),
         Alert("DpauditTrialsFailed", per_audit(metrics.TRIALS_FAILED), ">", "0", "0s", "warning",
               "{{ $labels.sweep }}: {{ $value }} trials of {{ $labels.audit }} failed",
               "Their training raised. `dpaudit status` lists failures by kind; repair the cause "

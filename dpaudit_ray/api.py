@@ -46,6 +46,16 @@ class Result:
         return RunDirectory(self.location).estimates()
 
     @property
+    def overview(self) -> pd.DataFrame:
+        """One row per audit, at its last step: μ, ε with its status, ε without assumption, claim.
+
+        The columns are the keys of an audit in `dpaudit status --json`.
+        """
+        from .report import tables
+
+        return pd.DataFrame(tables.overview(tables.Run.open(self.location)))
+
+    @property
     def scores(self) -> pd.DataFrame:
         """All scores: columns audit, trial, member, step, score."""
         run = RunDirectory(self.location)

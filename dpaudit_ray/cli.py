@@ -116,7 +116,7 @@ def plan(
     changes: Set = None,
     bench_file: Annotated[Path | None, _BENCH] = None,
 ) -> None:
-    """Shows audits, packs, time, and what the design can certify; trains one calibration pack."""
+    """Shows audits, packs, time, and bounds within reach; trains one calibration pack."""
     from . import forecast, spec
     from .calibration import Calibration
 
@@ -132,7 +132,7 @@ def status(
 ) -> None:
     """Progress, estimates and failures by kind, from the run directory alone."""
     from . import failures, stop_when
-    from .report.tables import Run, overview
+    from .report.tables import Run, best, overview
 
     opened = Run.open(run)
     known = failures.read(opened.directory, opened.plan)
@@ -141,7 +141,8 @@ def status(
         entries = {"name": opened.sweep.name, "complete": opened.directory.complete}
         raw = [dataclasses.asdict(failure) for failure in known]
         decided = {opened.plan.audits[index].id: trials for index, trials in enough.items()}
-        rest = {"audits": overview(opened), "decided": decided, "failures": raw}
+        rest = {"audits": overview(opened), "best_certified": best(opened)}
+        rest |= {"decided": decided, "failures": raw}
         terminal.show_json(entries | rest)
         return
     _print_overview(run)
@@ -174,10 +175,7 @@ def report(
     elif format is ReportFormat.json:
         terminal.show_json(table.to_dict("records"))
     else:
-        columns = ("label", "step", "trials", "estimator", "status", "interim", "epsilon_lower",
-                   "mu_lower", "accountant", "epsilon_upper")  # fmt: skip
-        heads = ("audit", *columns[1:])
-        terminal.show_table("", heads, table[list(columns)].to_numpy().tolist())
+        cli_tables.show_estimates(opened, table)
 
 
 @app.command()
@@ -259,20 +257,8 @@ def _failures(opened: Run) -> list[str]:
 
 
 def _print_overview(location: str) -> Run:
-    from .report.tables import Run, overview
+    from .report.tables import Run
 
     opened = Run.open(location)
-    rows = overview(opened)
-    terminal.show_table(
-        opened.sweep.name,
-        ("audit", "done", "trials", "bound", "eps lower", "eps claim", "ratio"),
-        [
-            (r["label"], r["done"], r["trials"],
-             f"{r['estimator']} ({r['status'] or 'none yet'}{', interim' * r['interim']})",
-             r["epsilon_lower"], r["epsilon_upper"], r["ratio"])
-            for r in rows
-        ],
-    )  # fmt: skip
-    if any(r["interim"] for r in rows):
-        terminal.say("interim: holds for that many trials, not for looking until it suits")
+    cli_tables.show_overview(opened)
     return opened

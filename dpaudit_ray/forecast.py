@@ -22,8 +22,10 @@ USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
 
 @dataclasses.dataclass(frozen=True)
 class AuditOutlook:
-    """One audit: `power` is the chance to certify 90 % of the claim if the claim is tight.
+    """One audit: `power` is the chance of a bound of 90 % of the claim if the claim is tight.
 
+    `status` is what that ε would be, and `largest_certifiable`: converted from the μ of `accuracy`,
+    both are certified where the mechanism's trade-off curve is known to be Gaussian.
     `trials_needed` would do so with a chance of 80 %; None where no feasible number does. An audit
     that runs no trials leaves nothing to chance: all three are None.
     """
@@ -37,6 +39,7 @@ class AuditOutlook:
     power: float | None
     trials_needed: int | None
     seconds: float  # of one trainer's time, for the packs that are left
+    status: stats.Status = stats.Status.CERTIFIED
 
     @property
     def sampled(self) -> bool:
@@ -112,7 +115,14 @@ def _outlook(audit: PlannedAudit, cell: Cell, left: list[Pack], seconds: float) 
         power=power if sampled else None,
         trials_needed=_trials_needed(audit.claim, *level) if sampled else None,
         seconds=sum(pack.size for pack in left) * seconds,
+        status=_status(cell) if sampled else stats.Status.CERTIFIED,
     )
+
+
+def _status(cell: Cell) -> stats.Status:
+    known = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
+    nothing = stats.make("accuracy", planned=1).bound(cell.audit.delta, cell.audit.confidence)
+    return nothing.given(known).status
 
 
 def _trials_needed(claim: float, delta: float, confidence: float) -> int | None:

@@ -29,6 +29,7 @@ from .errors import SpecError
 from .estimator import EstimatorSpec
 from .mechanisms.base import Mechanism
 from .plugins import Strict, parse, validated
+from .stats.budget import Budget, SweepBudget
 from .stop_when import StopWhen
 from .yamlfile import dump_yaml, read_yaml
 
@@ -159,6 +160,12 @@ class Cell(Strict):
         """The steps at which scores are recorded; the last is the end of training."""
         return self.mechanism.horizons(self.audit.record_every)
 
+    @property
+    def budget(self) -> Budget:
+        """The audit's error, shared by its estimators that hold their level, at every step."""
+        deciding = (e.name for e in self.audit.estimators if e.make(planned=1).status.holds)
+        return Budget(self.audit.confidence, tuple(deciding), self.horizons)
+
 
 class Sweep(Strict):
     """A whole sweep: what `dpaudit run` takes. Build it with `load` or `from_raw`."""
@@ -173,6 +180,11 @@ class Sweep(Strict):
     def trials(self) -> int:
         """Trials over all audits."""
         return sum(cell.audit.trials for cell in self.cells)
+
+    @property
+    def budget(self) -> SweepBudget:
+        """The error of the sweep, shared by all bounds that a decision may rest on."""
+        return SweepBudget(tuple(cell.budget for cell in self.cells if cell.mechanism.sampled))
 
     def identity(self) -> dict[str, Any]:
         """What changes a result, by key; trials are apart, because a run may be extended."""

@@ -57,6 +57,9 @@ ESTIMATE_SCHEMA = pa.schema(
         ("epsilon_upper", pa.float64()),
         ("accountant", pa.string()),
         ("threshold", pa.float64()),
+        ("epsilon_lower_together", pa.float64()),
+        ("epsilon_lower_free", pa.float64()),
+        ("free_estimator", pa.string()),
     ]
 )
 

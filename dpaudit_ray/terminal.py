@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,11 @@ def say(text: str) -> None:
         typer.echo(text)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def explain(text: str) -> None:
+    """A sentence below a table, in lines of at most 100 columns."""
+    say(textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def complain(text: str) -> None:
@@ -149,18 +155,20 @@ def _line(progress: Progress, rate: float) -> str:
     return (
         f"{progress.done}/{progress.trials} trials, {_speed(rate)}/s, ETA {_eta(progress, rate)}; "
         f"{current.label}: {current.done}/{current.trials}, "
-        f"eps >= {current.epsilon_lower:.2f} (any time), claim {current.claim:.2f}"
+        f"eps >= {current.epsilon_lower:.2f} ({current.status}, any time), "
+        f"claim {current.claim:.2f}"
     )
 
 
 def _table(progress: Progress, rate: float) -> Table:
     caption = f"{_speed(rate)} trials/s, ETA {_eta(progress, rate)}"
     table = Table(title=f"{progress.done:,} / {progress.trials:,} trials", caption=caption)
-    for column in ("audit", "trials", "ε ≥ (any time)", "claim"):
-        table.add_column(column, justify="left" if column == "audit" else "right")
+    for column in ("audit", "trials", "ε ≥ (any time)", "status", "claim"):
+        table.add_column(column, justify="left" if column in _TEXT else "right")
     for audit in progress.audits:
         done = f"{audit.done:,} / {audit.trials:,}"
-        table.add_row(audit.label, done, f"{audit.epsilon_lower:.2f}", f"{audit.claim:.2f}")
+        bound, claim = f"{audit.epsilon_lower:.2f}", f"{audit.claim:.2f}"
+        table.add_row(audit.label, done, bound, audit.status, claim)
     return table
 
 

@@ -28,7 +28,8 @@ if "reference" not in sys.modules:
     _spec.loader.exec_module(reference)
 cases, rows = reference.cases, reference.rows
 
-EVERY = ["gaussian", "prv", "pld", "rdp"]
+EVERY = [str(name) for name in accounting.Accountant]
+SAMPLED = [name for name in EVERY if name != "gaussian"]
 
 
 # --- the reference file ------------------------------------------------------------------------
@@ -209,7 +210,21 @@ def test_epsilon_and_delta_are_inverse(name):
     assert accounting.delta(2.0, 10, epsilon, accountant=name) == pytest.approx(1e-5, rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["prv", "pld", "rdp"])
+@pytest.mark.parametrize("name", EVERY)
+def test_every_accountant_answers_under_its_own_name(name):
+    assert accounting.bounds(2.0, 10, 1e-5, accountant=name).accountant == name
+    assert accounting.delta_bounds(2.0, 10, 1.0, accountant=name).accountant == name
+
+
+def test_an_accountant_without_a_case_answers_nothing(monkeypatch):
+    """One that is in the vocabulary only was answered by PRV, under the new name."""
+    monkeypatch.setattr("dpaudit_ray.accounting.claims.parse_accountant", str)
+    for ask, at in ((accounting.bounds, 1e-5), (accounting.delta_bounds, 1.0)):
+        with pytest.raises(AssertionError, match="new"):
+            ask(2.0, 10, at, accountant="new")
+
+
+@pytest.mark.parametrize("name", SAMPLED)
 def test_sampling_lies_between_none_and_all(name):
     sampled = accounting.epsilon(1.0, 100, 1e-5, 0.1, name)
     assert 0 < sampled < accounting.epsilon(1.0, 100, 1e-5)
@@ -231,7 +246,7 @@ def test_delta_curve_is_the_claim_as_a_curve():
     epsilons = np.array([0.0, 0.5, 1.0, 2.0])
     exact = accounting.delta_curve(4.0, 16, epsilons)
     np.testing.assert_allclose(exact, gdp.delta(epsilons, 1.0))
-    for name in ("prv", "pld", "rdp"):
+    for name in SAMPLED:
         upper = accounting.delta_curve(4.0, 16, epsilons, accountant=name)
         assert np.all(upper >= exact - 1e-12)
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from dpaudit_ray.orchestration.trainer import Trainer
 from dpaudit_ray.storage import PackScores, RunDirectory
 
 FIRST, SECOND = "000-biased-dimension-", "001-loss-"
+COLUMNS = ("eps", "status", "eps any", "claim", "ratio")
 
 
 @pytest.fixture
@@ -84,6 +86,13 @@ def audit_folder(run: Path, prefix: str) -> Path:
     return folder
 
 
+def table_of(out: str) -> list[str]:
+    """The lines from the title of the last table on."""
+    lines = out.splitlines()
+    (title,) = (i for i, line in enumerate(lines) if ": lower bounds by " in line)
+    return [line.rstrip() for line in lines[title:]]
+
+
 def packs(run: Path, prefix: str) -> int:
     return len(list((run / "scores").glob(f"{prefix}*/*.parquet")))
 
@@ -105,14 +114,42 @@ def test_run_prints_bounds_and_where_they_are(sweep: Path, tmp_path: Path) -> No
     outcome = inline(sweep, tmp_path / "runs")
     assert outcome.code == 0
     assert outcome.err == ""
-    *_, heads, first, second, last = outcome.out.splitlines()
+    *_, last = outcome.out.splitlines()
     assert "180/180 trials" in outcome.out
-    assert heads.split("  ")[0] == "audit"
-    assert first.startswith("biased-dimension    90      90  accuracy (certified)  ")
-    assert second.startswith("loss                90      90  accuracy (certified)  ")
+    title, heads, first, second, *_ = table_of(outcome.out)
+    assert title == "tiny: lower bounds by accuracy"
+    assert re.split("  +", heads) == ["audit", "trials", "mu", *COLUMNS]
+    assert re.split("  +", first)[:2] == ["biased-dimension", "90"]
+    assert re.split("  +", first)[4] == "certified"
+    assert re.split("  +", second)[:2] == ["loss", "90"]
+    assert re.split("  +", second)[4] == "if-gaussian"
     assert last == f"results in {tmp_path}/runs/tiny; next: dpaudit report {tmp_path}/runs/tiny"
     assert (tmp_path / "runs/tiny/_SUCCESS").exists()
     assert "interim" not in outcome.out
+
+
+def test_certified_never_stands_in_one_line_with_an_epsilon_that_nobody_certified(
+    finished: Path,
+) -> None:
+    """Of the loss, nobody knows the curve: its accuracy and anytime bounds are if-gaussian."""
+    page = dpaudit("report", finished, "--format", "table").out.split("\nloss\n")[1]
+    rows = [re.split("  +", line.strip()) for line in page.splitlines()[1:9]]
+    assert [(row[2], row[5]) for row in rows[:4]] == [
+        ("accuracy", "if-gaussian"),
+        ("paper-gdp", "paper"),
+        ("eps-delta", "certified"),
+        ("anytime", "if-gaussian"),
+    ]
+    for form in ("csv", "json"):
+        text = dpaudit("report", finished, "--format", form).out
+        table = pd.read_csv(io.StringIO(text)) if form == "csv" else pd.DataFrame(json.loads(text))
+        certified = table[(table["label"] == "loss") & (table["status"] == "certified")]
+        assert set(certified["estimator"]) == {"eps-delta"}
+        assert (table["epsilon_lower_free"] <= table["epsilon_lower"] + 1e-9).any()
+        assert set(table["free_estimator"]) == {"eps-delta"}
+    entries = json.loads(dpaudit("status", finished, "--json").out)["audits"]
+    assert [entry["status"] for entry in entries] == ["certified", "if-gaussian"]
+    assert all(entry["epsilon_lower_free"] is not None for entry in entries)
 
 
 def test_run_on_a_finished_run_changes_nothing(finished: Path, sweep: Path, kept: Path) -> None:
@@ -216,7 +253,8 @@ def test_an_extension_that_fails_is_not_complete(
         assert inline(sweep, finished.parent, "--set", "audit.trials=100").code == 3
     assert not (finished / "_SUCCESS").exists()
     status = dpaudit("status", finished)
-    assert "90     100  accuracy (certified, interim)" in status.out
+    assert "  90/100  " in status.out
+    assert status.out.count("  interim\n") == 2
     assert "not complete" in status.out
 
 
@@ -288,9 +326,11 @@ def test_status_of_a_finished_run(finished: Path) -> None:
     outcome = dpaudit("status", finished)
     assert (outcome.code, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
-    assert lines[0] == "tiny"
+    assert lines[0] == "tiny: lower bounds by accuracy"
     assert lines[-1] == "complete"
-    assert len(lines) == 5
+    assert max(map(len, lines)) <= 100
+    for word in ("certified: ", "if-gaussian: ", "any: ", "each bound holds at 95 % by itself"):
+        assert any(line.startswith(word) for line in lines), word
 
 
 def test_a_run_without_any_finished_pack(sweep: Path, tmp_path: Path) -> None:
@@ -299,7 +339,7 @@ def test_a_run_without_any_finished_pack(sweep: Path, tmp_path: Path) -> None:
     planning.open_run(spec.load(sweep), directory)
     status = dpaudit("status", directory.location)
     assert status.code == 0
-    assert status.out.count("accuracy (none yet, interim)") == 2
+    assert len(re.findall("none yet .* interim\n", status.out)) == 2
     assert "–" in status.out, "no bound is no number"
     for form in ("table", "csv", "json", "html"):
         report = dpaudit("report", directory.location, "--format", form)
@@ -311,8 +351,9 @@ def test_a_run_without_any_finished_pack(sweep: Path, tmp_path: Path) -> None:
 def test_status_and_reports_of_a_partial_run_are_marked_interim(failed: Path) -> None:
     status = dpaudit("status", failed)
     assert status.code == 0
-    assert "biased-dimension    80      90  accuracy (certified, interim)" in status.out
-    assert "loss                90      90  accuracy (certified)  " in status.out
+    _, _, first, second, *_ = table_of(status.out)
+    assert re.fullmatch("biased-dimension +80/90 .* certified .* interim", first)
+    assert re.fullmatch("loss +90 .* if-gaussian [^a-z]*", second)
     assert "biased-dimension: trials 40-49 failed: ValueError: boom" in status.out
     assert status.out.splitlines()[-1] == "not complete: `dpaudit run` resumes it"
     table = pd.read_csv(io.StringIO(dpaudit("report", failed, "--format", "csv").out))
@@ -347,22 +388,17 @@ def test_reports_hold_the_same_numbers_in_every_format(finished: Path) -> None:
     entries = json.loads(dpaudit("report", finished, "--format", "json").out)
     table = dpaudit("report", finished, "--format", "table").out.splitlines()
     stored = pd.read_parquet(finished / "estimates.parquet")
-    assert len(rows) == len(entries) == len(table) - 1 == len(stored) == 2 * 2 * 4
-    for row, entry, line, lower in zip(
-        rows, entries, table[1:], stored["epsilon_lower"], strict=True
-    ):
+    assert (table[0], table[11]) == ("biased-dimension", "loss")
+    lines = [*table[2:10], *table[13:21]]
+    assert len(rows) == len(entries) == len(lines) == len(stored) == 2 * 2 * 4
+    for row, entry, line, lower in zip(rows, entries, lines, stored["epsilon_lower"], strict=True):
         assert list(row) == list(entry)
         assert float(row["epsilon_lower"]) == entry["epsilon_lower"] == lower
         assert (row["mu_lower"] == "") == (entry["mu_lower"] is None)
         assert entry["interim"] is False
-        assert line.split()[:5] == [
-            row["label"],
-            row["step"],
-            "90",
-            row["estimator"],
-            row["status"],
-        ]
-        assert f"{lower:.3f}" in line
+        cells = line.split()
+        assert cells[:3] == [row["step"], "90", row["estimator"]]
+        assert cells[4:6] == [f"{lower:.3f}", row["status"]]
 
 
 def test_report_writes_a_page_and_says_where(finished: Path) -> None:
@@ -556,4 +592,4 @@ def test_a_terminal_that_lacks_a_character_shows_the_rest(finished: Path) -> Non
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
     done = subprocess.run(command, capture_output=True, env=environment, check=True)
     assert b"eps-delta" in done.stdout
-    assert b" ?  gaussian" in done.stdout, "the dash for no number"
+    assert b" ?  0.000  certified" in done.stdout, "the dash for no number"

@@ -101,6 +101,22 @@ def test_what_can_be_certified_is_what_perfect_guesses_give(tiny: dict, tmp_path
 
 
 @pytest.mark.usefixtures("steady")
+def test_a_plan_promises_certified_bounds_only_where_the_curve_is_known(
+    tiny: dict, tmp_path: Path
+) -> None:
+    assert [audit.status for audit in outlook(tiny, tmp_path).audits] == [
+        "certified",
+        "if-gaussian",
+    ]
+    planned = dpaudit("plan", write_sweep(tmp_path, tiny), "--storage-path", tmp_path / "runs")
+    assert "certify" not in planned.out
+    assert "max eps and power are if-gaussian for loss\n" in planned.out
+    changed(tiny, "grid.adversary", ["biased-dimension"])
+    planned = dpaudit("plan", write_sweep(tmp_path, tiny), "--storage-path", tmp_path / "runs")
+    assert "if-gaussian" not in planned.out
+
+
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("noise", [1e-3, 0.05, 1e5])
 def test_a_claim_that_no_feasible_audit_reaches_is_planned_all_the_same(
     noise: float, tiny: dict, tmp_path: Path

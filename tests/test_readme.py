@@ -62,7 +62,9 @@ def test_python_example_runs(workplace: Path) -> None:
     example = next(block for block in blocks("python") if "da.run" in block)
     done = shell([sys.executable, "-c", example], workplace)
     assert done.returncode == 0, done.stderr
-    assert "certified 23.99" in done.stdout
+    printed = done.stdout.splitlines()[-1]
+    assert printed == "9.482 if-gaussian, claim 9.997"
+    assert f"It prints `{printed}`" in README
 
 
 def test_sweep_file_example_is_valid() -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from command import changed, write_sweep
+from command import changed, refused, write_sweep
 
-from dpaudit_ray import spec
+from dpaudit_ray import spec, stats
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.plugins import Plugin
+from dpaudit_ray.stats.rates import EpsDelta
 from dpaudit_ray.yamlfile import parse_yaml
 
 JOBS = sorted((Path(spec.__file__).parents[1] / "jobs").rglob("*.yaml"))
@@ -218,3 +220,27 @@ def test_overrides_apply_before_validation(tiny: dict, tmp_path: Path) -> None:
     assert sweep.name == "other"
     assert sweep.trials == 40
     assert "trials: 20" in sweep.canonical()
+
+
+@dataclasses.dataclass
+class Needy(EpsDelta):
+    """Has an option without a default."""
+
+    needle: float = dataclasses.field(kw_only=True)
+    name: ClassVar[str] = "needy"
+
+
+def test_an_estimator_without_its_required_option_is_one_line(
+    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a TypeError with a traceback, and exit 70."""
+    known = stats.estimators() | {"needy": Needy}
+    for place in ("dpaudit_ray.stats.estimators", "dpaudit_ray.stats.base.estimators"):
+        monkeypatch.setattr(place, lambda: known)
+    for estimator in ("needy", {"name": "needy"}):
+        file = write_sweep(tmp_path, changed(tiny, "audit.estimators", ["accuracy", estimator]))
+        assert refused("run", file, "--storage-path", tmp_path) == (
+            "audit.estimators.1: needy: needle must be given; needy has no default for it"
+        )
+    changed(tiny, "audit.estimators", [{"name": "needy", "needle": 1.0}])
+    assert spec.from_raw(tiny).cells[0].audit.estimators[0].options == {"needle": 1.0}

@@ -25,6 +25,7 @@ SCORE_COLUMNS = ["audit", "trial", "member", "step", "score"]
 ESTIMATE_COLUMNS = [
     *("audit", "step", "trials", "estimator", "status", "epsilon_lower", "mu_lower", "delta"),
     *("confidence", "epsilon_upper", "accountant", "threshold"),
+    *("epsilon_lower_together", "epsilon_lower_free", "free_estimator"),
 ]
 
 
@@ -44,6 +45,7 @@ def assert_same(left: PackScores, right: PackScores) -> None:
 
 def row(**changes: Any) -> dict[str, Any]:
     values = ["a", 6, 90, "accuracy", "certified", 1.5, np.nan, 1e-5, 0.95, np.inf, "prv", np.nan]
+    values += [1.4, 0.7, "eps-delta"]
     return dict(zip(ESTIMATE_COLUMNS, values, strict=True)) | changes
 
 

@@ -92,7 +92,9 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
             now = 100.0 + second
             display(progress(done))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("0/100 trials, 0/s, ETA ?; loss: 0/100, eps >= 1.50 (any time), cla")
+    assert lines[0].startswith(
+        "0/100 trials, 0/s, ETA ?; loss: 0/100, eps >= 1.50 (if-gaussian, any t"
+    )
     assert lines[1].startswith("60/100 trials, 10/s, ETA 4s; loss: 60/100")
     assert lines[2].startswith("100/100 trials, 10/s, ETA 0s")
     assert len(lines) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -142,12 +143,15 @@ def _epsilon_bounds(
             return Bounds(*rdp.epsilon(training, delta), accountant)
         case Accountant.PLD:
             return Bounds(*pld.epsilon(training, delta, both_ends), accountant, _remark(training))
-    try:
-        return Bounds(*prv.epsilon(training, delta), accountant)
-    except prv.UnansweredError as reason:
-        fallback = _fallback(training)
-        answer = _epsilon_bounds(training, delta, fallback, both_ends)
-        return _noted(answer, f"{reason}; {fallback} instead")
+        case Accountant.PRV:
+            try:
+                return Bounds(*prv.epsilon(training, delta), accountant)
+            except prv.UnansweredError as reason:
+                fallback = _fallback(training)
+                answer = _epsilon_bounds(training, delta, fallback, both_ends)
+                return _noted(answer, f"{reason}; {fallback} instead")
+        case _:  # one that was added without a case here must not answer by another's numbers
+            assert_never(accountant)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -165,12 +169,15 @@ def _delta_bounds(
             return Bounds(*rdp.delta(training, epsilon), accountant)
         case Accountant.PLD:
             return Bounds(*pld.delta(training, epsilon, both_ends), accountant, _remark(training))
-    try:
-        return Bounds(*prv.delta(training, epsilon), accountant)
-    except prv.UnansweredError as reason:
-        fallback = _fallback(training)
-        answer = _delta_bounds(training, epsilon, fallback, both_ends)
-        return _noted(answer, f"{reason}; {fallback} instead")
+        case Accountant.PRV:
+            try:
+                return Bounds(*prv.delta(training, epsilon), accountant)
+            except prv.UnansweredError as reason:
+                fallback = _fallback(training)
+                answer = _delta_bounds(training, epsilon, fallback, both_ends)
+                return _noted(answer, f"{reason}; {fallback} instead")
+        case _:
+            assert_never(accountant)
 
 
 def _fallback(training: Training) -> Accountant:

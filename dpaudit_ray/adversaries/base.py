@@ -108,6 +108,8 @@ class Adversary(Plugin):
     kind: ClassVar[str] = "adversary"
     home: ClassVar[str] = "dpaudit_ray.adversaries"
     one_run: ClassVar[bool] = False  # True: a trial is a canary, and all are in one training
+    # True: every trial of an audit inserts one and the same `GradientCanary`, whatever the model.
+    fixed_gradient: ClassVar[bool] = False
 
     period: int = Field(default=1, ge=1)
 

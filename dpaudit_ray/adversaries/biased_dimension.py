@@ -9,7 +9,7 @@ Where θ_0 is unknown, the score is -θ_T[d], and the spread of θ_0[d] is noise
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,7 @@ Strategy = Literal["noiseless-per-step", "noiseless-final", "noisy-per-step", "n
 class BiasedDimension(FinalModelAdversary[GradientCanary]):
     """Biases a random dimension (A_GC-R) or the one that simulations move least (A_GC-S)."""
 
+    fixed_gradient: ClassVar[bool] = True  # C e_d
     name: Literal["biased-dimension"] = "biased-dimension"
     choice: Literal["random", "simulated"] = "random"
     strategy: Strategy = "noiseless-per-step"

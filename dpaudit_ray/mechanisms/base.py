@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..plugins import Plugin
+from ..stats import TradeOff
 
 if TYPE_CHECKING:
     from ..adversaries.base import Adversary
@@ -33,6 +34,11 @@ class Claimed:
     noise_multiplier: float
     releases: int
     sample_rate: float = 1.0
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether the claimed trade-off curve is Gaussian: then a μ above its own refutes it."""
+        return self.sample_rate == 1
 
 
 class Session(Protocol):
@@ -88,6 +94,15 @@ class Mechanism(Plugin):
     @abstractmethod
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """The releases that an accountant must count for a run that ends at `horizon`."""
+
+    def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
+        """The shape of the trade-off curve of what this adversary audits, for a run to `horizon`.
+
+        Gaussian only where its docstring proves it and says of which release: then, and only then,
+        an ε that was converted from a certified μ is certified. The size of the curve stays
+        unknown: the noise may be less than promised.
+        """
+        return TradeOff.UNKNOWN
 
     @abstractmethod
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:

@@ -18,6 +18,7 @@ from ..data.base import Data, Dataset
 from ..errors import SpecError
 from ..models.base import Model
 from ..plugins import nested
+from ..stats import TradeOff
 from .base import Claimed, Mechanism, Session
 
 if TYPE_CHECKING:
@@ -100,6 +101,22 @@ class DpSgd(Mechanism):
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """Counts the steps that insert the canary; the others are post-processing."""
         return Claimed(self.noise_multiplier, horizon // adversary.period)
+
+    def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
+        """Gaussian for a gradient canary of one direction in every step, which is proved here.
+
+        Batches are known, so given θ_{t-1} both worlds have the same sum of clipped gradients,
+        whatever it is: step t shows b g* + Z_t, and no more. The likelihood ratio of the whole
+        trajectory is that of T releases of N(b g*, s² I), one Gaussian with μ = √T |g*| / s for
+        the true deviation s of the noise. The adversary's view is part of the trajectory, so its
+        μ is a bound on that one. The certified ε is that of releasing every step, which is what
+        accountants claim; that of the last model alone may be smaller.
+
+        A longer period asks what the steps in between hide, which is a question about the last
+        model, and its curve is not known; nor is any, for a gradient that depends on the model.
+        """
+        every_step = adversary.fixed_gradient and adversary.period == 1
+        return TradeOff.GAUSSIAN if every_step else TradeOff.UNKNOWN
 
     def training(self, seed: int, gpu: bool) -> Training:
         """Everything public about the training: data, θ_0, batches, and the engine."""

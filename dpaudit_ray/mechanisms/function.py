@@ -21,6 +21,7 @@ from ..adversaries.base import Adversary
 from ..adversaries.own import Own
 from ..errors import SpecError
 from ..plugins import called
+from ..stats import TradeOff
 from .base import Claimed, Mechanism, Session
 
 Train = Callable[..., float]
@@ -30,7 +31,9 @@ class Function(Mechanism):
     """`path` is `package.module:name`; `options` are keyword arguments of every call.
 
     `noise_multiplier` over `steps` releases, each with the canary at a chance of `sample_rate`,
-    is the claim that the audit is held against.
+    is the claim that the audit is held against. `curve: gaussian` states that the training's
+    trade-off curve is Gaussian, for some μ: with fixed noise that the canary shifts, and nothing
+    hidden. Whoever says so answers for every ε that is then called certified.
     """
 
     name: Literal["function"] = "function"
@@ -39,6 +42,7 @@ class Function(Mechanism):
     steps: int = Field(ge=1, le=10**7)
     noise_multiplier: float = Field(gt=0)
     sample_rate: float = Field(default=1.0, gt=0, le=1)
+    curve: Literal["gaussian", "unknown"] = "unknown"
 
     @property
     def auto_pack_size(self) -> int:
@@ -68,6 +72,10 @@ class Function(Mechanism):
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """All releases: the function scores the whole training."""
         return Claimed(self.noise_multiplier, self.steps, self.sample_rate)
+
+    def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
+        """What the user states; nothing is known of code that is only called."""
+        return TradeOff(self.curve)
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         """Nothing is shared between trials but the function itself."""

@@ -9,7 +9,6 @@ Several packs may be written at once, by as many threads; they are folded one at
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -22,9 +21,11 @@ from .. import seeds, stats, stop_when
 from ..errors import RunDirectoryError
 from ..plan import Pack, Plan
 from ..spec import Sweep
+from ..stats import preferred
 from ..storage import PackScores, RunDirectory
 from .deciding import Decider
 from .replay import Ahead, Replay
+from .rows import Table
 
 FLUSH_SECONDS = 5.0
 
@@ -46,9 +47,12 @@ class Activity:
 
 @dataclasses.dataclass(frozen=True)
 class AuditProgress:
-    """What is shown of one audit while it runs. `epsilon_lower` holds at every look at once.
+    """What is shown of one audit while it runs. Its bounds hold at every look at once.
 
-    `decided` is the number of trials that were enough by `stop_when`; None while it goes on.
+    `epsilon_lower` is as far to be trusted as `status` says. `epsilon_together` is what may be
+    held against the claim: it allows for the number of audits, and for claims that no Gaussian
+    curve has. `decided` is the number of trials that were enough by `stop_when`; None while it
+    goes on.
     """
 
     label: str
@@ -59,6 +63,8 @@ class AuditProgress:
     failed: int = 0
     lost: int = 0
     decided: int | None = None
+    status: stats.Status = stats.Status.IF_GAUSSIAN
+    epsilon_together: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +92,10 @@ class Aggregation:
         self._sweep, self._run = sweep, run
         self._turn = threading.RLock()  # held by whoever reads or changes the estimates
         ahead = Ahead()
+        budget = sweep.budget
         self._audits = [
-            _AuditState(index, sweep, plan, run, ahead) for index in range(len(plan.audits))
+            _AuditState(Table(audit, cell, budget), sweep, plan, run, ahead)
+            for audit, cell in zip(plan.audits, sweep.cells, strict=True)
         ]
         self._flushed = time.monotonic()
         self._recorded = stop_when.decided(run, sweep)
@@ -134,28 +142,40 @@ class Aggregation:
 
 class _AuditState:
     def __init__(
-        self, index: int, sweep: Sweep, plan: Plan, run: RunDirectory, ahead: Ahead
+        self, table: Table, sweep: Sweep, plan: Plan, run: RunDirectory, ahead: Ahead
     ) -> None:
-        audit, cell = plan.audits[index], sweep.cells[index]
-        self._audit, self._cell, self._run, self._seed = audit, cell, run, plan.seed
+        audit, cell = table.audit, table.cell
+        self._table, self._audit, self._cell = table, audit, cell
+        self._run, self._seed = run, plan.seed
         estimators = cell.audit.estimators if cell.mechanism.sampled else []
         self._states = {
             step: [e.make(planned=audit.trials) for e in estimators] for step in audit.horizons
         }
+        self._free = self._curve_free()
         self._live = stats.make("anytime", planned=audit.trials)
+        self._alarm = self._live if self._claimed_gaussian() else _any_curve(audit.trials)
         self._decider = Decider(sweep, audit, cell, self._live)
         self._finished = run.finished(audit.id) & set(audit.packs)
         self._done = sum(last - first + 1 for first, last in self._finished)
         self._folded = 0  # packs of the prefix that the estimates are a function of
         self.decided: int | None = None  # trials that were enough; later ones are not folded
-        self._live_epsilon: float | None = None  # kept until the next fold, as are the rows:
-        self._rows: list[dict[str, Any]] | None = None  # most audits of a sweep are at rest
+        self._shown: tuple[stats.Estimate, float] | None = None  # kept until the next fold, as
+        self._rows: list[dict[str, Any]] | None = None  # are these: most audits are at rest
         self._replay = Replay(self._stored, ahead)
         self._advance()
 
     @property
     def complete(self) -> bool:
         return self.decided is not None or self._folded == len(self._audit.packs)
+
+    def _curve_free(self) -> stats.Estimator | None:
+        """What bounds ε without an assumption, where none of the audit's estimators does."""
+        if any(map(preferred.is_curve_free, self._states[self._audit.horizons[-1]])):
+            return None
+        if not self._cell.mechanism.sampled:
+            return None
+        method = preferred.curve_free_method(self._cell.adversary.one_run)
+        return stats.make(method, planned=self._audit.trials)
 
     def holds(self, pack: Pack) -> bool:
         return (pack.first, pack.last) in self._finished
@@ -202,58 +222,50 @@ class _AuditState:
         for column, step in enumerate(pack.steps):
             for state in self._states[step]:
                 state.fold(pack.scores[:, column], pack.members)
+        if self._free is not None:
+            self._free.fold(pack.scores[:, -1].copy(), pack.members)  # of all steps, the last
         self._live.fold(pack.scores[:, -1], pack.members)
+        if self._alarm is not self._live:
+            self._alarm.fold(pack.scores[:, -1], pack.members)
         self._decider.fold(pack)
-        self._live_epsilon = self._rows = None
+        self._shown = self._rows = None
 
     def progress(self, index: int, activity: Activity) -> AuditProgress:
-        audit, level = self._audit, self._cell.audit
-        if self._live_epsilon is None:
-            bound = self._live.bound(level.delta, level.confidence)
-            self._live_epsilon = bound.epsilon_lower
+        audit = self._audit
+        if self._shown is None:
+            self._shown = self._live_bounds()
+        bound, together = self._shown
         return AuditProgress(
             audit.label,
             audit.trials,
             self._done,
-            self._live_epsilon,
+            bound.epsilon_lower,
             audit.claim,
             activity.failed.get(index, 0),
             activity.lost.get(index, 0),
             self.decided,
+            bound.status,
+            together,
         )
+
+    def _live_bounds(self) -> tuple[stats.Estimate, float]:
+        """The bound that is shown, and the ε that an alarm may compare with the claim."""
+        cell, last = self._cell, self._audit.horizons[-1]
+        bound = self._live.bound(cell.audit.delta, cell.audit.confidence)
+        alarm = self._alarm.bound(cell.audit.delta, self._table.budget.each_audit)
+        known = cell.mechanism.trade_off(cell.adversary, last)
+        return bound.given(known), alarm.epsilon_lower
+
+    def _claimed_gaussian(self) -> bool:
+        cell = self._cell
+        return cell.mechanism.claimed(cell.adversary, self._audit.horizons[-1]).gaussian
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per step, estimator and accountant, as estimates.parquet has them."""
         if self._rows is None:
-            self._rows = self._estimated()
+            self._rows = self._table.rows(self._states, self._free)
         return self._rows
 
-    def _estimated(self) -> list[dict[str, Any]]:
-        level, cell = self._cell.audit, self._cell
-        exact = cell.mechanism.exact(cell.adversary, self._audit.horizons, level.delta)
-        rows = []
-        for index, step in enumerate(self._audit.horizons):
-            bounds = [state.bound(level.delta, level.confidence) for state in self._states[step]]
-            for estimate in (*exact.get(step, ()), *bounds):
-                for accountant, claims in self._audit.claims.items():
-                    rows.append(_row(self._audit.id, step, estimate, accountant, claims[index]))
-        return rows
 
-
-def _row(
-    audit: str, step: int, estimate: stats.Estimate, accountant: str, claim: float
-) -> dict[str, Any]:
-    return {
-        "audit": audit,
-        "step": step,
-        "trials": estimate.trials,
-        "estimator": estimate.method,
-        "status": estimate.status.value,
-        "epsilon_lower": estimate.epsilon_lower,
-        "mu_lower": estimate.mu_lower,
-        "delta": estimate.delta,
-        "confidence": estimate.confidence,
-        "epsilon_upper": claim if math.isfinite(claim) else math.inf,
-        "accountant": accountant,
-        "threshold": estimate.threshold,
-    }
+def _any_curve(planned: int) -> stats.Estimator:
+    return stats.make("anytime", planned=planned, curve="any")

@@ -44,7 +44,14 @@ TRIALS_LOST = Metric(
     "dpaudit_trials_lost", "Trials in packs that were run again because a trainer died", _AUDIT
 )
 EPSILON_LOWER = Metric(
-    "dpaudit_epsilon_lower", "Lower bound on epsilon that holds at every look at once", _AUDIT
+    "dpaudit_epsilon_lower",
+    "Lower bound on epsilon that holds at every look at once, if the trade-off curve is Gaussian",
+    _AUDIT,
+)
+EPSILON_TOGETHER = Metric(
+    "dpaudit_epsilon_lower_together",
+    "The same for all audits of the sweep at once; above the claim, the claim is refuted",
+    _AUDIT,
 )
 EPSILON_CLAIM = Metric("dpaudit_epsilon_claim", "Epsilon that the accountant claims", _AUDIT)
 EPSILON_GAP = Metric("dpaudit_epsilon_gap", "Claim minus lower bound", _AUDIT)
@@ -66,6 +73,7 @@ _PER_AUDIT: dict[Metric, Callable[[AuditProgress], float]] = {
     TRIALS_FAILED: lambda audit: audit.failed,
     TRIALS_LOST: lambda audit: audit.lost,
     EPSILON_LOWER: lambda audit: audit.epsilon_lower,
+    EPSILON_TOGETHER: lambda audit: audit.epsilon_together,
     EPSILON_CLAIM: lambda audit: audit.claim,
     EPSILON_GAP: lambda audit: audit.claim - audit.epsilon_lower,
 }

@@ -20,11 +20,13 @@ class Line:
     """Audits that differ in `mechanism.seed` only, and the bounds that stand for them.
 
     `bounds` is indexed by step, with one column per repetition; NaN where there is none yet.
+    `status` is that of the bounds at the last step, empty without any.
     """
 
     label: str
     audits: tuple[PlannedAudit, ...]
     bounds: pd.DataFrame
+    status: str = ""
 
     @property
     def last(self) -> list[float]:
@@ -78,13 +80,23 @@ def _lines(run: Run, estimator: str | None) -> Iterable[Line]:
         audits = tuple(audit for audit, _ in repetitions)
         # A lone audit keeps its whole label.
         label = repetitions[0][1] if len(audits) > 1 else audits[0].label
-        yield Line(label, audits, pd.DataFrame({a.id: _bounds(run, a, estimator) for a in audits}))
+        bounds = pd.DataFrame({a.id: _bounds(run, a, estimator) for a in audits})
+        yield Line(label, audits, bounds, _status(run, audits[0], estimator))
+
+
+def _rows(run: Run, audit: PlannedAudit, estimator: str | None) -> pd.DataFrame:
+    rows = run.estimates[run.estimates["audit"] == audit.id]
+    name = estimator or representative(run, audit)
+    return rows[rows["estimator"] == name].drop_duplicates("step")
+
+
+def _status(run: Run, audit: PlannedAudit, estimator: str | None) -> str:
+    known = _rows(run, audit, estimator).sort_values("step")["status"]
+    return str(known.iloc[-1]) if len(known) else ""
 
 
 def _bounds(run: Run, audit: PlannedAudit, estimator: str | None) -> pd.Series[float]:
-    rows = run.estimates[run.estimates["audit"] == audit.id]
-    name = estimator or representative(run, audit)
-    mine = rows[rows["estimator"] == name].drop_duplicates("step")
+    mine = _rows(run, audit, estimator)
     series = pd.Series(mine["epsilon_lower"].to_numpy(float), index=mine["step"].to_numpy())
     return series.reindex(list(audit.horizons))
 

@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
+from ..stats import Status
 from .figures import COLOURS, STYLE, png
 from .groups import Line, Panel
 from .tables import Run
@@ -21,7 +22,7 @@ _DASHES = ("-", "--", ":", "-.")
 def bars_figure(panels: Sequence[Panel]) -> bytes:
     """A PNG with one bar per line: the mean lower bound, a dot per repetition, the claim as a mark.
 
-    Bars of one panel stand together below its title.
+    Bars of one panel stand together below its title; what is not certified is pale.
     """
     rows: list[tuple[str, Line | None]] = []
     for panel in panels:
@@ -35,7 +36,7 @@ def bars_figure(panels: Sequence[Panel]) -> bytes:
         axes = figure.subplots()
         means = [float(np.mean(line.last)) if line.last else 0.0 for _, line in drawn]
         ys = [place for place, _ in drawn]
-        axes.barh(ys, means, color=COLOURS[0], height=0.6, label="lower bound")
+        _bars(axes, ys, means, [line.status for _, line in drawn])
         axes.plot([line.claim for _, line in drawn], ys, "|", color="black", ms=18, mew=2,
                   label="claim")  # fmt: skip
         _dots(axes, drawn)
@@ -44,8 +45,21 @@ def bars_figure(panels: Sequence[Panel]) -> bytes:
             tick.set_fontweight("bold" if line is None else "normal")
         axes.set_xlabel("ε")
         axes.grid(axis="y", visible=False)
-        figure.legend(loc="outside upper right", ncols=3, frameon=False)
+        figure.legend(loc="outside upper right", ncols=4, frameon=False)
         return png(figure)
+
+
+def _bars(axes: Any, ys: list[Any], means: list[float], statuses: list[str]) -> None:
+    for status in dict.fromkeys(statuses):
+        mine = [i for i, other in enumerate(statuses) if other == status]
+        axes.barh(
+            [ys[i] for i in mine],
+            [means[i] for i in mine],
+            color=COLOURS[0],
+            alpha=1.0 if status == Status.CERTIFIED else 0.45,
+            height=0.6,
+            label=f"lower bound ({status})" if status else "no bound yet",
+        )
 
 
 def _dots(axes: Any, drawn: list[tuple[Any, Line]]) -> None:
@@ -83,7 +97,7 @@ def _evolution(axes: Any, panel: Panel) -> None:
         steps = line.bounds.index.to_numpy()
         axes.plot(steps, line.bounds.mean(axis=1), color=colour, marker="o", ms=2.5, lw=1.2,
                   ls=_DASHES[i // len(COLOURS) % len(_DASHES)],
-                  label=line.label if len(panel.lines) > 1 else "lower bound")  # fmt: skip
+                  label=_named(line, len(panel.lines)))  # fmt: skip
         if len(line.audits) > 1:
             low, high = line.bounds.min(axis=1), line.bounds.max(axis=1)
             axes.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
@@ -91,6 +105,11 @@ def _evolution(axes: Any, panel: Panel) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel("ε")
     axes.set_ylim(bottom=0)
+
+
+def _named(line: Line, lines: int) -> str:
+    name = line.label if lines > 1 else "lower bound"
+    return f"{name} ({line.status})" if line.status not in ("", Status.CERTIFIED) else name
 
 
 def _legends(figure: Figure, grid: Sequence[Any]) -> None:

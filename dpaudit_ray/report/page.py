@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import base64
 import datetime
+import math
 from typing import Any
 
 import jinja2
 import numpy as np
+import pandas as pd
 
 from .. import __version__
 from ..plan import PlannedAudit
-from ..stats import Status
-from ..stats.budget import Budget
-from . import figures, groups, overviews
+from . import figures, groups, overviews, words
 from .profiles import Profile
-from .tables import Run, all_estimates, assumption_free, overview
+from .tables import Run, all_estimates, best, folded_scores, overview
 
 
 def write(run: Run) -> str:
@@ -36,6 +36,9 @@ def write(run: Run) -> str:
         rows=rows,
         pictures=_pictures(run),
         audits=audits,
+        words=words,
+        level=words.single(run.sweep.budget) if run.sweep.budget.audits else "",
+        best=best(run) if run.sweep.budget.parts > 1 else None,
         specification=run.sweep.canonical(),
         interim=any(row["interim"] for row in rows),
     )
@@ -69,7 +72,7 @@ def _pictures(run: Run) -> list[dict[str, str]]:
 
 
 def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
-    scores = run.directory.scores(audit.id)
+    scores = folded_scores(run, audit)
     mine = table[table["audit"] == audit.id]
     final = mine[mine["step"] == audit.horizons[-1]]
     level = run.settings(audit)
@@ -82,6 +85,7 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
         "trials": audit.trials,
         "estimates": final.drop_duplicates("estimator").to_dict("records"),
         "claims": {name: values[-1] for name, values in audit.claims.items()},
+        "curve_free": _curve_free(final),
         "figure": None,
         "sampled": len(scores) > 0,
     }
@@ -100,8 +104,6 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
             "gaussian": curves.gaussian,
             "fit": curves.tradeoff.mu,
             "gap": curves.tradeoff.gap,
-            "budget": str(_budget(run, audit)),
-            "assumption_free": assumption_free(run, audit, scores).epsilon_lower,
             "trials_in": int(last["member"].sum()),
             "trials_out": int((~last["member"]).sum()),
             "diverged_in": int((diverged & last["member"]).sum()),
@@ -110,11 +112,13 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
     return entry
 
 
-def _budget(run: Run, audit: PlannedAudit) -> Budget:
-    """What each bound's confidence must be for somebody who acts on the best of them."""
-    level = run.settings(audit)
-    certified = [e.name for e in level.estimators if e.make(1).status is Status.CERTIFIED]
-    return Budget(level.confidence, tuple(certified), audit.horizons)
+def _curve_free(final: pd.DataFrame) -> dict[str, Any]:
+    """The bound without an assumption at the last step, and who gave it; from the run directory."""
+    known = final[final["free_estimator"] != ""]
+    if len(known) == 0:
+        return {"epsilon": math.nan, "estimator": ""}
+    row = known.iloc[0]
+    return {"epsilon": row["epsilon_lower_free"], "estimator": row["free_estimator"]}
 
 
 def _embedded(png: bytes) -> str:

@@ -20,7 +20,7 @@ from ..stats.claim import Curve
 from ..stats.profile import MuProfile
 from .figures import COLOURS, STYLE, png, side_by_side
 from .tables import Run
-from .tradeoff import TradeOff
+from .tradeoff import ObservedTradeOff
 
 Floats = npt.NDArray[np.float64]
 _DELTAS = np.logspace(-8, -1, 29)
@@ -33,7 +33,7 @@ class Profile:
     `epsilons` are lower bounds at `deltas`, valid together; `claim` is the claimed curve.
     """
 
-    tradeoff: TradeOff
+    tradeoff: ObservedTradeOff
     mu: MuProfile
     deltas: Floats
     epsilons: Floats
@@ -62,7 +62,7 @@ class Profile:
         points = np.linspace(0.0, 2 * audit.claim, 60)
         size = _shared_size(len(values))
         return cls(
-            TradeOff.of(values, members),
+            ObservedTradeOff.of(values, members),
             profile.mu_profile(values, members, confidence, size=size),
             _DELTAS,
             profile.epsilon_curve(values, members, _DELTAS, confidence, size=size),

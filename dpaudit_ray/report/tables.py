@@ -6,13 +6,14 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from .. import plan as planning
-from .. import stats
+from .. import seeds, stats
 from ..plan import Plan, PlannedAudit
 from ..spec import AuditSpec, Sweep
-from ..stats import Estimate
+from ..stats import Status
 from ..storage import RunDirectory
 
 EXACT = "exact"  # the estimator of an audit without trials that certifies something
@@ -45,10 +46,12 @@ class Run:
 
 
 def all_estimates(run: Run) -> pd.DataFrame:
-    """Every row of estimates.parquet, with the audit's label and whether it is interim.
+    """Every row of estimates.parquet, with the audit's label and what may be made of the bound.
 
-    A fixed-R bound before all R trials are in is interim: it holds at its level for that number
-    of trials, not for whoever looks until it suits.
+    A fixed-R bound before all R trials are in is `interim`: it holds at its level for that number
+    of trials, not for whoever looks until it suits. `above_claim` marks bounds that contradict
+    their claim; over all rows of the sweep together, a true claim is marked with a probability
+    of at most 1 - confidence.
     """
     labels = {audit.id: audit.label for audit in run.plan.audits}
     planned = {audit.id: audit.trials for audit in run.plan.audits}
@@ -56,36 +59,98 @@ def all_estimates(run: Run) -> pd.DataFrame:
     table.insert(1, "label", table["audit"].map(labels))
     partial = table["trials"] < table["audit"].map(planned).astype("int64")
     table["interim"] = partial & ~table["estimator"].isin(_anytime())
+    table["above_claim"] = _above_claim(run, table)
     return table
 
 
+def _above_claim(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
+    """By bounds on trials, at the sweep's split level; `verify` compares what is exact.
+
+    An ε that takes the mechanism's curve for Gaussian refutes a Gaussian claim all the same: it
+    is above if and only if the certified μ is above that of the claim.
+    """
+    gaussian = {
+        audit.id: cell.mechanism.claimed(cell.adversary, audit.horizons[-1]).gaussian
+        for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True)
+    }
+    certified = table["status"] == Status.CERTIFIED
+    by_mu = (table["status"] == Status.IF_GAUSSIAN) & table["audit"].map(gaussian).astype(bool)
+    above = table["epsilon_lower_together"] > table["epsilon_upper"]
+    return (certified | by_mu) & above & (table["trials"] > 0)
+
+
+def best(run: Run) -> dict[str, Any] | None:
+    """The row with the largest certified ε of the whole sweep, at the level of all together.
+
+    Picked by `epsilon_lower_together`, which exceeds the truth with a probability of at most
+    1 - confidence although it was picked. None where nothing is certified (yet).
+    """
+    table = all_estimates(run)
+    found = table[(table["status"] == Status.CERTIFIED) & (table["epsilon_lower_together"] > 0)]
+    if len(found) == 0:
+        return None
+    largest = found.sort_values("epsilon_lower_together", ascending=False, kind="stable").head(1)
+    (row,) = largest.to_dict("records")
+    return {str(key): value for key, value in row.items()}
+
+
 def overview(run: Run) -> list[dict[str, Any]]:
-    """One entry per audit: progress, and its first estimator at the last step with the claim."""
-    rows = []
-    for audit in run.plan.audits:
-        first = representative(run, audit)
-        mine = run.estimates[
-            (run.estimates["audit"] == audit.id)
-            & (run.estimates["step"] == audit.horizons[-1])
-            & (run.estimates["estimator"] == first)
-        ]
-        lower = float(mine["epsilon_lower"].iloc[0]) if len(mine) else math.nan
-        used = int(mine["trials"].iloc[0]) if len(mine) else 0
-        rows.append(
-            {
-                "audit": audit.id,
-                "label": audit.label,
-                "trials": audit.trials,
-                "done": run.done(audit),
-                "estimator": first,
-                "status": str(mine["status"].iloc[0]) if len(mine) else "",
-                "epsilon_lower": lower,
-                "epsilon_upper": audit.claim,
-                "ratio": lower / audit.claim if audit.claim > 0 else math.nan,
-                "interim": used < audit.trials and first not in _anytime(),
-            }
-        )
-    return rows
+    """One entry per audit: progress, and its first estimator at the last step with the claim.
+
+    `epsilon_lower` is to be read with `status`; `epsilon_lower_free` is certified without any
+    assumption, by `free_estimator`. `above_claim` speaks for all steps and estimators.
+    """
+    table = all_estimates(run)
+    return [_entry(run, audit, table[table["audit"] == audit.id]) for audit in run.plan.audits]
+
+
+def _entry(run: Run, audit: PlannedAudit, table: pd.DataFrame) -> dict[str, Any]:
+    first = representative(run, audit)
+    mine = table[(table["step"] == audit.horizons[-1]) & (table["estimator"] == first)]
+    numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
+    found = {name: float(mine[name].iloc[0]) if len(mine) else math.nan for name in numbers}
+    ratio = found["epsilon_lower"] / audit.claim if audit.claim > 0 else math.nan
+    return {
+        "audit": audit.id,
+        "label": audit.label,
+        "trials": audit.trials,
+        "done": run.done(audit),
+        "estimator": first,
+        "status": str(mine["status"].iloc[0]) if len(mine) else "",
+        **found,
+        "free_estimator": str(mine["free_estimator"].iloc[0]) if len(mine) else "",
+        "epsilon_upper": audit.claim,
+        "ratio": ratio,
+        "interim": bool(mine["interim"].iloc[0]) if len(mine) else first not in _anytime(),
+        "above_claim": bool(table["above_claim"].any()),
+    }
+
+
+def folded_scores(run: Run, audit: PlannedAudit) -> pd.DataFrame:
+    """Scores of the trials that the estimates are a function of, as the columns of a score file.
+
+    What is stored beyond them is left out: which trials are there may depend on their bits. A
+    trial among them that has no score was run and gave none; its score is NaN at every step.
+    """
+    mine = run.estimates[run.estimates["audit"] == audit.id]
+    used = int(mine["trials"].max()) if len(mine) else 0
+    stored = run.directory.scores(audit.id)
+    stored = stored[stored["trial"] < used]
+    absent = np.setdiff1d(np.arange(used), stored["trial"].to_numpy())
+    if len(absent) == 0:
+        return stored
+    bits = seeds.bits(run.plan.seed, audit.fingerprint, 0, used - 1)
+    steps = len(audit.horizons)
+    failed = pd.DataFrame(
+        {
+            "audit": audit.id,
+            "trial": np.repeat(absent, steps),
+            "member": np.repeat(bits[absent], steps),
+            "step": np.tile(np.asarray(audit.horizons, dtype=np.int32), len(absent)),
+            "score": math.nan,
+        }
+    )
+    return pd.concat([stored, failed]).sort_values(["trial", "step"], ignore_index=True)
 
 
 def representative(run: Run, audit: PlannedAudit) -> str:
@@ -97,12 +162,3 @@ def representative(run: Run, audit: PlannedAudit) -> str:
 def _anytime() -> set[str]:
     """Estimators that may be looked at before all trials are in."""
     return {name for name, cls in stats.estimators().items() if cls.interim_valid}
-
-
-def assumption_free(run: Run, audit: PlannedAudit, scores: pd.DataFrame) -> Estimate:
-    """The (ε, δ) bound at the last step, which no μ-converted number may stand without."""
-    level = run.settings(audit)
-    last = scores[scores["step"] == audit.horizons[-1]]
-    state = stats.make("eps-delta", planned=audit.trials)
-    state.fold(last["score"].to_numpy(), last["member"].to_numpy())
-    return state.bound(level.delta, level.confidence)

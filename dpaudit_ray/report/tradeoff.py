@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
-class TradeOff:
+class ObservedTradeOff:
     """Observed error rates at every threshold, and μ of the fit.
 
     Estimates, not bounds: a few trials trace a curve that is better than the true one here and
@@ -32,7 +32,7 @@ class TradeOff:
     mu: float
 
     @classmethod
-    def of(cls, scores: npt.ArrayLike, members: npt.ArrayLike) -> TradeOff:
+    def of(cls, scores: npt.ArrayLike, members: npt.ArrayLike) -> ObservedTradeOff:
         """Fits μ where both errors together are rarest: the point that most trials speak for."""
         worlds = Worlds.observed(*checked(scores, members))
         if min(worlds.sizes) == 0:

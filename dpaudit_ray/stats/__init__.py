@@ -17,7 +17,7 @@ from . import (
     profile,
     several,
 )
-from .base import Estimate, Estimator, Status, estimate, estimators, make
+from .base import Estimate, Estimator, Status, TradeOff, estimate, estimators, make
 from .binomial import clopper_pearson_lower, clopper_pearson_upper
 
 for _module in pkgutil.iter_modules(__path__):
@@ -27,6 +27,7 @@ __all__ = [
     "Estimate",
     "Estimator",
     "Status",
+    "TradeOff",
     "betting",
     "budget",
     "claim",

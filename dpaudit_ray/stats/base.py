@@ -20,21 +20,35 @@ Members = npt.NDArray[np.bool_]
 
 
 class Status(StrEnum):
-    """How far an estimate can be trusted."""
+    """How far an ε can be trusted."""
 
     CERTIFIED = "certified"  # exceeds the truth with probability at most 1 - confidence
-    APPROXIMATE = "approximate"  # the same, in the limit of many trials
+    IF_GAUSSIAN = "if-gaussian"  # that holds for μ; ε is what a Gaussian mechanism of μ has
+    APPROXIMATE = "approximate"  # as certified, in the limit of many trials
     CREDIBLE = "credible"  # a Bayesian posterior quantile
     PAPER = "paper"  # as a paper published it; not valid at its level
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is bounded at the stated confidence: ε, or at least μ."""
+        return self in (Status.CERTIFIED, Status.IF_GAUSSIAN)
+
+
+class TradeOff(StrEnum):
+    """What is known about the shape of a mechanism's trade-off curve; its size is measured."""
+
+    GAUSSIAN = "gaussian"  # that of N(0, 1) against N(μ, 1), for some μ
+    UNKNOWN = "unknown"
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """A lower bound on the privacy loss.
 
-    `epsilon_lower` holds at `delta` and is 0 when nothing was shown. `mu_lower` is the bound on
-    the Gaussian-DP parameter it was converted from, NaN for a bound that assumes no trade-off
-    curve. `trials` counts the trials folded; `threshold` is the score from which on a trial is
+    `mu_lower` is a bound on the Gaussian-DP parameter: the mechanism is not μ-GDP for any smaller
+    μ, whatever its trade-off curve. `epsilon_lower`, at `delta`, was converted from it as if that
+    curve were Gaussian; where `mu_lower` is NaN, it assumes no curve. Both are 0 when nothing was
+    shown. `trials` counts the trials folded; `threshold` is the score from which on a trial is
     guessed "in", NaN where there is none (yet).
     """
 
@@ -47,10 +61,27 @@ class Estimate:
     trials: int
     threshold: float = math.nan
 
+    def given(self, trade_off: TradeOff) -> Estimate:
+        """The same numbers, where this much is known of the mechanism's trade-off curve.
+
+        An ε converted from a certified μ is certified where the curve is Gaussian.
+        """
+        if self.status is Status.IF_GAUSSIAN and trade_off is TradeOff.GAUSSIAN:
+            return dataclasses.replace(self, status=Status.CERTIFIED)
+        return self
+
+    @property
+    def curve_free(self) -> bool:
+        """Whether ε is certified whatever the mechanism's trade-off curve is."""
+        return self.status is Status.CERTIFIED and math.isnan(self.mu_lower)
+
 
 @dataclasses.dataclass
 class Estimator(ABC):
     """Streaming state of one method. Fold trials in id order; any split gives the same bound.
+
+    `status` is that of its estimates with default options. Those of a method that reads ε off a
+    μ are `if-gaussian`, unless an option (`curve: any`) makes it bound ε without a μ.
 
     `planned` is the number of trials the audit declared; methods that look at the horizon (a
     calibration share, an alpha-spending plan) read it, others ignore it.
@@ -90,7 +121,10 @@ class Estimator(ABC):
         self, epsilon: float, mu: float, level: tuple[float, float], trials: int,
         threshold: float = math.nan,
     ) -> Estimate:  # fmt: skip
-        return Estimate(self.name, self.status, epsilon, mu, *level, trials, threshold)
+        status = self.status
+        if status.holds:  # by what was computed: nobody can declare a conversion certified
+            status = Status.CERTIFIED if math.isnan(mu) else Status.IF_GAUSSIAN
+        return Estimate(self.name, status, epsilon, mu, *level, trials, threshold)
 
 
 def estimators() -> dict[str, type[Estimator]]:
@@ -107,12 +141,22 @@ def make(method: str, planned: int, **options: Any) -> Estimator:
     known = estimators()
     if method not in known:
         raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(known))}")
-    fields = {f.name for f in dataclasses.fields(known[method]) if f.init} - {"planned"}
-    unknown = set(options) - fields
+    fields = {f.name: f for f in dataclasses.fields(known[method]) if f.init}
+    del fields["planned"]
+    unknown = options.keys() - fields.keys()
     if unknown:
         takes = ", ".join(sorted(fields)) or "no options"
         raise ValueError(f"{method} does not take {', '.join(sorted(unknown))}; it takes {takes}")
+    missing = {name for name, f in fields.items() if _required(f)} - options.keys()
+    if missing:
+        raise ValueError(
+            f"{', '.join(sorted(missing))} must be given; {method} has no default for it"
+        )
     return known[method](planned=planned, **options)
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
 
 
 def estimate(
@@ -123,6 +167,7 @@ def estimate(
     method: str = "accuracy",
     *,
     runs: npt.ArrayLike | None = None,
+    trade_off: str = TradeOff.UNKNOWN,
     **options: Any,
 ) -> Estimate:
     """Lower bound from one score per independently trained model, or per canary of one model.
@@ -136,6 +181,8 @@ def estimate(
         method: one of `estimators()`.
         runs: [R], which training each score came from. When given, scores of one training are
             refused by methods for many, and the other way round.
+        trade_off: `gaussian` states that the mechanism's trade-off curve is Gaussian, which
+            certifies an ε that was converted from a μ; `unknown` leaves it `if-gaussian`.
         options: options of the method.
 
     Raises:
@@ -144,10 +191,12 @@ def estimate(
     values, bits = checked(scores, members)
     state = make(method, planned=len(values), **options)
     check_level(delta, confidence)
+    if trade_off not in tuple(TradeOff):
+        raise ValueError(f"trade_off must be one of {', '.join(TradeOff)}, got {trade_off!r}")
     if runs is not None:
         check_runs(runs, len(values), type(state))
     state.fold(values, bits)
-    return state.bound(delta, confidence)
+    return state.bound(delta, confidence).given(TradeOff(trade_off))
 
 
 def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Members]:

@@ -1,8 +1,9 @@
-"""One error budget per audit, split over everything that a decision may rest on.
+"""One error budget per audit or sweep, split over everything that a decision may rest on.
 
 Each bound is wrong with probability up to 1 - confidence. Who looks at three estimators at ten
 recorded steps and acts on the best of them is wrong more often, unless the error was split first.
-Only what can change a decision needs a share: figures that are just shown do not.
+Only what can change a decision needs a share: figures that are just shown do not. Wherever this
+package marks a bound, or picks one of several, it does so at the level of `SweepBudget.each`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,37 @@ class Budget:
             f"({max(len(self.estimators), 1)} estimators, {max(len(self.steps), 1)} steps): "
             f"{100 * self.each:.4g} % each"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepBudget:
+    """Error 1 - confidence for a whole sweep, split evenly over all deciding bounds.
+
+    `audits` has one budget per audit that runs trials; the lowest of their confidences is the
+    sweep's. An audit without estimators that hold their level decides nothing.
+    """
+
+    audits: tuple[Budget, ...] = ()
+
+    @property
+    def confidence(self) -> float:
+        """At which all bounds hold together."""
+        return min((audit.confidence for audit in self.audits), default=0.95)
+
+    @property
+    def parts(self) -> int:
+        """Number of shares, at least 1: steps × estimators, over all audits."""
+        return max(sum(len(a.estimators) * len(a.steps) for a in self.audits), 1)
+
+    @property
+    def each(self) -> float:
+        """The confidence that every single bound must have (Bonferroni)."""
+        return 1 - (1 - self.confidence) / self.parts
+
+    @property
+    def each_audit(self) -> float:
+        """The same where an audit decides by one bound only."""
+        return 1 - (1 - self.confidence) / max(len(self.audits), 1)
 
 
 def average_evidence(

@@ -43,7 +43,7 @@ class Claim(Estimator):
     """
 
     name: ClassVar[str] = "claim"
-    status: ClassVar[Status] = Status.CERTIFIED
+    status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ class GroupSequential(Guesses, Estimator):
     looks: int = 50
     spending: Literal["obrien-fleming", "pocock"] = "obrien-fleming"
     name: ClassVar[str] = "group-sequential"
-    status: ClassVar[Status] = Status.CERTIFIED
+    status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -79,7 +79,8 @@ class GroupSequential(Guesses, Estimator):
         if looks and (alpha, looks) not in self._known:
             shares = self._ends[:looks] / self.planned
             rate = refuted_rate(self._seen, spend(shares, alpha, self.spending))
-            self._known = {(alpha, looks): rate}
+            same = {key: old for key, old in self._known.items() if key[1] == looks}
+            self._known = same | {(alpha, looks): rate}  # asked for at more than one level
         rate = self._known.get((alpha, looks), 0.5)
         level = (delta, confidence)
         return self._estimate(*self._read(rate, delta), level, counter.trials, counter.threshold)

@@ -126,7 +126,7 @@ class Accuracy(Guesses, Estimator):
     """Fixed-R bound: μ ≥ 2 Φ⁻¹(lower Clopper-Pearson bound of the hit rate, one-sided)."""
 
     name: ClassVar[str] = "accuracy"
-    status: ClassVar[Status] = Status.CERTIFIED
+    status: ClassVar[Status] = Status.IF_GAUSSIAN
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         counter = self._counter
@@ -147,7 +147,7 @@ class Anytime(Guesses, Estimator):
 
     expected: float = math.nan
     name: ClassVar[str] = "anytime"
-    status: ClassVar[Status] = Status.CERTIFIED
+    status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ class Gdp(AtOneThreshold, Estimator):
     """
 
     name: ClassVar[str] = "gdp"
-    status: ClassVar[Status] = Status.CERTIFIED
+    status: ClassVar[Status] = Status.IF_GAUSSIAN
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         alpha = 1 - confidence

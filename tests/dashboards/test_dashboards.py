@@ -87,9 +87,9 @@ CASES = {
     ),
     "DpauditViolationFound": (
         [
-            ("ray_dpaudit_epsilon_lower", "a", "1 2 3 3"),
+            ("ray_dpaudit_epsilon_lower_together", "a", "1 2 3 3"),
             ("ray_dpaudit_epsilon_claim", "a", "2x3"),
-            ("ray_dpaudit_epsilon_lower", "b", "1 2 2 2"),
+            ("ray_dpaudit_epsilon_lower_together", "b", "1 2 2 2"),
             ("ray_dpaudit_epsilon_claim", "b", "2x3"),
         ],
         "3m",

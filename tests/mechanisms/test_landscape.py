@@ -40,7 +40,7 @@ def test_exact_rows_for_every_step_and_no_trial(tmp_path: Path) -> None:
     assert not run.has_scores
     assert rows["step"].tolist() == [2, 2, 4, 4, 6, 6]
     assert rows["estimator"].tolist() == ["exact-gdp", "exact"] * 3
-    assert rows["status"].tolist() == ["paper", "certified"] * 3
+    assert rows["status"].tolist() == ["if-gaussian", "certified"] * 3
     assert set(rows["trials"]) == {0}
     assert set(rows["epsilon_upper"].round(4)) == {4.3772}  # one release, however many steps
     true = rows[rows["estimator"] == "exact"]
@@ -60,7 +60,10 @@ def test_an_exact_run_can_be_asked_again_and_looked_at(tmp_path: Path) -> None:
     for verb, code in (("status", 0), ("report", 0), ("verify", 0)):
         outcome = dpaudit(verb, tmp_path / "land")
         assert outcome.code == code, outcome
-    assert "exact (certified)" in dpaudit("status", tmp_path / "land").out
+    status = dpaudit("status", tmp_path / "land").out
+    assert status.startswith("land: lower bounds by exact\n")
+    assert "  certified  " in status
+    assert "each bound holds" not in status, "nothing is random here"
 
 
 def test_both_backends_in_one_sweep(tmp_path: Path) -> None:

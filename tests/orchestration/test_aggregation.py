@@ -115,3 +115,85 @@ def test_what_cannot_be_stored_is_not_folded(
 
 def _full_disk(*args: object) -> None:
     raise StorageError("no space left")
+
+
+def test_bounds_that_decide_are_those_of_the_sweeps_level(
+    opened: tuple[Sweep, Plan, RunDirectory],
+) -> None:
+    """Three estimators that hold their level, two steps, two audits: twelve bounds share 5 %."""
+    sweep, plan, run = opened
+    table = folded(opened, list(plan.remaining(run)))
+    assert sweep.budget.parts == 12
+    row = table[(table["estimator"] == "eps-delta") & (table["step"] == 6)].iloc[0]
+    state = stats.make("eps-delta", planned=90)
+    for pack in (p for p in plan.remaining(RunDirectory(f"{run.location}-none")) if p.audit == 0):
+        scores = scores_of(plan, pack)
+        state.fold(scores.scores[:, -1], scores.members)
+    assert row["epsilon_lower_together"] == state.bound(1e-5, 1 - 0.05 / 12).epsilon_lower
+    assert row["epsilon_lower_together"] < row["epsilon_lower"]
+    paper = table["estimator"] == "paper-gdp"
+    assert table.loc[paper, "epsilon_lower_together"].isna().all()
+    assert table.loc[~paper, "epsilon_lower_together"].notna().all()
+
+
+def test_nothing_is_decided_by_a_bound_whose_trials_are_not_all_in(
+    opened: tuple[Sweep, Plan, RunDirectory],
+) -> None:
+    table = folded(opened, list(opened[1].remaining(opened[2]))[:5])
+    mine = table[table["audit"] == opened[1].audits[0].id].set_index("estimator")
+    assert mine.loc["anytime", "epsilon_lower_together"].notna().all()
+    for name in ("accuracy", "eps-delta", "paper-gdp"):
+        assert mine.loc[name, "epsilon_lower_together"].isna().all()
+
+
+def test_the_bound_without_assumption_is_that_of_the_prefix(tiny: dict, tmp_path: Path) -> None:
+    """Stored packs behind a gap do not count: which packs failed may depend on the bits."""
+    tiny["audit"]["estimators"] = ["accuracy"]
+    sweep, run = spec.from_raw(tiny), RunDirectory(str(tmp_path / "run"))
+    plan = planning.open_run(sweep, run)
+    packs = [p for p in plan.remaining(run) if p.audit == 0]
+    table = folded((sweep, plan, run), [*packs[:4], *packs[5:]])
+    state = stats.make("eps-delta", planned=90)
+    for pack in packs[:4]:
+        scores = scores_of(plan, pack)
+        state.fold(scores.scores[:, -1], scores.members)
+    mine = table[table["audit"] == plan.audits[0].id].set_index("step")
+    assert mine["estimator"].eq("accuracy").all(), "no row was added"
+    assert mine.loc[6, "epsilon_lower_free"] == state.bound(1e-5, 0.95).epsilon_lower
+    assert mine["free_estimator"].to_dict() == {3: "", 6: "eps-delta"}
+    again = Aggregation.rebuild(run)
+    again.flush()
+    pd.testing.assert_frame_equal(run.estimates(), table, check_exact=True)
+
+
+def test_what_an_alarm_compares_holds_for_all_audits_at_once(
+    opened: tuple[Sweep, Plan, RunDirectory],
+) -> None:
+    aggregation = Aggregation(*opened)
+    for pack in opened[1].remaining(opened[2]):
+        aggregation.fold(pack, scores_of(opened[1], pack))
+    shown = aggregation.progress().audits
+    assert [audit.status for audit in shown] == ["certified", "if-gaussian"]
+    for audit in shown:
+        assert 0 < audit.epsilon_together < audit.epsilon_lower
+
+
+def test_a_claim_that_is_not_gaussian_is_not_held_against_a_converted_bound(
+    tmp_path: Path,
+) -> None:
+    """A μ above that of the Gaussian through (ε, δ) does not refute a subsampled claim."""
+    mechanism = {"name": "function", "path": "operator:pos", "steps": 4, "noise_multiplier": 1.0}
+    level = {"trials": 400, "delta": 1e-5}
+    bounds = {}
+    for rate in (0.5, 1.0):
+        raw = {"name": "own", "mechanism": mechanism | {"sample_rate": rate}, "adversary": "own"}
+        accountants = ["pld"] if rate < 1 else ["gaussian"]
+        sweep = spec.from_raw(raw | {"audit": level | {"accountants": accountants}})
+        run = RunDirectory(str(tmp_path / f"{rate}"))
+        plan = planning.open_run(sweep, run)
+        aggregation = Aggregation(sweep, plan, run)
+        for pack in plan.remaining(run):
+            aggregation.fold(pack, scores_of(plan, pack))
+        bounds[rate] = aggregation.progress().audits[0]
+    assert bounds[1.0].epsilon_together == bounds[1.0].epsilon_lower  # one audit, one bound
+    assert bounds[0.5].epsilon_together < bounds[0.5].epsilon_lower / 2

@@ -12,7 +12,7 @@ from dpaudit_ray.report import overviews
 from dpaudit_ray.report.groups import Panel, panels
 from dpaudit_ray.report.profiles import Profile
 from dpaudit_ray.report.tables import Run
-from dpaudit_ray.report.tradeoff import TradeOff, gaussian
+from dpaudit_ray.report.tradeoff import ObservedTradeOff, gaussian
 from dpaudit_ray.stats import gdp, local_levels
 
 
@@ -109,7 +109,7 @@ def test_a_gaussian_pair_fits_a_gaussian_curve(mu: float) -> None:
     """
     rng = np.random.default_rng(0)
     members = np.arange(20_000) % 2 == 0
-    curve = TradeOff.of(rng.normal(size=20_000) + mu * members, members)
+    curve = ObservedTradeOff.of(rng.normal(size=20_000) + mu * members, members)
     assert curve.mu == pytest.approx(mu, abs=0.1)
     assert curve.gap < 0.05
 
@@ -119,7 +119,7 @@ def test_randomised_response_does_not_fit() -> None:
     rng = np.random.default_rng(0)
     members = np.arange(20_000) % 2 == 0
     told = np.where(rng.random(20_000) < 0.9, members, ~members)
-    curve = TradeOff.of(told + rng.uniform(size=20_000) / 1e3, members)
+    curve = ObservedTradeOff.of(told + rng.uniform(size=20_000) / 1e3, members)
     assert curve.mu == pytest.approx(float(gdp.mu(0.0, 0.8)), abs=0.1)
     assert curve.gap > 0.04
 
@@ -128,7 +128,7 @@ def test_the_slow_twin_counts_errors_one_by_one() -> None:
     rng = np.random.default_rng(1)
     scores, members = rng.normal(size=30), rng.random(30) < 0.5
     scores[3] = np.nan  # diverged: wrong at every threshold
-    curve = TradeOff.of(scores, members)
+    curve = ObservedTradeOff.of(scores, members)
     finite = np.sort(scores[np.isfinite(scores)])
     thresholds = [np.inf, *((finite[:-1] + finite[1:]) / 2)[::-1], -np.inf]
     for h, alpha, beta in zip(thresholds, curve.alpha, curve.beta, strict=True):
@@ -145,5 +145,5 @@ def test_g_mu_is_its_own_inverse_and_starts_at_one() -> None:
 
 
 def test_worlds_without_trials_have_no_curve() -> None:
-    empty = TradeOff.of(np.ones(3), np.ones(3, dtype=bool))
+    empty = ObservedTradeOff.of(np.ones(3), np.ones(3, dtype=bool))
     assert (len(empty.alpha), empty.mu, empty.gap) == (0, 0.0, 0.0)

@@ -7,13 +7,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
-from dpaudit_ray import spec
+from dpaudit_ray import seeds, spec
 from dpaudit_ray.report import page
-from dpaudit_ray.report.tables import Run, all_estimates, assumption_free, overview
+from dpaudit_ray.report.tables import Run, all_estimates, folded_scores, overview
 from dpaudit_ray.storage import RunDirectory
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -34,16 +35,40 @@ def finished(tiny: dict, tmp_path: Path) -> Run:
     return Run.open(result.location)
 
 
-def test_page_holds_every_audit_with_its_assumption_free_bound(finished: Run) -> None:
+def test_page_holds_every_audit_with_its_bound_without_assumption(finished: Run) -> None:
     html = Path(page.write(finished)).read_text()
     assert "Interim" not in html
     for audit in finished.plan.audits:
         assert audit.label in html
-        bound = assumption_free(finished, audit, finished.directory.scores(audit.id))
-        assert f"{bound.epsilon_lower:.4f}" in html
+        (free,) = {
+            row["epsilon_lower_free"] for row in overview(finished) if row["audit"] == audit.id
+        }
+        assert f"ε ≥ {free:.4f} (eps-delta)" in html
         assert (Path(finished.directory.location) / f"figures/{audit.id}.png").stat().st_size > 5000
     assert html.count("data:image/png") == 2 + 2 * len(finished.plan.audits)
     assert html.count("<img") == html.count("alt=")
+
+
+def test_the_overview_is_the_same_from_python(finished: Run) -> None:
+    table = da.Result(finished.directory.location, complete=True).overview
+    assert table["status"].tolist() == ["certified", "if-gaussian"]
+    assert table.to_dict("records") == overview(finished)
+    for column in ("mu_lower", "epsilon_lower", "epsilon_lower_free", "epsilon_lower_together"):
+        assert table[column].notna().all()
+
+
+def test_only_what_is_certified_is_tagged_so(finished: Run) -> None:
+    html = Path(page.write(finished)).read_text()
+    loss = html.partition("<h2>loss</h2>")[2]
+    rows = re.findall(r"<tr><td>([\w-]+)</td>.*?<span class=\"tag ([\w-]+)\">", loss, re.DOTALL)
+    assert rows == [
+        ("accuracy", "if-gaussian"),
+        ("paper-gdp", "paper"),
+        ("eps-delta", "certified"),
+        ("anytime", "if-gaussian"),
+    ]
+    assert "above its claim</span>" not in loss
+    assert "each bound holds at 95 % by itself" in html
 
 
 def test_a_partial_run_is_marked_interim(finished: Run) -> None:
@@ -61,6 +86,30 @@ def test_a_partial_run_is_marked_interim(finished: Run) -> None:
     assert marks[audit.id, "accuracy"]
     assert not marks[audit.id, "anytime"], "a time-uniform bound is never interim"
     assert "<strong>Interim.</strong>" in Path(page.write(partial)).read_text()
+
+
+def test_the_report_uses_the_trials_that_the_estimates_use(finished: Run) -> None:
+    """40 of 90 were folded, then came a gap; of the 40, ten were run and gave no score."""
+    audit = finished.plan.audits[0]
+    folder = Path(finished.directory.location) / f"scores/{audit.id}"
+    for pack in ("20-29", "40-49"):
+        (folder / f"{pack}.parquet").unlink()
+    table = finished.estimates
+    finished.directory.write_estimates(
+        table.assign(trials=table["trials"].where(table["audit"] != audit.id, 40)).to_dict(
+            "records"
+        )
+    )
+    partial = Run.open(finished.directory.location)
+    scores = folded_scores(partial, audit)
+    assert scores["trial"].tolist() == [trial for trial in range(40) for _ in audit.horizons]
+    assert scores.loc[scores["score"].isna(), "trial"].unique().tolist() == list(range(20, 30))
+    bits = seeds.bits(partial.plan.seed, audit.fingerprint, 0, 39)
+    assert np.array_equal(scores["member"].to_numpy()[:: len(audit.horizons)], bits)
+    html = Path(page.write(partial)).read_text()
+    inside = int(bits.sum())
+    lost = int(bits[20:30].sum())
+    assert f"({inside} in, {40 - inside} out;\ndiverged: {lost} in, {10 - lost} out)" in html
 
 
 def test_a_run_without_trials_still_has_a_report(tiny: dict, tmp_path: Path) -> None:
