@@ -139,8 +139,9 @@ class _AuditState:
         audit, cell = plan.audits[index], sweep.cells[index]
         self._audit, self._cell, self._run, self._seed = audit, cell, run, plan.seed
         estimators = cell.audit.estimators if cell.mechanism.sampled else []
+        independent = not cell.adversary.one_run
         self._states = {
-            step: [e.make(planned=audit.trials) for e in estimators] for step in audit.horizons
+            step: [e.make(audit.trials, independent) for e in estimators] for step in audit.horizons
         }
         self._live = stats.make("anytime", planned=audit.trials)
         self._decider = Decider(sweep, audit, cell, self._live)

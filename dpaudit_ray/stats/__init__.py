@@ -17,7 +17,8 @@ from . import (
     profile,
     several,
 )
-from .base import Estimate, Estimator, Status, estimate, estimators, make
+from .assumption_free import assumption_free
+from .base import Estimate, Estimator, Status, estimate, estimators, make, option_names
 from .binomial import clopper_pearson_lower, clopper_pearson_upper
 
 for _module in pkgutil.iter_modules(__path__):
@@ -27,6 +28,7 @@ __all__ = [
     "Estimate",
     "Estimator",
     "Status",
+    "assumption_free",
     "betting",
     "budget",
     "claim",
@@ -38,6 +40,7 @@ __all__ = [
     "label",
     "make",
     "one_run",
+    "option_names",
     "power",
     "profile",
     "several",

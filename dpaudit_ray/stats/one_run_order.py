@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
-from .binomial import check_alpha
-from .one_run import check_counts
+from .binomial import check_alpha, check_counts
 
 Floats = npt.NDArray[np.float64]
 _NODES = 128
