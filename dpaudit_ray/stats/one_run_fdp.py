@@ -28,8 +28,8 @@ _LARGEST, _PRECISION = 40.0, 1e-10
 class OneRunFdp(Canaries, Estimator):
     """Bound on μ from one training; its ε assumes that the curve is Gaussian.
 
-    On `independent` trainings canaries cannot interfere, and the sharper `one_run_order` holds
-    for a number of guesses that no output had a part in: `guesses`, or `SHARE` of the trials.
+    `independent` trainings do not interfere, so the sharper `one_run_order` holds for a number of
+    guesses that no output had a part in: `guesses`, or `SHARE` of the trials.
     """
 
     name: ClassVar[str] = "one-run-fdp"

@@ -25,8 +25,9 @@ Counts = npt.NDArray[np.int64]
 GROUPS = 256  # groups of neighbouring scores: enough to place a threshold, few enough to be fast
 _KNOTS = (-9.0, -0.7, 0.7, 9.0)
 _REACH = 2.5  # normal scores beyond this are too few to count in a ramp's height
+_FAVOUR = np.log([[1.0], [1.0], [1.0], [4.0], [1.0], [1.0]])  # the ramp between two plateaus
 _LEVEL_SD, _RISE_SD = 2.0, 8.0  # of the log odds halfway up a ramp, and of its height
-_NEWTON_STEPS, _NEWTON_REACH, _CLOSE = 12, 4.0, 1e-2
+_NEWTON_STEPS, _NEWTON_REACH, _CLOSE = 12, 4.0, 5e-2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +65,15 @@ class Groups:
         """Trials that are in, among the first k of `order`: int64 [R + 1]."""
         return np.concatenate([[0], np.cumsum(members[self.order])])
 
-    def chance_in(self, inside: Counts, seen: Counts) -> Floats:
-        """P(in) of each group, float64 [groups], when `inside` of `seen` known trials are in."""
-        curve = _average(self.ramps, inside[:-1], seen[:-1])
-        return np.append(curve, (inside[-1] + 0.5) / (seen[-1] + 1))
+    def chance_in(
+        self, inside: Counts, seen: Counts, start: Floats | None = None
+    ) -> tuple[Floats, Floats]:
+        """P(in) of each group, float64 [groups], when `inside` of `seen` known trials are in.
+
+        Also where the fit ended, from which the next one, of a little more data, may `start`.
+        """
+        curve, theta = _average(self.ramps, inside[:-1], seen[:-1], start)
+        return np.append(curve, (inside[-1] + 0.5) / (seen[-1] + 1)), theta
 
 
 def _ramps(normal: Floats) -> Floats:
@@ -78,24 +84,25 @@ def _ramps(normal: Floats) -> Floats:
     return np.array(found)
 
 
-def _average(ramps: Floats, inside: Counts, seen: Counts) -> Floats:
+def _average(
+    ramps: Floats, inside: Counts, seen: Counts, start: Floats | None
+) -> tuple[Floats, Floats]:
     """Posterior mean of P(in): each ramp's by the probit approximation, then by evidence."""
-    theta = np.zeros((2, len(ramps), 1))
+    theta = np.zeros((2, len(ramps), 1)) if start is None else start
     for _ in range(_NEWTON_STEPS):
-        step, _, _ = _newton(ramps, inside, seen, theta)
+        step, (a, b, c), fitted = _newton(ramps, inside, seen, theta)
         furthest = float(np.abs(step).max())
-        theta = theta + step * min(1.0, _NEWTON_REACH / max(furthest, _CLOSE))
         if furthest < _CLOSE:
             break
-    _, (a, b, c), fitted = _newton(ramps, inside, seen, theta)
+        theta = theta + step * min(1.0, _NEWTON_REACH / furthest)
     area = a * c - b * b
     variance = (c - 2 * b * ramps + a * ramps**2) / area
     prior = (theta[0] / _LEVEL_SD) ** 2 + (theta[1] / _RISE_SD) ** 2
     likelihood = (inside * fitted - seen * np.logaddexp(0, fitted)).sum(1, keepdims=True)
-    evidence = likelihood - prior / 2 - np.log(area) / 2
+    evidence = _FAVOUR + likelihood - prior / 2 - np.log(area) / 2
     weight = np.exp(evidence - evidence.max())
     chances = special.expit(fitted / np.sqrt(1 + np.pi / 8 * variance))
-    return np.asarray((weight * chances).sum(0) / weight.sum())
+    return (weight * chances).sum(0) / weight.sum(), theta
 
 
 def _newton(

@@ -19,8 +19,8 @@ from .base import Members, Scores
 from .posterior import Counts, Floats, Groups
 
 FIRST_SHARE, FIRST_TRIALS = 0.05, 10  # of the planned trials: known from the start
-_PART = 10  # at most a tenth of the masked trials is looked at between two choices
-_CANDIDATES = 64  # numbers of guesses that are compared
+_PART = 15  # at most one of so many masked trials is looked at between two choices
+_EXPONENTS = np.linspace(0, 1, 64)  # of the numbers of guesses that are compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Masks:
         # Within a group trials are in order, so the known ones are always its first.
         begun = np.concatenate([[0], np.cumsum(groups.order < first)])
         self._known: Counts = begun[groups.start + groups.size] - begun[groups.start]
+        self._fit: Floats | None = None
         self._learn()
 
     def adaptive(self, target: Target) -> Judged:
@@ -83,7 +84,8 @@ class Masks:
 
     def _learn(self) -> None:
         start, known = self._groups.start, self._known
-        self._chance = self._groups.chance_in(self._bits[start + known] - self._bits[start], known)
+        inside = self._bits[start + known] - self._bits[start]
+        self._chance, self._fit = self._groups.chance_in(inside, known, self._fit)
         self._doubt = np.minimum(self._chance, 1 - self._chance)
 
     def _give_up(self, target: Target) -> bool:
@@ -96,8 +98,8 @@ class Masks:
             return False
         wrong = np.cumsum((masked * self._doubt)[surest])
         last = len(guesses) - 1
-        sizes = np.searchsorted(guesses, np.geomspace(1, guesses[-1], _CANDIDATES))
-        tried = np.unique(np.append(np.minimum(sizes, last), last))
+        tried = np.searchsorted(guesses, guesses[-1] ** _EXPONENTS)
+        tried[-1] = last  # as it is; rounding may have put it beyond
         rates = target.rate(guesses[tried].astype(np.float64), wrong[tried])
         best = tried[int(np.argmax(rates))]
         if rates.max() <= rates[-1]:
