@@ -17,7 +17,7 @@ from . import (
     profile,
     several,
 )
-from .assumption_free import assumption_free
+from .assumptions import assumption_free
 from .base import Estimate, Estimator, Status, estimate, estimators, make, option_names
 from .binomial import clopper_pearson_lower, clopper_pearson_upper
 
