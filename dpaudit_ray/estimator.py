@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import typing
 from typing import Any
@@ -42,15 +41,17 @@ class EstimatorSpec(Strict):
             options[option] = _typed(types[option], raw[option], path)
         return cls(name=name, options=options)
 
-    def make(self, planned: int) -> stats.Estimator:
-        """The streaming state; raises ValueError for an option outside its bounds."""
-        return stats.make(self.name, planned=planned, **self.options)
+    def make(self, planned: int, independent: bool = True) -> stats.Estimator:
+        """The streaming state; raises ValueError for an option outside its bounds.
+
+        `independent`: each trial is a training of its own, not a canary of one training.
+        """
+        return stats.make(self.name, planned=planned, independent=independent, **self.options)
 
 
 def _option_types(estimator: type[stats.Estimator]) -> dict[str, Any]:
     hints = typing.get_type_hints(estimator)
-    fields = [f.name for f in dataclasses.fields(estimator) if f.init and f.name != "planned"]
-    return {name: hints[name] for name in fields}
+    return {name: hints[name] for name in stats.option_names(estimator)}
 
 
 def _typed(expected: Any, value: Any, key: str) -> Any:

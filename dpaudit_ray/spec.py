@@ -131,12 +131,11 @@ class Cell(Strict):
     @model_validator(mode="after")
     def _one_kind_of_scores(self) -> Self:
         for index, estimator in enumerate(self.audit.estimators):
-            if stats.estimators()[estimator.name].one_run != self.adversary.one_run:
-                wants = "one training run" if not self.adversary.one_run else "many training runs"
+            if self.adversary.one_run and not stats.estimators()[estimator.name].one_run:
                 raise SpecError(
                     f"audit.estimators.{index}",
-                    f"{estimator.name} takes scores of {wants}, which {self.adversary.name} does "
-                    "not give; choose another estimator",
+                    f"{estimator.name} takes scores of many training runs, which "
+                    f"{self.adversary.name} does not give; choose another estimator",
                 )
         return self
 

@@ -148,8 +148,9 @@ class _AuditState:
         self._table, self._audit, self._cell = table, audit, cell
         self._run, self._seed = run, plan.seed
         estimators = cell.audit.estimators if cell.mechanism.sampled else []
+        independent = not cell.adversary.one_run
         self._states = {
-            step: [e.make(planned=audit.trials) for e in estimators] for step in audit.horizons
+            step: [e.make(audit.trials, independent) for e in estimators] for step in audit.horizons
         }
         self._free = self._curve_free()
         self._live = stats.make("anytime", planned=audit.trials)
@@ -169,13 +170,13 @@ class _AuditState:
         return self.decided is not None or self._folded == len(self._audit.packs)
 
     def _curve_free(self) -> stats.Estimator | None:
-        """What bounds ε without an assumption, where none of the audit's estimators does."""
-        if any(map(preferred.is_curve_free, self._states[self._audit.horizons[-1]])):
+        """The strongest bound without an assumption, where the audit does not list it itself."""
+        one_run = self._cell.adversary.one_run
+        method = preferred.curve_free_method(one_run)
+        listed = any(e.name == method for e in self._cell.audit.estimators)
+        if listed or not self._cell.mechanism.sampled:
             return None
-        if not self._cell.mechanism.sampled:
-            return None
-        method = preferred.curve_free_method(self._cell.adversary.one_run)
-        return stats.make(method, planned=self._audit.trials)
+        return stats.make(method, planned=self._audit.trials, independent=not one_run)
 
     def holds(self, pack: Pack) -> bool:
         return (pack.first, pack.last) in self._finished

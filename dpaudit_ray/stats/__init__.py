@@ -17,7 +17,17 @@ from . import (
     profile,
     several,
 )
-from .base import Estimate, Estimator, Status, TradeOff, estimate, estimators, make
+from .assumptions import assumption_free
+from .base import (
+    Estimate,
+    Estimator,
+    Status,
+    TradeOff,
+    estimate,
+    estimators,
+    make,
+    option_names,
+)
 from .binomial import clopper_pearson_lower, clopper_pearson_upper
 
 for _module in pkgutil.iter_modules(__path__):
@@ -28,6 +38,7 @@ __all__ = [
     "Estimator",
     "Status",
     "TradeOff",
+    "assumption_free",
     "betting",
     "budget",
     "claim",
@@ -39,6 +50,7 @@ __all__ = [
     "label",
     "make",
     "one_run",
+    "option_names",
     "power",
     "profile",
     "several",

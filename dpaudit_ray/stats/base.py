@@ -92,7 +92,7 @@ class Estimator(ABC):
     name: ClassVar[str]
     status: ClassVar[Status]
     interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
-    one_run: ClassVar[bool] = False  # scores are canaries of one training, not trainings
+    one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials. `scores` float64 [n], higher = more "in"; `members` bool [n]."""
@@ -132,8 +132,11 @@ def estimators() -> dict[str, type[Estimator]]:
     return {cls.name: cls for cls in Estimator.__subclasses__()}
 
 
-def make(method: str, planned: int, **options: Any) -> Estimator:
+def make(method: str, planned: int, *, independent: bool = False, **options: Any) -> Estimator:
     """Builds the streaming state of `method`.
+
+    `independent` says that every score comes from a training of its own. Methods for canaries of
+    one training then judge by what independence allows; all others take it for granted.
 
     Raises:
         ValueError: unknown method or option, or an option outside its bounds.
@@ -141,18 +144,25 @@ def make(method: str, planned: int, **options: Any) -> Estimator:
     known = estimators()
     if method not in known:
         raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(known))}")
-    fields = {f.name: f for f in dataclasses.fields(known[method]) if f.init}
-    del fields["planned"]
-    unknown = options.keys() - fields.keys()
+    fields = option_names(known[method])
+    unknown = options.keys() - set(fields)
     if unknown:
         takes = ", ".join(sorted(fields)) or "no options"
         raise ValueError(f"{method} does not take {', '.join(sorted(unknown))}; it takes {takes}")
-    missing = {name for name, f in fields.items() if _required(f)} - options.keys()
-    if missing:
+    missing = {f.name for f in dataclasses.fields(known[method]) if _required(f)} - options.keys()
+    if missing := missing & set(fields):
         raise ValueError(
             f"{', '.join(sorted(missing))} must be given; {method} has no default for it"
         )
+    if known[method].one_run:
+        options["independent"] = independent
     return known[method](planned=planned, **options)
+
+
+def option_names(method: type[Estimator]) -> list[str]:
+    """The fields that a user may set; what the trials are is for the caller to know."""
+    fields = [field.name for field in dataclasses.fields(method) if field.init]
+    return [name for name in fields if name not in ("planned", "independent")]
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
@@ -179,8 +189,8 @@ def estimate(
         delta: δ of the bound, in (0, 1).
         confidence: level of the bound, in (0, 1).
         method: one of `estimators()`.
-        runs: [R], which training each score came from. When given, scores of one training are
-            refused by methods for many, and the other way round.
+        runs: [R], which training each score came from. When given, canaries of one training are
+            refused by methods for many, and one-run methods use that trainings are independent.
         trade_off: `gaussian` states that the mechanism's trade-off curve is Gaussian, which
             certifies an ε that was converted from a μ; `unknown` leaves it `if-gaussian`.
         options: options of the method.
@@ -193,8 +203,8 @@ def estimate(
     check_level(delta, confidence)
     if trade_off not in tuple(TradeOff):
         raise ValueError(f"trade_off must be one of {', '.join(TradeOff)}, got {trade_off!r}")
-    if runs is not None:
-        check_runs(runs, len(values), type(state))
+    if runs is not None and check_runs(runs, len(values), type(state)):
+        state = make(method, planned=len(values), independent=True, **options)
     state.fold(values, bits)
     return state.bound(delta, confidence).given(TradeOff(trade_off))
 
@@ -215,25 +225,28 @@ def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Memb
     return values, bits
 
 
-def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> None:
-    """Raises ValueError unless `method` may be used on scores that came from these trainings.
+def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> bool:
+    """Whether each score comes from a training of its own.
 
-    Canaries of one training are not independent trials, however many they are; trainings of
-    their own have no joint output that a one-run bound could speak about.
+    Raises:
+        ValueError: `method` may not be used on scores that came from these trainings. Canaries
+            of one training are not independent trials, however many they are; several scores
+            of each of several trainings are neither one nor the other.
     """
     trainings = len(np.unique(np.asarray(runs)))
     if np.shape(runs) != (scores,):
         raise ValueError(f"runs must name one training per score, got shape {np.shape(runs)}")
-    if method.one_run and trainings > 1:
+    if method.one_run and 1 < trainings < scores:
         raise ValueError(
-            f"{method.name} takes the canaries of 1 training, got {scores} scores "
-            f"from {trainings}; use a method for many trainings"
+            f"{method.name} takes the canaries of 1 training or 1 score per training, got "
+            f"{scores} scores from {trainings}; use several.several_canaries"
         )
     if not method.one_run and trainings < scores:
         raise ValueError(
             f"{method.name} takes independent trainings, got {scores} scores "
             f"from {trainings}; use one-run, or several.several_canaries"
         )
+    return trainings > 1
 
 
 def check_level(delta: float, confidence: float) -> None:

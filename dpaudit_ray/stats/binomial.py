@@ -53,6 +53,16 @@ def check_alpha(alpha: npt.ArrayLike) -> Array:
     return a
 
 
+def check_counts(correct: int, guesses: int, canaries: int, delta: float = 0.0) -> None:
+    """Raises ValueError unless 0 ≤ correct ≤ guesses ≤ canaries and 0 ≤ δ ≤ 1."""
+    if not 0 <= correct <= guesses:
+        raise ValueError(f"correct must lie in 0..{guesses} (guesses), got {correct}")
+    if not guesses <= canaries:
+        raise ValueError(f"guesses must be at most canaries = {canaries}, got {guesses}")
+    if not 0 <= delta <= 1:
+        raise ValueError(f"delta must lie in [0, 1], got {delta}")
+
+
 def _checked(
     successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
 ) -> tuple[Array, Array, Array]:

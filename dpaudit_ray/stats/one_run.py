@@ -1,4 +1,4 @@
-"""Bounds from a single training with many canaries, each in or out by a coin of its own.
+"""Bounds from secret bits guessed all at once: canaries of one training, or many trainings.
 
 Steinke, Nasr, Jagielski (2023), Theorem 3.1. Of m canaries, r are guessed from the training's
 output alone and v guesses are right. If training is (ε, δ)-DP, then v or more happen with
@@ -9,6 +9,9 @@ probability at most
 The same holds under replacement, where the coin picks one record of a pair. How many to guess
 must not be picked by the bound that comes out: `OneRun` splits its error over a few choices,
 `epsilon_lower_any` covers all of them at once.
+
+Independent trainings of one coin each are judged by a sharper argument (`independent`), and their
+guesses are chosen by bits that are looked at and given up (`unmasking`).
 """
 
 from __future__ import annotations
@@ -22,9 +25,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from . import independent
 from .base import Estimate, Estimator, Members, Scores, Status
+from .binomial import check_counts
 from .mixture import anytime_lower
 from .thresholds import TrialLog
+from .unmasking import Judged, Masks, Target, first_trials
 
 SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)
 LARGEST = 200.0  # beyond any ε that a run could show
@@ -33,23 +39,35 @@ _PRECISION = 1e-10
 
 @dataclasses.dataclass
 class Canaries:
-    """Mixin: the canaries of one training, and which of them to guess.
+    """Mixin: all trials, and which of them to guess.
 
-    Guesses go to the extremes: half of them "in" for the highest scores, half "out" for the
-    lowest. A canary whose score is not a number is guessed first, and wrong. `guesses` fixes
-    how many to guess; 0 tries the `SHARES` of all canaries and splits the error over them.
+    Canaries of one training: guesses go to the extremes, half of them "in" for the highest
+    scores, half "out" for the lowest. A canary whose score is not a number is guessed first, and
+    wrong. `guesses` fixes how many to guess; 0 tries the `SHARES` of all canaries and splits the
+    error over them.
+
+    `independent` trainings: the first 5 % of the planned trials, 10 at least, teach which scores
+    to guess and how, one-sided or not. Diverged trainings are an outcome like a score. A trial
+    without output is a wrong guess, always, and teaches nothing.
     """
 
     planned: int
     guesses: int = 0
+    independent: bool = False
 
     def __post_init__(self) -> None:
         if self.guesses < 0:
             raise ValueError(f"guesses must be at least 0, got {self.guesses}")
-        self._log = TrialLog()
+        self._log, self._ran = TrialLog(), TrialLog()
 
     def _fold(self, scores: Scores, members: Members) -> None:
         self._log.append(scores, members)
+        self._ran.append(scores, np.ones(len(scores), dtype=np.bool_))
+
+    def _miss(self, members: Members) -> None:
+        nothing = np.full(len(members), math.nan)
+        self._log.append(nothing, members)
+        self._ran.append(nothing, np.zeros(len(members), dtype=np.bool_))
 
     def _attempts(self) -> list[tuple[int, int]]:
         """(right, guesses) of each number of guesses to be tried."""
@@ -61,20 +79,48 @@ class Canaries:
         hits = np.concatenate([[0], np.cumsum(right)])
         return [(int(hits[r]), r) for r in sorted(tried) if r > 0]
 
+    def _masks(self) -> tuple[Masks, int, int]:
+        """The trials that gave output, how many to be judged did not, and how many there are."""
+        scores, members = self._log.arrays()
+        ran = self._ran.arrays()[1]
+        first = first_trials(self.planned)
+        missed = int((~ran[first:]).sum())
+        masks = Masks(scores[ran], members[ran], int(ran[:first].sum()))
+        return masks, missed, max(len(scores) - first, 0)
+
 
 @dataclasses.dataclass
 class OneRun(Canaries, Estimator):
-    """Steinke et al., Theorem 3.1, exactly and with its δ; no trade-off curve is assumed."""
+    """ε from how many guesses are right; no trade-off curve is assumed.
+
+    One training: Steinke et al., Theorem 3.1, exactly and with its δ. Independent trainings:
+    `independent.epsilon_lower` of the guesses that are left when no fewer promise more.
+    """
 
     name: ClassVar[str] = "one-run"
     status: ClassVar[Status] = Status.CERTIFIED
     one_run: ClassVar[bool] = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        attempts, total = self._attempts(), len(self._log)
+        total, level = len(self._log), (delta, confidence)
+        if self.independent:
+            judged, trials = self._judged(delta, 1 - confidence)
+            found = independent.epsilon_lower(judged.right, judged.guesses, trials, *level)
+            return self._estimate(found, math.nan, level, total, judged.threshold)
+        attempts = self._attempts()
         split = 1 - (1 - confidence) / max(len(attempts), 1)
-        found = [epsilon_lower(v, r, total, delta, split) for v, r in attempts]
-        return self._estimate(max(found, default=0.0), math.nan, (delta, confidence), total)
+        bounds = [epsilon_lower(v, r, total, delta, split) for v, r in attempts]
+        return self._estimate(max(bounds, default=0.0), math.nan, level, total)
+
+    def _judged(self, delta: float, alpha: float) -> tuple[Judged, int]:
+        """Guesses on independent trainings, those without output among them, and the trials."""
+        masks, missed, trials = self._masks()
+        if self.guesses:
+            judged = masks.fixed(self.guesses - missed)
+        else:
+            allowed, spent = independent.told(trials, delta, alpha)
+            judged = masks.adaptive(Target(alpha - spent, allowed, missed))
+        return dataclasses.replace(judged, guesses=judged.guesses + missed), trials
 
 
 def confident_hits(scores: Scores, members: Members) -> npt.NDArray[np.bool_]:
@@ -200,13 +246,3 @@ def _log_ratios(correct: int, guesses: int) -> npt.NDArray[np.float64]:
     reach = max(correct - guesses // 2, 0) + 5 * math.isqrt(guesses) + 64
     k = np.arange(correct - 1, max(correct - 1 - reach, 0), -1, dtype=np.float64)
     return np.concatenate([[0.0], np.cumsum(np.log(k / (guesses - k + 1)))])
-
-
-def check_counts(correct: int, guesses: int, canaries: int, delta: float = 0.0) -> None:
-    """Raises ValueError unless 0 ≤ correct ≤ guesses ≤ canaries and 0 ≤ δ ≤ 1."""
-    if not 0 <= correct <= guesses:
-        raise ValueError(f"correct must lie in 0..{guesses} (guesses), got {correct}")
-    if not guesses <= canaries:
-        raise ValueError(f"guesses must be at most canaries = {canaries}, got {guesses}")
-    if not 0 <= delta <= 1:
-        raise ValueError(f"delta must lie in [0, 1], got {delta}")

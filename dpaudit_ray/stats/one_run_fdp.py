@@ -16,25 +16,46 @@ from scipy import special
 
 from . import gdp
 from .base import Estimate, Estimator, Status
-from .one_run import Canaries, check_counts
+from .binomial import check_counts
+from .one_run import Canaries
+from .one_run_order import gaussian_mu
 
+SHARE = 0.6  # of independent trials that are guessed
 _LARGEST, _PRECISION = 40.0, 1e-10
 
 
 @dataclasses.dataclass
 class OneRunFdp(Canaries, Estimator):
-    """Bound on μ from one training; its ε assumes that the curve is Gaussian."""
+    """Bound on μ from one training; its ε assumes that the curve is Gaussian.
+
+    `independent` trainings do not interfere, so the sharper `one_run_order` holds for a number of
+    guesses that no output had a part in: `guesses`, or `SHARE` of the trials.
+    """
 
     name: ClassVar[str] = "one-run-fdp"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
     one_run: ClassVar[bool] = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        attempts, total = self._attempts(), len(self._log)
-        split = 1 - (1 - confidence) / max(len(attempts), 1)
-        mu = max((mu_lower(v, r, total, split) for v, r in attempts), default=0.0)
         level = (delta, confidence)
-        return self._estimate(float(gdp.epsilon(mu, delta)), mu, level, total)
+        mu, threshold = self._independent(confidence) if self.independent else (0.0, math.nan)
+        if not self.independent:
+            attempts = self._attempts()
+            split = 1 - (1 - confidence) / max(len(attempts), 1)
+            bounds = [mu_lower(v, r, len(self._log), split) for v, r in attempts]
+            mu = max(bounds, default=0.0)
+        epsilon = float(gdp.epsilon(mu, delta))
+        return self._estimate(epsilon, mu, level, len(self._log), threshold)
+
+    def _independent(self, confidence: float) -> tuple[float, float]:
+        """(μ, threshold) of many trainings; those without output are among the guesses."""
+        masks, missed, trials = self._masks()
+        wanted = min(self.guesses or math.ceil(SHARE * trials), trials)
+        judged = masks.fixed(wanted - missed)
+        if judged.guesses + missed != wanted:
+            return 0.0, math.nan  # more trials gave nothing than were to be guessed
+        mu = gaussian_mu(judged.right, wanted, trials, confidence) if wanted else 0.0
+        return mu, judged.threshold
 
 
 def mu_lower(correct: int, guesses: int, canaries: int, confidence: float) -> float:

@@ -4,17 +4,20 @@ If canaries were independent given their bits, the r most confident of m guesses
 draws beyond the (r + 1)-th most extreme of m draws from the worst pair of distributions (Xiang et
 al. 2025). That is far tighter than Theorem 3.1 (`one_run`), and not certified: canaries in one
 training do interfere, and dependence cannot be excluded from one run. For looking at, beside the
-bounds.
+bounds. Independent trainings of one coin each are such canaries: given all outputs their bits, and
+so the mistakes, are independent, and no r of them err less than the r most extreme. That certifies
+as long as r is fixed before any output is seen; `independent` says what to do when it is not.
 """
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
-from .binomial import check_alpha
-from .one_run import check_counts
+from .binomial import check_alpha, check_counts
 
 Floats = npt.NDArray[np.float64]
 _NODES = 128
@@ -33,7 +36,7 @@ def gaussian_p_value(mistakes: int, guesses: int, canaries: int, mu: float) -> f
     if guesses == canaries:
         return float(special.bdtr(mistakes, guesses, special.ndtr(-mu / 2)))
     # Mass beyond the (r + 1)-th largest |score| of N(±μ/2, 1), at Gauss-Legendre quantiles.
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = _quadrature()
     mass = special.betaincinv(guesses + 1, canaries - guesses, (nodes + 1) / 2)
     cut = _cut(mass, mu)
     rates = special.ndtr(-cut - mu / 2) / mass
@@ -85,6 +88,12 @@ def gaussian_mu(correct: int, guesses: int, canaries: int, confidence: float) ->
     while excess(high) < 0 and high < _LARGEST:
         high *= 2
     return float(optimize.brentq(excess, 0.0, high, xtol=1e-10)) if excess(high) >= 0 else high
+
+
+@functools.cache
+def _quadrature() -> tuple[Floats, Floats]:
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return nodes, weights
 
 
 def _cut(mass: Floats, mu: float) -> Floats:

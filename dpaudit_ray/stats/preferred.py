@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .base import Estimate, Estimator
+from .base import Estimate
 
 # The strongest first, for scores of many trainings and of one.
-_MANY_RUNS = ("eps-delta", "eps-delta-anytime")
+_MANY_RUNS = ("one-run", "eps-delta", "eps-delta-anytime")
 _ONE_RUN = ("one-run",)
 
 
 def curve_free_method(one_run: bool = False) -> str:
-    """The method for an audit that lists none of its own; `one_run` as in `Estimator`."""
+    """The strongest method, for trainings or for the canaries of one (`one_run`)."""
     return (_ONE_RUN if one_run else _MANY_RUNS)[0]
 
 
@@ -24,11 +24,6 @@ def curve_free(estimates: Iterable[Estimate]) -> Estimate | None:
     """The one of these estimates of one audit that stands for it; None where all assume a curve."""
     found = [estimate for estimate in estimates if estimate.curve_free]
     return min(found, key=_rank, default=None)  # ties: the one that is listed first
-
-
-def is_curve_free(state: Estimator) -> bool:
-    """Whether what this state will bound is curve-free; folds nothing."""
-    return state.bound(delta=1e-5, confidence=0.95).curve_free
 
 
 def _rank(estimate: Estimate) -> int:

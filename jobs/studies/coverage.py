@@ -7,20 +7,31 @@ Run it from the clone's root, then `python -m jobs.studies.table RUN_DIRECTORY`.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
-from scipy import special
+from scipy import optimize, special
 
 from dpaudit_ray import stats
 from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.mechanisms.base import Claimed, Mechanism, Session
 from dpaudit_ray.stats import gdp
 
-Worlds = Literal["gaussian", "randomised-response", "laplace"]
+Worlds = Literal[
+    "gaussian",
+    "randomised-response",
+    "laplace",
+    "subsampled-gaussian",  # one step, in with probability RATE: one-sided
+    "rarely-in",  # says "in" in half of the in-runs, e^-ε times as often in out-runs: one-sided
+    "told-response",  # tells its bit with probability δ, else randomised response: the worst (ε, δ)
+]
+Faults = Literal["none", "diverges-inside", "diverges", "fails"]
+RATE = 0.3  # of the subsampled Gaussian
+FAULT_RATE = 0.05  # of runs that diverge (in both worlds, or inside only), or fail
 
 
 class Nobody(Adversary):
@@ -38,6 +49,7 @@ class Coverage(Mechanism):
 
     name: str = "jobs.studies.coverage:Coverage"
     worlds: Worlds = "gaussian"
+    faults: Faults = "none"
     epsilon: float = Field(default=1.0, ge=0)
     method: str = "accuracy"
     sizes: list[int] = Field(default_factory=lambda: [100, 1000, 5000])
@@ -80,13 +92,28 @@ class Coverage(Mechanism):
     def _audit(self, rng: np.random.Generator, horizons: tuple[int, ...]) -> list[float]:
         bits = rng.random(max(horizons)) < 0.5
         scores = draw(self.worlds, self.epsilon, bits, self.delta, rng)
-        return [self._reported(scores[:size], bits[:size]) for size in horizons]
+        faulty = rng.random(len(bits)) < (FAULT_RATE if self.faults != "none" else 0.0)
+        failed = faulty if self.faults == "fails" else np.zeros_like(faulty)
+        if self.faults == "diverges-inside":
+            faulty = faulty & bits
+        scores[faulty] = math.nan
+        return [self._reported(scores[:n], bits[:n], failed[:n]) for n in horizons]
 
-    def _reported(self, scores: npt.NDArray[np.float64], bits: npt.NDArray[np.bool_]) -> float:
-        state = stats.make(self.method, planned=len(bits))
+    def _reported(
+        self,
+        scores: npt.NDArray[np.float64],
+        bits: npt.NDArray[np.bool_],
+        failed: npt.NDArray[np.bool_],
+    ) -> float:
+        state = stats.make(self.method, planned=len(bits), independent=True)
         best = 0.0
         for part in np.array_split(np.arange(len(bits)), self.looks):
-            state.fold(scores[part], bits[part])
+            cuts = np.flatnonzero(np.diff(failed[part])) + 1
+            for run in np.split(part, cuts):
+                if failed[run].any():
+                    state.miss(bits[run])
+                else:
+                    state.fold(scores[run], bits[run])
             estimate = state.bound(self.delta, self.confidence)
             best = max(best, value_of(estimate))
         return best
@@ -110,5 +137,29 @@ def draw(
         return rng.normal(size=n) + float(gdp.mu(epsilon, delta)) * bits
     if worlds == "laplace":
         return rng.laplace(size=n) + epsilon * bits  # scale 1, sensitivity ε
+    if worlds == "subsampled-gaussian":
+        shift = bits & (rng.random(n) < RATE) & (epsilon > 0)
+        return subsampled_noise(epsilon, delta) * rng.normal(size=n) + shift
+    if worlds == "rarely-in":
+        return (rng.random(n) < np.where(bits, 0.5, 0.5 * math.exp(-epsilon))).astype(float)
     truthful = rng.random(n) < special.expit(epsilon)
-    return np.where(truthful, bits, ~bits).astype(float)
+    scores = np.where(truthful, bits, ~bits).astype(float)
+    if worlds == "told-response":
+        scores = np.where(rng.random(n) < delta, np.where(bits, 2.0, -1.0), scores)
+    return scores
+
+
+@functools.cache
+def subsampled_noise(epsilon: float, delta: float) -> float:
+    """Noise at which one step, in with probability RATE and shifted by 1, has ε at δ."""
+    if epsilon == 0:
+        return 1.0
+
+    def excess(noise: float) -> float:
+        # P_in(x > t) - e^ε P_out(x > t) where the likelihood ratio of in to out is e^ε.
+        odds = math.log((math.expm1(epsilon) + RATE) / RATE)
+        t = noise**2 * odds + 0.5
+        out, shifted = special.ndtr(-t / noise), special.ndtr((1 - t) / noise)
+        return float(RATE * shifted + (1 - RATE - math.exp(epsilon)) * out) - delta
+
+    return float(optimize.brentq(excess, 0.02, 100.0))

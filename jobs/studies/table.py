@@ -13,7 +13,7 @@ import dpaudit_ray as da
 from dpaudit_ray import stats
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
-from jobs.studies.coverage import Coverage, Worlds
+from jobs.studies.coverage import Coverage, Worlds, subsampled_noise
 
 
 def true_mu(worlds: Worlds, epsilon: float, delta: float) -> float:
@@ -22,6 +22,12 @@ def true_mu(worlds: Worlds, epsilon: float, delta: float) -> float:
         return float(gdp.mu(epsilon, delta))
     if worlds == "randomised-response":
         return 2 * float(-special.ndtri(special.expit(-epsilon)))
+    if worlds == "told-response":
+        return math.inf  # what one world never says is beyond every μ
+    if worlds == "subsampled-gaussian":
+        return 1 / subsampled_noise(epsilon, delta) if epsilon > 0 else 0.0  # far out in the tail
+    if worlds == "rarely-in":
+        return float(-special.ndtri(0.5 * math.exp(-epsilon)))  # its curve has one corner
 
     def at(log_alpha: float) -> float:  # z(1 - α) - z(β(α)), best of all tests
         alpha = math.exp(log_alpha)
@@ -38,8 +44,10 @@ def true_mu(worlds: Worlds, epsilon: float, delta: float) -> float:
 
 def true_epsilon(worlds: Worlds, epsilon: float, delta: float) -> float:
     """ε at δ; pure mechanisms gain a little from δ."""
-    if worlds == "gaussian":
+    if worlds in ("gaussian", "subsampled-gaussian", "told-response"):
         return epsilon
+    if worlds == "rarely-in":
+        return max(0.0, epsilon + math.log1p(-2 * delta))
     if worlds == "laplace":
         return max(0.0, epsilon + 2 * math.log1p(-delta))
     odds = math.log(max(special.expit(epsilon) - delta, 0.5)) + math.log1p(math.exp(epsilon))
@@ -57,6 +65,8 @@ def tabulate(location: str) -> pd.DataFrame:
         method = stats.estimators()[study.method]
         bounds_mu = not math.isnan(stats.make(study.method, planned=10).bound(1e-5, 0.95).mu_lower)
         truth = (true_mu if bounds_mu else true_epsilon)(study.worlds, study.epsilon, study.delta)
+        if study.faults == "diverges-inside":
+            truth = math.inf  # a run that diverged was in; otherwise faults hide, and tell nothing
         scores = run.directory.scores(audit.id)
         for size, group in scores.groupby("step"):
             rows.append(
@@ -65,6 +75,7 @@ def tabulate(location: str) -> pd.DataFrame:
                     "status": str(method.status),
                     "looks": study.looks,
                     "worlds": study.worlds,
+                    "faults": study.faults,
                     "epsilon": study.epsilon,
                     "R": size,
                     "bounds": "mu" if bounds_mu else "epsilon",

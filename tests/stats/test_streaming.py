@@ -18,7 +18,8 @@ OPTIONS = {
     "accuracy": [{}, {"curve": "any"}],
     "anytime": [{}, {"expected": 0.7}],
     "group-sequential": [{}, {"looks": 7, "spending": "pocock"}],
-    "one-run": [{}, {"guesses": 100}],
+    "one-run": [{}, {"guesses": 100}, {"independent": True}, {"independent": True, "guesses": 100}],
+    "one-run-fdp": [{}, {"independent": True}],
 }
 SETTINGS = [
     pytest.param(name, options, id=f"{name}-{i}")

@@ -1,0 +1,87 @@
+"""The coverage studies: what their mechanisms leak, by slow twins, and that they run as written."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import inline
+from scipy import integrate, special, stats
+
+from dpaudit_ray import spec
+from jobs.studies.coverage import RATE, draw, subsampled_noise
+from jobs.studies.table import tabulate, true_epsilon, true_mu
+
+FOLDER = Path(__file__).resolve().parents[2] / "jobs/studies"
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_subsampled_gaussian_by_its_hockey_stick_integral(epsilon):
+    noise = subsampled_noise(epsilon, 1e-3)
+    out, shifted = stats.norm(0, noise), stats.norm(1, noise)
+
+    def excess(x: float, sign: int) -> float:
+        inside = RATE * shifted.pdf(x) + (1 - RATE) * out.pdf(x)
+        first, second = (inside, out.pdf(x)) if sign > 0 else (out.pdf(x), inside)
+        return max(first - math.exp(epsilon) * second, 0.0)
+
+    reach = (-12 * noise, 1 + 12 * noise)
+    found = [
+        integrate.quad(excess, *reach, args=(sign,), limit=400, epsabs=1e-9)[0] for sign in (1, -1)
+    ]
+    assert max(found) == pytest.approx(1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("worlds", ["subsampled-gaussian", "rarely-in", "randomised-response"])
+def test_mu_is_the_largest_over_all_tests(worlds):
+    # Thresholds on a million scores: the best of them cannot exceed μ, and comes close for
+    # mechanisms of two answers. The tail of the subsampled Gaussian is out of reach.
+    rng = np.random.default_rng(1)
+    bits = rng.random(1_000_000) < 0.5
+    scores = draw(worlds, 2.0, bits, 1e-5, rng)
+    cuts = np.quantile(scores, np.linspace(0.01, 0.999, 50))
+    alpha = np.array([np.mean(scores[~bits] > c) for c in cuts])
+    beta = np.array([np.mean(scores[bits] <= c) for c in cuts])
+    some = (alpha > 1e-4) & (beta > 1e-4)
+    best = float(np.max(-special.ndtri(alpha[some]) - special.ndtri(beta[some])))
+    truth = true_mu(worlds, 2.0, 1e-5)
+    assert best <= truth + 0.03
+    if worlds != "subsampled-gaussian":
+        assert best >= truth - 0.03
+
+
+def test_answers_come_at_their_rates():
+    rng = np.random.default_rng(2)
+    bits = rng.random(400_000) < 0.5
+    told = draw("told-response", 1.0, bits, 0.01, rng)
+    assert np.mean((told == 2) | (told == -1)) == pytest.approx(0.01, abs=0.001)
+    assert not np.any((told == 2) & ~bits)
+    rest = (told == 0) | (told == 1)
+    right = np.mean((told[rest] == 1) == bits[rest])
+    assert right == pytest.approx(special.expit(1.0), abs=0.005)
+    rare = draw("rarely-in", 2.0, bits, 1e-5, rng)
+    ratio = rare[bits].mean() / rare[~bits].mean()
+    assert math.log(ratio) == pytest.approx(true_epsilon("rarely-in", 2.0, 1e-5), abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["coverage", "peeking"])
+def test_studies_run_as_written(name, tmp_path):
+    file = FOLDER / f"{name}.yaml"
+    sweep = spec.load(file)
+    assert {"one-run", "accuracy"} <= {cell.mechanism.method for cell in sweep.cells}
+    smaller = {"audit.trials": 4, "mechanism.sizes": [60, 120], "resources.pack_size": 4}
+    smaller |= {"grid.mechanism.method": ["one-run", "one-run-fdp", "accuracy"]}
+    smaller |= {"grid.mechanism.epsilon": [2.0]}
+    if name == "peeking":
+        smaller["mechanism.looks"] = 3
+    settings = [part for key, value in smaller.items() for part in ("--set", f"{key}={value}")]
+    assert inline(file, tmp_path, *settings).code == 0
+    table = tabulate(str(tmp_path / name))
+    assert len(table) == len(spec.load(file, smaller).cells) * 2
+    assert set(table["audits"]) == {4}
+    if name == "coverage":
+        leaks = table[table["faults"] == "diverges-inside"]
+        assert np.all(np.isinf(leaks["truth"]))
+        assert np.all(table["truth"] > 0)
