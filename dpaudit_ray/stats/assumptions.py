@@ -8,6 +8,7 @@ import numpy.typing as npt
 from .base import Estimate, check_level, checked, make
 from .preferred import curve_free_method
 
+
 def assumption_free(
     scores: npt.ArrayLike,
     members: npt.ArrayLike,

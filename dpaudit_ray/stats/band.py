@@ -32,6 +32,7 @@ class Band(Estimator):
     curve: Literal["gaussian", "any"] = "gaussian"
     name: ClassVar[str] = "band"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
+    learns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.levels not in tuple(Levels):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 Scores = npt.NDArray[np.float64]
 Members = npt.NDArray[np.bool_]
+_ORDERED = 4.9  # standard deviations
 
 
 class Status(StrEnum):
@@ -92,6 +93,7 @@ class Estimator(ABC):
     name: ClassVar[str]
     status: ClassVar[Status]
     interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
+    learns: ClassVar[bool] = True  # guesses by earlier bits, so the order of trials matters
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
 
     def fold(self, scores: Scores, members: Members) -> None:
@@ -185,7 +187,8 @@ def estimate(
     Args:
         scores: float [R], in trial order, higher = more "in". NaN and ±inf mark diverged
             trainings: a third outcome, guessed as earlier ones teach.
-        members: bool [R], the secret bits; must be fair and independent coin flips.
+        members: bool [R], the secret bits; must be fair and independent coin flips. Methods that
+            learn from earlier trials refuse an order that coins do not give.
         delta: δ of the bound, in (0, 1).
         confidence: level of the bound, in (0, 1).
         method: one of `estimators()`.
@@ -203,8 +206,11 @@ def estimate(
     check_level(delta, confidence)
     if trade_off not in tuple(TradeOff):
         raise ValueError(f"trade_off must be one of {', '.join(TradeOff)}, got {trade_off!r}")
-    if runs is not None and check_runs(runs, len(values), type(state)):
+    independent = runs is not None and check_runs(runs, len(values), type(state))
+    if independent:
         state = make(method, planned=len(values), independent=True, **options)
+    if independent or state.learns:
+        check_coins(bits)
     state.fold(values, bits)
     return state.bound(delta, confidence).given(TradeOff(trade_off))
 
@@ -223,6 +229,24 @@ def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Memb
             raise ValueError("members must be 0 or 1 (or booleans)")
         bits = bits.astype(np.bool_)
     return values, bits
+
+
+def check_coins(members: Members) -> None:
+    """Raises ValueError where the order of the bits gives them away, as "first all out, then in".
+
+    Runs of equal bits are counted (Wald, Wolfowitz 1940); fair coins are refused once in a million.
+    """
+    n, inside = len(members), int(members.sum())
+    expected = 1 + 2 * inside * (n - inside) / max(n, 1)
+    variance = (expected - 1) * (expected - 2) / max(n - 1, 1)
+    runs = 1 + int(np.count_nonzero(members[1:] != members[:-1]))
+    if variance > 0 and abs(runs - expected) > _ORDERED * math.sqrt(variance):
+        raise ValueError(
+            f"members come in an order that coins do not give: {runs} runs of equal bits in {n} "
+            f"trials, where {expected:.0f} are expected, so earlier trials give later ones away; "
+            "give the trials in the order in which their coins fell, or shuffle independent "
+            "trainings: order = numpy.random.default_rng(0).permutation(len(members))"
+        )
 
 
 def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> bool:

@@ -3,8 +3,12 @@
 Two tests share the error. The order of mistakes (`ranking`) is looked at sixteen times, at fixed
 shares of the declared trials; the boundary of all looks together is simulated under the claim's
 worst mechanism. Diverged trials are judged once, at the end: those after the first fifth are all
-guessed the way that the first ones taught, and their mistakes are held against the surest answers
-of that mechanism for one side.
+guessed the way that the first ones taught.
+
+Of trials that diverge with probability q, the claim forces a share of mistakes that grows with q:
+its worst mechanism diverges where it is surest of one side. How many diverge is the mechanism's
+choice, so q is bounded from below first, at a tenth of the error; given their number, mistakes are
+binomial, because trainings are alike and independent (Berger, Boos 1994 for such p-values).
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from .base import Members, Scores
+from .binomial import clopper_pearson_lower
 from .curve import Curve, Responses
 from .diverged import LEARN, Diverged
-from .ranking import ClaimKey, Group, Weights, drawn, simulated, two_means
+from .ranking import ClaimKey, Group, Weights, simulated, two_means
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,6 +34,7 @@ _FEWEST = 8  # trials between two looks
 _SHARE = 0.7  # of the error, for the order of mistakes; the rest is for diverged trials
 _SHAPE = 0.4  # boundary ~ share of the trials to the power of -0.4: nearly all is kept for the end
 _DRAWS = 4000
+_RARE = 0.1  # share of the error of diverged trials, for how many of them there are
 
 
 class DeclaredTest:
@@ -61,8 +68,9 @@ class DeclaredTest:
         """
         key = ClaimKey.of(curve)
         found = self._crossed(_Boundary.of(key, self._ends, alpha * _SHARE, draws))
-        if found is None and self.trials == self._ends[-1]:
-            return self.trials if self._diverging(key, draws) <= alpha * (1 - _SHARE) else None
+        rest = (1 - _SHARE) * alpha
+        if found is None and self.trials == self._ends[-1] and self._diverging(curve, rest) <= rest:
+            return self.trials
         return found
 
     def _add(self, scores: Scores, members: Members) -> None:
@@ -96,15 +104,16 @@ class DeclaredTest:
         over = np.flatnonzero(boundary.excess(costs) > boundary.limit)
         return self._ends[int(over[0])] if len(over) else None
 
-    def _diverging(self, key: ClaimKey, draws: int) -> float:
-        """p-value of the diverged trials after those that taught."""
+    def _diverging(self, curve: Curve, alpha: float) -> float:
+        """p-value, for a test at `alpha`, of the diverged trials after those that taught."""
         lost = np.isinf(self._scores[self._learn : self.trials])
         guesses = int(lost.sum())
         if guesses == 0:
             return 1.0
         right = self._members[self._learn : self.trials][lost] == self._taught.guessed_in
-        mistakes = _mistakes(key, guesses, self.trials - self._learn, draws)
-        return float((1 + (mistakes <= guesses - int(right.sum())).sum()) / (len(mistakes) + 1))
+        return one_sided_p_value(
+            Responses.of(curve), (guesses - int(right.sum()), guesses, len(lost)), _RARE * alpha
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +156,18 @@ class _Boundary:
         return np.asarray(away * self.scale[:done])
 
 
-@functools.lru_cache(maxsize=64)
-def _mistakes(key: ClaimKey, guesses: int, trials: int, draws: int) -> Floats:
-    """Mistakes of the surest one-sided guesses under the claim, float64 [draws]."""
-    weights, rng = Weights.first(guesses, trials), np.random.default_rng(0)
-    return drawn(trials, weights, Responses.of(key.curve).one_sided, draws, rng)
+def one_sided_p_value(responses: Responses, counts: tuple[int, int, int], rare: float) -> float:
+    """Largest chance of so few mistakes among guesses of one kind, all for the same world.
+
+    Args:
+        responses: the claim's worst mechanism.
+        counts: mistakes, guesses, and trials of which any could have been guessed.
+        rare: chance with which the probability of a guess may be bounded wrongly.
+    """
+    mistakes, guesses, trials = counts
+    q = clopper_pearson_lower(guesses, trials, rare)
+    sides = responses.one_sided
+    ends = np.concatenate([[0.0], np.cumsum(sides.shares)])
+    errors = np.concatenate([[0.0], np.cumsum(sides.shares * sides.mistakes)])
+    rate = float(np.interp(q, ends, errors)) / q if q > 0 else 0.0
+    return min(1.0, rare + float(special.bdtr(mistakes, guesses, rate)))

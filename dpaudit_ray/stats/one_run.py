@@ -100,6 +100,7 @@ class OneRun(Canaries, Estimator):
     name: ClassVar[str] = "one-run"
     status: ClassVar[Status] = Status.CERTIFIED
     one_run: ClassVar[bool] = True
+    learns: ClassVar[bool] = False
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         total, level = len(self._log), (delta, confidence)

@@ -28,6 +28,7 @@ class PaperGdp(Estimator):
 
     name: ClassVar[str] = "paper-gdp"
     status: ClassVar[Status] = Status.PAPER
+    learns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._log = TrialLog()
@@ -53,6 +54,7 @@ class PaperEpsDelta(Estimator):
 
     name: ClassVar[str] = "paper-eps-delta"
     status: ClassVar[Status] = Status.PAPER
+    learns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._log = TrialLog()

@@ -33,6 +33,7 @@ class Rank(Estimator):
 
     name: ClassVar[str] = "rank"
     status: ClassVar[Status] = Status.CERTIFIED
+    learns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._log = TrialLog()

@@ -70,11 +70,6 @@ class Weights:
     costs: Floats
 
     @classmethod
-    def first(cls, guesses: int, size: int) -> Weights:
-        """One for each mistake among the first `guesses`, nothing for the others."""
-        return cls(np.unique([0, guesses, size]), np.array([1.0, 0.0])[: 1 + (guesses < size)])
-
-    @classmethod
     def of(cls, size: int, responses: Responses) -> Weights:
         """The log odds that the claim's surest answers have at these ranks.
 

@@ -91,8 +91,6 @@ def test_weights_fall_and_cost_adds_up() -> None:
         for rank in np.flatnonzero(wrong)
     )
     assert weights.cost(Group(wrong)) == pytest.approx(loop)
-    assert Weights.first(3, 5).cost(Group(np.array([True, False, True, True, True]))) == 2
-    assert Weights.first(5, 5).cost(Group(np.ones(5, dtype=np.bool_))) == 5
 
 
 def test_no_choice_of_guesses_beats_the_surest_first() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import (
+    base,
     bayes,
     betting,
     claim,
@@ -194,3 +195,29 @@ def test_import_is_light():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize(
+    "members",
+    [np.repeat([True, False], 500), np.repeat([False, True], 500), np.arange(1000) % 2 == 1],
+    ids=["in-out", "out-in", "alternating"],
+)
+def test_an_order_that_gives_the_bits_away_is_refused(method, members):
+    """On scores that say nothing, methods that learn from earlier trials erred in every audit."""
+    scores = np.random.default_rng(1).normal(size=1000)
+    if stats.estimators()[method].learns:
+        with pytest.raises(ValueError, match=r"order that coins do not give: \d+ runs"):
+            stats.estimate(scores, members, **LEVEL, method=method)
+    else:
+        assert stats.estimate(scores, members, **LEVEL, method=method).trials == 1000
+    with pytest.raises(ValueError, match="order that coins do not give"):
+        stats.estimate(scores, members, **LEVEL, method="one-run", runs=np.arange(1000))
+
+
+def test_coins_are_not_refused():
+    """Once in a million: none of 20,000."""
+    rng = np.random.default_rng(2)
+    for n in (1, 2, 3, 20, 200):
+        for _ in range(4000):
+            base.check_coins(rng.random(n) < 0.5)

@@ -111,9 +111,9 @@ def test_the_bound_without_assumption_is_chosen_by_method_never_by_its_value():
     for one_run in (False, True):
         method = METHODS[preferred.curve_free_method(one_run)]
         assert method.one_run == one_run
-        assert preferred.is_curve_free(method(planned=10))
-    assert not preferred.is_curve_free(stats.make("accuracy", 10))
-    assert preferred.is_curve_free(stats.make("accuracy", 10, curve="any"))
+        assert method(planned=10).bound(1e-5, 0.95).curve_free
+    assert not stats.make("accuracy", 10).bound(1e-5, 0.95).curve_free
+    assert stats.make("accuracy", 10, curve="any").bound(1e-5, 0.95).curve_free
 
 
 @dataclasses.dataclass

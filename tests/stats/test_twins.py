@@ -31,6 +31,7 @@ from dpaudit_ray.stats import (
     thresholds,
     wagers,
 )
+from dpaudit_ray.stats.portfolio import Portfolio
 
 
 def binomial(k: int, n: int, p: float) -> float:
@@ -235,50 +236,90 @@ def test_guess_counter_by_its_loop():
         past, bits = scores[:i][np.isfinite(scores[:i])], members[:i][np.isfinite(scores[:i])]
         threshold = past[~bits].mean() / 2 + past[bits].mean() / 2
         guesses += 1
-        hits += bool(np.isfinite(scores[i]) and (scores[i] > threshold) == members[i])
+        lost = ~np.isfinite(scores[:i])
+        guess = scores[i] > threshold
+        if not np.isfinite(scores[i]):
+            guess = np.sum(lost & members[:i]) >= np.sum(lost & ~members[:i])
+        hits += bool(guess == members[i])
     assert (counter.hits, counter.guesses) == (hits, guesses)
 
 
 def test_wagers_by_their_loop():
+    """Every slot trial by trial: three ways of guessing, one that takes diverged trials as well,
+    and one for these alone; a diverged trial is guessed by what diverged before it."""
     scores, members = gaussian_trials(np.random.default_rng(6), 200, 1.5)
-    scores[[10, 77]] = [np.nan, -np.inf]
+    scores[[10, 40, 77, 150]] = [np.nan, np.nan, -np.inf, np.inf]
     table = wagers.Wagers()
-    table.fold(scores, members)
-    epsilon, delta = 0.7, 0.01
-    log_wealth = np.zeros((3, len(wagers.OFFSETS), len(wagers.STAKES)))
+    table.fold(scores[:180], members[:180])
+    table.miss(20)
+    epsilon, delta, k = 0.7, 0.01, len(wagers.OFFSETS)
+    log_wealth = np.zeros((4 * k + 1, len(wagers.STAKES)))
     centre = spread = math.nan
-    for i in range(200):
+    for i in range(32, 200):
         if i in (32, 64, 128):
             good = np.isfinite(scores[:i])
             x, b = scores[:i][good], members[:i][good]
             centre = (x[b].mean() + x[~b].mean()) / 2
             spread = math.sqrt((b.sum() * x[b].var() + (~b).sum() * x[~b].var()) / len(b))
-        for side, offset in itertools.product(range(3), range(len(wagers.OFFSETS))):
+        lost = ~np.isfinite(scores[:i])
+        guess_lost = np.sum(lost & members[:i]) >= np.sum(lost & ~members[:i])
+        for slot in range(4 * k + 1):
+            side, offset = divmod(slot, k)
             cut = wagers.OFFSETS[offset] * spread
-            guess_in = side in (0, 2) and scores[i] >= centre + cut
-            guess_out = side in (1, 2) and scores[i] < centre - cut
-            wrong = (guess_in and not members[i]) or (guess_out and members[i])
-            wrong = wrong or not np.isfinite(scores[i])
-            right = not wrong and ((guess_in and members[i]) or (guess_out and not members[i]))
-            if i < 32 and not wrong:
-                continue
+            guess = None
+            if not np.isfinite(scores[i]):
+                guess = guess_lost if side >= 3 else None
+            elif side in (0, 2, 3) and scores[i] >= centre + cut:
+                guess = True
+            elif side in (1, 2, 3) and scores[i] < centre - cut:
+                guess = False
+            wrong = i >= 180 or (guess is not None and guess != members[i])
+            right = not wrong and guess is not None
             payoff = float(right) - math.exp(epsilon) * float(wrong)
-            mean = delta * (1.0 if side == 2 else 0.5)
+            mean = delta * (1.0 if side in (2, 3) else 0.5)
             stake = wagers.STAKES / (math.exp(epsilon) + mean)
-            log_wealth[side, offset] += np.log1p(stake * (payoff - mean))
+            log_wealth[slot] += np.log1p(stake * (payoff - mean))
     np.testing.assert_allclose(table.log_wealth([epsilon], [delta])[0], log_wealth, atol=1e-9)
 
 
 def test_claim_evidence_by_its_average():
+    """Four quarters: plain guessing, constant stakes, diverged trials, what was learnt."""
     scores, members = gaussian_trials(np.random.default_rng(7), 300, 1.0)
+    scores[::9] = np.nan
     state = stats.make("claim", 300)
     state.fold(scores, members)
     curve = claim.gaussian(0.5)
     table = wagers.Wagers()
     table.fold(scores, members)
-    wealth = np.exp(table.log_wealth(curve.epsilons, curve.deltas))
-    plain = wealth[curve.epsilons == 0][:, 2, 0].mean()
-    assert math.exp(state.evidence(curve)) == pytest.approx(0.5 * plain + 0.5 * wealth.mean())
+    few = curve.thinned(12)
+    wealth = np.exp(table.log_wealth(few.epsilons, few.deltas))
+    hits, misses = (
+        table.counts @ wagers.WINS[wagers.PLAIN],
+        table.counts @ wagers.LOSSES[wagers.PLAIN],
+    )
+    rate = special.ndtr(0.25)
+    plain = integrate.quad(lambda p: p**hits * (1 - p) ** misses, rate, 1, epsabs=0)[0]
+    plain /= (1 - rate) * rate**hits * (1 - rate) ** misses
+    learnt = math.exp(Portfolio.of(curve).log_wealth(table.epochs))
+    twin = (plain + wealth.mean() + wealth[:, -1, -3:].mean() + learnt) / 4
+    assert math.exp(state.evidence(curve)) == pytest.approx(twin, rel=1e-6)
+
+
+def test_portfolio_by_its_loop():
+    """Wealth trial by trial, each epoch betting the mixture learnt on those before."""
+    scores, members = gaussian_trials(np.random.default_rng(17), 400, 2.0)
+    table, curve = wagers.Wagers(), claim.gaussian(0.6)
+    table.fold(scores, members)
+    portfolio = Portfolio.of(curve)
+    wealth, past = np.ones(2), np.zeros(wagers.OUTCOMES, dtype=np.int64)
+    for counts in table.epochs:
+        mixture_ = portfolio.mixture(past)
+        assert (mixture_ > 0).all()
+        for outcome in np.repeat(np.arange(wagers.OUTCOMES), counts):
+            wealth *= 1 + np.array([0.4, 1.0]) * (mixture_[outcome] - 1)
+        past += counts
+    assert portfolio.log_wealth(table.epochs) == pytest.approx(math.log(wealth.mean()))
+    assert wealth.mean() > 10
 
 
 # --- one run -------------------------------------------------------------------------------------
@@ -513,6 +554,6 @@ def test_pair_outcomes_by_their_loop():
         x0, x1 = outside[:i][good], inside[:i][good]
         width, middle = (x0.std() + x1.std()) / 2, (x0.mean() + x1.mean()) / 2
         phi = [np.clip((s - middle) / width + 0.5, 0, 1) for s in (outside[i], inside[i])]
-        phi[1] = 0.0 if np.isnan(inside[i]) else phi[1]
+        phi[1] = 1.0 if np.isnan(inside[i]) else phi[1]  # nothing diverged before: "in"
         twin.append((1 - phi[0] + phi[1]) / 2)
     np.testing.assert_allclose(found, twin, atol=1e-9)
