@@ -32,7 +32,6 @@ class Band(Estimator):
     curve: Literal["gaussian", "any"] = "gaussian"
     name: ClassVar[str] = "band"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
-    learns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.levels not in tuple(Levels):
@@ -40,6 +39,11 @@ class Band(Estimator):
         if self.curve not in ("gaussian", "any"):
             raise ValueError(f"curve must be gaussian or any, got {self.curve!r}")
         self._log = TrialLog()
+
+    @property
+    def learns(self) -> bool:
+        """Not from the order of the bits: all thresholds are bounded at once."""
+        return False
 
     def _fold(self, scores: Scores, members: Members) -> None:
         self._log.append(scores, members)

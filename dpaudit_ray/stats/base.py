@@ -93,8 +93,12 @@ class Estimator(ABC):
     name: ClassVar[str]
     status: ClassVar[Status]
     interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
-    learns: ClassVar[bool] = True  # guesses by earlier bits, so the order of trials matters
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
+
+    @property
+    def learns(self) -> bool:
+        """Whether trials are guessed by the bits of earlier ones: then their order matters."""
+        return True
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials. `scores` float64 [n], higher = more "in"; `members` bool [n]."""
@@ -209,7 +213,7 @@ def estimate(
     independent = runs is not None and check_runs(runs, len(values), type(state))
     if independent:
         state = make(method, planned=len(values), independent=True, **options)
-    if independent or state.learns:
+    if state.learns:
         check_coins(bits)
     state.fold(values, bits)
     return state.bound(delta, confidence).given(TradeOff(trade_off))

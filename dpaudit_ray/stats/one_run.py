@@ -60,6 +60,11 @@ class Canaries:
             raise ValueError(f"guesses must be at least 0, got {self.guesses}")
         self._log, self._ran = TrialLog(), TrialLog()
 
+    @property
+    def learns(self) -> bool:
+        """On independent trainings; canaries of one have no order."""
+        return self.independent
+
     def _fold(self, scores: Scores, members: Members) -> None:
         self._log.append(scores, members)
         self._ran.append(scores, np.ones(len(scores), dtype=np.bool_))
@@ -100,7 +105,6 @@ class OneRun(Canaries, Estimator):
     name: ClassVar[str] = "one-run"
     status: ClassVar[Status] = Status.CERTIFIED
     one_run: ClassVar[bool] = True
-    learns: ClassVar[bool] = False
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         total, level = len(self._log), (delta, confidence)

@@ -35,7 +35,6 @@ class OneRunFdp(Canaries, Estimator):
     name: ClassVar[str] = "one-run-fdp"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
     one_run: ClassVar[bool] = True
-    learns: ClassVar[bool] = False
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         level = (delta, confidence)

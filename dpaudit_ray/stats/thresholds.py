@@ -154,6 +154,11 @@ class AtOneThreshold:
             raise ValueError(f"threshold: fixed goes with a finite value, got {self.value}")
         self._log = TrialLog()
 
+    @property
+    def learns(self) -> bool:
+        """Unless the threshold was registered beforehand."""
+        return self.threshold != "fixed"
+
     def _fold(self, scores: Scores, members: Members) -> None:
         self._log.append(scores, members)
 

@@ -16,7 +16,7 @@ from dpaudit_ray.stats.diverged import Diverged, settled
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 MANY = sorted(name for name, cls in stats.estimators().items() if not cls.one_run)
-CERTIFIED = [name for name in MANY if stats.estimators()[name].status is stats.Status.CERTIFIED]
+CERTIFIED = [name for name in MANY if stats.estimators()[name].status.holds]
 
 
 def diverging(
