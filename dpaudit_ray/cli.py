@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import sys
 import traceback
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Never, cast
+from typing import TYPE_CHECKING, Annotated, Any, Never, cast
 
 import typer
 
@@ -99,7 +100,7 @@ def run(
     if result.stopped:
         terminal.complain(_STOPPED)
     elif result.failures:
-        terminal.complain("the failed packs are left out from now on, until run --retry-failed")
+        terminal.complain("the trials of failed packs count as misses, until run --retry-failed")
     terminal.say(f"results in {result.location}; next: dpaudit report {result.location}")
     if result.complete:
         raise typer.Exit(Exit.COMPLETE)
@@ -122,7 +123,7 @@ def plan(
 
     prepared = spec.load(sweep, parse_changes(changes))
     measured = Calibration.read(bench_file) if bench_file is not None else None
-    outlook = forecast.of(prepared, storage_path, measured)
+    outlook = forecast.of(prepared, storage_path, measured, terminal.complain)
     cli_tables.show_plan(prepared.name, outlook)
 
 
@@ -216,7 +217,8 @@ def main() -> Never:
     """Entry point: turns every error into one line and its exit code."""
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
-    sys.path.insert(0, str(Path.cwd()))  # plug-ins of one's own lie where one works
+    with contextlib.suppress(FileNotFoundError):  # a run can be read where no folder is left
+        sys.path.insert(0, str(Path.cwd()))  # plug-ins of one's own lie where one works
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ε still shows the rest
@@ -258,6 +260,12 @@ def _failures(opened: Run) -> list[str]:
     ]
 
 
+def _standing(row: dict[str, Any]) -> str:
+    """A bound's status, and whether it is interim, each said once."""
+    status = row["status"] or "none yet"
+    return f"{status}, interim" if row["interim"] and status != "interim" else status
+
+
 def _print_overview(location: str) -> Run:
     from .report.tables import Run, overview
 
@@ -268,7 +276,7 @@ def _print_overview(location: str) -> Run:
         ("audit", "done", "trials", "bound", "eps lower", "eps claim", "ratio"),
         [
             (r["label"], r["done"], r["trials"],
-             f"{r['estimator']} ({r['status'] or 'none yet'}{', interim' * r['interim']})",
+             f"{r['estimator']} ({_standing(r)})",
              r["epsilon_lower"], r["epsilon_upper"], r["ratio"])
             for r in rows
         ],

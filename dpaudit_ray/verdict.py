@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from . import accounting
+from . import accounting, prefix
 from .mechanisms.base import Claimed
-from .plan import PlannedAudit
+from .prefix import FoldedPack
 from .report.tables import EXACT, Run
 from .stats import claim, gdp
 from .stats.claim import Claim, Curve
 from .stats.guessing import GuessCounter
-from .storage import PackScores
 
 # What CONSISTENT means: noise this much smaller than claimed would have been found ...
 ALTERNATIVE = 0.7
@@ -157,7 +156,9 @@ def _audit(run: Run, index: int, alpha: float) -> AuditVerdict:
     claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
     accountant = next(iter(audit.claims))
     family = claims(claimed, accountant, cell.audit.delta)
-    tested = _Tested.of(_prefix(run, audit), audit.trials, family(claimed.noise_multiplier), alpha)
+    tested = _Tested.of(
+        list(run.prefix(audit)), audit.trials, family(claimed.noise_multiplier), alpha
+    )
     noise = claimed.noise_multiplier
     bound = tested.state.effective_noise(family, noise / 30, noise * 30, 1 - alpha)
     power = tested.power(audit.trials)
@@ -194,13 +195,12 @@ class _Tested:
     hits: GuessCounter
 
     @classmethod
-    def of(cls, packs: list[PackScores], planned: int, curve: Curve, alpha: float) -> _Tested:
+    def of(cls, packs: list[FoldedPack], planned: int, curve: Curve, alpha: float) -> _Tested:
         state, hits = Claim(planned=planned), GuessCounter()
         best, refuted_after = -math.inf, None
         for pack in packs:
-            scores = pack.scores[:, -1]
-            state.fold(scores, pack.members)
-            hits.fold(scores, pack.members)
+            prefix.fold(state, pack)
+            hits.fold(prefix.values(pack), pack.members)
             best = max(best, state.evidence(curve))
             if refuted_after is None and best >= -math.log(alpha):
                 refuted_after = state.trials
@@ -253,13 +253,3 @@ def _delta(noise: float, claimed: Claimed, epsilon: float, accountant: str) -> f
         noise, claimed.releases, epsilon, sample_rate=claimed.sample_rate, accountant=accountant
     )
     return min(float(value), 1.0)
-
-
-def _prefix(run: Run, audit: PlannedAudit) -> list[PackScores]:
-    """Finished packs up to the first gap, in trial order."""
-    finished, packs = run.directory.finished(audit.id), []
-    for first, last in audit.packs:
-        if (first, last) not in finished:
-            break
-        packs.append(run.directory.read_scores(audit.id, first, last))
-    return packs

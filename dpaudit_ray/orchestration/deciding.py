@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from .. import stats, verdict
+from .. import prefix, stats, verdict
 from ..plan import PlannedAudit
+from ..prefix import FoldedPack
 from ..spec import Cell, Sweep
 from ..stats.claim import Claim, Curve
-from ..storage import PackScores
 
 
 class Decider:
@@ -30,12 +30,12 @@ class Decider:
             confidence = min(c.audit.confidence for c in sweep.cells)
             self._needed = math.log(len(sweep.cells) / (1 - confidence))
             self._curve = _claimed_curve(audit, cell)
-            self._test = Claim(planned=audit.trials)
+            self._test = Claim(planned=audit.declared[0])
 
-    def fold(self, pack: PackScores) -> None:
+    def fold(self, pack: FoldedPack) -> None:
         """Adds a pack, in trial order."""
         if self._test is not None:
-            self._test.fold(pack.scores[:, -1], pack.members)
+            prefix.fold(self._test, pack)
 
     def enough(self) -> bool:
         """Whether the trials so far decide the audit."""

@@ -17,7 +17,7 @@ from ..stats import Status
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_LINES = dict(zip(Status, ("-", "--", "-.", ":"), strict=True))
+_LINES = dict(zip(Status, itertools.cycle(("-", "--", "-.", ":"))))
 _CLAIM_LINES = ("-", "--", "-.", ":")
 STYLE: Any = {
     "font.size": 9,

@@ -9,8 +9,9 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from .. import __version__
+from .. import __version__, prefix
 from ..plan import PlannedAudit
+from ..prefix import MissedPack
 from ..stats import Status
 from ..stats.budget import Budget
 from . import figures, groups, overviews
@@ -69,7 +70,8 @@ def _pictures(run: Run) -> list[dict[str, str]]:
 
 
 def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
-    scores = run.directory.scores(audit.id)
+    packs = list(run.prefix(audit))
+    scores = prefix.scores(audit, [p for p in packs if not isinstance(p, MissedPack)])
     mine = table[table["audit"] == audit.id]
     final = mine[mine["step"] == audit.horizons[-1]]
     level = run.settings(audit)
@@ -92,7 +94,7 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
     if len(scores) and len(mine):
         last = scores[scores["step"] == audit.horizons[-1]]
         diverged = ~np.isfinite(last["score"])
-        curves = Profile.of(run, audit, scores)
+        curves = Profile.of(run, audit, prefix.scores(audit, packs))
         profile_png = curves.figure()
         run.directory.write_figure(f"{audit.id}-profile.png", profile_png)
         entry |= {
@@ -101,11 +103,12 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
             "fit": curves.tradeoff.mu,
             "gap": curves.tradeoff.gap,
             "budget": str(_budget(run, audit)),
-            "assumption_free": assumption_free(run, audit, scores).epsilon_lower,
+            "assumption_free": assumption_free(run, audit, packs).epsilon_lower,
             "trials_in": int(last["member"].sum()),
             "trials_out": int((~last["member"]).sum()),
             "diverged_in": int((diverged & last["member"]).sum()),
             "diverged_out": int((diverged & ~last["member"]).sum()),
+            "missed": sum(len(p.members) for p in packs if isinstance(p, MissedPack)),
         }
     return entry
 

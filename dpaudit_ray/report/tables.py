@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pandas as pd
 
 from .. import plan as planning
-from .. import stats
+from .. import prefix, stats, stop_when
 from ..plan import Plan, PlannedAudit
+from ..prefix import FoldedPack
 from ..spec import AuditSpec, Sweep
-from ..stats import Estimate
+from ..stats import Estimate, Status
 from ..storage import RunDirectory
 
 EXACT = "exact"  # the estimator of an audit without trials that certifies something
@@ -42,6 +45,18 @@ class Run:
     def settings(self, audit: PlannedAudit) -> AuditSpec:
         """The audit's level and estimators."""
         return self.sweep.cells[self.plan.audits.index(audit)].audit
+
+    def prefix(self, audit: PlannedAudit) -> Iterator[FoldedPack]:
+        """The trials that the audit's estimates rest on."""
+        return prefix.of(self.directory, self.sweep, self.plan, self.plan.audits.index(audit))
+
+    def looked_at(self, audit: PlannedAudit) -> bool:
+        """Whether its number of trials follows from its trials: only time-uniform bounds hold."""
+        return audit.extended or self.plan.audits.index(audit) in self._decided
+
+    @functools.cached_property
+    def _decided(self) -> dict[int, int]:
+        return stop_when.decided(self.directory, self.sweep)
 
 
 def all_estimates(run: Run) -> pd.DataFrame:
@@ -89,9 +104,18 @@ def overview(run: Run) -> list[dict[str, Any]]:
 
 
 def representative(run: Run, audit: PlannedAudit) -> str:
-    """The one that stands for the audit: its first, or `exact` where no trials are run."""
+    """The one that stands for the audit: its first, or `exact` where no trials are run.
+
+    Where the number of trials follows from the trials, the first that is certified all the same.
+    """
     cell = run.sweep.cells[run.plan.audits.index(audit)]
-    return cell.audit.estimators[0].name if cell.mechanism.sampled else EXACT
+    if not cell.mechanism.sampled:
+        return EXACT
+    if run.looked_at(audit):
+        mine = run.estimates[run.estimates["audit"] == audit.id]
+        for name in mine.loc[mine["status"] == Status.CERTIFIED, "estimator"].head(1):
+            return str(name)
+    return cell.audit.estimators[0].name
 
 
 def _anytime() -> set[str]:
@@ -99,10 +123,14 @@ def _anytime() -> set[str]:
     return {name for name, cls in stats.estimators().items() if cls.interim_valid}
 
 
-def assumption_free(run: Run, audit: PlannedAudit, scores: pd.DataFrame) -> Estimate:
-    """The (ε, δ) bound at the last step, which no μ-converted number may stand without."""
+def assumption_free(run: Run, audit: PlannedAudit, packs: Iterable[FoldedPack]) -> Estimate:
+    """The (ε, δ) bound at the last step, which no μ-converted number may stand without.
+
+    `packs` are those of `Run.prefix`.
+    """
     level = run.settings(audit)
-    last = scores[scores["step"] == audit.horizons[-1]]
-    state = stats.make("eps-delta", planned=audit.trials)
-    state.fold(last["score"].to_numpy(), last["member"].to_numpy())
+    name = "eps-delta-anytime" if run.looked_at(audit) else "eps-delta"
+    state = stats.make(name, planned=audit.declared[0])
+    for pack in packs:
+        prefix.fold(state, pack)
     return state.bound(level.delta, level.confidence)

@@ -39,7 +39,7 @@ def test_page_holds_every_audit_with_its_assumption_free_bound(finished: Run) ->
     assert "Interim" not in html
     for audit in finished.plan.audits:
         assert audit.label in html
-        bound = assumption_free(finished, audit, finished.directory.scores(audit.id))
+        bound = assumption_free(finished, audit, finished.prefix(audit))
         assert f"{bound.epsilon_lower:.4f}" in html
         assert (Path(finished.directory.location) / f"figures/{audit.id}.png").stat().st_size > 5000
     assert html.count("data:image/png") == 2 + 2 * len(finished.plan.audits)
