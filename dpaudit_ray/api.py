@@ -112,10 +112,13 @@ class _Job:
         remaining = self._remaining([] if retry_failed else recorded)
         name: ExecutorName = executor if remaining else "inline"
         with self._executor(name, len(remaining), address) as chosen:
-            if retry_failed and recorded:
-                recorded = self._retried(chosen, recorded)
-                remaining = self._remaining(recorded)
-            return self._drive(chosen, remaining, recorded)
+            if not (retry_failed and recorded):
+                return self._drive(chosen, remaining, recorded)
+            granted = self._granted(chosen, recorded)
+            chosen.try_again([failure.pack for failure in granted])
+            left = [failure for failure in recorded if failure not in granted]
+            result = self._drive(chosen, self._remaining(left), left)
+            return self._given_up_again(chosen, granted, result)
 
     def _remaining(self, recorded: list[Failure]) -> list[Pack]:
         left_out = {failure.pack for failure in recorded}
@@ -123,21 +126,24 @@ class _Job:
         packs = self.plan.remaining(self.directory, enough)
         return [pack for pack in packs if pack not in left_out]
 
-    def _retried(self, executor: Executor, recorded: list[Failure]) -> list[Failure]:
-        """Takes back what may be run again; returns the failures that stay."""
+    def _granted(self, executor: Executor, recorded: list[Failure]) -> list[Failure]:
+        """Failures of packs that are due and may be run again."""
         due = set(self._remaining([]))
-        failed = [failure.pack for failure in recorded if failure.pack in due]
-        checks = retrying.checks(self.plan, self.directory, failed)
+        failed = [failure for failure in recorded if failure.pack in due]
+        checks = retrying.checks(self.plan, self.directory, [failure.pack for failure in failed])
         checking = retrying.Checking(executor, checks)
         Driver(checking, checks, self._ledger([]), self.stop, self.show).run()
-        for pack, difference in checking.different.items():
-            if not self.stop.requested:
-                self.tell(retrying.refusal(self.plan.audits[pack.audit].label, pack, difference))
+        for line in retrying.refusals(self.plan, checking.different):
+            self.tell(line)
         refused = {pack.audit for pack in checking.different}
-        granted = [pack for pack in failed if pack.audit not in refused]
-        if granted:
-            executor.try_again(granted)
-        return [failure for failure in recorded if failure.pack not in granted]
+        return [failure for failure in failed if failure.pack.audit not in refused]
+
+    def _given_up_again(self, executor: Executor, granted: list[Failure], result: Result) -> Result:
+        """Packs whose turn did not come once more are misses again."""
+        executor.give_up(granted)
+        executor.flush()
+        known = failures.read(self.directory, self.plan)
+        return dataclasses.replace(result, failures=tuple(known))
 
     def _ledger(self, recorded: list[Failure]) -> Ledger:
         labels = [audit.label for audit in self.plan.audits]

@@ -126,9 +126,10 @@ class Aggregation:
             new = {
                 failure.pack: failure
                 for failure in failed
-                if not self._audits[failure.pack.audit].holds(failure.pack)
+                if failure.pack not in self._failures
+                and not self._audits[failure.pack.audit].holds(failure.pack)
             }
-            if new.keys() <= self._failures.keys():
+            if not new:
                 return
             failures.write(self._run, (self._failures | new).values())
             self._failures |= new

@@ -9,7 +9,7 @@ the adversary. So packs of the audit that were finished are run again first and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ..failures import Failure
 from ..plan import Pack, Plan
@@ -17,7 +17,9 @@ from ..storage import RunDirectory
 from .aggregation import Activity, Progress
 from .executors import Checked, Done, Executor, Outcome
 
-CHECKS = 5  # finished packs of an audit that are run again, at most; no more than are retried
+# Finished trials of an audit that are run again: as many as are retried, but no more than this,
+# rounded up to a pack. Of runs of randomised response at ε = 2 one in 2000 repeats all 32.
+CHECKED = 32
 
 
 def checks(plan: Plan, run: RunDirectory, failed: Iterable[Pack]) -> dict[Pack, bool]:
@@ -32,21 +34,31 @@ def checks(plan: Plan, run: RunDirectory, failed: Iterable[Pack]) -> dict[Pack, 
     for index, packs in by_audit.items():
         audit = plan.audits[index]
         done = [Pack(index, *pack) for pack in run.finished(audit.id) & set(audit.packs)]
-        done.sort(key=lambda pack: (-pack.size, pack.first))
-        again = done[: min(len(packs), CHECKS)] or packs[:1]
-        chosen |= dict.fromkeys(again, bool(done))
+        due = min(sum(pack.size for pack in packs), CHECKED)
+        again = list(_worth(due, sorted(done, key=lambda pack: (-pack.size, pack.first))))
+        chosen |= dict.fromkeys(again or packs[:1], bool(again))
     return chosen
+
+
+def _worth(trials: int, packs: Iterable[Pack]) -> Iterator[Pack]:
+    """The first packs that hold so many trials together."""
+    for pack in packs:
+        if trials <= 0:
+            return
+        yield pack
+        trials -= pack.size
 
 
 class Checking:
     """An executor that runs packs again and compares, in place of storing them.
 
-    `different` says of every pack that is not proven to repeat itself why.
+    `different` has every pack that is not shown to repeat itself, and how it ended otherwise;
+    None while it was not run again.
     """
 
     def __init__(self, executor: Executor, packs: Mapping[Pack, bool]) -> None:
         self._executor, self._packs = executor, packs
-        self.different = dict.fromkeys(packs, "was not run again")
+        self.different: dict[Pack, str | None] = dict.fromkeys(packs)
 
     @property
     def slots(self) -> int:
@@ -81,7 +93,7 @@ class Checking:
         if not isinstance(outcome, Checked):
             return outcome
         if outcome.difference is None:
-            del self.different[outcome.pack]
+            self.different.pop(outcome.pack, None)
         else:
             self.different[outcome.pack] = outcome.difference
         return Done(outcome.pack)
@@ -101,8 +113,16 @@ class Checking:
         """The executor goes on."""
 
 
-def refusal(label: str, pack: Pack, difference: str) -> str:
-    """What the user is told of an audit whose failed packs stay misses."""
+def refusals(plan: Plan, different: Mapping[Pack, str | None]) -> Iterator[str]:
+    """What the user is told of each audit whose failed packs stay misses."""
+    told: set[int] = set()
+    for pack, difference in different.items():
+        if difference is not None and pack.audit not in told:
+            told.add(pack.audit)
+            yield _refusal(plan.audits[pack.audit].label, pack, difference)
+
+
+def _refusal(label: str, pack: Pack, difference: str) -> str:
     return (
         f"{label}: trials {pack.first}-{pack.last}, run again, {difference}; a retry could pick "
         "among outcomes, so failed trials stay misses: make the code a function of its seed, or "
