@@ -147,7 +147,11 @@ class _Job:
 
     def _ledger(self, recorded: list[Failure]) -> Ledger:
         labels = [audit.label for audit in self.plan.audits]
-        return Ledger(self.sweep.resources, labels, self.tell, recorded)
+        reached = {}
+        for index in {failure.pack.audit for failure in recorded}:
+            done = self.directory.finished(self.plan.audits[index].id)
+            reached[index] = max((first for first, _ in done), default=-1)
+        return Ledger(self.sweep.resources, labels, self.tell, recorded, reached)
 
     def _drive(self, executor: Executor, remaining: list[Pack], recorded: list[Failure]) -> Result:
         hours = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,12 @@ from dpaudit_ray.storage import RunDirectory
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 
 
-def steady(member: bool, seed: int, flag: str) -> float:
-    """N(2 b, 1), a function of the seed; one training in 23 raises while the file `flag` exists."""
-    if seed % 23 == 0 and Path(flag).exists():
+FLAG = "FAILS_NOW"  # an environment variable: what a training depends on and its seed does not
+
+
+def steady(member: bool, seed: int) -> float:
+    """N(2 b, 1), a function of the seed; while the flag is set one training in 31 raises."""
+    if seed % 31 == 0 and FLAG in os.environ:
         raise ValueError("out of memory")
     return float(np.random.default_rng(seed).normal() + 2 * member)
 
@@ -55,7 +59,7 @@ def restless(member: bool, seed: int) -> float:
 def sweep(name: str, trials: int, **options: Any) -> dict[str, Any]:
     return {
         "name": "failing",
-        "seed": 5,
+        "seed": 8,
         "mechanism": {
             "name": "function", "path": f"test_failed_trials:{name}", "steps": 4,
             "noise_multiplier": 1.0, "options": options,
@@ -70,13 +74,11 @@ def sweep(name: str, trials: int, **options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def broken(tmp_path: Path) -> tuple[Path, Path]:
-    """A run of 300 trials in which some packs failed, and the flag that makes them fail."""
-    flag = tmp_path / "flag"
-    flag.touch()
-    file = write_sweep(tmp_path, sweep("steady", 300, flag=str(flag)))
-    assert inline(file, tmp_path).code == 3
-    return tmp_path / "failing", flag
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of 300 trials in which some packs failed, and fail while the flag is set."""
+    monkeypatch.setenv(FLAG, "1")
+    assert inline(write_sweep(tmp_path, sweep("steady", 300)), tmp_path).code == 3
+    return tmp_path / "failing"
 
 
 def opened(location: Path) -> tuple[Sweep, Plan, RunDirectory]:
@@ -92,14 +94,14 @@ def rows(location: Path) -> pd.DataFrame:
 
 
 def test_estimates_cover_all_trials_with_the_failed_ones_as_misses(
-    broken: tuple[Path, Path],
+    broken: Path,
 ) -> None:
     """The twin folds trial by trial, by hand."""
-    sweep, plan, run = opened(broken[0])
+    sweep, plan, run = opened(broken)
     failed = {(f.pack.first, f.pack.last) for f in failures.read(run, plan)}
     assert 3 <= len(failed) <= 30
-    assert not (broken[0] / "_SUCCESS").exists()
-    found = rows(broken[0])
+    assert not (broken / "_SUCCESS").exists()
+    found = rows(broken)
     assert set(found["trials"]) == {300}
     assert found.loc["accuracy", "status"] == "certified", "all that was declared was run"
     for name in found.index:
@@ -120,36 +122,36 @@ def test_estimates_cover_all_trials_with_the_failed_ones_as_misses(
         assert found.loc[name, "epsilon_lower"] == state.bound(**LEVEL).epsilon_lower, name
 
 
-def test_everything_that_is_said_rests_on_the_same_trials(broken: tuple[Path, Path]) -> None:
-    sweep, plan, run = opened(broken[0])
+def test_everything_that_is_said_rests_on_the_same_trials(broken: Path) -> None:
+    sweep, plan, run = opened(broken)
     packs = list(prefix.of(run, sweep, plan, 0))
     assert [(p.first, p.last) for p in packs] == list(plan.audits[0].packs)
     missed = sum(len(p.members) for p in packs if isinstance(p, MissedPack))
     assert missed == sum(f.pack.size for f in failures.read(run, plan)) > 0
-    reading = Run.open(str(broken[0]))
+    reading = Run.open(str(broken))
     assert verdict.of(reading).audits[0].trials == 300
     free = assumption_free(reading, plan.audits[0], packs)
     assert free.trials == 300
-    assert free.epsilon_lower == rows(broken[0]).loc["eps-delta", "epsilon_lower"]
+    assert free.epsilon_lower == rows(broken).loc["eps-delta", "epsilon_lower"]
     html = Path(page.write(reading)).read_text()
     assert f"failed, counted as misses: {missed}" in html
     assert f"{free.epsilon_lower:.4f}" in html
     live = Aggregation.rebuild(run).progress().audits[0]
-    assert live.epsilon_lower == rows(broken[0]).loc["anytime", "epsilon_lower"]
+    assert live.epsilon_lower == rows(broken).loc["anytime", "epsilon_lower"]
     assert live.done == 300 - missed
-    planned = dpaudit("plan", broken[0].parent / "sweep.yaml", "--storage-path", broken[0].parent)
+    planned = dpaudit("plan", broken.parent / "sweep.yaml", "--storage-path", broken.parent)
     assert "left to do: about 0s" in planned.out, "failed packs are not run again unasked"
 
 
-def test_the_prefix_ends_at_a_pack_that_was_not_run(broken: tuple[Path, Path]) -> None:
-    sweep, plan, run = opened(broken[0])
+def test_the_prefix_ends_at_a_pack_that_was_not_run(broken: Path) -> None:
+    sweep, plan, run = opened(broken)
     given_up = {f.pack.first for f in failures.read(run, plan)}
     gap = next(pack for pack in plan.audits[0].packs[20:] if pack[0] not in given_up)
-    (broken[0] / f"scores/{plan.audits[0].id}/{gap[0]}-{gap[1]}.parquet").unlink()
+    (broken / f"scores/{plan.audits[0].id}/{gap[0]}-{gap[1]}.parquet").unlink()
     assert [p.last for p in prefix.of(run, sweep, plan, 0)][-1] == gap[0] - 1
     Aggregation.rebuild(run).flush()
-    assert set(rows(broken[0])["trials"]) == {gap[0]}
-    free = assumption_free(reading := Run.open(str(broken[0])), plan.audits[0],
+    assert set(rows(broken)["trials"]) == {gap[0]}
+    free = assumption_free(reading := Run.open(str(broken)), plan.audits[0],
                            reading.prefix(plan.audits[0]))  # fmt: skip
     assert free.trials == gap[0]
 
@@ -177,9 +179,9 @@ def test_failures_that_tell_the_bit_show_nothing(tmp_path: Path) -> None:
 
 
 def test_any_order_of_scores_failures_and_restarts_gives_the_same(
-    broken: tuple[Path, Path], tmp_path: Path
+    broken: Path, tmp_path: Path
 ) -> None:
-    sweep, plan, run = opened(broken[0])
+    sweep, plan, run = opened(broken)
     known = {failure.pack: failure for failure in failures.read(run, plan)}
     packs = [Pack(0, *bounds) for bounds in plan.audits[0].packs]
     for seed in range(3):
@@ -200,9 +202,9 @@ def test_any_order_of_scores_failures_and_restarts_gives_the_same(
 
 
 def test_a_failure_is_recorded_before_it_counts(
-    broken: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    broken: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    sweep, plan, _ = opened(broken[0])
+    sweep, plan, _ = opened(broken)
     other = RunDirectory(str(tmp_path / "other"))
     planning.open_run(sweep, other)
     aggregation = Aggregation(sweep, plan, other)
@@ -219,9 +221,9 @@ def test_a_failure_is_recorded_before_it_counts(
 
 
 def test_scores_of_a_trainer_that_was_taken_for_lost_stand_above_the_miss(
-    broken: tuple[Path, Path], tmp_path: Path
+    broken: Path, tmp_path: Path
 ) -> None:
-    sweep, plan, run = opened(broken[0])
+    sweep, plan, run = opened(broken)
     other = RunDirectory(str(tmp_path / "other"))
     planning.open_run(sweep, other)
     aggregation = Aggregation(sweep, plan, other)
@@ -247,26 +249,25 @@ def retried(location: Path) -> Outcome:
     return inline(location.parent / "sweep.yaml", location.parent, "--retry-failed")
 
 
-def whole(tmp_path: Path, flag: Path) -> pd.DataFrame:
+def whole(tmp_path: Path) -> pd.DataFrame:
     """Estimates of the same sweep where nothing ever failed."""
-    parsed = sweep("steady", 300, flag=str(flag))
+    parsed = sweep("steady", 300)
     return da.run(parsed, storage_path=str(tmp_path / "whole"), executor="inline").estimates
 
 
 def test_scores_replace_misses_when_a_retry_succeeds(
-    broken: tuple[Path, Path], tmp_path: Path
+    broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location, flag = broken
-    flag.unlink()
-    assert retried(location).code == 0
-    assert json.loads((location / "failures.json").read_text()) == []
-    found = RunDirectory(str(location)).estimates()
-    pd.testing.assert_frame_equal(found, whole(tmp_path, flag), check_exact=True)
+    monkeypatch.delenv(FLAG)
+    assert retried(broken).code == 0
+    assert json.loads((broken / "failures.json").read_text()) == []
+    found = RunDirectory(str(broken)).estimates()
+    pd.testing.assert_frame_equal(found, whole(tmp_path), check_exact=True)
 
 
-def test_a_retry_that_fails_again_changes_nothing(broken: tuple[Path, Path]) -> None:
+def test_a_retry_that_fails_again_changes_nothing(broken: Path) -> None:
     """Three failures in a row end it; packs whose turn did not come are misses again."""
-    location, _ = broken
+    location = broken
     before = RunDirectory(str(location)).estimates()
     known = (location / "failures.json").read_text()
     again = retried(location)
@@ -308,40 +309,40 @@ def test_code_that_is_not_deterministic_is_not_retried(
     assert before.loc["eps-delta", "epsilon_lower"] < 2
 
 
-def test_an_audit_without_a_finished_pack_is_run_twice(tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    flag.touch()
-    for name, code in (("both", 0), ("neither", 3)):
-        parsed = sweep("first_try", 10, flag=str(flag), steady=name == "both")
-        parsed |= {"name": name, "resources": {"pack_size": 10}}
-        file = write_sweep(tmp_path, parsed)
-        flag.touch()
-        assert inline(file, tmp_path).code == 3
-        flag.unlink()
-        again = inline(file, tmp_path, "--retry-failed")
-        assert again.code == code, again.err
-        assert ("trials 0-9, run again, gave " in again.err) == (code == 3)
-
-
-def first_try(member: bool, seed: int, flag: str, steady: bool) -> float:
-    if Path(flag).exists():
+def first_try(member: bool, seed: int, steady: bool) -> float:
+    if FLAG in os.environ:
         raise ValueError("boom")
     return float(np.random.default_rng(seed if steady else None).normal())
 
 
-def test_a_decision_that_rested_on_misses_is_taken_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steady", [True, False])
+def test_an_audit_without_a_finished_pack_is_run_twice(
+    steady: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone = sweep("first_try", 10, steady=steady) | {"resources": {"pack_size": 10}}
+    file = write_sweep(tmp_path, lone)
+    monkeypatch.setenv(FLAG, "1")
+    assert inline(file, tmp_path).code == 3
+    monkeypatch.delenv(FLAG)
+    again = inline(file, tmp_path, "--retry-failed")
+    assert again.code == (0 if steady else 3), again.err
+    assert ("trials 0-9, run again, gave " in again.err) == (not steady)
+
+
+def test_a_decision_that_rested_on_misses_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the misses the bound takes longer to get there than with the scores."""
-    flag = tmp_path / "flag"
-    flag.touch()
-    early = sweep("steady", 600, flag=str(flag))
-    early["audit"]["stop_when"] = {"within": 0.8}
-    early["resources"]["pack_size"] = 1
+    early = sweep("steady", 300)
+    early["audit"]["stop_when"] = {"within": 0.7}
+    early["resources"]["pack_size"] = 2
     file = write_sweep(tmp_path, early)
     location = tmp_path / "failing"
+    monkeypatch.setenv(FLAG, "1")
     assert inline(file, tmp_path).code == 3, "packs before the decision failed"
     late = json.loads((location / "decisions.json").read_text())["000"]["trials"]
     assert set(rows(location)["trials"]) == {late}
-    flag.unlink()
+    monkeypatch.delenv(FLAG)
     assert inline(file, tmp_path, "--retry-failed").code == 0
     after = json.loads((location / "decisions.json").read_text())["000"]["trials"]
     quiet = da.run(early, storage_path=str(tmp_path / "quiet"), executor="inline")

@@ -123,6 +123,14 @@ def test_an_audit_whose_packs_all_fail_the_same_way_is_stopped_and_others_go_on(
     assert executor.submitted == PACKS[:3] + PACKS[10:]
 
 
+def test_recorded_failures_close_an_audit_only_when_they_were_in_a_row() -> None:
+    recorded = [Failure(pack, "fail", "boom", "") for pack in PACKS[2:8:2]]
+    for reached, closed in (({0: PACKS[9].first}, set()), ({0: PACKS[1].first}, {0}), ({}, {0})):
+        ledger = Ledger(ResourceSpec(), ["first", "second"], recorded=recorded, reached=reached)
+        assert ledger.closed == closed
+        assert ledger.trials_failed == {0: 30}
+
+
 def test_failures_of_several_kinds_or_between_successes_stop_nothing() -> None:
     executor = Scripted(slots=1)
     kinds = ["fail a", "fail b", "fail a", "fail a", "done", "fail a", "fail a", "done"]
