@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ LEVEL = {"delta": 1e-5, "confidence": 0.95}
 FLAG = "FAILS_NOW"  # an environment variable: what a training depends on and its seed does not
 
 
-def steady(member: bool, seed: int) -> float:
+def steady(member: bool, seed: int, seconds: float = 0.0) -> float:
     """N(2 b, 1), a function of the seed; while the flag is set one training in 31 raises."""
+    time.sleep(seconds)
     if seed % 31 == 0 and FLAG in os.environ:
         raise ValueError("out of memory")
     return float(np.random.default_rng(seed).normal() + 2 * member)
