@@ -349,6 +349,27 @@ def test_a_run_without_any_finished_pack(sweep: Path, tmp_path: Path) -> None:
     assert "Interim" in (tmp_path / "runs/tiny/report.html").read_text()
 
 
+GONE = """
+import os, sys, tempfile
+folder = tempfile.mkdtemp()
+os.chdir(folder)
+os.rmdir(folder)
+from dpaudit_ray import cli
+sys.argv = ["dpaudit", *sys.argv[1:]]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("verb", ["status", "report", "verify"])
+def test_a_run_is_read_where_no_working_directory_is_left(verb: str, finished: Path) -> None:
+    """As for a job whose node removed its folder."""
+    command = [sys.executable, "-c", GONE, verb, str(finished)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode in ((0, 5) if verb == "verify" else (0,)), done.stderr
+    assert done.stdout
+    assert done.stderr == ""
+
+
 def test_status_and_reports_of_a_partial_run_are_marked_interim(stopped: Path) -> None:
     Aggregation.rebuild(RunDirectory(str(stopped))).flush()
     status = dpaudit("status", stopped)
