@@ -78,9 +78,14 @@ class Coverage(Mechanism):
         return np.array([self._audit(np.random.default_rng(c), horizons) for c in children])
 
     def _audit(self, rng: np.random.Generator, horizons: tuple[int, ...]) -> list[float]:
-        bits = rng.random(max(horizons)) < 0.5
-        scores = draw(self.worlds, self.epsilon, bits, self.delta, rng)
+        bits, scores = self._trials(rng, horizons)
         return [self._reported(scores[:size], bits[:size]) for size in horizons]
+
+    def _trials(
+        self, rng: np.random.Generator, horizons: tuple[int, ...]
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+        bits = rng.random(max(horizons)) < 0.5
+        return bits, draw(self.worlds, self.epsilon, bits, self.delta, rng)
 
     def _reported(self, scores: npt.NDArray[np.float64], bits: npt.NDArray[np.bool_]) -> float:
         state = stats.make(self.method, planned=len(bits))
