@@ -56,7 +56,7 @@ def of(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[Fold
     for first, last in bounds(audit, finished | given_up):
         if first >= end:
             return
-        yield read(run, plan, index, given_up, (first, last))
+        yield read(run, plan, index, given_up, first, last)
 
 
 def bounds(audit: PlannedAudit, there: Collection[Bounds], start: int = 0) -> Iterator[Bounds]:
@@ -68,18 +68,18 @@ def bounds(audit: PlannedAudit, there: Collection[Bounds], start: int = 0) -> It
 
 
 def read(
-    run: RunDirectory, plan: Plan, index: int, given_up: Collection[Bounds], pack: Bounds
+    run: RunDirectory, plan: Plan, index: int, given_up: Collection[Bounds], first: int, last: int
 ) -> FoldedPack:
     """One pack, whose bits are those that the plan commits to."""
     audit = plan.audits[index]
-    bits = seeds.bits(plan.seed, audit.fingerprint, *pack)
-    if pack in given_up:
-        return MissedPack(pack[0], bits)
-    scores = run.read_scores(audit.id, *pack)
+    bits = seeds.bits(plan.seed, audit.fingerprint, first, last)
+    if (first, last) in given_up:
+        return MissedPack(first, bits)
+    scores = run.read_scores(audit.id, first, last)
     if scores.steps != audit.horizons or not np.array_equal(scores.members, bits):
         raise RunDirectoryError(
-            f"{run.location}/scores/{audit.id}/{pack[0]}-{pack[1]}.parquet does not have the bits "
-            "or steps of this plan; delete it to have its trials run again"
+            f"{run.location}/scores/{audit.id}/{first}-{last}.parquet does not have the bits or "
+            "steps of this plan; delete it to have its trials run again"
         )
     return scores
 

@@ -45,11 +45,11 @@ class Replay:
     """The packs of one audit, one after another.
 
     Args:
-        read: gives a pack by its bounds, in any thread.
+        read: gives a pack by its first and last trial, in any thread.
         ahead: shared by the audits of a sweep.
     """
 
-    def __init__(self, read: Callable[[Bounds], FoldedPack], ahead: Ahead) -> None:
+    def __init__(self, read: Callable[[int, int], FoldedPack], ahead: Ahead) -> None:
         self._read, self._ahead = read, ahead
 
     def keep(self, pack: PackScores) -> None:
@@ -61,7 +61,7 @@ class Replay:
         waiting: collections.deque[PackScores | Future[FoldedPack]] = collections.deque()
         for pack in bounds:
             kept = self._ahead.take(self, pack[0])
-            waiting.append(kept or _readers().submit(self._read, pack))
+            waiting.append(kept or _readers().submit(self._read, *pack))
             if len(waiting) >= UNDERWAY:
                 yield _arrived(waiting.popleft())
         while waiting:
