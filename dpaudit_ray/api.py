@@ -12,8 +12,8 @@ import pandas as pd
 
 from . import failures, lease, patience, spec, stop_when
 from . import plan as planning
-from .errors import RunDirectoryError, StorageError
 from .failures import Failure
+from .orchestration import retrying
 from .orchestration.aggregation import Progress
 from .orchestration.driver import Driver
 from .orchestration.executors import Executor
@@ -85,15 +85,17 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         address: a Ray cluster to join; by default one is started for this call.
         overrides: values by dotted key, applied to a sweep file before validation.
         show: called about twice a second with a snapshot.
-        retry_failed: run packs again that failed in an earlier try; else they are left out.
+        retry_failed: run packs again that failed in an earlier try, where the code gives the same
+            scores twice; else their trials stay misses.
         tell: called with a line for the user when something is given up, or takes long.
 
     Raises:
         DpauditError: one line for the user; see `dpaudit_ray.errors`.
     """
     prepared = _load(sweep, overrides or {})
-    check_inputs(prepared)
     directory = RunDirectory.under(storage_path, prepared.name, patience.OPENING)
+    prepared = planning.kept(prepared, directory, tell)
+    check_inputs(prepared)
     planning.preview(prepared, directory)  # what cannot be planned leaves no trace
     directory.require_writable()
     stop = Stop(prepared.resources.grace_seconds, tell)
@@ -117,13 +119,16 @@ class _Job:
 
     def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
         recorded = failures.read(self.directory, self.plan)
-        if retry_failed:
-            failures.write(self.directory, [])
-            recorded = []
-        remaining = self._remaining(recorded)
+        remaining = self._remaining([] if retry_failed else recorded)
         name: ExecutorName = executor if remaining else "inline"
         with self._executor(name, len(remaining), address) as chosen:
-            return self._drive(chosen, remaining, recorded)
+            if not (retry_failed and recorded):
+                return self._drive(chosen, remaining, recorded)
+            granted = self._granted(chosen, recorded)
+            chosen.try_again([failure.pack for failure in granted])
+            left = [failure for failure in recorded if failure not in granted]
+            result = self._drive(chosen, self._remaining(left), left)
+            return self._given_up_again(chosen, granted, result)
 
     def _remaining(self, recorded: list[Failure]) -> list[Pack]:
         left_out = {failure.pack for failure in recorded}
@@ -131,25 +136,43 @@ class _Job:
         packs = self.plan.remaining(self.directory, enough)
         return [pack for pack in packs if pack not in left_out]
 
-    def _drive(self, executor: Executor, remaining: list[Pack], recorded: list[Failure]) -> Result:
+    def _granted(self, executor: Executor, recorded: list[Failure]) -> list[Failure]:
+        """Failures of packs that are due and may be run again."""
+        due = set(self._remaining([]))
+        failed = [failure for failure in recorded if failure.pack in due]
+        checks = retrying.checks(self.plan, self.directory, [failure.pack for failure in failed])
+        checking = retrying.Checking(executor, checks)
+        Driver(checking, checks, self._ledger([]), self.stop, self.show).run()
+        for line in retrying.refusals(self.plan, checking.different):
+            self.tell(line)
+        refused = {pack.audit for pack in checking.different}
+        return [failure for failure in failed if failure.pack.audit not in refused]
+
+    def _given_up_again(self, executor: Executor, granted: list[Failure], result: Result) -> Result:
+        """Packs whose turn did not come once more are misses again."""
+        executor.give_up(granted)
+        executor.flush()
+        known = failures.read(self.directory, self.plan)
+        return dataclasses.replace(result, failures=tuple(known))
+
+    def _ledger(self, recorded: list[Failure]) -> Ledger:
         labels = [audit.label for audit in self.plan.audits]
-        ledger = Ledger(self.sweep.resources, labels, self.tell, recorded)
+        reached = {}
+        for index in {failure.pack.audit for failure in recorded}:
+            done = self.directory.finished(self.plan.audits[index].id)
+            reached[index] = max((first for first, _ in done), default=-1)
+        return Ledger(self.sweep.resources, labels, self.tell, recorded, reached)
+
+    def _drive(self, executor: Executor, remaining: list[Pack], recorded: list[Failure]) -> Result:
         hours = {
             index: rule.hours
             for index, cell in enumerate(self.sweep.cells)
             if (rule := cell.audit.stop_when) is not None and rule.hours is not None
         }
-        driver = Driver(executor, remaining, ledger, self.stop, self.show, hours)
-        try:
-            summary = driver.run()
-        except BaseException:  # recorded and raised again, whatever it is
-            with contextlib.suppress(StorageError, RunDirectoryError):  # what comes up says more
-                quick = self.directory.patient(patience.OPENING)
-                failures.write(quick, [*recorded, *ledger.failures])
-            raise
-        known = [*recorded, *summary.failures]
-        failures.write(self.directory, known)
+        ledger = self._ledger(recorded)
+        summary = Driver(executor, remaining, ledger, self.stop, self.show, hours).run()
         complete = self.directory.complete
+        known = failures.read(self.directory, self.plan)
         stopped = summary.stopped and not complete
         return Result(self.directory.location, complete, tuple(known), summary.lost, stopped)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import sys
@@ -99,7 +100,7 @@ def run(
     if result.stopped:
         terminal.complain(_STOPPED)
     elif result.failures:
-        terminal.complain("the failed packs are left out from now on, until run --retry-failed")
+        terminal.complain("the trials of failed packs count as misses, until run --retry-failed")
     terminal.say(f"results in {result.location}; next: dpaudit report {result.location}")
     if result.complete:
         raise typer.Exit(Exit.COMPLETE)
@@ -122,7 +123,7 @@ def plan(
 
     prepared = spec.load(sweep, parse_changes(changes))
     measured = Calibration.read(bench_file) if bench_file is not None else None
-    outlook = forecast.of(prepared, storage_path, measured)
+    outlook = forecast.of(prepared, storage_path, measured, terminal.complain)
     cli_tables.show_plan(prepared.name, outlook)
 
 
@@ -214,7 +215,8 @@ def main() -> Never:
     """Entry point: turns every error into one line and its exit code."""
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
-    sys.path.insert(0, str(Path.cwd()))  # plug-ins of one's own lie where one works
+    with contextlib.suppress(FileNotFoundError):  # a run can be read where no folder is left
+        sys.path.insert(0, str(Path.cwd()))  # plug-ins of one's own lie where one works
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ε still shows the rest

@@ -1,4 +1,7 @@
-"""Packs whose training raised: what is known of each, and their record in the run directory."""
+"""Packs that were given up: what is known of each, and their record in the run directory.
+
+The record says which trials count as misses, so estimates are a function of it and of the scores.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from typing import Any
 
 from .errors import RunDirectoryError
 from .plan import Pack, Plan
-from .storage import RunDirectory
+from .storage import FAILURES, RunDirectory
 
-FILE = "failures.json"
+FILE = FAILURES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +45,25 @@ def read(run: RunDirectory, plan: Plan) -> list[Failure]:
     Raises:
         RunDirectoryError: the record is damaged.
     """
+    found = recorded(run, plan)
+    open_packs = set(plan.remaining(run)) if found else set()
+    return [failure for failure in found if failure.pack in open_packs]
+
+
+def recorded(run: RunDirectory, plan: Plan) -> list[Failure]:
+    """All recorded failures; scores that were stored since stand above them.
+
+    Raises:
+        RunDirectoryError: the record is damaged.
+    """
     try:
         raw = run.read_json(FILE) or []
-        found = [_failure(entry, plan) for entry in raw]
+        return [_failure(entry, plan) for entry in raw]
     except (RunDirectoryError, AttributeError, KeyError, TypeError, ValueError) as error:
         why = "it is not JSON" if isinstance(error, RunDirectoryError) else repr(error)
         raise RunDirectoryError(
             f"{run.location}/{FILE} is damaged ({why}); delete it: its packs are then run again"
         ) from error
-    open_packs = set(plan.remaining(run)) if found else set()
-    return [failure for failure in found if failure.pack in open_packs]
 
 
 def write(run: RunDirectory, failures: Iterable[Failure]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Callable
 
+from . import failures, stats, stop_when
 from . import plan as planning
-from . import stats
 from .api import check_inputs
 from .calibration import Calibration
 from .errors import DpauditError
@@ -81,25 +82,37 @@ class Outlook:
         return self.seconds / self.workers
 
 
-def of(sweep: Sweep, storage_path: str, measured: Calibration | None = None) -> Outlook:
+def of(
+    sweep: Sweep,
+    storage_path: str,
+    measured: Calibration | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Outlook:
     """Plans the sweep against what its run directory holds, and times a pack per mechanism.
 
-    What is `measured` already is not timed again.
+    What is `measured` already is not timed again. `tell` takes a line for the user.
     """
-    check_inputs(sweep)
     run = RunDirectory.under(storage_path, sweep.name)
+    sweep = planning.kept(sweep, run, tell)
+    check_inputs(sweep)
     plan = planning.preview(sweep, run)
-    remaining = list(plan.remaining(run))
+    left_out = {failure.pack for failure in failures.read(run, plan)}
+    enough = stop_when.decided(run, sweep)
+    remaining = [pack for pack in plan.remaining(run, enough) if pack not in left_out]
     seconds, problem = _seconds_per_trial(sweep, plan, remaining, measured)
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         left = [pack for pack in remaining if pack.audit == index]
-        audits.append(_outlook(audit, cell, left, seconds.get(index, 0.0)))
+        done = len(run.finished(audit.id) & set(audit.packs))
+        audits.append(_outlook((audit, cell), left, done, seconds.get(index, 0.0)))
     return Outlook(tuple(audits), _workers(sweep), problem)
 
 
-def _outlook(audit: PlannedAudit, cell: Cell, left: list[Pack], seconds: float) -> AuditOutlook:
-    """One audit of which the packs in `left` remain, at `seconds` per trial."""
+def _outlook(
+    planned: tuple[PlannedAudit, Cell], left: list[Pack], done: int, seconds: float
+) -> AuditOutlook:
+    """One audit of which `done` packs are done and those in `left` remain, at `seconds` a trial."""
+    audit, cell = planned
     level = (cell.audit.delta, cell.audit.confidence)
     sampled, target = cell.mechanism.sampled, CLAIM_SHARE * audit.claim
     power = stats.power.accuracy_power(audit.claim, target, audit.trials, *level)
@@ -107,7 +120,7 @@ def _outlook(audit: PlannedAudit, cell: Cell, left: list[Pack], seconds: float) 
         label=audit.label,
         trials=audit.trials,
         packs=len(audit.packs),
-        packs_done=len(audit.packs) - len(left),
+        packs_done=done,
         claim=audit.claim,
         largest_certifiable=(
             stats.power.largest_certifiable(audit.trials, *level) if sampled else None

@@ -83,7 +83,7 @@ def _taken(run: RunDirectory, lease: Any) -> RunDirectoryError:
     host, pid = (lease.get(key, "?") if isinstance(lease, dict) else "?" for key in ("host", "pid"))
     return RunDirectoryError(
         f"another driver works on {run.location} (process {pid} on {host}); wait for it, stop it, "
-        "or use a new name"
+        "or use a new name and a new seed"
     )
 
 

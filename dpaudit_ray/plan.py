@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from .errors import RunDirectoryError, SpecError
 from .inputs import InputFile
 from .mechanisms.base import Claimed
 from .spec import Cell, Sweep
-from .storage import RunDirectory
+from .storage import RESTORE, RunDirectory
 
 FILE = "plan.json"
 SWEEP_FILE = "sweep.yaml"
@@ -37,7 +37,10 @@ class Pack:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedAudit:
-    """One audit with fixed pack bounds. `claims` maps an accountant to ε at each horizon."""
+    """One audit with fixed pack bounds. `claims` maps an accountant to ε at each horizon.
+
+    `declared` are the numbers of trials that were declared in turn, the last one `trials`.
+    """
 
     id: str
     label: str
@@ -46,6 +49,12 @@ class PlannedAudit:
     horizons: tuple[int, ...]
     claims: Mapping[str, tuple[float, ...]]
     packs: tuple[tuple[int, int], ...]
+    declared: tuple[int, ...]
+
+    @property
+    def extended(self) -> bool:
+        """Whether more trials were declared after some had been seen."""
+        return len(self.declared) > 1
 
     @property
     def claim(self) -> float:
@@ -109,11 +118,14 @@ class Plan:
             raise ValueError(f"{error!r}") from error
 
 
-def make(sweep: Sweep, previous: Plan | None = None) -> Plan:
-    """Plans a sweep; pack bounds of `previous` stay as they are and new trials follow them."""
+def make(sweep: Sweep, previous: Plan | None = None, extends: bool = True) -> Plan:
+    """Plans a sweep; pack bounds of `previous` stay as they are and new trials follow them.
+
+    `extends`: trials of `previous` were seen, so that more of them are a declaration of their own.
+    """
     before = previous.audits if previous else (None,) * len(sweep.cells)
     audits = tuple(
-        _plan_audit(i, cell, sweep, old)
+        _plan_audit(i, cell, sweep, old, extends)
         for i, (cell, old) in enumerate(zip(sweep.cells, before, strict=True))
     )
     return Plan(sweep.seed, sweep.fingerprint, audits, inputs.of(sweep))
@@ -125,9 +137,7 @@ def load(run: RunDirectory) -> Plan | None:
     try:
         return None if raw is None else Plan.from_json(raw)
     except ValueError as error:
-        raise RunDirectoryError(
-            f"{run.location}/{FILE} is damaged ({error}); restore it or use a new name"
-        ) from error
+        raise RunDirectoryError(f"{run.location}/{FILE} is damaged ({error}); {RESTORE}") from error
 
 
 def require(run: RunDirectory) -> Plan:
@@ -147,6 +157,17 @@ def read(run: RunDirectory) -> tuple[Sweep, Plan]:
     return sweep, plan
 
 
+def kept(sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]) -> Sweep:
+    """The sweep with as many trials as a complete run of it already has; `tell` says so."""
+    kept = resume.kept(sweep, load(run), run)
+    if kept is not sweep:
+        tell(
+            f"{run.location} holds {kept.cells[0].audit.trials} trials of each audit, more than "
+            f"audit.trials = {sweep.cells[0].audit.trials}: they stay"
+        )
+    return kept
+
+
 def preview(sweep: Sweep, run: RunDirectory) -> Plan:
     """The plan that `open_run` would follow; changes nothing.
 
@@ -160,13 +181,12 @@ def preview(sweep: Sweep, run: RunDirectory) -> Plan:
     if previous is not None:
         resume.check_plan(sweep, previous, run)
         resume.check_not_lowered(sweep, previous, run)
-        resume.check_extendable(sweep, previous)
     elif run.has_scores:
         raise RunDirectoryError(
             f"{run.location} holds scores but no {FILE}, so it is not known how they were packed; "
-            "restore the file or use a new name"
+            + RESTORE
         )
-    plan = make(sweep, previous)
+    plan = make(sweep, previous, resume.extends(sweep, previous, run))
     if previous is None:
         return plan
     resume.check_data(plan, previous, run)
@@ -199,7 +219,7 @@ def _recorded(run: RunDirectory) -> Sweep | None:
     except SpecError as error:
         what = str(error).partition(";")[0]  # its remedy is for a file of the user's own
         raise RunDirectoryError(
-            f"{run.location}/{SWEEP_FILE} is damaged ({what}); restore it or use a new name"
+            f"{run.location}/{SWEEP_FILE} is damaged ({what}); {RESTORE}"
         ) from error
 
 
@@ -223,10 +243,13 @@ def _audit(entry: Mapping[str, Any], seed: int) -> PlannedAudit:
         horizons=tuple(map(int, entry["horizons"])),
         claims={name: tuple(map(float, values)) for name, values in entry["claims"].items()},
         packs=tuple((int(first), int(last)) for first, last in entry["packs"]),
+        declared=tuple(map(int, entry.get("declared", [entry["trials"]]))),
     )
     starts = [0, *(last + 1 for _, last in audit.packs)]
     if [first for first, _ in audit.packs] != starts[:-1] or starts[-1] != audit.trials:
         raise ValueError(f"the packs of {audit.id} do not make up its {audit.trials} trials")
+    if sorted({*audit.declared, audit.trials}) != list(audit.declared):
+        raise ValueError(f"{audit.id} declared {audit.declared}, which do not rise to its trials")
     if {len(values) for values in audit.claims.values()} != {len(audit.horizons)}:
         raise ValueError(f"the claims of {audit.id} do not fit its {len(audit.horizons)} steps")
     if entry["bits_sha256"] != audit.commitment(seed):
@@ -234,7 +257,9 @@ def _audit(entry: Mapping[str, Any], seed: int) -> PlannedAudit:
     return audit
 
 
-def _plan_audit(index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None) -> PlannedAudit:
+def _plan_audit(
+    index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None, extends: bool
+) -> PlannedAudit:
     size = sweep.resources.pack_size
     size = cell.mechanism.auto_pack_size if size == "auto" else size
     kept = old.packs if old else ()
@@ -255,7 +280,14 @@ def _plan_audit(index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None) 
         horizons=cell.horizons,
         claims=old.claims if old else _claims(cell),
         packs=(*kept, *added),
+        declared=_declared(trials, old.declared if old else (), extends),
     )
+
+
+def _declared(trials: int, before: tuple[int, ...], extends: bool) -> tuple[int, ...]:
+    if trials in before[-1:]:
+        return before
+    return (*before, trials) if extends else (*before[:-1], trials)
 
 
 def _claims(cell: Cell) -> dict[str, tuple[float, ...]]:

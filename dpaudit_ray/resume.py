@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import inputs
+from . import inputs, spec
 from .errors import RunDirectoryError
 from .spec import Sweep
-from .storage import RunDirectory
+from .storage import FAILURES, RESTORE, RunDirectory
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -19,9 +19,14 @@ def check_same(new: Sweep, recorded: Sweep, run: RunDirectory) -> None:
     if new.fingerprint != recorded.fingerprint:
         changes = list(_difference(recorded.identity(), new.identity()))
         shown = "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" * (len(changes) > 4))
+        # Bits depend on seed, mechanism and adversary: where these are equal, so are the trials.
+        repeated = {cell.fingerprint for cell in new.cells} & {
+            c.fingerprint for c in recorded.cells
+        }
+        seed = " and a new seed" * bool(new.seed == recorded.seed and repeated)
         raise RunDirectoryError(
-            f"{run.location} holds another sweep ({shown}); use a new name, or the old settings "
-            "to resume"
+            f"{run.location} holds another sweep ({shown}); use a new name{seed}, or the old "
+            "settings to resume"
         )
 
 
@@ -31,20 +36,17 @@ def check_plan(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
     if plan.fingerprint != sweep.fingerprint or mine != [
         (audit.fingerprint, audit.horizons) for audit in plan.audits
     ]:
-        raise RunDirectoryError(
-            f"{run.location}/plan.json is the plan of another sweep; restore it or use a new name"
-        )
+        raise RunDirectoryError(f"{run.location}/plan.json is the plan of another sweep; {RESTORE}")
 
 
-def check_extendable(sweep: Sweep, previous: Plan) -> None:
-    """An alpha-spending plan is made for a number of trials; after looking it cannot be remade."""
-    for cell, old in zip(sweep.cells, previous.audits, strict=True):
-        names = [estimator.name for estimator in cell.audit.estimators]
-        if cell.audit.trials > old.trials and "group-sequential" in names:
-            raise RunDirectoryError(
-                f"audit.trials: {old.id} was planned with {old.trials} trials and its "
-                "group-sequential bound holds for that number only; use a new name, or anytime"
-            )
+def extends(sweep: Sweep, previous: Plan | None, run: RunDirectory) -> bool:
+    """Whether a number of trials is raised that some trial had been seen of."""
+    if previous is None or all(
+        cell.audit.trials <= old.trials
+        for cell, old in zip(sweep.cells, previous.audits, strict=True)
+    ):
+        return False
+    return run.has_scores or run.read_text(FAILURES) is not None
 
 
 def check_not_lowered(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
@@ -53,8 +55,29 @@ def check_not_lowered(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         if cell.audit.trials < audit.trials:
             raise RunDirectoryError(
                 f"{run.location} was planned with audit.trials = {audit.trials}, this sweep says "
-                f"{cell.audit.trials}; trials can be raised, not lowered"
+                f"{cell.audit.trials}; trials can be raised, not lowered: go on with "
+                f"{audit.trials}, or use a new name and a new seed"
             )
+
+
+def kept(sweep: Sweep, plan: Plan | None, run: RunDirectory) -> Sweep:
+    """The sweep with the trials of a complete run that was extended beyond it: they stay.
+
+    So a file can be run again after `--set audit.trials` extended its run. What is not complete,
+    or has another number in every audit, is left to `check_not_lowered`.
+    """
+    if plan is None or plan.fingerprint != sweep.fingerprint:
+        return sweep
+    asked = {cell.audit.trials for cell in sweep.cells if cell.mechanism.sampled}
+    there = {audit.trials for audit in plan.audits if audit.trials}
+    by_grid = any(key.startswith("audit") for key in sweep.raw.get("grid") or ())
+    if (
+        not (len(asked) == len(there) == 1 and min(asked) < min(there))
+        or by_grid
+        or not run.complete
+    ):
+        return sweep
+    return spec.from_raw(sweep.raw, overrides={"audit.trials": there.pop()})
 
 
 def check_data(plan: Plan, previous: Plan, run: RunDirectory) -> None:
@@ -62,10 +85,7 @@ def check_data(plan: Plan, previous: Plan, run: RunDirectory) -> None:
     if previous.data is None or plan.data is None:
         return
     if difference := inputs.other(previous.data, plan.data):
-        raise RunDirectoryError(
-            f"{run.location} was run on other data ({difference}); restore the file or use a new "
-            "name"
-        )
+        raise RunDirectoryError(f"{run.location} was run on other data ({difference}); {RESTORE}")
 
 
 def _difference(old: Any, new: Any, key: str = "") -> Iterator[str]:

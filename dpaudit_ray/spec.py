@@ -219,7 +219,7 @@ def from_raw(
     """
     tree = grid.plain(raw)
     grid.override(tree, grid.plain(overrides or {}))
-    tree = grid.located(tree, [Path.cwd(), *([base] if base else [])])
+    tree = grid.located(tree, [Path(), *([base] if base else [])])
     recorded = tree.pop("fingerprint", None)
     tree.pop("version", None)
     unknown = sorted(tree.keys() - set(_KEYS))

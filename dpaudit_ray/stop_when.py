@@ -39,6 +39,11 @@ class StopWhen(Strict):
             raise ValueError("names no rule; give verdict: true, within or hours")
         return self
 
+    @property
+    def by_bounds(self) -> bool:
+        """Whether trials may end the audit, and not time alone."""
+        return self.verdict or self.within is not None
+
     def rule(self) -> dict[str, Any]:
         """What a decision by bounds depends on."""
         return {"verdict": self.verdict, "within": self.within}

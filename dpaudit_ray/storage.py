@@ -4,7 +4,7 @@
     plan.json                               audits, packs and claims
     scores/<audit>/<first>-<last>.parquet   one file per finished pack, written once
     estimates.parquet                       replaced at every flush
-    failures.json                           packs that failed and were not done since
+    failures.json                           packs that were given up: their trials are misses
     decisions.json                          audits that `stop_when` ended early
     driver.json                             who works on the run now; gone when nobody does
     report.html, figures/                   written by `dpaudit report`
@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ from .errors import RunDirectoryError, StorageError
 from .files import Folder, reason
 from .patience import Patience
 
+# A new name alone repeats the trials, bit for bit: it would not be seen that they had been looked
+# at, nor how many were declared then.
+RESTORE = "restore it, or use a new name and a new seed"
+FAILURES = "failures.json"
 _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
 _PACK = re.compile(r"^(\d+)-(\d+)\.parquet$")
@@ -78,6 +83,21 @@ class PackScores:
         """The last trial."""
         return self.first + len(self.members) - 1
 
+    def difference(self, again: PackScores) -> str | None:
+        """The first trial that has another score there, bit for bit, in words; None for none."""
+        mine, other = (
+            np.ascontiguousarray(pack.scores, dtype=np.float64).view(np.int64)
+            for pack in (self, again)
+        )
+        if mine.shape != other.shape:
+            return f"gave scores of shape {other.shape}, not {mine.shape}"
+        places = np.argwhere(mine != other)
+        if len(places) == 0:
+            return None
+        row, column = places[0]
+        before, after = self.scores[row, column], again.scores[row, column]
+        return f"gave {after:.6g} for trial {self.first + row}, not {before:.6g}"
+
     def table(self, audit: str) -> pa.Table:
         """One row per trial and step."""
         n, k = self.scores.shape
@@ -109,6 +129,12 @@ class PackScores:
         ):
             raise ValueError(f"it does not hold trials {first} to {last} of {audit}")
         return pack
+
+
+def score_frame(audit: str, packs: Iterable[PackScores]) -> pd.DataFrame:
+    """The trials of these packs as the columns of a score file."""
+    tables = [pack.table(audit) for pack in packs] or [SCORE_SCHEMA.empty_table()]
+    return _frame(pa.concat_tables(tables))
 
 
 class RunDirectory:
@@ -222,9 +248,8 @@ class RunDirectory:
 
     def scores(self, audit: str) -> pd.DataFrame:
         """All finished trials of an audit, in trial order, as the columns of a score file."""
-        packs = [self.read_scores(audit, *bounds) for bounds in sorted(self.finished(audit))]
-        tables = [pack.table(audit) for pack in packs] or [SCORE_SCHEMA.empty_table()]
-        return _frame(pa.concat_tables(tables))
+        bounds = sorted(self.finished(audit))
+        return score_frame(audit, [self.read_scores(audit, *pack) for pack in bounds])
 
     # Results ------------------------------------------------------------------------------
 
@@ -302,9 +327,7 @@ class RunDirectory:
         )
         self._write(name, sink.getvalue().to_pybytes())
 
-    def _damaged(
-        self, name: str, error: Exception, remedy: str = "restore it or use a new name"
-    ) -> RunDirectoryError:
+    def _damaged(self, name: str, error: Exception, remedy: str = RESTORE) -> RunDirectoryError:
         return RunDirectoryError(
             f"{self.location}/{name} is not readable ({reason(error)}); {remedy}"
         )

@@ -18,15 +18,13 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from . import accounting
+from . import accounting, prefix
 from .mechanisms.base import Claimed
-from .plan import PlannedAudit
 from .report.tables import EXACT, Run
 from .stats import curve, gdp
 from .stats.budget import average_evidence
 from .stats.claim_test import EVIDENCE_SHARE, ClaimTest
 from .stats.curve import Curve
-from .storage import PackScores
 
 # What CONSISTENT means: noise this much smaller than claimed would have been found ...
 ALTERNATIVE = 0.7
@@ -176,9 +174,9 @@ def _tested(run: Run, index: int) -> ClaimTest:
     """The claim test after all trials of the prefix, looking after every pack."""
     audit = run.plan.audits[index]
     claimed, family = _claimed(run, index)
-    test = ClaimTest(family(claimed.noise_multiplier), audit.trials)
-    for pack in _prefix(run, audit):
-        test.fold(pack.scores[:, -1], pack.members)
+    test = ClaimTest(family(claimed.noise_multiplier), audit.declared[0])
+    for pack in run.prefix(audit):
+        prefix.fold(test, pack)
         test.look()
     return test
 
@@ -265,13 +263,3 @@ def _delta(noise: float, claimed: Claimed, epsilon: float, accountant: str) -> f
         noise, claimed.releases, epsilon, sample_rate=claimed.sample_rate, accountant=accountant
     )
     return min(float(value), 1.0)
-
-
-def _prefix(run: Run, audit: PlannedAudit) -> list[PackScores]:
-    """Finished packs up to the first gap, in trial order."""
-    finished, packs = run.directory.finished(audit.id), []
-    for first, last in audit.packs:
-        if (first, last) not in finished:
-            break
-        packs.append(run.directory.read_scores(audit.id, first, last))
-    return packs

@@ -22,6 +22,7 @@ from command import Outcome, changed, dpaudit, inline, refused, write_sweep
 from dpaudit_ray import __version__, spec
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import ClusterError
+from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.driver import Driver
 from dpaudit_ray.orchestration.trainer import Trainer
 from dpaudit_ray.storage import PackScores, RunDirectory
@@ -192,7 +193,7 @@ def test_a_failed_pack_ends_in_exit_3_with_audit_and_trials(
     assert outcome.err == (
         "dpaudit: biased-dimension: trials 40-49 failed: ValueError: boom; traceback in "
         f"{tmp_path}/tiny/failures.json\n"
-        "dpaudit: the failed packs are left out from now on, until run --retry-failed\n"
+        "dpaudit: the trials of failed packs count as misses, until run --retry-failed\n"
     )
     assert "breaking" in (tmp_path / "tiny/failures.json").read_text()
     assert packs(tmp_path / "tiny", FIRST) == 8
@@ -236,10 +237,41 @@ def test_raising_trials_extends_a_run(finished: Path, sweep: Path) -> None:
     assert outcome.code == 0
     assert before.items() <= score_files(finished).items()
     assert packs(finished, FIRST) == 9 + 3
-    assert set(pd.read_parquet(finished / "estimates.parquet")["trials"]) == {115}
+    table = pd.read_parquet(finished / "estimates.parquet")
+    assert set(table["trials"]) == {115}
+    assert dict(zip(table["estimator"], table["status"], strict=True)) == {
+        "accuracy": "extended", "paper-gdp": "paper", "eps-delta": "extended",
+        "anytime": "certified",
+    }  # fmt: skip
+    assert "biased-dimension   115     115  anytime (certified)  " in outcome.out
+
+
+def test_the_file_of_an_extended_run_can_be_run_again(finished: Path, sweep: Path) -> None:
+    """What is there stays, and is not run again; nor does `plan` refuse it."""
+    assert inline(sweep, finished.parent, "--set", "audit.trials=115").code == 0
+    before = score_files(finished)
     again = inline(sweep, finished.parent)
-    assert again.code == 2
-    assert "trials can be raised, not lowered" in again.err
+    told = (
+        f"dpaudit: {finished} holds 115 trials of each audit, more than audit.trials = 90: they "
+        "stay\n"
+    )
+    assert (again.code, again.err) == (0, told)
+    assert "115     115  anytime (certified)" in again.out
+    assert score_files(finished) == before
+    planned = dpaudit("plan", sweep, "--storage-path", finished.parent)
+    assert (planned.code, planned.err) == (0, told)
+    assert planned.out.startswith("tiny: 230 trials in 24 packs, 24 packs done\n")
+
+
+def test_trials_of_a_run_that_is_not_complete_are_not_lowered(finished: Path, sweep: Path) -> None:
+    (audit_folder(finished, FIRST) / "20-29.parquet").unlink()
+    (finished / "_SUCCESS").unlink()
+    more = ("--storage-path", finished.parent, "--set", "audit.trials=80")
+    for verb in ("run", "plan"):
+        assert refused(verb, sweep, *more) == (
+            f"{finished} was planned with audit.trials = 90, this sweep says 80; trials can be "
+            "raised, not lowered: go on with 90, or use a new name and a new seed"
+        )
 
 
 def test_an_extension_that_fails_is_not_complete(
@@ -254,7 +286,8 @@ def test_an_extension_that_fails_is_not_complete(
     assert not (finished / "_SUCCESS").exists()
     status = dpaudit("status", finished)
     assert "  90/100  " in status.out
-    assert status.out.count("  interim\n") == 2
+    assert "anytime" in status.out
+    assert "extended" in dpaudit("report", finished, "--format", "table").out
     assert "not complete" in status.out
 
 
@@ -308,14 +341,22 @@ def test_plan_of_a_finished_run_trains_nothing(
     assert "left to do: about 0s on this machine" in outcome.out
 
 
-@pytest.mark.parametrize("change", ["mechanism.clip_norm=2.0", "grid.adversary=[loss]"])
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        ("mechanism.clip_norm=2.0", "use a new name, or the old settings to resume"),
+        ("seed=9", "use a new name, or the old settings to resume"),
+        ("grid.adversary=[loss]", "use a new name and a new seed, or the old settings to resume"),
+        ("audit.delta=1e-6", "use a new name and a new seed, or the old settings to resume"),
+    ],
+)
 def test_plan_and_run_refuse_a_run_of_another_sweep(
-    change: str, finished: Path, sweep: Path, kept: Path
+    change: str, remedy: str, finished: Path, sweep: Path, kept: Path
 ) -> None:
     for verb in ("plan", "run"):
         line = refused(verb, sweep, "--storage-path", finished.parent, "--set", change)
-        assert line.startswith(f"{finished} holds another sweep (audits.000.")
-        assert line.endswith("use a new name, or the old settings to resume")
+        assert line.startswith(f"{finished} holds another sweep (")
+        assert line.endswith(f"; {remedy}"), "a new name alone would repeat the same trials"
     assert_same_results(finished, kept / "tiny")
 
 
@@ -348,22 +389,69 @@ def test_a_run_without_any_finished_pack(sweep: Path, tmp_path: Path) -> None:
     assert "Interim" in (tmp_path / "runs/tiny/report.html").read_text()
 
 
-def test_status_and_reports_of_a_partial_run_are_marked_interim(failed: Path) -> None:
-    status = dpaudit("status", failed)
+GONE = """
+import os, sys, tempfile
+folder = tempfile.mkdtemp()
+os.chdir(folder)
+os.rmdir(folder)
+from dpaudit_ray import cli
+sys.argv = ["dpaudit", *sys.argv[1:]]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("verb", ["status", "report", "verify"])
+def test_a_run_is_read_where_no_working_directory_is_left(verb: str, finished: Path) -> None:
+    """As for a job whose node removed its folder."""
+    command = [sys.executable, "-c", GONE, verb, str(finished)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode in ((0, 5) if verb == "verify" else (0,)), done.stderr
+    assert done.stdout
+    assert done.stderr == ""
+
+
+def test_status_and_reports_of_a_partial_run_are_marked_interim(stopped: Path) -> None:
+    Aggregation.rebuild(RunDirectory(str(stopped))).flush()
+    status = dpaudit("status", stopped)
     assert status.code == 0
     _, _, first, second, *_ = table_of(status.out)
-    assert re.fullmatch("biased-dimension +80/90 .* certified .* interim", first)
-    assert re.fullmatch("loss +90 .* if-gaussian [^a-z]*", second)
-    assert "biased-dimension: trials 40-49 failed: ValueError: boom" in status.out
+    assert re.fullmatch("biased-dimension +40/90 .* interim", first)
+    assert re.fullmatch("loss +0/90 .* interim", second)
     assert status.out.splitlines()[-1] == "not complete: `dpaudit run` resumes it"
-    table = pd.read_csv(io.StringIO(dpaudit("report", failed, "--format", "csv").out))
+    stored = pd.read_parquet(stopped / "estimates.parquet")
+    assert dict(zip(stored["estimator"], stored["status"], strict=True)) == {
+        "accuracy": "interim", "paper-gdp": "paper", "eps-delta": "interim",
+        "anytime": "certified",
+    }  # fmt: skip
+    table = pd.read_csv(io.StringIO(dpaudit("report", stopped, "--format", "csv").out))
     interim = table.groupby(["label", "estimator"])["interim"].agg(["all", "any"])
     assert (interim["all"] == interim["any"]).all()
     marked = {key for key, flag in interim["all"].items() if flag}
     fixed = ("accuracy", "eps-delta", "paper-gdp")
-    assert marked == {("biased-dimension", name) for name in fixed}, "anytime holds at any time"
+    labels = ("biased-dimension", "loss")
+    assert marked == {(label, name) for label in labels for name in fixed}, "anytime holds always"
+    assert dpaudit("report", stopped).code == 0
+    assert "Interim" in (stopped / "report.html").read_text()
+
+
+def test_a_failed_pack_counts_as_misses_and_is_shown(failed: Path, finished: Path) -> None:
+    """One failed pack of nine: the estimates are of all 90 trials, and below those of a run that
+    has them all.
+    """
+    status = dpaudit("status", failed)
+    assert status.code == 0
+    assert "biased-dimension    80      90  accuracy (certified)  " in status.out
+    assert "biased-dimension: trials 40-49 failed: ValueError: boom" in status.out
+    assert status.out.splitlines()[-1] == "not complete: `dpaudit run` resumes it"
+    bounds = [pd.read_parquet(run / "estimates.parquet") for run in (failed, finished)]
+    assert [set(table["trials"]) for table in bounds] == [{90}, {90}]
+    mine, whole = (table[table["estimator"] == "accuracy"]["epsilon_lower"] for table in bounds)
+    assert (mine <= whole).all()
+    assert (mine < whole).any()
     assert dpaudit("report", failed).code == 0
-    assert "Interim" in (failed / "report.html").read_text()
+    page = (failed / "report.html").read_text()
+    assert "Interim" not in page
+    assert "failed, counted as misses: 10" in page
 
 
 def test_status_as_json(failed: Path) -> None:
@@ -373,7 +461,7 @@ def test_status_as_json(failed: Path) -> None:
     assert (told["name"], told["complete"]) == ("tiny", False)
     first, second = told["audits"]
     assert (first["label"], first["done"], first["trials"], first["interim"]) == (
-        "biased-dimension", 80, 90, True,
+        "biased-dimension", 80, 90, False,
     )  # fmt: skip
     assert second["interim"] is False
     assert second["ratio"] == pytest.approx(second["epsilon_lower"] / second["epsilon_upper"])
@@ -423,10 +511,11 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:150])
 
 
+RESTORE = "; restore it, or use a new name and a new seed"
 DAMAGES: list[tuple[str, Callable[[Path], object], tuple[str, ...], str]] = [
-    ("plan.json", cut, ("run", "plan", "status", "report"), "restore it or use a new name"),
-    ("plan.json", Path.unlink, ("run", "plan"), "restore the file or use a new name"),
-    ("sweep.yaml", cut, ("run", "plan", "status", "report"), "restore it or use a new name"),
+    ("plan.json", cut, ("run", "plan", "status", "report"), RESTORE),
+    ("plan.json", Path.unlink, ("run", "plan"), RESTORE),
+    ("sweep.yaml", cut, ("run", "plan", "status", "report"), RESTORE),
     ("estimates.parquet", cut, ("status", "report"), "it is rebuilt from the scores"),
     ("scores/*/0-9.parquet", cut, ("run", "report"), "delete it to have its trials run again"),
 ]

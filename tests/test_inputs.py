@@ -52,7 +52,7 @@ def test_data_that_changed_are_refused_with_both_digests(reading: dict, tmp_path
     plan = plan_file(tmp_path).read_bytes()
     expected = (
         f"{tmp_path}/tiny was run on other data ({data} has SHA-256 {before}... there, {after}... "
-        "here); restore the file or use a new name"
+        "here); restore it, or use a new name and a new seed"
     )
     more = ("--set", "audit.trials=30", "--storage-path", tmp_path)
     assert refused("run", sweep, *more, "--executor", "inline") == expected

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from command import changed
 
+from dpaudit_ray import failures, seeds, spec
 from dpaudit_ray import plan as planning
-from dpaudit_ray import seeds, spec
 from dpaudit_ray.errors import RunDirectoryError, SpecError
 from dpaudit_ray.plan import Pack, Plan
 from dpaudit_ray.spec import Sweep
@@ -218,6 +218,33 @@ def test_extending_twice_is_extending_once_more(tiny: dict, run: RunDirectory) -
     assert [audit.packs for audit in plan.audits] == [bounds, bounds]
 
 
+def test_numbers_of_trials_are_declared_in_turn(tiny: dict, run: RunDirectory) -> None:
+    """Raised before any trial was seen is declared for the first time."""
+    for trials in (30, 40):
+        plan = planning.open_run(with_trials(tiny, trials), run)
+    assert [audit.declared for audit in plan.audits] == [(40,), (40,)]
+    store(run, plan, Pack(1, 0, 9))
+    for trials in (40, 50, 50, 70):
+        plan = planning.open_run(with_trials(tiny, trials), run)
+    assert [audit.declared for audit in plan.audits] == [(40, 50, 70), (40, 50, 70)]
+    assert planning.read(run)[1] == plan
+    entry = run.read_json("plan.json")["audits"][0]
+    assert entry["declared"] == [40, 50, 70]
+
+
+def test_trials_that_failed_were_seen(tiny: dict, run: RunDirectory) -> None:
+    plan = planning.open_run(with_trials(tiny, 30), run)
+    failures.write(run, [failures.Failure(Pack(0, 0, 9), "ValueError", "boom", "")])
+    plan = planning.open_run(with_trials(tiny, 40), run)
+    assert plan.audits[0].declared == (30, 40)
+
+
+def test_a_plan_without_declarations_was_declared_once(tiny: dict, run: RunDirectory) -> None:
+    plan = planning.open_run(spec.from_raw(tiny), run)
+    tampered(run, lambda p: [audit.pop("declared") for audit in p["audits"]])
+    assert planning.read(run)[1] == plan
+
+
 def test_a_kill_between_the_two_files_of_an_extension_is_harmless(
     tiny: dict, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +296,7 @@ def test_lowered_trials_are_refused(tiny: dict, run: RunDirectory) -> None:
     planning.open_run(spec.from_raw(tiny), run)
     assert refusal(with_trials(tiny, 89), run) == (
         f"{run.location} was planned with audit.trials = 90, this sweep says 89; trials can be "
-        "raised, not lowered"
+        "raised, not lowered: go on with 90, or use a new name and a new seed"
     )
 
 
@@ -292,7 +319,10 @@ def test_another_sweep_is_refused_with_the_difference(
     message = refusal(spec.from_raw(tiny, overrides={key: value}), run)
     assert message.startswith(f"{run.location} holds another sweep (")
     assert difference in message
-    assert message.endswith("use a new name, or the old settings to resume")
+    # Bits depend on seed, mechanism and adversary: where these stay, a new name repeats the trials.
+    repeats = key not in ("seed", "mechanism.clip_norm", "mechanism.seed")
+    seed = " and a new seed" if repeats else ""
+    assert message.endswith(f"use a new name{seed}, or the old settings to resume")
 
 
 def test_a_long_difference_is_cut(tiny: dict, run: RunDirectory) -> None:
@@ -318,6 +348,8 @@ def test_a_long_difference_is_cut(tiny: dict, run: RunDirectory) -> None:
         (lambda p: p.update(audits=[3]), "TypeError"),
         (lambda p: p.update(audits=None), "TypeError"),
         (lambda p: p["audits"][0].update(horizons=[2, 6]), "is the plan of another sweep"),
+        (lambda p: p["audits"][0].update(declared=[100, 90]), "which do not rise to its trials"),
+        (lambda p: p["audits"][0].update(declared=[80]), "which do not rise to its trials"),
         (lambda p: p["audits"].pop(), "is the plan of another sweep"),
         (lambda p: p["audits"].reverse(), "is the plan of another sweep"),
         (lambda p: p.update(fingerprint="abc"), "is the plan of another sweep"),
@@ -331,7 +363,7 @@ def test_a_tampered_plan_is_refused(
     message = refusal(spec.from_raw(tiny), run)
     assert message.startswith(f"{run.location}/plan.json ")
     assert problem in message
-    assert message.endswith("restore it or use a new name")
+    assert message.endswith("restore it, or use a new name and a new seed")
     with pytest.raises(RunDirectoryError, match=r"plan\.json"):
         planning.read(run)
 
@@ -362,7 +394,7 @@ def test_an_edited_recording_is_refused(
     file.write_text(edit(file.read_text()))
     message = refusal(spec.from_raw(tiny), run)
     assert message.startswith(f"{file} is damaged (")
-    assert message.endswith("); restore it or use a new name")
+    assert message.endswith("); restore it, or use a new name and a new seed")
     with pytest.raises(RunDirectoryError, match=r"sweep\.yaml is damaged"):
         planning.read(run)
 

@@ -50,10 +50,18 @@ def test_every_command_of_the_readme_runs_in_its_order(workplace: Path) -> None:
         done = shell(command, workplace)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         assert done.stdout
+    # What the blocks say besides: `make quickstart` can be repeated, and a plan uses the benchmark.
+    plan = ["dpaudit", "plan", "jobs/quickstart.yaml", "--bench", "bench.json"]
+    recipe = re.search(r"\$\(BIN\)/(dpaudit run .*)", (ROOT / "Makefile").read_text())
+    for command in (plan, recipe[1].split()):
+        done = shell(command, workplace)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        assert "holds 3000 trials of each audit, more than audit.trials = 2000" in done.stderr
     status = shell(["dpaudit", "status", "runs/quickstart", "--json"], workplace).stdout
     entries = yaml.safe_load(status)["audits"]
     simulated, loss = (entry["epsilon_lower"] for entry in entries)
     assert [entry["trials"] for entry in entries] == [3000, 3000]
+    assert [entry["status"] for entry in entries] == ["certified", "certified"]
     assert loss < simulated < entries[0]["epsilon_upper"]
 
 

@@ -359,7 +359,9 @@ def test_damaged_estimates_are_told_with_a_remedy(
 def test_damaged_json_is_told(content: bytes, local: RunDirectory) -> None:
     local.require_writable()
     (Path(local.location) / "plan.json").write_bytes(content)
-    with pytest.raises(RunDirectoryError, match=r"plan\.json is not .*; restore it or use"):
+    with pytest.raises(
+        RunDirectoryError, match=r"plan\.json is not .*; restore it, or use a new name and"
+    ):
         local.read_json("plan.json")
 
 

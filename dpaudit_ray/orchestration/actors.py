@@ -22,7 +22,7 @@ from ..plan import Pack, Plan
 from ..storage import PackScores, RunDirectory
 from . import metrics
 from .aggregation import Activity, Aggregation, Progress
-from .executors import Done
+from .executors import Checked, Done
 from .trainer import Trainer as PackTrainer
 
 _log = logging.getLogger("dpaudit")
@@ -53,6 +53,18 @@ class Aggregator:
     def fold(self, pack: Pack, scores: PackScores) -> None:
         """Stores and folds a pack; safe to call twice."""
         self._open().fold(pack, scores)
+
+    def give_up(self, failed: list[Failure]) -> None:
+        """Records packs whose trials are misses; safe to call twice."""
+        self._open().give_up(failed)
+
+    def try_again(self, packs: list[Pack]) -> None:
+        """Takes recorded packs back; safe to call twice."""
+        self._open().try_again(packs)
+
+    def difference(self, pack: Pack, again: PackScores) -> str | None:
+        """Compares a finished pack with another run of it."""
+        return self._open().difference(pack, again)
 
     def progress(self, activity: Activity) -> Progress:
         """A snapshot for the terminal and the metrics."""
@@ -98,6 +110,15 @@ class Trainer:
         seconds = time.perf_counter() - started
         _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
         return Done(pack, seconds)
+
+    def check_pack(self, pack: Pack, finished: bool) -> Checked:
+        """Runs a pack again and compares; stores nothing."""
+
+        def compare(pack: Pack, again: PackScores) -> str | None:
+            found: str | None = ray.get(self._aggregator.difference.remote(pack, again))
+            return found
+
+        return Checked(pack, self._trainer.difference(pack, compare if finished else None))
 
 
 def _sees(location: str, name: str, content: str) -> bool:

@@ -3,29 +3,29 @@
 A pack is written, then folded, then acknowledged, so an acknowledged pack survives anything.
 Everything else in here can be rebuilt from the run directory, and is, whenever this starts.
 
-Several packs may be written at once, by as many threads; they are folded one at a time.
+Several packs may be written at once, by as many threads; they are folded one at a time. Packs that
+are given up are recorded here too, before their trials are folded as misses.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
+from .. import failures, prefix, stats, stop_when
 from .. import plan as planning
-from .. import seeds, stats, stop_when
-from ..errors import RunDirectoryError
-from ..plan import Pack, Plan
+from ..failures import Failure
+from ..plan import Pack, Plan, PlannedAudit
+from ..prefix import Bounds, FoldedPack
 from ..spec import Sweep
-from ..stats import preferred
 from ..storage import PackScores, RunDirectory
 from .deciding import Decider
+from .estimating import Estimating
 from .replay import Ahead, Replay
-from .rows import Table
 
 FLUSH_SECONDS = 5.0
 
@@ -86,17 +86,14 @@ class Progress:
 
 
 class Aggregation:
-    """Estimates of every audit, a function of the finished prefix of its trials alone."""
+    """Estimates of every audit: a function of its scores and of the record of failures alone."""
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-        self._sweep, self._run = sweep, run
+        self._sweep, self._plan, self._run = sweep, plan, run
         self._turn = threading.RLock()  # held by whoever reads or changes the estimates
-        ahead = Ahead()
-        budget = sweep.budget
-        self._audits = [
-            _AuditState(Table(audit, cell, budget), sweep, plan, run, ahead)
-            for audit, cell in zip(plan.audits, sweep.cells, strict=True)
-        ]
+        self._ahead = Ahead()
+        self._failures = {failure.pack: failure for failure in failures.read(run, plan)}
+        self._audits = [self._opened(index) for index in range(len(plan.audits))]
         self._flushed = time.monotonic()
         self._recorded = stop_when.decided(run, sweep)
 
@@ -112,14 +109,55 @@ class Aggregation:
             StorageError: the pack could not be written, and does not count as done; or the
                 estimates, which are due every few seconds, could not.
         """
-        audit = self._audits[pack.audit]
-        if audit.holds(pack):
+        if self._audits[pack.audit].holds(pack):
             return
-        audit.store(scores)
+        self._run.write_scores(self._plan.audits[pack.audit].id, scores)
         with self._turn:
-            audit.add(pack, scores)
+            if pack in self._failures:  # of a trainer that was taken for lost: a score after all
+                self._forget([pack])
+            self._audits[pack.audit].add(pack, scores)
             if time.monotonic() - self._flushed > FLUSH_SECONDS:
                 self.flush()
+
+    def give_up(self, failed: Iterable[Failure]) -> None:
+        """Records packs that will not be run again, then folds their trials as misses.
+
+        A pack whose scores are stored is left alone; telling it twice changes nothing.
+
+        Raises:
+            StorageError: the record could not be written, and nothing was folded.
+        """
+        with self._turn:
+            new = {
+                failure.pack: failure
+                for failure in failed
+                if failure.pack not in self._failures
+                and not self._audits[failure.pack.audit].holds(failure.pack)
+            }
+            if not new:
+                return
+            failures.write(self._run, (self._failures | new).values())
+            self._failures |= new
+            for pack in new:
+                self._audits[pack.audit].miss(pack)
+
+    def try_again(self, packs: Collection[Pack]) -> None:
+        """Takes packs that are to be run again off the record; they are misses no more.
+
+        A decision that rested on them is taken again: it held for the trials as they counted
+        then, and what replaces them may put it off.
+
+        Raises:
+            StorageError: the record could not be written.
+        """
+        with self._turn:
+            self._forget(packs)
+            self.flush()
+
+    def difference(self, pack: Pack, again: PackScores) -> str | None:
+        """How the stored scores of a pack differ from these, in words; None where they do not."""
+        stored = self._run.read_scores(self._plan.audits[pack.audit].id, pack.first, pack.last)
+        return stored.difference(again)
 
     def progress(self, activity: Activity = Activity()) -> Progress:
         """What to show now; cheap."""
@@ -139,95 +177,90 @@ class Aggregation:
                 self._run.set_complete(True)
             self._flushed = time.monotonic()
 
+    def _forget(self, packs: Collection[Pack]) -> None:
+        """Rebuilds the audits whose failures are forgotten."""
+        left = {pack: failure for pack, failure in self._failures.items() if pack not in packs}
+        failures.write(self._run, left.values())
+        self._failures = left
+        for index in {pack.audit for pack in packs}:
+            self._audits[index] = self._opened(index)
+
+    def _opened(self, index: int) -> _AuditState:
+        missed = {(pack.first, pack.last) for pack in self._failures if pack.audit == index}
+        return _AuditState(index, (self._sweep, self._plan), self._run, missed, self._ahead)
+
 
 class _AuditState:
     def __init__(
-        self, table: Table, sweep: Sweep, plan: Plan, run: RunDirectory, ahead: Ahead
+        self,
+        index: int,
+        asked: tuple[Sweep, Plan],
+        run: RunDirectory,
+        missed: set[Bounds],
+        ahead: Ahead,
     ) -> None:
-        audit, cell = table.audit, table.cell
-        self._table, self._audit, self._cell = table, audit, cell
-        self._run, self._seed = run, plan.seed
-        estimators = cell.audit.estimators if cell.mechanism.sampled else []
-        independent = not cell.adversary.one_run
-        self._states = {
-            step: [e.make(audit.trials, independent) for e in estimators] for step in audit.horizons
-        }
-        self._free = self._curve_free()
-        self._live = stats.make("anytime", planned=audit.trials)
-        self._alarm = self._live if self._claimed_gaussian() else _any_curve(audit.trials)
-        self._decider = Decider(sweep, audit, cell, self._live)
+        sweep, plan = asked
+        audit, cell = plan.audits[index], sweep.cells[index]
+        self._audit, self._cell, self._budget = audit, cell, sweep.budget
         self._finished = run.finished(audit.id) & set(audit.packs)
+        self._missed = missed - self._finished
+        self._there = self._finished | self._missed
+        self._estimates = Estimating(audit, cell, sweep.budget)
+        self._live = stats.make("anytime", planned=audit.declared[0])
+        self._alarm = self._live if self._claimed_gaussian() else _any_curve(audit)
+        self._decider = Decider(sweep, audit, cell, self._live)
         self._done = sum(last - first + 1 for first, last in self._finished)
         self._folded = 0  # packs of the prefix that the estimates are a function of
         self.decided: int | None = None  # trials that were enough; later ones are not folded
         self._shown: tuple[stats.Estimate, float] | None = None  # kept until the next fold, as
         self._rows: list[dict[str, Any]] | None = None  # are these: most audits are at rest
-        self._replay = Replay(self._stored, ahead)
+        self._replay = Replay(functools.partial(prefix.read, run, plan, index, self._missed), ahead)
         self._advance()
 
     @property
     def complete(self) -> bool:
+        """Whether no trial is missing, up to the one that was enough; a miss is missing."""
+        end = self._audit.trials if self.decided is None else self.decided
+        if any(first < end for first, _ in self._missed):
+            return False
         return self.decided is not None or self._folded == len(self._audit.packs)
-
-    def _curve_free(self) -> stats.Estimator | None:
-        """The strongest bound without an assumption, where the audit does not list it itself."""
-        one_run = self._cell.adversary.one_run
-        method = preferred.curve_free_method(one_run)
-        listed = any(e.name == method for e in self._cell.audit.estimators)
-        if listed or not self._cell.mechanism.sampled:
-            return None
-        return stats.make(method, planned=self._audit.trials, independent=not one_run)
 
     def holds(self, pack: Pack) -> bool:
         return (pack.first, pack.last) in self._finished
-
-    def store(self, scores: PackScores) -> None:
-        self._run.write_scores(self._audit.id, scores)
 
     def add(self, pack: Pack, scores: PackScores) -> None:
         if self.holds(pack):
             return  # two tries of one pack were stored at once
         self._finished.add((pack.first, pack.last))
+        self._there.add((pack.first, pack.last))
         self._done += pack.size
         if self.decided is None:
             self._replay.keep(scores)
             self._advance()
 
+    def miss(self, pack: Pack) -> None:
+        if self.holds(pack):
+            return
+        self._missed.add((pack.first, pack.last))
+        self._there.add((pack.first, pack.last))
+        if self.decided is None:
+            self._advance()
+
     def _advance(self) -> None:
         """Folds every pack that is next in trial order."""
-        for pack in self._replay.packs(self._next_finished()):
+        next_ones = prefix.bounds(self._audit, self._there, self._folded)
+        for pack in self._replay.packs(next_ones):
             self._fold(pack)
             self._folded += 1
             if self._decider.enough():
                 self.decided = pack.last + 1
                 return
 
-    def _next_finished(self) -> Iterator[tuple[int, int]]:
-        for index in range(self._folded, len(self._audit.packs)):
-            if (bounds := self._audit.packs[index]) not in self._finished:
-                return
-            yield bounds
-
-    def _stored(self, first: int, last: int) -> PackScores:
-        """A pack from the run directory, whose bits must be those that the plan commits to."""
-        pack = self._run.read_scores(self._audit.id, first, last)
-        bits = seeds.bits(self._seed, self._audit.fingerprint, first, last)
-        if pack.steps != self._audit.horizons or not np.array_equal(pack.members, bits):
-            raise RunDirectoryError(
-                f"{self._run.location}/scores/{self._audit.id}/{first}-{last}.parquet does not "
-                "have the bits or steps of this plan; delete it to have its trials run again"
-            )
-        return pack
-
-    def _fold(self, pack: PackScores) -> None:
-        for column, step in enumerate(pack.steps):
-            for state in self._states[step]:
-                state.fold(pack.scores[:, column], pack.members)
-        if self._free is not None:
-            self._free.fold(pack.scores[:, -1].copy(), pack.members)  # of all steps, the last
-        self._live.fold(pack.scores[:, -1], pack.members)
+    def _fold(self, pack: FoldedPack) -> None:
+        self._estimates.fold(pack)
+        prefix.fold(self._live, pack)
         if self._alarm is not self._live:
-            self._alarm.fold(pack.scores[:, -1], pack.members)
+            prefix.fold(self._alarm, pack)
         self._decider.fold(pack)
         self._shown = self._rows = None
 
@@ -253,7 +286,7 @@ class _AuditState:
         """The bound that is shown, and the ε that an alarm may compare with the claim."""
         cell, last = self._cell, self._audit.horizons[-1]
         bound = self._live.bound(cell.audit.delta, cell.audit.confidence)
-        alarm = self._alarm.bound(cell.audit.delta, self._table.budget.each_audit)
+        alarm = self._alarm.bound(cell.audit.delta, self._budget.each_audit)
         known = cell.mechanism.trade_off(cell.adversary, last)
         return bound.given(known), alarm.epsilon_lower
 
@@ -262,11 +295,11 @@ class _AuditState:
         return cell.mechanism.claimed(cell.adversary, self._audit.horizons[-1]).gaussian
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per step, estimator and accountant, as estimates.parquet has them."""
+        """The audit's part of estimates.parquet."""
         if self._rows is None:
-            self._rows = self._table.rows(self._states, self._free)
+            self._rows = self._estimates.rows()
         return self._rows
 
 
-def _any_curve(planned: int) -> stats.Estimator:
-    return stats.make("anytime", planned=planned, curve="any")
+def _any_curve(audit: PlannedAudit) -> stats.Estimator:
+    return stats.make("anytime", planned=audit.declared[0], curve="any")

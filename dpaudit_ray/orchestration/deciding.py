@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from .. import stats, verdict
+from .. import prefix, stats, verdict
 from ..plan import PlannedAudit
+from ..prefix import FoldedPack
 from ..spec import Cell, Sweep
 from ..stats.claim_test import ClaimTest
 from ..stats.curve import Curve
-from ..storage import PackScores
 
 
 class Decider:
@@ -30,12 +30,12 @@ class Decider:
             # The level of `dpaudit verify`: the run's error budget, shared by its audits.
             confidence = min(c.audit.confidence for c in sweep.cells)
             self._alpha = (1 - confidence) / len(sweep.cells)
-            self._test = ClaimTest(_claimed_curve(audit, cell), audit.trials)
+            self._test = ClaimTest(_claimed_curve(audit, cell), audit.declared[0])
 
-    def fold(self, pack: PackScores) -> None:
+    def fold(self, pack: FoldedPack) -> None:
         """Adds a pack, in trial order."""
         if self._test is not None:
-            self._test.fold(pack.scores[:, -1], pack.members)
+            prefix.fold(self._test, pack)
             self._test.look()
 
     def enough(self) -> bool:

@@ -59,6 +59,7 @@ class Driver:
         self._worked: dict[int, float] = collections.defaultdict(float)  # seconds, by audit
         self._decided: set[int] = set()
         self._in_flight = 0
+        self._given_up = 0  # failures that the executor was told of
         self._pack_seconds: float | None = None
         self._last_result: float | None = None
         self._shown = -math.inf
@@ -134,14 +135,17 @@ class Driver:
         if isinstance(outcome, Lost):
             self._in_flight -= len(outcome.packs)
             self._again.extendleft(reversed(self._ledger.lost(outcome)))
-            return
-        self._in_flight -= 1
-        if isinstance(outcome, Done):
+        elif isinstance(outcome, Done):
+            self._in_flight -= 1
             self._ledger.done(outcome.pack)
             self._pack_seconds = outcome.seconds
             self._worked[outcome.pack.audit] += outcome.seconds
-        else:
+        elif isinstance(outcome, Failure):
+            self._in_flight -= 1
             self._ledger.failed(outcome)
+        if given_up := self._ledger.failures[self._given_up :]:
+            self._executor.give_up(given_up)
+            self._given_up += len(given_up)
 
     def _activity(self) -> Activity:
         return Activity(

@@ -29,7 +29,15 @@ class Lost:
     reason: str
 
 
-Outcome = Done | Failure | Lost
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """The pack was run again; `difference` says how it ended otherwise, None where it did not."""
+
+    pack: Pack
+    difference: str | None
+
+
+Outcome = Done | Failure | Lost | Checked
 
 
 class Executor(Protocol):
@@ -53,6 +61,22 @@ class Executor(Protocol):
             StorageError: results can no longer be stored.
             ClusterError: the aggregator cannot be brought back.
         """
+
+    def check(self, pack: Pack, finished: bool) -> None:
+        """Has a pack run again and compared, in place of stored; the outcome is `Checked`.
+
+        With its scores where it is `finished`, else with another try of the same.
+        """
+
+    def give_up(self, failed: list[Failure]) -> None:
+        """Has the aggregator record packs whose trials are misses; returns when that is done.
+
+        Raises:
+            StorageError: they could not be recorded.
+        """
+
+    def try_again(self, packs: list[Pack]) -> None:
+        """Has the aggregator take recorded packs back, which are run again now."""
 
     def progress(self, activity: Activity) -> Progress:
         """The latest snapshot, without waiting for a newer one; `activity` goes into the next."""

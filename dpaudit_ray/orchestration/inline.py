@@ -10,7 +10,7 @@ from ..plan import Pack, Plan
 from ..spec import Sweep
 from ..storage import RunDirectory
 from .aggregation import Activity, Aggregation, Progress
-from .executors import Done, Outcome
+from .executors import Checked, Done, Outcome
 from .trainer import Trainer
 
 
@@ -21,6 +21,7 @@ class InlineExecutor:
         self._aggregation = Aggregation(sweep, plan, run)
         self._trainer = Trainer(sweep.raw, plan)
         self._queue: collections.deque[Pack] = collections.deque()
+        self._checks: dict[Pack, bool] = {}  # of the packs in the queue, and whether finished
 
     @property
     def slots(self) -> int:
@@ -39,11 +40,27 @@ class InlineExecutor:
     def wait(self, timeout: float) -> list[Outcome]:
         """Trains the queued pack here and now."""
         pack, started = self._queue.popleft(), time.perf_counter()
+        if pack in self._checks:
+            compare = self._aggregation.difference if self._checks.pop(pack) else None
+            return [Checked(pack, self._trainer.difference(pack, compare))]
         result = self._trainer.attempt(pack)
         if isinstance(result, Failure):
             return [result]
         self._aggregation.fold(pack, result)
         return [Done(pack, time.perf_counter() - started)]
+
+    def check(self, pack: Pack, finished: bool) -> None:
+        """Queues the pack for the next `wait`, to be compared."""
+        self._checks[pack] = finished
+        self.submit(pack)
+
+    def give_up(self, failed: list[Failure]) -> None:
+        """Records packs whose trials are misses."""
+        self._aggregation.give_up(failed)
+
+    def try_again(self, packs: list[Pack]) -> None:
+        """Takes recorded packs back."""
+        self._aggregation.try_again(packs)
 
     def progress(self, activity: Activity) -> Progress:
         """The current snapshot."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import ClusterError
 from ..failures import Failure
@@ -18,7 +18,8 @@ LOSSES_PER_PACK = 5  # trainers that die under one pack before the pack is held 
 class Ledger:
     """Counts failed packs (the user's code) and lost trainers (infrastructure) apart.
 
-    `recorded` are failures of an earlier try that are not run again in this one.
+    `recorded` are failures of an earlier try that are not run again in this one. They are in a row
+    where no later pack of their audit was done: `reached` has the first trial of its last one.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class Ledger:
         labels: list[str],
         tell: Callable[[str], None] = lambda line: None,
         recorded: Iterable[Failure] = (),
+        reached: Mapping[int, int] | None = None,
     ) -> None:
         self._resources = resources
         self._labels = labels
@@ -40,7 +42,9 @@ class Ledger:
         self.closed: set[int] = set()  # audits that are given up
         self.exhausted = False  # more packs failed than the sweep allows
         for failure in recorded:
-            self._count(failure)
+            self.trials_failed[failure.pack.audit] += failure.pack.size
+            if failure.pack.first > (reached or {}).get(failure.pack.audit, -1):
+                self._in_a_row(failure)
 
     def done(self, pack: Pack) -> None:
         """A pack that worked shows that its audit can."""
@@ -49,7 +53,8 @@ class Ledger:
     def failed(self, failure: Failure) -> None:
         """Counts a pack that raised."""
         self.failures.append(failure)
-        self._count(failure)
+        self.trials_failed[failure.pack.audit] += failure.pack.size
+        self._in_a_row(failure)
         limit = self._resources.max_trial_failures
         if len(self.failures) > limit and not self.exhausted:
             self.exhausted = True
@@ -86,9 +91,8 @@ class Ledger:
         self.failed(Failure(first, "WorkerLost", message, lost.reason))
         return others
 
-    def _count(self, failure: Failure) -> None:
+    def _in_a_row(self, failure: Failure) -> None:
         audit = failure.pack.audit
-        self.trials_failed[audit] += failure.pack.size
         streak = self._streaks.setdefault(audit, [])
         if streak and streak[-1].kind != failure.kind:
             streak.clear()

@@ -81,13 +81,21 @@ class RayExecutor:
 
     def submit(self, pack: Pack) -> None:
         """Gives the pack to the trainer with the fewest packs."""
-        worker = self._pool.least_busy()
-        label = self._plan.audits[pack.audit].label
-        # Not the trials: Ray keeps metrics by task name, 15 kB for each, in every process.
-        task = worker.actor.run_pack.options(name=f"Trainer.run_pack {label}")
-        if not worker.packs:
-            worker.since = time.monotonic()
-        worker.packs[task.remote(pack)] = pack
+        self._hand("run_pack", pack)
+
+    def check(self, pack: Pack, finished: bool) -> None:
+        """Has the pack run again by the trainer with the fewest packs."""
+        self._hand("check_pack", pack, finished)
+
+    def give_up(self, failed: list[Failure]) -> None:
+        """See `Executor.give_up`."""
+        self._aggregator_call("give_up", failed)
+
+    def try_again(self, packs: list[Pack]) -> None:
+        """See `Executor.try_again`."""
+        self._aggregator_call("try_again", packs)
+        self._asked = None  # its answer may be of before
+        self._seen = self._aggregator_call("progress", self._seen.activity)
 
     def wait(self, timeout: float) -> list[Outcome]:
         """See `Executor.wait`."""
@@ -124,6 +132,15 @@ class RayExecutor:
             self._ray.kill(worker.actor)
         self._ray.kill(self._aggregator)
 
+    def _hand(self, method: str, pack: Pack, *arguments: Any) -> None:
+        worker = self._pool.least_busy()
+        label = self._plan.audits[pack.audit].label
+        # Not the trials: Ray keeps metrics by task name, 15 kB for each, in every process.
+        task = getattr(worker.actor, method).options(name=f"Trainer.{method} {label}")
+        if not worker.packs:
+            worker.since = time.monotonic()
+        worker.packs[task.remote(pack, *arguments)] = pack
+
     def _aggregator_call(self, method: str, *arguments: Any) -> Any:
         return self._answer(getattr(self._aggregator, method).remote(*arguments))
 
@@ -145,7 +162,7 @@ class RayExecutor:
             return None
         exceptions = self._ray.exceptions
         try:
-            outcome: Done | Failure | None = self._ray.get(reference)
+            outcome: Outcome | None = self._ray.get(reference)
         except exceptions.RayTaskError as error:
             if (ours := _ours(error)) is not None:
                 raise ours from error

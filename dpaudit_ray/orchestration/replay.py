@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from ..prefix import Bounds, FoldedPack
 from ..storage import PackScores
 
 READERS = 32  # an object store takes tens of milliseconds to answer, whoever asks
@@ -44,23 +45,23 @@ class Replay:
     """The packs of one audit, one after another.
 
     Args:
-        read: reads a pack by its bounds, in any thread.
+        read: gives a pack by its first and last trial, in any thread.
         ahead: shared by the audits of a sweep.
     """
 
-    def __init__(self, read: Callable[[int, int], PackScores], ahead: Ahead) -> None:
+    def __init__(self, read: Callable[[int, int], FoldedPack], ahead: Ahead) -> None:
         self._read, self._ahead = read, ahead
 
     def keep(self, pack: PackScores) -> None:
         """Takes a pack that will be asked for, now or later."""
         self._ahead.put(self, pack)
 
-    def packs(self, bounds: Iterable[tuple[int, int]]) -> Iterator[PackScores]:
+    def packs(self, bounds: Iterable[Bounds]) -> Iterator[FoldedPack]:
         """The packs with these bounds, in this order; several are read at once."""
-        waiting: collections.deque[PackScores | Future[PackScores]] = collections.deque()
-        for first, last in bounds:
-            kept = self._ahead.take(self, first)
-            waiting.append(kept or _readers().submit(self._read, first, last))
+        waiting: collections.deque[PackScores | Future[FoldedPack]] = collections.deque()
+        for pack in bounds:
+            kept = self._ahead.take(self, pack[0])
+            waiting.append(kept or _readers().submit(self._read, *pack))
             if len(waiting) >= UNDERWAY:
                 yield _arrived(waiting.popleft())
         while waiting:
@@ -72,7 +73,7 @@ def _readers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(READERS, thread_name_prefix="replay")
 
 
-def _arrived(pack: PackScores | Future[PackScores]) -> PackScores:
+def _arrived(pack: PackScores | Future[FoldedPack]) -> FoldedPack:
     return pack.result() if isinstance(pack, Future) else pack
 
 

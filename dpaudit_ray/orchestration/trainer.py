@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import traceback
+from collections.abc import Callable
 
 from .. import seeds, spec
 from ..errors import DpauditError
@@ -40,6 +41,22 @@ class Trainer:
             detail = "".join(traceback.format_exception(error)[-8:])
             message = str(error) if isinstance(error, DpauditError) else f"{kind}: {error}"
             return Failure(pack, kind, message.splitlines()[0] if message else kind, detail)
+
+    def difference(
+        self, pack: Pack, compare: Callable[[Pack, PackScores], str | None] | None = None
+    ) -> str | None:
+        """How a pack ends otherwise when it is run again, in words; None where it does not.
+
+        `compare` does so with what is stored of it; without, it is run twice.
+        """
+        first = self.attempt(pack)
+        if compare is not None and not isinstance(first, Failure):
+            return compare(pack, first)
+        second = self.attempt(pack) if compare is None else None
+        failed = [one for one in (first, second) if isinstance(one, Failure)]
+        if isinstance(first, PackScores) and isinstance(second, PackScores):
+            return first.difference(second)
+        return None if len(failed) == 2 else f"raised ({failed[0].message}) once, and once did not"
 
     def seconds(self, pack: Pack) -> float:
         """Seconds that one pack takes once its audit is open (for `dpaudit plan`)."""

@@ -11,11 +11,12 @@ import jinja2
 import numpy as np
 import pandas as pd
 
-from .. import __version__
+from .. import __version__, prefix
 from ..plan import PlannedAudit
+from ..prefix import MissedPack
 from . import figures, groups, overviews, words
 from .profiles import Profile
-from .tables import Run, all_estimates, best, folded_scores, overview
+from .tables import Run, all_estimates, best, overview
 
 
 def write(run: Run) -> str:
@@ -72,7 +73,8 @@ def _pictures(run: Run) -> list[dict[str, str]]:
 
 
 def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
-    scores = folded_scores(run, audit)
+    packs = list(run.prefix(audit))
+    scores = prefix.scores(audit, [p for p in packs if not isinstance(p, MissedPack)])
     mine = table[table["audit"] == audit.id]
     final = mine[mine["step"] == audit.horizons[-1]]
     level = run.settings(audit)
@@ -96,7 +98,7 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
     if len(scores) and len(mine):
         last = scores[scores["step"] == audit.horizons[-1]]
         diverged = ~np.isfinite(last["score"])
-        curves = Profile.of(run, audit, scores)
+        curves = Profile.of(run, audit, prefix.scores_with_errors(audit, packs))
         profile_png = curves.figure()
         run.directory.write_figure(f"{audit.id}-profile.png", profile_png)
         entry |= {
@@ -108,6 +110,7 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
             "trials_out": int((~last["member"]).sum()),
             "diverged_in": int((diverged & last["member"]).sum()),
             "diverged_out": int((diverged & ~last["member"]).sum()),
+            "missed": sum(len(p.members) for p in packs if isinstance(p, MissedPack)),
         }
     return entry
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from .. import plan as planning
-from .. import seeds, stats
+from .. import prefix, stats, stop_when
 from ..plan import Plan, PlannedAudit
+from ..prefix import FoldedPack
 from ..spec import AuditSpec, Sweep
 from ..stats import Status
 from ..storage import RunDirectory
@@ -43,6 +45,18 @@ class Run:
     def settings(self, audit: PlannedAudit) -> AuditSpec:
         """The audit's level and estimators."""
         return self.sweep.cells[self.plan.audits.index(audit)].audit
+
+    def prefix(self, audit: PlannedAudit) -> Iterator[FoldedPack]:
+        """The trials that the audit's estimates rest on."""
+        return prefix.of(self.directory, self.sweep, self.plan, self.plan.audits.index(audit))
+
+    def looked_at(self, audit: PlannedAudit) -> bool:
+        """Whether its number of trials follows from its trials: only time-uniform bounds hold."""
+        return audit.extended or self.plan.audits.index(audit) in self._decided
+
+    @functools.cached_property
+    def _decided(self) -> dict[int, int]:
+        return stop_when.decided(self.directory, self.sweep)
 
 
 def all_estimates(run: Run) -> pd.DataFrame:
@@ -126,37 +140,20 @@ def _entry(run: Run, audit: PlannedAudit, table: pd.DataFrame) -> dict[str, Any]
     }
 
 
-def folded_scores(run: Run, audit: PlannedAudit) -> pd.DataFrame:
-    """Scores of the trials that the estimates are a function of, as the columns of a score file.
-
-    What is stored beyond them is left out: which trials are there may depend on their bits. A
-    trial among them that has no score was run and gave none; its score is NaN at every step.
-    """
-    mine = run.estimates[run.estimates["audit"] == audit.id]
-    used = int(mine["trials"].max()) if len(mine) else 0
-    stored = run.directory.scores(audit.id)
-    stored = stored[stored["trial"] < used]
-    absent = np.setdiff1d(np.arange(used), stored["trial"].to_numpy())
-    if len(absent) == 0:
-        return stored
-    bits = seeds.bits(run.plan.seed, audit.fingerprint, 0, used - 1)
-    steps = len(audit.horizons)
-    failed = pd.DataFrame(
-        {
-            "audit": audit.id,
-            "trial": np.repeat(absent, steps),
-            "member": np.repeat(bits[absent], steps),
-            "step": np.tile(np.asarray(audit.horizons, dtype=np.int32), len(absent)),
-            "score": math.nan,
-        }
-    )
-    return pd.concat([stored, failed]).sort_values(["trial", "step"], ignore_index=True)
-
-
 def representative(run: Run, audit: PlannedAudit) -> str:
-    """The one that stands for the audit: its first, or `exact` where no trials are run."""
+    """The one that stands for the audit: its first, or `exact` where no trials are run.
+
+    Where the number of trials follows from the trials, the first that holds all the same.
+    """
     cell = run.sweep.cells[run.plan.audits.index(audit)]
-    return cell.audit.estimators[0].name if cell.mechanism.sampled else EXACT
+    if not cell.mechanism.sampled:
+        return EXACT
+    if run.looked_at(audit):
+        mine = run.estimates[run.estimates["audit"] == audit.id]
+        held = mine["status"].map(lambda status: Status(status).holds)
+        for name in mine.loc[held.astype(bool), "estimator"].head(1):
+            return str(name)
+    return cell.audit.estimators[0].name
 
 
 def _anytime() -> set[str]:

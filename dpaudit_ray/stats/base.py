@@ -28,6 +28,8 @@ class Status(StrEnum):
     APPROXIMATE = "approximate"  # as certified, in the limit of many trials
     CREDIBLE = "credible"  # a Bayesian posterior quantile
     PAPER = "paper"  # as a paper published it; not valid at its level
+    INTERIM = "interim"  # holds for a number of trials declared beforehand; these are fewer
+    EXTENDED = "extended"  # the same; that number was raised after looking
 
     @property
     def holds(self) -> bool:
@@ -93,12 +95,18 @@ class Estimator(ABC):
     name: ClassVar[str]
     status: ClassVar[Status]
     interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
+    within_planned: ClassVar[bool] = False  # ... but up to the planned number of trials only
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
 
     @property
     def learns(self) -> bool:
         """Whether trials are guessed by the bits of earlier ones: then their order matters."""
         return True
+
+    @classmethod
+    def time_uniform(cls) -> bool:
+        """Whether its bound holds at every number of trials, declared or not."""
+        return cls.interim_valid and not cls.within_planned
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials. `scores` float64 [n], higher = more "in"; `members` bool [n]."""

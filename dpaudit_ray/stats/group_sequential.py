@@ -44,6 +44,7 @@ class GroupSequential(Guesses, Estimator):
     name: ClassVar[str] = "group-sequential"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True
+    within_planned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

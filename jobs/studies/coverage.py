@@ -90,6 +90,13 @@ class Coverage(Mechanism):
         return np.array([self._audit(np.random.default_rng(c), horizons) for c in children])
 
     def _audit(self, rng: np.random.Generator, horizons: tuple[int, ...]) -> list[float]:
+        bits, scores, failed = self._trials(rng, horizons)
+        return [self._reported(scores[:n], bits[:n], failed[:n]) for n in horizons]
+
+    def _trials(
+        self, rng: np.random.Generator, horizons: tuple[int, ...]
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Bits, scores, and which trials gave no output."""
         bits = rng.random(max(horizons)) < 0.5
         scores = draw(self.worlds, self.epsilon, bits, self.delta, rng)
         faulty = rng.random(len(bits)) < (FAULT_RATE if self.faults != "none" else 0.0)
@@ -97,7 +104,7 @@ class Coverage(Mechanism):
         if self.faults == "diverges-inside":
             faulty = faulty & bits
         scores[faulty] = math.nan
-        return [self._reported(scores[:n], bits[:n], failed[:n]) for n in horizons]
+        return bits, scores, failed
 
     def _reported(
         self,

@@ -73,6 +73,7 @@ def tabulate(location: str) -> pd.DataFrame:
                 {
                     "method": study.method,
                     "status": str(method.status),
+                    "audit": audit.label,
                     "looks": study.looks,
                     "worlds": study.worlds,
                     "faults": study.faults,

@@ -32,6 +32,7 @@ class Scripted:
         self.most_in_flight = 0
         self.decided: dict[int, int] = {}
         self.flushed = 0
+        self.given_up: list[Failure] = []
         self.stop: Stop | None = None
 
     def submit(self, pack: Pack) -> None:
@@ -57,6 +58,13 @@ class Scripted:
             AuditProgress("x", 100, 0, 0.0, 1.0, decided=self.decided.get(i)) for i in range(2)
         ]
         return Progress(tuple(audits), activity)
+
+    def check(self, pack: Pack, finished: bool) -> None: ...
+
+    def give_up(self, failed: list[Failure]) -> None:
+        self.given_up += failed
+
+    def try_again(self, packs: list[Pack]) -> None: ...
 
     def flush(self) -> None:
         self.flushed += 1
@@ -101,6 +109,7 @@ def test_a_failed_pack_stops_nothing() -> None:
     executor.script[PACKS[3]] = ["fail"]
     summary = drive(executor).run()
     assert [failure.pack for failure in summary.failures] == [PACKS[3]]
+    assert executor.given_up == summary.failures, "its trials are misses from now on"
     assert executor.submitted == PACKS
     assert summary.progress.activity.failed == {0: 10}
 
@@ -112,6 +121,14 @@ def test_an_audit_whose_packs_all_fail_the_same_way_is_stopped_and_others_go_on(
     summary = drive(executor).run()
     assert [failure.pack for failure in summary.failures] == PACKS[:3]
     assert executor.submitted == PACKS[:3] + PACKS[10:]
+
+
+def test_recorded_failures_close_an_audit_only_when_they_were_in_a_row() -> None:
+    recorded = [Failure(pack, "fail", "boom", "") for pack in PACKS[2:8:2]]
+    for reached, closed in (({0: PACKS[9].first}, set()), ({0: PACKS[1].first}, {0}), ({}, {0})):
+        ledger = Ledger(ResourceSpec(), ["first", "second"], recorded=recorded, reached=reached)
+        assert ledger.closed == closed
+        assert ledger.trials_failed == {0: 30}
 
 
 def test_failures_of_several_kinds_or_between_successes_stop_nothing() -> None:
@@ -162,6 +179,7 @@ def test_a_pack_that_kills_every_worker_is_given_up() -> None:
     summary = drive(executor, losses=50).run()
     assert summary.lost == LOSSES_PER_PACK
     assert [(f.pack, f.kind) for f in summary.failures] == [(PACKS[1], "WorkerLost")]
+    assert executor.given_up == summary.failures
     assert set(executor.submitted) == set(PACKS)
 
 

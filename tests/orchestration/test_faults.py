@@ -41,11 +41,12 @@ def assert_same(left: str | Path, right: str | Path) -> None:
         pd.testing.assert_frame_equal(a, b, check_exact=True)
 
 
-def start(sweep: dict, folder: Path) -> subprocess.Popen:
+def start(sweep: dict, folder: Path, *more: str) -> subprocess.Popen:
     file = folder / "sweep.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(sweep))
     command = [sys.executable, "-m", "dpaudit_ray", "run", str(file), "--storage-path", str(folder)]
+    command += more
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

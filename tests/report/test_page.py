@@ -43,7 +43,7 @@ def test_page_holds_every_audit_with_its_bound_without_assumption(finished: Run)
         (free,) = {
             row["epsilon_lower_free"] for row in overview(finished) if row["audit"] == audit.id
         }
-        assert f"ε ≥ {free:.4f} (eps-delta)" in html
+        assert f"ε ≥ {free:.4f} (one-run)" in html
         assert (Path(finished.directory.location) / f"figures/{audit.id}.png").stat().st_size > 5000
     assert html.count("data:image/png") == 2 + 2 * len(finished.plan.audits)
     assert html.count("<img") == html.count("alt=")

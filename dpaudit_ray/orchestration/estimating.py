@@ -1,0 +1,142 @@
+"""The estimators of one audit at every recorded step, and what their bounds are worth by now."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from .. import prefix, stats
+from ..estimator import EstimatorSpec
+from ..plan import PlannedAudit
+from ..prefix import FoldedPack
+from ..spec import Cell
+from ..stats import Estimate, Estimator, Status, preferred
+from ..stats.budget import SweepBudget
+
+# What may be said after a look, a bound on μ and one without assumption: these take over where a
+# bound for a declared number of trials no longer holds.
+TIME_UNIFORM = ("anytime", "eps-delta-anytime")
+_CLAIM_NO_LEVEL = (Status.PAPER, Status.CREDIBLE)
+
+
+class Estimating:
+    """Folds the prefix of one audit; `budget` is that of the whole sweep.
+
+    A time-uniform estimator keeps the options that follow from the number of trials declared
+    first: to tune it again after looking would void it.
+    """
+
+    def __init__(self, audit: PlannedAudit, cell: Cell, budget: SweepBudget) -> None:
+        self._audit, self._cell = audit, cell
+        specs = self._estimators()
+        # Those that were added share what the sweep's budget has for one of those asked for.
+        added = max(len(specs) - len(cell.audit.estimators), 1)
+        self._each = 1 - (1 - budget.each) / added
+        self._states = [[self._made(one) for one in specs] for _ in audit.horizons]
+        self._free = self._curve_free(specs)
+
+    def fold(self, pack: FoldedPack) -> None:
+        """Adds a pack, in trial order."""
+        for column, states in enumerate(self._states):
+            for state in states:
+                prefix.fold(state, pack, column)
+        if self._free is not None:
+            prefix.fold(self._free, pack)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per step, estimator and accountant, as estimates.parquet has them."""
+        audit, cell, level = self._audit, self._cell, self._cell.audit
+        exact = cell.mechanism.exact(cell.adversary, audit.horizons, level.delta)
+        rows = []
+        for index, (step, states) in enumerate(zip(audit.horizons, self._states, strict=True)):
+            known = cell.mechanism.trade_off(cell.adversary, step)
+            found = [(one.given(known), one.epsilon_lower) for one in exact.get(step, ())]
+            free = self._assumption_free([one for one, _ in found], index)
+            found += [self._worth(state, known) for state in states]
+            for estimate, together in found:
+                row = _row(estimate, together, free)
+                for accountant, claims in audit.claims.items():
+                    claim = claims[index] if math.isfinite(claims[index]) else math.inf
+                    named = {"audit": audit.id, "step": step, "accountant": accountant}
+                    rows.append(row | named | {"epsilon_upper": claim})
+        return rows
+
+    @property
+    def _looked(self) -> bool:
+        """Whether the number of trials follows from the trials, or may yet."""
+        rule = self._cell.audit.stop_when
+        return self._audit.extended or (rule is not None and rule.by_bounds)
+
+    def _estimators(self) -> list[EstimatorSpec]:
+        """Those asked for; where trials are looked at, time-uniform ones too if there are none."""
+        if not self._cell.mechanism.sampled:
+            return []
+        asked = list(self._cell.audit.estimators)
+        uniform = any(stats.estimators()[one.name].time_uniform() for one in asked)
+        if not self._looked or uniform or self._cell.adversary.one_run:
+            return asked
+        return [*asked, *(EstimatorSpec(name=name) for name in TIME_UNIFORM)]
+
+    def _curve_free(self, listed: list[EstimatorSpec]) -> Estimator | None:
+        """The strongest bound without an assumption, where it is not among the others."""
+        one_run = self._cell.adversary.one_run
+        looked = self._looked and not one_run
+        method = TIME_UNIFORM[1] if looked else preferred.curve_free_method(one_run)
+        if not self._cell.mechanism.sampled or any(one.name == method for one in listed):
+            return None
+        return self._made(EstimatorSpec(name=method))
+
+    def _made(self, spec: EstimatorSpec) -> Estimator:
+        uniform = stats.estimators()[spec.name].time_uniform()
+        planned = self._audit.declared[0] if uniform else self._audit.trials
+        return spec.make(planned, independent=not self._cell.adversary.one_run)
+
+    def _worth(self, state: Estimator, known: stats.TradeOff) -> tuple[Estimate, float]:
+        """A bound under its status by now, and its ε at the sweep's split level.
+
+        A bound for a declared number of trials holds at that one, if it was the only one. The
+        second is NaN for what no decision may rest on (yet).
+        """
+        level = self._cell.audit
+        found = state.bound(level.delta, level.confidence).given(known)
+        if not state.time_uniform() and found.status not in _CLAIM_NO_LEVEL:
+            partial = found.trials < self._audit.trials and not state.interim_valid
+            if self._audit.extended:
+                found = dataclasses.replace(found, status=Status.EXTENDED)
+            elif partial:
+                found = dataclasses.replace(found, status=Status.INTERIM)
+        if not found.status.holds:
+            return found, math.nan
+        if self._each == level.confidence:
+            return found, found.epsilon_lower
+        return found, state.bound(level.delta, self._each).epsilon_lower
+
+    def _assumption_free(self, exact: list[Estimate], index: int) -> Estimate | None:
+        """The bound without an assumption at recorded step number `index`; None where none is."""
+        states = [one for one in self._states[index] if self._holds_at_last(one)]
+        if self._free is not None and index == len(self._audit.horizons) - 1:
+            states.append(self._free)
+        level = self._cell.audit
+        bounds = [state.bound(level.delta, level.confidence) for state in states]
+        return preferred.curve_free([*exact, *bounds])
+
+    def _holds_at_last(self, state: Estimator) -> bool:
+        """Whether its bound holds once all trials are in."""
+        return state.time_uniform() or not self._audit.extended
+
+
+def _row(estimate: Estimate, together: float, free: Estimate | None) -> dict[str, Any]:
+    return {
+        "trials": estimate.trials,
+        "estimator": estimate.method,
+        "status": estimate.status.value,
+        "epsilon_lower": estimate.epsilon_lower,
+        "mu_lower": estimate.mu_lower,
+        "delta": estimate.delta,
+        "confidence": estimate.confidence,
+        "threshold": estimate.threshold,
+        "epsilon_lower_together": together,
+        "epsilon_lower_free": math.nan if free is None else free.epsilon_lower,
+        "free_estimator": "" if free is None else free.method,
+    }

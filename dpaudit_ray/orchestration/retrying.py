@@ -1,0 +1,130 @@
+"""`--retry-failed`: failed packs are run again where the code gives the same scores twice.
+
+The bits of a failed pack are known, and its trials count as misses. Scores may take their place
+only if they are those that the trials would have had: of code that is not deterministic, a second
+try picks among outcomes, and what fails for one bit more often than for the other then counts for
+the adversary. So packs of the audit that were finished are run again first and compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+
+from ..failures import Failure
+from ..plan import Pack, Plan
+from ..storage import RunDirectory
+from .aggregation import Activity, Progress
+from .executors import Checked, Done, Executor, Outcome
+
+# Finished trials of an audit that are run again: as many as are retried, but no more than this,
+# rounded up to a pack. Of runs of randomised response at ε = 2 one in 2000 repeats all 32.
+CHECKED = 32
+
+
+def checks(plan: Plan, run: RunDirectory, failed: Iterable[Pack]) -> dict[Pack, bool]:
+    """What to run again before `failed`: a pack, and whether it is finished.
+
+    The largest finished packs of an audit; where it has none, a failed one, which is run twice.
+    """
+    by_audit: dict[int, list[Pack]] = {}
+    for pack in failed:
+        by_audit.setdefault(pack.audit, []).append(pack)
+    chosen: dict[Pack, bool] = {}
+    for index, packs in by_audit.items():
+        audit = plan.audits[index]
+        done = [Pack(index, *pack) for pack in run.finished(audit.id) & set(audit.packs)]
+        due = min(sum(pack.size for pack in packs), CHECKED)
+        again = list(_worth(due, sorted(done, key=lambda pack: (-pack.size, pack.first))))
+        chosen |= dict.fromkeys(again or packs[:1], bool(again))
+    return chosen
+
+
+def _worth(trials: int, packs: Iterable[Pack]) -> Iterator[Pack]:
+    """The first packs that hold so many trials together."""
+    for pack in packs:
+        if trials <= 0:
+            return
+        yield pack
+        trials -= pack.size
+
+
+class Checking:
+    """An executor that runs packs again and compares, in place of storing them.
+
+    `different` has every pack that is not shown to repeat itself, and how it ended otherwise;
+    None while it was not run again.
+    """
+
+    def __init__(self, executor: Executor, packs: Mapping[Pack, bool]) -> None:
+        self._executor, self._packs = executor, packs
+        self.different: dict[Pack, str | None] = dict.fromkeys(packs)
+
+    @property
+    def slots(self) -> int:
+        """Those of the executor."""
+        return self._executor.slots
+
+    @property
+    def trainers(self) -> int:
+        """Those of the executor."""
+        return self._executor.trainers
+
+    def submit(self, pack: Pack) -> None:
+        """Has the pack run again."""
+        self._executor.check(pack, finished=self._packs[pack])
+
+    def wait(self, timeout: float) -> list[Outcome]:
+        """See `Executor.wait`; a pack that was compared is done."""
+        return [self._noted(outcome) for outcome in self._executor.wait(timeout)]
+
+    def progress(self, activity: Activity) -> Progress:
+        """The snapshot of the executor, in which no audit is over: a decision may be put off."""
+        seen = self._executor.progress(activity)
+        audits = tuple(dataclasses.replace(audit, decided=None) for audit in seen.audits)
+        return dataclasses.replace(seen, audits=audits)
+
+    def give_up(self, failed: list[Failure]) -> None:
+        """A pack that cannot be run again proves nothing; that it failed is known or no matter."""
+        for failure in failed:
+            self.different[failure.pack] = failure.message
+
+    def _noted(self, outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, Checked):
+            return outcome
+        if outcome.difference is None:
+            self.different.pop(outcome.pack, None)
+        else:
+            self.different[outcome.pack] = outcome.difference
+        return Done(outcome.pack)
+
+    def check(self, pack: Pack, finished: bool) -> None:
+        """See `Executor.check`."""
+        self._executor.check(pack, finished)
+
+    def try_again(self, packs: list[Pack]) -> None:
+        """See `Executor.try_again`."""
+        self._executor.try_again(packs)
+
+    def flush(self) -> None:
+        """Nothing was stored."""
+
+    def close(self) -> None:
+        """The executor goes on."""
+
+
+def refusals(plan: Plan, different: Mapping[Pack, str | None]) -> Iterator[str]:
+    """What the user is told of each audit whose failed packs stay misses."""
+    told: set[int] = set()
+    for pack, difference in different.items():
+        if difference is not None and pack.audit not in told:
+            told.add(pack.audit)
+            yield _refusal(plan.audits[pack.audit].label, pack, difference)
+
+
+def _refusal(label: str, pack: Pack, difference: str) -> str:
+    return (
+        f"{label}: trials {pack.first}-{pack.last}, run again, {difference}; a retry could pick "
+        "among outcomes, so failed trials stay misses: make the code a function of its seed, or "
+        "start again with a new name and a new seed"
+    )

@@ -1,0 +1,96 @@
+"""Failed packs on a real cluster: misses that outlive the aggregator, retries that are checked."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+from command import inline, write_sweep
+from test_failed_trials import FLAG, sweep
+from test_faults import actors, start
+
+import dpaudit_ray as da
+from dpaudit_ray import failures
+from dpaudit_ray import plan as planning
+from dpaudit_ray.storage import RunDirectory
+
+pytestmark = pytest.mark.slow
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers import the training from the tests."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+def finished(sweep: dict, folder: Path, *arguments: str) -> tuple[int, str]:
+    process = start(sweep, folder, *arguments)
+    output, _ = process.communicate(timeout=120)
+    assert "Traceback" not in output, output
+    return process.returncode, output
+
+
+def estimates(location: Path) -> pd.DataFrame:
+    return RunDirectory(str(location)).estimates()
+
+
+def recorded(location: Path) -> int:
+    run = RunDirectory(str(location))
+    return (
+        len(failures.read(run, planning.require(run))) if (location / "plan.json").exists() else 0
+    )
+
+
+def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aggregator is killed once a failure is on record and while packs are still running."""
+    monkeypatch.setenv(FLAG, "1")
+    # Packs 2, 9, 20 and 43 fail: never three in a row, whatever order they end in.
+    slow = sweep("steady", 300, seconds=0.02) | {"seed": 37}
+    process = start(slow, tmp_path / "ray")
+    deadline = time.monotonic() + 90
+    while recorded(tmp_path / "ray/failing") == 0:
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (aggregator,) = actors(process, "Aggregator")
+    _kill(aggregator)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 3, output
+    assert "count as misses, until run --retry-failed" in output
+    assert inline(write_sweep(tmp_path, slow), tmp_path / "inline").code == 3
+    found = [estimates(tmp_path / place / "failing") for place in ("ray", "inline")]
+    pd.testing.assert_frame_equal(*found, check_exact=True)
+    assert set(found[0]["trials"]) == {300}
+    monkeypatch.delenv(FLAG)
+    code, output = finished(slow, tmp_path / "ray", "--retry-failed")
+    assert code == 0, output
+    quiet = da.run(slow, storage_path=str(tmp_path / "quiet"), executor="inline")
+    pd.testing.assert_frame_equal(
+        estimates(tmp_path / "ray/failing"), quiet.estimates, check_exact=True
+    )
+
+
+def _kill(process: psutil.Process) -> None:
+    process.kill()
+    process.wait(10)
+
+
+def test_scores_that_differ_the_second_time_keep_the_misses(tmp_path: Path) -> None:
+    restless = sweep("restless", 300)
+    code, output = finished(restless, tmp_path)
+    assert code == 3, output
+    before = (tmp_path / "failing/failures.json").read_text()
+    assert len(json.loads(before)) > 0
+    table = estimates(tmp_path / "failing")
+    code, output = finished(restless, tmp_path, "--retry-failed")
+    assert code == 3, output
+    assert "run again, gave " in output or "run again, raised " in output
+    assert (tmp_path / "failing/failures.json").read_text() == before
+    pd.testing.assert_frame_equal(estimates(tmp_path / "failing"), table, check_exact=True)

@@ -1,0 +1,176 @@
+"""What is said of an audit whose number of trials followed from its trials."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from command import dpaudit, inline, write_sweep
+
+import dpaudit_ray as da
+from dpaudit_ray import stats
+from dpaudit_ray.plan import Plan
+from dpaudit_ray.storage import RunDirectory
+
+LEVEL = {"delta": 1e-5, "confidence": 0.95}
+
+
+def train(member: bool, seed: int) -> float:
+    """N(2 b, 1)."""
+    return float(np.random.default_rng(seed).normal() + 2 * member)
+
+
+def sweep(*estimators: Any, **audit: Any) -> dict[str, Any]:
+    return {
+        "name": "longer",
+        "seed": 5,
+        "mechanism": {
+            "name": "function", "path": "test_extending:train", "steps": 4, "noise_multiplier": 1.0,
+        },
+        "adversary": "own",
+        "audit": {
+            "trials": 100, "delta": 1e-5, "accountants": ["gaussian"],
+            "estimators": list(estimators), **audit,
+        },
+        "resources": {"pack_size": 20},
+    }  # fmt: skip
+
+
+def grown(raw: dict[str, Any], folder: Path, *trials: int) -> pd.DataFrame:
+    """Estimates after the sweep was run with these numbers of trials in turn."""
+    for number in trials:
+        done = da.run(raw, str(folder), "inline", overrides={"audit.trials": number})
+        assert done.complete
+    return done.estimates.set_index("estimator")
+
+
+def whole(raw: dict[str, Any], folder: Path, name: str, planned: int) -> stats.Estimate:
+    """The bound by hand, from all scores."""
+    run = RunDirectory(str(folder / raw["name"]))
+    (audit,) = Plan.from_json(run.read_json("plan.json")).audits
+    scores = run.scores(audit.id)
+    state = stats.make(name, planned=planned)
+    state.fold(scores["score"].to_numpy(), scores["member"].to_numpy())
+    return state.bound(**LEVEL)
+
+
+def test_one_declaration_is_certified(tmp_path: Path) -> None:
+    table = grown(sweep("accuracy", "eps-delta", "paper-gdp", "bayes"), tmp_path, 100)
+    assert table["status"].to_dict() == {
+        "accuracy": "certified", "eps-delta": "certified", "paper-gdp": "paper",
+        "bayes": "credible",
+    }  # fmt: skip
+
+
+def test_after_an_extension_time_uniform_bounds_take_over(tmp_path: Path) -> None:
+    raw = sweep("accuracy", "eps-delta", "katz", "paper-gdp")
+    table = grown(raw, tmp_path, 100, 200)
+    assert table["status"].to_dict() == {
+        "accuracy": "extended", "eps-delta": "extended", "katz": "extended", "paper-gdp": "paper",
+        "anytime": "certified", "eps-delta-anytime": "certified",
+    }  # fmt: skip
+    assert set(table["trials"]) == {200}
+    for name in table.index:
+        by_hand = whole(raw, tmp_path, name, planned=200)
+        assert table.loc[name, "epsilon_lower"] == by_hand.epsilon_lower, name
+    shown = dpaudit("status", tmp_path / "longer").out
+    assert "own     200     200  anytime (certified)  " in shown
+    assert "interim" not in shown
+    stored = json.loads((tmp_path / "longer/plan.json").read_text())["audits"][0]["declared"]
+    assert stored == [100, 200]
+    assert dpaudit("report", tmp_path / "longer").code == 0
+    page = (tmp_path / "longer/report.html").read_text()
+    assert '<span class="tag extended">extended</span>' in page
+    rows = json.loads(dpaudit("report", tmp_path / "longer", "--format", "json").out)
+    assert {row["estimator"]: row["status"] for row in rows} == table["status"].to_dict()
+
+
+def test_every_recorded_step_has_them(tiny: dict, tmp_path: Path) -> None:
+    tiny["audit"]["estimators"] = ["accuracy"]
+    grown(tiny, tmp_path, 20, 30)
+    table = RunDirectory(str(tmp_path / "tiny")).estimates()
+    certified = table[table["status"] == "certified"]
+    found = certified.groupby(["audit", "step"])["estimator"].agg(set)
+    assert found.tolist() == [{"anytime", "eps-delta-anytime"}] * 4
+
+
+def test_nothing_is_added_where_a_time_uniform_one_is_asked_for(tmp_path: Path) -> None:
+    table = grown(sweep("accuracy", "claim"), tmp_path, 100, 200)
+    assert table["status"].to_dict() == {"accuracy": "extended", "claim": "certified"}
+    assert "own     200     200  claim (certified)" in dpaudit("status", tmp_path / "longer").out
+
+
+def test_a_plan_for_looks_is_extended_too(tmp_path: Path) -> None:
+    """It spends its error over the declared trials, so it may be looked at, but not extended."""
+    table = grown(sweep("group-sequential"), tmp_path, 100, 200)
+    assert table["status"].to_dict() == {
+        "group-sequential": "extended", "anytime": "certified", "eps-delta-anytime": "certified",
+    }  # fmt: skip
+
+
+def test_a_time_uniform_bound_is_not_tuned_again_after_looking(tmp_path: Path) -> None:
+    """`expected` weighs its prior by the trials declared first: later ones know the scores."""
+    raw = sweep({"name": "anytime", "expected": 0.8})
+    table = grown(raw, tmp_path, 100, 1000)
+    run = RunDirectory(str(tmp_path / "longer"))
+    (audit,) = Plan.from_json(run.read_json("plan.json")).audits
+    scores = run.scores(audit.id)
+    bounds = {}
+    for planned in (100, 1000):
+        state = stats.make("anytime", planned=planned, expected=0.8)
+        state.fold(scores["score"].to_numpy(), scores["member"].to_numpy())
+        bounds[planned] = state.bound(**LEVEL).epsilon_lower
+    assert bounds[100] != bounds[1000]
+    assert table.loc["anytime", "epsilon_lower"] == bounds[100]
+
+
+def test_raising_what_nobody_has_seen_is_no_extension(tmp_path: Path) -> None:
+    raw = sweep("accuracy")
+    file = write_sweep(tmp_path, raw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpaudit_ray.orchestration.driver.Driver._next", lambda _: None)
+        assert inline(file, tmp_path).code == 3
+    table = grown(raw, tmp_path, 200)
+    assert table["status"].to_dict() == {"accuracy": "certified"}
+
+
+# `stop_when` ---------------------------------------------------------------------------------
+
+
+def test_an_audit_that_was_decided_early_certifies_what_holds_then(tmp_path: Path) -> None:
+    """`accuracy` at the trial that decided is looked at, wherever it is written."""
+    raw = sweep("accuracy", "eps-delta", trials=2000, stop_when={"within": 0.7})
+    result = da.run(raw, str(tmp_path), "inline")
+    assert result.complete
+    table = result.estimates.set_index("estimator")
+    assert 0 < table["trials"].max() < 2000
+    assert table["status"].to_dict() == {
+        "accuracy": "interim", "eps-delta": "interim",
+        "anytime": "certified", "eps-delta-anytime": "certified",
+    }  # fmt: skip
+    number = table["trials"].max()
+    shown = dpaudit("status", tmp_path / "longer").out
+    assert "anytime (certified)  " in shown
+    assert f"ended by stop_when after {number} trials" in shown
+    rows = json.loads(dpaudit("report", tmp_path / "longer", "--format", "json").out)
+    assert {row["estimator"]: (row["status"], row["interim"]) for row in rows} == {
+        "accuracy": ("interim", True), "eps-delta": ("interim", True),
+        "anytime": ("certified", False), "eps-delta-anytime": ("certified", False),
+    }  # fmt: skip
+
+
+def test_going_on_to_the_declared_number_is_no_extension(tmp_path: Path) -> None:
+    """The stop was a look, but the bound is the one at the number that was declared first."""
+    raw = sweep("accuracy", trials=400, stop_when={"within": 0.7})
+    early = da.run(raw, str(tmp_path), "inline").estimates
+    assert early["trials"].max() < 400
+    del raw["audit"]["stop_when"]
+    table = grown(raw, tmp_path, 400)
+    assert table["status"].to_dict() == {"accuracy": "certified"}
+    assert grown(raw, tmp_path, 500)["status"].to_dict() == {
+        "accuracy": "extended", "anytime": "certified", "eps-delta-anytime": "certified",
+    }  # fmt: skip
