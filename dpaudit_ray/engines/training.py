@@ -17,6 +17,7 @@ from ..adversaries.base import Canary, ChangingCanary, GradientCanary, SampleCan
 from ..errors import SpecError
 from ..seeds import derive
 from . import memory
+from .layers import slots_of
 from .packed import PackedModel
 from .start import network, seeded
 from .steps import OpacusSteps, PackedSteps, Steps
@@ -59,15 +60,18 @@ class Training:
         features = _features(data, body, device, dtype)
         module = network(options.model, tuple(features.shape[1:]), data.classes, drawn)
         compute = torch.bfloat16 if options.precision == "bfloat16" else None
-        model = PackedModel(module, compute=compute)
-        initial = model.initial.to(device, dtype)
+        y = torch.from_numpy(data.y.copy()).to(device)
+        slots_of(module)  # refuses parameters that could not be moved as they are
+        model = PackedModel(module.to(device, dtype), compute=compute)
+        model.settle(features[: options.batch_size], y[: options.batch_size])
+        initial = model.initial
         return cls(
             options=options,
-            module=module.to(device, dtype),
+            module=module,
             model=model,
             initial=torch.zeros_like(initial) if options.hidden_start else initial,
             x=features,
-            y=torch.from_numpy(data.y.copy()).to(device),
+            y=y,
             batches=torch.from_numpy(_batches(options, len(data.y), seed)).to(device),
             classes=data.classes,
         )
