@@ -98,6 +98,11 @@ class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._dependent: dict[int, Tensor] = {id(x): x}
         self._seen, self._stack = seen, stack
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's compiler takes a second and more to import, and compiles nothing here."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
