@@ -143,18 +143,20 @@ def _large(module: nn.Module) -> bool:
 def _case(module: nn.Module, x: Tensor, y: Tensor) -> _Case:
     theta = _models(module)
     alone = Samplewise(module)
-    each = torch.stack([alone.gradients(row, x, y) for row in theta])  # [n, B, p]
-    norms = torch.linalg.vector_norm(each, dim=2)
-    median = float(norms[norms.isfinite()].median()) if norms.isfinite().any() else 0.0
-    clip_norm = 0.9 * median or 1.0
-    factors = clip_norm / norms.clamp(min=clip_norm)
-    weights = torch.ones_like(factors)
+    weights = torch.ones(len(theta), len(y), dtype=theta.dtype, device=theta.device)
     weights[0, -1] = 0
-    sums, weighted = (
-        torch.bmm(f.unsqueeze(1), each).squeeze(1) for f in (factors, factors * weights)
-    )
+    clip_norm, sums, weighted = 0.0, [], []
+    for row, own in zip(theta, weights, strict=True):
+        each = alone.gradients(row, x, y)  # [B, p]
+        norms = torch.linalg.vector_norm(each, dim=1)
+        finite = norms[norms.isfinite()]
+        clip_norm = clip_norm or 0.9 * float(finite.median() if len(finite) else 0) or 1.0
+        factors = clip_norm / norms.clamp(min=clip_norm)
+        sums.append(factors @ each)
+        weighted.append((factors * own) @ each)
     outputs = alone.outputs(theta, x)
-    return _Case(theta, x, y, weights, clip_norm, sums, weighted, outputs)
+    values = (torch.stack(sums), torch.stack(weighted), outputs)
+    return _Case(theta, x, y, weights, clip_norm, *values)
 
 
 def _models(module: nn.Module) -> Tensor:
@@ -198,7 +200,7 @@ def _differs(found: Tensor, expected: Tensor, slots: dict[str, Slot]) -> str | N
     """The first parameter whose sums differ, by the scale of all of them."""
     if _agree(found, expected):
         return None
-    scale = expected.abs().amax(1, keepdim=True)
+    scale = _largest(expected)
     for name, slot in slots.items():
         part = slice(slot.start, slot.stop)
         if not _agree(found[:, part], expected[:, part], scale):
@@ -210,10 +212,19 @@ def _agree(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> bool
     if found.shape != expected.shape:
         return False
     if scale is None:
-        scale = expected.flatten(1).abs().amax(1).view(-1, *[1] * (expected.dim() - 1))
+        scale = _largest(expected)
     bound = _BOUNDS[expected.dtype] * scale
-    close = (found - expected).abs() <= bound
-    return bool(close.all()) or bool((close | (found.isnan() & expected.isnan())).all())
+    off = (found - expected).abs_()
+    if bool((off.flatten(1).amax(1) <= bound).all()):
+        return True
+    bound = bound.view(-1, *[1] * (off.dim() - 1))
+    return bool(((off <= bound) | (found.isnan() & expected.isnan())).all())
+
+
+def _largest(values: Tensor) -> Tensor:
+    """Of every model, by absolute value, [n]."""
+    flat = values.flatten(1)
+    return torch.maximum(flat.amax(1), -flat.amin(1))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-import networks_more  # noqa: F401 (adds its own to CASES)
+import networks_altered  # noqa: F401 (each adds its own to CASES)
+import networks_inputs  # noqa: F401
+import networks_own  # noqa: F401
+import networks_refused  # noqa: F401
+import networks_right  # noqa: F401
+import networks_shared  # noqa: F401
 import numpy as np
 import pytest
 import torch
