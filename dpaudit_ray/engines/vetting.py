@@ -38,7 +38,9 @@ def vet(module: nn.Module, x: Tensor, many: Tensor, thorough: bool = True) -> No
             raise _refused(first.drew, "draws random numbers, which no pack's seed covers; take "
                            "them out, or set their probability to 0")  # fmt: skip
         kept.check()
+        warm = dict(_numbers(module))  # some are made by the first call
         _check_again(first, watched(module, x))
+        _check_numbers(warm, dict(_numbers(module)))
         _check_others(module, x, first, thorough)
         if first.read is not None:
             raise _refused(first.read, "decides by numbers that it reads from the batch (`if`, "
@@ -168,14 +170,9 @@ class _State:
         """Raises SpecError for what has changed since."""
         now = dict(_tensors(self._module))
         changed = [name for name, kept in self._tensors.items() if not _same(now.get(name), kept)]
-        numbers = dict(_numbers(self._module))
-        changed += [name for name, value in self._numbers.items() if numbers.get(name) != value]
         if changed:
-            raise SpecError(
-                "mechanism.model",
-                f"changes its {changed[0]} when it is called, so a batch's outputs depend on those "
-                "before it; keep nothing from one batch to the next",
-            )
+            raise _keeping(changed[0])
+        _check_numbers(self._numbers, dict(_numbers(self._module)))
 
     def restore(self) -> None:
         """Puts tensors back that were changed in place."""
@@ -184,6 +181,20 @@ class _State:
                 kept = self._tensors.get(name)
                 if kept is not None and kept.shape == tensor.shape and not _same(tensor, kept):
                     tensor.copy_(kept)
+
+
+def _check_numbers(before: dict[str, object], after: dict[str, object]) -> None:
+    for name, value in before.items():
+        if after.get(name) != value:
+            raise _keeping(name)
+
+
+def _keeping(name: str) -> SpecError:
+    return SpecError(
+        "mechanism.model",
+        f"changes its {name} when it is called, so a batch's outputs depend on those before it; "
+        "keep nothing from one batch to the next",
+    )
 
 
 def _same(tensor: Tensor | None, kept: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -196,3 +197,59 @@ case(
     ),
 )
 MATRIX = torch.eye(5) * 2
+
+
+def masked(self: Any, x: Tensor) -> Tensor:
+    h = self.fc(x).clone()
+    h[h < 0] = 0
+    return self.out(h)
+
+
+def gated_without_gradient(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        gate = torch.sigmoid(self.fc(x)).mean(1, keepdim=True)
+    return self.out(torch.tanh(self.fc(x)) * gate)
+
+
+class Locked(nn.Module):
+    """What no copy can be made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock, self.fc = threading.Lock(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+
+case(
+    "masked-in-place",
+    VECTOR,
+    EXACT,
+    lambda: Made(masked, fc=nn.Linear(8, 5), out=nn.Linear(5, 3)),
+)
+case(
+    "gated-without-gradient",
+    VECTOR,
+    SLOW,
+    lambda: Made(gated_without_gradient, fc=nn.Linear(8, 5), out=nn.Linear(5, 3)),
+)
+case("not-copied", VECTOR, SLOW, Locked)
+case(
+    "by-chunks-of-the-batch",
+    VECTOR,
+    SLOW,
+    lambda: Made(lambda self, x: torch.cat([self.out(c) for c in x.split(2)]), out=nn.Linear(8, 3)),
+)
+case(
+    "by-rows",
+    VECTOR,
+    SLOW,
+    lambda: Made(lambda self, x: torch.stack([self.out(r) for r in x]), out=nn.Linear(8, 3)),
+)
+case(
+    "vmapped-by-its-own-code",
+    VECTOR,
+    SLOW,
+    lambda: Made(lambda self, x: torch.func.vmap(self.out)(x), out=nn.Linear(8, 3)),
+)

@@ -205,3 +205,33 @@ case(
 case(
     "a-tuple", VECTOR, REFUSED, lambda: Made(lambda self, x: (self.out(x), x), out=nn.Linear(8, 3))
 )
+
+
+def counted_from_the_first(self: Any, x: Tensor) -> Tensor:
+    self.calls = getattr(self, "calls", 0) + 1
+    return self.out(x) * (1 if self.calls < 40 else 2)
+
+
+def clamped(self: Any, x: Tensor) -> Tensor:
+    self.out.weight.data.clamp_(-0.1, 0.1)
+    return self.out(x)
+
+
+case(
+    "state-number-made-late",
+    VECTOR,
+    REFUSED,
+    lambda: Made(counted_from_the_first, out=nn.Linear(8, 3)),
+    "changes its calls",
+)
+case(
+    "state-weights-clamped",
+    VECTOR,
+    REFUSED,
+    lambda: Made(clamped, out=nn.Linear(8, 3)),
+    "changes its out.weight",
+)
+case("softmax-over-the-batch", VECTOR, REFUSED, lambda: around(nn.Softmax(0)), "1 (Softmax) gives")
+case(
+    "decides-by-list", VECTOR, REFUSED, mixed(lambda h: h * (2 if sum(h[:, 0].tolist()) > 0 else 1))
+)
