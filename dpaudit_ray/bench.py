@@ -99,6 +99,7 @@ class Benchmark:
 
     device: str
     threads: int
+    gpu: bool
     matmul_flop_per_second: float
     rows: tuple[Row, ...]
 
@@ -145,7 +146,7 @@ def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Ben
             )
         )
     device = torch.cuda.get_device_name() if gpu else _cpu_name()
-    return Benchmark(device, threads, _matmul(training.initial.device, repeats), tuple(rows))
+    return Benchmark(device, threads, gpu, _matmul(training.initial.device, repeats), tuple(rows))
 
 
 def _training(work: Workload, gpu: bool) -> Training:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from .errors import SpecError
 from .mechanisms.base import Mechanism
 from .mechanisms.dp_sgd import DpSgd
+from .spec import ResourceSpec
 
 
 class _Row(BaseModel):
@@ -22,6 +23,8 @@ class Calibration(BaseModel):
     """Seconds per model and step, by model."""
 
     device: str
+    threads: int = 1
+    gpu: bool = False
     rows: list[_Row]
 
     @classmethod
@@ -35,9 +38,16 @@ class Calibration(BaseModel):
                 "--bench", f"{file} is no file that `dpaudit bench --json` wrote ({reason})"
             ) from error
 
-    def seconds_per_trial(self, mechanism: Mechanism) -> float | None:
-        """One training's time, in proportion to its batch and steps; None for other work."""
-        if not isinstance(mechanism, DpSgd):
+    def seconds_per_trial(self, mechanism: Mechanism, resources: ResourceSpec) -> float | None:
+        """One training's time, in proportion to its batch and steps.
+
+        None for what was not measured: other work, a precision other than float32, and trainers
+        on another kind of device or with another number of threads.
+        """
+        if not isinstance(mechanism, DpSgd) or mechanism.precision != "float32":
+            return None
+        threads = max(1, int(resources.num_cpus))
+        if self.gpu != (resources.num_gpus > 0) or (not self.gpu and self.threads != threads):
             return None
         for row in self.rows:
             if row.model == mechanism.model.address:

@@ -157,8 +157,9 @@ def _seconds_per_trial(
     result, problem = {}, None
     for pack in remaining:
         cell = sweep.cells[pack.audit]
-        mechanism = cell.mechanism.model_dump_json()
-        known = calibration.seconds_per_trial(cell.mechanism) if calibration else None
+        mechanism, known = cell.mechanism.model_dump_json(), None
+        if calibration is not None:
+            known = calibration.seconds_per_trial(cell.mechanism, sweep.resources)
         if known is not None:
             measured[mechanism] = known
         if mechanism not in measured:

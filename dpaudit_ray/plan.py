@@ -216,6 +216,8 @@ def _recorded(run: RunDirectory) -> Sweep | None:
     try:
         source = f"{run.location}/{SWEEP_FILE}"
         return None if text is None else spec.from_raw(yamlfile.parse_yaml(text, source))
+    except spec.RevisionError as error:
+        raise RunDirectoryError(f"{run.location}: its fingerprint {error.problem}") from error
     except SpecError as error:
         what = str(error).partition(";")[0]  # its remedy is for a file of the user's own
         raise RunDirectoryError(

@@ -32,6 +32,7 @@ class Plugin(Strict):
     kind: ClassVar[str]  # what sweep files call this kind: "mechanism", "adversary", ...
     home: ClassVar[str]  # the package that is searched for classes of this kind
     locations: ClassVar[frozenset[str]] = frozenset()  # fields that say where, not what
+    revision: ClassVar[int] = 1  # of what is computed; raised when the same options give other bits
 
     @property
     def address(self) -> str:
@@ -43,7 +44,8 @@ class Plugin(Strict):
         """The options that can change a result, nested plug-ins included, as plain JSON.
 
         Options at their default are left out: an option that is added later changes no
-        fingerprint and orphans no run directory. So a default must never change its meaning.
+        fingerprint and orphans no run directory. So a default must never change its meaning. What
+        is computed in another way than before has another `revision`; the first is left out.
         """
         own = self.model_dump(mode="json", exclude=set(self.locations), exclude_defaults=True)
         nested = {
@@ -51,7 +53,8 @@ class Plugin(Strict):
             for key in type(self).model_fields
             if isinstance(value := getattr(self, key), Plugin)
         }
-        return own | nested | {"name": self.address}
+        revised = {"revision": self.revision} if self.revision > 1 else {}
+        return own | nested | revised | {"name": self.address}
 
 
 P = TypeVar("P", bound=Plugin)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -230,17 +230,50 @@ def from_raw(
     top = {k: tree[k] for k in ("name", "seed") if k in tree}
     resources = validated(ResourceSpec, tree.get("resources", {}), "resources")
     sweep = validated(Sweep, top | {"resources": resources, "cells": cells, "raw": tree}, "")
-    _check_recorded(recorded, sweep.fingerprint)
+    _check_recorded(recorded, sweep)
     return sweep
 
 
-def _check_recorded(recorded: Any, actual: str) -> None:
-    if recorded is not None and recorded != actual:
-        raise SpecError(
-            "fingerprint",
-            f"is {recorded} but the content gives {actual}, so it was edited or written by another "
-            "version; remove the line to use the file as it is",
-        )
+class RevisionError(SpecError):
+    """A recorded sweep of a version that computed something else from the same options."""
+
+
+def _check_recorded(recorded: Any, sweep: Sweep) -> None:
+    actual = sweep.fingerprint
+    if recorded is None or recorded == actual:
+        return
+    for older, changes in _revisions(sweep.identity()):
+        if recorded == _digest(older):
+            raise RevisionError(
+                "fingerprint",
+                f"is that of another version of the computation ({changes}), whose scores do not "
+                "mix with this one's; use a new name and a new seed, or the version that wrote it",
+            )
+    raise SpecError(
+        "fingerprint",
+        f"is {recorded} but the content gives {actual}, so it was edited or written by another "
+        "version; remove the line to use the file as it is",
+    )
+
+
+def _revisions(identity: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The identity as versions before would have had it, newest first, and what differs."""
+    found: dict[str, int] = {}
+
+    def at_most(value: Any, bound: int, key: str = "") -> Any:
+        if not isinstance(value, dict):
+            return value
+        kept = {k: at_most(part, bound, k) for k, part in value.items() if k != "revision"}
+        own = int(value.get("revision", 1))
+        found[key] = max(own, found.get(key, 1))
+        lowered = min(own, bound)
+        return kept | ({"revision": lowered} if lowered > 1 else {})
+
+    at_most(identity, 1)
+    for bound in range(max(found.values()) - 1, 0, -1):
+        changed = sorted((key, own) for key, own in found.items() if own > bound)
+        shown = "; ".join(f"{key}.revision: {bound} there, {own} here" for key, own in changed)
+        yield at_most(identity, bound), shown
 
 
 def _cell(sections: Mapping[str, Any], label: str) -> Cell:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command import dpaudit, refused
+from command import changed, dpaudit, refused
 
 from dpaudit_ray import bench, forecast, spec
 from dpaudit_ray.calibration import Calibration
@@ -44,6 +44,27 @@ def test_a_plan_uses_the_figures(tmp_path: Path, tiny: dict) -> None:
     sweep = spec.from_raw(tiny)
     outlook = forecast.of(sweep, str(tmp_path), Calibration.read(file))
     assert outlook.seconds == pytest.approx(outlook.trials * 1000 * tiny["mechanism"]["steps"] / 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("resources.num_cpus", 2),
+        ("resources.num_gpus", 0.5),
+        ("mechanism.precision", "bfloat16"),
+        ("mechanism.precision", "tf32"),
+    ],
+)
+def test_figures_of_another_kind_of_trainer_are_not_used(
+    key: str, value: object, tiny: dict
+) -> None:
+    figures = {"model": "fcnn", "batch_size": 64, "packed_seconds": 1.0}
+    row = figures | {"opacus_seconds": 1.0, "opacus_same_process_seconds": 1.0}
+    measured = Calibration.model_validate({"device": "a machine", "threads": 1, "rows": [row]})
+    like, unlike = spec.from_raw(tiny), spec.from_raw(changed(tiny, key, value))
+    for sweep, known in ((like, 6.0), (unlike, None)):
+        mechanism = sweep.cells[0].mechanism
+        assert measured.seconds_per_trial(mechanism, sweep.resources) == known
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from command import changed
 from dpaudit_ray import failures, seeds, spec
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import RunDirectoryError, SpecError
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.plan import Pack, Plan
 from dpaudit_ray.spec import Sweep
 from dpaudit_ray.storage import PackScores, RunDirectory
@@ -172,6 +173,26 @@ def test_preview_writes_nothing(tiny: dict, run: RunDirectory) -> None:
     longer = planning.preview(with_trials(tiny, 120), run)
     assert longer.trials == 240
     assert files(run) == before
+
+
+def test_a_run_of_another_computation_is_refused_with_what_differs(
+    tiny: dict, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before revision 2, dp-sgd rounded θ before the canary joined it: scores must not mix."""
+    with monkeypatch.context() as before:
+        before.setattr(DpSgd, "revision", 1)
+        planning.open_run(spec.from_raw(tiny), run)
+    kept = files(run)
+    for act in (planning.open_run, planning.preview):
+        with pytest.raises(RunDirectoryError) as error:
+            act(spec.from_raw(tiny), run)
+        said = str(error.value)
+        assert "(mechanism.revision: 1 there, 2 here)" in said
+        assert said.endswith("use a new name and a new seed, or the version that wrote it")
+        assert "\n" not in said
+    with pytest.raises(RunDirectoryError, match=r"mechanism\.revision: 1 there, 2 here"):
+        planning.read(run)
+    assert files(run) == kept
 
 
 # Extending -----------------------------------------------------------------------------------

@@ -34,7 +34,11 @@ class GradientCanary:
 
 @dataclasses.dataclass(frozen=True)
 class SampleCanary:
-    """Examples that join the batch: `x` [m, ...], `y` [m]; each is clipped like any other."""
+    """Examples that join the batch: `x` [m, ...], `y` [m]; each is clipped like any other.
+
+    There is one for each secret bit of a model, else they would move the sum by m C under a claim
+    of C. Entries of `x` are at most 1e15, so that their gradients have a norm in float32.
+    """
 
     x: Tensor
     y: Tensor
@@ -48,6 +52,7 @@ class ChangingCanary(ABC):
         """What is inserted at `step` (from 1) into models `theta`, float [n, p].
 
         It must not depend on which of the models are "in": the mechanism adds it to those only.
+        `theta` is a copy.
         """
 
 
@@ -132,7 +137,7 @@ class TrajectoryObserver(Protocol):
     def see(self, step: int, before: Tensor, after: Tensor) -> None:
         """Called after every step (from 1) with θ_{t-1} and θ_t, float [n, p].
 
-        Both are overwritten by the next step: copy what must last.
+        Both are copies, overwritten by the next step: keep a copy of what must last.
         """
 
     def scores(self) -> Tensor:

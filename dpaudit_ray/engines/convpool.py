@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from . import kernels, outer, vectors
 from .conv import Conv2dRule
+from .plain import plain
 from .pooling import PairPool
 from .rules import Backward, Rule, SampleGradients
 from .tape import Tapped
@@ -57,7 +58,7 @@ def merged(layers: list[nn.Module], tap: Callable[[Rule], Tapped]) -> list[nn.Mo
         rule = layer.rule if isinstance(layer, Tapped) else None
         if isinstance(rule, Conv2dRule) and rule.dense and left and isinstance(left[0], PairPool):
             left.pop(0)
-            rectified = bool(left) and isinstance(left[0], nn.ReLU)
+            rectified = bool(left) and plain(left[0], nn.ReLU)
             if rectified:
                 left.pop(0)
             layer = ConvPool(ConvPoolRule(rule, rectified), tap)
@@ -98,6 +99,7 @@ class ConvPoolRule(Rule):
     def __init__(self, convolution: Conv2dRule, rectified: bool) -> None:
         self.convolution = convolution
         self.rectified = rectified
+        self.owner = convolution
         self.weight, self.bias = convolution.weight, convolution.bias
         self._sizes: dict[torch.dtype, _Sizes | None] = {
             dtype: _Sizes.of(self.weight.shape, dtype) for dtype in _DTYPES

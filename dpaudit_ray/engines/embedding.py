@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ..errors import SpecError
 from .rules import LayerRule, SampleGradients, Slot
 
 
@@ -17,12 +16,6 @@ class EmbeddingRule(LayerRule):
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
         assert isinstance(layer, nn.Embedding)
-        if layer.max_norm is not None or layer.scale_grad_by_freq:
-            raise SpecError(
-                "mechanism.model",
-                "an Embedding with max_norm or scale_grad_by_freq mixes the samples of a batch, "
-                "so no gradient belongs to one example; leave both at their defaults",
-            )
         self._weight = slots["weight"]
         self._ignored = layer.padding_idx
 

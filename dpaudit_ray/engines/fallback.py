@@ -72,9 +72,8 @@ def _by_model(x: Tensor, n: int) -> Tensor:
 
 
 @functools.cache
-def warn(where: str, layer: str) -> None:
-    """Says once in a process that a layer takes the slow way: every thread builds its own."""
-    message = (
-        "%s (%s) has no rule of its own: its per-sample gradients go through torch.func, slowly"
-    )
-    _LOG.warning(message, where, layer)
+def warn(where: str, layer: str, why: str, whole: bool) -> None:
+    """Says once in a process what takes the slow way."""
+    what = "the whole model's per-sample gradients go through autograd"
+    own = "its per-sample gradients go through torch.func"
+    _LOG.warning("%s (%s) %s: %s, slowly", where, layer, why, what if whole else own)

@@ -8,15 +8,18 @@ the first layer to the clipped sum. Same formulas as `linear`.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from .compiled import compiled
 from .losses import output_gradients
+from .plain import plain
 from .rules import Slot
 
 WIDEST = 64  # beyond, a matrix product beats these loops
@@ -24,8 +27,6 @@ _CHUNK = 64  # models whose activations exist at once
 
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
-# Sums may be reordered, so that they vectorise; NaN and inf keep their meaning.
-_compiled = numba.jit(nopython=True, nogil=True, cache=True, fastmath={"reassoc", "contract"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +34,18 @@ class FusedMlp:
     """Linear layers with ReLU between them. `widths` [L + 1]; slots of weights and biases.
 
     `starts` int64 [L, 2]: where a layer's weight and bias begin in the flat parameters; -1 for no
-    bias.
+    bias. `flattens`: examples may have any shape.
     """
 
     widths: Integers
     starts: Integers
+    flattens: bool
+
+    def fits(self, theta: Tensor, x: Tensor) -> bool:
+        """Whether these are the examples that the first layer takes; else it is the rules' turn."""
+        features = x[0].numel() if len(x) else 0
+        shaped = x.dim() == 2 or (self.flattens and x.dim() > 2)
+        return shaped and features == int(self.widths[0]) and x.dtype == theta.dtype
 
     def clipped_sums(
         self,
@@ -64,29 +72,35 @@ class FusedMlp:
 
 def fused(module: nn.Module, slots: dict[str, Slot]) -> FusedMlp | None:
     """The module as loops; None unless it is a small chain of linear layers and ReLU."""
-    if type(module) is not nn.Sequential:
+    if not plain(module, nn.Sequential):
+        return None
+    layers = dict(module.named_children())
+    flattens = bool(layers) and _flattens(next(iter(layers.values())))
+    chain = list(layers.items())[flattens:]
+    wanted = itertools.cycle((nn.Linear, nn.ReLU))
+    if len(chain) % 2 == 0 or not all(plain(layer, next(wanted)) for _, layer in chain):
         return None
     widths: list[int] = []
     starts: list[tuple[int, int]] = []
-    expects_linear = True
-    for name, layer in module.named_children():
-        if isinstance(layer, nn.Flatten) and not starts:
-            continue
-        if expects_linear is not isinstance(layer, nn.Linear):
-            return None
-        if isinstance(layer, nn.Linear):
-            widths += [layer.in_features] * (not widths) + [layer.out_features]
-            bias = slots.get(f"{name}.bias")
-            starts.append((slots[f"{name}.weight"].start, -1 if bias is None else bias.start))
-        elif not isinstance(layer, nn.ReLU):
-            return None
-        expects_linear = not expects_linear
-    if expects_linear or not starts or max(widths) > WIDEST:
+    for name, layer in chain[::2]:
+        assert isinstance(layer, nn.Linear)
+        widths += [layer.in_features] * (not widths) + [layer.out_features]
+        bias = slots.get(f"{name}.bias")
+        starts.append((slots[f"{name}.weight"].start, -1 if bias is None else bias.start))
+    if max(widths) > WIDEST:
         return None
-    return FusedMlp(np.array(widths, dtype=np.int64), np.array(starts, dtype=np.int64))
+    as_array = functools.partial(np.array, dtype=np.int64)
+    return FusedMlp(as_array(widths), as_array(starts), flattens)
 
 
-@_compiled
+def _flattens(layer: nn.Module) -> bool:
+    if not plain(layer, nn.Flatten):
+        return False
+    assert isinstance(layer, nn.Flatten)
+    return (layer.start_dim, layer.end_dim) == (1, -1)
+
+
+@compiled
 def _forward(theta: Floats, x: Floats, widths: Integers, starts: Integers, acts: Floats) -> None:
     """Activations of every layer behind another, acts [n, Σ widths[1:], B]; x [d, B]."""
     layers, batch = len(widths) - 1, x.shape[1]
@@ -111,7 +125,7 @@ def _forward(theta: Floats, x: Floats, widths: Integers, starts: Integers, acts:
             first += outputs
 
 
-@_compiled
+@compiled
 def _backward(
     theta: Floats,
     acts: Floats,
@@ -153,7 +167,7 @@ def _backward(
             first += outputs
 
 
-@_compiled
+@compiled
 def _add_squares(below: Floats, above: Floats, bias: bool, squares: Floats) -> None:
     """Adds |g|² (|x|² + 1) of every sample."""
     of_g, of_x = np.zeros_like(squares), np.zeros_like(squares)
@@ -169,7 +183,7 @@ def _add_squares(below: Floats, above: Floats, bias: bool, squares: Floats) -> N
         squares[s] += of_g[s] * of_x[s]
 
 
-@_compiled
+@compiled
 def _push_down(weight: Floats, below: Floats, above: Floats, down: Floats) -> None:
     """Gradients of a layer's inputs, through the ReLU that made them."""
     inputs, batch = below.shape
@@ -184,7 +198,7 @@ def _push_down(weight: Floats, below: Floats, above: Floats, down: Floats) -> No
             row[s] = 0 if source[s] <= 0 else row[s]
 
 
-@_compiled
+@compiled
 def _write_sums(
     below: Floats, above: Floats, factors: Floats, start: Integers, out: Floats
 ) -> None:  # fmt: skip

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from .compiled import compiled
 from .vectors import I8, I64, Vectors
 
 _TOGETHER = 16  # windows whose sums are kept apart, so that they fill vectors
@@ -30,8 +30,6 @@ Floats = npt.NDArray[np.floating]
 Bytes = npt.NDArray[np.uint8]
 Above = tuple[Floats, Bytes]
 Static = tuple[tuple[int, ...], ...]
-
-_compiled = numba.jit(nopython=True, nogil=True, cache=True, fastmath={"reassoc", "contract"})
 
 
 def _generated(make: Callable[..., Any]) -> Any:
@@ -175,7 +173,7 @@ def _scatter(_: Any, arrays: Any, numbers: Any, static: Any) -> Any:
     return _signature(arrays, numbers, static), generate
 
 
-@_compiled
+@compiled
 def convolve_and_pool(
     images: Floats, weights: tuple[Floats, Floats], floor: Floats, found: tuple[Floats, Bytes],
     static: Static,
@@ -216,7 +214,7 @@ def convolve_and_pool(
                             marks[m * each + k, s, i, j, o] = line_marks[j, k * outputs + o]
 
 
-@_compiled
+@compiled
 def sample_gradients(
     images: Floats, above: Above, found: tuple[Floats, Floats, Floats],
     width: int, static: Static,
@@ -254,7 +252,7 @@ def sample_gradients(
             squares[m, s] = _square(formed[m, s].reshape(-1)) + _square(bias)
 
 
-@_compiled
+@compiled
 def _alive(g: Floats, marks: Bytes, own: Floats) -> None:
     """Gradients [windows · o] without those that ReLU stopped, into own."""
     zero = g.dtype.type(0)
@@ -262,7 +260,7 @@ def _alive(g: Floats, marks: Bytes, own: Floats) -> None:
         own[i] = zero if marks[i] == DEAD else g[i]
 
 
-@_compiled
+@compiled
 def _sums(own: Floats, bias: Floats) -> None:
     """Sums over windows, into bias [o]; or [0], of a layer without."""
     if len(bias) == 0:
@@ -279,7 +277,7 @@ def _sums(own: Floats, bias: Floats) -> None:
             bias[o] += part[o]
 
 
-@_compiled
+@compiled
 def _square(values: Floats) -> Any:
     total = values.dtype.type(0)
     for i in range(len(values)):
@@ -287,7 +285,7 @@ def _square(values: Floats) -> Any:
     return total
 
 
-@_compiled
+@compiled
 def input_gradients(above: Above, w: Floats, images: Floats, static: Static) -> None:
     """Gradients of the images [n, B, H, row]; w [n, o, height, padded width], zeros behind a row.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -17,11 +18,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..errors import SpecError
-from .layers import replaced, slots_of
+from .fallback import warn
+from .layers import Chain, Odd, refuse, replaced, slots_of, unpackable
 from .losses import losses as losses_of
 from .memory import Groups, out_of_memory
 from .rules import SampleGradients, Slot
+from .samplewise import Samplewise
+from .selfcheck import settled
 from .tape import Pass, Tap, Tapped
 from .threads import spread
 
@@ -51,23 +54,65 @@ class PackedModel:
 
     Raises:
         SpecError: the module has a layer that per-sample gradients cannot be had of.
+
+    On its first batch it is held against autograd, and takes a slower way where rules are wrong:
+    see `selfcheck`. `settle` does so before there is a batch to compute.
     """
 
     def __init__(
         self, module: nn.Module, groups: Groups | None = None, compute: torch.dtype | None = None
     ) -> None:
-        slots = slots_of(module)
-        self._run = Pass()
-        own = copy.deepcopy(module)
-        self._module = replaced(own, slots, lambda rule: Tapped(rule, self._run))
-        self._merged = _merged(self._module)
-        self._source = module
-        self._loops = _loops(module, slots) if compute is None else None
-        self._groups = groups
-        self._compute = compute
-        self._threads, self._workers = 1, [self]
-        self.size = sum(slot.stop - slot.start for slot in slots.values())
+        self._source, self._groups, self._compute = module, groups, compute
+        self._slots = slots_of(module)
+        refuse(module)
+        self.size = sum(slot.stop - slot.start for slot in self._slots.values())
         self.initial = torch.cat([p.detach().flatten() for p in module.parameters()])
+        self._threads, self._workers = 1, [self]
+        self._alone: Samplewise | None = None
+        self._settled = False
+        self._run = Pass()
+        self._loops: FusedMlp | None = None
+        self._odd: list[Odd] = []
+        self._no_rules = unpackable(module) or self._replace()
+
+    def _replace(self) -> Odd | None:
+        """A copy of the module with rules for layers; what is odd where there can be none."""
+        try:
+            own = copy.deepcopy(self._source)
+            tap = functools.partial(Tapped, run=self._run)
+            self._module = replaced(own, self._slots, tap, self._odd)
+        except Exception as error:  # noqa: BLE001 (a user's module may not let itself be copied)
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            return Odd.of(self._source, "", f"cannot be packed ({reason:.80})")
+        self._merged = _merged(self._module)
+        self._loops = None if self._compute is not None else _loops(self._source, self._slots)
+        return None
+
+    def settle(self, x: Tensor, y: Tensor) -> None:
+        """Finds, on the first examples of a batch, how the module can be packed, and keeps to it.
+
+        What takes a slow way is said once.
+
+        Raises:
+            SpecError: the module mixes examples, draws random numbers or keeps state.
+        """
+        if self._settled:
+            return
+        way = settled(self._source, self._slots, self._no_rules or self._copy, (x, y))
+        self._settled = True
+        if way.alone is not None:
+            self._alone = dataclasses.replace(way.alone, compute=self._compute)
+        if way.groups is not None:
+            self._groups, self._loops = way.groups, None
+        for odd in self._odd if way.odd is None else [way.odd]:
+            warn(odd.where, odd.kind, odd.why, odd.whole)
+
+    def _copy(self, groups: Groups | None, loops: bool) -> PackedModel:
+        """Of the module as it is now, in the dtype of the parameters; taken as it comes."""
+        made = PackedModel(self._source, groups or self._groups)
+        made._settled = True
+        made._loops = made._loops if loops else None
+        return made
 
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Loss of every model on every example, float [n, m]; theta [n, p], x [m, ...], y [m]."""
@@ -76,6 +121,9 @@ class PackedModel:
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """Output of every model on every example, float [n, m, c]; theta [n, p], x [m, ...]."""
+        self.settle(x, torch.zeros(len(x), dtype=torch.long, device=x.device))
+        if self._alone is not None:
+            return self._alone.outputs(theta, x)
         found, x = [], self._cast(x)
         groups = self._groups or self._fast(theta.device)
         with torch.no_grad():
@@ -108,7 +156,10 @@ class PackedModel:
         Raises:
             MemoryError: the batch does not fit for one model alone.
         """
-        out = torch.empty_like(theta)
+        self.settle(x, y)
+        if self._alone is not None:
+            return self._alone.clipped_sums(theta, x, y, clip_norm, weights)
+        out = torch.zeros_like(theta)  # a layer that gets no gradient writes nothing
         x = self._cast(x)
 
         def sums(thread: int, rows: slice) -> None:
@@ -126,12 +177,15 @@ class PackedModel:
     def _hire(self, threads: int) -> None:
         """Every thread needs a tape of its own."""
         while len(self._workers) < threads:
-            self._workers.append(PackedModel(self._source, self._groups, self._compute))
+            worker = PackedModel(self._source, self._groups, self._compute)
+            worker._loops, worker._settled = self._loops, True
+            self._workers.append(worker)
         for worker in self._workers:
             worker._threads = threads
 
     def _sums_into(self, out: Tensor, theta: Tensor, step: _Step, weights: Tensor | None) -> None:
-        if self._loops is not None and theta.device.type == "cpu":
+        on_cpu = theta.device.type == "cpu"
+        if self._loops is not None and on_cpu and self._loops.fits(theta, step.x):
             self._loops.clipped_sums(out, theta, (step.x, step.y), step.clip_norm, weights)
             return
         if self._groups is None:
@@ -141,7 +195,7 @@ class PackedModel:
             rows = slice(start, start + self._groups.outer)
             part = None if weights is None else weights[rows]
             try:
-                self._clipped_sums(out[rows], self._cast(theta[rows]), step, part)
+                self._clipped_sums(out[rows], theta[rows], step, part)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
@@ -165,23 +219,27 @@ class PackedModel:
             found.weighted_sums(out[models], factors[models])
 
     def _gradients(self, theta: Tensor, step: _Step) -> list[Found]:
-        """Per-sample gradients of every layer and group of models."""
+        """Per-sample gradients of every layer and group of models.
+
+        In the dtype of `theta`: gradients rounded to less would be longer than C once clipped.
+        """
         assert self._groups is not None
+        wide = functools.partial(_widened, dtype=theta.dtype)
         found: list[Found] = []
         first: list[list[Tap]] = []
-        self._run.begin(theta, step.x)
+        self._run.begin(self._cast(theta), step.x)
         for models in _slices(len(theta), self._groups.inner):
             taps = self._backward(models, step)
             found += [
-                (models, tap.rule.samples(theta[models], tap.x, tap.g))
+                (models, tap.rule.samples(theta[models], wide(tap.x), wide(tap.g)))
                 for tap in taps
                 if not tap.shared
             ]
             first.append([tap for tap in taps if tap.shared])
         self._run.end()
         for group in zip(*first, strict=True):  # one layer, all groups
-            parts = [tap.g.reshape(-1, len(step.x), *tap.g.shape[1:]) for tap in group]
-            samples = group[0].rule.samples_shared(theta, group[0].x, parts, step.cache)
+            parts = [wide(tap.g).reshape(-1, len(step.x), *tap.g.shape[1:]) for tap in group]
+            samples = group[0].rule.samples_shared(theta, wide(group[0].x), parts, step.cache)
             found.append((slice(0, len(theta)), samples))
         return found
 
@@ -189,12 +247,11 @@ class PackedModel:
         self._run.enter(models)
         with torch.enable_grad():
             outputs = self._module(step.x)
-            if outputs.dim() != 2 or len(outputs) % len(step.y):
-                shape = tuple(outputs.shape[1:])
-                raise SpecError(
-                    "mechanism.model", f"gives {shape} per example; it must give one row of scores"
-                )
-            labels = step.y.repeat(len(outputs) // len(step.y))
+            count = len(self._run.theta)
+            if outputs.dim() != 2 or len(outputs) != count * len(step.y):
+                shape = tuple(outputs.shape)
+                raise ValueError(f"{count * len(step.y)} examples give scores of shape {shape}")
+            labels = step.y.repeat(count)
             torch.autograd.backward(losses_of(outputs, labels).sum())
         return list(self._run.tape)
 
@@ -215,6 +272,10 @@ class PackedModel:
         return values.to(self._compute) if floating else values
 
 
+def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values.to(dtype) if values.is_floating_point() else values
+
+
 def _loops(module: nn.Module, slots: dict[str, Slot]) -> FusedMlp | None:
     from .fused import fused  # numba takes half a second to import
 
@@ -224,7 +285,8 @@ def _loops(module: nn.Module, slots: dict[str, Slot]) -> FusedMlp | None:
 def _merged(module: nn.Module) -> int:
     from .convpool import ConvPool  # numba takes half a second to import
 
-    return sum(isinstance(part, ConvPool) for part in module.modules())
+    chains = [part.merged for part in module.modules() if isinstance(part, Chain)]
+    return sum(isinstance(part, ConvPool) for chain in chains for part in chain)
 
 
 def _slices(n: int, size: int) -> Iterator[slice]:

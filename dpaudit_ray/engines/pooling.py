@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
+from .plain import plain
+
 _LARGEST = 3  # side of a window; every entry costs a pass
 
 
@@ -53,13 +55,16 @@ class SlicePool(nn.Module):
 
 def replacement(layer: nn.Module) -> nn.Module | None:
     """What does the same as this layer in less time, if anything does."""
-    if not isinstance(layer, nn.MaxPool2d) or layer.ceil_mode or layer.return_indices:
+    if not plain(layer, nn.MaxPool2d):
+        return None
+    assert isinstance(layer, nn.MaxPool2d)
+    if layer.ceil_mode or layer.return_indices:
         return None
     kernel, stride, padding = map(_pair, (layer.kernel_size, layer.stride, layer.padding))
     if _pair(layer.dilation) != (1, 1) or max(kernel) > _LARGEST:
         return None
-    plain = kernel == stride == (2, 2) and padding == (0, 0)
-    return PairPool() if plain else SlicePool(layer)
+    pairs = kernel == stride == (2, 2) and padding == (0, 0)
+    return PairPool() if pairs else SlicePool(layer)
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
@@ -74,7 +79,7 @@ def reordered(layers: list[nn.Module]) -> list[nn.Module]:
     """
     ordered = list(layers)
     for i in range(len(ordered) - 1):
-        if isinstance(ordered[i], nn.ReLU) and isinstance(ordered[i + 1], PairPool | SlicePool):
+        if plain(ordered[i], nn.ReLU) and isinstance(ordered[i + 1], PairPool | SlicePool):
             ordered[i], ordered[i + 1] = ordered[i + 1], ordered[i]
     return ordered
 

@@ -83,6 +83,8 @@ class Backward(ABC):
 class Rule(ABC):
     """A layer on the way forth. `theta` is float [n, p]."""
 
+    owner: Rule | None = None  # another rule of the same parameters: a pass applies one of them
+
     @abstractmethod
     def applied(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Backward]:
         """Output [n*B, ...] from input [n*B, ...], and the way back from it."""

@@ -6,19 +6,39 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
     from ..models.base import Model
 
+_WORDS, _FIRST = 624, 24  # words of 32 bits, in 64 each; where they begin in torch's state
+
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Torch's global generator on a seed of its own, for initialisers that know no other."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed % 2**63)
+        torch.set_rng_state(generator(seed, torch.device("cpu")).get_state())
         yield
+
+
+def generator(seed: int, device: torch.device) -> torch.Generator:
+    """A generator keyed by 128 bits of `seed` on a CPU, 63 on a GPU.
+
+    `manual_seed` keeps 32 on a CPU: among 10,000 models two would start alike with probability 1 %.
+    So the Mersenne Twister's own 624 words are drawn from the seed, as NumPy does.
+    """
+    made = torch.Generator(device).manual_seed(seed % 2**63)
+    if device.type != "cpu":
+        return made
+    state = made.get_state()
+    words = np.random.SeedSequence(seed).generate_state(_WORDS).astype(np.int64)
+    words[0] |= 1 << 31  # never all zeros
+    state[_FIRST : _FIRST + 8 * _WORDS] = torch.from_numpy(words.view(np.uint8))
+    made.set_state(state)
+    return made
 
 
 def network(model: Model, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:

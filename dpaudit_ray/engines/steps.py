@@ -1,4 +1,7 @@
-"""One DP-SGD step for n models: θ ← θ - η/|B| (Σ_j w_j clip(g_j, C) + N(0, σ²C² I)).
+"""One DP-SGD step for n models: θ ← θ - η/|B| (Σ_j clip(g_j, C) + b g* + N(0, σ²C² I)).
+
+The canary's part b g* joins the sum before θ is rounded: added to θ afterwards, a step below one
+unit in the last place of θ would be lost, or doubled, in the trainings that have the canary only.
 
 Both engines do this to the rows of one matrix. `PackedSteps` computes all models together;
 `OpacusSteps` takes them one by one through the real `GradSampleModule` and `DPOptimizer`.
@@ -7,31 +10,54 @@ Both engines do this to the rows of one matrix. `PackedSteps` computes all model
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import warnings
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ..adversaries.base import GradientCanary, SampleCanary
 from .losses import losses
 from .noise import noise_source
 from .packed import PackedModel
+from .start import generator
 
 if TYPE_CHECKING:
     from ..mechanisms.dp_sgd import DpSgd
 
 
+@dataclasses.dataclass(frozen=True)
+class Inserted:
+    """A canary at one step, and which models have it.
+
+    `inside` is [n], 1 where it is in, else 0; or [n, m] for each of a `SampleCanary`'s m examples.
+    """
+
+    canary: GradientCanary | SampleCanary
+    inside: Tensor
+
+    @functools.cached_property
+    def rows(self) -> tuple[Tensor, ...]:
+        """The models that have it; for each of its examples, where it has several."""
+        coins = self.inside.view(len(self.inside), -1)
+        if isinstance(self.canary, SampleCanary):
+            coins = coins.expand(-1, len(self.canary.y))
+        return tuple(coin.nonzero()[:, 0] for coin in coins.t())
+
+
 class Steps(Protocol):
     """An engine at work on one pack."""
 
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> None:
+    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> None:
         """Changes `theta`, float [n, p], in place.
 
         Args:
             theta: parameters before, then after the step.
-            x: examples [m, ...]: the batch, and any canary samples behind it.
-            y: classes [m].
-            weights: float [n, m] of zeros and ones: who takes part; None for everybody.
+            x: the batch's examples [B, ...].
+            y: their classes [B].
+            inserted: a canary that joins some of the models' sums.
         """
 
 
@@ -44,7 +70,7 @@ class PackedSteps:
         self._noise = noise_source(seed, device)
         self._update: Tensor | None = None
 
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> None:
+    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> None:
         options = self._options
         if self._update is None:
             self._update = torch.empty_like(theta)
@@ -52,15 +78,29 @@ class PackedSteps:
         # Drawn for the whole pack, so that how it is split for the gradients changes nothing.
         self._noise.fill(update)
         update *= options.noise_multiplier * options.clip_norm
-        update += self._model.clipped_sums(theta, x, y, options.clip_norm, weights)
+        update += self._model.clipped_sums(theta, x, y, options.clip_norm)
+        if inserted is not None:
+            self._insert(update, theta, inserted)
         theta.sub_(update, alpha=options.learning_rate / options.batch_size)
+
+    def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
+        """Adds to the rows of models that have the canary; whatever it is, no other row changes."""
+        canary = inserted.canary
+        for j, rows in enumerate(inserted.rows):
+            if not len(rows):
+                continue
+            if isinstance(canary, GradientCanary):
+                direction = canary.direction
+                update[rows] += direction if direction.dim() == 1 else direction[rows]
+            else:
+                x, y = canary.x[j : j + 1], canary.y[j : j + 1]
+                update[rows] += self._model.clipped_sums(theta[rows], x, y, self._options.clip_norm)
 
 
 class OpacusSteps:
     """The reference: slow, and exactly what a user of Opacus runs.
 
-    Torch's CPU generator keeps 32 bits of a seed, so two of 10,000 packs share their noise with
-    probability 1 %.
+    A canary's gradient joins that of the optimizer before it takes its step.
     """
 
     def __init__(self, options: DpSgd, module: nn.Module, seed: int, device: torch.device) -> None:
@@ -74,17 +114,46 @@ class OpacusSteps:
             noise_multiplier=options.noise_multiplier,
             max_grad_norm=options.clip_norm,
             expected_batch_size=options.batch_size,
-            generator=torch.Generator(device).manual_seed(seed % 2**63),
+            generator=generator(seed, device),
         )
+        self._batch_size = options.batch_size
+        self._direction: Tensor | None = None  # of the model that takes its step
+        self._optimizer.attach_step_hook(self._push)
 
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> None:
+    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> None:
         for i, row in enumerate(theta):
-            taken = slice(None) if weights is None else weights[i] > 0
+            own_x, own_y = _joined(x, y, inserted, i)
+            self._direction = _direction(inserted, i)
             nn.utils.vector_to_parameters(row.clone(), self._parameters)
             self._optimizer.zero_grad()
             with torch.enable_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # hooks on inputs that need no gradient
-                loss = losses(self._module(x[taken]), y[taken]).mean()
+                loss = losses(self._module(own_x), own_y).mean()
                 torch.autograd.backward(loss)
             self._optimizer.step()
             row.copy_(nn.utils.parameters_to_vector(self._parameters).detach())
+
+    def _push(self, _optimizer: object) -> None:
+        """Called by the optimizer between noise and step."""
+        if self._direction is None:
+            return
+        parts = torch.split(self._direction, [p.numel() for p in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad += part.view(parameter.shape) / self._batch_size
+
+
+def _joined(x: Tensor, y: Tensor, inserted: Inserted | None, model: int) -> tuple[Tensor, Tensor]:
+    """The batch of one model, a copy: a module may change its input in place."""
+    if inserted is None or not isinstance(inserted.canary, SampleCanary):
+        return x.clone(), y
+    taken = inserted.inside[model].view(-1).bool().expand(len(inserted.canary.y))
+    return torch.cat([x, inserted.canary.x[taken]]), torch.cat([y, inserted.canary.y[taken]])
+
+
+def _direction(inserted: Inserted | None, model: int) -> Tensor | None:
+    if inserted is None or not isinstance(inserted.canary, GradientCanary):
+        return None
+    if not inserted.inside[model]:
+        return None
+    direction = inserted.canary.direction
+    return direction if direction.dim() == 1 else direction[model]

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import SpecError
 from .rules import Backward, Rule
 
 
@@ -65,16 +64,25 @@ class Pass:
         self._outputs.clear()
 
     def spread(self, rule: Rule, x: Tensor) -> tuple[Tensor, bool]:
-        """The layer's input as a rule wants it, and whether all groups share it."""
-        if rule in self._applied:
-            raise SpecError("mechanism.model", "a layer is applied twice; give each use its own")
-        self._applied.add(rule)
+        """The layer's input as a rule wants it, and whether all groups share it.
+
+        Raises:
+            ValueError: the layer is applied twice, or to something that is no batch.
+        """
+        if (owner := rule.owner or rule) in self._applied:
+            raise ValueError("a layer is applied twice")
+        self._applied.add(owner)
         own, models = self._input, len(self.theta)
-        # The batch itself, or a reshaping of it that is no copy.
-        if x.data_ptr() == own.data_ptr() and x.numel() == own.numel():
-            return x, True
-        if x.shape[0] == len(own) and models > 1:  # the same for all models, but a new tensor
+        rows = x.shape[0] if x.dim() else 0
+        # The batch itself, or a reshaping of each example that is no copy.
+        if x.data_ptr() == own.data_ptr() and x.numel() == own.numel() and rows == len(own):
+            if rows == 1 or x.stride(0) == own.stride(0):
+                return x, True
+            raise ValueError("a layer is given the batch the other way round")
+        if rows == len(own) and models > 1:  # the same for all models, but a new tensor
             return x.repeat(models, *[1] * (x.dim() - 1)), False
+        if rows != models * len(own):
+            raise ValueError(f"a layer is given {rows} rows of {models * len(own)}")
         return x, False
 
     def output(self, rule: Rule, x: Tensor, shared: bool) -> tuple[Tensor, Backward]:

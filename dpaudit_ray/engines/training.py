@@ -17,14 +17,16 @@ from ..adversaries.base import Canary, ChangingCanary, GradientCanary, SampleCan
 from ..errors import SpecError
 from ..seeds import derive
 from . import memory
+from .layers import slots_of
 from .packed import PackedModel
 from .start import network, seeded
-from .steps import OpacusSteps, PackedSteps, Steps
+from .steps import Inserted, OpacusSteps, PackedSteps, Steps
 
 if TYPE_CHECKING:
     from ..data.base import Dataset
     from ..mechanisms.dp_sgd import DpSgd
 
+_LARGEST = 1e15  # entry of a crafted example: squares and their sums must not overflow
 _BODY_BATCH = 256  # examples that go through a frozen body together
 
 
@@ -59,15 +61,18 @@ class Training:
         features = _features(data, body, device, dtype)
         module = network(options.model, tuple(features.shape[1:]), data.classes, drawn)
         compute = torch.bfloat16 if options.precision == "bfloat16" else None
-        model = PackedModel(module, compute=compute)
-        initial = model.initial.to(device, dtype)
+        y = torch.from_numpy(data.y.copy()).to(device)
+        slots_of(module)  # refuses parameters that could not be moved as they are
+        model = PackedModel(module.to(device, dtype), compute=compute)
+        model.settle(features[: options.batch_size], y[: options.batch_size])
+        initial = model.initial
         return cls(
             options=options,
-            module=module.to(device, dtype),
+            module=module,
             model=model,
             initial=torch.zeros_like(initial) if options.hidden_start else initial,
             x=features,
-            y=torch.from_numpy(data.y.copy()).to(device),
+            y=y,
             batches=torch.from_numpy(_batches(options, len(data.y), seed)).to(device),
             classes=data.classes,
         )
@@ -87,7 +92,7 @@ class Training:
         if not 0 <= index < self.examples:
             last = self.examples - 1
             raise SpecError("adversary.example", f"is {index}, but the data ends at {last}")
-        return self.x[index : index + 1], self.y[index : index + 1]
+        return self.x[index : index + 1].clone(), self.y[index : index + 1].clone()
 
     def simulate(self, runs: int, noisy: bool, seed: int) -> Iterator[Tensor]:
         """Yields θ_0, ..., θ_T of `runs` trainings without the canary, [runs, p]."""
@@ -126,19 +131,30 @@ class Training:
         steps = self._steps(seed)
         theta = self.starts(len(inside), seed)
         yield theta
+        inserted = None
+        if isinstance(canary, GradientCanary | SampleCanary):
+            inserted = Inserted(canary, inside)
         for step, batch in enumerate(self.batches, start=1):
-            inserted = canary if step % period == 0 else None
-            if isinstance(inserted, ChangingCanary):
-                inserted = self.within_claim(inserted.at(step, theta))
-            x, y, weights = self._taking_part(batch, inside, inserted)
-            steps.step(theta, x, y, weights)
-            if isinstance(inserted, GradientCanary):
-                theta.sub_(inside[:, None] * inserted.direction, alpha=self._rate)
+            here = step % period == 0
+            if here and isinstance(canary, ChangingCanary):
+                crafted = canary.at(step, theta.clone())
+                self.check_claim(crafted, 1 if inside.dim() == 1 else inside.shape[1])
+                inserted = Inserted(crafted, inside)
+            steps.step(theta, self.x[batch], self.y[batch], inserted if here else None)
             yield theta
 
-    def within_claim(self, canary: Canary) -> Canary:
-        """The canary, or a SpecError where its gradient breaks the sensitivity of the claim."""
+    def check_claim(self, canary: Canary, coins: int = 1) -> None:
+        """Raises SpecError for a canary that breaks the sensitivity of the claim.
+
+        `coins`: the secret bits that each model has; every one stands for one example.
+        """
         if isinstance(canary, GradientCanary):
+            if canary.direction.shape[-1:] != self.initial.shape:
+                raise SpecError(
+                    "adversary.name",
+                    f"crafted a gradient of shape {tuple(canary.direction.shape)}; its last "
+                    f"dimension must be the {len(self.initial)} parameters",
+                )
             norm = float(canary.direction.norm(dim=-1).max())
             if not norm <= self.clip_norm * (1 + 1e-6):
                 raise SpecError(
@@ -146,24 +162,28 @@ class Training:
                     f"crafted a gradient of norm {norm:.6g}, above the clip norm "
                     f"{self.clip_norm:g}: the claim would not cover it",
                 )
-        return canary
+        if isinstance(canary, SampleCanary):
+            rows = len(canary.x)
+            if rows != coins or len(canary.y) != rows:
+                raise SpecError(
+                    "adversary.name",
+                    f"crafted {rows} examples with {len(canary.y)} labels for {coins} secret "
+                    f"bit{'s' * (coins > 1)}: together they may move the sum by {rows} clip norms, "
+                    "the claim covers one for each bit; craft one example with one label",
+                )
+            largest = float(canary.x.abs().max())
+            if not largest <= _LARGEST:
+                raise SpecError(
+                    "adversary.name",
+                    f"crafted an example with an entry of {largest:.3g}, whose gradient has no "
+                    f"norm in float32; use at most {_LARGEST:g}",
+                )
 
     def _steps(self, seed: int) -> Steps:
         device = self.initial.device
         if self.options.engine == "opacus":
             return OpacusSteps(self.options, self.module, seed, device)
         return PackedSteps(self.options, self.model, seed, device)
-
-    def _taking_part(
-        self, batch: Tensor, inside: Tensor, canary: Canary | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, y = self.x[batch], self.y[batch]
-        if not isinstance(canary, SampleCanary):
-            return x, y, None
-        x, y = torch.cat([x, canary.x]), torch.cat([y, canary.y])
-        weights = inside.new_ones(len(inside), len(y))
-        weights[:, len(batch) :] = inside.view(len(inside), -1)
-        return x, y, weights
 
     @property
     def _rate(self) -> float:

@@ -9,7 +9,7 @@ size does not give the canary away.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny
 
@@ -29,9 +29,13 @@ class DpSgd(Mechanism):
     """The options of DP-SGD. `seed` varies θ_0 and the mini-batches, for repetitions.
 
     `engine` computes the same steps: `packed` for all models of a pack at once, `opacus` one by
-    one through Opacus. `precision` is that of activations and gradients; parameters, norms and
-    noise stay float32. `tf32` changes matrix products on NVIDIA GPUs only.
+    one through Opacus. `precision` is that of activations and gradients; parameters, norms, sums
+    and noise stay float32. `tf32` changes matrix products on NVIDIA GPUs only.
+
+    Revision 2: the canary joins the sum before θ is rounded; θ_0 is keyed by a whole seed.
     """
+
+    revision: ClassVar[int] = 2
 
     name: Literal["dp-sgd"] = "dp-sgd"
     data: Annotated[SerializeAsAny[Data], nested(Data)]
@@ -83,7 +87,7 @@ class DpSgd(Mechanism):
         return {self.data.key: self.data.load()}
 
     def check_inputs(self) -> None:
-        """Loads the data, holds the batch size against it, and runs the model on two examples."""
+        """Loads the data, holds the batch size against it, and holds the model against autograd."""
         data = self.data.load()
         size = len(data.y)
         if self.batch_size > size:
@@ -94,9 +98,10 @@ class DpSgd(Mechanism):
             )
         if self.engine == "opacus" and self.precision == "bfloat16":
             raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
+        from ..engines import rounding
         from ..engines.trial_run import check_model
 
-        check_model(self.model, data)
+        rounding.check(self, check_model(self.model, data))
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """Counts the steps that insert the canary; the others are post-processing."""

@@ -27,7 +27,7 @@ def block(inputs: int, outputs: int, size: int, **options: object) -> list[nn.Mo
 
 def used(model: PackedModel, x: Tensor) -> list[bool]:
     """Whether each merged layer would take its loops, for inputs of the first one's kind."""
-    merged = [part for part in model._module if isinstance(part, convpool.ConvPool)]
+    merged = [part for part in model._module.merged if isinstance(part, convpool.ConvPool)]
     return [part._rule.sizes(x.dtype) is not None for part in merged]
 
 
@@ -89,7 +89,7 @@ def test_what_the_loops_cannot_do_is_done_apart() -> None:
     """bfloat16; strides, dilations and other pools are never merged; wide rows fill no register."""
     module = network(*block(2, 3, 3), shape=(2, 8, 8))
     model = PackedModel(module, compute=torch.bfloat16)
-    assert not model._module[0]._rule.fits(torch.zeros(4, 2, 8, 8, dtype=torch.bfloat16), 4)
+    assert not model._module.merged[0]._rule.fits(torch.zeros(4, 2, 8, 8, dtype=torch.bfloat16), 4)
     theta, x, y = model.initial[None], torch.randn(4, 2, 8, 8), torch.tensor([0, 1, 2, 0])
     exact = PackedModel(module).clipped_sums(theta, x, y, 1.0)
     torch.testing.assert_close(model.clipped_sums(theta, x, y, 1.0), exact, rtol=0.1, atol=0.05)
@@ -115,7 +115,7 @@ def test_fewer_registers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     row = math.ceil(15 / vectors.lanes(np.dtype(np.float64)))  # registers of the second layer
     monkeypatch.setattr(vectors, "REGISTERS", 2 + max(4, 2 * row))
     cut = PackedModel(module)
-    sizes = [cut._module[i]._rule.sizes(x.dtype) for i in (0, 1)]
+    sizes = [cut._module.merged[i]._rule.sizes(x.dtype) for i in (0, 1)]
     assert sizes[1].rows == 1
     assert sizes[1].outputs < 7
     assert sizes[1].windows < 4

@@ -189,9 +189,9 @@ def test_scores_have_the_same_distribution(options: DpSgd, change: dict) -> None
 
 
 def test_a_wrong_engine_would_be_noticed(options: DpSgd) -> None:
-    packed = scores_of(options, 400)
+    packed = scores_of(options, 1000)
     loud = options.model_copy(update={"noise_multiplier": options.noise_multiplier * 1.6})
-    ours, theirs = (np.concatenate(pair) for pair in (packed, scores_of(loud, 400)))
+    ours, theirs = (np.concatenate(pair) for pair in (packed, scores_of(loud, 1000)))
     assert scipy_stats.ks_2samp(ours - ours.mean(), theirs - theirs.mean()).pvalue < 0.01
 
 

@@ -1,0 +1,237 @@
+"""Networks that mix examples, draw random numbers or keep state."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+import torchvision
+from networks import (
+    IMAGE,
+    REFUSED,
+    SEQUENCE,
+    TOKENS,
+    VECTOR,
+    Made,
+    around,
+    case,
+    images,
+    tokens,
+)
+from torch import Tensor, nn
+
+# Samples mixed ------------------------------------------------------------------------------------
+
+MIXING = "others in its batch"
+
+
+def mixed(mix: Any) -> Any:
+    return lambda: Made(lambda self, x: self.out(mix(torch.tanh(self.fc(x)))),
+                        fc=nn.Linear(8, 5), out=nn.Linear(5, 3))  # fmt: skip
+
+
+case("mixes-mean", VECTOR, REFUSED, mixed(lambda h: h - h.mean(0)), MIXING)
+case("mixes-softmax", VECTOR, REFUSED, mixed(lambda h: torch.softmax(h, 0)), MIXING)
+case(
+    "mixes-batch-norm",
+    VECTOR,
+    REFUSED,
+    mixed(lambda h: F.batch_norm(h, None, None, training=True)),
+    MIXING,
+)
+case("mixes-maximum", VECTOR, REFUSED, mixed(lambda h: h / h.abs().max()), MIXING)
+case("mixes-order", VECTOR, REFUSED, mixed(lambda h: h.sort(0).values), MIXING)
+case("mixes-neighbours", VECTOR, REFUSED, mixed(lambda h: h + h.roll(1, 0)), MIXING)
+case("mixes-attention", VECTOR, REFUSED, mixed(lambda h: torch.softmax(h @ h.t(), 1) @ h), MIXING)
+case("mixes-detached", VECTOR, REFUSED, mixed(lambda h: h - h.mean(0).detach()), MIXING)
+case("mixes-by-where", VECTOR, REFUSED, mixed(lambda h: torch.where(h.sum() > 0, h, -h)), MIXING)
+case("mixes-by-count", VECTOR, REFUSED, mixed(lambda h: h * (1 + len(h))), MIXING)
+case(
+    "mixes-large-batches",
+    VECTOR,
+    REFUSED,
+    mixed(lambda h: h - h.mean(0) if len(h) > 5 else h),
+    MIXING,
+)
+case("mixes-cumulatively", VECTOR, REFUSED, mixed(lambda h: h.cumsum(0)), MIXING)
+case("decides-by-mean", VECTOR, REFUSED, mixed(lambda h: 2 * h if h.mean() > 0 else h))
+case("decides-by-item", VECTOR, REFUSED, mixed(lambda h: h * round(abs(h.sum().item()))))
+case(
+    "decides-by-any",
+    VECTOR,
+    REFUSED,
+    mixed(lambda h: h.clamp(max=1) if (h > 40).any() else h),
+    "reads from the batch",
+)
+case("batch-norm", VECTOR, REFUSED, lambda: around(nn.BatchNorm1d(5)), "1 is a BatchNorm1d")
+case(
+    "batch-norm-evaluating", VECTOR, REFUSED, lambda: around(nn.BatchNorm1d(5).eval()), "GroupNorm"
+)
+case(
+    "batch-norm-deep",
+    IMAGE,
+    REFUSED,
+    lambda: Made(
+        lambda self, x: self.out(self.body(x).mean((2, 3))),
+        body=nn.ModuleList([nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))])[0],
+        out=nn.Linear(4, 3),
+    ),
+)
+case(
+    "instance-norm-tracking",
+    IMAGE,
+    REFUSED,
+    lambda: images(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True)),
+)
+
+# Random numbers and state -------------------------------------------------------------------------
+
+
+def counted(self: Any, x: Tensor) -> Tensor:
+    self.calls += 1
+    return self.out(x) * (1 + self.calls)
+
+
+def running(self: Any, x: Tensor) -> Tensor:
+    h = self.fc(x)
+    self.mean = 0.9 * self.mean + 0.1 * h.mean(0).detach()
+    return self.out(h - self.mean)
+
+
+def running_in_place(self: Any, x: Tensor) -> Tensor:
+    self.count.add_(1)
+    return self.out(self.fc(x))
+
+
+case("random-dropout", VECTOR, REFUSED, mixed(lambda h: F.dropout(h, 0.3)), "draws random numbers")
+case("random-dropout-layer", VECTOR, REFUSED, lambda: around(nn.Dropout(0.3)), "p = 0.3")
+case("random-rrelu", VECTOR, REFUSED, lambda: around(nn.RReLU()), "1 (RReLU) draws random numbers")
+case(
+    "random-depth",
+    VECTOR,
+    REFUSED,
+    lambda: around(torchvision.ops.StochasticDepth(0.3, "row")),
+    "1 (StochasticDepth) draws",
+)
+case("random-noise", VECTOR, REFUSED, mixed(lambda h: h + 0.1 * torch.randn_like(h)), "draws")
+case("random-numpy", VECTOR, REFUSED, mixed(lambda h: h * np.random.rand()), "draws")
+case("random-python", VECTOR, REFUSED, mixed(lambda h: h * random.random()), "draws")
+
+
+def own_generator() -> nn.Module:
+    generator = np.random.default_rng(0)
+    return mixed(lambda h: h * generator.random())()
+
+
+case("random-own-generator", VECTOR, REFUSED, own_generator, "asked again")
+case(
+    "random-transformer",
+    SEQUENCE,
+    REFUSED,
+    lambda: Made(
+        lambda self, x: self.out(self.encode(x).mean(1)),
+        encode=nn.TransformerEncoderLayer(8, 2, 12, batch_first=True),
+        out=nn.Linear(8, 3),
+    ),
+    "p = 0.1",
+)
+case("gumbel", VECTOR, REFUSED, mixed(lambda h: F.gumbel_softmax(h, dim=1)), "draws")
+case("state-number", VECTOR, REFUSED, lambda: Made(counted, calls=0, out=nn.Linear(8, 3)), "calls")
+case(
+    "state-buffer",
+    VECTOR,
+    REFUSED,
+    lambda: Made(running, fc=nn.Linear(8, 5), out=nn.Linear(5, 3), mean=torch.zeros(5)),
+    "changes its mean",
+)
+case(
+    "state-buffer-in-place",
+    VECTOR,
+    REFUSED,
+    lambda: Made(running_in_place, fc=nn.Linear(8, 5), out=nn.Linear(5, 3), count=torch.zeros(())),
+    "count",
+)
+case(
+    "embedding-renormalised",
+    TOKENS,
+    REFUSED,
+    lambda: Made(tokens, embed=nn.Embedding(6, 5, max_norm=0.5), out=nn.Linear(5, 3)),
+    "max_norm",
+)
+case(
+    "embedding-functional-renormalised",
+    TOKENS,
+    REFUSED,
+    lambda: Made(
+        lambda self, x: F.embedding(x.long(), self.w, max_norm=0.5).mean(1),
+        w=nn.Parameter(torch.randn(6, 3)),
+    ),
+)
+case(
+    "embedding-by-frequency",
+    TOKENS,
+    REFUSED,
+    lambda: Made(tokens, embed=nn.Embedding(6, 5, scale_grad_by_freq=True), out=nn.Linear(5, 3)),
+    "max_norm",
+)
+case(
+    "frozen",
+    VECTOR,
+    REFUSED,
+    lambda: around(nn.ReLU(), nn.Linear(5, 5).requires_grad_(False)),
+    "frozen",
+)
+case(
+    "complex",
+    VECTOR,
+    REFUSED,
+    lambda: Made(
+        lambda self, x: (x.to(self.w.dtype) @ self.w).abs(),
+        w=nn.Parameter(torch.randn(8, 3, dtype=torch.complex64)),
+    ),
+    "complex",
+)
+case("two-rows-per-example", SEQUENCE, REFUSED, lambda: nn.Linear(8, 3), "row of scores")
+case(
+    "scores-of-no-row",
+    VECTOR,
+    REFUSED,
+    lambda: Made(lambda self, x: self.out(x).sum(1), out=nn.Linear(8, 3)),
+    "row of scores",
+)
+case(
+    "a-tuple", VECTOR, REFUSED, lambda: Made(lambda self, x: (self.out(x), x), out=nn.Linear(8, 3))
+)
+
+
+def counted_from_the_first(self: Any, x: Tensor) -> Tensor:
+    self.calls = getattr(self, "calls", 0) + 1
+    return self.out(x) * (1 if self.calls < 40 else 2)
+
+
+def clamped(self: Any, x: Tensor) -> Tensor:
+    self.out.weight.data.clamp_(-0.1, 0.1)
+    return self.out(x)
+
+
+case(
+    "state-number-made-late",
+    VECTOR,
+    REFUSED,
+    lambda: Made(counted_from_the_first, out=nn.Linear(8, 3)),
+    "changes its calls",
+)
+case(
+    "state-weights-clamped",
+    VECTOR,
+    REFUSED,
+    lambda: Made(clamped, out=nn.Linear(8, 3)),
+    "changes its out.weight",
+)
+case("softmax-over-the-batch", VECTOR, REFUSED, lambda: around(nn.Softmax(0)), "1 (Softmax) gives")
+case(
+    "decides-by-list", VECTOR, REFUSED, mixed(lambda h: h * (2 if sum(h[:, 0].tolist()) > 0 else 1))
+)

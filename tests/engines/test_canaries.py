@@ -1,0 +1,296 @@
+"""Canaries: what joins a sum, what is refused, and that nobody else's training feels them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpaudit_ray.adversaries.base import (
+    Canary,
+    ChangingCanary,
+    FinalModel,
+    FinalModelAdversary,
+    GradientCanary,
+    PublicKnowledge,
+    SampleCanary,
+    TrajectoryAdversary,
+)
+from dpaudit_ray.engines import rounding
+from dpaudit_ray.engines.sessions import FinalModelSession, TrajectorySession
+from dpaudit_ray.engines.training import Training
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.mechanisms.base import Mechanism
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.models.base import Model
+from dpaudit_ray.plugins import parse
+
+
+@pytest.fixture
+def options(tiny: dict) -> DpSgd:
+    mechanism = parse(Mechanism, tiny["mechanism"], "mechanism")
+    assert isinstance(mechanism, DpSgd)
+    return mechanism
+
+
+@pytest.fixture
+def training(options: DpSgd) -> Training:
+    return Training.prepare(options, seed=1, gpu=False)
+
+
+class Quiet(nn.Module):
+    """A layer that no gradient reaches, its weights at .75."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.spare = nn.Linear(30, 1), nn.Linear(1, 1)
+        nn.init.constant_(self.spare.weight, 0.75)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x)
+
+
+class QuietModel(Model):
+    name: str = "quiet"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return Quiet()
+
+
+def small_steps(options: DpSgd, units: float) -> DpSgd:
+    """Such that a canary moves .75 by so many units in its last place, with a claim of μ = 10."""
+    change = {
+        "model": QuietModel(),
+        "steps": 100,
+        "batch_size": 16,
+        "learning_rate": units * float(np.spacing(np.float32(0.75))) * 16,
+        "noise_multiplier": 1.0,
+    }
+    return options.model_copy(update=change)
+
+
+@pytest.mark.parametrize("units", [0.45, 0.55, 0.9])
+def test_steps_below_the_last_place_show_no_more_than_the_claim(
+    options: DpSgd, units: float
+) -> None:
+    """The claim is μ = 10; estimated from 600 trials it strays by 4 standard errors in 6e-5.
+
+    Added after θ was rounded, the canary showed μ of -0.01, 16 and 10.6.
+    """
+    training = Training.prepare(small_steps(options, units), seed=1, gpu=False)
+    direction = torch.zeros_like(training.initial)
+    direction[31] = training.clip_norm
+    assert float(training.initial[31]) == 0.75
+    inside = (torch.arange(600) % 2).float()
+    *_, final = (t.clone() for t in training.run(inside, 5, GradientCanary(direction), 1))
+    moved = -(final[:, 31] - 0.75).double().numpy()
+    groups = moved[inside.bool().numpy()], moved[~inside.bool().numpy()]
+    gap = groups[0].mean() - groups[1].mean()
+    mu = gap / np.sqrt((groups[0].var(ddof=1) + groups[1].var(ddof=1)) / 2)
+    error = math.sqrt(4 / 600 + mu**2 / 1200)
+    assert mu + 4 * error > 8
+    assert mu - 4 * error < 10
+
+
+@pytest.mark.parametrize("engine", ["packed", "opacus"])
+def test_a_step_with_its_canary_is_rounded_once(options: DpSgd, engine: str) -> None:
+    """Half a unit in the last place at most; a canary added afterwards would make it a whole."""
+    change = {"engine": engine, "noise_multiplier": 1e-9, "learning_rate": 1e-5, "steps": 1}
+    training = Training.prepare(options.model_copy(update=change), seed=1, gpu=False)
+    size = len(training.initial)
+    direction = torch.full((size,), training.clip_norm / math.sqrt(size))
+    *_, found = training.run(torch.ones(1), 5, GradientCanary(direction), 1)
+    batch = training.batches[0]
+    theta = training.initial[None]
+    sums = training.model.clipped_sums(theta, training.x[batch], training.y[batch], 1.0)
+    rate = training.options.learning_rate / training.options.batch_size
+    exact = theta.double() - rate * (sums.double() + direction.double())
+    unit = torch.from_numpy(np.spacing(theta.abs().numpy())).double()
+    error = (found.double() - exact).abs() / unit
+    assert float(error.max()) < 0.51
+
+
+def test_a_canary_that_rounding_hides_is_warned_of_once(
+    options: DpSgd, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounding._warn.cache_clear()
+    initial = torch.full((9,), 0.75)
+    with caplog.at_level(logging.WARNING):
+        rounding.check(small_steps(options, 10.1), initial)
+        rounding.check(options, initial)
+        assert not caplog.records
+        rounding.check(small_steps(options, 9.0), initial)
+        rounding.check(small_steps(options, 9.0), initial)
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert "9 units in the last place of a typical parameter (0.75)" in said
+    assert "\n" not in said
+
+
+# What a claim covers ------------------------------------------------------------------------------
+
+
+class Several(FinalModelAdversary[SampleCanary]):
+    name: str = "several"
+    rows: int = 2
+    entry: float = 1.0
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+        x, y = known.example(0)
+        return SampleCanary((x * 0 + self.entry).repeat(self.rows, 1), y.repeat(self.rows))
+
+    def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
+        return observed.final[:, 0]
+
+
+def test_a_canary_of_several_examples_is_refused(training: Training) -> None:
+    with pytest.raises(SpecError, match="crafted 2 examples with 2 labels for 1 secret bit"):
+        FinalModelSession.craft(training, Several(), 0)
+    with pytest.raises(SpecError, match="crafted 0 examples"):
+        FinalModelSession.craft(training, Several(rows=0), 0)
+    FinalModelSession.craft(training, Several(rows=1), 0)
+
+
+@dataclasses.dataclass
+class Changing(ChangingCanary):
+    canary: GradientCanary | SampleCanary
+
+    def at(self, step: int, theta: Tensor) -> GradientCanary | SampleCanary:
+        theta.fill_(7)
+        return self.canary
+
+
+def test_a_changing_canary_of_several_examples_is_refused(training: Training) -> None:
+    canary = Changing(SampleCanary(training.x[:2], training.y[:2]))
+    with pytest.raises(SpecError, match="2 examples"):
+        list(training.run(torch.ones(3), 5, canary, 1))
+    list(training.run(torch.ones(3, 2), 5, canary, 1))  # a secret bit for each
+
+
+@pytest.mark.parametrize("entry", [1e16, math.inf, math.nan])
+def test_an_example_without_a_norm_is_refused(training: Training, entry: float) -> None:
+    with pytest.raises(SpecError, match="has no norm in float32"):
+        training.check_claim(SampleCanary(training.x[:1] * 0 + entry, training.y[:1]))
+
+
+def test_a_gradient_of_another_size_is_refused(training: Training) -> None:
+    with pytest.raises(SpecError, match="its last dimension must be"):
+        training.check_claim(GradientCanary(torch.zeros(3)))
+
+
+@pytest.mark.parametrize("engine", ["packed", "opacus"])
+@pytest.mark.parametrize("entry", [1.0, 1e20, math.nan])
+def test_who_has_no_canary_does_not_feel_it(options: DpSgd, engine: str, entry: float) -> None:
+    """Bit for bit: a row beyond 1.8e19 has a square beyond float32, and 0 times that is NaN."""
+    changed = options.model_copy(update={"engine": engine})
+    training = Training.prepare(changed, seed=1, gpu=False)
+    inside = torch.tensor([0.0, 1.0, 0.0])
+    for canary in (
+        SampleCanary(training.x[:1] * 0 + entry, training.y[:1]),
+        GradientCanary(torch.full_like(training.initial, 0.01)),
+    ):
+        *_, found = (t.clone() for t in training.run(inside, 5, canary, 1))
+        *_, alone = (t.clone() for t in training.run(inside, 5, None, 1))
+        assert torch.equal(found[[0, 2]], alone[[0, 2]])
+        assert entry != 1 or not torch.equal(found[1], alone[1])
+
+
+# What adversaries do to what they are shown -----------------------------------------------------
+
+
+class InPlace(FinalModelAdversary[GradientCanary]):
+    """Works on all that it is given as if it were its own."""
+
+    name: str = "in-place"
+    rude: bool = False
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+        direction = torch.zeros_like(known.initial)
+        direction[3] = known.clip_norm
+        if self.rude:
+            known.initial.fill_(9)
+            known.example(2)[0].fill_(9)
+        return GradientCanary(direction)
+
+    def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
+        moved = -(observed.final[:, 3] - observed.initial[3])
+        if self.rude:
+            observed.final.sub_(observed.initial).abs_()
+            observed.initial.zero_()
+        return moved
+
+
+def test_a_score_that_works_in_place_changes_no_training(options: DpSgd) -> None:
+    members, found = np.arange(6) % 2 == 0, []
+    for rude in (False, True):
+        training = Training.prepare(options, seed=1, gpu=False)
+        session = FinalModelSession.craft(training, InPlace(rude=rude), 0)
+        found.append(session.run(members, 8, (1, 3, 6)))
+    np.testing.assert_array_equal(*found)
+
+
+class Observer:
+    def __init__(self, models: int, rude: bool, shape: tuple[int, ...] | None) -> None:
+        self.total, self.rude, self.shape = torch.zeros(models), rude, shape
+
+    def see(self, step: int, before: Tensor, after: Tensor) -> None:
+        self.total += (after - before).sum(1)
+        if self.rude:
+            before.fill_(1)
+            after.sub_(before)
+
+    def scores(self) -> Tensor:
+        return self.total.clone() if self.shape is None else torch.zeros(self.shape)
+
+
+class Watching(TrajectoryAdversary[Canary]):
+    name: str = "watching"
+    rude: bool = False
+    shape: tuple[int, ...] | None = None
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+        return GradientCanary(torch.full_like(known.initial, 0.01))
+
+    def observer(self, canary: Canary, known: PublicKnowledge, models: int) -> Observer:
+        return Observer(models, self.rude, self.shape)
+
+
+def test_an_observer_that_works_in_place_changes_no_training(training: Training) -> None:
+    members, found = np.arange(6) % 2 == 0, []
+    for rude in (False, True):
+        session = TrajectorySession.craft(training, Watching(rude=rude), 0)
+        found.append(session.run(members, 8, (1, 3, 6)))
+    np.testing.assert_array_equal(*found)
+
+
+def test_a_canary_that_works_in_place_on_the_models_changes_no_training(training: Training) -> None:
+    canary = GradientCanary(torch.full_like(training.initial, 0.01))
+    ends = []
+    for inserted in (canary, Changing(canary)):
+        *_, end = (t.clone() for t in training.run(torch.ones(3), 5, inserted, 1))
+        ends.append(end)
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4, 1), (1, 4), (5,)])
+def test_scores_of_another_shape_are_refused(training: Training, shape: tuple[int, ...]) -> None:
+    """None is spread over trials."""
+    session = TrajectorySession.craft(training, Watching(shape=shape), 0)
+    with pytest.raises(SpecError, match=r"the scores of Observer .* of shape \(4,\), one"):
+        session.run(np.ones(4, dtype=np.bool_), 8, (6,))
+
+
+@pytest.mark.parametrize("scores", [1.5, None, np.zeros(4), torch.tensor(2.0)], ids=repr)
+def test_what_is_no_tensor_of_scores_is_refused(training: Training, scores: object) -> None:
+    class Odd(InPlace):
+        def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
+            return scores  # type: ignore[return-value]
+
+    session = FinalModelSession.craft(training, Odd(), 0)
+    with pytest.raises(SpecError, match="the scores of Odd are"):
+        session.run(np.ones(4, dtype=np.bool_), 8, (6,))

@@ -1,0 +1,152 @@
+"""Many kinds of networks through two full steps: exact, or warned of and exact, or refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import networks_altered  # noqa: F401 (each adds its own to CASES)
+import networks_inputs  # noqa: F401
+import networks_own  # noqa: F401
+import networks_refused  # noqa: F401
+import networks_right  # noqa: F401
+import networks_shared  # noqa: F401
+import numpy as np
+import pytest
+import torch
+from networks import BATCH, CASES, Kind, Outcome
+from test_packed import loss_of
+from torch import Tensor, nn
+
+from dpaudit_ray.adversaries.base import GradientCanary, SampleCanary
+from dpaudit_ray.data.base import Data, Dataset
+from dpaudit_ray.engines import fallback
+from dpaudit_ray.engines.noise import CpuNoise
+from dpaudit_ray.engines.training import Training
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.models.base import Model
+
+MODELS, STEPS = 5, 2
+
+
+class Network(Model):
+    """One of `networks`, by name."""
+
+    name: str = "network"
+    network: str
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return CASES[self.network].make()
+
+
+class Drawn(Data):
+    """Two batches of standard normals, or of six tokens."""
+
+    name: str = "drawn"
+    network: str
+
+    def read(self) -> Dataset:
+        rng, case = np.random.default_rng(5), CASES[self.network]
+        shape = (STEPS * BATCH, *case.kind.value)
+        tokens = case.kind is Kind.TOKENS
+        x = rng.integers(0, 6, size=shape) if tokens else rng.normal(size=shape)
+        classes = 2 if self.network == "one-output" else 3
+        return Dataset(x.astype(np.float32), np.arange(len(x)) % classes)
+
+
+def prepared(name: str) -> Training:
+    options = DpSgd(
+        data=Drawn(network=name),
+        model=Network(network=name),
+        steps=STEPS,
+        batch_size=BATCH,
+        learning_rate=0.5,
+        clip_norm=0.7,
+        noise_multiplier=0.5,
+    )
+    return Training.prepare(options, seed=1, gpu=False, dtype=torch.float64)
+
+
+def original(training: Training) -> nn.Module:
+    """The user's module, built again and touched by nobody."""
+    from dpaudit_ray.engines.start import network
+    from dpaudit_ray.seeds import derive
+
+    shape = tuple(training.x.shape[1:])
+    drawn = derive("initialization", 1, training.options.seed)
+    return network(training.options.model, shape, training.classes, drawn).double()
+
+
+def clipped(module: nn.Module, flat: Tensor, x: Tensor, y: Tensor, clip: float) -> Tensor:
+    """One gradient per example, by a backward pass each."""
+    parameters, total = list(module.parameters()), torch.zeros_like(flat)
+    sizes = [p.numel() for p in parameters]
+    for parameter, part in zip(parameters, flat.split(sizes), strict=True):
+        parameter.data.copy_(part.view(parameter.shape))
+    for j in range(len(y)):
+        module.zero_grad()
+        loss_of(module(x[j : j + 1].clone()), y[j : j + 1]).backward()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in parameters]
+        gradient = torch.cat([g.flatten() for g in grads])
+        total += gradient * min(1.0, clip / max(float(gradient.norm()), 1e-300))
+    return total
+
+
+def by_hand(training: Training, inside: Tensor, canary: GradientCanary | SampleCanary) -> Tensor:
+    options, noise, module = training.options, CpuNoise(9), original(training)
+    theta = training.initial.repeat(len(inside), 1)
+    for batch in training.batches:
+        z = torch.empty_like(theta)
+        noise.fill(z)
+        sums = options.noise_multiplier * options.clip_norm * z
+        for i, row in enumerate(theta):
+            x, y = training.x[batch], training.y[batch]
+            sums[i] += clipped(module, row, x, y, options.clip_norm)
+            if inside[i] and isinstance(canary, GradientCanary):
+                sums[i] += canary.direction
+            elif inside[i]:
+                sums[i] += clipped(module, row, canary.x, canary.y, options.clip_norm)
+        theta = theta - options.learning_rate / options.batch_size * sums
+    return theta
+
+
+def canaries(training: Training) -> list[GradientCanary | SampleCanary]:
+    direction = torch.zeros_like(training.initial)
+    direction[len(direction) // 2] = training.clip_norm
+    x, y = training.example(3)
+    return [GradientCanary(direction), SampleCanary(x, (y + 1) % training.classes)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Networks as small as these wait for each other on several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_network_is_exact_or_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    case = CASES[name]
+    fallback.warn.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        if case.outcome is Outcome.REFUSED:
+            with pytest.raises(SpecError) as error:
+                prepared(name)
+            assert case.said in str(error.value)
+            assert "\n" not in str(error.value)
+            return
+        training = prepared(name)
+    said = [record.getMessage() for record in caplog.records]
+    assert bool(said) is (case.outcome is Outcome.SLOW), said
+    assert case.said in "".join(said)
+    inside = torch.tensor([1.0, 0, 1, 0, 1], dtype=torch.float64)
+    before = training.x.clone()
+    for canary in canaries(training):
+        *_, found = (theta.clone() for theta in training.run(inside, 9, canary, 1))
+        expected = by_hand(training, inside, canary)
+        scale = (expected - training.initial).abs().amax(1, keepdim=True)
+        assert float(((found - expected).abs() / scale).max()) < 1e-10
+    assert torch.equal(training.x, before)
