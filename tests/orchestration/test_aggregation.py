@@ -153,14 +153,14 @@ def test_the_bound_without_assumption_is_that_of_the_prefix(tiny: dict, tmp_path
     plan = planning.open_run(sweep, run)
     packs = [p for p in plan.remaining(run) if p.audit == 0]
     table = folded((sweep, plan, run), [*packs[:4], *packs[5:]])
-    state = stats.make("eps-delta", planned=90)
+    state = stats.make("one-run", planned=90, independent=True)
     for pack in packs[:4]:
         scores = scores_of(plan, pack)
         state.fold(scores.scores[:, -1], scores.members)
     mine = table[table["audit"] == plan.audits[0].id].set_index("step")
     assert mine["estimator"].eq("accuracy").all(), "no row was added"
     assert mine.loc[6, "epsilon_lower_free"] == state.bound(1e-5, 0.95).epsilon_lower
-    assert mine["free_estimator"].to_dict() == {3: "", 6: "eps-delta"}
+    assert mine["free_estimator"].to_dict() == {3: "", 6: "one-run"}
     again = Aggregation.rebuild(run)
     again.flush()
     pd.testing.assert_frame_equal(run.estimates(), table, check_exact=True)

@@ -11,10 +11,15 @@ import numpy as np
 import pytest
 
 import dpaudit_ray as da
+from dpaudit_ray import failures, prefix, seeds, spec
 from dpaudit_ray import plan as planning
-from dpaudit_ray import seeds, spec
+from dpaudit_ray.failures import Failure
+from dpaudit_ray.orchestration.aggregation import Aggregation
+from dpaudit_ray.plan import Pack
+from dpaudit_ray.prefix import MissedPack
 from dpaudit_ray.report import page
-from dpaudit_ray.report.tables import Run, all_estimates, folded_scores, overview
+from dpaudit_ray.report.tables import Run, all_estimates, overview
+from dpaudit_ray.stats.thresholds import Worlds
 from dpaudit_ray.storage import RunDirectory
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -89,27 +94,37 @@ def test_a_partial_run_is_marked_interim(finished: Run) -> None:
 
 
 def test_the_report_uses_the_trials_that_the_estimates_use(finished: Run) -> None:
-    """40 of 90 were folded, then came a gap; of the 40, ten were run and gave no score."""
-    audit = finished.plan.audits[0]
-    folder = Path(finished.directory.location) / f"scores/{audit.id}"
+    """40 of 90 belong to the prefix, then comes a gap; of the 40, ten were run and failed."""
+    audit, location = finished.plan.audits[0], finished.directory.location
+    folder = Path(location) / f"scores/{audit.id}"
     for pack in ("20-29", "40-49"):
         (folder / f"{pack}.parquet").unlink()
-    table = finished.estimates
-    finished.directory.write_estimates(
-        table.assign(trials=table["trials"].where(table["audit"] != audit.id, 40)).to_dict(
-            "records"
-        )
-    )
-    partial = Run.open(finished.directory.location)
-    scores = folded_scores(partial, audit)
-    assert scores["trial"].tolist() == [trial for trial in range(40) for _ in audit.horizons]
-    assert scores.loc[scores["score"].isna(), "trial"].unique().tolist() == list(range(20, 30))
-    bits = seeds.bits(partial.plan.seed, audit.fingerprint, 0, 39)
-    assert np.array_equal(scores["member"].to_numpy()[:: len(audit.horizons)], bits)
+    failed = Failure(Pack(0, 20, 29), "ValueError", "boom", "")
+    failures.write(finished.directory, [failed])
+    Aggregation.rebuild(finished.directory).flush()
+    partial = Run.open(location)
+    assert set(partial.estimates.query("audit == @audit.id")["trials"]) == {40}
     html = Path(page.write(partial)).read_text()
+    bits = np.delete(seeds.bits(partial.plan.seed, audit.fingerprint, 0, 39), range(20, 30))
     inside = int(bits.sum())
-    lost = int(bits[20:30].sum())
-    assert f"({inside} in, {40 - inside} out;\ndiverged: {lost} in, {10 - lost} out)" in html
+    assert f"({inside} in, {30 - inside} out" in html
+    assert "failed, counted as misses: 10" in html
+
+
+def test_missed_trials_are_errors_of_the_profile(finished: Run) -> None:
+    """Nothing may be bet on a trial without output: its score is wrong at every threshold."""
+    audit = finished.plan.audits[0]
+    whole = list(finished.prefix(audit))
+    missed = [MissedPack(pack.first, pack.members) for pack in whole[3:5]]
+    mixed = prefix.scores_with_errors(audit, [*whole[:3], *missed, *whole[5:]])
+    last = mixed[mixed["step"] == audit.horizons[-1]]
+    worlds = Worlds.observed(last["score"].to_numpy(), last["member"].to_numpy())
+    real = np.concatenate([pack.scores[:, -1] for pack in [*whole[:3], *whole[5:]]])
+    cuts = np.linspace(real.min(), real.max(), 50)
+    false_positives, false_negatives = worlds.errors(cuts)
+    bits = np.concatenate([pack.members for pack in missed])
+    assert false_positives.min() >= (~bits).sum()
+    assert false_negatives.min() >= bits.sum()
 
 
 def test_a_run_without_trials_still_has_a_report(tiny: dict, tmp_path: Path) -> None:
