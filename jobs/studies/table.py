@@ -1,10 +1,11 @@
-"""The table of a coverage study: error rate and median bound of every method."""
+"""The table of a study: error rate and median bound of every method, or how claims fared."""
 
 from __future__ import annotations
 
 import math
 import sys
 
+import numpy as np
 import pandas as pd
 import typer
 from scipy import optimize, special
@@ -14,6 +15,7 @@ from dpaudit_ray import stats
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
 from jobs.studies.coverage import Coverage, Worlds, subsampled_noise
+from jobs.studies.verdicts import Verdicts
 
 
 def true_mu(worlds: Worlds, epsilon: float, delta: float) -> float:
@@ -89,8 +91,38 @@ def tabulate(location: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def tabulate_verdicts(location: str) -> pd.DataFrame:
+    """A row per cell: the share of audits that were refuted, and quantiles of when."""
+    run, rows = Run.open(location), []
+    for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):
+        study = cell.mechanism
+        if not isinstance(study, Verdicts):
+            raise typer.BadParameter(f"{location} is no study of verdicts")
+        scores = run.directory.scores(audit.id)
+        after = scores[scores["step"] == 2]["score"].fillna(math.inf)
+        rows.append(
+            {
+                "epsilon": study.epsilon,
+                "noise": study.share,
+                "faults": study.faults,
+                "trials": study.sizes[-1],
+                "audits": len(after),
+                "refuted": float(np.isfinite(after).mean()),
+                "median": float(after.quantile(0.5, interpolation="higher")),
+                "80 %": float(after.quantile(0.8, interpolation="higher")),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
 def main(location: str) -> None:
-    """Writes coverage.csv into the run directory and prints the worst error rate per method."""
+    """Writes coverage.csv into the run directory and prints the worst error rate per method.
+
+    Of a study of verdicts, prints how often claims were refuted.
+    """
+    if isinstance(Run.open(location).sweep.cells[0].mechanism, Verdicts):
+        typer.echo(tabulate_verdicts(location).to_string(index=False))
+        return
     table = tabulate(location)
     file = f"{location.rstrip('/')}/coverage.csv"
     table.to_csv(file, index=False)

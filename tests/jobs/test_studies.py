@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from command import inline
 from scipy import integrate, special, stats
 
 from dpaudit_ray import spec
 from jobs.studies.coverage import RATE, draw, subsampled_noise
-from jobs.studies.table import tabulate, true_epsilon, true_mu
+from jobs.studies.table import tabulate, tabulate_verdicts, true_epsilon, true_mu
 
 FOLDER = Path(__file__).resolve().parents[2] / "jobs/studies"
 
@@ -85,3 +86,18 @@ def test_studies_run_as_written(name, tmp_path):
         leaks = table[table["faults"] == "diverges-inside"]
         assert np.all(np.isinf(leaks["truth"]))
         assert np.all(table["truth"] > 0)
+
+
+def test_the_study_of_verdicts_runs_as_written(tmp_path):
+    settings = ("--set", "audit.trials=4", "--set", "resources.pack_size=4")
+    cells = "grid.mechanism.epsilon, mechanism.share, mechanism.sizes, mechanism.faults"
+    few = [[4.4, 1.0, [300], "fails"], [4.4, 0.3, [300], "none"]]
+    file = FOLDER / "verdicts.yaml"
+    assert len(spec.load(file).cells) == 8
+    raw = yaml.safe_load(file.read_text()) | {"grid": {cells.removeprefix("grid."): few}}
+    (tmp_path / "few.yaml").write_text(yaml.safe_dump(raw))
+    assert inline(tmp_path / "few.yaml", tmp_path, *settings).code == 0
+    table = tabulate_verdicts(str(tmp_path / "verdicts"))
+    assert table["refuted"].tolist() == [0.0, 1.0]
+    assert np.isinf(table["median"][0])
+    assert 0 < table["median"][1] <= 300
