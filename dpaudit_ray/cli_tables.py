@@ -172,9 +172,22 @@ def show_verdict(found: RunVerdict) -> None:
              "log10 evidence", "needed", "trials", "refuted after", "power"),
             [_tested(audit) for audit in found.audits],
         )  # fmt: skip
+        for audit in found.audits:
+            if audit.lopsided:
+                outside, inside = audit.diverged
+                terminal.say(
+                    f"{audit.label}: {inside} trainings with the canary diverged and {outside} "
+                    "without it, so diverging depends on the canary"
+                )
+        if len(found.audits) > 1:
+            terminal.explain(
+                f"all audits together: log10 evidence {found.evidence:.3f}, "
+                f"{found.needed:.3f} needed"
+            )
         terminal.say(
             f"wrong about a true claim in at most {1 - found.confidence:.0%} of runs, whenever and "
-            f"however often it is asked; power: the chance to find {verdict.ALTERNATIVE:g} of the "
+            "however often it is asked; a claim is also refuted by tests for the declared number "
+            f"of trials; power: the chance to find {verdict.ALTERNATIVE:g} of the "
             "claimed noise"
         )
         title = ""

@@ -32,7 +32,7 @@ REQUIRED_POWER = 0.8  # ... with at least this probability
 # By which a computed ε may exceed a claim of the same δ: a finer grid moves none by more than this,
 # nor do the accountants' own roundings.
 EXACT_TOLERANCE = 1e-5
-_SIMULATIONS = 100
+_SIMULATIONS = 50
 
 
 class Verdict(StrEnum):
@@ -52,7 +52,7 @@ class AuditVerdict:
     for the declared number of trials. With the run's confidence the training is no more private
     than noise multiplier `effective_noise` (None: any noise would do); `power` is the chance that
     noise of 0.7 of the claimed one would have been found. `diverged` counts trainings per world,
-    (out, in).
+    (out, in); where they are `lopsided`, diverging depends on the bit and nothing is CONSISTENT.
     """
 
     label: str
@@ -68,6 +68,7 @@ class AuditVerdict:
     refuted_after: int | None
     power: float
     diverged: tuple[int, int] = (0, 0)
+    lopsided: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +179,7 @@ def _tested(run: Run, index: int) -> ClaimTest:
     for pack in run.prefix(audit):
         prefix.fold(test, pack)
         test.look()
+    test.look(now=True)
     return test
 
 
@@ -195,7 +197,7 @@ def _audit(run: Run, index: int, test: ClaimTest, alpha: float) -> AuditVerdict:
     verdict = Verdict.INCONCLUSIVE
     if refuted_after is not None:
         verdict = Verdict.VIOLATION
-    elif test.trials == audit.trials and power >= REQUIRED_POWER:
+    elif test.trials == audit.trials and power >= REQUIRED_POWER and not test.lopsided:
         verdict = Verdict.CONSISTENT
     return AuditVerdict(
         label=audit.label,
@@ -211,6 +213,7 @@ def _audit(run: Run, index: int, test: ClaimTest, alpha: float) -> AuditVerdict:
         refuted_after=refuted_after,
         power=power,
         diverged=test.diverged,
+        lopsided=test.lopsided,
     )
 
 
@@ -231,7 +234,7 @@ def _power(test: ClaimTest, alpha: float) -> float:
         members = rng.random(test.planned) < 0.5
         imagined = ClaimTest(test.curve, test.planned)
         imagined.fold(rng.normal(size=test.planned) + mu * members, members)
-        imagined.look()
+        imagined.look(now=True)
         found += imagined.refuted_after(alpha) is not None
     return found / _SIMULATIONS
 

@@ -77,6 +77,7 @@ def test_too_little_noise_is_a_violation(strong: dict, tmp_path: Path) -> None:
 
 
 def test_a_weak_adversary_or_few_trials_are_inconclusive(tiny: dict, tmp_path: Path) -> None:
+    tiny["audit"]["trials"] = 30
     found = judged(tiny, tmp_path)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert all(audit.power < 0.8 for audit in found.audits)
@@ -90,8 +91,10 @@ def test_a_partial_run_is_never_consistent(strong: dict, tmp_path: Path) -> None
     assert verdict.of(Run.open(result.location)).verdict is Verdict.INCONCLUSIVE
 
 
-def made_up_run(sweep: dict, folder: Path, mu: float, seed: int) -> Run:
-    """A finished run whose scores are N(mu b, 1)."""
+def made_up_run(
+    sweep: dict, folder: Path, mu: float, seed: int, diverged: tuple[float, float] = (0.0, 0.0)
+) -> Run:
+    """A finished run whose scores are N(mu b, 1), a share of which (out, in) has diverged."""
     parsed = spec.from_raw(sweep | {"seed": seed})
     directory = RunDirectory(str(folder))
     plan = planning.open_run(parsed, directory)
@@ -100,6 +103,7 @@ def made_up_run(sweep: dict, folder: Path, mu: float, seed: int) -> Run:
         audit = plan.audits[pack.audit]
         members = seeds.bits(plan.seed, audit.fingerprint, pack.first, pack.last)
         scores = rng.normal(size=(pack.size, 1)) + mu * members[:, None]
+        scores[rng.random(pack.size) < np.where(members, diverged[1], diverged[0])] = np.nan
         directory.write_scores(audit.id, PackScores(pack.first, members, audit.horizons, scores))
     return Run.open(directory.location)
 
@@ -127,6 +131,53 @@ def test_the_budget_is_shared_by_all_audits(tiny: dict, tmp_path: Path) -> None:
     # 0.3 of the error is the e-process's, which may be looked at for ever
     needed = np.log10(2 / (0.3 * 0.05))
     assert [audit.needed for audit in found.audits] == pytest.approx([needed] * 2)
+
+
+def test_a_training_that_diverges_with_the_canary_only_is_a_violation(
+    strong: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At its claim in all else; 5 % of the in runs are NaN, which was CONSISTENT once."""
+    strong["audit"] |= {"trials": 5000}
+    run = made_up_run(strong, tmp_path, np.sqrt(20) / 4, 3, diverged=(0.0, 0.05))
+    assert exit_code(["verify", run.directory.location]) == 1
+    shown = capsys.readouterr().out
+    assert shown.startswith("VIOLATION")
+    assert "with the canary diverged and 0 without it" in shown
+
+
+def test_one_that_diverges_alike_in_both_worlds_is_none(strong: dict, tmp_path: Path) -> None:
+    strong["audit"] |= {"trials": 5000}
+    run = made_up_run(strong, tmp_path, np.sqrt(20) / 4, 4, diverged=(0.05, 0.05))
+    found = verdict.of(run)
+    assert found.verdict is not Verdict.VIOLATION
+    assert min(found.audits[0].diverged) > 50
+    assert not found.audits[0].lopsided
+
+
+def test_a_leak_that_no_number_of_these_trials_could_refute_is_not_consistent(
+    strong: dict, tmp_path: Path
+) -> None:
+    """ε = 24 allows a training to diverge in one world only in 5 %, as far as 1000 trials tell."""
+    strong["mechanism"] |= {"steps": 250, "noise_multiplier": 4.0}
+    strong["audit"] |= {"trials": 1000, "record_every": 250}
+    run = made_up_run(strong, tmp_path, 3.95, 5, diverged=(0.0, 0.05))
+    found = verdict.of(run).audits[0]
+    assert found.lopsided
+    assert found.power >= 0.8
+    assert found.verdict is Verdict.INCONCLUSIVE
+
+
+def test_audits_are_judged_together_by_averaged_evidence(tiny: dict, tmp_path: Path) -> None:
+    """Twelve audits, none of which is refuted by itself, all of them too well told apart."""
+    tiny["grid"] = {"adversary": [{"name": "loss", "example": i} for i in range(12)]}
+    tiny["audit"] |= {"trials": 300, "record_every": 6}
+    sigma, steps = tiny["mechanism"]["noise_multiplier"], tiny["mechanism"]["steps"]
+    run = made_up_run(tiny, tmp_path, 1.2 * np.sqrt(steps) / sigma, 6)
+    found = verdict.of(run)
+    mean = np.log10(np.mean([10**audit.evidence for audit in found.audits]))
+    assert found.evidence <= mean + 1e-9, "the latest evidence, which is at most the largest"
+    assert found.needed == pytest.approx(np.log10(1 / (0.3 * 0.05)))
+    assert verdict._together(run, [Verdict.CONSISTENT] * 12, True) is Verdict.VIOLATION
 
 
 @pytest.mark.parametrize("accountant", ["gaussian", "pld", "rdp", "prv"])

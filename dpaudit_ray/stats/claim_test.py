@@ -12,6 +12,8 @@ import functools
 import math
 from collections.abc import Callable
 
+from scipy import special
+
 from .base import Members, Scores
 from .claim import Claim
 from .curve import Curve
@@ -21,6 +23,8 @@ from .guessing import GuessCounter
 EVIDENCE_SHARE = 0.3  # of the error, for the e-process
 _RATIO, _STEPS = 1.02, 170  # noise multipliers that are tried: up to 29 times more or less
 _QUICK = 1000  # draws for these
+_LOOK = 1.02
+_LOPSIDED = 1e-3
 
 
 @dataclasses.dataclass
@@ -37,6 +41,7 @@ class ClaimTest:
     best: float = 0.0
     latest: float = 0.0
     _reached: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+    _due: int = 0
 
     def __post_init__(self) -> None:
         self.process = Claim(planned=self.planned)
@@ -53,6 +58,17 @@ class ClaimTest:
         """Diverged trials per world, (out, in)."""
         return self.hits.diverged
 
+    @property
+    def lopsided(self) -> bool:
+        """Whether diverging depends on the bit: by chance once in a thousand.
+
+        That is no violation by itself, since a claim allows some; but where it was not refuted,
+        something was seen that cannot be called consistent either.
+        """
+        outside, inside = self.diverged
+        rarer = special.bdtr(min(outside, inside), outside + inside, 0.5)
+        return outside + inside > 0 and 2 * float(rarer) < _LOPSIDED
+
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials; `scores` float64 [n], not finite where diverged, `members` bool [n]."""
         self.process.fold(scores, members)
@@ -65,8 +81,15 @@ class ClaimTest:
         self.hits.miss(len(members))
         self._declared.miss(members)
 
-    def look(self) -> None:
-        """Takes the evidence as it is now into account."""
+    def look(self, now: bool = False) -> None:
+        """Takes the evidence into account, if there are 2 % more trials than at the last look.
+
+        That depends on the trials alone, and keeps the effort of 50,000 packs in bounds. `now`
+        looks in any case.
+        """
+        if self.trials < self._due and not now:
+            return
+        self._due = math.ceil(_LOOK * self.trials)
         self.latest = self.process.evidence(self.curve)
         if self.latest > self.best:
             self.best = self.latest

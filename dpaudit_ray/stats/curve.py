@@ -126,7 +126,7 @@ def gaussian(mu: float) -> Curve:
     x = np.linspace(0.0, mu / 2 + 8.0, 2000)
     fall = special.ndtr(x - mu / 2) - special.ndtr(-x - mu / 2)
     errors = np.cumsum(np.gradient(fall) * special.expit(-mu * x))
-    both = (fall + errors / errors[-1]) / 2
+    both = (fall + errors / errors[-1]) / 2 if errors[-1] > 0 else fall
     steps = np.arange(1, _POINTS) / _POINTS
     tail = 1 - 1 / (np.array(_TAIL) * _POINTS)
     epsilons = mu * np.concatenate([[0.0], np.interp(np.concatenate([steps, tail]), both, x)])

@@ -2,8 +2,8 @@
 
 Two tests share the error. The order of mistakes (`ranking`) is looked at sixteen times, at fixed
 shares of the declared trials; the boundary of all looks together is simulated under the claim's
-worst mechanism. Diverged trials are judged once, at the end: those after the first fifth are all
-guessed the way that the first ones taught.
+worst mechanism. Diverged trials are judged once, at the end: those after the first eight are all
+guessed the way that these taught.
 
 Of trials that diverge with probability q, the claim forces a share of mistakes that grows with q:
 its worst mechanism diverges where it is surest of one side. How many diverge is the mechanism's
@@ -24,7 +24,7 @@ from scipy import special
 from .base import Members, Scores
 from .binomial import clopper_pearson_lower
 from .curve import Curve, Responses
-from .diverged import LEARN, Diverged
+from .diverged import Diverged
 from .ranking import ClaimKey, Group, Weights, simulated, two_means
 
 Floats = npt.NDArray[np.float64]
@@ -34,6 +34,7 @@ _FEWEST = 8  # trials between two looks
 _SHARE = 0.7  # of the error, for the order of mistakes; the rest is for diverged trials
 _SHAPE = 0.4  # boundary ~ share of the trials to the power of -0.4: nearly all is kept for the end
 _DRAWS = 4000
+_LESSONS = 8
 _RARE = 0.1  # share of the error of diverged trials, for how many of them there are
 
 
@@ -45,11 +46,10 @@ class DeclaredTest:
             raise ValueError(f"planned must be at least 1, got {planned}")
         looks = max(min(LOOKS, planned // _FEWEST), 1)
         self._ends = tuple(math.ceil(planned * (i + 1) / looks) for i in range(looks))
-        self._learn = math.ceil(LEARN * planned)
         self._scores = np.empty(planned)
         self._members = np.empty(planned, dtype=np.bool_)
         self._groups: list[Group] = []
-        self._diverged, self._taught = Diverged(), Diverged()
+        self._diverged = Diverged()
         self.trials = 0
 
     def fold(self, scores: Scores, members: Members) -> None:
@@ -80,14 +80,9 @@ class DeclaredTest:
             stop = min(len(scores), start + end - self.trials)
             here = slice(self.trials, self.trials + stop - start)
             self._scores[here], self._members[here] = scores[start:stop], members[start:stop]
-            self._teach(here)
             self.trials, start = here.stop, stop
             if self.trials == end:
                 self._close(end)
-
-    def _teach(self, here: slice) -> None:
-        early = slice(here.start, max(min(here.stop, self._learn), here.start))
-        self._taught.fold(self._scores[early], self._members[early])
 
     def _close(self, end: int) -> None:
         """Ranks the trials since the last look, around the midpoint of all outputs so far."""
@@ -106,14 +101,14 @@ class DeclaredTest:
 
     def _diverging(self, curve: Curve, alpha: float) -> float:
         """p-value, for a test at `alpha`, of the diverged trials after those that taught."""
-        lost = np.isinf(self._scores[self._learn : self.trials])
-        guesses = int(lost.sum())
-        if guesses == 0:
+        lost = np.flatnonzero(np.isinf(self._scores[: self.trials]))
+        if len(lost) <= _LESSONS:
             return 1.0
-        right = self._members[self._learn : self.trials][lost] == self._taught.guessed_in
-        return one_sided_p_value(
-            Responses.of(curve), (guesses - int(right.sum()), guesses, len(lost)), _RARE * alpha
-        )
+        taught, judged = self._members[lost[:_LESSONS]], self._members[lost[_LESSONS:]]
+        mistakes = int((judged != (2 * taught.sum() >= _LESSONS)).sum())
+        after = self.trials - int(lost[_LESSONS - 1]) - 1
+        counts = (mistakes, len(judged), after)
+        return one_sided_p_value(Responses.of(curve), counts, _RARE * alpha)
 
 
 @dataclasses.dataclass(frozen=True)

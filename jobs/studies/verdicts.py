@@ -47,6 +47,6 @@ class Verdicts(Coverage):
                 lost, members = bool(failed[run].any()), bits[run]
                 whole = PackScores(int(run[0]), members, (1,), scores[run, None])
                 prefix.fold(test, prefix.MissedPack(int(run[0]), members) if lost else whole)
-            test.look()
+            test.look(now=True)
         refuted = test.refuted_after(1 - self.confidence)
         return [STANDS if refuted is None else REFUTED, math.nan if refuted is None else refuted]

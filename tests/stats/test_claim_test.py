@@ -27,7 +27,7 @@ def refuted(
     scores, members = gaussian_trials(rng, trials, true)
     for part in np.array_split(np.arange(trials), looks):
         test.fold(scores[part], members[part])
-        test.look()
+        test.look(now=True)
     return test.refuted_after(0.05) is not None
 
 
@@ -150,7 +150,7 @@ def test_any_split_of_the_stream_refutes_alike() -> None:
         test = ClaimTest(gaussian(0.8), 500)
         for part in np.array_split(np.arange(500), parts):
             test.fold(scores[part], members[part])
-        test.look()
+        test.look(now=True)
         found.append((test.latest, test._declared.refuted_after(test.curve, 0.05), test.diverged))
     assert found[0] == found[1] == found[2]
 
@@ -161,7 +161,7 @@ def test_trials_beyond_the_declared_ones_are_for_the_e_process() -> None:
     test.fold(*gaussian_trials(rng, 100, 1.0))
     assert test.refuted_after(0.05) is None
     test.fold(*gaussian_trials(rng, 3000, 2.0))
-    test.look()
+    test.look(now=True)
     assert test.refuted_after(0.05) == 3100
 
 
@@ -169,7 +169,7 @@ def test_noise_that_a_run_has_at_most() -> None:
     scores, members = gaussian_trials(np.random.default_rng(13), 2000, 1 / 0.7)
     test = ClaimTest(gaussian(1.0), 2000)
     test.fold(scores, members)
-    test.look()
+    test.look(now=True)
     found = test.effective_noise(lambda noise: gaussian(1 / noise), 1.0, 0.05)
     assert found is not None
     assert 0.7 < found < 0.8
@@ -186,8 +186,24 @@ def test_misses_are_never_evidence() -> None:
     missed.miss(np.ones(200, dtype=np.bool_))
     fresh = rng.random(200) < 0.5
     clean.fold(rng.normal(size=200) + 1.5 * fresh, fresh)
-    clean.look()
-    missed.look()
+    clean.look(now=True)
+    missed.look(now=True)
     assert missed.latest < clean.latest
     assert missed.process.trials == missed.hits.trials == 1000
     assert Curve(np.zeros(1), np.ones(1)).deltas[0] == 1
+
+
+def test_looks_are_spaced_by_their_cost() -> None:
+    """50,000 packs are looked at some hundred times, and after the same trials on every cluster."""
+    rng, looks = np.random.default_rng(15), []
+    test = ClaimTest(gaussian(1.0), 10_000)
+    for _ in range(1000):
+        test.fold(*gaussian_trials(rng, 10, 1.0))
+        before = test.latest
+        test.look()
+        looks.append(test.latest != before)
+    assert 100 < sum(looks) < 350
+    last = test.latest
+    test.fold(*gaussian_trials(rng, 10, 9.0))
+    test.look(now=True)
+    assert test.latest != last

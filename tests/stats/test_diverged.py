@@ -78,7 +78,7 @@ def test_a_leak_of_one_in_twenty_is_a_violation() -> None:
     for _ in range(20):
         test = ClaimTest(gaussian(1.0), 5000)
         test.fold(*diverging(rng, 5000, 0.05, 0.0))
-        test.look()
+        test.look(now=True)
         found += test.refuted_after(0.05) is not None
     assert found >= 18
 
@@ -91,7 +91,7 @@ def test_diverging_in_both_worlds_is_none() -> None:
         scores, members = diverging(rng, 5000, 0.05, 0.05)
         for part in np.array_split(np.arange(5000), 2):
             test.fold(scores[part], members[part])
-            test.look()
+            test.look(now=True)
         assert test.refuted_after(0.05) is None
 
 
@@ -99,7 +99,7 @@ def test_all_in_runs_diverge() -> None:
     test = ClaimTest(gaussian(1.0), 5000)
     members = np.random.default_rng(6).random(5000) < 0.5
     test.fold(np.where(members, np.nan, 0.0), members)
-    test.look()
+    test.look(now=True)
     assert test.latest > 1500
     assert test.refuted_after(0.05) is not None
 
@@ -161,3 +161,13 @@ def test_several_canaries_and_pairs_learn_it_too() -> None:
     out, inside = rng.normal(size=(2, 200))
     inside[rng.random(200) < 0.9] = math.nan
     assert several.coupled_worlds(out, inside, **LEVEL).epsilon_lower > 1.0
+
+
+def test_diverging_that_depends_on_the_bit_is_never_consistent() -> None:
+    """Where a claim is too large to be refuted by it. 9 against 0 is chance once in 256, 12 against
+    0 once in 2048."""
+    for outside, inside, lopsided in ((0, 0, False), (0, 9, False), (0, 12, True), (40, 45, False)):
+        test = ClaimTest(gaussian(4.0), 1000)
+        members = np.repeat([False, True], [outside, inside])
+        test.fold(np.full(outside + inside, np.nan), members)
+        assert test.lopsided is lopsided, (outside, inside)

@@ -54,6 +54,7 @@ def test_claims_that_no_number_can_hold() -> None:
         Curve(np.array([800.0]), np.array([0.0])),
         Curve(np.zeros(1), np.ones(1)),
         gaussian(40.0),
+        gaussian(500.0),
         gaussian(0.0),
     ):
         coins = Responses.of(curve)
