@@ -90,11 +90,11 @@ def test_studies_run_as_written(name, tmp_path):
 
 def test_the_study_of_verdicts_runs_as_written(tmp_path):
     settings = ("--set", "audit.trials=4", "--set", "resources.pack_size=4")
-    cells = "grid.mechanism.epsilon, mechanism.share, mechanism.sizes, mechanism.faults"
+    cells = "mechanism.epsilon, mechanism.share, mechanism.sizes, mechanism.faults"
     few = [[4.4, 1.0, [300], "fails"], [4.4, 0.3, [300], "none"]]
     file = FOLDER / "verdicts.yaml"
-    assert len(spec.load(file).cells) == 8
-    raw = yaml.safe_load(file.read_text()) | {"grid": {cells.removeprefix("grid."): few}}
+    assert len(spec.load(file).cells) == 10
+    raw = yaml.safe_load(file.read_text()) | {"grid": {cells: few}}
     (tmp_path / "few.yaml").write_text(yaml.safe_dump(raw))
     assert inline(tmp_path / "few.yaml", tmp_path, *settings).code == 0
     table = tabulate_verdicts(str(tmp_path / "verdicts"))
