@@ -110,7 +110,7 @@ def test_both_kinds_in_one_run_and_the_error_is_for_trials_only(tmp_path: Path) 
     raw = sweep() | {"grid": {"mechanism.backend": ["sampled", "exact"]}}
     found = judged(raw, tmp_path)
     assert [len(found.audits), len(found.exact)] == [1, 1]
-    assert found.audits[0].needed == pytest.approx(-np.log10(0.05))
+    assert found.audits[0].needed == pytest.approx(-np.log10(0.3 * 0.05))
     assert found.verdict is Verdict.INCONCLUSIVE, "300 trials show nothing"
     shown = dpaudit("verify", tmp_path / "land")
     assert shown.code == 5

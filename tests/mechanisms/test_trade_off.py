@@ -69,7 +69,7 @@ class Watcher(TrajectoryAdversary[GradientCanary]):
     craft = LastParameter.craft
 
     def observer(self, canary: Any, known: Any, models: int) -> Any:
-        return _LikelihoodRatio(canary, known, models)
+        return _LikelihoodRatio(canary, known.training, models)
 
 
 def cell(raw: dict[str, Any], adversary: Any = None) -> Cell:
