@@ -22,14 +22,24 @@ token=
 asked=      # to stop
 again=no    # whether to queue once more
 
-stop() {    # YES-OR-NO
-  asked=yes again=$1
+stop() {
+  asked=yes
   if [[ $driver ]]; then kill -TERM "$driver" 2>/dev/null || true; fi
 }
-trap 'stop yes' USR1    # the time limit is near
-# Cancelled, preempted or out of time: what comes next is Slurm's to say. It has signalled Ray as well,
-# so there are no packs to wait for, and a driver that waits for Ray would be in the way of others.
-trap 'rm -f "$token"; stop no; sleep 5; kill -KILL $driver 2>/dev/null || true' TERM
+trap 'again=yes; stop' USR1    # the time limit is near
+
+# Cancelled, preempted, out of time, a node lost: what comes next is Slurm's to say. It has signalled
+# Ray as well, so there are no packs to wait for, and this job may start again elsewhere in a moment.
+# shellcheck disable=SC2329    # the trap calls it
+ended() {
+  trap - EXIT
+  rm -f "$token"
+  stop
+  sleep 3
+  if [[ $driver ]]; then kill -KILL "$driver" 2>/dev/null || true; fi
+  exit 143
+}
+trap ended TERM
 
 finish() {    # Ray's nodes leave by themselves: srun, when it is killed, kills at once
   trap - EXIT
@@ -86,7 +96,7 @@ fi
 # This script runs on the first node, so the driver needs no step, and signals reach it as they are.
 dpaudit run "$sweep" --storage-path "$storage" --address "$head:$port" &
 driver=$!
-if [[ $asked ]]; then stop "$again"; fi
+if [[ $asked ]]; then stop; fi
 
 # A signal ends `wait` before the driver has ended.
 while kill -0 "$driver" 2>/dev/null; do wait "$driver" || true; done
