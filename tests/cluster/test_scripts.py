@@ -1,4 +1,4 @@
-"""The scripts, run: several Ray nodes on this machine, and Slurm's commands played by doubles."""
+"""`cluster/local.sh`, run: several Ray nodes on this machine."""
 
 from __future__ import annotations
 
@@ -11,23 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import changed, write_sweep
+from tests.command import write_sweep
 from tests.conftest import ROOT
 from tests.head import free_port, wait_for
 
 pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent
-
-# They run on this node what they are asked to run on any.
-SRUN = """#!/usr/bin/env bash
-while [[ $1 == --* ]]; do shift; done
-if [[ $1 == ray && $2 == start ]]; then set -- "$@" --node-ip-address=127.0.0.1; fi
-exec "$@"
-"""
-SCONTROL = """#!/usr/bin/env bash
-if [[ $1 == show ]]; then echo 127.0.0.1; fi
-if [[ $1 == requeue ]]; then echo "$2" >"$PLACE/requeued"; fi
-"""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -75,48 +64,3 @@ def test_local_nodes(tiny: dict, tmp_path: Path) -> None:
     finally:
         stop(script)
     assert not Path(token).exists()
-
-
-def slurm(place: Path, sweep: Path) -> subprocess.Popen[str]:
-    for name, text in [("srun", SRUN), ("scontrol", SCONTROL)]:
-        (place / name).write_text(text)
-        (place / name).chmod(0o755)
-    (place / "activate").write_text("")
-    variables = environment(
-        PLACE=str(place),
-        SLURM_JOB_ID=str(free_port()),
-        SLURM_JOB_NODELIST="node1",
-        SLURM_CPUS_PER_TASK="1",
-        DPAUDIT_ACTIVATE=str(place / "activate"),
-        DPAUDIT_TOKEN_FOLDER=str(place),
-    )
-    variables["PATH"] = f"{place}:{variables['PATH']}"
-    with (place / "log").open("a") as out:
-        return subprocess.Popen(
-            [ROOT / "cluster" / "slurm.sh", sweep, place / "runs"],
-            env=variables, stdout=out, stderr=out, text=True, start_new_session=True,
-        )  # fmt: skip
-
-
-def test_slurm_stops_cleanly_requeues_and_resumes(tiny: dict, tmp_path: Path) -> None:
-    changed(tiny, "mechanism.steps", 300)
-    changed(tiny, "audit.trials", 600)
-    sweep = write_sweep(tmp_path, tiny)
-    packs = tmp_path / "runs" / "tiny" / "scores"
-    first = slurm(tmp_path, sweep)
-    try:
-        wait_for(lambda: len(list(packs.rglob("*.parquet"))) >= 3 or first.poll() is not None, 120)
-        assert first.poll() is None, (tmp_path / "log").read_text()
-        os.kill(first.pid, signal.SIGTERM)  # what --signal=B:TERM@180 does
-        assert first.wait(90) == 4, (tmp_path / "log").read_text()
-    finally:
-        with_group(first.pid)
-    assert (tmp_path / "requeued").exists()
-    assert not list(tmp_path.glob(".dpaudit-token.*"))
-
-    second = slurm(tmp_path, sweep)
-    try:
-        assert second.wait(200) == 0, (tmp_path / "log").read_text()
-    finally:
-        with_group(second.pid)
-    assert (tmp_path / "runs" / "tiny" / "_SUCCESS").exists()
