@@ -102,5 +102,19 @@ def executor(
         RunDirectoryError: what lies in the run directory is damaged.
     """
     nodes = Nodes(ray, sweep.resources, tell)
+    _require_sense(nodes)
     nodes.require_room()
     return RayExecutor(ray, sweep, plan, run, packs, nodes, tell)
+
+
+def _require_sense(nodes: Nodes) -> None:
+    """Raises NoClusterError for resources that Ray has rules against, such as three TPUs."""
+    from .actors import Trainer
+
+    try:
+        Trainer.options(**nodes.options)  # type: ignore[attr-defined]
+    except ValueError as error:
+        raise NoClusterError(
+            f"Ray refuses the resources of a trainer ({last_line(error)}); change resources in the "
+            "sweep file"
+        ) from error

@@ -21,7 +21,7 @@ from .pool import PACKS_PER_TRAINER, Pool, Worker
 from .sharing import TRAINER
 from .suspects import Suspects
 from .trainer import runs_of
-from .watch import Watch
+from .watch import LOOK_SECONDS, Watch
 
 
 class RayExecutor:
@@ -187,6 +187,8 @@ class RayExecutor:
 
     def _answer(self, reference: Any) -> Any:
         exceptions = self._ray.exceptions
+        while not self._ray.wait([reference], timeout=LOOK_SECONDS)[0]:
+            self._watch.require()  # a call waits for ever where there is nobody to restart an actor
         try:
             return self._ray.get(reference)
         except exceptions.RayTaskError as error:
