@@ -94,6 +94,12 @@ class Pool:
         """Trainers that may be given new packs."""
         return [worker for worker in self.workers if worker.trusted]
 
+    def open(self) -> list[Worker]:
+        """Trainers that may be given a pack each, once or several times; the last one first."""
+        trusted = self.trusted
+        loads = range(PACKS_PER_TRAINER - 1, -1, -1)
+        return [worker for load in loads for worker in trusted if len(worker.packs) <= load]
+
     def resize(self) -> None:
         """Starts trainers where there is room and work; gives back those that are too many."""
         now = time.monotonic()

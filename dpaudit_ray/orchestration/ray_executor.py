@@ -17,7 +17,7 @@ from .aggregation import Activity, Progress
 from .deadlines import SHORTEST, Deadlines
 from .executors import Done, Lost, Outcome
 from .nodes import Nodes, Place, last_line
-from .pool import PACKS_PER_TRAINER, Pool, Worker
+from .pool import Pool, Worker
 from .sharing import TRAINER
 from .suspects import Suspects
 from .trainer import runs_of
@@ -62,11 +62,17 @@ class RayExecutor:
             scheduling_strategy=_beside_the_driver(ray),
         ).remote(run.location)
         # Rebuilds the estimates now, so that a damaged run directory is told before any training.
-        self._seen: Progress = self._aggregator_call("progress", Activity())
+        try:
+            self._seen: Progress = self._aggregator_call("progress", Activity())
+        except BaseException:
+            self._watch.close()
+            raise
         self._asked: Any = None
         self._deadlines = Deadlines(sweep.resources.pack_deadline)
         self._suspects = Suspects(nodes, tell)
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
+        self._open: list[Worker] = []  # who is given the next packs, the last one first
+        self._in_flight = 0
         self._slow: set[int] = set()  # audits of whose first pack the user was told
         self._pool = Pool(
             self._start_worker,
@@ -80,8 +86,8 @@ class RayExecutor:
 
     @property
     def slots(self) -> int:
-        """Twice the number of trainers that may be given packs."""
-        return PACKS_PER_TRAINER * len(self._pool.trusted) + len(self._held())
+        """What is in flight, and as much as lets trainers that may be given packs have two."""
+        return self._in_flight + len(self._open)
 
     @property
     def trainers(self) -> int:
@@ -94,11 +100,11 @@ class RayExecutor:
 
     def submit(self, pack: Pack) -> None:
         """Gives the pack to the trainer with the fewest packs."""
-        self._hand(self._pool.least_busy(self._pool.trusted), "run_pack", pack)
+        self._hand(self._next(), "run_pack", pack)
 
     def check(self, pack: Pack, finished: bool) -> None:
         """Has the pack run again by the trainer with the fewest packs."""
-        self._hand(self._pool.least_busy(self._pool.trusted), "check_pack", pack, finished)
+        self._hand(self._next(), "check_pack", pack, finished)
 
     def give_up(self, failed: list[Failure]) -> None:
         """See `Executor.give_up`."""
@@ -112,6 +118,12 @@ class RayExecutor:
 
     def wait(self, timeout: float) -> list[Outcome]:
         """See `Executor.wait`."""
+        outcomes = self._outcomes(timeout)
+        self._open = self._pool.open()
+        self._in_flight = sum(len(w.packs) for w in self._pool.workers) + len(self._due)
+        return outcomes
+
+    def _outcomes(self, timeout: float) -> list[Outcome]:
         self._watch.require()
         if self._watch.answers:  # else a call of Ray's would wait for it
             self._pool.resize()
@@ -151,10 +163,10 @@ class RayExecutor:
             self._ray.kill(worker.actor)
         self._ray.kill(self._aggregator)
 
-    def _held(self) -> list[Pack]:
-        """Packs in flight that trainers have which are given no more."""
-        held = [p for w in self._pool.workers if not w.trusted for p in w.packs.values()]
-        return [*held, *self._due]
+    def _next(self) -> Worker:
+        """The trainer that a new pack goes to: one with the fewest packs."""
+        self._in_flight += 1
+        return self._open.pop()
 
     def _hand(self, worker: Worker, method: str, pack: Pack, *arguments: Any) -> None:
         label = self._plan.audits[pack.audit].label
@@ -241,6 +253,9 @@ class RayExecutor:
         if place is None and not getattr(error, "actor_init_failed", True):
             self._pool.replace(worker)
             return None
+        if not self._watch.answers:  # all nodes of a lost head go, and none can be asked about
+            reason = f"{worker.name}: the cluster's head does not answer"
+            return self._lost(Lost(self._pool.replace(worker), reason, "node", True))
         gone = place is not None and not self._nodes.alive(place)
         foreseen = getattr(error, "preempted", False) or (
             place is not None and place.node in self._nodes.leaving

@@ -26,14 +26,14 @@ class Watch:
 
     def __init__(self, address: str, tell: Callable[[str], None]) -> None:
         self._address, self._tell = address, tell
-        self._answered = time.monotonic()
+        self._silent = 0.0  # seconds in which it was asked in vain: not those of a paused process
         self._closed = threading.Event()
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
     @property
     def answers(self) -> bool:
         """Whether it did so when it was asked last."""
-        return self._silent < 2 * LOOK_SECONDS
+        return self._silent < LOOK_SECONDS
 
     def require(self) -> None:
         """Raises ClusterError when the head has been silent for too long."""
@@ -45,10 +45,6 @@ class Watch:
         self._closed.set()
 
     @property
-    def _silent(self) -> float:
-        return time.monotonic() - self._answered
-
-    @property
     def _what(self) -> str:
         return (
             f"the cluster's head at {self._address} has not answered for {GONE_SECONDS:.0f} s; "
@@ -58,10 +54,13 @@ class Watch:
     def _look(self) -> None:
         host, _, port = self._address.rpartition(":")
         while not self._closed.wait(LOOK_SECONDS):
+            asked = time.monotonic()
             try:
                 socket.create_connection((host, int(port)), timeout=LOOK_SECONDS).close()
-                self._answered = time.monotonic()
+                self._silent = 0.0
             except OSError:
+                waited = min(time.monotonic() - asked, LOOK_SECONDS)
+                self._silent += LOOK_SECONDS + waited
                 if self._silent > GONE_SECONDS + LEAVE_SECONDS:
                     self._tell(self._what)
                     os._exit(ClusterError.exit_code)

@@ -110,3 +110,11 @@ def test_trainers_that_are_about_to_start_are_not_told(played: Played) -> None:
     assert played.told == []
     played.resize(pools.PATIENT_SECONDS)
     assert played.told == [4]
+
+
+def test_the_next_packs_go_to_who_has_the_fewest(played: Played) -> None:
+    played.resize()
+    played.place("a", "a", "a", "a")
+    played.work(2, 1, 0, 0)
+    played.pool.workers[3].suspected.add(Pack(0, 0, 9))
+    assert [worker.name for worker in reversed(played.pool.open())] == ["t-2", "t-2", "t-1"]
