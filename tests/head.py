@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,13 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def head(cpus: int = 2, dashboard: bool = True) -> Iterator[Head]:
-    """Starts a head; ends its processes, and no others, when the block is left."""
+def head(
+    cpus: int = 2, dashboard: bool = True, worker: Mapping[str, Any] | None = None
+) -> Iterator[Head]:
+    """Starts a head; ends its processes, and no others, when the block is left.
+
+    With `worker`, a node type of Ray's autoscaler, nodes of it come and go with demand.
+    """
     temp = Path(tempfile.mkdtemp(prefix="dpa"))  # short: Ray puts sockets below it
     token = secrets.token_hex(32)
     port, page = free_port(), free_port()
@@ -76,12 +81,15 @@ def head(cpus: int = 2, dashboard: bool = True) -> Iterator[Head]:
         "DASHBOARD_METRIC_PORT": str(free_port()),
     }
     environment.pop("RAY_ADDRESS", None)
+    if worker is not None:
+        environment |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
     command = [
         *("ray", "start", "--head", "--block", f"--port={port}", f"--num-cpus={cpus}"),
         *("--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--temp-dir={temp}/r"),
         *(f"--dashboard-port={page}", f"--dashboard-agent-listen-port={free_port()}"),
         f"--include-dashboard={str(dashboard).lower()}",
         *(f"--ray-client-server-port={free_port()}", "--disable-usage-stats"),
+        *([] if worker is None else [f"--autoscaling-config={_autoscaling(temp, port, worker)}"]),
     ]
     with (temp / "log").open("w") as log:
         process = subprocess.Popen(
@@ -99,6 +107,36 @@ def head(cpus: int = 2, dashboard: bool = True) -> Iterator[Head]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         shutil.rmtree(temp, ignore_errors=True)
+
+
+def _autoscaling(temp: Path, port: int, worker: Mapping[str, Any]) -> Path:
+    """A configuration for Ray's autoscaler whose nodes are processes of this machine."""
+    head_type = {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}
+    provider = {
+        "type": "fake_multinode",
+        "gcs_address": f"127.0.0.1:{port}",
+        "use_node_id_as_ip": True,
+        "disable_node_updaters": True,
+        "disable_launch_config_check": True,
+    }
+    lists = ("cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands")
+    commands = ("setup_commands", "head_setup_commands", "worker_setup_commands")
+    starts = ("head_start_ray_commands", "worker_start_ray_commands")
+    config = {
+        "cluster_name": "test",
+        "max_workers": worker["max_workers"],
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": 0.1,
+        "provider": provider,
+        "auth": {},
+        "file_mounts": {},
+        "file_mounts_sync_continuously": False,
+        "head_node_type": "ray.head.default",
+        "available_node_types": {"ray.head.default": head_type, "worker": dict(worker)},
+    } | {name: [] for name in (*lists, *commands, *starts)}
+    file = temp / "autoscaling.json"
+    file.write_text(json.dumps(config))
+    return file
 
 
 def _listens(started: Head) -> bool:

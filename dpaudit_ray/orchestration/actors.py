@@ -1,4 +1,4 @@
-"""The Ray actors: long-lived trainers, one aggregator, and a probe that runs once on every node.
+"""The Ray actors: long-lived trainers and one aggregator.
 
 Scores travel from a trainer's process straight into the aggregator's. The driver sees a small
 outcome per pack.
@@ -10,6 +10,7 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -24,6 +25,7 @@ from . import metrics
 from .aggregation import Activity, Aggregation, Progress
 from .executors import Checked, Done
 from .trainer import Trainer as PackTrainer
+from .trainer import runs_of
 
 _log = logging.getLogger("dpaudit")
 WRITERS = 32  # packs that the aggregator stores at once: most of the time they wait for storage
@@ -90,16 +92,26 @@ class Trainer:
         self._plan = plan
         self._aggregator = aggregator
 
-    def ready(self) -> None:
-        """Answers once the trainer has its place on a node."""
+    def ready(self) -> tuple[str, str]:
+        """Answers once the trainer has its place on a node: the node's id and address."""
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def run_pack(self, pack: Pack) -> Done | Failure:
         """Returns when the pack is stored, or with the failure of the user's code."""
+        return self._run(pack, self._trainer.attempt, 1)
+
+    def retry_pack(self, pack: Pack, before: Failure) -> Done | Failure:
+        """Runs a pack that failed elsewhere, several times, and stores it where they agree."""
+        return self._run(pack, lambda pack: self._trainer.retry(pack, before), runs_of(pack))
+
+    def _run(
+        self, pack: Pack, train: Callable[[Pack], PackScores | Failure], runs: int
+    ) -> Done | Failure:
         started = time.perf_counter()
         label = self._plan.audits[pack.audit].label
         what = f"{label}, trials {pack.first}-{pack.last}"
         _log.info("%s: starts", what)
-        result = self._trainer.attempt(pack)
+        result = train(pack)
         if isinstance(result, Failure):
             _log.error("%s: failed\n%s", what, result.traceback)
             return result
@@ -109,7 +121,7 @@ class Trainer:
         ray.get(fold.remote(pack, result))
         seconds = time.perf_counter() - started
         _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
-        return Done(pack, seconds)
+        return Done(pack, seconds / runs)
 
     def check_pack(self, pack: Pack, finished: bool) -> Checked:
         """Runs a pack again and compares; stores nothing."""
@@ -119,14 +131,6 @@ class Trainer:
             return found
 
         return Checked(pack, self._trainer.difference(pack, compare if finished else None))
-
-
-def _sees(location: str, name: str, content: str) -> bool:
-    """Whether the node this runs on sees a file of the run directory as the driver wrote it."""
-    return RunDirectory(location, patience.OPENING).read_text(name) == content
-
-
-sees = ray.remote(num_cpus=0, max_retries=1)(_sees)
 
 
 def _settle_in() -> None:

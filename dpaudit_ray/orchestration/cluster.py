@@ -15,6 +15,7 @@ from ..errors import NoClusterError
 from ..plan import Plan
 from ..spec import Sweep
 from ..storage import RunDirectory
+from . import internals
 from .nodes import Nodes, last_line
 from .ray_executor import RayExecutor
 
@@ -35,6 +36,11 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
         NoClusterError: the cluster cannot be reached.
     """
     address = address or os.environ.get("RAY_ADDRESS")
+    if address is not None and "://" in address:
+        raise NoClusterError(
+            f"{address} is not the address of a cluster's head, which is HOST:6379; from a machine "
+            "outside the cluster, dpaudit submit sends the sweep to http://HOST:8265"
+        )
     _prepare_environment(local=address is None)
 
     import ray
@@ -42,7 +48,7 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    _reread_environment(ray)
+    internals.reread_environment(ray)
     options: dict[str, Any] = {"address": "local", "include_dashboard": dashboard}
     try:
         if address is not None:
@@ -76,13 +82,9 @@ def _prepare_environment(local: bool) -> None:
     elif "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
         # With an explicit address Ray does not look for the token file by itself.
         os.environ["RAY_AUTH_MODE"] = "token"
+    # Ray ends a driver whose head is gone after a minute, with an exit code that means a violation.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
-
-def _reread_environment(ray: Any) -> None:
-    """Ray keeps the authentication it saw when it was imported, perhaps long before by the user."""
-    ray._raylet.Config.initialize("")
-    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def executor(
@@ -97,9 +99,22 @@ def executor(
 
     Raises:
         NoClusterError: the cluster can never hold a trainer.
-        RunDirectoryError: a node does not see the run directory, or what lies in it is damaged.
+        RunDirectoryError: what lies in the run directory is damaged.
     """
-    nodes = Nodes(ray, sweep.resources, run, tell)
+    nodes = Nodes(ray, sweep.resources, tell)
+    _require_sense(nodes)
     nodes.require_room()
-    nodes.require_shared()
     return RayExecutor(ray, sweep, plan, run, packs, nodes, tell)
+
+
+def _require_sense(nodes: Nodes) -> None:
+    """Raises NoClusterError for resources that Ray has rules against, such as three TPUs."""
+    from .actors import Trainer
+
+    try:
+        Trainer.options(**nodes.options)  # type: ignore[attr-defined]
+    except ValueError as error:
+        raise NoClusterError(
+            f"Ray refuses the resources of a trainer ({last_line(error)}); change resources in the "
+            "sweep file"
+        ) from error

@@ -52,6 +52,7 @@ class Driver:
         self._executor = executor
         self._packs = iter(packs)
         self._again: collections.deque[Pack] = collections.deque()
+        self._all_out = False  # every pack was handed out once
         self._ledger = ledger
         self._stop = stop
         self._show = show
@@ -87,6 +88,7 @@ class Driver:
     def _loop(self) -> None:
         self._look(force=True)
         while not self._stop.expired and (self._top_up() or self._in_flight):
+            self._executor.backlog(self._backlog())
             for outcome in self._executor.wait(timeout=SHOW_SECONDS):
                 self._settle(outcome)
             self._look()
@@ -113,10 +115,17 @@ class Driver:
             self._in_flight += 1
         return False
 
+    def _backlog(self) -> float:
+        """Packs that are still to be handed out; inf where nobody has looked how many come."""
+        if self._stop.requested or self._ledger.exhausted:
+            return 0
+        return len(self._again) if self._all_out else math.inf
+
     def _next(self) -> Pack | None:
         """The next pack of an audit that goes on; a lost one before a new one."""
         while True:
             pack = self._again.popleft() if self._again else next(self._packs, None)
+            self._all_out |= pack is None
             if pack is None or not self._over(pack.audit):
                 return pack
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ..failures import Failure
 from ..plan import Pack
@@ -23,10 +23,14 @@ class Lost:
     """Infrastructure failed: the packs are run again with the same bits and seeds.
 
     The first one was running; the others only waited behind it. None when a trainer died idle.
+    `cause` is "node" when the trainer's node left with it, `foreseen` when that was announced: a
+    node that was drained, or taken back by its owner.
     """
 
     packs: tuple[Pack, ...]
     reason: str
+    cause: Literal["trainer", "node"] = "trainer"
+    foreseen: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +54,9 @@ class Executor(Protocol):
     @property
     def trainers(self) -> int:
         """Trainers that are alive."""
+
+    def backlog(self, packs: float) -> None:
+        """Takes how many packs are still to be handed over, inf while that is not known."""
 
     def submit(self, pack: Pack) -> None:
         """Hands over one pack; never blocks for its result."""

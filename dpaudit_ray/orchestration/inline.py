@@ -33,6 +33,9 @@ class InlineExecutor:
         """This process."""
         return 1
 
+    def backlog(self, packs: float) -> None:
+        """Nothing is held that could be given back."""
+
     def submit(self, pack: Pack) -> None:
         """Queues the pack for the next `wait`."""
         self._queue.append(pack)

@@ -13,6 +13,8 @@ from .executors import Lost
 
 SAME_FAILURES = 3  # packs of an audit that fail the same way in a row: the others would as well
 LOSSES_PER_PACK = 5  # trainers that die under one pack before the pack is held responsible
+NODES_PER_PACK = 20  # nodes that vanish under one pack: it may be what ends them
+_CALLED = {"trainer": "worker", "node": "node"}
 
 
 class Ledger:
@@ -34,7 +36,7 @@ class Ledger:
         self._labels = labels
         self._tell = tell
         self._streaks: dict[int, list[Failure]] = {}
-        self._lost_under: collections.Counter[Pack] = collections.Counter()
+        self._lost_under: collections.Counter[tuple[str, Pack]] = collections.Counter()
         self.failures: list[Failure] = []  # of this try
         self.losses = 0
         self.trials_failed: collections.Counter[int] = collections.Counter()
@@ -66,12 +68,30 @@ class Ledger:
     def lost(self, lost: Lost) -> list[Pack]:
         """Counts a trainer that died; returns the packs to run again.
 
+        Only what died by itself is held against the sweep's budget: nodes come and go.
+
         Raises:
             ClusterError: more were lost than the sweep allows.
         """
-        self.losses += 1
         for pack in lost.packs:
             self.trials_lost[pack.audit] += pack.size
+        self._tell_of(lost)
+        if lost.foreseen or not lost.packs:
+            return list(lost.packs)
+        first, *others = lost.packs
+        self._lost_under[lost.cause, first] += 1
+        limit = LOSSES_PER_PACK if lost.cause == "trainer" else NODES_PER_PACK
+        if self._lost_under[lost.cause, first] < limit:
+            return [first, *others]
+        message = f"its {_CALLED[lost.cause]} died {limit} times (last: {lost.reason})"
+        self.failed(Failure(first, "WorkerLost", message, lost.reason))
+        return others
+
+    def _tell_of(self, lost: Lost) -> None:
+        if lost.cause == "node":
+            self._tell(f"{lost.reason} ({len(lost.packs)} packs run again; not a failure)")
+            return
+        self.losses += 1
         limit = self._resources.max_worker_losses
         if self.losses > limit:
             raise ClusterError(
@@ -81,15 +101,6 @@ class Ledger:
             )
         count = f"{self.losses} of at most {limit}"
         self._tell(f"worker lost ({count}) with {len(lost.packs)} packs: {lost.reason}")
-        if not lost.packs:
-            return []
-        first, *others = lost.packs
-        self._lost_under[first] += 1
-        if self._lost_under[first] < LOSSES_PER_PACK:
-            return [first, *others]
-        message = f"its worker died {LOSSES_PER_PACK} times (last: {lost.reason})"
-        self.failed(Failure(first, "WorkerLost", message, lost.reason))
-        return others
 
     def _in_a_row(self, failure: Failure) -> None:
         audit = failure.pack.audit

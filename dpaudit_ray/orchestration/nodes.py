@@ -1,166 +1,169 @@
-"""The nodes of a cluster: which of them see the run directory, and how many trainers they hold."""
+"""The nodes of a cluster: how many trainers they hold, which are left out, if more may come."""
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
-import secrets
+import socket
+import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from ..errors import NoClusterError, RunDirectoryError
+from ..errors import NoClusterError
 from ..spec import ResourceSpec
-from ..storage import RunDirectory
+from . import internals
+from .needs import Needs
+from .sharing import Share
 
-PROBE = ".probe"
-PROBE_SECONDS = 60.0
-REMEDY = "use a folder that all nodes mount, or an address such as s3://bucket/folder"
+PENDING = 8  # trainers that may wait for nodes when few have their place
+ANSWER_SECONDS = 2.0
+FAULTS_PER_NODE = 2  # trainers of a node found at fault before it is left out
 
 
 @dataclasses.dataclass(frozen=True)
-class Probe:
-    """A node that was asked whether it sees what the driver wrote."""
+class Place:
+    """Where a trainer runs."""
 
+    node: str
     address: str
-    answer: Any
-    since: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """For how many trainers: `keep` may stay on their places, `start` are started in all.
+
+    Of those started, the cluster holds `now`; the others show demand to an autoscaler.
+    """
+
+    keep: int
+    start: int
+    now: int
 
 
 class Nodes:
-    """Counts the nodes that see the run directory; one that joins later is asked first.
-
-    This process's own node is not asked. The aggregator lives there, but the next driver may
-    start on any other. Trainers with `num_gpus` fit nodes with a GPU, those without fit all.
+    """Counts what fits. Trainers never touch the run directory, so any node will do.
 
     Args:
         ray: the module, connected.
-        tell: takes a line for the user about a node that has joined and is left out.
+        tell: takes a line for the user about a node that is left out.
     """
 
-    def __init__(
-        self, ray: Any, resources: ResourceSpec, run: RunDirectory, tell: Callable[[str], None]
-    ) -> None:
-        self._ray, self._resources, self._run, self._tell = ray, resources, run, tell
-        self._here: str = ray.get_runtime_context().get_node_id()
-        self._sharing = {self._here}
+    def __init__(self, ray: Any, resources: ResourceSpec, tell: Callable[[str], None]) -> None:
+        self._ray, self._tell = ray, tell
+        self._limit = resources.max_concurrent_trainers
         self._left_out: set[str] = set()
-        self._probes: dict[str, Probe] = {}
-        self._content = secrets.token_hex(8)
+        self._gone: set[str] = set()
+        self._faults: collections.Counter[str] = collections.Counter()
+        self.needs = Needs.of(resources)
+        self.share = Share(ray, self.needs)
+        self.leaving: set[str] = set()  # nodes that are given no more work: drained, or left out
+        self.grows = internals.autoscales(ray)
 
     def require_room(self) -> None:
         """Raises NoClusterError when the cluster can never hold a trainer."""
-        if self._held(self._alive().values()) < 1:
-            needs, total = self._resources, self._ray.cluster_resources()
-            raise NoClusterError(
-                f"no node of this cluster fits a trainer of {needs.num_cpus:g} CPU and "
-                f"{needs.num_gpus:g} GPU (it has {total.get('CPU', 0):g} and "
-                f"{total.get('GPU', 0):g}); lower resources.num_cpus or num_gpus"
+        if self._held():
+            return
+        types = internals.node_types(self._ray)
+        if self.grows and not types:
+            return
+        if any(self.needs.fits(kind.resources) for kind in types):
+            return
+        total = self._ray.cluster_resources()
+        has = ", ".join(f"{total.get(name, 0):g} {name}" for name in self.needs.resources)
+        where = f"its configuration has {', '.join(t.name for t in types)}" if types else ""
+        raise NoClusterError(
+            f"no node of this cluster fits a trainer of {self.needs} (all nodes together have "
+            f"{has}{'; ' + where if where else ''}); lower resources in the sweep file"
+        )
+
+    def room(self, ready: int) -> Room:
+        """For how many trainers there is room, of which `ready` have their place now."""
+        self.leaving = internals.draining(self._ray) | self._left_out
+        now = self._held()
+        keep, fair = self.share.of(now)
+        start = max(fair, min(ready, keep))
+        if self.grows and ready <= keep:
+            start += max(PENDING, ready) if self._limit == "auto" else self._limit
+            start = min(start, self._most())
+        if self._limit != "auto":
+            keep, start = min(keep, self._limit), min(start, self._limit)
+        return Room(keep, start, now)
+
+    def tell_what_for(self, trainers: int, room: Room) -> None:
+        """Says what `trainers` wait for, none of which has its place."""
+        if room.now:
+            self._tell(
+                f"no trainer has started: the cluster has room for {room.now} when nothing else "
+                "runs on it; waiting"
+            )
+        else:
+            self._tell(
+                f"waiting for nodes: {trainers} trainers of {self.needs} are asked for, and no "
+                "node of the cluster fits one yet"
             )
 
-    def require_shared(self) -> None:
-        """Raises RunDirectoryError for a node that does not see the run directory."""
-        self._ask()
-        if not self._probes:
-            return
-        try:
-            while self._probes:
-                for name, probe, problem in self._answers():
-                    if problem:
-                        raise RunDirectoryError(
-                            f"{self._run.location} is not shared: node {probe.address} {problem}; "
-                            f"{REMEDY}"
-                        )
-                    self._sharing.add(name)
-                time.sleep(0.02)
-        finally:
-            self._run.delete(PROBE)
-
-    def room(self) -> int:
-        """How many trainers the nodes hold that are known to see the run directory."""
-        self._ask()
-        for name, probe, problem in self._answers():
-            if problem:
-                self._left_out.add(name)
-                self._tell(f"node {probe.address} has joined, {problem} and is not used; {REMEDY}")
-            else:
-                self._sharing.add(name)
-            if not self._probes:
-                self._run.delete(PROBE)
-        held = self._held(n for name, n in self._alive().items() if name in self._sharing)
-        limit = self._resources.max_concurrent_trainers
-        return held if limit == "auto" else min(held, limit)
-
     @property
-    def beside_the_driver(self) -> Any:
-        """Ray's scheduling strategy for what must see the run directory."""
-        return self._on(self._here, soft=True)
+    def options(self) -> dict[str, Any]:
+        """Ray's options for a trainer."""
+        return self.needs.options(self._left_out)
 
-    @property
-    def selector(self) -> dict[str, str]:
-        """A label selector for trainers: any node but those that are left out."""
-        names = ",".join(sorted(self._left_out))
-        return {"ray.io/node-id": f"!in({names})"} if names else {}
+    def alive(self, place: Place) -> bool:
+        """Whether the node of a trainer that died is still there.
 
-    def _on(self, name: str, soft: bool) -> Any:
-        return self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(name, soft=soft)
+        Ray itself notices after a quarter of a minute, so the node is asked, once.
+        """
+        if place.node in self._gone:
+            return False
+        for node in self._ray.nodes():
+            if node["NodeID"] == place.node and node["Alive"]:
+                with contextlib.suppress(OSError):
+                    ports = node["NodeManagerAddress"], node["NodeManagerPort"]
+                    socket.create_connection(ports, timeout=ANSWER_SECONDS).close()
+                    return True
+        self._gone.add(place.node)
+        return False
 
-    def _alive(self) -> dict[str, dict[str, Any]]:
-        return {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+    def fault(self, place: Place) -> None:
+        """A trainer here failed at what one on another node could do.
 
-    def _held(self, nodes: Iterable[dict[str, Any]]) -> int:
-        """Trainers that fit these nodes, or what an autoscaler may grow the cluster to."""
-        now = sum(_fits(node["Resources"], self._resources) for node in nodes)
-        grown = self._ray._private.state.state.get_max_resources_from_cluster_config()
-        return max(now, _fits(grown, self._resources)) if grown else now
+        The last node that trainers fit on is never left out.
+        """
+        self._faults[place.node] += 1
+        others = self._fitting().keys() - {place.node}
+        if self._faults[place.node] == FAULTS_PER_NODE and (others or self.grows):
+            self._left_out.add(place.node)
+            self._tell(
+                f"node {place.address} is left out: {FAULTS_PER_NODE} of its trainers failed at "
+                "packs that other nodes could do"
+            )
 
-    def _ask(self) -> None:
-        """Has every node that is new here look for what this process writes."""
-        from .actors import sees
+    def _held(self) -> int:
+        return sum(self._fitting().values())
 
-        known = self._sharing | self._left_out | self._probes.keys()
-        new = {name: node for name, node in self._alive().items() if name not in known}
-        if new:
-            self._run.write_text(PROBE, self._content)
-        for name, node in new.items():
-            address = node["NodeManagerAddress"]
-            answer = sees.options(
-                name=f"probe {address}", scheduling_strategy=self._on(name, soft=False)
-            ).remote(self._run.location, PROBE, self._content)
-            self._probes[name] = Probe(address, answer, time.monotonic())
+    def _fitting(self) -> dict[str, int]:
+        """Trainers that fit on each node that stays."""
+        fits = {
+            node["NodeID"]: self.needs.fits(node["Resources"])
+            for node in self._ray.nodes()
+            if node["Alive"] and self.needs.matches(node["Labels"])
+        }
+        return {name: count for name, count in fits.items() if count and name not in self.leaving}
 
-    def _answers(self) -> Iterator[tuple[str, Probe, str]]:
-        """Nodes that have answered, or kept silent for too long, and what is wrong with them."""
-        for name, probe in list(self._probes.items()):
-            late = time.monotonic() - probe.since > PROBE_SECONDS
-            if late or self._ray.wait([probe.answer], timeout=0)[0]:
-                del self._probes[name]
-                yield name, probe, self._problem(probe)
-
-    def _problem(self, probe: Probe) -> str:
-        exceptions = self._ray.exceptions
-        try:
-            seen = self._ray.get(probe.answer, timeout=0)
-        except exceptions.GetTimeoutError:
-            return f"did not answer for {PROBE_SECONDS:g} s"
-        except exceptions.RayTaskError as error:
-            return f"cannot read it ({last_line(error)})"
-        except exceptions.RayError:
-            return ""  # the node has left
-        return "" if seen else "does not see what the driver wrote"
-
-
-def _fits(held: dict[str, float], resources: ResourceSpec) -> int:
-    fits = int(held.get("CPU", 0) / resources.num_cpus)
-    if resources.num_gpus:
-        fits = min(fits, int(held.get("GPU", 0) / resources.num_gpus))
-    return fits
+    def _most(self) -> int:
+        """Trainers that the cluster can ever hold, as far as its configuration is known."""
+        types = internals.node_types(self._ray)
+        if not types or any(kind.most < 0 for kind in types):
+            return sys.maxsize
+        grown = sum(kind.most * self.needs.fits(kind.resources) for kind in types)
+        return max(self._held(), grown)
 
 
 def last_line(error: BaseException) -> str:
     """What a Ray error says in the end, without the advice that Ray adds."""
     if "low on memory" in str(error):
-        return "its node ran out of memory; with a larger resources.num_cpus fewer run at once"
+        return "its node ran out of memory; with resources.memory or a larger num_cpus fewer run"
     lines = [line for line in str(error).splitlines() if line.strip()]
     last = lines[-1] if lines else type(error).__name__
     return textwrap.shorten(last, 200, placeholder=" ...")

@@ -1,33 +1,49 @@
-"""The pool of trainer actors: grows with the cluster, shrinks with it, replaces who hangs."""
+"""The pool of trainer actors: follows the cluster and the work, replaces who hangs."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..plan import Pack
-from .deadlines import Deadlines
+from .nodes import Place, Room
 
 PACKS_PER_TRAINER = 2  # one running, one waiting: no trainer idles while the driver reacts
 RESIZE_SECONDS = 2.0
-PATIENT_SECONDS = 60.0  # without any trainer, before the user is told
+PATIENT_SECONDS = 60.0  # without any trainer, before the user is told again
 
 
 @dataclasses.dataclass(eq=False)
 class Worker:
     """A trainer actor. It is given packs once it has its place, which `greeting` tells.
 
-    `packs` are those it has not answered, by reference: the first one runs, since `since`.
+    `packs` are those it has not answered, by reference: the first one runs, since `since`. It is
+    given no more while packs that failed with it are tried elsewhere (`suspected`), and never again
+    when it is `leaving`.
     """
 
     name: str
     actor: Any
     greeting: Any
-    ready: bool = False
+    place: Place | None = None
     packs: dict[Any, Pack] = dataclasses.field(default_factory=dict)
+    suspected: set[Pack] = dataclasses.field(default_factory=set)
+    leaving: bool = False
+    proven: bool = False  # it has done a pack
     since: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has its place."""
+        return self.place is not None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it may be given new packs."""
+        return self.ready and not self.leaving and not self.suspected
 
     @property
     def references(self) -> list[Any]:
@@ -41,72 +57,109 @@ class Worker:
 
 
 class Pool:
-    """Keeps as many trainers as `room()` says the cluster holds.
+    """Keeps as many trainers as there is room for, and no more than there is work for.
 
     Args:
         start: makes a trainer actor and the reference to its greeting.
         kill: ends a trainer actor.
-        room: how many trainers the cluster holds now.
-        tell: takes a line for the user when there has been no trainer for a minute.
+        room: for how many trainers there is room, of which so many have their place.
+        leaving: ids of nodes that are given no more work.
+        tell: takes a line for the user while no trainer has its place.
     """
 
     def __init__(
         self,
         start: Callable[[int], Worker],
         kill: Callable[[Any], None],
-        room: Callable[[], int],
-        tell: Callable[[str], None],
+        room: Callable[[int], Room],
+        leaving: Callable[[], set[str]],
+        tell: Callable[[int, Room], None],
     ) -> None:
-        self._start, self._kill, self._room, self._tell = start, kill, room, tell
+        self._start, self._kill, self._room = start, kill, room
+        self._leaving, self._tell = leaving, tell
         self.workers: list[Worker] = []
+        self.backlog: float = math.inf  # packs that are still to be handed out
         self._started = 0
-        self._resized = -RESIZE_SECONDS
-        self._last_ready = time.monotonic()
+        self._resized = -math.inf
+        self._quiet_since = time.monotonic()  # some trainer had its place, or the user was told
+        self._told = False  # that nodes have to come first
 
     @property
     def ready(self) -> list[Worker]:
         """Trainers that have their place."""
         return [worker for worker in self.workers if worker.ready]
 
+    @property
+    def trusted(self) -> list[Worker]:
+        """Trainers that may be given new packs."""
+        return [worker for worker in self.workers if worker.trusted]
+
+    def open(self) -> list[Worker]:
+        """Trainers that may be given a pack each, once or several times; the last one first."""
+        trusted = self.trusted
+        loads = range(PACKS_PER_TRAINER - 1, -1, -1)
+        return [worker for load in loads for worker in trusted if len(worker.packs) <= load]
+
     def resize(self) -> None:
-        """Starts trainers where there is room, and gives up those that wait for room that left."""
+        """Starts trainers where there is room and work; gives back those that are too many."""
         now = time.monotonic()
         if now - self._resized < RESIZE_SECONDS:
             return
         self._resized = now
-        room = self._room()
-        for worker in [w for w in self.workers if not w.ready][: max(0, len(self.workers) - room)]:
+        ready = [worker for worker in self.ready if not worker.leaving]
+        room = self._room(len(ready))
+        busy = sum(bool(worker.packs) for worker in ready)
+        work = busy + self.backlog
+        self._give_back(ready, min(room.keep, work))
+        pending = [worker for worker in self.workers if not worker.ready]
+        placed = sum(worker.ready and not worker.leaving for worker in self.workers)
+        start = int(min(room.start, work))
+        for worker in pending[max(0, start - placed) :]:  # the newest: the others wait longer
             self.remove(worker)
-        while len(self.workers) < room:
+        for _ in range(start - placed - len(pending)):
             self.workers.append(self._start(self._started))
             self._started += 1
-        self._tell_when_idle(now, room)
+        self._tell_when_idle(now, bool(ready), start, room)
 
     def remove(self, worker: Worker) -> tuple[Pack, ...]:
-        """Ends a trainer; returns the packs it did not answer. Its place is filled at once."""
+        """Ends a trainer; returns the packs it did not answer."""
         self.workers.remove(worker)
         self._kill(worker.actor)  # also when it only seemed dead: none may work unseen
-        self._resized = -RESIZE_SECONDS
         return tuple(worker.packs.values())
 
-    def least_busy(self) -> Worker:
-        """The trainer that a new pack goes to."""
-        return min(self.ready, key=lambda worker: len(worker.packs))
+    def replace(self, worker: Worker) -> tuple[Pack, ...]:
+        """Ends a trainer whose place is filled at once; returns the packs it did not answer."""
+        self._resized = -math.inf
+        return self.remove(worker)
 
-    def overdue(self, deadlines: Deadlines) -> Iterator[tuple[Worker, float]]:
+    def least_busy(self, among: list[Worker]) -> Worker:
+        """The trainer that a new pack goes to."""
+        return min(among, key=lambda worker: len(worker.packs))
+
+    def overdue(self, limit: Callable[[Pack], float]) -> Iterator[tuple[Worker, float]]:
         """Trainers that are silent for longer than their pack may take, and that time."""
         now = time.monotonic()
         for worker in self.ready:
             running = next(iter(worker.packs.values()), None)
-            if running is not None and now - worker.since > (limit := deadlines.of(running)):
-                yield worker, limit
+            if running is not None and now - worker.since > (seconds := limit(running)):
+                yield worker, seconds
 
-    def _tell_when_idle(self, now: float, room: int) -> None:
-        if self.ready:
-            self._last_ready = now
-        elif now - self._last_ready > PATIENT_SECONDS:
-            self._last_ready = now
-            self._tell(
-                f"no trainer has started for {PATIENT_SECONDS:g} s: the cluster has room for "
-                f"{room} when nothing else runs on it; waiting"
-            )
+    def _give_back(self, ready: list[Worker], keep: float) -> None:
+        """Idle trainers go first; busy ones end their packs."""
+        nodes = self._leaving()
+        for worker in ready:
+            worker.leaving = worker.place is not None and worker.place.node in nodes
+        staying = [worker for worker in ready if not worker.leaving]
+        staying.sort(key=lambda worker: (len(worker.packs), -len(worker.name), worker.name))
+        for worker in staying[: int(max(0, len(staying) - keep))]:
+            worker.leaving = True
+        for worker in list(self.workers):
+            if worker.leaving and not worker.packs and not worker.suspected:
+                self.remove(worker)
+
+    def _tell_when_idle(self, now: float, ready: bool, start: int, room: Room) -> None:
+        if ready or not start:
+            self._quiet_since, self._told = now, False
+        elif now - self._quiet_since > PATIENT_SECONDS or not (room.now or self._told):
+            self._quiet_since, self._told = now, True
+            self._tell(start, room)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import collections
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +14,14 @@ from ..plan import Pack, Plan
 from ..spec import Sweep
 from ..storage import RunDirectory
 from .aggregation import Activity, Progress
-from .deadlines import Deadlines
+from .deadlines import SHORTEST, Deadlines
 from .executors import Done, Lost, Outcome
-from .nodes import Nodes, last_line
-from .pool import PACKS_PER_TRAINER, Pool, Worker
+from .nodes import Nodes, Place, last_line
+from .pool import Pool, Worker
+from .sharing import TRAINER
+from .suspects import Suspects
+from .trainer import runs_of
+from .watch import LOOK_SECONDS, Watch
 
 
 class RayExecutor:
@@ -43,49 +47,64 @@ class RayExecutor:
         from . import actors
 
         self._ray, self._sweep, self._plan, self._nodes = ray, sweep, plan, nodes
+        self._tell, self._packs = tell, packs
+        self._watch = Watch(ray.get_runtime_context().gcs_address, tell)
         self._trainer_class = actors.Trainer
-        # A namespace of its own: names stay short, and one that a killed driver left is no clash.
-        self._namespace = f"dpaudit-{secrets.token_hex(4)}"
         self._shared = (ray.put(sweep.raw), ray.put(plan))
         # Ray keeps one copy on every node that asks, and all trainers there map its memory.
         self._datasets = {key: ray.put(data) for key, data in _datasets(sweep).items()}
         self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
             name=f"{sweep.name}-aggregator",
-            namespace=self._namespace,
+            namespace=nodes.share.namespace,
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=-1,
-            scheduling_strategy=nodes.beside_the_driver,
+            scheduling_strategy=_beside_the_driver(ray),
         ).remote(run.location)
         # Rebuilds the estimates now, so that a damaged run directory is told before any training.
-        self._seen: Progress = self._aggregator_call("progress", Activity())
+        try:
+            self._seen: Progress = self._aggregator_call("progress", Activity())
+        except BaseException:
+            self._watch.close()
+            raise
         self._asked: Any = None
         self._deadlines = Deadlines(sweep.resources.pack_deadline)
+        self._suspects = Suspects(nodes, tell)
+        self._due: collections.deque[Pack] = collections.deque()  # for another trainer
+        self._open: list[Worker] = []  # who is given the next packs, the last one first
+        self._in_flight = 0
+        self._slow: set[int] = set()  # audits of whose first pack the user was told
         self._pool = Pool(
             self._start_worker,
             lambda actor: ray.kill(actor),
-            lambda: min(nodes.room(), packs),
-            tell,
+            nodes.room,
+            lambda: nodes.leaving,
+            nodes.tell_what_for,
         )
+        self.backlog(packs)
         self._pool.resize()
 
     @property
     def slots(self) -> int:
-        """Twice the number of trainers that have their place."""
-        return PACKS_PER_TRAINER * self.trainers
+        """What is in flight, and as much as lets trainers that may be given packs have two."""
+        return self._in_flight + len(self._open)
 
     @property
     def trainers(self) -> int:
         """Trainers that have their place."""
         return len(self._pool.ready)
 
+    def backlog(self, packs: float) -> None:
+        """See `Executor.backlog`."""
+        self._pool.backlog = min(packs, self._packs) + len(self._due)
+
     def submit(self, pack: Pack) -> None:
         """Gives the pack to the trainer with the fewest packs."""
-        self._hand("run_pack", pack)
+        self._hand(self._next(), "run_pack", pack)
 
     def check(self, pack: Pack, finished: bool) -> None:
         """Has the pack run again by the trainer with the fewest packs."""
-        self._hand("check_pack", pack, finished)
+        self._hand(self._next(), "check_pack", pack, finished)
 
     def give_up(self, failed: list[Failure]) -> None:
         """See `Executor.give_up`."""
@@ -99,7 +118,16 @@ class RayExecutor:
 
     def wait(self, timeout: float) -> list[Outcome]:
         """See `Executor.wait`."""
-        self._pool.resize()
+        outcomes = self._outcomes(timeout)
+        self._open = self._pool.open()
+        self._in_flight = sum(len(w.packs) for w in self._pool.workers) + len(self._due)
+        return outcomes
+
+    def _outcomes(self, timeout: float) -> list[Outcome]:
+        self._watch.require()
+        if self._watch.answers:  # else a call of Ray's would wait for it
+            self._pool.resize()
+        self._hand_due()
         owners = {reference: w for w in self._pool.workers for reference in w.references}
         waiting = list(owners)
         if not waiting:
@@ -126,14 +154,21 @@ class RayExecutor:
 
     def close(self) -> None:
         """Ends all actors of this sweep."""
+        self._watch.close()
+        if not self._watch.answers:
+            return  # they end with this process
         if self._asked is not None:  # Ray reports a call that is cut off by `kill` as a failure
             self._ray.wait([self._asked], timeout=10)
         for worker in self._pool.workers:
             self._ray.kill(worker.actor)
         self._ray.kill(self._aggregator)
 
-    def _hand(self, method: str, pack: Pack, *arguments: Any) -> None:
-        worker = self._pool.least_busy()
+    def _next(self) -> Worker:
+        """The trainer that a new pack goes to: one with the fewest packs."""
+        self._in_flight += 1
+        return self._open.pop()
+
+    def _hand(self, worker: Worker, method: str, pack: Pack, *arguments: Any) -> None:
         label = self._plan.audits[pack.audit].label
         # Not the trials: Ray keeps metrics by task name, 15 kB for each, in every process.
         task = getattr(worker.actor, method).options(name=f"Trainer.{method} {label}")
@@ -141,11 +176,31 @@ class RayExecutor:
             worker.since = time.monotonic()
         worker.packs[task.remote(pack, *arguments)] = pack
 
+    def _hand_due(self) -> None:
+        """Packs that failed go to another trainer; those of a trainer that was replaced, to any."""
+        for pack in [self._due.popleft() for _ in range(len(self._due))]:
+            ready = [worker for worker in self._pool.ready if not worker.leaving]
+            case = self._suspects.case(pack)
+            if case is None:
+                worker = self._pool.least_busy(ready) if ready else None
+            else:
+                worker = self._suspects.other(case, ready)
+                if worker is None and case.worker in self._pool.workers:
+                    self._due += self._pool.replace(case.worker)  # a new one is another one
+            if worker is None:
+                self._due.append(pack)
+            elif case is None:
+                self._hand(worker, "run_pack", pack)
+            else:
+                self._hand(worker, "retry_pack", pack, case.failure)
+
     def _aggregator_call(self, method: str, *arguments: Any) -> Any:
         return self._answer(getattr(self._aggregator, method).remote(*arguments))
 
     def _answer(self, reference: Any) -> Any:
         exceptions = self._ray.exceptions
+        while not self._ray.wait([reference], timeout=LOOK_SECONDS)[0]:
+            self._watch.require()  # a call waits for ever where there is nobody to restart an actor
         try:
             return self._ray.get(reference)
         except exceptions.RayTaskError as error:
@@ -157,48 +212,109 @@ class RayExecutor:
             ) from error
 
     def _collect(self, worker: Worker, reference: Any) -> Outcome | None:
-        """None for a greeting, and for what a trainer owed that is given up already."""
+        """None for a greeting, for what is given up already, and for what is tried once more."""
         if worker not in self._pool.workers:
             return None
         exceptions = self._ray.exceptions
         try:
-            outcome: Outcome | None = self._ray.get(reference)
+            outcome: Any = self._ray.get(reference)
         except exceptions.RayTaskError as error:
             if (ours := _ours(error)) is not None:
                 raise ours from error
             # The trainer lives, what it called did not.
-            return Lost((worker.answered(reference),), last_line(error))
+            return self._lost(Lost((worker.answered(reference),), last_line(error)))
         except exceptions.RayError as error:
-            return Lost(self._pool.remove(worker), f"{worker.name}: {last_line(error)}")
+            return self._died(worker, error)
         if reference == worker.greeting:
-            worker.ready = True
+            worker.place = Place(*outcome)
             return None
-        worker.answered(reference)
+        return self._answered(worker, worker.answered(reference), outcome)
+
+    def _answered(self, worker: Worker, pack: Pack, outcome: Outcome) -> Outcome | None:
+        if isinstance(outcome, Failure):
+            if not self._suspects.failed(outcome, worker):
+                return outcome
+            self._due.append(pack)
+            return None
+        worker.proven = True
         if isinstance(outcome, Done):
             self._deadlines.measured(outcome.pack, outcome.seconds)
+            guilty = self._suspects.done(pack, worker)
+            if guilty in self._pool.workers:
+                self._due += self._pool.replace(guilty)
         return outcome
+
+    def _died(self, worker: Worker, error: Any) -> Lost | None:
+        """A trainer that died by itself; one whose node left is nobody's failure.
+
+        None where Ray took it back before it had its place, as when a node leaves that it waits on.
+        """
+        place = worker.place
+        if place is None and not getattr(error, "actor_init_failed", True):
+            self._pool.replace(worker)
+            return None
+        if not self._watch.answers:  # all nodes of a lost head go, and none can be asked about
+            reason = f"{worker.name}: the cluster's head does not answer"
+            return self._lost(Lost(self._pool.replace(worker), reason, "node", True))
+        gone = place is not None and not self._nodes.alive(place)
+        foreseen = getattr(error, "preempted", False) or (
+            place is not None and place.node in self._nodes.leaving
+        )
+        packs = self._pool.replace(worker)
+        if gone or foreseen:
+            where = f"node {place.address}" if place else "its node"
+            return self._lost(Lost(packs, f"{worker.name}: {where} has left", "node", foreseen))
+        where = f" on node {place.address}" if place else ""
+        return self._lost(Lost(packs, f"{worker.name}{where}: {last_line(error)}"))
+
+    def _lost(self, lost: Lost) -> Lost:
+        for pack in lost.packs:
+            self._suspects.drop(pack)
+        return lost
+
+    def _limit(self, pack: Pack) -> float:
+        seconds = self._deadlines.of(pack)
+        return seconds if self._suspects.case(pack) is None else seconds * runs_of(pack)
 
     def _hung(self) -> list[Outcome]:
         lost: list[Outcome] = []
-        for worker, seconds in list(self._pool.overdue(self._deadlines)):
-            reason = f"{worker.name} was silent for {seconds:.0f} s"
-            lost.append(Lost(self._pool.remove(worker), reason))
+        for worker, seconds in list(self._pool.overdue(self._limit)):
+            assert worker.place is not None
+            packs = self._pool.replace(worker)
+            self._deadlines.missed(packs[0])
+            reason = f"{worker.name} on node {worker.place.address} was silent for {seconds:.0f} s"
+            lost.append(self._lost(Lost(packs, reason)))
+        for worker, _ in self._pool.overdue(lambda pack: SHORTEST):
+            self._tell_of_the_first(worker, next(iter(worker.packs.values())))
         return lost
 
+    def _tell_of_the_first(self, worker: Worker, pack: Pack) -> None:
+        if pack.audit in self._slow or not self._deadlines.unknown(pack):
+            return
+        self._slow.add(pack.audit)
+        self._tell(
+            f"{self._plan.audits[pack.audit].label}: {worker.name} has worked for {SHORTEST:.0f} s "
+            f"on its first pack and counts as hung after {self._limit(pack):.0f} s; "
+            "resources.pack_deadline sets another limit"
+        )
+
     def _start_worker(self, number: int) -> Worker:
-        resources = self._sweep.resources
-        name = f"{self._sweep.name}-trainer-{number}"
+        name = f"{self._sweep.name}{TRAINER}{number}"
         actor = self._trainer_class.options(  # type: ignore[attr-defined]
             name=name,
-            namespace=self._namespace,
-            num_cpus=resources.num_cpus,
-            num_gpus=resources.num_gpus,
+            namespace=self._nodes.share.namespace,
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
-            label_selector=self._nodes.selector,
+            **self._nodes.options,
         ).remote(*self._shared, self._aggregator, self._datasets)
         return Worker(name, actor, actor.ready.remote())
+
+
+def _beside_the_driver(ray: Any) -> Any:
+    """Ray's scheduling strategy for what must see the run directory: this process's node only."""
+    here = ray.get_runtime_context().get_node_id()
+    return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
 
 
 def _datasets(sweep: Sweep) -> dict[str, Dataset]:

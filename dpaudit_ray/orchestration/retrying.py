@@ -70,6 +70,9 @@ class Checking:
         """Those of the executor."""
         return self._executor.trainers
 
+    def backlog(self, packs: float) -> None:
+        """Packs that are retried come after these."""
+
     def submit(self, pack: Pack) -> None:
         """Has the pack run again."""
         self._executor.check(pack, finished=self._packs[pack])

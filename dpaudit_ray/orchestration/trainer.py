@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import time
 import traceback
 from collections.abc import Callable
@@ -14,6 +16,13 @@ from ..mechanisms.base import Session
 from ..plan import Pack, Plan
 from ..spec import Sweep
 from ..storage import PackScores
+
+RETRIED = 32  # trials that are run again, or more, where a pack that failed is done after all
+
+
+def runs_of(pack: Pack) -> int:
+    """How often a pack that failed elsewhere is run."""
+    return 1 + math.ceil(RETRIED / pack.size)
 
 
 class Trainer:
@@ -41,6 +50,22 @@ class Trainer:
             detail = "".join(traceback.format_exception(error)[-8:])
             message = str(error) if isinstance(error, DpauditError) else f"{kind}: {error}"
             return Failure(pack, kind, message.splitlines()[0] if message else kind, detail)
+
+    def retry(self, pack: Pack, before: Failure) -> PackScores | Failure:
+        """Another try of a pack that failed: scores only where every run of it gives the same.
+
+        Of code that is not a function of its seed, a retry would pick among outcomes, and what
+        fails for one bit more often than for the other would count for the adversary.
+        """
+        first = self.attempt(pack)
+        for _ in range(runs_of(pack) - 1):
+            if isinstance(first, Failure):
+                return first
+            again = self.attempt(pack)
+            if isinstance(again, Failure) or first.difference(again) is not None:
+                why = "; another trainer could do it, but not twice the same"
+                return dataclasses.replace(before, message=before.message + why)
+        return first
 
     def difference(
         self, pack: Pack, compare: Callable[[Pack, PackScores], str | None] | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.command import write_sweep
+from tests.command import refused, write_sweep
 from tests.head import free_port, head
 
 pytestmark = pytest.mark.slow
@@ -47,6 +47,21 @@ def test_nobody_listening_is_told_at_once(tiny: dict, tmp_path: Path) -> None:
     assert "cannot reach a Ray cluster" in output
     assert len(output.splitlines()) == 1
     assert time.monotonic() - started < 60  # Ray itself would try for minutes
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
+def test_an_address_of_another_kind_is_refused(address: str, tiny: dict, tmp_path: Path) -> None:
+    told = refused(
+        "run", write_sweep(tmp_path, tiny), "--storage-path", tmp_path, "--address", address
+    )
+    assert told.startswith(f"{address} is not the address of a cluster's head, which is HOST:6379")
+
+
+def test_what_ray_does_not_take_is_one_line(tiny: dict, tmp_path: Path) -> None:
+    """Kinds of accelerators have rules of their own, which Ray knows."""
+    tiny["resources"]["custom_resources"] = {"TPU": 3}
+    told = refused("run", write_sweep(tmp_path, tiny), "--storage-path", tmp_path)
+    assert told.startswith("Ray refuses the resources of a trainer (")
 
 
 def test_a_user_may_import_ray_first(tiny: dict, tmp_path: Path) -> None:

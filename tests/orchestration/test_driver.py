@@ -10,11 +10,11 @@ import pytest
 from dpaudit_ray.errors import ClusterError, StorageError
 from dpaudit_ray.failures import Failure
 from dpaudit_ray.orchestration.aggregation import Activity, AuditProgress, Progress
-from dpaudit_ray.orchestration.deadlines import SHORTEST, Deadlines
+from dpaudit_ray.orchestration.deadlines import FIRST, SHORTEST, Deadlines
 from dpaudit_ray.orchestration.driver import Driver
 from dpaudit_ray.orchestration.executors import Done, Lost, Outcome
 from dpaudit_ray.orchestration.interrupt import Stop
-from dpaudit_ray.orchestration.ledger import LOSSES_PER_PACK, Ledger
+from dpaudit_ray.orchestration.ledger import LOSSES_PER_PACK, NODES_PER_PACK, Ledger
 from dpaudit_ray.plan import Pack
 from dpaudit_ray.spec import ResourceSpec
 
@@ -32,8 +32,12 @@ class Scripted:
         self.most_in_flight = 0
         self.decided: dict[int, int] = {}
         self.flushed = 0
+        self.backlogs: list[float] = []
         self.given_up: list[Failure] = []
         self.stop: Stop | None = None
+
+    def backlog(self, packs: float) -> None:
+        self.backlogs.append(packs)
 
     def submit(self, pack: Pack) -> None:
         self.submitted.append(pack)
@@ -193,6 +197,31 @@ def test_packs_that_waited_behind_a_lost_one_are_not_to_blame() -> None:
     assert told[0] == "worker lost (1 of at most 100) with 2 packs: oom"
 
 
+def test_nodes_that_leave_are_held_against_no_budget() -> None:
+    told: list[str] = []
+    ledger = Ledger(ResourceSpec(max_worker_losses=0), ["first", "second"], told.append)
+    for _ in range(3 * NODES_PER_PACK):
+        drained = Lost((PACKS[0],), "x: node a has left", "node", foreseen=True)
+        assert ledger.lost(drained) == [PACKS[0]]
+    vanished = Lost((PACKS[0], PACKS[1]), "x: node a has left", "node")
+    for _ in range(NODES_PER_PACK - 1):
+        assert ledger.lost(vanished) == [PACKS[0], PACKS[1]]
+    assert ledger.failures == []
+    assert ledger.lost(vanished) == [PACKS[1]], "a pack that ends every node is given up"
+    assert ledger.losses == 0
+    assert told[0] == "x: node a has left (1 packs run again; not a failure)"
+
+
+def test_the_executor_learns_when_no_pack_is_left_to_hand_out() -> None:
+    executor = Scripted(slots=15)
+    executor.script[PACKS[14]] = ["lose"]
+    drive(executor).run()
+    last = executor.submitted.index(PACKS[-1])
+    assert executor.backlogs[0] == float("inf")
+    assert executor.backlogs[-1] == 0
+    assert last < len(executor.submitted)
+
+
 def test_a_stop_lets_running_packs_finish_and_starts_no_more() -> None:
     executor = Scripted(slots=3)
     executor.script[PACKS[4]] = ["stop"]
@@ -247,11 +276,14 @@ def test_signals_ask_first_and_stop_then() -> None:
 
 def test_deadlines_follow_the_slowest_pack() -> None:
     deadlines = Deadlines("auto")
-    assert deadlines.of(PACKS[0]) == float("inf")
+    assert deadlines.of(PACKS[0]) == FIRST
+    deadlines.missed(PACKS[0])
+    assert deadlines.of(PACKS[0]) == 2 * FIRST, "what hung there may only be slow"
+    assert deadlines.of(PACKS[1]) == FIRST
     deadlines.measured(PACKS[0], 1.0)
     assert deadlines.of(PACKS[1]) == SHORTEST
     deadlines.measured(PACKS[1], 100.0)
     deadlines.measured(PACKS[2], 50.0)
     assert deadlines.of(PACKS[3]) == 1000.0
-    assert deadlines.of(PACKS[10]) == float("inf"), "another audit"
+    assert deadlines.of(PACKS[10]) == FIRST, "another audit"
     assert Deadlines(7.0).of(PACKS[0]) == 7.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import psutil
 import pytest
 
 from tests.command import changed, write_sweep
-from tests.head import head
+from tests.head import Head, head
 from tests.orchestration.nodes import Node, Nodes, actors, driver, nodes
 from tests.orchestration.test_faults import assert_same
 
@@ -23,6 +25,34 @@ def around() -> Iterator[Nodes]:
     """A cluster whose head has one CPU; every test adds its own nodes and takes them away."""
     with head(cpus=1, dashboard=False) as center, nodes(center) as joined:
         yield joined
+
+
+@pytest.fixture
+def lasting(tiny: dict) -> dict:
+    """The tiny sweep with more work in it, so that there is time to take a node away."""
+    changed(tiny, "mechanism.steps", 300)
+    changed(tiny, "audit.record_every", 100)
+    return changed(tiny, "audit.trials", 500)
+
+
+def ids(center: Head) -> dict[str, str]:
+    """Node ids by address, asked of Ray in a process of its own."""
+    ask = "import json, ray, sys; ray.init(sys.argv[1], log_to_driver=False); print(json.dumps("
+    ask += "{n['NodeManagerAddress']: n['NodeID'] for n in ray.nodes() if n['Alive']}))"
+    command = [sys.executable, "-c", ask, center.gcs]
+    done = subprocess.run(command, env=center.environment, check=True, capture_output=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def drain(center: Head, node: Node) -> None:
+    """Has Ray told that a node will be taken back in a minute."""
+    notice = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
+    command = ["ray", "drain-node", f"--address={center.gcs}", *notice]
+    found = ids(center)[node.address]
+    subprocess.run(
+        [*command, f"--node-id={found}", "--deadline-remaining-seconds=60"],
+        env=center.environment, check=True, capture_output=True,
+    )  # fmt: skip
 
 
 def trainers(besides: Node | None = None) -> list[psutil.Process]:
@@ -65,28 +95,53 @@ def alone(place: Path) -> list[str]:
     return command
 
 
-def test_a_node_that_does_not_see_the_storage(
+def test_a_node_that_does_not_see_the_storage_trains_too(
     around: Nodes, sweep_of_400: Path, quiet_400: str, tmp_path: Path
 ) -> None:
-    """Refused at the start; told and left out when it joins later."""
+    """Scores go through the aggregator, which is where the driver is: no one else needs it."""
     runs = tmp_path / "runs"
-    hidden = alone(runs)
-    node = around.joined(inside=hidden)
+    node = around.joined(inside=alone(runs))
     with driver(around.head, sweep_of_400, runs) as run:
-        assert run.ends() == 2
-        assert f"{runs}/tiny is not shared: node {node.address} does not see" in run.output
-        assert run.output.count("dpaudit: ") == 1
-    around.leave(node)
-    with driver(around.head, sweep_of_400, runs) as run:
-        (first,) = run.wait_for(lambda: run.packs and trainers())
-        first.suspend()
-        node = around.joined(inside=hidden)
-        run.wait_for(lambda: f"node {node.address} has joined, does not see" in run.output)
-        first.resume()
+        (near,) = run.wait_for(lambda: run.packs and trainers(besides=node))
+        near.suspend()  # from here on only the node without the storage works
+        before = run.packs
+        run.wait_for(lambda: run.packs > before + 3)
+        assert len(actors(os.getpid(), "Aggregator")) == 1
+        assert not node.actors("Aggregator")
+        near.resume()
         assert run.ends() == 0, run.output
-        assert not node.actors("Trainer")
     around.leave(node)
     assert_same(runs / "tiny", quiet_400)
+
+
+def test_a_drained_node_is_given_no_more_and_its_loss_is_no_failure(
+    around: Nodes, lasting: dict, tmp_path: Path
+) -> None:
+    """As when the owner of a spot node takes it back: a notice first, the end a moment later."""
+    changed(lasting, "resources.max_worker_losses", 0)
+    sweep = write_sweep(tmp_path, lasting)
+    node = around.joined(cpus=2)
+    with driver(around.head, sweep, tmp_path / "runs") as run:
+        run.wait_for(lambda: run.packs and len(node.actors("Trainer")) == 2)
+        drain(around.head, node)
+        run.wait_for(lambda: not node.actors("Trainer"))  # they end what they have, and go
+        assert "worker lost" not in run.output
+        around.lose(node)
+        assert run.ends() == 0, run.output
+    assert "Traceback" not in run.output
+
+
+def test_a_node_that_vanishes_is_no_failure(around: Nodes, lasting: dict, tmp_path: Path) -> None:
+    changed(lasting, "resources.max_worker_losses", 0)
+    sweep = write_sweep(tmp_path, lasting)
+    node = around.joined(cpus=2)
+    with driver(around.head, sweep, tmp_path / "runs") as run:
+        run.wait_for(lambda: run.packs and len(node.actors("Trainer")) == 2)
+        around.lose(node)
+        assert run.ends() == 0, run.output
+    assert f"node {node.address} has left (" in run.output
+    assert "not a failure" in run.output
+    assert "worker lost" not in run.output
 
 
 def test_a_node_joins_and_is_lost(

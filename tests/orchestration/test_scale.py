@@ -103,6 +103,8 @@ class Instant:
     def __init__(self) -> None:
         self.queue: list[Pack] = []
 
+    def backlog(self, packs: float) -> None: ...
+
     def submit(self, pack: Pack) -> None:
         self.queue.append(pack)
 

@@ -1,0 +1,66 @@
+"""Whether a cluster's head still answers: Ray itself would end this process without a word."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from ..errors import ClusterError
+
+LOOK_SECONDS = 2.0
+GONE_SECONDS = 30.0  # without an answer, before the sweep is stopped
+LEAVE_SECONDS = 30.0  # for stopping, before this process is ended
+
+
+class Watch:
+    """Asks the head for an answer from a thread of its own, until it is closed.
+
+    Args:
+        address: HOST:PORT of the head.
+        tell: takes the line for the user when this process cannot stop by itself, because a call
+            of Ray's waits for the head.
+    """
+
+    def __init__(self, address: str, tell: Callable[[str], None]) -> None:
+        self._address, self._tell = address, tell
+        self._silent = 0.0  # seconds in which it was asked in vain: not those of a paused process
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, name="watch", daemon=True).start()
+
+    @property
+    def answers(self) -> bool:
+        """Whether it did so when it was asked last."""
+        return self._silent < LOOK_SECONDS
+
+    def require(self) -> None:
+        """Raises ClusterError when the head has been silent for too long."""
+        if self._silent > GONE_SECONDS:
+            raise ClusterError(self._what)
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._closed.set()
+
+    @property
+    def _what(self) -> str:
+        return (
+            f"the cluster's head at {self._address} has not answered for {GONE_SECONDS:.0f} s; "
+            "finished packs are safe: run the same command again to resume"
+        )
+
+    def _look(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        while not self._closed.wait(LOOK_SECONDS):
+            asked = time.monotonic()
+            try:
+                socket.create_connection((host, int(port)), timeout=LOOK_SECONDS).close()
+                self._silent = 0.0
+            except OSError:
+                waited = min(time.monotonic() - asked, LOOK_SECONDS)
+                self._silent += LOOK_SECONDS + waited
+                if self._silent > GONE_SECONDS + LEAVE_SECONDS:
+                    self._tell(self._what)
+                    os._exit(ClusterError.exit_code)

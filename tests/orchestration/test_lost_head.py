@@ -1,0 +1,52 @@
+"""The head dies while a sweep runs: exit 4 and a line, and another head resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray.orchestration.watch import GONE_SECONDS, LEAVE_SECONDS
+from tests.command import changed, write_sweep
+from tests.head import head
+from tests.orchestration.nodes import driver, tree
+from tests.orchestration.test_faults import assert_same
+
+pytestmark = pytest.mark.slow
+
+
+def processes(name: str) -> list[psutil.Process]:
+    """Processes below this one whose program has that name."""
+    found = []
+    for process in tree(os.getpid()):
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline()[:1] and process.cmdline()[0].endswith(name):
+                found.append(process)
+    return found
+
+
+def test_a_lost_head_ends_the_sweep_and_another_one_resumes(tiny: dict, tmp_path: Path) -> None:
+    """Ray alone would end the driver after a minute with exit code 1, which is a violation."""
+    changed(tiny, "mechanism.steps", 100)
+    changed(tiny, "audit.record_every", 50)
+    sweep = write_sweep(tmp_path, changed(tiny, "audit.trials", 200))
+    with head(dashboard=False) as center, driver(center, sweep, tmp_path / "runs") as run:
+        run.wait_for(lambda: run.packs)
+        (server,) = processes("gcs_server")
+        server.kill()
+        began = time.monotonic()
+        assert run.ends(120) == 4, run.output
+        assert time.monotonic() - began < GONE_SECONDS + LEAVE_SECONDS
+    line = run.output.splitlines()[-1]
+    assert line.startswith("dpaudit: the cluster's head at "), run.output
+    assert line.endswith("run the same command again to resume")
+    assert "Traceback" not in run.output
+    assert 0 < run.packs < 40
+    quiet = da.run(sweep, storage_path=str(tmp_path / "quiet"), executor="inline").location
+    da.run(sweep, storage_path=str(tmp_path / "runs"), executor="inline")
+    assert_same(tmp_path / "runs/tiny", quiet)
