@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from .errors import SpecError
 from .mechanisms.base import Mechanism
 from .mechanisms.dp_sgd import DpSgd
-from .spec import ResourceSpec
+from .resources import ResourceSpec
 
 
 class _Row(BaseModel):

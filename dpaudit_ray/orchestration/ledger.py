@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ..errors import ClusterError
 from ..failures import Failure
 from ..plan import Pack
-from ..spec import ResourceSpec
+from ..resources import ResourceSpec
 from .executors import Lost
 
 SAME_FAILURES = 3  # packs of an audit that fail the same way in a row: the others would as well

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..spec import ResourceSpec
+from ..resources import ResourceSpec
 
 GIB = 2**30
 NODE_ID = "ray.io/node-id"  # the label that Ray gives every node

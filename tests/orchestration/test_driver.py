@@ -16,7 +16,7 @@ from dpaudit_ray.orchestration.executors import Done, Lost, Outcome
 from dpaudit_ray.orchestration.interrupt import Stop
 from dpaudit_ray.orchestration.ledger import LOSSES_PER_PACK, NODES_PER_PACK, Ledger
 from dpaudit_ray.plan import Pack
-from dpaudit_ray.spec import ResourceSpec
+from dpaudit_ray.resources import ResourceSpec
 
 
 class Scripted:

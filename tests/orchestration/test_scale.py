@@ -22,7 +22,7 @@ from dpaudit_ray.orchestration.interrupt import Stop
 from dpaudit_ray.orchestration.ledger import Ledger
 from dpaudit_ray.orchestration.replay import UNDERWAY, Ahead, Replay
 from dpaudit_ray.plan import Pack, Plan
-from dpaudit_ray.spec import ResourceSpec
+from dpaudit_ray.resources import ResourceSpec
 from dpaudit_ray.storage import PackScores, RunDirectory
 from jobs.scale import empty, measure
 
