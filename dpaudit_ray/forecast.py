@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable
 
-from . import failures, stats, stop_when
+from . import failures, prefix, stats, stop_when
 from . import plan as planning
 from .api import check_inputs
 from .calibration import Calibration
@@ -103,7 +103,7 @@ def of(
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         left = [pack for pack in remaining if pack.audit == index]
-        done = len(run.finished(audit.id) & set(audit.packs))
+        done = len(prefix.stored(run, audit))
         audits.append(_outlook((audit, cell), left, done, seconds.get(index, 0.0)))
     return Outlook(tuple(audits), _workers(sweep), problem)
 

@@ -51,7 +51,7 @@ def of(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[Fold
         RunDirectoryError: a file of it is damaged, or is not what the plan says.
     """
     audit = plan.audits[index]
-    finished = run.finished(audit.id)
+    finished = stored(run, audit)
     packs = [failure.pack for failure in failures.recorded(run, plan)]
     given_up = {(pack.first, pack.last) for pack in packs if pack.audit == index} - finished
     end = stop_when.decided(run, sweep).get(index, audit.trials)
@@ -59,6 +59,11 @@ def of(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[Fold
         if first >= end:
             return
         yield read(run, plan, index, given_up, first, last)
+
+
+def stored(run: RunDirectory, audit: PlannedAudit) -> set[Bounds]:
+    """Packs whose scores are stored. Files with other bounds may hold the same trials again."""
+    return run.finished(audit.id).intersection(audit.packs)
 
 
 def bounds(audit: PlannedAudit, there: Collection[Bounds], start: int = 0) -> Iterator[Bounds]:

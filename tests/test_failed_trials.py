@@ -170,7 +170,7 @@ def test_failures_that_tell_the_bit_show_nothing(tmp_path: Path) -> None:
     assert (found["epsilon_lower"] == 0).all()
     run = Run.open(str(tmp_path / "failing"))
     audit = run.plan.audits[0]
-    stored = run.directory.scores(audit.id)
+    stored = run.directory.scores(audit.id, audit.packs)
     alone = stats.estimate(stored["score"], stored["member"], **LEVEL, method="eps-delta")
     assert alone.epsilon_lower > 2, "what is left of them would have"
     assert (found["epsilon_lower_free"] == 0).all()

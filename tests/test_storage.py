@@ -86,8 +86,8 @@ def test_an_empty_directory_holds_nothing(run: RunDirectory) -> None:
     assert not run.has_scores
     assert not run.complete
     assert run.estimates().columns.tolist() == ESTIMATE_COLUMNS
-    assert run.scores("a").columns.tolist() == SCORE_COLUMNS
-    assert len(run.estimates()) == len(run.scores("a")) == 0
+    assert run.scores("a", run.finished("a")).columns.tolist() == SCORE_COLUMNS
+    assert len(run.estimates()) == len(run.scores("a", run.finished("a"))) == 0
 
 
 def test_text_and_json_come_back(run: RunDirectory) -> None:
@@ -117,7 +117,7 @@ def test_writing_a_pack_twice_changes_nothing(run: RunDirectory) -> None:
 def test_scores_are_put_together_in_trial_order(run: RunDirectory) -> None:
     for first in (100, 10, 4):
         run.write_scores("a", pack(first))
-    frame = run.scores("a")
+    frame = run.scores("a", run.finished("a"))
     assert frame["trial"].tolist() == np.repeat([*range(4, 16), *range(100, 106)], 2).tolist()
     assert frame["step"].tolist() == [3, 6] * 18
 
@@ -182,13 +182,16 @@ def dies(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("moment", ["fsync", "replace"])
+@pytest.mark.parametrize("moment", ["fsync", "place"])
 def test_a_killed_write_leaves_no_visible_file(
     moment: str, local: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local.write_estimates([row()])
     with monkeypatch.context() as patch:
-        patch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[moment], dies)
+        places = [(os, "link"), (Path, "replace")]
+        for killed in {"fsync": [(os, "fsync")], "place": places}[moment]:
+            patch.setattr(*killed, dies)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # the dead do not clean up
         with pytest.raises(KeyboardInterrupt):
             local.write_scores("a", pack())
         with pytest.raises(KeyboardInterrupt):
@@ -198,7 +201,7 @@ def test_a_killed_write_leaves_no_visible_file(
     assert all(file.name.startswith(".") for file in leftovers)
     assert local.finished("a") == set()
     assert not local.has_scores
-    assert len(local.scores("a")) == 0
+    assert len(local.scores("a", local.finished("a"))) == 0
     assert local.estimates()["trials"].tolist() == [90], "the old estimates are still there"
     local.write_scores("a", pack())
     assert_same(local.read_scores("a", 10, 15), pack())
@@ -219,15 +222,15 @@ def test_a_full_disk_is_told_and_leaves_nothing(
 def test_two_writers_of_one_file_do_not_share_a_temporary_one(
     local: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two drivers on one run directory: the second writes while the first is about to rename."""
-    replace = Path.replace
+    """Two drivers on one run directory: the second writes while the first is about to link."""
+    link = os.link
 
-    def meanwhile(self: Path, target: Path) -> Path:
-        monkeypatch.setattr(Path, "replace", replace)
+    def meanwhile(beside: Path, place: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
         local.write_scores("a", pack())
-        return replace(self, target)
+        link(beside, place)
 
-    monkeypatch.setattr(Path, "replace", meanwhile)
+    monkeypatch.setattr(os, "link", meanwhile)
     local.write_scores("a", pack())
     assert_same(local.read_scores("a", 10, 15), pack())
     assert list(Path(local.location).rglob("*.tmp")) == []
@@ -240,7 +243,7 @@ def test_what_is_no_pack_is_no_pack(local: RunDirectory) -> None:
         (folder / name).write_text("x")
     (folder / "0-9.parquet").mkdir()
     assert local.finished("a") == {(10, 15)}
-    assert len(local.scores("a")) == 12
+    assert len(local.scores("a", local.finished("a"))) == 12
 
 
 # Damage ------------------------------------------------------------------------------------------
@@ -308,11 +311,16 @@ def test_a_damaged_score_file_is_told_with_a_remedy(
     local.write_scores("a", pack())
     file = Path(local.location) / "scores/a/10-15.parquet"
     damage(file)
-    for read in (lambda: local.read_scores("a", 10, 15), lambda: local.scores("a")):
+    for read in (
+        lambda: local.read_scores("a", 10, 15),
+        lambda: local.scores("a", local.finished("a")),
+    ):
         with pytest.raises(RunDirectoryError) as error:
             read()
         assert str(file) in str(error.value)
-        assert str(error.value).endswith("delete it to have its trials run again")
+        assert str(error.value).endswith(
+            "run the sweep again: it is set aside and its trials are run again"
+        )
         assert "\n" not in str(error.value)
 
 

@@ -33,11 +33,14 @@ WRITERS = 32  # packs that the aggregator stores at once: most of the time they 
 
 @ray.remote(max_concurrency=WRITERS)
 class Aggregator:
-    """One per sweep. Restarted by Ray after a crash, it rebuilds itself from the run directory."""
+    """One per sweep. Restarted by Ray after a crash, it rebuilds itself from the run directory.
 
-    def __init__(self, location: str) -> None:
+    It writes while `owner`, its driver, holds the lease.
+    """
+
+    def __init__(self, location: str, owner: str | None) -> None:
         _settle_in()
-        self._location = location
+        self._location, self._owner = location, owner
         self._opening = threading.Lock()
         self._opened: Aggregation | None = None
         sweep = location.rpartition("/")[2]  # results lie in storage_path/name
@@ -48,7 +51,7 @@ class Aggregator:
         # reaches the driver as the error it is and not as the death of an actor.
         with self._opening:
             if self._opened is None:
-                run = RunDirectory(self._location, patience.RUNNING)
+                run = RunDirectory(self._location, patience.RUNNING, self._owner)
                 self._opened = Aggregation.rebuild(run)
             return self._opened
 

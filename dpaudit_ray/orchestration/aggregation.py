@@ -202,7 +202,7 @@ class _AuditState:
         sweep, plan = asked
         audit, cell = plan.audits[index], sweep.cells[index]
         self._audit, self._cell, self._budget = audit, cell, sweep.budget
-        self._finished = run.finished(audit.id) & set(audit.packs)
+        self._finished = prefix.stored(run, audit)
         self._missed = missed - self._finished
         self._there = self._finished | self._missed
         self._estimates = Estimating(audit, cell, sweep.budget)

@@ -39,8 +39,7 @@ class Run:
 
     def done(self, audit: PlannedAudit) -> int:
         """Finished trials of an audit."""
-        finished = self.directory.finished(audit.id) & set(audit.packs)
-        return sum(last - first + 1 for first, last in finished)
+        return sum(last - first + 1 for first, last in prefix.stored(self.directory, audit))
 
     def settings(self, audit: PlannedAudit) -> AuditSpec:
         """The audit's level and estimators."""

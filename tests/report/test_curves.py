@@ -98,7 +98,7 @@ def test_audits_of_one_size_share_their_calibration(tiny: dict, tmp_path: Path) 
     run, _ = grouped(tiny, tmp_path)
     local_levels.local_level.cache_clear()
     for audit in run.plan.audits:
-        Profile.of(run, audit, run.directory.scores(audit.id))
+        Profile.of(run, audit, run.directory.scores(audit.id, audit.packs))
     assert local_levels.local_level.cache_info().misses == 2
 
 
