@@ -64,7 +64,8 @@ class Folder:
         if self.local:
             _write_local(Path(self._path(name)), content, passage, Path.replace)
         else:
-            self._put(name, content, passage)
+            with passage():
+                self._upload(name, content)
 
     def create(
         self, name: str, content: bytes, passage: Passage = contextlib.nullcontext
@@ -76,9 +77,10 @@ class Folder:
         moment the later one replaces the file of the other.
         """
         if not self.local:
-            there = self.read(name)
-            if there is None:
-                self._put(name, content, passage)
+            with passage():
+                there = self.read(name)
+                if there is None:
+                    self._upload(name, content)
             return None if there == content else there
         try:
             _write_local(Path(self._path(name)), content, passage, _link)
@@ -143,23 +145,22 @@ class Folder:
         infos = self._fs.get_file_info(selector)
         return [info for info in infos if info.type == fs.FileType.File]
 
-    def _put(self, name: str, content: bytes, passage: Passage) -> None:
-        """Uploads a file.
+    def _upload(self, name: str, content: bytes) -> None:
+        """However a stream is left, Arrow completes its upload.
 
-        However a stream is left, Arrow completes the upload: an exception between opening and
-        writing would leave an empty object. Ctrl-C and signals raise in the main thread only.
+        So an exception between opening and writing would leave an empty object. What raises there
+        is Ctrl-C or a signal, which other threads than the main one never see.
         """
 
         def upload() -> None:
             with self._fs.open_output_stream(self._path(name)) as stream:
                 stream.write(content)
 
-        with passage():
-            if threading.current_thread() is not threading.main_thread():
-                upload()
-                return
-            with ThreadPoolExecutor(1) as other:
-                other.submit(upload).result()
+        if threading.current_thread() is not threading.main_thread():
+            upload()
+            return
+        with ThreadPoolExecutor(1) as other:
+            other.submit(upload).result()
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

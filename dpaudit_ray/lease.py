@@ -134,7 +134,7 @@ def _take(run: RunDirectory, entry: dict[str, Any], stale: Any) -> None:
     if there is not None:
         raise _taken(run, there)
     took = time.monotonic() - started
-    time.sleep(max(0.05 if locked else SETTLE_SECONDS, 5 * took))
+    time.sleep(0.05 if locked else max(SETTLE_SECONDS, 5 * took))
     there = _read(run)
     if there != entry:
         raise _taken(run, there)
