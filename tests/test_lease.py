@@ -55,11 +55,11 @@ def contents(run: RunDirectory) -> dict[str, bytes | None]:
 
 
 def snapshot(location: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Every file below a folder, as it is and when it was put there."""
+    """Every file below a folder, as it is and when it was put there; none that is not in place."""
     return {
         str(file): (file.stat().st_mtime_ns, file.stat().st_ino, file.read_bytes())
         for file in location.rglob("*")
-        if file.is_file()
+        if file.is_file() and file.suffix != ".tmp"
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import time
@@ -11,11 +12,25 @@ import psutil
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray import lease
+from dpaudit_ray import files, lease
+from dpaudit_ray.errors import RunDirectoryError
+from dpaudit_ray.storage import RunDirectory
 from tests.orchestration.test_faults import actors, assert_same, start, wait_for_packs
 from tests.test_lease import snapshot
 
 pytestmark = pytest.mark.slow
+
+
+def stop(run: RunDirectory, *processes: psutil.Process) -> None:
+    """Pauses them, not in the tenth of a millisecond in which they keep others from taking over."""
+    for _ in range(20):
+        for process in processes:
+            process.suspend()
+        with contextlib.suppress(RunDirectoryError), run.locked():
+            return
+        for process in processes:
+            process.resume()
+    raise AssertionError("the lock was never free")
 
 
 def test_a_paused_driver_that_was_overtaken_writes_nothing(
@@ -25,14 +40,14 @@ def test_a_paused_driver_that_was_overtaken_writes_nothing(
 
     The aggregator goes on first: its trainers have packs for it. Then the driver does.
     """
-    tiny["mechanism"]["steps"] = 60
-    tiny["audit"] |= {"trials": 600, "record_every": 20}
+    tiny["mechanism"]["steps"] = 30
+    tiny["audit"] |= {"trials": 300, "record_every": 30}
     paused = start(tiny, tmp_path)
     wait_for_packs(tmp_path, 10, paused)
     (aggregator,) = actors(paused, "Aggregator")
     driver = psutil.Process(paused.pid)
-    for process in (driver, aggregator):
-        process.suspend()
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
+    stop(RunDirectory(str(tmp_path / "tiny")), driver, aggregator)
     assert not (tmp_path / "tiny/_SUCCESS").exists()
 
     monkeypatch.setattr(lease, "held", functools.partial(lease.held, watch=1.5))
