@@ -2,7 +2,7 @@
 
     sweep.yaml                              the specification as run
     plan.json                               audits, packs and claims
-    scores/<audit>/<first>-<last>.parquet   one file per finished pack, written once
+    scores/<audit>/<first>-<last>.parquet   a finished pack, or many that follow each other
     estimates.parquet                       replaced at every flush
     failures.json                           packs that were given up: their trials are misses
     decisions.json                          audits that `stop_when` ended early
@@ -82,6 +82,13 @@ class PackScores:
     def last(self) -> int:
         """The last trial."""
         return self.first + len(self.members) - 1
+
+    def part(self, first: int, last: int) -> PackScores:
+        """Trials `first` to `last` of these."""
+        rows = slice(first - self.first, last - self.first + 1)
+        return dataclasses.replace(
+            self, first=first, members=self.members[rows], scores=self.scores[rows]
+        )
 
     def difference(self, again: PackScores) -> str | None:
         """The first trial that has another score there, bit for bit, in words; None for none."""
@@ -225,7 +232,7 @@ class RunDirectory:
         self._write_table(self._pack(audit, pack.first, pack.last), pack.table(audit))
 
     def read_scores(self, audit: str, first: int, last: int) -> PackScores:
-        """Reads a finished pack and checks that it is what its name says."""
+        """Reads a score file and checks that it is what its name says."""
         name = self._pack(audit, first, last)
         remedy = "delete it to have its trials run again"
         table = self._read_table(name, remedy)
@@ -236,8 +243,12 @@ class RunDirectory:
         except ValueError as error:
             raise self._damaged(name, error, remedy) from error
 
-    def finished(self, audit: str) -> set[tuple[int, int]]:
-        """Bounds (first, last) of all finished packs of an audit."""
+    def delete_scores(self, audit: str, first: int, last: int) -> None:
+        """Removes a score file whose trials are in another one."""
+        self.delete(self._pack(audit, first, last))
+
+    def score_files(self, audit: str) -> set[tuple[int, int]]:
+        """First and last trial of each score file of an audit; `gathering` knows the packs."""
         names = self._names(f"scores/{audit}")
         return {(int(m[1]), int(m[2])) for name in names if (m := _PACK.match(name))}
 
@@ -247,9 +258,12 @@ class RunDirectory:
         return any(_PACK.match(name) for name in self._names("scores", recursive=True))
 
     def scores(self, audit: str) -> pd.DataFrame:
-        """All finished trials of an audit, in trial order, as the columns of a score file."""
-        bounds = sorted(self.finished(audit))
-        return score_frame(audit, [self.read_scores(audit, *pack) for pack in bounds])
+        """What the score files of an audit hold, in trial order, as their columns.
+
+        Packs that are just being gathered lie in two files; `Result.scores` has each trial once.
+        """
+        files = sorted(self.score_files(audit))
+        return score_frame(audit, [self.read_scores(audit, *file) for file in files])
 
     # Results ------------------------------------------------------------------------------
 
