@@ -10,17 +10,17 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from . import failures, lease, patience, prefix, salvage, spec, stop_when
+from . import failures, gathering, lease, patience, prefix, salvage, spec, stop_when
 from . import plan as planning
 from .errors import DamagedScoresError
 from .failures import Failure
 from .lease import Lease
 from .orchestration import retrying
-from .orchestration.aggregation import Progress
 from .orchestration.driver import Driver
 from .orchestration.executors import Executor
 from .orchestration.interrupt import Stop
 from .orchestration.ledger import Ledger
+from .orchestration.progress import Progress
 from .plan import Pack, Plan
 from .spec import Sweep
 from .storage import RunDirectory
@@ -61,8 +61,8 @@ class Result:
     def scores(self) -> pd.DataFrame:
         """All scores: columns audit, trial, member, step, score."""
         run = RunDirectory(self.location)
-        audits = planning.require(run).audits
-        return pd.concat([run.scores(audit.id, audit.packs) for audit in audits])
+        plan = planning.require(run)
+        return pd.concat([prefix.scores(run, plan, index) for index in range(len(plan.audits))])
 
 
 def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
@@ -175,7 +175,7 @@ class _Job:
         labels = [audit.label for audit in self.plan.audits]
         reached = {}
         for index in {failure.pack.audit for failure in recorded}:
-            done = prefix.stored(self.directory, self.plan.audits[index])
+            done = gathering.finished(self.directory, self.plan.audits[index])
             reached[index] = max((first for first, _ in done), default=-1)
         return Ledger(self.sweep.resources, labels, self.tell, recorded, reached)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from . import prefix
+from . import gathering
 from .errors import DamagedScoresError
+from .gathering import Bounds
 from .plan import Plan, PlannedAudit
-from .prefix import Bounds
 from .storage import RunDirectory
 
 SHORTEST = 12  # bytes: twice the magic number, and the length of a footer
@@ -53,15 +53,15 @@ def set_aside(
 
 def _damaged(run: RunDirectory, audit: PlannedAudit, thorough: bool) -> Iterator[Bounds]:
     sizes = run.sizes(audit.id)
-    there = [pack for pack in audit.packs if pack in sizes]
-    small = {pack for pack in there if sizes[pack] < SHORTEST}
+    small = {file for file, size in sizes.items() if size < SHORTEST}
     yield from sorted(small)
-    read_soon = set() if thorough else set(prefix.bounds(audit, sizes.keys() - small))
-    asked = [pack for pack in there if pack not in small and pack not in read_soon]
+    there = gathering.resolved(audit.packs, sizes.keys() - small)
+    read_soon = set() if thorough else {s.file for s in gathering.prefix(audit, there, ())}
+    asked = [file for s in there if (file := s.file) is not None and file not in read_soon]
     is_good = _readable if thorough else RunDirectory.whole
     with ThreadPoolExecutor(READERS, thread_name_prefix="salvage") as readers:
-        good = readers.map(lambda pack: is_good(run, audit.id, *pack), asked)
-        yield from (pack for pack, fine in zip(asked, good, strict=True) if not fine)
+        good = readers.map(lambda file: is_good(run, audit.id, *file), asked)
+        yield from (file for file, fine in zip(asked, good, strict=True) if not fine)
 
 
 def _readable(run: RunDirectory, audit: str, first: int, last: int) -> bool:

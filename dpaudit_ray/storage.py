@@ -2,7 +2,7 @@
 
     sweep.yaml                              the specification as run
     plan.json                               audits, packs and claims
-    scores/<audit>/<first>-<last>.parquet   one file per finished pack, written once
+    scores/<audit>/<first>-<last>.parquet   a finished pack, or many that follow each other
     estimates.parquet                       replaced at every flush
     failures.json                           packs that were given up: their trials are misses
     decisions.json                          audits that `stop_when` ended early
@@ -91,6 +91,13 @@ class PackScores:
     def last(self) -> int:
         """The last trial."""
         return self.first + len(self.members) - 1
+
+    def part(self, first: int, last: int) -> PackScores:
+        """Trials `first` to `last` of these."""
+        rows = slice(first - self.first, last - self.first + 1)
+        return dataclasses.replace(
+            self, first=first, members=self.members[rows], scores=self.scores[rows]
+        )
 
     def difference(self, again: PackScores) -> str | None:
         """The first trial that has another score there, bit for bit, in words; None for none."""
@@ -287,7 +294,7 @@ class RunDirectory:
             )
 
     def read_scores(self, audit: str, first: int, last: int) -> PackScores:
-        """Reads a finished pack and checks that it is what its name says.
+        """Reads a score file and checks that it is what its name says.
 
         Raises:
             DamagedScoresError: it is not.
@@ -303,18 +310,22 @@ class RunDirectory:
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DamagedScoresError(str(self._unusable(name, error, RERUN))) from error
 
-    def finished(self, audit: str) -> set[tuple[int, int]]:
-        """Bounds (first, last) of all finished packs of an audit, whoever planned them."""
+    def delete_scores(self, audit: str, first: int, last: int) -> None:
+        """Removes a score file whose trials are in another one."""
+        self.delete(self._pack(audit, first, last))
+
+    def score_files(self, audit: str) -> set[tuple[int, int]]:
+        """First and last trial of each score file of an audit; `gathering` knows the packs."""
         names = self._list(self._folder.names, f"scores/{audit}")
-        return {pack for name in names if (pack := _bounds(name))}
+        return {file for name in names if (file := _bounds(name))}
 
     def sizes(self, audit: str) -> dict[tuple[int, int], int]:
-        """Bounds of all finished packs of an audit, and the bytes of their files."""
+        """The same, and the bytes of each."""
         sizes = self._list(self._folder.sizes, f"scores/{audit}")
-        return {pack: size for name, size in sizes.items() if (pack := _bounds(name))}
+        return {file: size for name, size in sizes.items() if (file := _bounds(name))}
 
     def whole(self, audit: str, first: int, last: int) -> bool:
-        """Whether the file of a finished pack begins and ends as Parquet does; not what is in it.
+        """Whether a score file begins and ends as Parquet does; not what is in it.
 
         Raises:
             StorageError, RunDirectoryError: it cannot be read.
@@ -327,7 +338,7 @@ class RunDirectory:
         return ends == (_MAGIC, _MAGIC)
 
     def set_aside(self, audit: str, first: int, last: int) -> str:
-        """Renames a score file, so that its pack is not finished; returns the name it has then."""
+        """Renames a score file, so that its packs are not finished; returns its new name."""
         name = self._pack(audit, first, last)
         aside = f"{name}.damaged-{secrets.token_hex(4)}"
         self._try(name, self._folder.move, name, aside, self._passage)
@@ -339,13 +350,13 @@ class RunDirectory:
         names = self._list(self._folder.names, "scores", True)
         return any(map(_bounds, names))
 
-    def scores(self, audit: str, packs: Iterable[tuple[int, int]]) -> pd.DataFrame:
-        """The trials of these packs that are finished, in trial order, as columns of score files.
+    def scores(self, audit: str) -> pd.DataFrame:
+        """What the score files of an audit hold, in trial order, as their columns.
 
-        `packs` are those of the plan: other files that lie there may hold the same trials again.
+        Packs that are just being gathered lie in two files; `Result.scores` has each trial once.
         """
-        bounds = sorted(self.finished(audit).intersection(packs))
-        return score_frame(audit, [self.read_scores(audit, *pack) for pack in bounds])
+        files = sorted(self.score_files(audit))
+        return score_frame(audit, [self.read_scores(audit, *file) for file in files])
 
     # Results ------------------------------------------------------------------------------
 

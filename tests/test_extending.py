@@ -53,7 +53,7 @@ def whole(raw: dict[str, Any], folder: Path, name: str, planned: int) -> stats.E
     """The bound by hand, from all scores."""
     run = RunDirectory(str(folder / raw["name"]))
     (audit,) = Plan.from_json(run.read_json("plan.json")).audits
-    scores = run.scores(audit.id, audit.packs)
+    scores = run.scores(audit.id)
     state = stats.make(name, planned=planned)
     state.fold(scores["score"].to_numpy(), scores["member"].to_numpy())
     return state.bound(**LEVEL)
@@ -120,7 +120,7 @@ def test_a_time_uniform_bound_is_not_tuned_again_after_looking(tmp_path: Path) -
     table = grown(raw, tmp_path, 100, 1000)
     run = RunDirectory(str(tmp_path / "longer"))
     (audit,) = Plan.from_json(run.read_json("plan.json")).audits
-    scores = run.scores(audit.id, audit.packs)
+    scores = run.scores(audit.id)
     bounds = {}
     for planned in (100, 1000):
         state = stats.make("anytime", planned=planned, expected=0.8)

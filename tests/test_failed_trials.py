@@ -170,7 +170,7 @@ def test_failures_that_tell_the_bit_show_nothing(tmp_path: Path) -> None:
     assert (found["epsilon_lower"] == 0).all()
     run = Run.open(str(tmp_path / "failing"))
     audit = run.plan.audits[0]
-    stored = run.directory.scores(audit.id, audit.packs)
+    stored = run.directory.scores(audit.id)
     alone = stats.estimate(stored["score"], stored["member"], **LEVEL, method="eps-delta")
     assert alone.epsilon_lower > 2, "what is left of them would have"
     assert (found["epsilon_lower_free"] == 0).all()
@@ -228,7 +228,7 @@ def test_scores_of_a_trainer_that_was_taken_for_lost_stand_above_the_miss(
     other = RunDirectory(str(tmp_path / "other"))
     planning.open_run(sweep, other)
     aggregation = Aggregation(sweep, plan, other)
-    done = [Pack(0, *pack) for pack in sorted(run.finished(plan.audits[0].id))][:2]
+    done = [Pack(0, *pack) for pack in sorted(run.score_files(plan.audits[0].id))][:2]
     aggregation.give_up([Failure(done[0], "WorkerLost", "its worker died", "")])
     for pack in done:
         aggregation.fold(pack, run.read_scores(plan.audits[0].id, pack.first, pack.last))

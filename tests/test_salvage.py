@@ -99,7 +99,7 @@ def test_a_late_pack_is_looked_at_when_the_run_is_opened(damage: str, run: Path)
     assert salvage.set_aside(directory, planning.require(directory), told.append) == 1
     assert "70-79.parquet is damaged" in told[0]
     assert not directory.complete
-    assert (70, 79) not in directory.finished(scores.name)
+    assert (70, 79) not in directory.score_files(scores.name)
 
 
 def test_a_run_that_is_whole_is_opened_by_listings(
@@ -145,7 +145,7 @@ READS: dict[str, Callable[[RunDirectory], object]] = {
     "scores": lambda run: run.read_scores("a", 10, 15),
     "estimates": lambda run: run.estimates(),
     "json": lambda run: run.read_json("plan.json"),
-    "finished": lambda run: run.finished("a"),
+    "files": lambda run: run.score_files("a"),
     "sizes": lambda run: run.sizes("a"),
     "ends": lambda run: run.whole("a", 10, 15),
     "complete": lambda run: run.complete,
@@ -228,7 +228,7 @@ def test_a_name_that_no_pack_has_is_no_pack(tmp_path: Path) -> None:
     run.write_scores("a", pack())
     for name in ("010-015.parquet", "10-15.parquet.damaged-1f", "10-15.parquet\n"):
         (tmp_path / "scores/a" / name).write_bytes(b"")
-    assert run.finished("a") == {(10, 15)}
+    assert run.score_files("a") == {(10, 15)}
 
 
 # Failures --------------------------------------------------------------------------------------

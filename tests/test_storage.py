@@ -82,12 +82,12 @@ def local(tmp_path: Path) -> RunDirectory:
 def test_an_empty_directory_holds_nothing(run: RunDirectory) -> None:
     assert run.read_text("sweep.yaml") is None
     assert run.read_json("plan.json") is None
-    assert run.finished("a") == set()
+    assert run.score_files("a") == set()
     assert not run.has_scores
     assert not run.complete
     assert run.estimates().columns.tolist() == ESTIMATE_COLUMNS
-    assert run.scores("a", run.finished("a")).columns.tolist() == SCORE_COLUMNS
-    assert len(run.estimates()) == len(run.scores("a", run.finished("a"))) == 0
+    assert run.scores("a").columns.tolist() == SCORE_COLUMNS
+    assert len(run.estimates()) == len(run.scores("a")) == 0
 
 
 def test_text_and_json_come_back(run: RunDirectory) -> None:
@@ -102,7 +102,7 @@ def test_scores_come_back_bit_for_bit(run: RunDirectory) -> None:
     for given in (pack(10), pack(16, trials=9), pack(0, trials=10, steps=(250,))):
         audit = f"audit-{given.first}"
         run.write_scores(audit, given)
-        assert run.finished(audit) == {(given.first, given.last)}
+        assert run.score_files(audit) == {(given.first, given.last)}
         assert_same(run.read_scores(audit, given.first, given.last), given)
     assert run.has_scores
 
@@ -110,14 +110,14 @@ def test_scores_come_back_bit_for_bit(run: RunDirectory) -> None:
 def test_writing_a_pack_twice_changes_nothing(run: RunDirectory) -> None:
     run.write_scores("a", pack())
     run.write_scores("a", pack())
-    assert run.finished("a") == {(10, 15)}
+    assert run.score_files("a") == {(10, 15)}
     assert_same(run.read_scores("a", 10, 15), pack())
 
 
 def test_scores_are_put_together_in_trial_order(run: RunDirectory) -> None:
     for first in (100, 10, 4):
         run.write_scores("a", pack(first))
-    frame = run.scores("a", run.finished("a"))
+    frame = run.scores("a")
     assert frame["trial"].tolist() == np.repeat([*range(4, 16), *range(100, 106)], 2).tolist()
     assert frame["step"].tolist() == [3, 6] * 18
 
@@ -199,9 +199,9 @@ def test_a_killed_write_leaves_no_visible_file(
     leftovers = list(Path(local.location).rglob("*.tmp"))
     assert len(leftovers) == 2, "the write was cut off between the temporary file and the rename"
     assert all(file.name.startswith(".") for file in leftovers)
-    assert local.finished("a") == set()
+    assert local.score_files("a") == set()
     assert not local.has_scores
-    assert len(local.scores("a", local.finished("a"))) == 0
+    assert len(local.scores("a")) == 0
     assert local.estimates()["trials"].tolist() == [90], "the old estimates are still there"
     local.write_scores("a", pack())
     assert_same(local.read_scores("a", 10, 15), pack())
@@ -242,8 +242,8 @@ def test_what_is_no_pack_is_no_pack(local: RunDirectory) -> None:
     for name in (".0-9.parquet.1f.tmp", "notes.txt", "0-9.parquet.bak", "x-9.parquet", "0-9.csv"):
         (folder / name).write_text("x")
     (folder / "0-9.parquet").mkdir()
-    assert local.finished("a") == {(10, 15)}
-    assert len(local.scores("a", local.finished("a"))) == 12
+    assert local.score_files("a") == {(10, 15)}
+    assert len(local.scores("a")) == 12
 
 
 # Damage ------------------------------------------------------------------------------------------
@@ -311,10 +311,7 @@ def test_a_damaged_score_file_is_told_with_a_remedy(
     local.write_scores("a", pack())
     file = Path(local.location) / "scores/a/10-15.parquet"
     damage(file)
-    for read in (
-        lambda: local.read_scores("a", 10, 15),
-        lambda: local.scores("a", local.finished("a")),
-    ):
+    for read in (lambda: local.read_scores("a", 10, 15), lambda: local.scores("a")):
         with pytest.raises(RunDirectoryError) as error:
             read()
         assert str(file) in str(error.value)
@@ -410,7 +407,7 @@ def test_a_place_below_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     run = RunDirectory.under(str(tmp_path / "file/below"), "x")
     assert run.read_text("sweep.yaml") is None
-    assert run.finished("a") == set()
+    assert run.score_files("a") == set()
     with pytest.raises(RunDirectoryError) as error:
         run.require_writable()
     assert str(error.value) == (

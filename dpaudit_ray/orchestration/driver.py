@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from ..errors import ClusterError, StorageError
 from ..failures import Failure
 from ..plan import Pack
-from .aggregation import Activity, Progress
 from .executors import Done, Executor, Lost, Outcome
 from .interrupt import Stop
 from .ledger import Ledger
+from .progress import Activity, Progress
 
 SHOW_SECONDS = 0.5
 

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from ..failures import Failure
 from ..plan import Pack
-from .aggregation import Activity, Progress
+from .progress import Activity, Progress
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,7 +86,7 @@ def test_a_seed_draws_other_trials_of_the_same_process(tmp_path: Path) -> None:
     assert isinstance(first, Landscape)
     assert first.process(LandscapeAdversary()) == second.process(LandscapeAdversary())
     audits = run.estimates()["audit"].unique()
-    scores = [run.scores(audit, run.finished(audit)) for audit in audits]
+    scores = [run.scores(audit) for audit in audits]
     assert len(scores) == 2
     assert not scores[0]["score"].equals(scores[1]["score"])
     assert not scores[0]["member"].equals(scores[1]["member"])

@@ -45,7 +45,7 @@ def test_what_the_trials_are_is_read_off_the_adversary(adversary, tmp_path: Path
     assert inline(file, tmp_path).code == 0
     run = Run.open(str(tmp_path / "one-run"))
     rows = run.estimates.set_index("estimator")
-    scores = run.directory.scores(run.plan.audits[0].id, run.plan.audits[0].packs)
+    scores = run.directory.scores(run.plan.audits[0].id)
     one_training = adversary.startswith("test_one_run")
     for name in NAMES:
         expected = stats.estimate(

@@ -143,7 +143,7 @@ def test_a_lease_in_a_bucket(bucket: str, monkeypatch: pytest.MonkeyPatch) -> No
             with pytest.raises(LeaseLostError, match="another driver has taken over"):
                 paused.run.write_estimates([])
             assert new.run.set_aside("a", 10, 15).startswith("scores/a/10-15.parquet.damaged-")
-            assert run.finished("a") == set()
+            assert run.score_files("a") == set()
         with pytest.raises(LeaseLostError, match=r"is gone: another driver"):
             paused.run.write_scores("a", pack())
     assert packs() == set()
