@@ -119,12 +119,13 @@ class Folder:
     def locked(self, name: str, *, alone: bool) -> Iterator[bool]:
         """Holds a lock, `alone` or with others; yields whether there is one.
 
-        Where the folder is gone, in object stores, and on file systems without locks there is none.
+        It is a file, made by who first wants it alone. Where that is gone with its folder, in
+        object stores, and on file systems without locks there is none.
 
         Raises:
             OSError: somebody else has held it for 10 s.
         """
-        file = self._lock_file(name)
+        file = self._lock_file(name, os.O_CREAT if alone else 0)
         if file is None:
             yield False
             return
@@ -133,11 +134,11 @@ class Folder:
         finally:
             os.close(file)
 
-    def _lock_file(self, name: str) -> int | None:
+    def _lock_file(self, name: str, create: int) -> int | None:
         if not self.local:
             return None
         with contextlib.suppress(FileNotFoundError):
-            return os.open(self._path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            return os.open(self._path(name), os.O_RDWR | os.O_CLOEXEC | create, 0o666)
         return None
 
     def _infos(self, folder: str, recursive: bool) -> list[Any]:

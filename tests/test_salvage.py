@@ -111,6 +111,22 @@ def test_a_run_that_is_whole_is_opened_by_listings(
     assert directory.complete
 
 
+def test_a_damaged_file_of_many_packs_is_set_aside(tiny: dict, tmp_path: Path) -> None:
+    changed(tiny, "mechanism.steps", 3)
+    del tiny["grid"]
+    tiny["resources"]["pack_size"] = 1
+    file = write_sweep(tmp_path, tiny)
+    assert inline(file, tmp_path / "quiet").code == 0
+    assert inline(file, tmp_path).code == 0
+    (gathered,) = audit(tmp_path / "tiny").glob("*.parquet")
+    assert gathered.name == "0-89.parquet"
+    flipped(gathered)
+    found = inline(file, tmp_path)
+    assert found.code == 0, found.err
+    assert f"{gathered} is damaged: set aside as 0-89.parquet.damaged-" in found.err
+    assert_same(tmp_path / "tiny", tmp_path / "quiet/tiny")
+
+
 def test_many_damaged_packs_are_counted(run: Path) -> None:
     for file in run.glob("scores/*/*.parquet"):
         file.write_bytes(b"")
