@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, accounting, inputs, resume, seeds, spec, stop_when, yamlfile
+from . import __version__, accounting, gathering, inputs, resume, seeds, spec, stop_when, yamlfile
 from .errors import RunDirectoryError, SpecError
 from .inputs import InputFile
 from .mechanisms.base import Claimed
@@ -89,7 +89,7 @@ class Plan:
         `enough` maps audits that are decided to the number of trials that decided them.
         """
         for index, audit in enumerate(self.audits):
-            done = run.finished(audit.id)
+            done = gathering.finished(run, audit)
             end = (enough or {}).get(index, audit.trials)
             for first, last in audit.packs:
                 if first < end and (first, last) not in done:

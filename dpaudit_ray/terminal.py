@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from .orchestration.aggregation import Progress
+from .orchestration.progress import Progress
 
 PLAIN_SECONDS = 5.0
 _WIDE = 10_000

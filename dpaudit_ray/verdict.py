@@ -176,7 +176,7 @@ def _tested(run: Run, index: int) -> ClaimTest:
     audit = run.plan.audits[index]
     claimed, family = _claimed(run, index)
     test = ClaimTest(family(claimed.noise_multiplier), audit.declared[0])
-    for pack in run.prefix(audit):
+    for pack in prefix.up_to_looks(audit, run.prefix(audit), lambda: test.due):
         prefix.fold(test, pack)
         test.look()
     test.look(now=True)

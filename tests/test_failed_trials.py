@@ -233,7 +233,7 @@ def test_scores_of_a_trainer_that_was_taken_for_lost_stand_above_the_miss(
     other = RunDirectory(str(tmp_path / "other"))
     planning.open_run(sweep, other)
     aggregation = Aggregation(sweep, plan, other)
-    done = [Pack(0, *pack) for pack in sorted(run.finished(plan.audits[0].id))][:2]
+    done = [Pack(0, *pack) for pack in sorted(run.score_files(plan.audits[0].id))][:2]
     aggregation.give_up([Failure(done[0], "WorkerLost", "its worker died", "")])
     for pack in done:
         aggregation.fold(pack, run.read_scores(plan.audits[0].id, pack.first, pack.last))

@@ -13,14 +13,14 @@ from ..failures import Failure
 from ..plan import Pack, Plan
 from ..spec import Sweep
 from ..storage import RunDirectory
-from .aggregation import Activity, Progress
 from .deadlines import SHORTEST, Deadlines
 from .executors import Done, Lost, Outcome
 from .nodes import Nodes, Place, last_line
 from .pool import Pool, Worker
+from .progress import Activity, Progress
 from .sharing import TRAINER
 from .suspects import Suspects
-from .trainer import runs_of
+from .trainer import Brief, runs_of
 from .watch import LOOK_SECONDS, Watch
 
 
@@ -50,7 +50,7 @@ class RayExecutor:
         self._tell, self._packs = tell, packs
         self._watch = Watch(ray.get_runtime_context().gcs_address, tell)
         self._trainer_class = actors.Trainer
-        self._shared = (ray.put(sweep.raw), ray.put(plan))
+        self._shared = (ray.put(sweep.raw), ray.put(Brief.of(plan)))
         # Ray keeps one copy on every node that asks, and all trainers there map its memory.
         self._datasets = {key: ray.put(data) for key, data in _datasets(sweep).items()}
         self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
@@ -60,12 +60,13 @@ class RayExecutor:
             max_restarts=-1,
             max_task_retries=-1,
             scheduling_strategy=_beside_the_driver(ray),
-        ).remote(run.location)
+        ).remote(run.location, run.owner)
         # Rebuilds the estimates now, so that a damaged run directory is told before any training.
         try:
             self._seen: Progress = self._aggregator_call("progress", Activity())
         except BaseException:
             self._watch.close()
+            ray.kill(self._aggregator)  # another one may have its name
             raise
         self._asked: Any = None
         self._deadlines = Deadlines(sweep.resources.pack_deadline)

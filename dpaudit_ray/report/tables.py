@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from .. import gathering, prefix, stats, stop_when
 from .. import plan as planning
-from .. import prefix, stats, stop_when
 from ..plan import Plan, PlannedAudit
 from ..prefix import FoldedPack
 from ..spec import AuditSpec, Sweep
@@ -39,7 +39,7 @@ class Run:
 
     def done(self, audit: PlannedAudit) -> int:
         """Finished trials of an audit."""
-        finished = self.directory.finished(audit.id) & set(audit.packs)
+        finished = gathering.finished(self.directory, audit)
         return sum(last - first + 1 for first, last in finished)
 
     def settings(self, audit: PlannedAudit) -> AuditSpec:

@@ -9,12 +9,12 @@ import pytest
 
 from dpaudit_ray.errors import ClusterError, StorageError
 from dpaudit_ray.failures import Failure
-from dpaudit_ray.orchestration.aggregation import Activity, AuditProgress, Progress
 from dpaudit_ray.orchestration.deadlines import FIRST, SHORTEST, Deadlines
 from dpaudit_ray.orchestration.driver import Driver
 from dpaudit_ray.orchestration.executors import Done, Lost, Outcome
 from dpaudit_ray.orchestration.interrupt import Stop
 from dpaudit_ray.orchestration.ledger import LOSSES_PER_PACK, NODES_PER_PACK, Ledger
+from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
 from dpaudit_ray.plan import Pack
 from dpaudit_ray.resources import ResourceSpec
 

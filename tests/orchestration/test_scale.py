@@ -15,11 +15,12 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds, spec
-from dpaudit_ray.orchestration.aggregation import Activity, Aggregation, Progress
+from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.driver import Driver
 from dpaudit_ray.orchestration.executors import Done, Outcome
 from dpaudit_ray.orchestration.interrupt import Stop
 from dpaudit_ray.orchestration.ledger import Ledger
+from dpaudit_ray.orchestration.progress import Activity, Progress
 from dpaudit_ray.orchestration.replay import UNDERWAY, Ahead, Replay
 from dpaudit_ray.plan import Pack, Plan
 from dpaudit_ray.resources import ResourceSpec
