@@ -33,7 +33,7 @@ from . import empty
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """Milliseconds of the driver per pack: until all trainers have two, and from then on."""
+    """CPU time of the driver: until all trainers have two packs, and per pack from then on."""
 
     trainers: int
     packs: int
@@ -161,17 +161,16 @@ def rate(trainers: int, packs: int, run: RunDirectory) -> Rate:
 
         def timed(pack: Any) -> None:
             submit(pack)
-            moments.append(time.perf_counter())
+            moments.append(time.process_time())
 
         with mock.patch.object(executor, "submit", timed):
             stop = Stop(grace=60)
-            started = time.perf_counter()
+            started = time.process_time()
             Driver(executor, plan.remaining(run), Ledger(parsed.resources, ["x"]), stop).run()
-            ended = time.perf_counter()
+            ended = time.process_time()
         executor.close()
     filled = moments[2 * trainers - 1]
-    later = packs - 2 * trainers
-    return Rate(trainers, packs, filled - started, 1000 * (ended - filled) / (later + 2 * trainers))
+    return Rate(trainers, packs, filled - started, 1000 * (ended - filled) / packs)
 
 
 @contextlib.contextmanager
