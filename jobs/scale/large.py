@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pickle
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import yaml
 
 from dpaudit_ray import plan as planning
@@ -31,10 +31,11 @@ _THREADS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Verb:
-    """One call of the command line: wall time and the most memory that the process ever held."""
+    """One call of the command line: wall and CPU time, and the most memory that it ever held."""
 
     what: str
     seconds: float
+    cpu_seconds: float
     peak_mib: float
 
 
@@ -63,10 +64,11 @@ def verbs(sweep: Mapping[str, Any], folder: Path) -> list[Verb]:
     run = RunDirectory.under(str(folder), parsed.name)
     plan = planning.open_run(parsed, run)
     packs = list(plan.remaining(run))
-    started = time.perf_counter()
+    before = time.perf_counter(), time.process_time()
     _store(Aggregation(parsed, plan, run), plan, packs[:-1])
+    spent = time.perf_counter() - before[0], time.process_time() - before[1]
     stored = Verb(f"storing {len(packs) - 1:,} packs, {_THREADS} at once, without Ray",
-                  time.perf_counter() - started, _uss())  # fmt: skip
+                  *spent, _most(os.getpid()))  # fmt: skip
     file = folder / "sweep.yaml"
     file.write_text(yaml.safe_dump(dict(sweep)), encoding="utf-8")
     again = ("run", str(file), "--storage-path", str(folder), "--executor", "inline")
@@ -164,12 +166,22 @@ def _called(what: str, *arguments: str) -> Verb:
     command = [sys.executable, "-m", "dpaudit_ray", *arguments]
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
+    peak = 0.0
+    while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+        peak = max(peak, _most(process.pid))
+        time.sleep(0.05)
+    _, status, usage = ended
     # `verify` says by its exit code that nothing was shown: empty trials violate no claim.
     if os.waitstatus_to_exitcode(status) not in (0, 5):
         raise RuntimeError(f"{' '.join(command)} ended with {os.waitstatus_to_exitcode(status)}")
-    return Verb(what, time.perf_counter() - started, usage.ru_maxrss / 1024)
+    seconds = time.perf_counter() - started
+    return Verb(what, seconds, usage.ru_utime + usage.ru_stime, peak)
 
 
-def _uss() -> float:
-    return float(psutil.Process().memory_full_info().uss) / MIB
+def _most(pid: int) -> float:
+    """MiB that the process has ever held. What `wait4` says counts the process that began it."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) / 1024
+    return 0.0
