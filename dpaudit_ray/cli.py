@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import contextvars
 import dataclasses
 import io
 import sys
@@ -16,6 +16,7 @@ import typer
 from . import __version__, cli_tables, terminal
 from .cli_bench import bench
 from .cli_submit import submit
+from .cli_trust import Trusted, TrustedToRead
 from .errors import DpauditError
 from .yamlfile import parse_changes
 
@@ -72,7 +73,7 @@ Set = Annotated[
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0913 (options of a command line)
     sweep: Sweep,
     storage_path: StoragePath = "runs",
     address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
@@ -81,15 +82,20 @@ def run(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run packs again that failed before.")
     ] = False,
+    accept_changed_code: Annotated[
+        bool, typer.Option("--accept-changed-code", help="Go on with other code; marks estimates.")
+    ] = False,
+    trust: Trusted = None,
 ) -> None:
-    """Starts a sweep, or resumes it when its run directory exists."""
+    """Starts a sweep, or resumes it when its run directory exists. A sweep file is code."""
     from . import api
 
     with terminal.Display() as display:
         try:
             result = api.run(
                 sweep, storage_path, executor.value, address, parse_changes(changes), display,
-                retry_failed=retry_failed, tell=terminal.complain,
+                retry_failed=retry_failed, accept_changed_code=accept_changed_code,
+                tell=terminal.complain,
             )  # fmt: skip
         except KeyboardInterrupt:
             terminal.complain(_STOPPED)
@@ -116,23 +122,31 @@ def plan(
     storage_path: StoragePath = "runs",
     changes: Set = None,
     bench_file: Annotated[Path | None, _BENCH] = None,
+    trust: Trusted = None,
 ) -> None:
-    """Shows audits, packs, time, and bounds within reach; trains one calibration pack."""
-    from . import forecast, spec
+    """Shows audits, packs, time, bounds within reach, and what code the sweep runs.
+
+    Trains one calibration pack, so it runs that code.
+    """
+    from . import forecast, provenance, spec
     from .calibration import Calibration
 
     prepared = spec.load(sweep, parse_changes(changes))
     measured = Calibration.read(bench_file) if bench_file is not None else None
     outlook = forecast.of(prepared, storage_path, measured, terminal.complain)
     cli_tables.show_plan(prepared.name, outlook)
+    cli_tables.show_code(provenance.of(prepared))
 
 
 @app.command()
 def status(
-    run: RunPath, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
+    run: RunPath,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    trust: TrustedToRead = None,
 ) -> None:
     """Progress, estimates and failures by kind, from the run directory alone."""
     from . import failures, stop_when
+    from .orchestration import fleet
     from .report.tables import Run, best, overview
 
     opened = Run.open(run)
@@ -151,6 +165,8 @@ def status(
         terminal.say(f"{opened.plan.audits[index].label}: ended by stop_when after {trials} trials")
     for line in _failures(opened):
         terminal.say(line)
+    if len(kinds := fleet.recorded(opened.directory)) > 1:
+        terminal.say(f"trained on several kinds of machine: {'; '.join(kinds)}")
     terminal.say(
         "complete" if opened.directory.complete else "not complete: `dpaudit run` resumes it"
     )
@@ -160,6 +176,7 @@ def status(
 def report(
     run: RunPath,
     format: Annotated[ReportFormat, typer.Option(help="What to write.")] = ReportFormat.html,
+    trust: TrustedToRead = None,
 ) -> None:
     """Figures and tables of a run; one that is not complete is marked interim."""
     from .report.tables import Run, all_estimates
@@ -181,7 +198,9 @@ def report(
 
 @app.command()
 def verify(
-    run: RunPath, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
+    run: RunPath,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    trust: TrustedToRead = None,
 ) -> None:
     """Says whether the trials contradict the claim: exit 1 violation, 0 none, 5 inconclusive."""
     from . import verdict
@@ -215,11 +234,14 @@ def main() -> Never:
     """Entry point: turns every error into one line and its exit code."""
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
-    with contextlib.suppress(FileNotFoundError):  # a run can be read where no folder is left
-        sys.path.insert(0, str(Path.cwd()))  # plug-ins of one's own lie where one works
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ε still shows the rest
+    sys.exit(contextvars.copy_context().run(_run_app, debug) or Exit.COMPLETE)
+
+
+def _run_app(debug: bool) -> int | None:
+    code: int | None
     try:
         code = app(prog_name="dpaudit", standalone_mode=False)
     except (DpauditError, _UsageError) as error:
@@ -227,12 +249,17 @@ def main() -> Never:
             terminal.complain(traceback.format_exc())
         if line := _one_line(error):
             terminal.complain(line)
+        for detail in getattr(error, "details", ()):
+            terminal.add(detail)
         code = getattr(error, "exit_code", Exit.USAGE)
+    except SystemExit as error:
+        terminal.complain(f"code that the sweep file names has called sys.exit({error.code!r})")
+        code = Exit.USAGE
     except Exception:  # noqa: BLE001 (Python would exit with 1, which says "violation")
         terminal.complain(traceback.format_exc())
         terminal.complain("this is a bug in dpaudit; finished packs are safe")
         code = Exit.BUG
-    sys.exit(code or Exit.COMPLETE)
+    return code
 
 
 def _one_line(error: Exception) -> str:

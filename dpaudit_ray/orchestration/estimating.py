@@ -100,6 +100,8 @@ class Estimating:
         """
         level = self._cell.audit
         found = state.bound(level.delta, level.confidence).given(known)
+        if self._audit.mixed:
+            return dataclasses.replace(found, status=Status.MIXED), math.nan
         if not state.time_uniform() and found.status not in _CLAIM_NO_LEVEL:
             partial = found.trials < self._audit.trials and not state.interim_valid
             if self._audit.extended:
@@ -114,6 +116,8 @@ class Estimating:
 
     def _assumption_free(self, exact: list[Estimate], index: int) -> Estimate | None:
         """The bound without an assumption at recorded step number `index`; None where none is."""
+        if self._audit.mixed:
+            return None
         states = [one for one in self._states[index] if self._holds_at_last(one)]
         if self._free is not None and index == len(self._audit.horizons) - 1:
             states.append(self._free)

@@ -11,11 +11,13 @@ from ..data.base import Dataset
 from ..errors import ClusterError, DpauditError
 from ..failures import Failure
 from ..plan import Pack, Plan
+from ..provenance import Machine
 from ..spec import Sweep
 from ..storage import RunDirectory
 from .aggregation import Activity, Progress
 from .deadlines import SHORTEST, Deadlines
 from .executors import Done, Lost, Outcome
+from .fleet import Fleet
 from .nodes import Nodes, Place, last_line
 from .pool import Pool, Worker
 from .sharing import TRAINER
@@ -70,6 +72,7 @@ class RayExecutor:
         self._asked: Any = None
         self._deadlines = Deadlines(sweep.resources.pack_deadline)
         self._suspects = Suspects(nodes, tell)
+        self._fleet = Fleet(plan, run, tell)
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
         self._open: list[Worker] = []  # who is given the next packs, the last one first
         self._in_flight = 0
@@ -226,9 +229,18 @@ class RayExecutor:
         except exceptions.RayError as error:
             return self._died(worker, error)
         if reference == worker.greeting:
-            worker.place = Place(*outcome)
+            self._greeted(worker, *outcome)
             return None
         return self._answered(worker, worker.answered(reference), outcome)
+
+    def _greeted(
+        self, worker: Worker, node: str, address: str, machine: Machine | None = None
+    ) -> None:
+        """A trainer has its place, where it may stay if it would compute what the driver would."""
+        worker.place = Place(node, address)
+        if why := self._fleet.admit(address, machine):
+            self._pool.replace(worker)
+            self._nodes.leave_out(worker.place, why)
 
     def _answered(self, worker: Worker, pack: Pack, outcome: Outcome) -> Outcome | None:
         if isinstance(outcome, Failure):
@@ -308,7 +320,7 @@ class RayExecutor:
             scheduling_strategy="SPREAD",
             **self._nodes.options,
         ).remote(*self._shared, self._aggregator, self._datasets)
-        return Worker(name, actor, actor.ready.remote())
+        return Worker(name, actor, actor.ready.remote(self._fleet.modules))
 
 
 def _beside_the_driver(ray: Any) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from .. import commitments, prefix, stats, stop_when
 from .. import plan as planning
-from .. import prefix, stats, stop_when
 from ..plan import Plan, PlannedAudit
 from ..prefix import FoldedPack
 from ..spec import AuditSpec, Sweep
@@ -35,7 +35,9 @@ class Run:
         """Raises RunDirectoryError when there is no readable run at `location`."""
         directory = RunDirectory(location)
         sweep, plan = planning.read(directory)
-        return cls(directory, sweep, plan, directory.estimates())
+        estimates = directory.estimates()
+        commitments.check_estimates(estimates, plan, directory)
+        return cls(directory, sweep, plan, estimates)
 
     def done(self, audit: PlannedAudit) -> int:
         """Finished trials of an audit."""
