@@ -55,6 +55,7 @@ class ReportFormat(StrEnum):
     json = "json"
 
 
+_LONGEST_WORD = 400
 _STOPPED = "stopped; finished packs are safe: run the same command to resume"
 
 app = typer.Typer(
@@ -265,11 +266,16 @@ def _run_app(debug: bool) -> int | None:
 def _one_line(error: Exception) -> str:
     """Empty where Typer has printed its help instead."""
     if isinstance(error, DpauditError):
-        return " ".join(str(error).split())
+        return " ".join(map(_cut, str(error).split()))
     message = str(getattr(error, "format_message", error.__str__)())
     verb = getattr(getattr(error, "ctx", None), "command_path", "dpaudit")
     plain = message.replace("Value error, ", "").removesuffix(".")
     return f"{plain}; see {verb} --help" if plain else ""
+
+
+def _cut(word: str) -> str:
+    """A word of a message; what no path and no name is as long as."""
+    return word if len(word) <= _LONGEST_WORD else f"{word[:60]}... ({len(word)} characters)"
 
 
 def _failures(opened: Run) -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-# Control characters, and those that turn the direction of what follows: both can hide what is said.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_BETWEEN_LINES = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Control characters, those that turn the direction of what follows, and halves of characters: they
+# can hide what is said, or cannot be said at all.
+_OTHERS = "\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_UNPRINTABLE = re.compile(f"[\x00-\x0a{_OTHERS}]")
+_BETWEEN_LINES = re.compile(f"[\x00-\x09{_OTHERS}]")
 
 
 def printable(text: str) -> str:

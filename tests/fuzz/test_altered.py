@@ -5,6 +5,7 @@ The same alterations on every run of the suite; `make long` draws others, and mo
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -47,7 +48,37 @@ SMALL: dict[str, Any] = {
     "grid": {"mechanism.noise_multiplier": [5, 2]},
     "resources": {"pack_size": 8},
 }  # fmt: skip
+DP_SGD = {
+    "name": "small",
+    "mechanism": {
+        "name": "dp-sgd", "data": {"name": "npz", "path": "data.npz"}, "model": {"name": "fcnn"},
+        "steps": 2, "batch_size": 4, "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 4,
+    },
+    "adversary": {"name": "biased-dimension", "choice": "random", "period": 1},
+    "audit": SMALL["audit"] | {"estimators": [{"name": "eps-delta", "threshold": "holdout"}]},
+    "resources": {"pack_size": 8, "num_gpus": 0, "memory": "1GiB", "label_selector": {"a": "b"}},
+}  # fmt: skip
+FUNCTION = {
+    "name": "small",
+    "mechanism": {
+        "name": "function", "path": "own_good:train", "options": {"noise": 2.0}, "steps": 2,
+        "noise_multiplier": 2.0, "sample_rate": 0.5, "curve": "gaussian",
+    },
+    "adversary": "own",
+    "audit": SMALL["audit"] | {"accountants": ["rdp"], "stop_when": {"within": 0.1}},
+}  # fmt: skip
+GOOD = "def train(member, seed, noise=2.0):\n    return float(member) + seed % 7 * noise / 50\n"
 EVIL = "from pathlib import Path\nPath('evil').touch()\nraise SystemExit(1)\n"
+
+
+def _data() -> bytes:
+    content = io.BytesIO()
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    np.savez(content, x=x, y=np.arange(12) % 2)
+    return content.getvalue()
+
+
+DATA = _data()
 READS = [
     ("status",), ("status", "--json"), ("verify",), ("verify", "--json"),
     ("report", "--format", "table"), ("report", "--format", "csv"), ("report", "--format", "json"),
@@ -201,15 +232,19 @@ def test_a_run_that_is_resumed(
 def test_a_sweep_file(place: Path, data: st.DataObject) -> None:
     for old in place.iterdir():
         shutil.rmtree(old) if old.is_dir() else old.unlink()
-    raw = SMALL
+    (place / "own_evil.py").write_text(EVIL)
+    (place / "own_good.py").write_text(GOOD)
+    (place / "data.npz").write_bytes(DATA)
+    whole = raw = data.draw(st.sampled_from([SMALL, FUNCTION, DP_SGD]))
     for _ in range(data.draw(st.integers(1, 3))):
         raw = tree(raw, data.draw) if isinstance(raw, dict) else raw
     file = place / "sweep.yaml"
     if data.draw(st.booleans()):
-        file.write_bytes(altered(write_sweep(place, SMALL).read_bytes(), "sweep.yaml", data.draw))
+        file.write_bytes(altered(write_sweep(place, whole).read_bytes(), "sweep.yaml", data.draw))
     else:
         file.write_text(json.dumps(raw))
-    outcome = dpaudit("plan", file, "--trust", "own", "--storage-path", place / "runs")
+    before = snapshot(place)
+    outcome = dpaudit("plan", file, "--trust", "own_good", "--storage-path", place / "runs")
     sound(outcome, {0, 2})
-    assert sorted(path.name for path in place.iterdir()) == ["sweep.yaml"]
+    assert snapshot(place) == before
     assert "own_evil" not in sys.modules
