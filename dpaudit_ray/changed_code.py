@@ -47,8 +47,10 @@ def followed(
         ChangedCodeError: trials were computed by other code, and that is not accepted.
     """
     plan, before, run = resumed.plan, resumed.previous.code, resumed.run
+    if plan.code is None or before == plan.code:
+        return plan
     begun = _begun(plan, run)
-    if plan.code is None or not begun:
+    if not begun:
         return plan
     if before is None:
         tell(f"{run.location}: it was not recorded by which code; from now on it is")

@@ -101,7 +101,8 @@ def run(  # noqa: PLR0913 (options of a command line)
         except KeyboardInterrupt:
             terminal.complain(_STOPPED)
             raise typer.Exit(Exit.STOPPED) from None
-    opened = _print_overview(result.location)
+    opened = _opened(result.location)
+    cli_tables.show_overview(opened)
     for line in _failures(opened):
         terminal.complain(line)
     if result.stopped:
@@ -148,9 +149,9 @@ def status(
     """Progress, estimates and failures by kind, from the run directory alone."""
     from . import failures, stop_when
     from .orchestration import fleet
-    from .report.tables import Run, best, overview
+    from .report.tables import best, overview
 
-    opened = Run.open(run)
+    opened = _opened(run)
     known = failures.read(opened.directory, opened.plan)
     enough = stop_when.decided(opened.directory, opened.sweep)
     if as_json:
@@ -161,7 +162,7 @@ def status(
         rest |= {"decided": decided, "failures": raw}
         terminal.show_json(entries | rest)
         return
-    _print_overview(run)
+    cli_tables.show_overview(opened)
     for index, trials in enough.items():
         terminal.say(f"{opened.plan.audits[index].label}: ended by stop_when after {trials} trials")
     for line in _failures(opened):
@@ -180,9 +181,9 @@ def report(
     trust: TrustedToRead = None,
 ) -> None:
     """Figures and tables of a run; one that is not complete is marked interim."""
-    from .report.tables import Run, all_estimates
+    from .report.tables import all_estimates
 
-    opened = Run.open(run)
+    opened = _opened(run)
     if format is ReportFormat.html:
         from .report import page
 
@@ -205,9 +206,8 @@ def verify(
 ) -> None:
     """Says whether the trials contradict the claim: exit 1 violation, 0 none, 5 inconclusive."""
     from . import verdict
-    from .report.tables import Run
 
-    found = verdict.of(Run.open(run))
+    found = verdict.of(_opened(run))
     if as_json:
         terminal.show_json(dataclasses.asdict(found))
     else:
@@ -247,7 +247,7 @@ def _run_app(debug: bool) -> int | None:
         code = app(prog_name="dpaudit", standalone_mode=False)
     except (DpauditError, _UsageError) as error:
         if debug:
-            terminal.complain(traceback.format_exc())
+            terminal.add(traceback.format_exc())
         if line := _one_line(error):
             terminal.complain(line)
         for detail in getattr(error, "details", ()):
@@ -257,7 +257,7 @@ def _run_app(debug: bool) -> int | None:
         terminal.complain(f"code that the sweep file names has called sys.exit({error.code!r})")
         code = Exit.USAGE
     except Exception:  # noqa: BLE001 (Python would exit with 1, which says "violation")
-        terminal.complain(traceback.format_exc())
+        terminal.add(traceback.format_exc())
         terminal.complain("this is a bug in dpaudit; finished packs are safe")
         code = Exit.BUG
     return code
@@ -281,19 +281,26 @@ def _cut(word: str) -> str:
 def _failures(opened: Run) -> list[str]:
     """One line per audit and kind of failure."""
     from . import failures
+    from .printable import printable
 
     known = failures.read(opened.directory, opened.plan)
     place = f"{opened.directory.location}/{failures.FILE}"
     return [
         f"{kind.label}: {'' if kind.packs == 1 else f'{kind.packs} packs of '}trials "
-        f"{kind.first}-{kind.last} failed: {kind.message}; traceback in {place}"
+        f"{kind.first}-{kind.last} failed: {printable(kind.message)}; traceback in {place}"
         for kind in failures.by_kind(known, opened.plan)
     ]
 
 
-def _print_overview(location: str) -> Run:
+def _opened(location: str) -> Run:
+    """A run to read; says what of it is known from its record only."""
     from .report.tables import Run
 
     opened = Run.open(location)
-    cli_tables.show_overview(opened)
+    if untold := sorted(set(opened.sweep.unread_modules)):
+        modules = ",".join(untold)
+        terminal.complain(
+            f"what takes code of {modules} to tell, claims among it, is as plan.json has it; "
+            f"--trust {modules} runs that code"
+        )
     return opened

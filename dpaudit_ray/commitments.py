@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from . import claims
+from . import claims, stats
 from .errors import RunDirectoryError
 from .mechanisms.recorded import Recorded
 from .plugins import Unread
 from .spec import Cell, Sweep
+from .stats import Status
 from .storage import RESTORE, RunDirectory
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from .plan import Plan, PlannedAudit
 
 _LARGEST = 100_000_000  # of trials and of steps, as in a sweep file
+_EXACT = ("exact", "exact-gdp")  # of audits without trials
+_REBUILD = "delete it and run the sweep again: it is rebuilt from the scores"
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 
 
@@ -82,7 +85,7 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
 
 
 def check_estimates(estimates: pd.DataFrame, plan: Plan, run: RunDirectory) -> None:
-    """Every row is of an audit, step, accountant and claim of the plan.
+    """Every row is of an audit, step, accountant and claim of the plan, in words that are known.
 
     Raises:
         RunDirectoryError: one is not.
@@ -93,13 +96,19 @@ def check_estimates(estimates: pd.DataFrame, plan: Plan, run: RunDirectory) -> N
         for name, values in audit.claims.items()
         for step, claim in zip(audit.horizons, values, strict=True)
     }
+    names = {*stats.estimators(), *_EXACT}
+    worded = [("status", {*Status}), ("estimator", names), ("free_estimator", {"", *names})]
+    for column, words in worded:
+        for found in set(estimates[column]) - words:
+            raise RunDirectoryError(
+                f"{run.location}/estimates.parquet has {found!r:.60} as {column}; {_REBUILD}"
+            )
     places = zip(estimates["audit"], estimates["step"], estimates["accountant"], strict=True)
     for place, claim in zip(places, estimates["epsilon_upper"], strict=True):
         if known.get(place) != claim:
             raise RunDirectoryError(
                 f"{run.location}/estimates.parquet is not of this plan ({place[0]!r:.60} after "
-                f"step {place[1]}, claim {claim:.6g}); delete it and run the sweep again: it is "
-                "rebuilt from the scores"
+                f"step {place[1]}, claim {claim:.6g}); {_REBUILD}"
             )
 
 
@@ -115,7 +124,8 @@ def _other(run: RunDirectory) -> RunDirectoryError:
 
 
 def _filled(cell: Cell, audit: PlannedAudit) -> Cell:
-    if not cell.unread or (audit.claimed is None and not isinstance(cell.mechanism, Unread)):
+    known = not isinstance(cell.mechanism, Unread)
+    if known and (audit.claimed is None or not isinstance(cell.adversary, Unread)):
         return cell
     mechanism = Recorded(
         name=cell.mechanism.name,

@@ -111,8 +111,8 @@ class Cell(Strict):
 
     @property
     def foreign(self) -> bool:
-        """Whether it takes a class of somebody's own to tell what it is."""
-        return any(is_own(part) for part in self.parts)
+        """Whether it takes a class of somebody's own to tell what it claims."""
+        return is_own(self.mechanism) or is_own(self.adversary)
 
     @property
     def fingerprint(self) -> str:
@@ -155,6 +155,13 @@ class Sweep(Strict):
     def trials(self) -> int:
         """Trials over all audits."""
         return sum(cell.audit.trials for cell in self.cells)
+
+    @property
+    def unread_modules(self) -> tuple[str, ...]:
+        """Modules that were not imported, and tell what an audit claims."""
+        found = (part for cell in self.cells for part in (cell.mechanism, cell.adversary))
+        named = (part.name for part in found if isinstance(part, Unread))
+        return tuple(name.partition(":")[0] for name in named if ":" in name)
 
     @property
     def budget(self) -> SweepBudget:

@@ -42,11 +42,11 @@ def explain(text: str) -> None:
 
 def complain(text: str) -> None:
     """One line to standard error."""
-    typer.echo(f"dpaudit: {lines(text)}", err=True)
+    typer.echo(f"dpaudit: {printable(text)}", err=True)
 
 
 def add(text: str) -> None:
-    """A line that belongs to the one before, to standard error."""
+    """Lines that belong to the one after or before, to standard error."""
     typer.echo(lines(text), err=True)
 
 

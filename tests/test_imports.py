@@ -47,6 +47,34 @@ def leaves(member, seed):
 part = functools.partial(train, noise=1.0)
 """
 
+WALK = """
+from typing import Literal
+import numpy as np
+from dpaudit_ray.mechanisms.base import Claimed, Mechanism
+
+class Walk(Mechanism):
+    name: Literal["walk"] = "walk"
+
+    def horizons(self, record_every):
+        return (1, 3)
+
+    def check(self, adversary):
+        pass
+
+    def check_inputs(self):
+        pass
+
+    def claimed(self, adversary, horizon):
+        return Claimed(3.0, horizon)
+
+    def open(self, adversary, seed, craft_seed, gpu):
+        return self
+
+    def run(self, members, seed, horizons):
+        drawn = np.random.default_rng(seed).normal(size=(len(members), 2))
+        return drawn + members[:, None] / 3
+"""
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -237,8 +265,14 @@ def test_verbs_that_read_import_nothing(tiny: dict, folder: Path) -> None:
             (folder / "own_names.py").rename(folder / "gone.py")
             again = [dpaudit("status", run), dpaudit("status", run, "--json")]
             assert again == said[()][:2]
+            assert {outcome.err for outcome in said[()]} == {
+                "dpaudit: what takes code of own_names to tell, claims among it, is as plan.json "
+                "has it; --trust own_names runs that code\n"
+            }
             (folder / "gone.py").rename(folder / "own_names.py")
-    assert said[()] == said[("--trust", "own_names")]
+    with_code = said[("--trust", "own_names")]
+    assert [outcome.out for outcome in said[()]] == [outcome.out for outcome in with_code]
+    assert {outcome.err for outcome in with_code} == {""}
     assert [outcome.code for outcome in said[()]] == [0, 0, 0, 0, 5]
     assert "fingerprint" in (run / "report.html").read_text()
 
@@ -263,3 +297,32 @@ def test_a_key_is_named_for_what_is_not_trusted() -> None:
         pytest.raises(SpecError, match=r"^model.name: 'own_names:Net'"),
     ):
         plugins.parse(Model, "own_names:Net", "model")
+
+
+def test_a_network_that_is_not_imported_tells_nothing_of_the_claim(
+    tiny: dict, folder: Path
+) -> None:
+    del tiny["grid"]
+    changed(tiny, "mechanism.model", {"name": "module", "path": "own_names:says"})
+    assert inline(write_sweep(folder, changed(tiny, "audit.trials", 20)), folder / "runs").code == 0
+    del sys.modules["own_names"]
+    outcome = dpaudit("verify", folder / "runs/tiny")
+    assert (outcome.code, outcome.err) == (5, "")
+    assert "own_names" not in sys.modules
+
+
+def test_a_mechanism_of_ones_own_is_read_from_its_record(folder: Path) -> None:
+    (folder / "own_walk.py").write_text(WALK)
+    adversary, audit = {"name": "own"}, {"trials": 20, "delta": 1e-5}
+    raw = {"name": "walk", "mechanism": "own_walk:Walk", "adversary": adversary, "audit": audit}
+    assert inline(write_sweep(folder, raw), folder / "runs").code == 0
+    del sys.modules["own_walk"]
+    plain = dpaudit("verify", folder / "runs/walk", "--json")
+    assert plain.code == 5
+    assert "own_walk" not in sys.modules
+    for verb in (("status",), ("report",), ("report", "--format", "csv")):
+        assert dpaudit(verb[0], folder / "runs/walk", *verb[1:]).code == 0
+    assert "own_walk" not in sys.modules
+    trusted = dpaudit("verify", folder / "runs/walk", "--json", "--trust", "own_walk")
+    assert trusted.out == plain.out
+    del sys.modules["own_walk"]

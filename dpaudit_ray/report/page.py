@@ -51,7 +51,8 @@ def write(run: Run) -> str:
 
 
 def _shown(value: Any) -> Any:
-    return lines(value) if isinstance(value, str) else value
+    """Text as it may be shown; what is markup was made here, from text that had been shown."""
+    return lines(value) if type(value) is str else value
 
 
 def _pictures(run: Run) -> list[dict[str, str]]:
