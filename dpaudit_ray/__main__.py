@@ -1,5 +1,11 @@
 """`python -m dpaudit_ray` is `dpaudit`."""
 
+import sys
+
 from .cli import main
 
+# Python looks into the working directory first, where anybody's files may lie; verbs that run code
+# add it at the end.
+if not sys.flags.safe_path:
+    sys.path.pop(0)
 main()

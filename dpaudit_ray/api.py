@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
-from . import failures, gathering, lease, patience, prefix, salvage, spec, stop_when
+from . import failures, gathering, lease, patience, prefix, provenance, salvage, spec, stop_when
 from . import plan as planning
 from .errors import DamagedScoresError
 from .failures import Failure
@@ -74,6 +75,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     show: Callable[[Progress], None] = lambda progress: None,
     *,
     retry_failed: bool = False,
+    accept_changed_code: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Result:
     """Runs a sweep, or resumes it when its run directory exists.
@@ -90,6 +92,8 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         show: called about twice a second with a snapshot.
         retry_failed: run packs again that failed in an earlier try, where the code gives the same
             scores twice; else their trials stay misses.
+        accept_changed_code: go on where the run so far was computed by other code; estimates of
+            audits with trials of both are marked.
         tell: called with a line for the user when something is given up, or takes long.
 
     Raises:
@@ -99,16 +103,15 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     directory = RunDirectory.under(storage_path, prepared.name, patience.OPENING)
     prepared = planning.kept(prepared, directory, tell)
     check_inputs(prepared)
-    planning.preview(prepared, directory)  # what cannot be planned leaves no trace
+    planning.preview(prepared, directory, accept_changed_code)  # what cannot be leaves no trace
     directory.require_writable()
     stop = Stop(prepared.resources.grace_seconds, tell)
     with stop.listening(), lease.held(directory) as held:
-        plan = planning.open_run(prepared, held.run)
+        plan = planning.open_run(prepared, held.run, accept_changed_code, tell)
         running = held.run.patient(patience.RUNNING)
         salvage.set_aside(running, plan, tell)
-        return _Job(prepared, plan, running, held, stop, show, tell).run(
-            executor, address, retry_failed
-        )
+        job = _Job(prepared, plan, running, held, stop, show, tell)
+        return job.run(executor, address, retry_failed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +200,12 @@ class _Job:
     @contextlib.contextmanager
     def _executor(self, name: ExecutorName, packs: int, address: str | None) -> Iterator[Executor]:
         if name == "inline":
+            from .orchestration.fleet import Fleet
             from .orchestration.inline import InlineExecutor
 
+            if packs:
+                here = provenance.machine((), gpu=self.sweep.resources.num_gpus > 0)
+                Fleet(self.plan, self.directory, self.tell).admit(socket.gethostname(), here)
             yield InlineExecutor(self.sweep, self.plan, self.directory)
             return
         from .orchestration import cluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import contextvars
 import dataclasses
 import io
 import sys
@@ -16,6 +16,7 @@ import typer
 from . import __version__, cli_tables, terminal
 from .cli_bench import bench
 from .cli_submit import submit
+from .cli_trust import Trusted, TrustedToRead
 from .errors import DpauditError
 from .yamlfile import parse_changes
 
@@ -54,6 +55,7 @@ class ReportFormat(StrEnum):
     json = "json"
 
 
+_LONGEST_WORD = 400
 _STOPPED = "stopped; finished packs are safe: run the same command to resume"
 
 app = typer.Typer(
@@ -72,7 +74,7 @@ Set = Annotated[
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0913 (options of a command line)
     sweep: Sweep,
     storage_path: StoragePath = "runs",
     address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
@@ -81,20 +83,26 @@ def run(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run packs again that failed before.")
     ] = False,
+    accept_changed_code: Annotated[
+        bool, typer.Option("--accept-changed-code", help="Go on with other code; marks estimates.")
+    ] = False,
+    trust: Trusted = None,
 ) -> None:
-    """Starts a sweep, or resumes it when its run directory exists."""
+    """Starts a sweep, or resumes it when its run directory exists. A sweep file is code."""
     from . import api
 
     with terminal.Display() as display:
         try:
             result = api.run(
                 sweep, storage_path, executor.value, address, parse_changes(changes), display,
-                retry_failed=retry_failed, tell=terminal.complain,
+                retry_failed=retry_failed, accept_changed_code=accept_changed_code,
+                tell=terminal.complain,
             )  # fmt: skip
         except KeyboardInterrupt:
             terminal.complain(_STOPPED)
             raise typer.Exit(Exit.STOPPED) from None
-    opened = _print_overview(result.location)
+    opened = _opened(result.location)
+    cli_tables.show_overview(opened)
     for line in _failures(opened):
         terminal.complain(line)
     if result.stopped:
@@ -116,26 +124,34 @@ def plan(
     storage_path: StoragePath = "runs",
     changes: Set = None,
     bench_file: Annotated[Path | None, _BENCH] = None,
+    trust: Trusted = None,
 ) -> None:
-    """Shows audits, packs, time, and bounds within reach; trains one calibration pack."""
-    from . import forecast, spec
+    """Shows audits, packs, time, bounds within reach, and what code the sweep runs.
+
+    Trains one calibration pack, so it runs that code.
+    """
+    from . import forecast, provenance, spec
     from .calibration import Calibration
 
     prepared = spec.load(sweep, parse_changes(changes))
     measured = Calibration.read(bench_file) if bench_file is not None else None
     outlook = forecast.of(prepared, storage_path, measured, terminal.complain)
     cli_tables.show_plan(prepared.name, outlook)
+    cli_tables.show_code(provenance.of(prepared))
 
 
 @app.command()
 def status(
-    run: RunPath, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
+    run: RunPath,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    trust: TrustedToRead = None,
 ) -> None:
     """Progress, estimates and failures by kind, from the run directory alone."""
     from . import failures, stop_when
-    from .report.tables import Run, best, overview
+    from .orchestration import fleet
+    from .report.tables import best, overview
 
-    opened = Run.open(run)
+    opened = _opened(run)
     known = failures.read(opened.directory, opened.plan)
     enough = stop_when.decided(opened.directory, opened.sweep)
     if as_json:
@@ -146,11 +162,13 @@ def status(
         rest |= {"decided": decided, "failures": raw}
         terminal.show_json(entries | rest)
         return
-    _print_overview(run)
+    cli_tables.show_overview(opened)
     for index, trials in enough.items():
         terminal.say(f"{opened.plan.audits[index].label}: ended by stop_when after {trials} trials")
     for line in _failures(opened):
         terminal.say(line)
+    if len(kinds := fleet.recorded(opened.directory)) > 1:
+        terminal.say(f"trained on several kinds of machine: {'; '.join(kinds)}")
     terminal.say(
         "complete" if opened.directory.complete else "not complete: `dpaudit run` resumes it"
     )
@@ -160,11 +178,12 @@ def status(
 def report(
     run: RunPath,
     format: Annotated[ReportFormat, typer.Option(help="What to write.")] = ReportFormat.html,
+    trust: TrustedToRead = None,
 ) -> None:
     """Figures and tables of a run; one that is not complete is marked interim."""
-    from .report.tables import Run, all_estimates
+    from .report.tables import all_estimates
 
-    opened = Run.open(run)
+    opened = _opened(run)
     if format is ReportFormat.html:
         from .report import page
 
@@ -181,13 +200,14 @@ def report(
 
 @app.command()
 def verify(
-    run: RunPath, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
+    run: RunPath,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    trust: TrustedToRead = None,
 ) -> None:
     """Says whether the trials contradict the claim: exit 1 violation, 0 none, 5 inconclusive."""
     from . import verdict
-    from .report.tables import Run
 
-    found = verdict.of(Run.open(run))
+    found = verdict.of(_opened(run))
     if as_json:
         terminal.show_json(dataclasses.asdict(found))
     else:
@@ -215,52 +235,72 @@ def main() -> Never:
     """Entry point: turns every error into one line and its exit code."""
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
-    with contextlib.suppress(FileNotFoundError):  # a run can be read where no folder is left
-        sys.path.insert(0, str(Path.cwd()))  # plug-ins of one's own lie where one works
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ε still shows the rest
+    sys.exit(contextvars.copy_context().run(_run_app, debug) or Exit.COMPLETE)
+
+
+def _run_app(debug: bool) -> int | None:
+    code: int | None
     try:
         code = app(prog_name="dpaudit", standalone_mode=False)
     except (DpauditError, _UsageError) as error:
         if debug:
-            terminal.complain(traceback.format_exc())
+            terminal.add(traceback.format_exc())
         if line := _one_line(error):
             terminal.complain(line)
+        for detail in getattr(error, "details", ()):
+            terminal.add(detail)
         code = getattr(error, "exit_code", Exit.USAGE)
+    except SystemExit as error:
+        terminal.complain(f"code that the sweep file names has called sys.exit({error.code!r})")
+        code = Exit.USAGE
     except Exception:  # noqa: BLE001 (Python would exit with 1, which says "violation")
-        terminal.complain(traceback.format_exc())
+        terminal.add(traceback.format_exc())
         terminal.complain("this is a bug in dpaudit; finished packs are safe")
         code = Exit.BUG
-    sys.exit(code or Exit.COMPLETE)
+    return code
 
 
 def _one_line(error: Exception) -> str:
     """Empty where Typer has printed its help instead."""
     if isinstance(error, DpauditError):
-        return " ".join(str(error).split())
+        return " ".join(map(_cut, str(error).split()))
     message = str(getattr(error, "format_message", error.__str__)())
     verb = getattr(getattr(error, "ctx", None), "command_path", "dpaudit")
     plain = message.replace("Value error, ", "").removesuffix(".")
     return f"{plain}; see {verb} --help" if plain else ""
 
 
+def _cut(word: str) -> str:
+    """A word of a message; what no path and no name is as long as."""
+    return word if len(word) <= _LONGEST_WORD else f"{word[:60]}... ({len(word)} characters)"
+
+
 def _failures(opened: Run) -> list[str]:
     """One line per audit and kind of failure."""
     from . import failures
+    from .printable import printable
 
     known = failures.read(opened.directory, opened.plan)
     place = f"{opened.directory.location}/{failures.FILE}"
     return [
         f"{kind.label}: {'' if kind.packs == 1 else f'{kind.packs} packs of '}trials "
-        f"{kind.first}-{kind.last} failed: {kind.message}; traceback in {place}"
+        f"{kind.first}-{kind.last} failed: {printable(kind.message)}; traceback in {place}"
         for kind in failures.by_kind(known, opened.plan)
     ]
 
 
-def _print_overview(location: str) -> Run:
+def _opened(location: str) -> Run:
+    """A run to read; says what of it is known from its record only."""
     from .report.tables import Run
 
     opened = Run.open(location)
-    cli_tables.show_overview(opened)
+    if untold := sorted(set(opened.sweep.unread_modules)):
+        modules = ",".join(untold)
+        terminal.complain(
+            f"what takes code of {modules} to tell, claims among it, is as plan.json has it; "
+            f"--trust {modules} runs that code"
+        )
     return opened

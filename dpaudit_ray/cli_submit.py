@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import sys
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from . import terminal
+from .cli_trust import Trusted
 from .yamlfile import parse_changes
 
 RESUMABLE = 4  # the exit code of a sweep that was stopped early
 
 
-def submit(
+def submit(  # noqa: PLR0913 (options of a command line)
     sweep: Annotated[str, typer.Argument(help="A sweep file in the working directory.")],
     address: Annotated[
         str,
@@ -35,6 +36,10 @@ def submit(
         list[str] | None, typer.Option(help="Not sent: a name or path with wildcards.")
     ] = None,
     wait: Annotated[bool, typer.Option(help="Follow the log and exit as the sweep does.")] = True,
+    accept_changed_code: Annotated[
+        bool, typer.Option("--accept-changed-code", help="Go on with other code; marks estimates.")
+    ] = False,
+    trust: Trusted = None,
 ) -> None:
     """Runs a sweep as a Ray job; again: resumes it, or follows it while it runs."""
     from . import spec
@@ -44,6 +49,9 @@ def submit(
     prepared = spec.load(sweep, parse_changes(changes))
     luggage = Luggage(Path(working_dir), tuple(exclude or ()))
     job = SweepJob.prepare(prepared, sweep, storage_path, luggage, changes or ())
+    more = ["--accept-changed-code"] * accept_changed_code
+    more += [] if trust is None else ["--trust", trust]
+    job = dataclasses.replace(job, options=tuple(more))
     cluster = Cluster(address, terminal.complain)
     submission = cluster.submit(job)
     how = f"ray job stop {submission} --address {cluster.address}"
@@ -51,13 +59,8 @@ def submit(
     if not wait:
         return
     try:
-        code = cluster.follow(submission, _pass_on)
+        code = cluster.follow(submission, terminal.pass_on)
     except KeyboardInterrupt:
         terminal.complain("the job goes on; the same command follows it again")
         code = RESUMABLE
     raise typer.Exit(code)
-
-
-def _pass_on(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

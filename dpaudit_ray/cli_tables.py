@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from .forecast import AuditOutlook, Outlook
+    from .provenance import Code
     from .report.tables import Run
     from .verdict import AuditVerdict, ExactVerdict, RunVerdict
 
@@ -39,6 +40,16 @@ def show_plan(name: str, outlook: Outlook) -> None:
         terminal.say(f"exact, no trials: `dpaudit run` computes eps of {_audits(exact)}")
     if outlook.problem is not None:
         terminal.say(f"time unknown: the calibration pack fails on this machine: {outlook.problem}")
+
+
+def show_code(code: Code) -> None:
+    """What of the user's a sweep runs: its file is code as much as they are."""
+    if code.modules:
+        names = ", ".join(f"{name} ({digest[:12]})" for name, digest in code.modules.items())
+        terminal.explain(
+            f"runs code: {names}; with a sweep file of somebody else's, read them first, or say "
+            "which may run: --trust"
+        )
 
 
 def _planned(audit: AuditOutlook) -> tuple[object, ...]:
@@ -151,6 +162,8 @@ def _explain(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
     terminal.explain(words.CERTIFIED)
     if Status.IF_GAUSSIAN in statuses:
         terminal.explain(words.IF_GAUSSIAN)
+    if Status.MIXED in statuses:
+        terminal.explain(words.MIXED)
     terminal.explain(words.ANY)
     if run.sweep.budget.audits:
         terminal.explain(words.single(run.sweep.budget))
@@ -172,6 +185,8 @@ def show_verdict(found: RunVerdict) -> None:
              "log10 evidence", "needed", "trials", "refuted after", "power"),
             [_tested(audit) for audit in found.audits],
         )  # fmt: skip
+        if any(audit.mixed for audit in found.audits):
+            terminal.explain(verdict.MIXED)
         for audit in found.audits:
             if audit.lopsided:
                 outside, inside = audit.diverged

@@ -4,6 +4,7 @@
     ├── SpecError           exit 2    a sweep file says something impossible; carries the key's path
     ├── DataError           exit 2    a data set is missing or unusable
     ├── RunDirectoryError   exit 2    a run directory cannot be used as it is
+    │   └── ChangedCodeError    it was run with other code; says what has changed
     ├── NoClusterError      exit 2    the cluster cannot be joined, or never fits this sweep
     ├── StorageError        exit 4    storage failed while the sweep ran; the run can be resumed
     ├── LeaseLostError      exit 4    the run is another driver's by now, or its directory is gone
@@ -49,6 +50,14 @@ class RunDirectoryError(DpauditError):
 
 class DamagedScoresError(RunDirectoryError):
     """A score file that is damaged: its trials can be run again."""
+
+
+class ChangedCodeError(RunDirectoryError):
+    """A run whose trials were computed by other code. `details` are lines of what has changed."""
+
+    def __init__(self, message: str, details: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class NoClusterError(DpauditError):

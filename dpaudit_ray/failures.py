@@ -6,6 +6,7 @@ The record says which trials count as misses, so estimates are a function of it 
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -95,8 +96,9 @@ def by_kind(failures: Iterable[Failure], plan: Plan) -> list[Kind]:
 
 
 def _failure(entry: Any, plan: Plan) -> Failure:
-    pack = Pack(**entry["pack"])
-    if (pack.first, pack.last) not in plan.audits[pack.audit].packs:
+    pack = Pack(**{key: operator.index(value) for key, value in entry["pack"].items()})
+    known = 0 <= pack.audit < len(plan.audits)
+    if not known or (pack.first, pack.last) not in plan.audits[pack.audit].packs:
         raise ValueError(f"no pack {pack.first}-{pack.last} in audit {pack.audit}")
     told = (str(entry[key]) for key in ("kind", "message", "traceback"))
     return Failure(pack, *told)

@@ -22,7 +22,8 @@ _LOCATIONS = ("path", "root")
 def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A deep copy as YAML could have given it; numpy numbers and tuples are welcome."""
     try:
-        return dict(json.loads(json.dumps(dict(raw), default=_as_plain)))
+        text = json.dumps(dict(raw), default=_as_plain, ensure_ascii=False)
+        return dict(json.loads(text.encode()))  # halves of characters are none
     except (TypeError, ValueError, RecursionError) as error:
         raise SpecError("", f"a sweep must be plain data, as in a YAML file ({error})") from error
 

@@ -9,10 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, accounting, gathering, inputs, resume, seeds, spec, stop_when, yamlfile
+from . import (
+    __version__,
+    changed_code,
+    claims,
+    commitments,
+    gathering,
+    inputs,
+    provenance,
+    resume,
+    seeds,
+    spec,
+    stop_when,
+    yamlfile,
+)
 from .errors import RunDirectoryError, SpecError
 from .inputs import InputFile
 from .mechanisms.base import Claimed
+from .printable import printable
+from .provenance import Code
 from .spec import Cell, Sweep
 from .storage import RESTORE, RunDirectory
 
@@ -39,7 +54,9 @@ class Pack:
 class PlannedAudit:
     """One audit with fixed pack bounds. `claims` maps an accountant to ε at each horizon.
 
-    `declared` are the numbers of trials that were declared in turn, the last one `trials`.
+    `declared` are the numbers of trials that were declared in turn, the last one `trials`. `mixed`:
+    its trials were computed by more than one version of the code. `claimed` is what accountants
+    were asked at each horizon, where it takes code of somebody's own to tell.
     """
 
     id: str
@@ -50,6 +67,8 @@ class PlannedAudit:
     claims: Mapping[str, tuple[float, ...]]
     packs: tuple[tuple[int, int], ...]
     declared: tuple[int, ...]
+    mixed: bool = False
+    claimed: tuple[Claimed, ...] | None = None
 
     @property
     def extended(self) -> bool:
@@ -69,12 +88,16 @@ class PlannedAudit:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All audits of a sweep, and the files it reads: None where these were not recorded."""
+    """All audits of a sweep, the files it reads, and what computed its trials, in turn.
+
+    The last two are None where they were not recorded.
+    """
 
     seed: int
     fingerprint: str
     audits: tuple[PlannedAudit, ...]
     data: tuple[InputFile, ...] | None = None
+    code: tuple[Code, ...] | None = None
 
     @property
     def trials(self) -> int:
@@ -99,11 +122,12 @@ class Plan:
         """The content of plan.json."""
         audits = []
         for audit in self.audits:
-            entry = dataclasses.asdict(audit)
-            audits.append(entry | {"bits_sha256": audit.commitment(self.seed)})
+            audits.append(_entry(audit) | {"bits_sha256": audit.commitment(self.seed)})
         head = {"version": __version__, "fingerprint": self.fingerprint, "seed": self.seed}
         if self.data is not None:
             head |= {"data": [dataclasses.asdict(file) for file in self.data]}
+        if self.code is not None:
+            head |= {"code": [code.to_json() for code in self.code]}
         return head | {"audits": audits}
 
     @classmethod
@@ -111,10 +135,13 @@ class Plan:
         """The inverse of `to_json`; ValueError when `raw` is not what a plan looks like."""
         try:
             seed = int(raw["seed"])
-            audits = tuple(_audit(entry, seed) for entry in raw["audits"])
+            audits = tuple(_audit(i, entry, seed) for i, entry in enumerate(raw["audits"]))
             data = None if "data" not in raw else tuple(_input(file) for file in raw["data"])
-            return cls(seed, str(raw["fingerprint"]), audits, data)
-        except (KeyError, TypeError, AttributeError) as error:
+            code = None if "code" not in raw else tuple(map(Code.from_json, raw["code"]))
+            if code == ():
+                raise ValueError("code is empty")
+            return cls(seed, str(raw["fingerprint"]), audits, data, code)
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"{error!r}") from error
 
 
@@ -128,7 +155,8 @@ def make(sweep: Sweep, previous: Plan | None = None, extends: bool = True) -> Pl
         _plan_audit(i, cell, sweep, old, extends)
         for i, (cell, old) in enumerate(zip(sweep.cells, before, strict=True))
     )
-    return Plan(sweep.seed, sweep.fingerprint, audits, inputs.of(sweep))
+    code = (provenance.of(sweep),)
+    return Plan(sweep.seed, sweep.fingerprint, audits, inputs.of(sweep), code)
 
 
 def load(run: RunDirectory) -> Plan | None:
@@ -149,11 +177,16 @@ def require(run: RunDirectory) -> Plan:
 
 
 def read(run: RunDirectory) -> tuple[Sweep, Plan]:
-    """Sweep and plan of an existing run."""
+    """Sweep and plan of an existing run, each held against the other.
+
+    Raises:
+        RunDirectoryError: there is none, or they do not belong together.
+    """
     plan, sweep = require(run), _recorded(run)
     if sweep is None:
         raise _incomplete(run, SWEEP_FILE)
-    resume.check_plan(sweep, plan, run)
+    sweep = commitments.filled(sweep, plan, run)
+    commitments.check(sweep, plan, run)
     return sweep, plan
 
 
@@ -168,18 +201,25 @@ def kept(sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]) -> Sweep:
     return kept
 
 
-def preview(sweep: Sweep, run: RunDirectory) -> Plan:
+def preview(
+    sweep: Sweep,
+    run: RunDirectory,
+    accept_changed_code: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Plan:
     """The plan that `open_run` would follow; changes nothing.
+
+    `accept_changed_code`: go on where the code is another one than that of the run so far.
 
     Raises:
         RunDirectoryError: the directory belongs to another sweep (the message shows the
-            difference), holds more trials, was run on other data, or is damaged.
+            difference), holds more trials, was run on other data or with other code, or is damaged.
     """
     recorded, previous = _recorded(run), load(run)
     if recorded is not None:
         resume.check_same(sweep, recorded, run)
     if previous is not None:
-        resume.check_plan(sweep, previous, run)
+        commitments.check(sweep, previous, run)
         resume.check_not_lowered(sweep, previous, run)
     elif run.has_scores:
         raise RunDirectoryError(
@@ -190,21 +230,29 @@ def preview(sweep: Sweep, run: RunDirectory) -> Plan:
     if previous is None:
         return plan
     resume.check_data(plan, previous, run)
-    return dataclasses.replace(plan, data=previous.data)
+    plan = dataclasses.replace(plan, data=previous.data)
+    resumed = changed_code.Resumed(sweep, plan, previous, run)
+    return changed_code.followed(resumed, accept_changed_code, tell)
 
 
-def open_run(sweep: Sweep, run: RunDirectory) -> Plan:
+def open_run(
+    sweep: Sweep,
+    run: RunDirectory,
+    accept_changed_code: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Plan:
     """Starts, resumes or extends a run: writes what is missing and returns the plan.
 
     Raises:
         RunDirectoryError: see `preview`; also when the directory cannot be written.
     """
-    plan = preview(sweep, run)
+    plan = preview(sweep, run, accept_changed_code, tell)
     run.require_writable()
     if next(plan.remaining(run, stop_when.decided(run, sweep)), None) is not None:
         run.set_complete(False)
     if sweep.canonical() != run.read_text(SWEEP_FILE):
         run.write_text(SWEEP_FILE, sweep.canonical())
+    changed_code.keep_sources(sweep, run)
     if plan != load(run):
         run.write_json(FILE, plan.to_json())
     return plan
@@ -236,24 +284,31 @@ def _input(entry: Mapping[str, Any]) -> InputFile:
     return InputFile(str(entry["file"]), str(entry["sha256"]))
 
 
-def _audit(entry: Mapping[str, Any], seed: int) -> PlannedAudit:
+def _entry(audit: PlannedAudit) -> dict[str, Any]:
+    """An audit as in plan.json, without what most audits are not."""
+    entry = {field.name: getattr(audit, field.name) for field in dataclasses.fields(audit)}
+    asked = entry.pop("claimed")
+    if asked is not None:
+        entry["claimed"] = claims.to_json(asked)
+    if not entry["mixed"]:
+        del entry["mixed"]
+    return entry
+
+
+def _audit(index: int, entry: Mapping[str, Any], seed: int) -> PlannedAudit:
     audit = PlannedAudit(
         id=str(entry["id"]),
-        label=str(entry["label"]),
+        label=printable(str(entry["label"])),
         fingerprint=str(entry["fingerprint"]),
         trials=int(entry["trials"]),
         horizons=tuple(map(int, entry["horizons"])),
         claims={name: tuple(map(float, values)) for name, values in entry["claims"].items()},
         packs=tuple((int(first), int(last)) for first, last in entry["packs"]),
         declared=tuple(map(int, entry.get("declared", [entry["trials"]]))),
+        mixed=entry.get("mixed", False) is True,
+        claimed=claims.from_json(entry["claimed"]) if "claimed" in entry else None,
     )
-    starts = [0, *(last + 1 for _, last in audit.packs)]
-    if [first for first, _ in audit.packs] != starts[:-1] or starts[-1] != audit.trials:
-        raise ValueError(f"the packs of {audit.id} do not make up its {audit.trials} trials")
-    if sorted({*audit.declared, audit.trials}) != list(audit.declared):
-        raise ValueError(f"{audit.id} declared {audit.declared}, which do not rise to its trials")
-    if {len(values) for values in audit.claims.values()} != {len(audit.horizons)}:
-        raise ValueError(f"the claims of {audit.id} do not fit its {len(audit.horizons)} steps")
+    commitments.check_audit(audit, index)
     if entry["bits_sha256"] != audit.commitment(seed):
         raise ValueError(f"the bits of {audit.id} are not those that bits_sha256 commits to")
     return audit
@@ -280,9 +335,11 @@ def _plan_audit(
         fingerprint=cell.fingerprint,
         trials=trials,
         horizons=cell.horizons,
-        claims=old.claims if old else _claims(cell),
+        claims=old.claims if old else claims.of(cell),
         packs=(*kept, *added),
         declared=_declared(trials, old.declared if old else (), extends),
+        mixed=old.mixed if old else False,
+        claimed=claims.asked(cell) if cell.foreign else None,
     )
 
 
@@ -290,25 +347,3 @@ def _declared(trials: int, before: tuple[int, ...], extends: bool) -> tuple[int,
     if trials in before[-1:]:
         return before
     return (*before, trials) if extends else (*before[:-1], trials)
-
-
-def _claims(cell: Cell) -> dict[str, tuple[float, ...]]:
-    """ε of every accountant at every horizon."""
-    asked = tuple(cell.mechanism.claimed(cell.adversary, step) for step in cell.horizons)
-    return {name: _curve(asked, cell.audit.delta, name) for name in cell.audit.accountants}
-
-
-def _curve(asked: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[float, ...]:
-    noise, sample_rate = asked[-1].noise_multiplier, asked[-1].sample_rate
-    releases = [claimed.releases for claimed in asked]
-    try:
-        curve = accounting.curve(
-            noise, releases, delta, sample_rate=sample_rate, accountant=accountant
-        )
-    except (ValueError, ArithmeticError) as error:
-        raise SpecError(
-            "audit.accountants",
-            f"{accountant} gives no claim for a noise multiplier of {noise:g} and a sample rate of "
-            f"{sample_rate:g} ({error}); choose another accountant",
-        ) from error
-    return tuple(curve.tolist())

@@ -2,19 +2,22 @@
 
 A class becomes usable by its `name` when its module lies in the package of its kind; a class of
 one's own elsewhere is named by its import path, `package.module:Class`. Plug-in modules import
-torch inside their methods only, so that reading a sweep file stays cheap.
+torch inside their methods only, so that reading a sweep file stays cheap. Where a run is only read,
+a class of somebody's own is not imported: an `Unread` stands for it, with its options.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
+from . import imports
 from .errors import SpecError
 
 
@@ -56,6 +59,27 @@ class Plugin(Strict):
         revised = {"revision": self.revision} if self.revision > 1 else {}
         return own | nested | revised | {"name": self.address}
 
+    def named_modules(self) -> tuple[str, ...]:
+        """Modules that it takes from elsewhere than this project, without those of its parts."""
+        return (type(self).__module__,) if is_own(self) else ()
+
+
+class Unread:
+    """A class that was not imported: what it computes is known from the run's record only."""
+
+
+def parts(plugin: Plugin) -> Iterator[Plugin]:
+    """A plug-in and all that its options hold."""
+    yield plugin
+    for key in type(plugin).model_fields:
+        if isinstance(value := getattr(plugin, key), Plugin):
+            yield from parts(value)
+
+
+def is_own(plugin: Plugin) -> bool:
+    """Whether its class is somebody's own, of no module of this project."""
+    return not f"{type(plugin).__module__}.".startswith(f"{__package__}.")
+
 
 P = TypeVar("P", bound=Plugin)
 S = TypeVar("S", bound=BaseModel)
@@ -73,6 +97,9 @@ def parse(base: type[P], raw: Any, key: str) -> P:
         raw = {"name": raw}
     if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
         raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
+    if ":" in raw["name"] and imports.is_data(raw["name"]):
+        stand_in: type[P] = _stand_in(base)
+        return validated(stand_in, raw, key)
     cls = _find(base, raw["name"], f"{key}.name")
     if ":" in raw["name"]:
         raw = raw | {"name": _own_name(cls) or raw["name"]}
@@ -164,7 +191,7 @@ def _find(base: type[P], name: str, key: str) -> type[P]:
 
 
 def _imported(base: type[P], name: str, key: str) -> type[P]:
-    found = imported(name, key)
+    found = imports.imported(name, key)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise SpecError(key, f"{name!r} is not a subclass of {base.__module__}:{base.__name__}")
     if inspect.isabstract(found):
@@ -173,30 +200,22 @@ def _imported(base: type[P], name: str, key: str) -> type[P]:
     return found
 
 
-def imported(path: str, key: str) -> Any:
-    """The object that `package.module:name` names.
+@functools.cache
+def _stand_in(base: Any) -> Any:
+    """A class of this kind with any options, all of whose methods say that it was not imported."""
 
-    Raises:
-        SpecError: under `key`, when it cannot be had.
-    """
-    module, _, attribute = path.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # boundary to a user's module, which may raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise SpecError(key, f"cannot import {path!r} ({reason}); is it on PYTHONPATH?") from error
-    return found
+    def lacking(self: Plugin, *_: Any, **__: Any) -> Any:
+        module = self.name.partition(":")[0]
+        raise SpecError(self.name, f"was not imported, and this needs its code; --trust {module}")
 
-
-def called(path: str, key: str) -> Callable[..., Any]:
-    """The function or class that `path` names; a SpecError under `key` if it is neither."""
-    found = imported(path, key)
-    if not callable(found):
-        raise SpecError(key, f"{path!r} cannot be called, got {found!r:.60}")
-    call: Callable[..., Any] = found
-    return call
+    content = {
+        **dict.fromkeys(base.__abstractmethods__, lacking),
+        "__module__": __name__,
+        "__doc__": Unread.__doc__,
+        "model_config": ConfigDict(extra="allow"),
+        "address": property(lambda self: self.name),
+    }
+    return type(base)(f"Unread{base.__name__}", (Unread, base), content)
 
 
 def _at_home(cls: type[Plugin]) -> bool:

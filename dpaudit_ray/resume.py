@@ -30,15 +30,6 @@ def check_same(new: Sweep, recorded: Sweep, run: RunDirectory) -> None:
         )
 
 
-def check_plan(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-    """The plan was made from this sweep."""
-    mine = [(cell.fingerprint, cell.horizons) for cell in sweep.cells]
-    if plan.fingerprint != sweep.fingerprint or mine != [
-        (audit.fingerprint, audit.horizons) for audit in plan.audits
-    ]:
-        raise RunDirectoryError(f"{run.location}/plan.json is the plan of another sweep; {RESTORE}")
-
-
 def extends(sweep: Sweep, previous: Plan | None, run: RunDirectory) -> bool:
     """Whether a number of trials is raised that some trial had been seen of."""
     if previous is None or all(

@@ -1,4 +1,7 @@
-"""What the command line prints: the only module that writes to the terminal."""
+"""What the command line prints: the only module that writes to the terminal.
+
+Labels, names and messages are text of others. Nothing in them reaches the terminal as a command.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from rich.live import Live
 from rich.table import Table
 
 from .orchestration.progress import Progress
+from .printable import lines, printable
 
 PLAIN_SECONDS = 5.0
 _WIDE = 10_000
@@ -26,7 +30,7 @@ _VERBATIM: Any = {"markup": False, "emoji": False, "highlight": False}  # labels
 def say(text: str) -> None:
     """A line to standard output; goes on in silence when nobody reads it any more."""
     try:
-        typer.echo(text)
+        typer.echo(lines(text))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -38,7 +42,18 @@ def explain(text: str) -> None:
 
 def complain(text: str) -> None:
     """One line to standard error."""
-    typer.echo(f"dpaudit: {text}", err=True)
+    typer.echo(f"dpaudit: {printable(text)}", err=True)
+
+
+def add(text: str) -> None:
+    """Lines that belong to the one after or before, to standard error."""
+    typer.echo(lines(text), err=True)
+
+
+def pass_on(text: str) -> None:
+    """The output of another process, as it comes, to standard output."""
+    sys.stdout.write(lines(text))
+    sys.stdout.flush()
 
 
 def show_json(value: Any) -> None:
@@ -68,7 +83,7 @@ def number(value: Any) -> str:
         return "–" if math.isnan(value) else f"{value:,.3f}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return str(value)
+    return printable(str(value))
 
 
 def duration(seconds: float) -> str:
@@ -168,7 +183,7 @@ def _table(progress: Progress, rate: float) -> Table:
     for audit in progress.audits:
         done = f"{audit.done:,} / {audit.trials:,}"
         bound, claim = f"{audit.epsilon_lower:.2f}", f"{audit.claim:.2f}"
-        table.add_row(audit.label, done, bound, audit.status, claim)
+        table.add_row(printable(audit.label), done, bound, audit.status, claim)
     return table
 
 

@@ -34,6 +34,10 @@ REQUIRED_POWER = 0.8  # ... with at least this probability
 EXACT_TOLERANCE = 1e-5
 _SIMULATIONS = 50
 _AGREE = 20  # are enough where all end alike: at a power of 0.8, once in a hundred
+MIXED = (
+    "the code was changed while an audit ran: a violation is one of some version of it, and no "
+    "version is CONSISTENT"
+)
 
 
 class Verdict(StrEnum):
@@ -53,7 +57,8 @@ class AuditVerdict:
     for the declared number of trials. With the run's confidence the training is no more private
     than noise multiplier `effective_noise` (None: any noise would do); `power` is the chance that
     noise of 0.7 of the claimed one would have been found. `diverged` counts trainings per world,
-    (out, in); where they are `lopsided`, diverging depends on the bit and nothing is CONSISTENT.
+    (out, in); where they are `lopsided`, diverging depends on the bit and nothing is CONSISTENT;
+    nor is anything whose trials more than one version of the code computed (`mixed`).
     """
 
     label: str
@@ -70,6 +75,7 @@ class AuditVerdict:
     power: float
     diverged: tuple[int, int] = (0, 0)
     lopsided: bool = False
+    mixed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,8 +204,9 @@ def _audit(run: Run, index: int, test: ClaimTest, alpha: float) -> AuditVerdict:
     verdict = Verdict.INCONCLUSIVE
     if refuted_after is not None:
         verdict = Verdict.VIOLATION
-    elif test.trials == audit.trials and power >= REQUIRED_POWER and not test.lopsided:
-        verdict = Verdict.CONSISTENT
+    elif test.trials == audit.trials and power >= REQUIRED_POWER:
+        unclear = test.lopsided or audit.mixed
+        verdict = Verdict.INCONCLUSIVE if unclear else Verdict.CONSISTENT
     return AuditVerdict(
         label=audit.label,
         verdict=verdict,
@@ -215,6 +222,7 @@ def _audit(run: Run, index: int, test: ClaimTest, alpha: float) -> AuditVerdict:
         power=power,
         diverged=test.diverged,
         lopsided=test.lopsided,
+        mixed=audit.mixed,
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from command import changed
 
-from dpaudit_ray import failures, seeds, spec
+from dpaudit_ray import claims, failures, seeds, spec
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import RunDirectoryError, SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
@@ -98,7 +98,7 @@ def test_an_accountant_without_an_answer_is_told(
     def unanswered(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(planning.accounting, "curve", unanswered)
+    monkeypatch.setattr(claims.accounting, "curve", unanswered)
     with pytest.raises(SpecError) as told:
         planning.make(spec.from_raw(tiny))
     assert str(told.value) == (
@@ -358,7 +358,26 @@ def test_a_long_difference_is_cut(tiny: dict, run: RunDirectory) -> None:
     ("change", "problem"),
     [
         (lambda p: p.update(seed=9), "bits_sha256"),
-        (lambda p: p["audits"][0].update(fingerprint="abc"), "bits_sha256"),
+        (lambda p: p["audits"][0].update(fingerprint="abc"), "is not the id of audit 0"),
+        (lambda p: p["audits"][0].update(id="../../x"), "'../../x' is not the id of audit 0"),
+        (lambda p: p["audits"][0].update(id="000-../../x-28b2e936"), "is not the id of audit 0"),
+        (lambda p: p["audits"][0].update(packs=[[0, -1], [0, 89]]), "do not make up its 90 trials"),
+        (
+            lambda p: p["audits"][0].update(trials=10**12, packs=[[0, 10**12 - 1]]),
+            "has 10000000000",
+        ),
+        (lambda p: p["audits"][0].update(trials=float("inf")), "OverflowError"),
+        (
+            lambda p: p["audits"][0].update(claims={"gaussian": [1.0, 2.0]}),
+            "after step 6 by gauss",
+        ),
+        (
+            lambda p: p["audits"][0].update(claims={"rdp": [1.0, 2.0]}),
+            "accountants are rdp, not",
+        ),
+        (lambda p: p["audits"][0].update(claimed={"noise_multiplier": -1}), "KeyError"),
+        (lambda p: p.update(code=[{"modules": {"x": "y"}}]), "KeyError('versions')"),
+        (lambda p: p.update(code=[]), "code is empty"),
         (lambda p: p["audits"][1].update(packs=[[0, 9]]), "do not make up its 90 trials"),
         (lambda p: p["audits"][1]["packs"].reverse(), "do not make up its 90 trials"),
         (lambda p: p["audits"][0]["packs"].append([85, 99]), "do not make up its 90 trials"),
@@ -372,7 +391,7 @@ def test_a_long_difference_is_cut(tiny: dict, run: RunDirectory) -> None:
         (lambda p: p["audits"][0].update(declared=[100, 90]), "which do not rise to its trials"),
         (lambda p: p["audits"][0].update(declared=[80]), "which do not rise to its trials"),
         (lambda p: p["audits"].pop(), "is the plan of another sweep"),
-        (lambda p: p["audits"].reverse(), "is the plan of another sweep"),
+        (lambda p: p["audits"].reverse(), "is not the id of audit 0"),
         (lambda p: p.update(fingerprint="abc"), "is the plan of another sweep"),
     ],
 )

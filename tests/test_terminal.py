@@ -116,3 +116,33 @@ def test_a_live_display_takes_any_label(capsys: pytest.CaptureFixture[str]) -> N
     with terminal.Display(plain=False) as display:
         display(progress(40, label="[/red]"))
     assert "[/red]" in capsys.readouterr().out
+
+
+NASTY = "a\x1b[31mred\x1b[0m\rover\u202ethere\x9b2J\x07"
+SHOWN = r"a\x1b[31mred\x1b[0m\rover\u202ethere\x9b2J\x07"
+
+
+def test_no_escape_code_reaches_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.say(NASTY)
+    terminal.complain(NASTY)
+    terminal.add(NASTY)
+    terminal.pass_on(NASTY + "\n")
+    terminal.explain(NASTY)
+    terminal.show_table(NASTY, ("audit", "trials"), [(NASTY, 7), ("two\nlines", 8)])
+    with terminal.Display(plain=True) as display:
+        display(progress(100, label=NASTY))
+    captured = capsys.readouterr()
+    said = captured.out + captured.err
+    assert said.count(SHOWN) == 7  # where lines are filled, white space is a space
+    assert r"two\nlines" in said
+    assert not set("\x07\x9b\r\u202e") & set(said)
+    assert "\x1b" not in said
+
+
+def test_no_escape_code_reaches_a_live_display(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.Display(plain=False) as display:
+        display(progress(40, label="\x1b[31mred\x07"))
+    said = capsys.readouterr().out
+    assert r"\x1b[31mred\x07" in said
+    assert "\x1b[31m" not in said
+    assert "\x07" not in said

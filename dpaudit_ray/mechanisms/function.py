@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from .. import imports
 from ..adversaries.base import Adversary
 from ..adversaries.own import Own
 from ..errors import SpecError
-from ..plugins import called
 from ..stats import TradeOff
 from .base import Claimed, Mechanism, Session
 
@@ -66,8 +66,12 @@ class Function(Mechanism):
             )
 
     def check_inputs(self) -> None:
-        """Imports the function."""
-        called(self.path, "mechanism.path")
+        """Imports the function, and holds the options against what it takes."""
+        imports.training(self.path, self.options, "mechanism")
+
+    def named_modules(self) -> tuple[str, ...]:
+        """The module that `path` names."""
+        return (*super().named_modules(), self.path.partition(":")[0])
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """All releases: the function scores the whole training."""
@@ -79,7 +83,8 @@ class Function(Mechanism):
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         """Nothing is shared between trials but the function itself."""
-        return _Calls(called(self.path, "mechanism.path"), self.options, self.path)
+        train = imports.training(self.path, self.options, "mechanism")
+        return _Calls(train, self.options, self.path)
 
 
 @dataclasses.dataclass(frozen=True)

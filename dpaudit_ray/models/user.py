@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
+from .. import imports
 from ..errors import SpecError
-from ..plugins import called
 from .base import Model
 from .parts import outputs
 
@@ -36,6 +36,10 @@ class UserModule(Model):
             raise ValueError("must be package.module:name")
         return path
 
+    def named_modules(self) -> tuple[str, ...]:
+        """The module that `path` names."""
+        return (*super().named_modules(), self.path.partition(":")[0])
+
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Imports, calls and tries it on two examples of zeros.
 
@@ -44,10 +48,10 @@ class UserModule(Model):
         """
         from torch import nn
 
-        factory = called(self.path, f"{_KEY}.path")
+        factory = imports.network(self.path, f"{_KEY}.path")
         try:
             network = factory(**self.options)
-        except Exception as error:  # a user's code may raise anything
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
             raise SpecError(
                 f"{_KEY}.options", f"{self.path} does not take them ({_first_line(error)})"
             ) from error
@@ -84,5 +88,5 @@ class UserModule(Model):
             )
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -16,10 +16,11 @@ from typing import Any
 import ray
 from ray.util.metrics import Gauge
 
-from .. import patience
+from .. import patience, provenance
 from ..data.base import provide
 from ..failures import Failure
 from ..plan import Pack
+from ..provenance import Machine
 from ..storage import PackScores, RunDirectory
 from . import metrics
 from .aggregation import Aggregation
@@ -110,9 +111,14 @@ class Trainer:
         self._brief = brief
         self._aggregator = aggregator
 
-    def ready(self) -> tuple[str, str]:
-        """Answers once the trainer has its place on a node: the node's id and address."""
-        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+    def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
+        """Answers once the trainer has its place on a node: the node's id, address and machine.
+
+        `modules` are the user's, which it is to have as the driver has them.
+        """
+        machine = provenance.machine(modules, gpu=bool(ray.get_gpu_ids()))
+        place = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        return *place, machine
 
     def run_pack(self, pack: Pack) -> Done | Failure:
         """Returns when the pack is stored, or with the failure of the user's code."""

@@ -103,6 +103,8 @@ class Estimating:
         second is NaN for what no decision may rest on (yet).
         """
         level = self._cell.audit
+        if self._audit.mixed:
+            return dataclasses.replace(found, status=Status.MIXED), math.nan
         if not state.time_uniform() and found.status not in _CLAIM_NO_LEVEL:
             partial = found.trials < self._audit.trials and not state.interim_valid
             if self._audit.extended:
@@ -122,6 +124,8 @@ class Estimating:
 
         `bounds` are those of the states of this step.
         """
+        if self._audit.mixed:
+            return None
         states = zip(self._states[index], bounds, strict=True)
         found = [*exact, *(bound for state, bound in states if self._holds_at_last(state))]
         if self._free is not None and index == len(self._audit.horizons) - 1:

@@ -166,7 +166,10 @@ class AuditState:
         bound = self._live.bound(cell.audit.delta, cell.audit.confidence)
         alarm = self._alarm.bound(cell.audit.delta, self._budget.each_audit)
         known = cell.mechanism.trade_off(cell.adversary, last)
-        return bound.given(known), alarm.epsilon_lower
+        shown = bound.given(known)
+        if self._audit.mixed:
+            shown = dataclasses.replace(shown, status=stats.Status.MIXED)
+        return shown, alarm.epsilon_lower
 
     def _claimed_gaussian(self) -> bool:
         cell = self._cell

@@ -139,6 +139,21 @@ class Nodes:
                 "packs that other nodes could do"
             )
 
+    def leave_out(self, place: Place, why: str) -> None:
+        """A node whose trainers would not compute what others do.
+
+        Raises:
+            NoClusterError: no node is left, and none can come.
+        """
+        if place.node in self._left_out:
+            return
+        self._left_out.add(place.node)
+        self.leaving = self.leaving | {place.node}
+        line = f"node {place.address} is left out: {why}"
+        if not self._held() and not self.grows:
+            raise NoClusterError(f"{line}, and no other node is there; install the same on all")
+        self._tell(line)
+
     def _held(self) -> int:
         return sum(self._fitting().values())
 

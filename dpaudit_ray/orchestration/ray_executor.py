@@ -12,11 +12,13 @@ from ..data.base import Dataset
 from ..errors import ClusterError, DpauditError
 from ..failures import Failure
 from ..plan import Pack, Plan
+from ..provenance import Machine
 from ..spec import Sweep
 from ..storage import RunDirectory
 from .answers import Answers
 from .deadlines import SHORTEST, Deadlines, Silence
 from .executors import Done, Lost, Outcome
+from .fleet import Fleet
 from .nodes import Nodes, Place, last_line
 from .pool import Pool, Worker
 from .progress import Activity, Progress
@@ -73,6 +75,7 @@ class RayExecutor:
         self._asked: Any = None
         self._silence = Silence(tell)
         self._deadlines = Deadlines(sweep.resources.pack_deadline)
+        self._fleet = Fleet(plan, run, tell)
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
         self._in_flight = 0
         self._answers = Answers()
@@ -243,8 +246,7 @@ class RayExecutor:
         except exceptions.RayError as error:
             return self._died(worker, error)
         if reference == worker.greeting:
-            worker.place = Place(*outcome)
-            self._pool.changed(worker)
+            self._greeted(worker, *outcome)
             return None
         return self._answered(worker, self._off(worker, reference), outcome)
 
@@ -252,6 +254,16 @@ class RayExecutor:
         pack = worker.answered(reference)
         self._pool.changed(worker)
         return pack
+
+    def _greeted(
+        self, worker: Worker, node: str, address: str, machine: Machine | None = None
+    ) -> None:
+        """A trainer has its place, where it may stay if it would compute what the driver would."""
+        worker.place = Place(node, address)
+        self._pool.changed(worker)
+        if why := self._fleet.admit(address, machine):
+            self._pool.replace(worker)
+            self._nodes.leave_out(worker.place, why)
 
     def _answered(self, worker: Worker, pack: Pack, outcome: Outcome) -> Outcome | None:
         if isinstance(outcome, Failure):
@@ -337,7 +349,7 @@ class RayExecutor:
             scheduling_strategy="SPREAD",
             **self._nodes.options,
         ).remote(*self._shared, self._aggregator, self._datasets)
-        worker = Worker(name, actor, actor.ready.remote())
+        worker = Worker(name, actor, actor.ready.remote(self._fleet.modules))
         self._answers.expect(worker.greeting, worker)
         return worker
 

@@ -44,6 +44,7 @@ class SweepJob:
     storage_path: str
     changes: tuple[str, ...]
     luggage: Luggage
+    options: tuple[str, ...] = ()  # of `dpaudit run`, beside these
 
     @classmethod
     def prepare(
@@ -82,7 +83,7 @@ class SweepJob:
         command += ["--storage-path", self.storage_path]
         for change in self.changes:
             command += ["--set", change]
-        return shlex.join(command)
+        return shlex.join([*command, *self.options])
 
     @property
     def metadata(self) -> dict[str, str]:

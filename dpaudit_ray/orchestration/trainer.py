@@ -69,7 +69,7 @@ class Trainer:
         """`train`, with anything the user's code may raise turned into a `Failure`."""
         try:
             return self.train(pack)
-        except Exception as error:  # noqa: BLE001 (process boundary: a user's error is data)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (boundary: a user's error is data)
             kind = type(error).__name__
             detail = "".join(traceback.format_exception(error)[-8:])
             message = str(error) if isinstance(error, DpauditError) else f"{kind}: {error}"

@@ -28,6 +28,8 @@ STYLE: Any = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "figure.dpi": 130,
+    "text.parse_math": False,  # labels are the user's text, and none of ours is TeX
+    "text.usetex": False,
 }
 
 

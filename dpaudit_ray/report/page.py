@@ -14,6 +14,7 @@ import pandas as pd
 from .. import __version__
 from ..plan import PlannedAudit
 from ..prefix import Trials
+from ..printable import lines
 from . import figures, groups, overviews, words
 from .profiles import Profile
 from .tables import Run, all_estimates, best, overview
@@ -28,6 +29,7 @@ def write(run: Run) -> str:
         loader=jinja2.PackageLoader("dpaudit_ray.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_shown,
     ).get_template("report.html.j2")
     page = template.render(
         name=run.sweep.name,
@@ -42,9 +44,15 @@ def write(run: Run) -> str:
         best=best(run) if run.sweep.budget.parts > 1 else None,
         specification=run.sweep.canonical(),
         interim=any(row["interim"] for row in rows),
+        mixed=any(audit.mixed for audit in run.plan.audits),
     )
     run.directory.write_text("report.html", page)
     return f"{run.directory.location}/report.html"
+
+
+def _shown(value: Any) -> Any:
+    """Text as it may be shown; what is markup was made here, from text that had been shown."""
+    return lines(value) if type(value) is str else value
 
 
 def _pictures(run: Run) -> list[dict[str, str]]:

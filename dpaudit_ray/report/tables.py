@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from .. import gathering, prefix, stats, stop_when
+from .. import commitments, gathering, prefix, stats, stop_when
 from .. import plan as planning
 from ..plan import Plan, PlannedAudit
 from ..prefix import FoldedPack
@@ -35,7 +35,9 @@ class Run:
         """Raises RunDirectoryError when there is no readable run at `location`."""
         directory = RunDirectory(location)
         sweep, plan = planning.read(directory)
-        return cls(directory, sweep, plan, directory.estimates())
+        estimates = directory.estimates()
+        commitments.check_estimates(estimates, plan, directory)
+        return cls(directory, sweep, plan, estimates)
 
     def done(self, audit: PlannedAudit) -> int:
         """Finished trials of an audit."""

@@ -11,6 +11,9 @@ IF_GAUSSIAN = (
 )
 ANY = "any: eps certified without any assumption on the mechanism's trade-off curve"
 INTERIM = "interim: holds for that many trials, not for looking until it suits"
+MIXED = (
+    "mixed-code: the code was changed while the audit ran; these numbers are of no version of it"
+)
 ABOVE = "above its claim: the trials contradict what the mechanism promises; see dpaudit verify"
 
 

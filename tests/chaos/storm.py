@@ -109,7 +109,9 @@ class Storm:
         """Waits for the driver; returns its exit code."""
         while (code := self.driver.ends(seconds)) == 4:
             self._again()
-        log.info("%6.1f s %5d trials  the end", time.monotonic() - self._started, self.driver.trials)
+        log.info(
+            "%6.1f s %5d trials  the end", time.monotonic() - self._started, self.driver.trials
+        )
         return code
 
     def _another(self) -> Driver:

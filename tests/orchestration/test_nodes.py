@@ -157,6 +157,17 @@ def test_a_node_at_fault_is_left_out_unless_it_is_the_last() -> None:
     assert nodes.room(ready=1).start == 1
 
 
+def test_a_node_with_other_code_is_left_out_and_the_last_one_ends_the_run() -> None:
+    nodes = watch(Cluster(a={"CPU": 2}, b={"CPU": 2}), told := [])
+    for _ in range(2):
+        nodes.leave_out(Place("a", "10.0.0.1"), "it has torch 3")
+    assert told == ["node 10.0.0.1 is left out: it has torch 3"]
+    assert nodes.leaving == {"a"}
+    assert nodes.room(ready=0).start == 2
+    with pytest.raises(NoClusterError, match=r"^node 10.0.0.2 is left out: it has torch 3, and no"):
+        nodes.leave_out(Place("b", "10.0.0.2"), "it has torch 3")
+
+
 def test_max_min_parts() -> None:
     assert fair_part([]) == 1
     assert fair_part([1.0]) == 0.5

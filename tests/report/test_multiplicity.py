@@ -7,6 +7,7 @@ here beside what the report marks and picks, which may err in 5 % of sweeps.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds, spec
 from dpaudit_ray.adversaries.own import Own
+from dpaudit_ray.errors import RunDirectoryError
 from dpaudit_ray.mechanisms.base import Claimed, Mechanism
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.report.tables import Run, all_estimates, best, overview
@@ -111,7 +113,7 @@ def test_the_best_of_several_audits_exceeds_the_truth_in_at_most_5_percent_of_sw
 
 
 def test_a_violation_is_marked_and_the_best_is_what_is_certified(tmp_path: Path) -> None:
-    """The claim is put at a twentieth of what was shown."""
+    """The claim is put at a twentieth of what was shown: in a file, that is seen."""
     level = LEVEL | {"record_every": 1, "estimators": ["accuracy", "eps-delta", "paper-gdp"]}
     run = swept(tmp_path, 1, {"curve": "unknown"}, audit=level)
     assert run.sweep.budget.parts == 20
@@ -119,10 +121,11 @@ def test_a_violation_is_marked_and_the_best_is_what_is_certified(tmp_path: Path)
     table = all_estimates(run)
     assert not table["above_claim"].any()
     less = table.assign(epsilon_upper=table["epsilon_upper"] / 20)
-    run.directory.write_estimates(
-        less.drop(columns=["label", "interim", "above_claim"]).to_dict("records")
-    )
-    again = Run.open(run.directory.location)
+    less = less.drop(columns=["label", "interim", "above_claim"])
+    run.directory.write_estimates(less.to_dict("records"))
+    with pytest.raises(RunDirectoryError, match=r"estimates.parquet is not of this plan \("):
+        Run.open(run.directory.location)
+    again = dataclasses.replace(run, estimates=less)
     marked = all_estimates(again).groupby("estimator")["above_claim"].any()
     assert marked["accuracy"]
     assert not marked["paper-gdp"], "the paper's bound holds at no level"

@@ -1,0 +1,217 @@
+"""Code that a sweep file names: what may be imported, and what of it may be called.
+
+A sweep file is code as much as the modules that it names: `package.module:name` imports a module,
+which runs it, and what lies there is called. So nothing is called before it was looked at, nothing
+of Python's own library at all, and `Trust` says which modules may be imported. It belongs to the
+process, as what was imported does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import importlib
+import inspect
+import re
+import site
+import sys
+import sysconfig
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import SpecError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Trust:
+    """Modules that may be imported, with all that lies below them; None: any but Python's own.
+
+    `reads`: what may not be imported is read as plain data, and shown, but not run.
+    """
+
+    modules: tuple[str, ...] | None = None
+    reads: bool = False
+
+    @classmethod
+    def of(cls, option: str | None, reads: bool = False) -> Trust:
+        """From `--trust a,b.c`; without it verbs that run trust all, verbs that read nothing.
+
+        Raises:
+            SpecError: not names of modules.
+        """
+        if option is None:
+            return cls(() if reads else None, reads)
+        names = tuple(name.strip() for name in option.split(",") if name.strip())
+        for name in names:
+            if not _MODULE.fullmatch(name):
+                raise SpecError("--trust", f"takes names of modules, such as a,b.c, got {name!r}")
+        return cls(names, reads)
+
+    def allows(self, module: str) -> bool:
+        """Whether a module may be imported."""
+        if self.modules is None:
+            return True
+        return any(f"{module}.".startswith(f"{name}.") for name in self.modules)
+
+
+_ANY = Trust()
+_TRUST: contextvars.ContextVar[Trust] = contextvars.ContextVar("trust")
+
+
+@contextlib.contextmanager
+def trusting(trust: Trust) -> Iterator[None]:
+    """Imports what `trust` allows while this is open.
+
+    Modules of one's own are looked for where one works, after all others: a stranger's folder must
+    not give a module in place of an installed one.
+    """
+    token = _TRUST.set(trust)
+    if trust.modules != ():
+        with contextlib.suppress(FileNotFoundError):  # a run can be read where no folder is left
+            sys.path.append(str(Path.cwd()))
+    try:
+        yield
+    finally:
+        _TRUST.reset(token)
+
+
+def is_data(path: str) -> bool:
+    """Whether what lies at `path` is read as data: it may not be imported, and need not be."""
+    trust = _TRUST.get(_ANY)
+    return trust.reads and not trust.allows(path.partition(":")[0])
+
+
+def imported(path: str, key: str) -> Any:
+    """The object that `package.module:name` names.
+
+    Raises:
+        SpecError: under `key`, when it cannot be had, or may not be imported.
+    """
+    module, _, attribute = path.partition(":")
+    _require_trusted(module, path, key)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # boundary to a user's module: it may raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SpecError(key, f"cannot import {path!r} ({reason}); is it on PYTHONPATH?") from error
+    return found
+
+
+def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., Any]:
+    """The function that trains: called as `train(member, seed, **options)`.
+
+    Raises:
+        SpecError: under `key`, for what is no function or class of that module or of the user's,
+            and for what does not take these arguments.
+    """
+    train = _called(path, f"{key}.path")
+    try:
+        bound = inspect.signature(train).bind(True, 0, **options)
+    except TypeError as error:
+        raise SpecError(
+            f"{key}.options", f"{path} does not take (member, seed) and them ({error})"
+        ) from error
+    except ValueError:  # compiled code does not say what it takes
+        return train
+    if not _is_users(train) and list(bound.arguments)[:2] != ["member", "seed"]:
+        raise SpecError(
+            f"{key}.path",
+            f"{path} is installed code whose first arguments are not called member and seed, so "
+            "it is no training; call it from a function of your own",
+        )
+    return train
+
+
+def network(path: str, key: str) -> Callable[..., Any]:
+    """The class or function that gives a network, seen to do so before anything is called.
+
+    A class must be an `nn.Module`. A function must say that it returns one; only one in a file of
+    the user's own, which was run when it was imported, may say nothing.
+
+    Raises:
+        SpecError: under `key`, for anything else.
+    """
+    from torch import nn
+
+    found = _called(path, key)
+    gives = found if isinstance(found, type) else _returned(found)
+    if isinstance(gives, type):
+        if not issubclass(gives, nn.Module):
+            raise SpecError(key, f"{path} gives a {gives.__name__}, no torch.nn.Module")
+    elif not _is_users(found):
+        raise SpecError(
+            key,
+            f"{path} is installed code that does not say whether it returns a torch.nn.Module; "
+            "call it from a function of your own",
+        )
+    return found
+
+
+def is_own(file: str | Path) -> bool:
+    """Whether a file is of the user's: neither installed, nor Python's own, nor this package's."""
+    place = Path(file).resolve()
+    if {"site-packages", "dist-packages"} & set(place.parts):
+        return False
+    return not any(place.is_relative_to(folder) for folder in _installed())
+
+
+def _require_trusted(module: str, path: str, key: str) -> None:
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise SpecError(key, f"{path!r} is of Python's own library; name a module of yours")
+    trust = _TRUST.get(_ANY)
+    if not trust.allows(module):
+        listed = ", ".join(trust.modules or ()) or "none"
+        raise SpecError(
+            key,
+            f"{path!r} is of a module that is not trusted (trusted: {listed}); read its code, then "
+            f"add it: --trust {','.join((*(trust.modules or ()), module))}",
+        )
+
+
+def _called(path: str, key: str) -> Callable[..., Any]:
+    """A function or class of the module that names it, or of another file of the user's."""
+    found = imported(path, key)
+    if not callable(found):
+        raise SpecError(key, f"{path!r} cannot be called, got {found!r:.60}")
+    home = str(getattr(found, "__module__", None))
+    if home.partition(".")[0] != path.partition(":")[0].partition(".")[0] and not _is_users(found):
+        raise SpecError(
+            key,
+            f"{path!r} is no function or class of that module, but of {home}; write your own",
+        )
+    call: Callable[..., Any] = found
+    return call
+
+
+def _returned(function: Callable[..., Any]) -> type[nn.Module] | Any:
+    """What its annotation says; None where it says nothing that can be understood."""
+    try:
+        return typing.get_type_hints(function).get("return")
+    except Exception:  # noqa: BLE001 (an annotation is an expression, which may raise anything)
+        return None
+
+
+def _is_users(found: Any) -> bool:
+    module = sys.modules.get(str(getattr(found, "__module__", None)))
+    file = getattr(module, "__file__", None)
+    return file is not None and is_own(file)
+
+
+@functools.cache
+def _installed() -> tuple[Path, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    found = [sysconfig.get_path(name) for name in names]
+    found += [*site.getsitepackages(), site.getusersitepackages()]
+    return (_PACKAGE, *(Path(folder).resolve() for folder in found))

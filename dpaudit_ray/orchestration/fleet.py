@@ -1,0 +1,63 @@
+"""The machines that trainers run on: with the driver's code, and of how many kinds.
+
+Scores are bit-identical on one kind of machine only: another instruction set adds in another order.
+Kinds are recorded in the run directory and told, versions of the code must be the driver's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import provenance
+from ..errors import RunDirectoryError
+from ..plan import Plan
+from ..provenance import Machine
+from ..storage import RunDirectory
+
+FILE = "machines.json"  # addresses by kind of machine
+
+
+def recorded(run: RunDirectory) -> dict[str, list[str]]:
+    """Addresses of the machines that trained, by kind; damage counts as nothing known."""
+    try:
+        raw: Any = run.read_json(FILE) or {}
+        return {str(kind): sorted({str(one) for one in found}) for kind, found in raw.items()}
+    except (RunDirectoryError, AttributeError, TypeError):
+        return {}
+
+
+class Fleet:
+    """Admits machines to the run of a plan. `tell` takes a line for the user."""
+
+    def __init__(self, plan: Plan, run: RunDirectory, tell: Callable[[str], None]) -> None:
+        self._code = plan.code[-1] if plan.code else None
+        self._run, self._tell = run, tell
+        self._kinds = recorded(run)
+        self._told = False
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The user's, which a machine is to be asked about."""
+        return tuple(self._code.modules) if self._code else ()
+
+    def admit(self, address: str, machine: Machine | None) -> str | None:
+        """Takes what a trainer says of its machine; why it may not train, None where it may.
+
+        Raises:
+            StorageError: a kind that is new to the run cannot be recorded.
+        """
+        if machine is None:
+            return "it has an older version of dpaudit"
+        if self._code is not None and (why := provenance.unlike(self._code, machine)):
+            return why
+        if address not in self._kinds.setdefault(machine.device, []):
+            self._kinds[machine.device].append(address)
+            self._run.write_json(FILE, self._kinds)
+        if len(self._kinds) > 1 and not self._told:
+            self._told = True
+            self._tell(
+                f"warning: trials run on several kinds of machine ({'; '.join(self._kinds)}): "
+                "scores are equal in distribution, and may differ in last bits"
+            )
+        return None

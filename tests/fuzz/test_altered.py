@@ -1,0 +1,250 @@
+"""Files of others, altered at random: one line and exit 2, or the right answer; nothing else.
+
+The same alterations on every run of the suite; `make long` draws others, and more of them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpaudit_ray import api, lease, verdict
+from dpaudit_ray import plan as planning
+from dpaudit_ray.failures import Failure
+from dpaudit_ray.failures import write as write_failures
+from dpaudit_ray.plan import Pack
+from dpaudit_ray.storage import PackScores, RunDirectory
+from tests.command import Outcome, dpaudit, inline, write_sweep
+from tests.fuzz.altering import altered, snapshot, tree
+
+LONG = "DPAUDIT_LONG" in os.environ
+RANDOM = settings(
+    max_examples=2400 if LONG else 150,
+    derandomize=not LONG,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "seed": 1,
+    "mechanism": {"name": "landscape", "steps": 2, "batch_size": 1, "noise_multiplier": 5.0},
+    "adversary": {"name": "landscape"},
+    "audit": {
+        "trials": 32, "delta": 1e-5, "record_every": 1, "estimators": ["accuracy", "eps-delta"],
+    },
+    "grid": {"mechanism.noise_multiplier": [5, 2]},
+    "resources": {"pack_size": 8},
+}  # fmt: skip
+DP_SGD = {
+    "name": "small",
+    "mechanism": {
+        "name": "dp-sgd", "data": {"name": "npz", "path": "data.npz"}, "model": {"name": "fcnn"},
+        "steps": 2, "batch_size": 4, "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 4,
+    },
+    "adversary": {"name": "biased-dimension", "choice": "random", "period": 1},
+    "audit": SMALL["audit"] | {"estimators": [{"name": "eps-delta", "threshold": "holdout"}]},
+    "resources": {"pack_size": 8, "num_gpus": 0, "memory": "1GiB", "label_selector": {"a": "b"}},
+}  # fmt: skip
+FUNCTION = {
+    "name": "small",
+    "mechanism": {
+        "name": "function", "path": "own_good:train", "options": {"noise": 2.0}, "steps": 2,
+        "noise_multiplier": 2.0, "sample_rate": 0.5, "curve": "gaussian",
+    },
+    "adversary": "own",
+    "audit": SMALL["audit"] | {"accountants": ["rdp"], "stop_when": {"within": 0.1}},
+}  # fmt: skip
+GOOD = "def train(member, seed, noise=2.0):\n    return float(member) + seed % 7 * noise / 50\n"
+EVIL = "from pathlib import Path\nPath('evil').touch()\nraise SystemExit(1)\n"
+
+
+def _data() -> bytes:
+    content = io.BytesIO()
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    np.savez(content, x=x, y=np.arange(12) % 2)
+    return content.getvalue()
+
+
+DATA = _data()
+READS = [
+    ("status",), ("status", "--json"), ("verify",), ("verify", "--json"),
+    ("report", "--format", "table"), ("report", "--format", "csv"), ("report", "--format", "json"),
+]  # fmt: skip
+FILES = [
+    *("plan.json", "sweep.yaml", "estimates.parquet", "failures.json", "driver.json"),
+    *("decisions.json", "machines.json", "scores/*/0-7.parquet", "scores/*/24-31.parquet"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the power of an audit nor how long a lease is watched is what is asked here."""
+    held = lease.held
+    monkeypatch.setattr(verdict, "_SIMULATIONS", 1)
+    monkeypatch.setattr(api.lease, "held", lambda run: held(run, watch=0.01))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """A run whose claims are true, and one of whose claims the first is refuted.
+
+    The last pack of the second audit was given up.
+    """
+    made = {}
+    for violating in (False, True):
+        folder = tmp_path_factory.mktemp("violating" if violating else "honest")
+        file = write_sweep(folder, SMALL)
+        assert inline(file, folder).code == 0
+        run = RunDirectory(str(folder / "small"))
+        _, plan = planning.read(run)
+        first, second = plan.audits
+        if violating:
+            for pack in first.packs:
+                scores = run.read_scores(first.id, *pack)
+                told = np.repeat(scores.members[:, None] * 2.0, 2, axis=1)
+                os.unlink(f"{run.location}/scores/{first.id}/{pack[0]}-{pack[1]}.parquet")
+                run.write_scores(first.id, PackScores(pack[0], scores.members, scores.steps, told))
+        Path(f"{run.location}/scores/{second.id}/24-31.parquet").unlink()
+        write_failures(run, [Failure(Pack(1, 24, 31), "ValueError", "no", "Traceback")])
+        run.write_json("driver.json", {"owner": "ab", "host": "h", "pid": 1, "started": "2"})
+        run.write_json("decisions.json", {"000": {"trials": 16, "rule": None}})
+        run.set_complete(False)
+        (folder / "small/driver.json").rename(folder / "driver.json")
+        assert inline(file, folder).code == 3
+        (folder / "driver.json").rename(folder / "small/driver.json")
+        assert dpaudit("verify", folder / "small").code == (1 if violating else 5)
+        made[violating] = folder / "small"
+    return made
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where one works; runs lie two folders below."""
+    folder = tmp_path_factory.mktemp("here")
+    before = os.getcwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+def fresh(place: Path, run: Path) -> Path:
+    """A copy of a run to alter, with other files around it."""
+    for old in place.iterdir():
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    (place / "outside").mkdir()
+    (place / "outside/precious").write_text("precious")
+    (place / "own_evil.py").write_text(EVIL)
+    return Path(shutil.copytree(run, place / "a/runs/small"))
+
+
+def sound(outcome: Outcome, codes: set[int]) -> None:
+    """One line where it is refused; nobody's traceback, and no command to the terminal."""
+    said = outcome.out + outcome.err
+    assert outcome.code in codes, outcome
+    assert "Traceback" not in outcome.err, outcome.err
+    assert "\x1b" not in said
+    assert "\u202e" not in said
+    if outcome.code == 2:
+        assert outcome.err.startswith("dpaudit: "), outcome
+        assert outcome.err.count("\n") == 1, outcome.err
+        assert len(outcome.err) < 2000, outcome.err
+
+
+def claims(outcome: Outcome) -> list[float]:
+    return [audit["claim"] for audit in json.loads(outcome.out)["audits"]]
+
+
+@RANDOM
+@given(st.data(), st.booleans(), st.sampled_from(FILES), st.sampled_from(READS))
+def test_a_run_that_is_read(
+    runs: dict[bool, Path], place: Path, data: st.DataObject, violating: bool, name: str,
+    verb: tuple[str, ...],
+) -> None:  # fmt: skip
+    run = fresh(place, runs[violating])
+    file = data.draw(st.sampled_from(sorted(run.glob(name))))
+    file.write_bytes(altered(file.read_bytes(), file.name, data.draw))
+    before = snapshot(place)
+    outcome = dpaudit(verb[0], run, *verb[1:])
+    assert snapshot(place) == before
+    scored = name.startswith("scores")
+    verdicts = {1} if violating and not scored else {1, 5} if violating or scored else {5}
+    # A shorter declaration, failures and decisions are statements that nothing can be held against.
+    stated = {1, 5} if violating else {5}
+    allowed = stated if name in ("plan.json", "failures.json", "decisions.json") else verdicts
+    sound(outcome, {2, *(allowed if verb[0] == "verify" else {0})})
+    if verb == ("verify", "--json") and outcome.code != 2:
+        assert claims(outcome) == claims(dpaudit("verify", runs[violating], "--json"))
+
+
+@settings(RANDOM, max_examples=200 if LONG else 6)
+@given(st.data(), st.sampled_from(FILES))
+def test_a_run_of_which_a_page_is_written(
+    runs: dict[bool, Path], place: Path, data: st.DataObject, name: str
+) -> None:
+    run = fresh(place, runs[True])
+    file = data.draw(st.sampled_from(sorted(run.glob(name))))
+    file.write_bytes(altered(file.read_bytes(), file.name, data.draw))
+    before = snapshot(place)
+    sound(dpaudit("report", run), {0, 2})
+    page = run / "report.html"
+    for path in (page, *(run / "figures").glob("*")):
+        if path.is_file():
+            path.unlink()
+    shutil.rmtree(run / "figures", ignore_errors=True)
+    assert snapshot(place) == before
+
+
+@settings(RANDOM, max_examples=1200 if LONG else 60)
+@given(st.data(), st.sampled_from(FILES))
+def test_a_run_that_is_resumed(
+    runs: dict[bool, Path], place: Path, data: st.DataObject, name: str
+) -> None:
+    run = fresh(place, runs[False])
+    if name != "driver.json":
+        (run / "driver.json").unlink()
+    file = data.draw(st.sampled_from(sorted(run.glob(name) or [run / "plan.json"])))
+    file.write_bytes(altered(file.read_bytes(), file.name, data.draw))
+    sweep = write_sweep(place, SMALL)
+    before = snapshot(place)
+    outcome = inline(sweep, run.parent)
+    now = snapshot(place)
+    assert {k: v for k, v in now.items() if not k.startswith("a/runs/small/")} == {
+        k: v for k, v in before.items() if not k.startswith("a/runs/small/")
+    }
+    sound(outcome, {0, 2, 3, 4})
+
+
+@settings(RANDOM, max_examples=1200 if LONG else 80)
+@given(st.data())
+def test_a_sweep_file(place: Path, data: st.DataObject) -> None:
+    for old in place.iterdir():
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    (place / "own_evil.py").write_text(EVIL)
+    (place / "own_good.py").write_text(GOOD)
+    (place / "data.npz").write_bytes(DATA)
+    whole = raw = data.draw(st.sampled_from([SMALL, FUNCTION, DP_SGD]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw = tree(raw, data.draw) if isinstance(raw, dict) else raw
+    file = place / "sweep.yaml"
+    if data.draw(st.booleans()):
+        file.write_bytes(altered(write_sweep(place, whole).read_bytes(), "sweep.yaml", data.draw))
+    else:
+        file.write_text(json.dumps(raw))
+    before = snapshot(place)
+    outcome = dpaudit("plan", file, "--trust", "own_good", "--storage-path", place / "runs")
+    sound(outcome, {0, 2})
+    assert snapshot(place) == before
+    assert "own_evil" not in sys.modules

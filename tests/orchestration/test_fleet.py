@@ -1,0 +1,138 @@
+"""Machines with another version are refused by name; kinds of machine are recorded and told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpaudit_ray import plan as planning
+from dpaudit_ray import provenance, spec
+from dpaudit_ray.orchestration.fleet import Fleet
+from dpaudit_ray.plan import Plan
+from dpaudit_ray.provenance import Code, Machine
+from dpaudit_ray.storage import RunDirectory
+from tests.command import changed, write_sweep
+from tests.head import head, wait_for
+from tests.orchestration.nodes import driver, nodes
+
+HERE = {"dpaudit": "1", "torch": "2", "numba": "3", "ray": "4"}
+CODE = Code({"own": "a" * 64}, HERE, "Abacus")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(str(tmp_path / "run"))
+
+
+def fleet(run: RunDirectory, told: list[str] | None = None, code: Code = CODE) -> Fleet:
+    return Fleet(Plan(0, "", (), None, (code,)), run, ([] if told is None else told).append)
+
+
+def machine(device: str = "Abacus", own: str | None = "a" * 64, **versions: str) -> Machine:
+    return Machine(device, HERE | versions, {"own": own})
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (machine(), None),
+        (machine(ray="5"), None),
+        (machine(own=None), None),
+        (machine(torch="2.1"), "it has torch 2.1, the driver 2"),
+        (machine(numba="4"), "it has numba 4, the driver 3"),
+        (machine(dpaudit="2"), "it has dpaudit 2, the driver 1"),
+        (None, "it has an older version of dpaudit"),
+        (
+            machine(own="b" * 64),
+            "own has SHA-256 bbbbbbbbbbbb... there, SHA-256 aaaaaaaaaaaa... where the driver runs",
+        ),
+    ],
+)
+def test_a_machine_has_the_code_of_the_driver(
+    other: Machine | None, why: str | None, run: RunDirectory
+) -> None:
+    assert fleet(run).modules == ("own",)
+    assert fleet(run).admit("10.0.0.7", other) == why
+
+
+def test_kinds_are_recorded_and_mixing_them_is_told_once(run: RunDirectory) -> None:
+    told: list[str] = []
+    first = fleet(run, told)
+    for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
+        first.admit(address, machine())
+    assert told == []
+    for address in ("10.0.0.3", "10.0.0.4"):
+        first.admit(address, machine("Slide rule"))
+    assert run.read_json("machines.json") == {
+        "Abacus": ["10.0.0.1", "10.0.0.2"],
+        "Slide rule": ["10.0.0.3", "10.0.0.4"],
+    }
+    assert told == [
+        "warning: trials run on several kinds of machine (Abacus; Slide rule): scores are equal in "
+        "distribution, and may differ in last bits"
+    ]
+
+
+def test_kinds_of_a_run_that_is_resumed_count(run: RunDirectory) -> None:
+    fleet(run).admit("10.0.0.1", machine())
+    told: list[str] = []
+    fleet(run, told).admit("10.0.0.1", machine("Slide rule"))
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("damage", ["{", "[1]", '{"a": 3}', "3"])
+def test_a_damaged_record_is_made_again(damage: str, run: RunDirectory) -> None:
+    run.write_text("machines.json", damage)
+    told: list[str] = []
+    fleet(run, told).admit("10.0.0.1", machine())
+    assert told == []
+    assert run.read_json("machines.json") == {"Abacus": ["10.0.0.1"]}
+
+
+def test_the_kind_of_this_machine_names_what_changes_last_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    kind = provenance.device.__wrapped__()
+    assert kind.endswith(", default")
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY")
+    assert provenance.device.__wrapped__() == kind.removesuffix(", default")
+
+
+def test_a_run_in_this_process_records_it(tiny: dict, tmp_path: Path) -> None:
+    import dpaudit_ray as da
+
+    changed(tiny, "audit.trials", 10)
+    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    (kind,) = json.loads((Path(result.location) / "machines.json").read_text())
+    _, plan = planning.read(RunDirectory(result.location))
+    assert plan.code is not None
+    assert plan.code[0].device == kind == provenance.device()
+
+
+@pytest.mark.slow
+def test_real_nodes_with_another_version_or_kind(tiny: dict, tmp_path: Path) -> None:
+    """One has another numba, by its metadata, the other is of another kind, as torch is told."""
+    other = tmp_path / "other/numba-9.9.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: numba\nVersion: 9.9\n")
+    sweep, storage = write_sweep(tmp_path, changed(tiny, "audit.trials", 400)), tmp_path / "runs"
+    assert spec.load(sweep).trials == 800
+    with head(cpus=1, dashboard=False) as center, nodes(center) as around:
+        refused = around.join(inside=["env", f"PYTHONPATH={other.parent}"])
+        strange = around.join(inside=["env", "ATEN_CPU_CAPABILITY=avx2"])
+        for node in (refused, strange):
+            wait_for(lambda node=node: node.joined)
+        with driver(center, sweep, storage) as run:
+            assert run.ends() == 0, run.output
+    assert (
+        run.output.count(f"node {refused.address} is left out: it has numba 9.9, the driver") == 1
+    )
+    assert run.output.count("warning: trials run on several kinds of machine") == 1
+    kinds = json.loads((storage / "tiny/machines.json").read_text())
+    assert [kind for kind in kinds if strange.address in kinds[kind]] == [
+        f"{provenance.device()}, avx2"
+    ]
+    assert all(refused.address not in found for found in kinds.values())

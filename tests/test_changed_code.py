@@ -1,0 +1,291 @@
+"""A run is of one version of the code: another one is refused with what has changed, or marked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Outcome, dpaudit, inline, refused, write_sweep
+
+from dpaudit_ray import provenance
+from dpaudit_ray.provenance import Code
+
+TRAIN = """
+import numpy as np
+from own_package.noise import drawn
+
+
+def train(member: bool, seed: int) -> float:
+    return float(member + drawn(seed))
+"""
+NOISE = """
+import numpy as np
+
+
+def drawn(seed):
+    import own_lazy
+    return 2.0 * np.random.default_rng(seed).normal() + own_lazy.NOTHING
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where one works, with a training of one's own that imports more."""
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package/__init__.py").write_text("")
+    (tmp_path / "own_package/noise.py").write_text(NOISE)
+    (tmp_path / "own_train.py").write_text(TRAIN)
+    (tmp_path / "own_lazy.py").write_text("NOTHING = 0.0\n")
+    (tmp_path / "own_other.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    forget()
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    """As in a new process."""
+    for name in [name for name in sys.modules if name.partition(".")[0].startswith("own_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def sweep(folder: Path) -> Path:
+    mechanism = {
+        "name": "function", "path": "own_train:train", "steps": 1, "noise_multiplier": 2.0,
+        "curve": "gaussian",
+    }  # fmt: skip
+    audit = {"trials": 40, "delta": 1e-5, "estimators": ["accuracy", "eps-delta", "paper-gdp"]}
+    raw = {"name": "own", "mechanism": mechanism, "adversary": "own", "audit": audit}
+    return write_sweep(folder, raw | {"resources": {"pack_size": 10}})
+
+
+def run(sweep: Path, *more: str) -> Outcome:
+    forget()
+    return inline(sweep, sweep.parent / "runs", *more)
+
+
+def plan(sweep: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((sweep.parent / "runs/own/plan.json").read_text())
+    return found
+
+
+def changed(folder: Path) -> None:
+    """The noise that a module far from the training draws is halved."""
+    file = folder / "own_package/noise.py"
+    file.write_text(file.read_text().replace("2.0", "1.0"))
+
+
+EXTENDED = ("--set", "audit.trials=80")
+
+
+def test_a_plan_records_what_the_trials_depend_on(sweep: Path, folder: Path) -> None:
+    assert run(sweep).code == 0
+    (code,) = plan(sweep)["code"]
+    files = {
+        "own_train": "own_train.py",
+        "own_package": "own_package/__init__.py",
+        "own_package.noise": "own_package/noise.py",
+        "own_lazy": "own_lazy.py",
+    }
+    digests = {
+        name: hashlib.sha256((folder / file).read_bytes()).hexdigest()
+        for name, file in files.items()
+    }
+    assert code["modules"] == digests
+    assert set(code["versions"]) == {
+        "dpaudit",
+        "torch",
+        "numba",
+        "numpy",
+        "opacus",
+        "ray",
+        "python",
+    }
+    assert "unknown" not in code["versions"].values()
+    assert code["device"] == provenance.device() != ""
+    for digest in digests.values():
+        copy = (folder / f"runs/own/code/{digest}.py").read_bytes()
+        assert hashlib.sha256(copy).hexdigest() == digest
+
+
+@pytest.mark.parametrize("more", [EXTENDED, ()])
+def test_other_code_is_refused_with_a_diff(more: tuple[str, ...], sweep: Path) -> None:
+    """Also where the run is complete: it is not what this code gives."""
+    assert run(sweep).code == 0
+    before = {file: file.read_bytes() for file in (sweep.parent / "runs").rglob("*.*")}
+    (code,) = plan(sweep)["code"]
+    changed(sweep.parent)
+    outcome = run(sweep, *more)
+    new = hashlib.sha256((sweep.parent / "own_package/noise.py").read_bytes()).hexdigest()
+    old = code["modules"]["own_package.noise"]
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.splitlines() == [
+        f"dpaudit: {sweep.parent}/runs/own was run with other code (own_package.noise has SHA-256 "
+        f"{old[:12]}... there, SHA-256 {new[:12]}... here); restore it, or use a new name and a "
+        "new seed; --accept-changed-code goes on, and marks the estimates",
+        "--- own_package.noise there",
+        "+++ own_package.noise here",
+        "@@ -6,2 +6,2 @@",
+        "     import own_lazy",
+        "-    return 2.0 * np.random.default_rng(seed).normal() + own_lazy.NOTHING",
+        "+    return 1.0 * np.random.default_rng(seed).normal() + own_lazy.NOTHING",
+    ]
+    assert {file: file.read_bytes() for file in (sweep.parent / "runs").rglob("*.*")} == before
+
+
+def test_a_long_diff_is_cut_and_holds_no_escape_codes(sweep: Path) -> None:
+    assert run(sweep).code == 0
+    file = sweep.parent / "own_lazy.py"
+    file.write_text("NOTHING = 0.0\nRED = '\x1b[31m'\n" + "MORE = 1\n" * 100)
+    outcome = run(sweep)
+    assert outcome.code == 2
+    *_, last = lines = outcome.err.splitlines()
+    assert last == "... and 85 more lines"
+    assert len(lines) == 22
+    assert "+RED = '\\x1b[31m'" in lines
+    assert "\x1b" not in outcome.err
+
+
+def test_code_that_was_accepted_marks_the_estimates(sweep: Path) -> None:
+    assert run(sweep).code == 0
+    assert "certified" in dpaudit("status", sweep.parent / "runs/own").out
+    changed(sweep.parent)
+    outcome = run(sweep, *EXTENDED, "--accept-changed-code")
+    assert outcome.code == 0, outcome.err
+    assert "goes on with other code (own_package.noise has SHA-256" in outcome.err
+    assert len(plan(sweep)["code"]) == 2
+    assert plan(sweep)["audits"][0]["mixed"] is True
+    where = sweep.parent / "runs/own"
+    rows = json.loads(dpaudit("report", where, "--format", "json").out)
+    assert {row["status"] for row in rows} == {"mixed-code"}
+    assert {row["epsilon_lower_free"] for row in rows} == {None}
+    for verb in (("status",), ("report", "--format", "table")):
+        shown = dpaudit(*verb, where).out
+        assert "mixed-code" in shown
+        assert " certified " not in shown.replace("certified: exceeds", "").replace(
+            "eps certified", ""
+        )
+    assert dpaudit("report", where).code == 0
+    page = (where / "report.html").read_text()
+    assert "mixed-code" in page
+    assert '<span class="tag certified">' not in page
+    found = json.loads(dpaudit("verify", where, "--json").out)
+    assert [audit["mixed"] for audit in found["audits"]] == [True]
+    assert "no version is CONSISTENT" in " ".join(dpaudit("verify", where).out.split())
+    # What was accepted is the code of the run from now on.
+    again = run(sweep, *EXTENDED)
+    assert again.code == 0, again.err
+    assert "mixed-code" in again.out
+
+
+def test_the_live_bound_of_a_mixed_audit_says_so(sweep: Path) -> None:
+    assert run(sweep).code == 0
+    changed(sweep.parent)
+    outcome = run(sweep, *EXTENDED, "--accept-changed-code")
+    progress = [line for line in outcome.out.splitlines() if "any time" in line]
+    assert progress
+    assert all("(mixed-code, any time)" in line for line in progress)
+
+
+def test_audits_of_one_version_each_are_not_marked(sweep: Path, folder: Path) -> None:
+    """Of three, one is complete when the code changes, one has begun, one has not."""
+    raw = sweep.read_text() + "grid:\n  mechanism.noise_multiplier: [2, 3, 4]\n"
+    sweep.write_text(raw)
+    assert run(sweep).code == 0
+    _, second, third = sorted((folder / "runs/own/scores").iterdir())
+    (second / "30-39.parquet").unlink()
+    for file in third.iterdir():
+        file.unlink()
+    (folder / "runs/own/_SUCCESS").unlink()
+    changed(folder)
+    assert run(sweep).code == 2
+    assert run(sweep, "--accept-changed-code").code == 0
+    assert ["mixed" in audit for audit in plan(sweep)["audits"]] == [False, True, False]
+
+
+def test_a_run_of_which_nothing_was_computed_takes_the_code_as_it_is(
+    sweep: Path, folder: Path
+) -> None:
+    assert run(sweep).code == 0
+    for file in (folder / "runs/own/scores").rglob("*.parquet"):
+        file.unlink()
+    changed(folder)
+    outcome = run(sweep)
+    assert outcome.code == 0, outcome.err
+    (code,) = plan(sweep)["code"]
+    digest = hashlib.sha256((folder / "own_package/noise.py").read_bytes()).hexdigest()
+    assert code["modules"]["own_package.noise"] == digest
+    assert "mixed-code" not in outcome.out
+
+
+def test_a_run_from_before_resumes_with_a_line(sweep: Path, folder: Path) -> None:
+    assert run(sweep).code == 0
+    file = folder / "runs/own/plan.json"
+    raw = plan(sweep)
+    del raw["code"]
+    file.write_text(json.dumps(raw))
+    changed(folder)
+    outcome = run(sweep, *EXTENDED)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == (
+        f"dpaudit: {folder}/runs/own: it was not recorded by which code; from now on it is\n"
+    )
+    assert len(plan(sweep)["code"]) == 1
+
+
+def test_another_version_of_a_package_is_refused_where_trials_are_left(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(sweep).code == 0
+    here = provenance.here()
+    monkeypatch.setattr(provenance, "here", lambda: here | {"torch": "9.9", "ray": "8.8"})
+    assert run(sweep).code == 0, "complete: nothing is computed"
+    outcome = run(sweep, *EXTENDED)
+    assert outcome.code == 2
+    assert f"was run with other code (torch {here['torch']} there, 9.9 here)" in outcome.err
+    monkeypatch.setattr(provenance, "here", lambda: here | {"ray": "8.8"})
+    outcome = run(sweep, *EXTENDED)
+    assert outcome.code == 0
+    assert f"goes on elsewhere (ray {here['ray']} there, 8.8 here): last bits" in outcome.err
+
+
+def test_another_kind_of_machine_is_told(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(sweep).code == 0
+    monkeypatch.setattr(provenance, "device", lambda: "Abacus")
+    outcome = run(sweep, *EXTENDED)
+    assert outcome.code == 0
+    assert "Abacus here): last bits may differ" in outcome.err
+
+
+def test_a_damaged_copy_gives_no_diff(sweep: Path, folder: Path) -> None:
+    assert run(sweep).code == 0
+    for copy in (folder / "runs/own/code").iterdir():
+        copy.write_text("nonsense")
+    changed(folder)
+    assert len(run(sweep).err.splitlines()) == 1
+
+
+def test_the_sweep_file_may_name_no_code(tiny: dict, tmp_path: Path) -> None:
+    assert refused("plan", tmp_path / "none.yaml")
+    from dpaudit_ray import spec
+
+    assert provenance.of(spec.from_raw(tiny)).modules == {}
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "grave"),
+    [
+        ({"a": "1"}, {"a": "1"}, []),
+        ({"a": "1"}, {"a": "2"}, ["a has SHA-256 1... there, SHA-256 2... here"]),
+        ({"a": "1"}, {}, ["a has SHA-256 1... there, no file here"]),
+        ({}, {"a": "1"}, ["a has no file there, SHA-256 1... here"]),
+    ],
+)
+def test_modules_are_compared_by_name(there: dict, here: dict, grave: list[str]) -> None:
+    assert provenance.changes(Code(there, {}, ""), Code(here, {}, "")) == (grave, [])

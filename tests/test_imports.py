@@ -1,0 +1,328 @@
+"""What a sweep file may run: nothing is called before it was looked at, and --trust limits it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import changed, dpaudit, inline, refused, write_sweep
+
+from dpaudit_ray import imports, plugins
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.imports import Trust
+from dpaudit_ray.models.base import Model
+
+OWN = """
+import functools, os, subprocess
+from os import system
+from pathlib import Path
+import torch
+from torch import nn
+from torch.hub import load_state_dict_from_url
+from own_parts import helped
+from dpaudit_ray.adversaries.loss import Loss
+
+class Louder(Loss):
+    name: str = "louder"
+    gain: float = 1.0
+
+class Plain:
+    def __init__(self, **options):
+        Path("called").touch()
+
+def train(member, seed, noise=2.0):
+    return float(member) + seed % 7 * 1e-3
+
+def numbers() -> int:
+    Path("called").touch()
+
+def says(**options) -> nn.Module:
+    return nn.Linear(30, 1)
+
+def leaves(member, seed):
+    raise SystemExit(1)
+
+part = functools.partial(train, noise=1.0)
+"""
+
+WALK = """
+from typing import Literal
+import numpy as np
+from dpaudit_ray.mechanisms.base import Claimed, Mechanism
+
+class Walk(Mechanism):
+    name: Literal["walk"] = "walk"
+
+    def horizons(self, record_every):
+        return (1, 3)
+
+    def check(self, adversary):
+        pass
+
+    def check_inputs(self):
+        pass
+
+    def claimed(self, adversary, horizon):
+        return Claimed(3.0, horizon)
+
+    def open(self, adversary, seed, craft_seed, gpu):
+        return self
+
+    def run(self, members, seed, horizons):
+        drawn = np.random.default_rng(seed).normal(size=(len(members), 2))
+        return drawn + members[:, None] / 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where one works, with modules of one's own."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "own_names.py").write_text(OWN)
+    (here / "own_parts.py").write_text("def helped(member, seed):\n    return 0.5\n")
+    (here / "own_leaves.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(here)
+    yield here
+    for name in ("own_names", "own_parts", "own_leaves", "colorsys2"):
+        sys.modules.pop(name, None)
+
+
+def function(path: str, **more: Any) -> dict[str, Any]:
+    """A sweep over a training of one's own."""
+    stated = {"name": "function", "path": path, "steps": 1, "noise_multiplier": 2.0}
+    audit = {"trials": 20, "delta": 1e-5}
+    return {"name": "own", "mechanism": stated | more, "adversary": "own", "audit": audit}
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("subprocess:Popen", "is of Python's own library"),
+        ("os:system", "is of Python's own library"),
+        ("importlib.metadata:version", "is of Python's own library"),
+        ("antigravity:fly", "is of Python's own library"),
+        ("own_names:system", "is no function or class of that module, but of posix"),
+        ("own_names:subprocess.Popen", "is no function or class of that module, but of subprocess"),
+        ("own_names:os.makedirs", "is no function or class of that module, but of os"),
+        ("own_names:load_state_dict_from_url", "no function or class of that module, but of torch"),
+        ("own_names:part", "is no function or class of that module, but of functools"),
+        ("own_names:Path", "is no function or class of that module, but of pathlib"),
+        ("own_names:Plain", "own_names:Plain gives a Plain, no torch.nn.Module"),
+        ("own_names:numbers", "own_names:numbers gives a int, no torch.nn.Module"),
+        ("torch.hub:load", "is installed code that does not say whether it returns a torch.nn.Mod"),
+        ("torch.nn:Parameter", "torch.nn:Parameter gives a Parameter, no torch.nn.Module"),
+        ("numpy:array", "is installed code that does not say"),
+    ],
+)
+def test_no_network_is_made_by_what_may_be_anything_else(
+    path: str, problem: str, tiny: dict, folder: Path
+) -> None:
+    options = {"args": "touch called", "shell": True}
+    model = {"name": "module", "path": path, "options": options}
+    file = write_sweep(folder, changed(tiny, "mechanism.model", model))
+    before = set(folder.iterdir())
+    line = refused("plan", file)
+    assert line.startswith("mechanism.model.path: ")
+    assert problem in line
+    assert {f.name for f in set(folder.iterdir()) - before} <= {"__pycache__"}, "it was called"
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("own_names:says", {}),
+        ("torch.nn:Linear", {"in_features": 30, "out_features": 1}),
+        ("torchvision.models:squeezenet1_0", {"num_classes": 1}),
+    ],
+)
+def test_what_says_that_it_is_a_network_is_called(
+    path: str, options: dict[str, Any], folder: Path
+) -> None:
+    with imports.trusting(Trust()):
+        assert callable(imports.network(path, "key"))
+        shape = (3, 224, 224) if "torchvision" in path else (30,)
+        raw = {"name": "module", "path": path, "options": options}
+        assert plugins.parse(Model, raw, "model").build(shape, 2) is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "problem"),
+    [
+        ("subprocess:run", {}, "mechanism.path: 'subprocess:run' is of Python's own library"),
+        (
+            "own_names:train",
+            {"nois": 1},
+            "mechanism.options: own_names:train does not take (member",
+        ),
+        (
+            "own_names:numbers",
+            {},
+            "mechanism.options: own_names:numbers does not take (member, seed",
+        ),
+        ("numpy.random:seed", {}, "mechanism."),
+        (
+            "torch.hub:load",
+            {},
+            "mechanism.path: torch.hub:load is installed code whose first argum",
+        ),
+        ("own_leaves:train", {}, "mechanism.path: cannot import 'own_leaves:train' (1); is it on"),
+    ],
+)
+def test_no_training_is_what_may_be_anything_else(
+    path: str, options: dict[str, Any], problem: str, folder: Path
+) -> None:
+    line = refused("plan", write_sweep(folder, function(path, options=options)))
+    assert line.startswith(problem), line
+
+
+def test_a_function_from_another_module_of_ones_own_will_do(folder: Path) -> None:
+    outcome = inline(write_sweep(folder, function("own_names:helped")), folder / "runs")
+    assert outcome.code == 0, outcome.err
+
+
+def test_a_training_that_leaves_python_fails_and_is_no_violation(folder: Path) -> None:
+    outcome = inline(write_sweep(folder, function("own_names:leaves")), folder / "runs")
+    assert outcome.code == 3
+    assert "SystemExit" in outcome.err
+
+
+@pytest.mark.parametrize("verb", ["run", "plan"])
+def test_only_what_is_trusted_is_imported(verb: str, folder: Path) -> None:
+    file = write_sweep(folder, function("own_names:train"))
+    more = ("--executor", "inline") if verb == "run" else ()
+    line = refused(verb, file, "--trust", "other,own", *more)
+    assert line == (
+        "mechanism.path: 'own_names:train' is of a module that is not trusted (trusted: other, "
+        "own); read its code, then add it: --trust other,own,own_names"
+    )
+    assert "own_names" not in sys.modules
+    assert not (folder / "runs").exists()
+    assert refused(verb, file, "--trust", "", *more).count("trusted: none") == 1
+    assert refused(verb, file, "--trust", "a b", *more) == (
+        "--trust: takes names of modules, such as a,b.c, got 'a b'"
+    )
+    assert dpaudit(verb, file, "--trust", "other, own_names", *more).code == 0
+
+
+def test_trust_is_for_a_module_and_what_lies_below_it() -> None:
+    trust = Trust.of("a,b.c")
+    assert [trust.allows(name) for name in ("a", "a.x", "ab", "b", "b.c", "b.c.d", "b.cd")] == [
+        True, True, False, False, True, True, False,
+    ]  # fmt: skip
+    assert Trust.of(None).allows("a")
+    assert not Trust.of(None, reads=True).allows("a")
+
+
+def test_plan_says_what_code_the_sweep_runs(folder: Path) -> None:
+    outcome = dpaudit("plan", write_sweep(folder, function("own_names:train")))
+    assert outcome.code == 0, outcome.err
+    said = " ".join(outcome.out.split())
+    assert "runs code: own_names (" in said
+    assert "own_parts (" in said
+    assert "--trust" in said
+
+
+def test_a_folder_does_not_give_a_module_in_place_of_an_installed_one(
+    tiny: dict, folder: Path
+) -> None:
+    """Verbs that run look there last, verbs that read do not."""
+    (folder / "jsonschema.py").write_text("raise SystemExit(1)")
+    (folder / "xdist2.py").write_text("raise SystemExit(1)")
+    file = write_sweep(folder, function("jsonschema:validate"))
+    assert "cannot import" not in refused("plan", file)
+    assert inline(write_sweep(folder, changed(tiny, "audit.trials", 10)), folder / "runs").code == 0
+    before = list(sys.path)
+    for verb in ("status", "verify"):
+        assert dpaudit(verb, folder / "runs/tiny").code in (0, 5)
+    assert sys.path == before
+
+
+def louder(tiny: dict) -> dict:
+    del tiny["grid"]
+    adversary = {"name": "own_names:Louder", "gain": 2.0, "period": 2}
+    return changed(tiny, "audit.trials", 20) | {"adversary": adversary}
+
+
+def test_verbs_that_read_import_nothing(tiny: dict, folder: Path) -> None:
+    """And say the same as where the adversary's class is imported."""
+    assert inline(write_sweep(folder, louder(tiny)), folder / "runs").code == 0
+    run = folder / "runs/tiny"
+    del sys.modules["own_names"]
+    said = {}
+    for trust in ((), ("--trust", "own_names")):
+        said[trust] = [
+            dpaudit(*verb, run, *trust)
+            for verb in [("status",), ("status", "--json"), ("report",),
+                         ("report", "--format", "table"), ("verify", "--json")]
+        ]  # fmt: skip
+        assert ("own_names" in sys.modules) == bool(trust)
+        sys.modules.pop("own_names", None)
+        sys.modules.pop("own_parts", None)
+        if not trust:
+            (folder / "own_names.py").rename(folder / "gone.py")
+            again = [dpaudit("status", run), dpaudit("status", run, "--json")]
+            assert again == said[()][:2]
+            assert {outcome.err for outcome in said[()]} == {
+                "dpaudit: what takes code of own_names to tell, claims among it, is as plan.json "
+                "has it; --trust own_names runs that code\n"
+            }
+            (folder / "gone.py").rename(folder / "own_names.py")
+    with_code = said[("--trust", "own_names")]
+    assert [outcome.out for outcome in said[()]] == [outcome.out for outcome in with_code]
+    assert {outcome.err for outcome in with_code} == {""}
+    assert [outcome.code for outcome in said[()]] == [0, 0, 0, 0, 5]
+    assert "fingerprint" in (run / "report.html").read_text()
+
+
+def test_a_run_without_the_record_is_read_as_far_as_its_file_tells(
+    tiny: dict, folder: Path
+) -> None:
+    import json
+
+    assert inline(write_sweep(folder, louder(tiny)), folder / "runs").code == 0
+    plan = folder / "runs/tiny/plan.json"
+    raw = json.loads(plan.read_text())
+    del raw["audits"][0]["claimed"]
+    plan.write_text(json.dumps(raw))
+    assert dpaudit("status", folder / "runs/tiny").code == 0
+    assert dpaudit("verify", folder / "runs/tiny").code == 5
+
+
+def test_a_key_is_named_for_what_is_not_trusted() -> None:
+    with (
+        imports.trusting(Trust(())),
+        pytest.raises(SpecError, match=r"^model.name: 'own_names:Net'"),
+    ):
+        plugins.parse(Model, "own_names:Net", "model")
+
+
+def test_a_network_that_is_not_imported_tells_nothing_of_the_claim(
+    tiny: dict, folder: Path
+) -> None:
+    del tiny["grid"]
+    changed(tiny, "mechanism.model", {"name": "module", "path": "own_names:says"})
+    assert inline(write_sweep(folder, changed(tiny, "audit.trials", 20)), folder / "runs").code == 0
+    del sys.modules["own_names"]
+    outcome = dpaudit("verify", folder / "runs/tiny")
+    assert (outcome.code, outcome.err) == (5, "")
+    assert "own_names" not in sys.modules
+
+
+def test_a_mechanism_of_ones_own_is_read_from_its_record(folder: Path) -> None:
+    (folder / "own_walk.py").write_text(WALK)
+    adversary, audit = {"name": "own"}, {"trials": 20, "delta": 1e-5}
+    raw = {"name": "walk", "mechanism": "own_walk:Walk", "adversary": adversary, "audit": audit}
+    assert inline(write_sweep(folder, raw), folder / "runs").code == 0
+    del sys.modules["own_walk"]
+    plain = dpaudit("verify", folder / "runs/walk", "--json")
+    assert plain.code == 5
+    assert "own_walk" not in sys.modules
+    for verb in (("status",), ("report",), ("report", "--format", "csv")):
+        assert dpaudit(verb[0], folder / "runs/walk", *verb[1:]).code == 0
+    assert "own_walk" not in sys.modules
+    trusted = dpaudit("verify", folder / "runs/walk", "--json", "--trust", "own_walk")
+    assert trusted.out == plain.out
+    del sys.modules["own_walk"]
