@@ -7,15 +7,11 @@ import shutil
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dpaudit_ray.errors import SpecError
-from dpaudit_ray.orchestration import luggage
-from dpaudit_ray.orchestration.luggage import Luggage
 from tests.command import changed, refused, write_sweep
 from tests.conftest import ROOT
 from tests.head import Head, head, wait_for
@@ -218,40 +214,3 @@ def test_what_answers_but_is_no_ray_dashboard_is_refused(place: Path) -> None:
         more = ["--address", address, "--storage-path", "/shared/runs"]
         assert "is not a Ray dashboard" in refused("submit", "sweep.yaml", *more)
         server.shutdown()
-
-
-class TestLuggage:
-    def test_leaves_out_what_is_not_needed_and_secrets(self, tmp_path: Path) -> None:
-        for name in (
-            *("sweep.yaml", "plugin.py", "data/table.csv", "data/big.csv", ".rayignore"),
-            *(".git/config", ".venv/bin/python", "runs/a/plan.json", "src/__pycache__/a.pyc"),
-            *(".env", "key.pem", "notes/draft.txt"),
-        ):
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(name)
-        (tmp_path / ".rayignore").write_text("# comment\ndata/big.csv\n")
-        found = [p.as_posix() for p in Luggage(tmp_path, ("notes/",)).files()]
-        assert found == ["data/table.csv", "plugin.py", "sweep.yaml"]
-
-    def test_the_same_files_make_the_same_archive(self, tmp_path: Path) -> None:
-        folder = tmp_path / "folder"
-        folder.mkdir()
-        (folder / "b.txt").write_text("b" * 1000)
-        (folder / "run.sh").write_text("a")
-        (folder / "run.sh").chmod(0o755)
-        Luggage(folder).pack(tmp_path / "1.zip")
-        (folder / "b.txt").touch()
-        Luggage(folder).pack(tmp_path / "2.zip")
-        assert (tmp_path / "1.zip").read_bytes() == (tmp_path / "2.zip").read_bytes()
-        with zipfile.ZipFile(tmp_path / "1.zip") as archive:
-            assert archive.read("run.sh") == b"a"
-            assert archive.getinfo("run.sh").external_attr >> 16 == 0o755
-
-    def test_too_much_is_refused_with_the_largest_files(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(luggage, "LIMIT", 2**20)
-        (tmp_path / "huge.bin").write_bytes(bytes(2**20 + 1))
-        with pytest.raises(SpecError, match=r"more than 1 MiB .*huge\.bin \(1 MiB\)"):
-            Luggage(tmp_path).files()
-        assert Luggage(tmp_path, ("*.bin",)).files() == []
