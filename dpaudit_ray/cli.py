@@ -7,7 +7,7 @@ import dataclasses
 import io
 import sys
 import traceback
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Never, cast
 
@@ -16,7 +16,7 @@ import typer
 from . import __version__, cli_tables, terminal
 from .cli_bench import bench
 from .cli_submit import submit
-from .errors import DpauditError
+from .errors import DpauditError, Exit
 from .yamlfile import parse_changes
 
 if TYPE_CHECKING:
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
 
 # Click's, wherever Typer keeps its copy.
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)
-
-
-class Exit(IntEnum):
-    """Exit codes of the command line."""
-
-    COMPLETE = 0
-    VIOLATION = 1
-    USAGE = 2
-    FAILED_TRIALS = 3
-    STOPPED = 4
-    INCONCLUSIVE = 5
-    BUG = 70  # none of the above may be returned by accident
 
 
 class ExecutorChoice(StrEnum):

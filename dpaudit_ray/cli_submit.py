@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from . import terminal
+from .errors import Exit
 from .yamlfile import parse_changes
-
-RESUMABLE = 4  # the exit code of a sweep that was stopped early
 
 
 def submit(
@@ -43,18 +42,19 @@ def submit(
 
     prepared = spec.load(sweep, parse_changes(changes))
     luggage = Luggage(Path(working_dir), tuple(exclude or ()))
+    if secrets := [str(path) for path in luggage.secrets()]:
+        terminal.complain(f"not sent, for they look like secrets: {', '.join(secrets)}")
     job = SweepJob.prepare(prepared, sweep, storage_path, luggage, changes or ())
     cluster = Cluster(address, terminal.complain)
     submission = cluster.submit(job)
-    how = f"ray job stop {submission} --address {cluster.address}"
-    terminal.complain(f"stop it: {how}; the same command resumes it then")
+    terminal.complain(f"stop it: {cluster.stopping(submission)}; the same command resumes it then")
     if not wait:
         return
     try:
         code = cluster.follow(submission, _pass_on)
     except KeyboardInterrupt:
         terminal.complain("the job goes on; the same command follows it again")
-        code = RESUMABLE
+        code = Exit.STOPPED
     raise typer.Exit(code)
 
 

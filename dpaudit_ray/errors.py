@@ -13,13 +13,26 @@ Messages are one line: what was wrong, the value, the bound, what to do.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import ClassVar
+
+
+class Exit(IntEnum):
+    """Exit codes of the command line."""
+
+    COMPLETE = 0
+    VIOLATION = 1
+    USAGE = 2
+    FAILED_TRIALS = 3
+    STOPPED = 4
+    INCONCLUSIVE = 5
+    BUG = 70  # none of the above may be returned by accident
 
 
 class DpauditError(Exception):
     """Root of the tree; `exit_code` is what the command line returns for it."""
 
-    exit_code: ClassVar[int] = 2
+    exit_code: ClassVar[Exit] = Exit.USAGE
 
 
 class SpecError(DpauditError):
@@ -53,10 +66,10 @@ class NoClusterError(DpauditError):
 class StorageError(DpauditError):
     """Storage failed after the sweep had started. Nothing that was acknowledged is lost."""
 
-    exit_code = 4
+    exit_code = Exit.STOPPED
 
 
 class ClusterError(DpauditError):
     """The cluster failed while the sweep ran, or lost more workers than the sweep allows."""
 
-    exit_code = 4
+    exit_code = Exit.STOPPED
