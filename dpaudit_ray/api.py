@@ -190,6 +190,7 @@ class _Job:
             executor = cluster.executor(
                 ray, self.sweep, self.plan, self.directory, packs, self.tell
             )
+            executor.leave_when(lambda: self.stop.requested)
             try:
                 yield executor
             finally:

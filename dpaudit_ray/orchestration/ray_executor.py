@@ -98,6 +98,10 @@ class RayExecutor:
         """See `Executor.backlog`."""
         self._pool.backlog = min(packs, self._packs) + len(self._due)
 
+    def leave_when(self, asked: Callable[[], bool]) -> None:
+        """Once the sweep was asked to stop, a head that does not answer is not waited for."""
+        self._watch.leaving = asked
+
     def submit(self, pack: Pack) -> None:
         """Gives the pack to the trainer with the fewest packs."""
         self._hand(self._next(), "run_pack", pack)

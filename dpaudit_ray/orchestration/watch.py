@@ -12,6 +12,7 @@ from ..errors import ClusterError
 
 LOOK_SECONDS = 2.0
 GONE_SECONDS = 30.0  # without an answer, before the sweep is stopped
+LEAVING_SECONDS = 3.0  # the same once the sweep was asked to stop: its head may have been asked too
 LEAVE_SECONDS = 30.0  # for stopping, before this process is ended
 
 
@@ -26,6 +27,7 @@ class Watch:
 
     def __init__(self, address: str, tell: Callable[[str], None]) -> None:
         self._address, self._tell = address, tell
+        self.leaving: Callable[[], bool] = lambda: False  # whether the sweep was asked to stop
         self._silent = 0.0  # seconds in which it was asked in vain: not those of a paused process
         self._closed = threading.Event()
         threading.Thread(target=self._look, name="watch", daemon=True).start()
@@ -37,7 +39,7 @@ class Watch:
 
     def require(self) -> None:
         """Raises ClusterError when the head has been silent for too long."""
-        if self._silent > GONE_SECONDS:
+        if self._silent > self._limit:
             raise ClusterError(self._what)
 
     def close(self) -> None:
@@ -45,9 +47,13 @@ class Watch:
         self._closed.set()
 
     @property
+    def _limit(self) -> float:
+        return LEAVING_SECONDS if self.leaving() else GONE_SECONDS
+
+    @property
     def _what(self) -> str:
         return (
-            f"the cluster's head at {self._address} has not answered for {GONE_SECONDS:.0f} s; "
+            f"the cluster's head at {self._address} has not answered for {self._limit:.0f} s; "
             "finished packs are safe: run the same command again to resume"
         )
 
@@ -61,6 +67,6 @@ class Watch:
             except OSError:
                 waited = min(time.monotonic() - asked, LOOK_SECONDS)
                 self._silent += LOOK_SECONDS + waited
-                if self._silent > GONE_SECONDS + LEAVE_SECONDS:
+                if self._silent > self._limit + LEAVE_SECONDS:
                     self._tell(self._what)
                     os._exit(ClusterError.exit_code)
