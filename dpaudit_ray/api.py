@@ -72,6 +72,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     *,
     retry_failed: bool = False,
     tell: Callable[[str], None] = lambda line: None,
+    report: bool = False,
 ) -> Result:
     """Runs a sweep, or resumes it when its run directory exists.
 
@@ -88,6 +89,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         retry_failed: run packs again that failed in an earlier try, where the code gives the same
             scores twice; else their trials stay misses.
         tell: called with a line for the user when something is given up, or takes long.
+        report: keep report.html fresh meanwhile, from a process beside this one.
 
     Raises:
         DpauditError: one line for the user; see `dpaudit_ray.errors`.
@@ -102,7 +104,8 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     with stop.listening(), lease.held(directory) as owner:
         plan = planning.open_run(prepared, directory)
         job = _Job(prepared, plan, directory.patient(patience.RUNNING), owner, stop, show, tell)
-        return job.run(executor, address, retry_failed)
+        with _reported(directory) if report else contextlib.nullcontext():
+            return job.run(executor, address, retry_failed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +198,12 @@ class _Job:
                 yield executor
             finally:
                 executor.close()
+
+
+def _reported(directory: RunDirectory) -> contextlib.AbstractContextManager[None]:
+    from .report import live
+
+    return live.beside(directory)
 
 
 def check_inputs(sweep: Sweep) -> None:

@@ -9,14 +9,14 @@ import sys
 import traceback
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Never, cast
+from typing import TYPE_CHECKING, Annotated, Any, Never, cast
 
 import typer
 
 from . import __version__, cli_tables, terminal
 from .cli_bench import bench
 from .cli_submit import submit
-from .errors import DpauditError, Exit
+from .errors import DpauditError, Exit, SpecError
 from .yamlfile import parse_changes
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ def run(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run packs again that failed before.")
     ] = False,
+    page: Annotated[
+        bool, typer.Option("--report", help="Keep the report's page fresh meanwhile.")
+    ] = False,
 ) -> None:
     """Starts a sweep, or resumes it when its run directory exists."""
     from . import api
@@ -77,7 +80,7 @@ def run(
         try:
             result = api.run(
                 sweep, storage_path, executor.value, address, parse_changes(changes), display,
-                retry_failed=retry_failed, tell=terminal.complain,
+                retry_failed=retry_failed, tell=terminal.complain, report=page,
             )  # fmt: skip
         except KeyboardInterrupt:
             terminal.complain(_STOPPED)
@@ -119,15 +122,18 @@ def plan(
 def status(
     run: RunPath, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
 ) -> None:
-    """Progress, estimates and failures by kind, from the run directory alone."""
-    from . import failures, stop_when
+    """Progress, estimates, failures by kind and who drives, from the run directory alone."""
+    from . import failures, lease, stop_when
     from .report.tables import Run, best, overview
 
     opened = Run.open(run)
     known = failures.read(opened.directory, opened.plan)
     enough = stop_when.decided(opened.directory, opened.sweep)
+    driver = lease.holder(opened.directory)
     if as_json:
-        entries = {"name": opened.sweep.name, "complete": opened.directory.complete}
+        entries: dict[str, Any] = {"name": opened.sweep.name}
+        entries["complete"] = opened.directory.complete
+        entries["driver"] = dataclasses.asdict(driver) if driver else None
         raw = [dataclasses.asdict(failure) for failure in known]
         decided = {opened.plan.audits[index].id: trials for index, trials in enough.items()}
         rest = {"audits": overview(opened), "best_certified": best(opened)}
@@ -139,19 +145,29 @@ def status(
         terminal.say(f"{opened.plan.audits[index].label}: ended by stop_when after {trials} trials")
     for line in _failures(opened):
         terminal.say(line)
-    terminal.say(
-        "complete" if opened.directory.complete else "not complete: `dpaudit run` resumes it"
-    )
+    if opened.directory.complete:
+        terminal.say("complete")
+    elif driver is not None and not driver.silent:
+        terminal.say(f"not complete; {driver}")
+    else:
+        said = f"; {driver}" if driver else ""
+        terminal.say(f"not complete{said}: `dpaudit run` resumes it")
 
 
 @app.command()
 def report(
     run: RunPath,
     format: Annotated[ReportFormat, typer.Option(help="What to write.")] = ReportFormat.html,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write the page anew until the run is complete.")
+    ] = False,
 ) -> None:
     """Figures and tables of a run; one that is not complete is marked interim."""
     from .report.tables import Run, all_estimates
 
+    if watch:
+        _watch(run, format)
+        return
     opened = Run.open(run)
     if format is ReportFormat.html:
         from .report import page
@@ -165,6 +181,17 @@ def report(
         terminal.show_json(table.to_dict("records"))
     else:
         cli_tables.show_estimates(opened, table)
+
+
+def _watch(run: str, format: ReportFormat) -> None:
+    from .report import live
+
+    if format is not ReportFormat.html:
+        raise SpecError("--watch", f"writes a page, not {format.value}; leave out --format")
+    try:
+        live.follow(run, terminal.say)
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.STOPPED) from None
 
 
 @app.command()

@@ -13,6 +13,7 @@ from ..failures import Failure
 from ..plan import Pack, Plan
 from ..spec import Sweep
 from ..storage import RunDirectory
+from . import internals
 from .aggregation import Activity, Progress
 from .deadlines import SHORTEST, Deadlines
 from .executors import Done, Lost, Outcome
@@ -48,7 +49,8 @@ class RayExecutor:
 
         self._ray, self._sweep, self._plan, self._nodes = ray, sweep, plan, nodes
         self._tell, self._packs = tell, packs
-        self._watch = Watch(ray.get_runtime_context().gcs_address, tell)
+        head = ray.get_runtime_context().gcs_address
+        self._watch = Watch(head, tell, internals.object_store(ray))
         self._trainer_class = actors.Trainer
         self._shared = (ray.put(sweep.raw), ray.put(plan))
         # Ray keeps one copy on every node that asks, and all trainers there map its memory.

@@ -83,7 +83,7 @@ class SweepJob:
     @property
     def entrypoint(self) -> str:
         """What the driver is started with."""
-        command = ["python", "-m", "dpaudit_ray", "run", self.file]
+        command = ["python", "-m", "dpaudit_ray", "run", self.file, "--report"]
         command += ["--storage-path", self.storage_path]
         for change in self.changes:
             command += ["--set", change]

@@ -18,9 +18,14 @@ from . import figures, groups, overviews, words
 from .profiles import Profile
 from .tables import Run, all_estimates, best, overview
 
+FILE = "report.html"
 
-def write(run: Run) -> str:
-    """Writes report.html and figures/ into the run directory; returns the report's address."""
+
+def write(run: Run, again: float | None = None) -> str:
+    """Writes report.html and figures/ into the run directory; returns the report's address.
+
+    With `again` a browser that shows the page loads it anew every so many seconds.
+    """
     rows = overview(run)
     table = all_estimates(run)
     audits = [_audit(run, audit, table) for audit in run.plan.audits]
@@ -42,9 +47,10 @@ def write(run: Run) -> str:
         best=best(run) if run.sweep.budget.parts > 1 else None,
         specification=run.sweep.canonical(),
         interim=any(row["interim"] for row in rows),
+        again=again,
     )
-    run.directory.write_text("report.html", page)
-    return f"{run.directory.location}/report.html"
+    run.directory.write_text(FILE, page)
+    return f"{run.directory.location}/{FILE}"
 
 
 def _pictures(run: Run) -> list[dict[str, str]]:
