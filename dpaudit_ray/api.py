@@ -77,6 +77,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     retry_failed: bool = False,
     accept_changed_code: bool = False,
     tell: Callable[[str], None] = lambda line: None,
+    report: bool = False,
 ) -> Result:
     """Runs a sweep, or resumes it when its run directory exists.
 
@@ -95,6 +96,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         accept_changed_code: go on where the run so far was computed by other code; estimates of
             audits with trials of both are marked.
         tell: called with a line for the user when something is given up, or takes long.
+        report: keep report.html fresh meanwhile, from a process beside this one.
 
     Raises:
         DpauditError: one line for the user; see `dpaudit_ray.errors`.
@@ -111,7 +113,8 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         running = held.run.patient(patience.RUNNING)
         salvage.set_aside(running, plan, tell)
         job = _Job(prepared, plan, running, held, stop, show, tell)
-        return job.run(executor, address, retry_failed)
+        with _reported(directory) if report else contextlib.nullcontext():
+            return job.run(executor, address, retry_failed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,10 +218,17 @@ class _Job:
             executor = cluster.executor(
                 ray, self.sweep, self.plan, self.directory, packs, self.tell
             )
+            executor.leave_when(lambda: self.stop.requested)
             try:
                 yield executor
             finally:
                 executor.close()
+
+
+def _reported(directory: RunDirectory) -> contextlib.AbstractContextManager[None]:
+    from .report import live
+
+    return live.beside(directory)
 
 
 def check_inputs(sweep: Sweep) -> None:

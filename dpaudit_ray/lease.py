@@ -13,6 +13,7 @@ takes, and looks; of two that slip through, because one was paused meanwhile, th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import secrets
@@ -198,3 +199,47 @@ def _process(pid: int) -> dict[str, Any]:
         return {"pid": pid, "started": None}
     state, started = after_name[0], after_name[19]
     return {"pid": pid, "started": None if state == "Z" else started}
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """Whoever holds a run, as others see it; `silent` for so many seconds, 0 with signs of life."""
+
+    host: str
+    pid: int | None
+    silent: float = 0.0
+
+    def __str__(self) -> str:
+        who = f"process {'?' if self.pid is None else self.pid} on {self.host}"
+        if not self.silent:
+            return f"a driver is at work: {who}"
+        return (
+            f"the driver, {who}, has given no sign for {self.silent:.0f} s: it is gone, paused, or "
+            "cut off from the storage"
+        )
+
+
+def holder(run: RunDirectory, wait: float = 2 * BEAT_SECONDS + 2) -> Holder | None:
+    """Who works on the run now, told on any machine; None when nobody does.
+
+    A process of this machine is looked up. Of another's, the lease is watched until it is renewed,
+    as it is every `BEAT_SECONDS`, or for `wait` seconds.
+    """
+    seen = _read(run)
+    if seen is None or _is_gone(seen):
+        return None
+    entry = seen if isinstance(seen, dict) else {}
+    pid = entry.get("pid") if isinstance(entry.get("pid"), int) else None
+    found = Holder(str(entry.get("host", "?")), pid)
+    known = {key: entry.get(key) for key in ("pid", "started")}
+    if pid is not None and found.host == socket.gethostname() and _process(pid) == known:
+        return found
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < wait:
+        time.sleep(min(0.25, wait / 4))
+        now = _read(run)
+        if now is None:
+            return None
+        if now != seen:
+            return found
+    return dataclasses.replace(found, silent=max(waited, 1))

@@ -15,6 +15,7 @@ from ..plan import Pack, Plan
 from ..provenance import Machine
 from ..spec import Sweep
 from ..storage import RunDirectory
+from . import internals
 from .answers import Answers
 from .deadlines import SHORTEST, Deadlines, Silence
 from .executors import Done, Lost, Outcome
@@ -52,7 +53,8 @@ class RayExecutor:
 
         self._ray, self._sweep, self._plan, self._nodes = ray, sweep, plan, nodes
         self._tell, self._packs = tell, packs
-        self._watch = Watch(ray.get_runtime_context().gcs_address, tell)
+        head = ray.get_runtime_context().gcs_address
+        self._watch = Watch(head, tell, internals.object_store(ray))
         self._trainer_class = actors.Trainer
         self._shared = (ray.put(sweep.raw), ray.put(Brief.of(plan)))
         # Ray keeps one copy on every node that asks, and all trainers there map its memory.
@@ -105,6 +107,10 @@ class RayExecutor:
     def backlog(self, packs: float) -> None:
         """See `Executor.backlog`."""
         self._pool.backlog = min(packs, self._packs) + len(self._due)
+
+    def leave_when(self, asked: Callable[[], bool]) -> None:
+        """Once the sweep was asked to stop, a head that does not answer is not waited for."""
+        self._watch.leaving = asked
 
     def submit(self, pack: Pack) -> None:
         """Gives the pack to the trainer with the fewest packs."""

@@ -19,9 +19,14 @@ from . import figures, groups, overviews, words
 from .profiles import Profile
 from .tables import Run, all_estimates, best, overview
 
+FILE = "report.html"
 
-def write(run: Run) -> str:
-    """Writes report.html and figures/ into the run directory; returns the report's address."""
+
+def write(run: Run, again: float | None = None) -> str:
+    """Writes report.html and figures/ into the run directory; returns the report's address.
+
+    With `again` a browser that shows the page loads it anew every so many seconds.
+    """
     rows = overview(run)
     table = all_estimates(run)
     audits = [_audit(run, audit, table) for audit in run.plan.audits]
@@ -45,9 +50,10 @@ def write(run: Run) -> str:
         specification=run.sweep.canonical(),
         interim=any(row["interim"] for row in rows),
         mixed=any(audit.mixed for audit in run.plan.audits),
+        again=again,
     )
-    run.directory.write_text("report.html", page)
-    return f"{run.directory.location}/report.html"
+    run.directory.write_text(FILE, page)
+    return f"{run.directory.location}/{FILE}"
 
 
 def _shown(value: Any) -> Any:
