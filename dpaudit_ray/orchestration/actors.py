@@ -20,7 +20,8 @@ from .. import patience
 from ..data.base import provide
 from ..failures import Failure
 from ..plan import Pack
-from ..storage import PackScores, RunDirectory
+from ..scores import PackScores
+from ..storage import RunDirectory
 from . import metrics
 from .aggregation import Aggregation
 from .executors import Checked, Done

@@ -24,7 +24,8 @@ from dpaudit_ray.orchestration.progress import Activity, Progress
 from dpaudit_ray.orchestration.replay import UNDERWAY, Ahead, Replay
 from dpaudit_ray.plan import Pack, Plan
 from dpaudit_ray.resources import ResourceSpec
-from dpaudit_ray.storage import PackScores, RunDirectory
+from dpaudit_ray.scores import PackScores
+from dpaudit_ray.storage import RunDirectory
 from jobs.scale import empty, measure
 
 
