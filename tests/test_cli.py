@@ -525,7 +525,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object], tuple[str, ...], str]] = [
     ("plan.json", Path.unlink, ("run", "plan"), RESTORE),
     ("sweep.yaml", cut, ("run", "plan", "status", "report"), RESTORE),
     ("estimates.parquet", cut, ("status", "report"), "it is rebuilt from the scores"),
-    ("scores/*/0-9.parquet", cut, ("run", "report"), "delete it to have its trials run again"),
+    ("scores/*/0-9.parquet", cut, ("report", "verify"), "set aside and its trials are run again"),
 ]
 
 
