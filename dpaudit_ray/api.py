@@ -128,15 +128,17 @@ class _Job:
     stop: Stop
     show: Callable[[Progress], None]
     tell: Callable[[str], None]
+    connection: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
-        while True:
-            try:
-                return self._run(executor, address, retry_failed)
-            except DamagedScoresError:
-                # Every file is looked at now, so that this happens once.
-                if not salvage.set_aside(self.directory, self.plan, self.tell, thorough=True):
-                    raise
+        with self.connection:
+            while True:
+                try:
+                    return self._run(executor, address, retry_failed)
+                except DamagedScoresError:
+                    # Every file is looked at now, so that this happens once.
+                    if not salvage.set_aside(self.directory, self.plan, self.tell, thorough=True):
+                        raise
 
     def _run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
         recorded = failures.read(self.directory, self.plan)
@@ -213,16 +215,14 @@ class _Job:
             return
         from .orchestration import cluster
 
-        with cluster.connected(address) as ray:
-            self.stop.install()
-            executor = cluster.executor(
-                ray, self.sweep, self.plan, self.directory, packs, self.tell
-            )
-            executor.leave_when(lambda: self.stop.requested)
-            try:
-                yield executor
-            finally:
-                executor.close()
+        ray = self.connection.enter_context(cluster.connected(address))
+        self.stop.install()
+        executor = cluster.executor(ray, self.sweep, self.plan, self.directory, packs, self.tell)
+        executor.leave_when(lambda: self.stop.requested)
+        try:
+            yield executor
+        finally:
+            executor.close()
 
 
 def _reported(directory: RunDirectory) -> contextlib.AbstractContextManager[None]:

@@ -17,25 +17,22 @@ Every file is absent or whole, and damage to one that is there is found by check
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from .errors import DamagedScoresError, RunDirectoryError, StorageError
 from .fence import FILE as OWNER
 from .fence import LOCK, Fence
 from .files import Folder, reason
 from .patience import Patience, may_pass
+from .scores import ESTIMATE_SCHEMA, PackScores, decoded, encoded, frame, score_frame
 
 T = TypeVar("T")
 
@@ -48,111 +45,6 @@ _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
 _MAGIC = b"PAR1"  # what a Parquet file begins and ends with
 _PACK = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)\.parquet")
-SCORE_SCHEMA = pa.schema(
-    [
-        ("audit", pa.string()),
-        ("trial", pa.int64()),
-        ("member", pa.bool_()),
-        ("step", pa.int32()),
-        ("score", pa.float64()),
-    ]
-)
-ESTIMATE_SCHEMA = pa.schema(
-    [
-        ("audit", pa.string()),
-        ("step", pa.int32()),
-        ("trials", pa.int64()),
-        ("estimator", pa.string()),
-        ("status", pa.string()),
-        ("epsilon_lower", pa.float64()),
-        ("mu_lower", pa.float64()),
-        ("delta", pa.float64()),
-        ("confidence", pa.float64()),
-        ("epsilon_upper", pa.float64()),
-        ("accountant", pa.string()),
-        ("threshold", pa.float64()),
-        ("epsilon_lower_together", pa.float64()),
-        ("epsilon_lower_free", pa.float64()),
-        ("free_estimator", pa.string()),
-    ]
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class PackScores:
-    """Scores of trials first..first+n-1: `members` bool [n], `scores` float64 [n, len(steps)]."""
-
-    first: int
-    members: npt.NDArray[np.bool_]
-    steps: tuple[int, ...]
-    scores: npt.NDArray[np.float64]
-
-    @property
-    def last(self) -> int:
-        """The last trial."""
-        return self.first + len(self.members) - 1
-
-    def part(self, first: int, last: int) -> PackScores:
-        """Trials `first` to `last` of these."""
-        rows = slice(first - self.first, last - self.first + 1)
-        return dataclasses.replace(
-            self, first=first, members=self.members[rows], scores=self.scores[rows]
-        )
-
-    def difference(self, again: PackScores) -> str | None:
-        """The first trial that has another score there, bit for bit, in words; None for none."""
-        mine, other = (
-            np.ascontiguousarray(pack.scores, dtype=np.float64).view(np.int64)
-            for pack in (self, again)
-        )
-        if mine.shape != other.shape:
-            return f"gave scores of shape {other.shape}, not {mine.shape}"
-        if self.steps != again.steps or not np.array_equal(self.members, again.members):
-            return "has other bits or steps"
-        places = np.argwhere(mine != other)
-        if len(places) == 0:
-            return None
-        row, column = places[0]
-        before, after = self.scores[row, column], again.scores[row, column]
-        return f"gave {after:.6g} for trial {self.first + row}, not {before:.6g}"
-
-    def table(self, audit: str) -> pa.Table:
-        """One row per trial and step."""
-        n, k = self.scores.shape
-        trials = np.arange(self.first, self.first + n)
-        columns = [
-            pa.repeat(audit, n * k),
-            pa.array(np.repeat(trials, k)),
-            pa.array(np.repeat(self.members, k)),
-            pa.array(np.tile(np.asarray(self.steps, dtype=np.int32), n)),
-            pa.array(self.scores.reshape(-1), from_pandas=False),
-        ]
-        return pa.Table.from_arrays(columns, schema=SCORE_SCHEMA)
-
-    @classmethod
-    def from_table(cls, table: pa.Table, audit: str, first: int, last: int) -> PackScores:
-        """The inverse of `table`; raises ValueError when rows are missing or not of this pack."""
-        if not table.schema.equals(SCORE_SCHEMA) or any(c.null_count for c in table.columns):
-            raise ValueError("its columns are not those of a score file")
-        n = last - first + 1
-        k = max(len(table) // n, 1)
-        pack = cls(
-            first,
-            table["member"].to_numpy()[::k],
-            tuple(table["step"].to_pylist()[:k]),
-            np.resize(table["score"].to_numpy(), (n, k)),
-        )
-        if len(pack.members) != n or not pack.table(audit).drop(["score"]).equals(
-            table.drop(["score"])
-        ):
-            raise ValueError(f"it does not hold trials {first} to {last} of {audit}")
-        return pack
-
-
-def score_frame(audit: str, packs: Iterable[PackScores]) -> pd.DataFrame:
-    """The trials of these packs as the columns of a score file."""
-    tables = [pack.table(audit) for pack in packs] or [SCORE_SCHEMA.empty_table()]
-    return _frame(pa.concat_tables(tables))
 
 
 class RunDirectory:
@@ -281,7 +173,7 @@ class RunDirectory:
             StorageError: it could not be written, or other scores of these trials are stored.
         """
         name = self._pack(audit, pack.first, pack.last)
-        content = _parquet(pack.table(audit))
+        content = encoded(pack.table(audit))
         there = self._try(name, self._folder.create, name, content, self._passage)
         if there is None:
             return
@@ -306,7 +198,7 @@ class RunDirectory:
         if content is None:
             raise self._unusable(name, FileNotFoundError("it is gone"), "run the sweep again")
         try:
-            return PackScores.from_table(_table(content), audit, first, last)
+            return PackScores.from_table(decoded(content), audit, first, last)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DamagedScoresError(str(self._unusable(name, error, RERUN))) from error
 
@@ -362,19 +254,19 @@ class RunDirectory:
 
     def write_estimates(self, rows: list[dict[str, Any]]) -> None:
         """Replaces estimates.parquet."""
-        self._write(_ESTIMATES, _parquet(pa.Table.from_pylist(rows, ESTIMATE_SCHEMA)))
+        self._write(_ESTIMATES, encoded(pa.Table.from_pylist(rows, ESTIMATE_SCHEMA)))
 
     def estimates(self) -> pd.DataFrame:
         """The latest estimates, empty when none were written yet."""
         content = self._read(_ESTIMATES)
         try:
-            table = ESTIMATE_SCHEMA.empty_table() if content is None else _table(content)
+            table = ESTIMATE_SCHEMA.empty_table() if content is None else decoded(content)
             if not table.schema.equals(ESTIMATE_SCHEMA):
                 raise ValueError("its columns are other ones")
         except (OSError, ValueError, pa.ArrowException) as error:
             remedy = "delete it and run the sweep again: it is rebuilt from the scores"
             raise self._unusable(_ESTIMATES, error, remedy) from error
-        return _frame(table)
+        return frame(table)
 
     def write_figure(self, name: str, content: bytes) -> None:
         """Writes figures/<name>."""
@@ -441,23 +333,3 @@ def _bounds(name: str) -> tuple[int, int] | None:
     """First and last trial of a score file, None for another file."""
     match = _PACK.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]))
-
-
-def _parquet(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    words = [field.name for field in table.schema if pa.types.is_string(field.type)]
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True, use_dictionary=words)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
-
-
-def _table(content: bytes) -> pa.Table:
-    """Raises OSError, ValueError or ArrowException where `content` is damaged."""
-    # `pq.read_table` goes through Arrow's data sets, which takes ten times as long here.
-    source = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
-    return source.read(use_threads=False)
-
-
-def _frame(table: pa.Table) -> pd.DataFrame:
-    frame: pd.DataFrame = table.to_pandas()
-    return frame

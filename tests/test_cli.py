@@ -25,7 +25,8 @@ from dpaudit_ray.errors import ClusterError
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.driver import Driver
 from dpaudit_ray.orchestration.trainer import Trainer
-from dpaudit_ray.storage import PackScores, RunDirectory
+from dpaudit_ray.scores import PackScores
+from dpaudit_ray.storage import RunDirectory
 
 FIRST, SECOND = "000-biased-dimension-", "001-loss-"
 COLUMNS = ("eps", "status", "eps any", "claim", "ratio")
@@ -524,7 +525,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object], tuple[str, ...], str]] = [
     ("plan.json", Path.unlink, ("run", "plan"), RESTORE),
     ("sweep.yaml", cut, ("run", "plan", "status", "report"), RESTORE),
     ("estimates.parquet", cut, ("status", "report"), "it is rebuilt from the scores"),
-    ("scores/*/0-9.parquet", cut, ("run", "report"), "delete it to have its trials run again"),
+    ("scores/*/0-9.parquet", cut, ("report", "verify"), "set aside and its trials are run again"),
 ]
 
 

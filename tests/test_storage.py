@@ -19,7 +19,8 @@ import pytest
 from pyarrow import fs
 
 from dpaudit_ray.errors import RunDirectoryError, StorageError
-from dpaudit_ray.storage import ESTIMATE_SCHEMA, SCORE_SCHEMA, PackScores, RunDirectory
+from dpaudit_ray.scores import ESTIMATE_SCHEMA, SCORE_SCHEMA, PackScores
+from dpaudit_ray.storage import RunDirectory
 
 SCORE_COLUMNS = ["audit", "trial", "member", "step", "score"]
 ESTIMATE_COLUMNS = [

@@ -21,7 +21,8 @@ from ..data.base import provide
 from ..failures import Failure
 from ..plan import Pack
 from ..provenance import Machine
-from ..storage import PackScores, RunDirectory
+from ..scores import PackScores
+from ..storage import RunDirectory
 from . import metrics
 from .aggregation import Aggregation
 from .executors import Checked, Done

@@ -14,8 +14,9 @@ from dpaudit_ray import seeds, spec, stats
 from dpaudit_ray.errors import StorageError
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import Pack, Plan
+from dpaudit_ray.scores import PackScores
 from dpaudit_ray.spec import Sweep
-from dpaudit_ray.storage import PackScores, RunDirectory
+from dpaudit_ray.storage import RunDirectory
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from dpaudit_ray.errors import ClusterError, StorageError
+from dpaudit_ray.errors import ClusterError, LeaseLostError, StorageError
 from dpaudit_ray.failures import Failure
 from dpaudit_ray.orchestration import deadlines as limits
 from dpaudit_ray.orchestration.deadlines import FIRST, LONG, QUIET, SHORTEST, Deadlines, Silence
@@ -253,6 +253,21 @@ def test_nothing_is_flushed_to_storage_that_failed() -> None:
     executor.script[PACKS[5]] = ["full"]
     with pytest.raises(StorageError):
         drive(executor).run()
+    assert executor.flushed == 0
+
+
+def test_a_driver_that_lost_its_lease_stops_where_it_is() -> None:
+    executor, looks = Scripted(slots=2), iter([None, None, LeaseLostError("taken over")])
+
+    def require() -> None:
+        if (lost := next(looks)) is not None:
+            raise lost
+
+    ledger = Ledger(ResourceSpec(), ["first", "second"])
+    driver = Driver(executor, PACKS, ledger, Stop(grace=60), require=require)
+    with pytest.raises(LeaseLostError):
+        driver.run()
+    assert len(executor.submitted) == 4, "two were done, two were under way"
     assert executor.flushed == 0
 
 
