@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import dpaudit_ray as da
+from dpaudit_ray import plan as planning
+from dpaudit_ray.storage import RunDirectory
 from tests.chaos.storm import Kind, Storm
 from tests.command import changed, write_sweep
 from tests.head import head
@@ -25,7 +27,7 @@ def survives(
     """Runs a sweep on `size` nodes and a head through one kill for each entry of `kinds`."""
     changed(sweep, "resources.max_worker_losses", 1000)
     quiet = da.run(sweep, storage_path=str(folder / "quiet"), executor="inline")
-    packs = len(list(Path(quiet.location).glob("scores/*/*.parquet")))
+    packs = planning.require(RunDirectory(quiet.location)).trials // 10
     file, storage = write_sweep(folder, sweep), folder / "stormy"
     with head(cpus=0, dashboard=False) as center, nodes(center) as around:
         for _ in range(size):

@@ -127,8 +127,12 @@ class Driver:
 
     @property
     def packs(self) -> int:
-        """Packs in the storage."""
-        return len(list(self._storage.glob("*/scores/*/*.parquet")))
+        """Packs of ten trials in the storage; many may lie in one file, and for a moment in two."""
+        trials = set()
+        for file in self._storage.glob("*/scores/*/*.parquet"):
+            first, _, last = file.stem.partition("-")
+            trials |= {(file.parent, trial) for trial in range(int(first), int(last) + 1)}
+        return len(trials) // 10
 
     @property
     def works(self) -> bool:
