@@ -15,6 +15,9 @@ from typing import Any
 
 import psutil
 
+from dpaudit_ray import gathering
+from dpaudit_ray import plan as planning
+from dpaudit_ray.storage import RunDirectory
 from tests.head import Head, free_port, wait_for
 
 _hosts = itertools.count(2)  # 127.0.0.1 is the head's
@@ -127,12 +130,10 @@ class Driver:
 
     @property
     def packs(self) -> int:
-        """Packs of ten trials in the storage; many may lie in one file, and for a moment in two."""
-        trials = set()
-        for file in self._storage.glob("*/scores/*/*.parquet"):
-            first, _, last = file.stem.partition("-")
-            trials |= {(file.parent, trial) for trial in range(int(first), int(last) + 1)}
-        return len(trials) // 10
+        """Finished packs in the storage; many may lie in one file, and for a moment in two."""
+        runs = [RunDirectory(str(file.parent)) for file in self._storage.glob("*/plan.json")]
+        audits = [(run, audit) for run in runs for audit in planning.require(run).audits]
+        return sum(len(gathering.finished(run, audit)) for run, audit in audits)
 
     @property
     def works(self) -> bool:
