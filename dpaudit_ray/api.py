@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from . import failures, gathering, lease, patience, prefix, spec, stop_when
+from . import failures, gathering, lease, patience, prefix, salvage, spec, stop_when
 from . import plan as planning
+from .errors import DamagedScoresError
 from .failures import Failure
+from .lease import Lease
 from .orchestration import retrying
 from .orchestration.driver import Driver
 from .orchestration.executors import Executor
@@ -100,10 +102,13 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     planning.preview(prepared, directory)  # what cannot be planned leaves no trace
     directory.require_writable()
     stop = Stop(prepared.resources.grace_seconds, tell)
-    with stop.listening(), lease.held(directory) as owner:
-        plan = planning.open_run(prepared, directory)
-        job = _Job(prepared, plan, directory.patient(patience.RUNNING), owner, stop, show, tell)
-        return job.run(executor, address, retry_failed)
+    with stop.listening(), lease.held(directory) as held:
+        plan = planning.open_run(prepared, held.run)
+        running = held.run.patient(patience.RUNNING)
+        salvage.set_aside(running, plan, tell)
+        return _Job(prepared, plan, running, held, stop, show, tell).run(
+            executor, address, retry_failed
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,12 +118,23 @@ class _Job:
     sweep: Sweep
     plan: Plan
     directory: RunDirectory
-    owner: str
+    lease: Lease
     stop: Stop
     show: Callable[[Progress], None]
     tell: Callable[[str], None]
+    connection: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
+        with self.connection:
+            while True:
+                try:
+                    return self._run(executor, address, retry_failed)
+                except DamagedScoresError:
+                    # Every file is looked at now, so that this happens once.
+                    if not salvage.set_aside(self.directory, self.plan, self.tell, thorough=True):
+                        raise
+
+    def _run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
         recorded = failures.read(self.directory, self.plan)
         remaining = self._remaining([] if retry_failed else recorded)
         name: ExecutorName = executor if remaining else "inline"
@@ -143,7 +159,8 @@ class _Job:
         failed = [failure for failure in recorded if failure.pack in due]
         checks = retrying.checks(self.plan, self.directory, [failure.pack for failure in failed])
         checking = retrying.Checking(executor, checks)
-        Driver(checking, checks, self._ledger([]), self.stop, self.show).run()
+        ledger, require = self._ledger([]), self.lease.require
+        Driver(checking, checks, ledger, self.stop, self.show, require=require).run()
         for line in retrying.refusals(self.plan, checking.different):
             self.tell(line)
         refused = {pack.audit for pack in checking.different}
@@ -171,7 +188,9 @@ class _Job:
             if (rule := cell.audit.stop_when) is not None and rule.hours is not None
         }
         ledger = self._ledger(recorded)
-        summary = Driver(executor, remaining, ledger, self.stop, self.show, hours).run()
+        show, require = self.show, self.lease.require
+        summary = Driver(executor, remaining, ledger, self.stop, show, hours, require).run()
+        self.directory.require_owned()
         complete = self.directory.complete
         known = failures.read(self.directory, self.plan)
         stopped = summary.stopped and not complete
@@ -186,15 +205,13 @@ class _Job:
             return
         from .orchestration import cluster
 
-        with cluster.connected(address) as ray:
-            self.stop.install()
-            executor = cluster.executor(
-                ray, self.sweep, self.plan, self.directory, packs, self.tell
-            )
-            try:
-                yield executor
-            finally:
-                executor.close()
+        ray = self.connection.enter_context(cluster.connected(address))
+        self.stop.install()
+        executor = cluster.executor(ray, self.sweep, self.plan, self.directory, packs, self.tell)
+        try:
+            yield executor
+        finally:
+            executor.close()
 
 
 def check_inputs(sweep: Sweep) -> None:

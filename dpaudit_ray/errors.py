@@ -6,6 +6,7 @@
     ├── RunDirectoryError   exit 2    a run directory cannot be used as it is
     ├── NoClusterError      exit 2    the cluster cannot be joined, or never fits this sweep
     ├── StorageError        exit 4    storage failed while the sweep ran; the run can be resumed
+    ├── LeaseLostError      exit 4    the run is another driver's by now, or its directory is gone
     └── ClusterError        exit 4    the cluster failed, or too many workers died; resumable
 
 Messages are one line: what was wrong, the value, the bound, what to do.
@@ -46,12 +47,22 @@ class RunDirectoryError(DpauditError):
     """A run directory that belongs to another sweep, is damaged, or cannot be written."""
 
 
+class DamagedScoresError(RunDirectoryError):
+    """A score file that is damaged: its trials can be run again."""
+
+
 class NoClusterError(DpauditError):
     """Nothing has started: no cluster there, no token for it, or one that can never run this."""
 
 
 class StorageError(DpauditError):
-    """Storage failed after the sweep had started. Nothing that was acknowledged is lost."""
+    """Storage does not answer, or fails a running sweep. What was acknowledged is not lost."""
+
+    exit_code = 4
+
+
+class LeaseLostError(DpauditError):
+    """Another driver took the run over, or its directory is gone: this one writes no more."""
 
     exit_code = 4
 

@@ -26,9 +26,10 @@ from . import failures, gathering, seeds, stop_when
 from .errors import RunDirectoryError
 from .gathering import Bounds, Stretch
 from .plan import Plan, PlannedAudit
+from .scores import PackScores, score_frame
 from .spec import Sweep
 from .stats.base import Members, Scores
-from .storage import PackScores, RunDirectory, score_frame
+from .storage import RunDirectory
 
 READERS = 32  # an object store takes tens of milliseconds to answer, whoever asks
 UNDERWAY = 2 * READERS

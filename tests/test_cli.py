@@ -25,7 +25,8 @@ from dpaudit_ray.errors import ClusterError
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.driver import Driver
 from dpaudit_ray.orchestration.trainer import Trainer
-from dpaudit_ray.storage import PackScores, RunDirectory
+from dpaudit_ray.scores import PackScores
+from dpaudit_ray.storage import RunDirectory
 
 FIRST, SECOND = "000-biased-dimension-", "001-loss-"
 COLUMNS = ("eps", "status", "eps any", "claim", "ratio")

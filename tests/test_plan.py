@@ -17,8 +17,9 @@ from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import RunDirectoryError, SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.plan import Pack, Plan
+from dpaudit_ray.scores import PackScores
 from dpaudit_ray.spec import Sweep
-from dpaudit_ray.storage import PackScores, RunDirectory
+from dpaudit_ray.storage import RunDirectory
 
 
 @pytest.fixture

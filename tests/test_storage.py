@@ -19,7 +19,8 @@ import pytest
 from pyarrow import fs
 
 from dpaudit_ray.errors import RunDirectoryError, StorageError
-from dpaudit_ray.storage import ESTIMATE_SCHEMA, SCORE_SCHEMA, PackScores, RunDirectory
+from dpaudit_ray.scores import ESTIMATE_SCHEMA, SCORE_SCHEMA, PackScores
+from dpaudit_ray.storage import RunDirectory
 
 SCORE_COLUMNS = ["audit", "trial", "member", "step", "score"]
 ESTIMATE_COLUMNS = [
@@ -182,13 +183,16 @@ def dies(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("moment", ["fsync", "replace"])
+@pytest.mark.parametrize("moment", ["fsync", "place"])
 def test_a_killed_write_leaves_no_visible_file(
     moment: str, local: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local.write_estimates([row()])
     with monkeypatch.context() as patch:
-        patch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[moment], dies)
+        places = [(os, "link"), (Path, "replace")]
+        for killed in {"fsync": [(os, "fsync")], "place": places}[moment]:
+            patch.setattr(*killed, dies)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # the dead do not clean up
         with pytest.raises(KeyboardInterrupt):
             local.write_scores("a", pack())
         with pytest.raises(KeyboardInterrupt):
@@ -219,15 +223,15 @@ def test_a_full_disk_is_told_and_leaves_nothing(
 def test_two_writers_of_one_file_do_not_share_a_temporary_one(
     local: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two drivers on one run directory: the second writes while the first is about to rename."""
-    replace = Path.replace
+    """Two drivers on one run directory: the second writes while the first is about to link."""
+    link = os.link
 
-    def meanwhile(self: Path, target: Path) -> Path:
-        monkeypatch.setattr(Path, "replace", replace)
+    def meanwhile(beside: Path, place: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
         local.write_scores("a", pack())
-        return replace(self, target)
+        link(beside, place)
 
-    monkeypatch.setattr(Path, "replace", meanwhile)
+    monkeypatch.setattr(os, "link", meanwhile)
     local.write_scores("a", pack())
     assert_same(local.read_scores("a", 10, 15), pack())
     assert list(Path(local.location).rglob("*.tmp")) == []
@@ -312,7 +316,9 @@ def test_a_damaged_score_file_is_told_with_a_remedy(
         with pytest.raises(RunDirectoryError) as error:
             read()
         assert str(file) in str(error.value)
-        assert str(error.value).endswith("delete it to have its trials run again")
+        assert str(error.value).endswith(
+            "run the sweep again: it is set aside and its trials are run again"
+        )
         assert "\n" not in str(error.value)
 
 

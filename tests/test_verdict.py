@@ -16,10 +16,11 @@ from dpaudit_ray import seeds, spec, verdict
 from dpaudit_ray.cli import main
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.report.tables import Run
+from dpaudit_ray.scores import PackScores
 from dpaudit_ray.stats import claim, curve
 from dpaudit_ray.stats.claim import Claim
 from dpaudit_ray.stats.claim_test import ClaimTest
-from dpaudit_ray.storage import PackScores, RunDirectory
+from dpaudit_ray.storage import RunDirectory
 from dpaudit_ray.verdict import Verdict
 
 QUIET = """

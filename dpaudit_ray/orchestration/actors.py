@@ -20,7 +20,8 @@ from .. import patience
 from ..data.base import provide
 from ..failures import Failure
 from ..plan import Pack
-from ..storage import PackScores, RunDirectory
+from ..scores import PackScores
+from ..storage import RunDirectory
 from . import metrics
 from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .executors import Checked, Done
@@ -34,11 +35,14 @@ WRITERS = 32  # packs that the aggregator stores at once: most of the time they 
 
 @ray.remote(max_concurrency=WRITERS)
 class Aggregator:
-    """One per sweep. Restarted by Ray after a crash, it rebuilds itself from the run directory."""
+    """One per sweep. Restarted by Ray after a crash, it rebuilds itself from the run directory.
 
-    def __init__(self, location: str) -> None:
+    It writes while `owner`, its driver, holds the lease.
+    """
+
+    def __init__(self, location: str, owner: str | None) -> None:
         _settle_in()
-        self._location = location
+        self._location, self._owner = location, owner
         self._opening = threading.Lock()
         self._opened: Aggregation | None = None
         self._trouble: Exception | None = None  # of what nobody waited for: the next call tells it
@@ -50,7 +54,7 @@ class Aggregator:
         # reaches the driver as the error it is and not as the death of an actor.
         with self._opening:
             if self._opened is None:
-                run = RunDirectory(self._location, patience.RUNNING)
+                run = RunDirectory(self._location, patience.RUNNING, self._owner)
                 self._opened = Aggregation.rebuild(run)
                 keeper = threading.Thread(target=self._keep_up, args=(self._opened,), daemon=True)
                 keeper.start()

@@ -23,8 +23,9 @@ from .. import plan as planning
 from ..failures import Failure
 from ..gathering import Stretch
 from ..plan import Pack, Plan
+from ..scores import PackScores
 from ..spec import Sweep
-from ..storage import PackScores, RunDirectory
+from ..storage import RunDirectory
 from .folding import AuditState, Taken
 from .gatherer import Gatherer
 from .progress import Activity, Progress

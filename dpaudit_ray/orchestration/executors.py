@@ -66,6 +66,7 @@ class Executor(Protocol):
 
         Raises:
             StorageError: results can no longer be stored.
+            LeaseLostError: another driver stores them.
             ClusterError: the aggregator cannot be brought back.
         """
 

@@ -12,8 +12,9 @@ from .. import gathering, prefix, stats
 from ..gathering import Bounds, Stretch
 from ..plan import Pack, Plan, PlannedAudit
 from ..prefix import FoldedPack
+from ..scores import PackScores
 from ..spec import Sweep
-from ..storage import PackScores, RunDirectory
+from ..storage import RunDirectory
 from .deciding import Decider
 from .estimating import Estimating
 from .progress import Activity, AuditProgress

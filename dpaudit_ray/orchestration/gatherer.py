@@ -10,7 +10,8 @@ from .. import prefix
 from ..errors import RunDirectoryError, StorageError
 from ..gathering import Bounds, Gathering, Groups, Stretch
 from ..plan import Pack, Plan
-from ..storage import PackScores, RunDirectory
+from ..scores import PackScores
+from ..storage import RunDirectory
 from .replay import Ahead
 
 

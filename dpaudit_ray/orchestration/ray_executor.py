@@ -62,12 +62,13 @@ class RayExecutor:
             max_restarts=-1,
             max_task_retries=-1,
             scheduling_strategy=_beside_the_driver(ray),
-        ).remote(run.location)
+        ).remote(run.location, run.owner)
         # Rebuilds the estimates now, so that a damaged run directory is told before any training.
         try:
             self._link = Link(ray, self._aggregator, self._watch, tell)
         except BaseException:
             self._watch.close()
+            ray.kill(self._aggregator)  # another one may have its name
             raise
         self._deadlines = Deadlines(sweep.resources.pack_deadline)
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer

@@ -9,7 +9,7 @@ from .. import prefix
 from ..gathering import Stretch
 from ..plan import PlannedAudit
 from ..prefix import FoldedPack
-from ..storage import PackScores
+from ..scores import PackScores
 
 
 class Ahead:

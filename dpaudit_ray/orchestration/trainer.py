@@ -14,8 +14,8 @@ from ..errors import DpauditError
 from ..failures import Failure
 from ..mechanisms.base import Session
 from ..plan import Pack, Plan
+from ..scores import PackScores
 from ..spec import Sweep
-from ..storage import PackScores
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,8 @@ from dpaudit_ray import seeds, spec
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.trainer import Brief
 from dpaudit_ray.plan import Pack, Plan
-from dpaudit_ray.storage import PackScores, RunDirectory
+from dpaudit_ray.scores import PackScores
+from dpaudit_ray.storage import RunDirectory
 
 MIB = 2**20
 _THREADS = 16

@@ -14,10 +14,10 @@ import numpy as np
 from pydantic import Field
 
 from dpaudit_ray import prefix
+from dpaudit_ray.scores import PackScores
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats.claim_test import ClaimTest
 from dpaudit_ray.stats.curve import gaussian
-from dpaudit_ray.storage import PackScores
 
 from .coverage import Coverage
 

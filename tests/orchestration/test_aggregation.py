@@ -14,8 +14,9 @@ from dpaudit_ray import seeds, spec, stats
 from dpaudit_ray.errors import StorageError
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import Pack, Plan
+from dpaudit_ray.scores import PackScores
 from dpaudit_ray.spec import Sweep
-from dpaudit_ray.storage import PackScores, RunDirectory
+from dpaudit_ray.storage import RunDirectory
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_what_cannot_be_stored_is_not_folded(
     pack = next(plan.remaining(run))
     aggregation = Aggregation(sweep, plan, run)
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "_write", _full_disk)
+        patch.setattr(RunDirectory, "_try", _full_disk)
         with pytest.raises(StorageError):
             aggregation.fold(pack, scores_of(plan, pack))
     assert aggregation.progress().done == 0

@@ -29,9 +29,10 @@ from dpaudit_ray.orchestration.trainer import Brief
 from dpaudit_ray.plan import Pack, Plan, PlannedAudit
 from dpaudit_ray.prefix import UNDERWAY
 from dpaudit_ray.resources import ResourceSpec
+from dpaudit_ray.scores import PackScores
 from dpaudit_ray.stats import Estimate
 from dpaudit_ray.stats.guessing import Accuracy
-from dpaudit_ray.storage import PackScores, RunDirectory
+from dpaudit_ray.storage import RunDirectory
 from jobs.scale import empty, measure, played
 
 

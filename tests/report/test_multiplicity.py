@@ -19,8 +19,9 @@ from dpaudit_ray.adversaries.own import Own
 from dpaudit_ray.mechanisms.base import Claimed, Mechanism
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.report.tables import Run, all_estimates, best, overview
+from dpaudit_ray.scores import PackScores
 from dpaudit_ray.stats import TradeOff
-from dpaudit_ray.storage import PackScores, RunDirectory
+from dpaudit_ray.storage import RunDirectory
 
 SWEEPS = 120
 MOST = 12  # Bin(120, .05) is above with a chance of .9 %; the seeds are fixed

@@ -1,0 +1,140 @@
+"""Scores of a pack, and the files they are stored in; both kinds of Parquet that a run has."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SCORE_SCHEMA = pa.schema(
+    [
+        ("audit", pa.string()),
+        ("trial", pa.int64()),
+        ("member", pa.bool_()),
+        ("step", pa.int32()),
+        ("score", pa.float64()),
+    ]
+)
+ESTIMATE_SCHEMA = pa.schema(
+    [
+        ("audit", pa.string()),
+        ("step", pa.int32()),
+        ("trials", pa.int64()),
+        ("estimator", pa.string()),
+        ("status", pa.string()),
+        ("epsilon_lower", pa.float64()),
+        ("mu_lower", pa.float64()),
+        ("delta", pa.float64()),
+        ("confidence", pa.float64()),
+        ("epsilon_upper", pa.float64()),
+        ("accountant", pa.string()),
+        ("threshold", pa.float64()),
+        ("epsilon_lower_together", pa.float64()),
+        ("epsilon_lower_free", pa.float64()),
+        ("free_estimator", pa.string()),
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackScores:
+    """Scores of trials first..first+n-1: `members` bool [n], `scores` float64 [n, len(steps)]."""
+
+    first: int
+    members: npt.NDArray[np.bool_]
+    steps: tuple[int, ...]
+    scores: npt.NDArray[np.float64]
+
+    @property
+    def last(self) -> int:
+        """The last trial."""
+        return self.first + len(self.members) - 1
+
+    def part(self, first: int, last: int) -> PackScores:
+        """Trials `first` to `last` of these."""
+        rows = slice(first - self.first, last - self.first + 1)
+        return dataclasses.replace(
+            self, first=first, members=self.members[rows], scores=self.scores[rows]
+        )
+
+    def difference(self, again: PackScores) -> str | None:
+        """The first trial that has another score there, bit for bit, in words; None for none."""
+        mine, other = (
+            np.ascontiguousarray(pack.scores, dtype=np.float64).view(np.int64)
+            for pack in (self, again)
+        )
+        if mine.shape != other.shape:
+            return f"gave scores of shape {other.shape}, not {mine.shape}"
+        if self.steps != again.steps or not np.array_equal(self.members, again.members):
+            return "has other bits or steps"
+        places = np.argwhere(mine != other)
+        if len(places) == 0:
+            return None
+        row, column = places[0]
+        before, after = self.scores[row, column], again.scores[row, column]
+        return f"gave {after:.6g} for trial {self.first + row}, not {before:.6g}"
+
+    def table(self, audit: str) -> pa.Table:
+        """One row per trial and step."""
+        n, k = self.scores.shape
+        trials = np.arange(self.first, self.first + n)
+        columns = [
+            pa.repeat(audit, n * k),
+            pa.array(np.repeat(trials, k)),
+            pa.array(np.repeat(self.members, k)),
+            pa.array(np.tile(np.asarray(self.steps, dtype=np.int32), n)),
+            pa.array(self.scores.reshape(-1), from_pandas=False),
+        ]
+        return pa.Table.from_arrays(columns, schema=SCORE_SCHEMA)
+
+    @classmethod
+    def from_table(cls, table: pa.Table, audit: str, first: int, last: int) -> PackScores:
+        """The inverse of `table`; raises ValueError when rows are missing or not of this pack."""
+        if not table.schema.equals(SCORE_SCHEMA) or any(c.null_count for c in table.columns):
+            raise ValueError("its columns are not those of a score file")
+        n = last - first + 1
+        k = max(len(table) // n, 1)
+        pack = cls(
+            first,
+            table["member"].to_numpy()[::k],
+            tuple(table["step"].to_pylist()[:k]),
+            np.resize(table["score"].to_numpy(), (n, k)),
+        )
+        if len(pack.members) != n or not pack.table(audit).drop(["score"]).equals(
+            table.drop(["score"])
+        ):
+            raise ValueError(f"it does not hold trials {first} to {last} of {audit}")
+        return pack
+
+
+def score_frame(audit: str, packs: Iterable[PackScores]) -> pd.DataFrame:
+    """The trials of these packs as the columns of a score file."""
+    tables = [pack.table(audit) for pack in packs] or [SCORE_SCHEMA.empty_table()]
+    return frame(pa.concat_tables(tables))
+
+
+def encoded(table: pa.Table) -> bytes:
+    """A table as a Parquet file, whose pages have checksums."""
+    sink = pa.BufferOutputStream()
+    words = [field.name for field in table.schema if pa.types.is_string(field.type)]
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True, use_dictionary=words)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def decoded(content: bytes) -> pa.Table:
+    """The inverse; raises OSError, ValueError or ArrowException where `content` is damaged."""
+    # `pq.read_table` goes through Arrow's data sets, which takes ten times as long here.
+    source = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
+    return source.read(use_threads=False)
+
+
+def frame(table: pa.Table) -> pd.DataFrame:
+    """The table as pandas has it."""
+    found: pd.DataFrame = table.to_pandas()
+    return found
