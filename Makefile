@@ -35,6 +35,7 @@ scale: .venv/tested ## Measures what orchestration costs on this machine (minute
 	$(BIN)/python -m jobs.scale throughput
 	$(BIN)/python -m jobs.scale overhead
 	$(BIN)/python -m jobs.scale peers
+	$(BIN)/python -m jobs.scale large
 
 clean: ## Removes the environment and caches; run directories stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

@@ -38,6 +38,7 @@ MIXED = (
     "the code was changed while an audit ran: a violation is one of some version of it, and no "
     "version is CONSISTENT"
 )
+_LONG = 50_000  # trials: a longer audit is imagined as long as this first
 
 
 class Verdict(StrEnum):
@@ -230,20 +231,26 @@ def _power(test: ClaimTest, alpha: float) -> float:
     """Chance that this adversary would have refuted the claim, had the noise been less.
 
     Simulated at a fixed seed with Gaussian scores, as far apart as the adversary's hit rate says
-    they would be with ALTERNATIVE times the noise. Long audits are simulated for as long as it
-    may still matter, as each takes as long as the audit itself.
+    they would be with ALTERNATIVE times the noise. Each takes as long as the audit's own test.
     """
     hits = test.hits
     if hits.guesses == 0:
         return 0.0
     rate = min(hits.hits / hits.guesses, 1 - 0.5 / hits.guesses)
     mu = 2 * float(special.ndtri(max(rate, 0.5))) / ALTERNATIVE
+    if test.planned > _LONG and _share_found(test, mu, _LONG, alpha) == 1:
+        return 1.0  # so few trials would have done
+    return _share_found(test, mu, test.planned, alpha)
+
+
+def _share_found(test: ClaimTest, mu: float, trials: int, alpha: float) -> float:
+    """Share of simulated audits of so many trials that refute the claim."""
     rng = np.random.default_rng(0)
     found = tried = 0
     while tried < _SIMULATIONS and not (tried == _AGREE and found in (0, tried)):
-        members = rng.random(test.planned) < 0.5
-        imagined = ClaimTest(test.curve, test.planned)
-        imagined.fold(rng.normal(size=test.planned) + mu * members, members)
+        members = rng.random(trials) < 0.5
+        imagined = ClaimTest(test.curve, trials)
+        imagined.fold(rng.normal(size=trials) + mu * members, members)
         imagined.look(now=True)
         found += imagined.refuted_after(alpha) is not None
         tried += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from dpaudit_ray.cli import main
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.scores import PackScores
-from dpaudit_ray.stats import claim
+from dpaudit_ray.stats import claim, curve
 from dpaudit_ray.stats.claim import Claim
+from dpaudit_ray.stats.claim_test import ClaimTest
 from dpaudit_ray.storage import RunDirectory
 from dpaudit_ray.verdict import Verdict
 
@@ -223,3 +225,36 @@ def exit_code(arguments: list[str]) -> int:
         with pytest.raises(SystemExit) as stopped:
             main()
     return int(stopped.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("shift", "sizes", "power"), [(2.0, {300: 20}, 1.0), (0.0, {300: 20, 900: 20}, 0.0)]
+)
+def test_power_is_simulated_for_as_long_as_it_matters(
+    shift: float, sizes: dict[int, int], power: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty draws that all agree are enough, and so are fewer trials if they would have done."""
+    rng = np.random.default_rng(0)
+    members = rng.random(900) < 0.5
+    test = ClaimTest(curve.gaussian(1.0), planned=900)
+    test.fold(rng.normal(size=900) + shift * members, members)
+    made: Counter[int] = Counter()
+
+    def counted(claimed: curve.Curve, planned: int) -> ClaimTest:
+        made[planned] += 1
+        return ClaimTest(claimed, planned)
+
+    monkeypatch.setattr(verdict, "ClaimTest", counted)
+    monkeypatch.setattr(verdict, "_LONG", 300)
+    assert verdict._power(test, alpha=0.05) == power
+    assert made == sizes
+
+
+def test_power_in_between_takes_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    members = rng.random(300) < 0.5
+    test = ClaimTest(curve.gaussian(2.0), planned=300)
+    test.fold(rng.normal(size=300) + 1.7 * members, members)
+    power = verdict._power(test, alpha=0.05)
+    assert 0 < power < 1
+    assert power * 50 == pytest.approx(round(power * 50))

@@ -24,14 +24,13 @@ from ..provenance import Machine
 from ..scores import PackScores
 from ..storage import RunDirectory
 from . import metrics
-from .aggregation import Aggregation
+from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .executors import Checked, Done
 from .progress import Activity, Progress
 from .trainer import Brief, runs_of
 from .trainer import Trainer as PackTrainer
 
 _log = logging.getLogger("dpaudit")
-KEEP_UP_SECONDS = 1.0
 WRITERS = 32  # packs that the aggregator stores at once: most of the time they wait for storage
 
 

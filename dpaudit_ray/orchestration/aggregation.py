@@ -31,6 +31,7 @@ from .gatherer import Gatherer
 from .progress import Activity, Progress
 from .replay import Ahead
 
+KEEP_UP_SECONDS = 1.0
 FLUSH_SECONDS = 5.0
 SHARE = 0.1  # of a core, for bounds: a flush that took 10 s is followed by 90 s without one
 
@@ -120,7 +121,7 @@ class Aggregation:
         return Progress(tuple(audits), activity)
 
     def keep_up(self) -> None:
-        """What is to be done beside folding: to be called about once a second.
+        """What is to be done beside folding: to be called every KEEP_UP_SECONDS or so.
 
         Raises:
             StorageError: the estimates could not be written.

@@ -9,7 +9,7 @@ from ..failures import Failure
 from ..plan import Pack, Plan
 from ..spec import Sweep
 from ..storage import RunDirectory
-from .aggregation import Aggregation
+from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .executors import Checked, Done, Outcome
 from .progress import Activity, Progress
 from .trainer import Brief, Trainer
@@ -22,6 +22,7 @@ class InlineExecutor:
         self._aggregation = Aggregation(sweep, plan, run)
         self._trainer = Trainer(sweep.raw, Brief.of(plan))
         self._queue: collections.deque[Pack] = collections.deque()
+        self._kept_up = time.monotonic()
         self._checks: dict[Pack, bool] = {}  # of the packs in the queue, and whether finished
 
     @property
@@ -51,7 +52,9 @@ class InlineExecutor:
         if isinstance(result, Failure):
             return [result]
         self._aggregation.fold(pack, result)
-        self._aggregation.keep_up()
+        if time.monotonic() - self._kept_up > KEEP_UP_SECONDS:
+            self._aggregation.keep_up()
+            self._kept_up = time.monotonic()
         return [Done(pack, time.perf_counter() - started)]
 
     def check(self, pack: Pack, finished: bool) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ..data.base import Dataset
-from ..errors import ClusterError, DpauditError
 from ..failures import Failure
 from ..plan import Pack, Plan
 from ..provenance import Machine
@@ -17,9 +16,10 @@ from ..spec import Sweep
 from ..storage import RunDirectory
 from . import internals
 from .answers import Answers
-from .deadlines import SHORTEST, Deadlines, Silence
+from .deadlines import SHORTEST, Deadlines
 from .executors import Done, Lost, Outcome
 from .fleet import Fleet
+from .link import Link, ours
 from .nodes import Nodes, Place, last_line
 from .pool import Pool, Worker
 from .progress import Activity, Progress
@@ -69,13 +69,11 @@ class RayExecutor:
         ).remote(run.location, run.owner)
         # Rebuilds the estimates now, so that a damaged run directory is told before any training.
         try:
-            self._seen: Progress = self._aggregator_call("progress", Activity())
+            self._link = Link(ray, self._aggregator, self._watch, tell)
         except BaseException:
             self._watch.close()
             ray.kill(self._aggregator)  # another one may have its name
             raise
-        self._asked: Any = None
-        self._silence = Silence(tell)
         self._deadlines = Deadlines(sweep.resources.pack_deadline)
         self._fleet = Fleet(plan, run, tell)
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
@@ -122,13 +120,12 @@ class RayExecutor:
 
     def give_up(self, failed: list[Failure]) -> None:
         """See `Executor.give_up`."""
-        self._aggregator_call("give_up", failed)
+        self._link.call("give_up", failed)
 
     def try_again(self, packs: list[Pack]) -> None:
         """See `Executor.try_again`."""
-        self._aggregator_call("try_again", packs)
-        self._asked = None  # its answer may be of before
-        self._seen = self._aggregator_call("progress", self._seen.activity)
+        self._link.call("try_again", packs)
+        self._link.look_again()
 
     def wait(self, timeout: float) -> list[Outcome]:
         """See `Executor.wait`."""
@@ -149,25 +146,19 @@ class RayExecutor:
 
     def progress(self, activity: Activity) -> Progress:
         """The last answer of the aggregator; asks for the next one without waiting for it."""
-        if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
-            self._seen, self._asked = self._answer(self._asked), None
-        if self._asked is None:
-            self._silence.asked()
-            self._asked = self._aggregator.progress.remote(activity)
-        return self._seen
+        return self._link.progress(activity)
 
     def flush(self) -> None:
         """Writes the estimates and fetches the snapshot that belongs to them."""
-        self._aggregator_call("flush")
-        self._seen = self._aggregator_call("progress", self._seen.activity)
+        self._link.call("flush")
+        self._link.look_again()
 
     def close(self) -> None:
         """Ends all actors of this sweep."""
         self._watch.close()
         if not self._watch.answers:
             return  # they end with this process
-        if self._asked is not None:  # Ray reports a call that is cut off by `kill` as a failure
-            self._ray.wait([self._asked], timeout=10)
+        self._link.close()
         for worker in self._pool.workers:
             self._ray.kill(worker.actor)
         self._ray.kill(self._aggregator)
@@ -220,23 +211,6 @@ class RayExecutor:
             else:
                 self._hand(worker, "retry_pack", pack, case.failure)
 
-    def _aggregator_call(self, method: str, *arguments: Any) -> Any:
-        return self._answer(getattr(self._aggregator, method).remote(*arguments))
-
-    def _answer(self, reference: Any) -> Any:
-        exceptions = self._ray.exceptions
-        while not self._ray.wait([reference], timeout=LOOK_SECONDS)[0]:
-            self._watch.require()  # a call waits for ever where there is nobody to restart an actor
-        try:
-            return self._ray.get(reference)
-        except exceptions.RayTaskError as error:
-            raise _ours(error) or error from error
-        except exceptions.RayError as error:
-            raise ClusterError(
-                f"the aggregator cannot be restarted ({last_line(error)}); finished packs are "
-                "safe: run the same command again to resume"
-            ) from error
-
     def _collect(self, worker: Worker, reference: Any) -> Outcome | None:
         """None for a greeting, for what is given up already, and for what is tried once more."""
         if worker not in self._pool.workers:
@@ -245,8 +219,8 @@ class RayExecutor:
         try:
             outcome: Any = self._ray.get(reference)
         except exceptions.RayTaskError as error:
-            if (ours := _ours(error)) is not None:
-                raise ours from error
+            if (known := ours(error)) is not None:
+                raise known from error
             # The trainer lives, what it called did not.
             return self._lost(Lost((self._off(worker, reference),), last_line(error)))
         except exceptions.RayError as error:
@@ -279,7 +253,7 @@ class RayExecutor:
             return None
         worker.proven = True
         if isinstance(outcome, Done):
-            if not self._silence.within(outcome.seconds):
+            if not self._link.silence.within(outcome.seconds):
                 self._deadlines.measured(outcome.pack, outcome.seconds)
             guilty = self._suspects.done(pack, worker)
             if guilty in self._pool.workers:
@@ -320,11 +294,11 @@ class RayExecutor:
 
     def _hung(self) -> list[Outcome]:
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS / 4 or self._silence.lasts(self._asked is not None):
+        if now - self._looked < LOOK_SECONDS / 4 or self._link.silent:
             return []
         self._looked = now
         lost: list[Outcome] = []
-        since = self._silence.ended
+        since = self._link.silence.ended
         for worker, seconds in list(self._pool.overdue(self._limit, since)):
             assert worker.place is not None
             packs = self._pool.replace(worker)
@@ -372,14 +346,3 @@ def _datasets(sweep: Sweep) -> dict[str, Dataset]:
     for cell in sweep.cells:
         found.update(cell.mechanism.datasets())
     return found
-
-
-def _ours(error: BaseException) -> DpauditError | None:
-    """The error of our own that Ray wrapped, once per process it passed through."""
-    while not isinstance(cause := getattr(error, "cause", None), DpauditError) or hasattr(
-        cause, "cause"
-    ):
-        if cause is None:
-            return None
-        error = cause
-    return cause

@@ -18,13 +18,15 @@ import typer
 
 from dpaudit_ray import __version__, terminal
 from dpaudit_ray.orchestration import cluster
+from dpaudit_ray.storage import RunDirectory
 
-from . import empty, measure, peers
+from . import empty, large, measure, peers, played
 
 app = typer.Typer(add_completion=False, help="Orchestration at scale, with trials that are empty.")
 
 Storage = Annotated[Path | None, typer.Option("--storage", help="Where runs go: a local disk.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+_ESTIMATORS = ("accuracy", "paper-gdp", "eps-delta")
 Trainers = Annotated[int, typer.Option("--trainers", min=1, help="Trainers, on two CPUs.")]
 
 
@@ -85,6 +87,30 @@ def compare(
     found = [sorted(rows, key=lambda peer: peer.seconds)[len(rows) // 2] for rows in runs.values()]
     _show(f"{trials} empty trials, median of {repeats}", found)
     _write(json_file, peers=found)
+
+
+@app.command(name="large")
+def around(
+    packs: Annotated[int, typer.Option(help="Packs in all.")] = 50_000,
+    trials: Annotated[int, typer.Option(help="Empty trials in all.")] = 1_000_000,
+    audits: Annotated[int, typer.Option(help="Audits that share them.")] = 10,
+    storage: Storage = None,
+    json_file: Json = None,
+) -> None:
+    """What a user calls on a run of many packs, and what they cost in memory and under locks."""
+    with _folder(storage) as folder:
+        kind = {"steps": 4, "estimators": _ESTIMATORS}
+        sweep = empty.sweep("large", trials, trials // packs, audits=audits, **kind)
+        verbs = large.verbs(sweep, Path(folder))
+        _show(f"{packs:,} packs, {trials:,} trials, {audits} audits, 4 steps", verbs)
+        flushed = empty.sweep("flush", trials, 1000, steps=10, estimators=_ESTIMATORS)
+        flush = large.flush(flushed, Path(folder))
+        _show("A flush", [flush])
+        rate = played.rate(8000, 40_000, RunDirectory(f"{folder}/none"))
+        _show("The driver, Ray played", [rate])
+    trainer = large.trainer(1_000_000)
+    _show("What a trainer holds of the plan", [trainer])
+    _write(json_file, verbs=verbs, flush=flush, driver=rate, trainer=trainer)
 
 
 def _peers(trials: int, place: Path) -> Iterator[peers.Peer]:

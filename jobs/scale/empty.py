@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from dpaudit_ray import gathering
 from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.mechanisms.base import Claimed, Mechanism, Session
 
@@ -57,6 +59,11 @@ class Empty(Mechanism):
             time.sleep(self.seconds)
         noise = np.random.default_rng(seed).standard_normal((len(members), len(horizons)))
         return noise + members[:, None]
+
+
+def audits_of(packs: int) -> int:
+    """Audits that are too small for their packs to be gathered: files then tell when each came."""
+    return math.ceil(packs / (gathering.FEWEST - 1))
 
 
 def sweep(  # noqa: PLR0913 (what is rare goes by name)

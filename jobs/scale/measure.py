@@ -36,6 +36,7 @@ class Memory:
     """
 
     samples: list[tuple[float, float, float]] = dataclasses.field(default_factory=list)
+    times: list[tuple[float, int]] = dataclasses.field(default_factory=list)  # and trials done
     _aggregator: psutil.Process | None = None
 
     def __call__(self, progress: Progress) -> None:
@@ -48,6 +49,14 @@ class Memory:
             process.memory_full_info().uss / MIB for process in (psutil.Process(), self._aggregator)
         )
         self.samples.append((progress.done / progress.trials, mine, other))
+        if not self.times or progress.done > self.times[-1][1]:
+            self.times.append((time.perf_counter(), progress.done))
+
+    @property
+    def rate(self) -> float:
+        """Trials per second between the first sample and the last one that had new trials."""
+        (start, first), (end, last) = self.times[0], self.times[-1]
+        return (last - first) / (end - start)
 
     def at(self, share: float) -> tuple[float, float]:
         """MiB of driver and aggregator when that share of the trials was done."""
@@ -59,7 +68,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Throughput:
-    """Empty trials on Ray. `steady` is between the first and the last stored pack."""
+    """Empty trials on Ray. `steady` is between the first and the last look at the progress."""
 
     estimators: str
     trials: int
@@ -110,8 +119,6 @@ def throughput(sweep: Mapping[str, Any], storage: Path) -> Throughput:
     if not done.complete:
         raise RuntimeError(f"{done.location} is not complete: {done.failures}")
     trials, packs = _size(done.location)
-    times = stored(done.location)
-    steady = (packs - 1) / (times[-1] - times[0])
     (driver_before, aggregator_before), (driver_after, aggregator_after) = (
         memory.at(0.1), memory.at(1.0),
     )  # fmt: skip
@@ -122,8 +129,8 @@ def throughput(sweep: Mapping[str, Any], storage: Path) -> Throughput:
         len(sweep["grid"]["mechanism.number"]),
         sweep["resources"]["max_concurrent_trainers"],
         seconds,
-        steady * trials / packs,
-        steady,
+        memory.rate,
+        memory.rate * packs / trials,
         (driver_before, driver_after),
         (aggregator_before, aggregator_after),
     )
@@ -131,7 +138,10 @@ def throughput(sweep: Mapping[str, Any], storage: Path) -> Throughput:
 
 def overhead(packs: int, trainers: int, pack_seconds: float, storage: Path) -> Overhead:
     """Packs that sleep: what lies between two of them is the orchestrator's."""
-    sweep = empty.sweep("overhead", packs, 1, trainers=trainers, seconds=pack_seconds)
+    audits = empty.audits_of(packs)
+    sweep = empty.sweep(
+        "overhead", packs, 1, audits=audits, trainers=trainers, seconds=pack_seconds
+    )
     started = time.perf_counter()
     done = da.run(sweep, str(storage))
     seconds = time.perf_counter() - started
@@ -175,7 +185,7 @@ def around(sweep: Mapping[str, Any], storage: Path) -> Around:
 
 
 def stored(location: str) -> list[float]:
-    """When every pack was in place (Unix time), in that order."""
+    """When every pack was in place (Unix time), in that order; as long as none are gathered."""
     return sorted(file.stat().st_mtime for file in Path(location).glob("scores/*/*.parquet"))
 
 

@@ -43,7 +43,8 @@ def trial(seed: int) -> float:
 def packs(trials: int, pack_size: int, storage: Path) -> Peer:
     """This orchestrator, with packs of `pack_size` trials, on two trainers."""
     name = f"dpaudit_ray, packs of {pack_size}" if pack_size > 1 else "dpaudit_ray, packs of one"
-    sweep = empty.sweep(f"peer-{pack_size}", trials, pack_size)
+    audits = empty.audits_of(trials // pack_size)
+    sweep = empty.sweep(f"peer-{pack_size}", trials, pack_size, audits=audits)
     location = ""
 
     def call() -> None:

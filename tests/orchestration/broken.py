@@ -17,6 +17,10 @@ def train(member: bool, seed: int) -> float:
     if _broken():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
     time.sleep(0.02)
+    return _score(member, seed)
+
+
+def _score(member: bool, seed: int) -> float:
     return float(np.random.default_rng(seed).normal() + 2 * member)
 
 
@@ -38,3 +42,9 @@ def hang(member: bool, seed: int) -> float:
     while _broken():
         time.sleep(1)
     return train(member, seed)
+
+
+def slow(member: bool, seed: int) -> float:
+    """As `train`, but what would fail takes most of a second."""
+    time.sleep(0.8 if _broken() else 0.02)
+    return _score(member, seed)

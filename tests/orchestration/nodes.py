@@ -16,6 +16,9 @@ from typing import Any
 
 import psutil
 
+from dpaudit_ray import gathering
+from dpaudit_ray import plan as planning
+from dpaudit_ray.storage import RunDirectory
 from tests.head import Head, free_port, wait_for
 
 _hosts = itertools.count(2)  # 127.0.0.1 is the head's
@@ -128,17 +131,18 @@ class Driver:
 
     @property
     def packs(self) -> int:
-        """Packs in the storage."""
-        return len(list(self._storage.glob("*/scores/*/*.parquet")))
+        """Finished packs in the storage; many may lie in one file, and for a moment in two."""
+        return len(self._finished())
 
     @property
     def trials(self) -> int:
-        """Trials in the storage, those of packs that are just being gathered once."""
-        found = set()
-        for file in self._storage.glob("*/scores/*/*.parquet"):
-            first, _, last = file.stem.partition("-")
-            found |= {(file.parent.name, trial) for trial in range(int(first), int(last) + 1)}
-        return len(found)
+        """Trials of finished packs."""
+        return sum(last - first + 1 for first, last in self._finished())
+
+    def _finished(self) -> list[tuple[int, int]]:
+        runs = [RunDirectory(str(file.parent)) for file in self._storage.glob("*/plan.json")]
+        audits = [(run, audit) for run in runs for audit in planning.require(run).audits]
+        return [pack for run, audit in audits for pack in gathering.finished(run, audit)]
 
     @property
     def works(self) -> bool:

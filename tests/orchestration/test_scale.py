@@ -269,9 +269,9 @@ def test_a_thousand_packs_on_ray(tmp_path: Path) -> None:
     sweep = empty.sweep("scale", 20_000, 20, trainers=1)
     result = da.run(sweep, str(tmp_path), show=sampled)
     assert result.complete
-    ends = measure.stored(result.location)
-    assert len(ends) == 1000
-    assert (ends[-1] - ends[0]) / 999 < 0.1
+    assert len(measure.stored(result.location)) == 4, "packs are gathered by 256"
+    assert len(result.scores) == 20_000
+    assert sampled.rate > 200, "trials/s: ten packs"
     early, late = sampled.samples[0], sampled.samples[-1]
     assert late[1] - early[1] < 10, "MiB of the driver"
     assert late[2] < 300, "MiB of the aggregator"

@@ -10,6 +10,7 @@ from broken import NODE, TRAINER
 
 import dpaudit_ray as da
 from dpaudit_ray.orchestration import deadlines, ray_executor
+from jobs.scale import measure
 from tests.command import write_sweep
 from tests.head import head
 from tests.long import long
@@ -98,4 +99,21 @@ def test_a_hang_in_the_first_pack_is_found(tmp_path: Path, monkeypatch: pytest.M
     assert "tiny-trainer-0 has worked for 3 s on its first pack and counts as hung after 6" in slow
     assert lost.startswith("worker lost (1 of at most 100) with 2 packs: tiny-trainer-0 on node ")
     assert lost.endswith("was silent for 6 s")
+    assert_same(result.location, quiet.location)
+
+
+def test_a_pack_that_waits_goes_to_an_idle_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four packs a slow trainer holds two, for eight seconds each; it ends one of them."""
+    slow = sweep(40) | {"resources": {"pack_size": 10, "max_concurrent_trainers": 2}}
+    slow["mechanism"]["path"] = "broken:slow"
+    quiet = da.run(slow, storage_path=str(tmp_path / "quiet"), executor="inline")
+    monkeypatch.setenv(TRAINER, str(tmp_path / "broken"))
+    told: list[str] = []
+    result = da.run(slow, storage_path=str(tmp_path / "runs"), tell=told.append)
+    ends = measure.stored(result.location)
+    assert result.complete
+    assert told == []
+    assert ends[2] - ends[0] < 4 < ends[3] - ends[0]
     assert_same(result.location, quiet.location)

@@ -215,3 +215,23 @@ def test_rank_while_trials_arrive_is_that_of_its_last_look() -> None:
     part.fold(scores[:look], members[:look])
     assert found.mu_lower == part.bound(**LEVEL).mu_lower > 0
     assert found.trials == 600
+
+
+def slow_two_means(values: np.ndarray) -> float:
+    """Lloyd's iteration as it is defined: two masks and two means a step."""
+    centre = (np.median(values) + values.mean()) / 2
+    for _ in range(20):
+        above = values > centre
+        if above.all() or not above.any():
+            return float(centre)
+        centre = (values[above].mean() + values[~above].mean()) / 2
+    return float(centre)
+
+
+def test_two_means_of_sorted_values_are_those_of_any_order() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        n = int(rng.integers(1, 60))
+        values = rng.normal(size=n) * rng.choice([1e-3, 1, 1e6]) + rng.choice([0, 5], size=n)
+        assert two_means(values) == pytest.approx(slow_two_means(values), rel=1e-9, abs=1e-12)
+        assert two_means(values) == two_means(rng.permutation(values))
