@@ -40,11 +40,11 @@ scale: .venv/tested ## Measures what orchestration costs on this machine (minute
 clean: ## Removes the environment and caches; run directories stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
 
-constraints: .venv/installer-uv ## Brings constraints.txt to the newest versions (run the suite with them)
-	@{ grep '^#' constraints.txt; \
-	  { $(BIN)/uv pip compile --upgrade --extra test --no-annotate --no-header --quiet pyproject.toml; \
-	    echo "$$($(BIN)/uv pip compile --upgrade --no-annotate --no-header --quiet - <<< uv)"; } \
-	  | grep -vE '^(triton|nvidia-|cuda-)' | sed 's/+[a-z0-9]*$$//' | sort; } > .venv/constraints
+constraints: .venv/installer-uv ## Brings constraints.txt to the newest versions; run the suite with them
+	echo uv | $(BIN)/uv pip compile --quiet --upgrade --no-annotate --no-header \
+	  --extra test pyproject.toml - --output-file .venv/newest
+	{ grep '^#' constraints.txt; grep -vE '^(triton|nvidia-|cuda-)' .venv/newest | sed 's/+[a-z0-9]*$$//' | LC_ALL=C sort; } \
+	  > .venv/constraints
 	mv .venv/constraints constraints.txt
 
 .venv/bin/python:

@@ -40,8 +40,9 @@ def require(address: str, tell: Callable[[str], None]) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says before its details."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What an error says before its details, or after the traceback of a server."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return lines[-1] if "Traceback" in lines[0] else lines[0]
 
 
 def _token() -> str | None:

@@ -31,7 +31,7 @@ _OF_A_SWEEP = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}  # `dpaud
 _NO_COMMAND = 127  # what a shell returns
 _SIGNALLED = 128  # and the signal
 _MISSING = re.compile(r"No module named '?([\w.]+)")
-_PASSING = ("No available agent", "already exists")  # another submission has just taken the id
+_STARTING, _TAKEN = "No available agent", "already exists"  # the id, by a submission just now
 
 Tell = Callable[[str], None]
 
@@ -158,13 +158,12 @@ class Cluster:
                     return self._running(job) or self._started(job, archive)
                 except (RuntimeError, OSError) as error:
                     why = access.first_line(error)
-                    if not any(word in str(error) for word in _PASSING) or (
-                        time.monotonic() > deadline
-                    ):
+                    passing = _STARTING in str(error) or _TAKEN in str(error)
+                    if not passing or time.monotonic() > deadline:
                         raise NoClusterError(
                             f"{self.address} does not take the job ({why})"
                         ) from error
-                if not told:
+                if _STARTING in why and not told:
                     told = True
                     self._tell(f"{self.address} is not ready ({why}); trying again for a minute")
                 time.sleep(POLL_SECONDS)

@@ -173,8 +173,8 @@ class TestStarting:
             Cluster(ADDRESS).submit(prepared())
 
     def test_other_refusals_are_told_at_once(self, jobs: type[PlayedJobs], prepared: Any) -> None:
-        jobs.refusals = ["disk full"] * 2
-        with pytest.raises(NoClusterError, match="disk full"):
+        jobs.refusals = ["Traceback (most recent call last):\n  File x\nOSError: disk full"] * 2
+        with pytest.raises(NoClusterError, match=r"does not take the job \(OSError: disk full\)"):
             Cluster(ADDRESS).submit(prepared())
         assert len(jobs.refusals) == 1
 
@@ -185,7 +185,9 @@ class TestStarting:
         first = cluster.submit(prepared())
         seen = iter([[], []])  # the other's job was not there yet
         monkeypatch.setattr(jobs, "list_jobs", lambda self: next(seen, jobs.jobs))
-        assert cluster.submit(prepared()) == first
+        told: list[str] = []
+        assert Cluster(ADDRESS, told.append).submit(prepared()) == first
+        assert told == [f"already running as job {first}"]
 
 
 class TestEndings:

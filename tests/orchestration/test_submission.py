@@ -109,6 +109,7 @@ def test_submit_see_stop_resume(cluster: Head, place: Path) -> None:
     assert "attempt 2" in err
     assert (place / "runs" / "tiny" / "_SUCCESS").exists()
     assert packs(place) == 400
+    assert "Interim" not in (place / "runs/tiny/report.html").read_text()  # where metadata says
     assert {j["metadata"]["attempt"] for j in cluster.jobs().values()} == {"1", "2"}
 
 
