@@ -1,9 +1,14 @@
 # Two commands set everything up: `make quickstart` and `make test`.
-# PYTHON picks the interpreter (3.11 or newer) that the environment is made from.
+# PYTHON picks the interpreter (3.11 or newer) that the environment is made from; INSTALLER=pip does
+# without uv, which downloads many files at once.
 PYTHON ?= python3
+INSTALLER ?= uv
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+install-with-pip := $(PIP) --editable
+install-with-uv := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable
 
-.PHONY: quickstart test long chaos scale lint clean help
+.PHONY: quickstart test long chaos scale lint clean help constraints
 
 help: ## Lists the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -18,8 +23,8 @@ test: .venv/tested ## Installs the test extra and runs the whole suite
 long: .venv/tested ## Adds the tests that take minutes and repeat at length what a shorter one shows
 	DPAUDIT_LONG=1 $(BIN)/python -m pytest --numprocesses 2
 
-chaos: .venv/tested ## Kills processes and nodes of a real cluster 33 times, compares with a quiet run
-	DPAUDIT_LONG=1 $(BIN)/python -m pytest tests/chaos -k kills_during --log-cli-level=INFO
+chaos: .venv/tested ## Strikes a real cluster a hundred times (STORMS=10: a thousand times), compares with a quiet run
+	DPAUDIT_LONG=1 DPAUDIT_STORMS=$(or $(STORMS),1) $(BIN)/python -m pytest tests/chaos -k hundred --log-cli-level=INFO
 
 lint: .venv/tested ## Checks style (ruff) and types (mypy)
 	$(BIN)/ruff check .
@@ -34,14 +39,28 @@ scale: .venv/tested ## Measures what orchestration costs on this machine (minute
 clean: ## Removes the environment and caches; run directories stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
 
+constraints: .venv/installer-uv ## Brings constraints.txt to the newest versions (run the suite with them)
+	@{ grep '^#' constraints.txt; \
+	  { $(BIN)/uv pip compile --upgrade --extra test --no-annotate --no-header --quiet pyproject.toml; \
+	    echo "$$($(BIN)/uv pip compile --upgrade --no-annotate --no-header --quiet - <<< uv)"; } \
+	  | grep -vE '^(triton|nvidia-|cuda-)' | sed 's/+[a-z0-9]*$$//' | sort; } > .venv/constraints
+	mv .venv/constraints constraints.txt
+
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv .venv
 
-.venv/installed: .venv/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable .
+.venv/installer-pip: .venv/bin/python
 	touch $@
 
-.venv/tested: .venv/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+.venv/installer-uv: .venv/bin/python
+	$(PIP) uv
+	touch $@
+
+.venv/installed: .venv/installer-$(INSTALLER) pyproject.toml constraints.txt
+	$(install-with-$(INSTALLER)) .
+	touch $@
+
+.venv/tested: .venv/installer-$(INSTALLER) pyproject.toml constraints.txt
+	$(install-with-$(INSTALLER)) '.[test]'
 	touch $@ .venv/installed

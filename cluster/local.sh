@@ -13,6 +13,7 @@ home=$(mktemp -d /tmp/dpaudit-local.XXXXXX)
 token=$home/token
 openssl rand -hex 32 >"$token"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$token
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0    # a node that is killed goes at once, not in half a minute
 processes=()
 
 finish() {
@@ -26,6 +27,7 @@ trap finish EXIT INT TERM
 start() {    # NAME ARGUMENTS...: one Ray node, in the background
   local name=$1
   shift
+  : >"$home/$name.log"
   ray start --block --disable-usage-stats --node-ip-address=127.0.0.1 "$@" \
     >"$home/$name.log" 2>&1 &
   processes+=($!)

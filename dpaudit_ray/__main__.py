@@ -4,8 +4,9 @@ import sys
 
 from .cli import main
 
-# Python looks into the working directory first, where anybody's files may lie; verbs that run code
-# add it at the end.
-if not sys.flags.safe_path:
-    sys.path.pop(0)
-main()
+if __name__ == "__main__":  # and not in a process that this one starts
+    # Python looks into the working directory first, where anybody's files may lie; verbs that run
+    # code add it at the end.
+    if not sys.flags.safe_path:
+        sys.path.pop(0)
+    main()

@@ -11,15 +11,17 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from . import failures, lease, patience, provenance, spec, stop_when
+from . import failures, gathering, lease, patience, prefix, provenance, salvage, spec, stop_when
 from . import plan as planning
+from .errors import DamagedScoresError
 from .failures import Failure
+from .lease import Lease
 from .orchestration import retrying
-from .orchestration.aggregation import Progress
 from .orchestration.driver import Driver
 from .orchestration.executors import Executor
 from .orchestration.interrupt import Stop
 from .orchestration.ledger import Ledger
+from .orchestration.progress import Progress
 from .plan import Pack, Plan
 from .spec import Sweep
 from .storage import RunDirectory
@@ -60,7 +62,8 @@ class Result:
     def scores(self) -> pd.DataFrame:
         """All scores: columns audit, trial, member, step, score."""
         run = RunDirectory(self.location)
-        return pd.concat([run.scores(audit.id) for audit in planning.require(run).audits])
+        plan = planning.require(run)
+        return pd.concat([prefix.scores(run, plan, index) for index in range(len(plan.audits))])
 
 
 def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
@@ -74,6 +77,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     retry_failed: bool = False,
     accept_changed_code: bool = False,
     tell: Callable[[str], None] = lambda line: None,
+    report: bool = False,
 ) -> Result:
     """Runs a sweep, or resumes it when its run directory exists.
 
@@ -92,6 +96,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         accept_changed_code: go on where the run so far was computed by other code; estimates of
             audits with trials of both are marked.
         tell: called with a line for the user when something is given up, or takes long.
+        report: keep report.html fresh meanwhile, from a process beside this one.
 
     Raises:
         DpauditError: one line for the user; see `dpaudit_ray.errors`.
@@ -103,10 +108,13 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     planning.preview(prepared, directory, accept_changed_code)  # what cannot be leaves no trace
     directory.require_writable()
     stop = Stop(prepared.resources.grace_seconds, tell)
-    with stop.listening(), lease.held(directory) as owner:
-        plan = planning.open_run(prepared, directory, accept_changed_code, tell)
-        job = _Job(prepared, plan, directory.patient(patience.RUNNING), owner, stop, show, tell)
-        return job.run(executor, address, retry_failed)
+    with stop.listening(), lease.held(directory) as held:
+        plan = planning.open_run(prepared, held.run, accept_changed_code, tell)
+        running = held.run.patient(patience.RUNNING)
+        salvage.set_aside(running, plan, tell)
+        job = _Job(prepared, plan, running, held, stop, show, tell)
+        with _reported(directory) if report else contextlib.nullcontext():
+            return job.run(executor, address, retry_failed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +124,21 @@ class _Job:
     sweep: Sweep
     plan: Plan
     directory: RunDirectory
-    owner: str
+    lease: Lease
     stop: Stop
     show: Callable[[Progress], None]
     tell: Callable[[str], None]
 
     def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
+        while True:
+            try:
+                return self._run(executor, address, retry_failed)
+            except DamagedScoresError:
+                # Every file is looked at now, so that this happens once.
+                if not salvage.set_aside(self.directory, self.plan, self.tell, thorough=True):
+                    raise
+
+    def _run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
         recorded = failures.read(self.directory, self.plan)
         remaining = self._remaining([] if retry_failed else recorded)
         name: ExecutorName = executor if remaining else "inline"
@@ -146,7 +163,8 @@ class _Job:
         failed = [failure for failure in recorded if failure.pack in due]
         checks = retrying.checks(self.plan, self.directory, [failure.pack for failure in failed])
         checking = retrying.Checking(executor, checks)
-        Driver(checking, checks, self._ledger([]), self.stop, self.show).run()
+        ledger, require = self._ledger([]), self.lease.require
+        Driver(checking, checks, ledger, self.stop, self.show, require=require).run()
         for line in retrying.refusals(self.plan, checking.different):
             self.tell(line)
         refused = {pack.audit for pack in checking.different}
@@ -163,7 +181,7 @@ class _Job:
         labels = [audit.label for audit in self.plan.audits]
         reached = {}
         for index in {failure.pack.audit for failure in recorded}:
-            done = self.directory.finished(self.plan.audits[index].id)
+            done = gathering.finished(self.directory, self.plan.audits[index])
             reached[index] = max((first for first, _ in done), default=-1)
         return Ledger(self.sweep.resources, labels, self.tell, recorded, reached)
 
@@ -174,7 +192,9 @@ class _Job:
             if (rule := cell.audit.stop_when) is not None and rule.hours is not None
         }
         ledger = self._ledger(recorded)
-        summary = Driver(executor, remaining, ledger, self.stop, self.show, hours).run()
+        show, require = self.show, self.lease.require
+        summary = Driver(executor, remaining, ledger, self.stop, show, hours, require).run()
+        self.directory.require_owned()
         complete = self.directory.complete
         known = failures.read(self.directory, self.plan)
         stopped = summary.stopped and not complete
@@ -198,10 +218,17 @@ class _Job:
             executor = cluster.executor(
                 ray, self.sweep, self.plan, self.directory, packs, self.tell
             )
+            executor.leave_when(lambda: self.stop.requested)
             try:
                 yield executor
             finally:
                 executor.close()
+
+
+def _reported(directory: RunDirectory) -> contextlib.AbstractContextManager[None]:
+    from .report import live
+
+    return live.beside(directory)
 
 
 def check_inputs(sweep: Sweep) -> None:

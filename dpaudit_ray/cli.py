@@ -7,9 +7,9 @@ import dataclasses
 import io
 import sys
 import traceback
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Never, cast
+from typing import TYPE_CHECKING, Annotated, Any, Never, cast
 
 import typer
 
@@ -17,7 +17,7 @@ from . import __version__, cli_tables, terminal
 from .cli_bench import bench
 from .cli_submit import submit
 from .cli_trust import Trusted, TrustedToRead
-from .errors import DpauditError
+from .errors import DpauditError, Exit, SpecError
 from .yamlfile import parse_changes
 
 if TYPE_CHECKING:
@@ -25,18 +25,6 @@ if TYPE_CHECKING:
 
 # Click's, wherever Typer keeps its copy.
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)
-
-
-class Exit(IntEnum):
-    """Exit codes of the command line."""
-
-    COMPLETE = 0
-    VIOLATION = 1
-    USAGE = 2
-    FAILED_TRIALS = 3
-    STOPPED = 4
-    INCONCLUSIVE = 5
-    BUG = 70  # none of the above may be returned by accident
 
 
 class ExecutorChoice(StrEnum):
@@ -87,6 +75,9 @@ def run(  # noqa: PLR0913 (options of a command line)
         bool, typer.Option("--accept-changed-code", help="Go on with other code; marks estimates.")
     ] = False,
     trust: Trusted = None,
+    page: Annotated[
+        bool, typer.Option("--report", help="Keep the report's page fresh meanwhile.")
+    ] = False,
 ) -> None:
     """Starts a sweep, or resumes it when its run directory exists. A sweep file is code."""
     from . import api
@@ -96,7 +87,7 @@ def run(  # noqa: PLR0913 (options of a command line)
             result = api.run(
                 sweep, storage_path, executor.value, address, parse_changes(changes), display,
                 retry_failed=retry_failed, accept_changed_code=accept_changed_code,
-                tell=terminal.complain,
+                tell=terminal.complain, report=page,
             )  # fmt: skip
         except KeyboardInterrupt:
             terminal.complain(_STOPPED)
@@ -146,16 +137,19 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     trust: TrustedToRead = None,
 ) -> None:
-    """Progress, estimates and failures by kind, from the run directory alone."""
-    from . import failures, stop_when
+    """Progress, estimates, failures by kind and who drives, from the run directory alone."""
+    from . import failures, lease, stop_when
     from .orchestration import fleet
     from .report.tables import best, overview
 
     opened = _opened(run)
     known = failures.read(opened.directory, opened.plan)
     enough = stop_when.decided(opened.directory, opened.sweep)
+    driver = lease.holder(opened.directory)
     if as_json:
-        entries = {"name": opened.sweep.name, "complete": opened.directory.complete}
+        entries: dict[str, Any] = {"name": opened.sweep.name}
+        entries["complete"] = opened.directory.complete
+        entries["driver"] = dataclasses.asdict(driver) if driver else None
         raw = [dataclasses.asdict(failure) for failure in known]
         decided = {opened.plan.audits[index].id: trials for index, trials in enough.items()}
         rest = {"audits": overview(opened), "best_certified": best(opened)}
@@ -169,20 +163,30 @@ def status(
         terminal.say(line)
     if len(kinds := fleet.recorded(opened.directory)) > 1:
         terminal.say(f"trained on several kinds of machine: {'; '.join(kinds)}")
-    terminal.say(
-        "complete" if opened.directory.complete else "not complete: `dpaudit run` resumes it"
-    )
+    if opened.directory.complete:
+        terminal.say("complete")
+    elif driver is not None and not driver.silent:
+        terminal.say(f"not complete; {driver}")
+    else:
+        said = f"; {driver}" if driver else ""
+        terminal.say(f"not complete{said}: `dpaudit run` resumes it")
 
 
 @app.command()
 def report(
     run: RunPath,
     format: Annotated[ReportFormat, typer.Option(help="What to write.")] = ReportFormat.html,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write the page anew until the run is complete.")
+    ] = False,
     trust: TrustedToRead = None,
 ) -> None:
     """Figures and tables of a run; one that is not complete is marked interim."""
     from .report.tables import all_estimates
 
+    if watch:
+        _watch(run, format)
+        return
     opened = _opened(run)
     if format is ReportFormat.html:
         from .report import page
@@ -196,6 +200,17 @@ def report(
         terminal.show_json(table.to_dict("records"))
     else:
         cli_tables.show_estimates(opened, table)
+
+
+def _watch(run: str, format: ReportFormat) -> None:
+    from .report import live
+
+    if format is not ReportFormat.html:
+        raise SpecError("--watch", f"writes a page, not {format.value}; leave out --format")
+    try:
+        live.follow(run, terminal.say)
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.STOPPED) from None
 
 
 @app.command()

@@ -10,9 +10,8 @@ import typer
 
 from . import terminal
 from .cli_trust import Trusted
+from .errors import Exit
 from .yamlfile import parse_changes
-
-RESUMABLE = 4  # the exit code of a sweep that was stopped early
 
 
 def submit(  # noqa: PLR0913 (options of a command line)
@@ -48,19 +47,20 @@ def submit(  # noqa: PLR0913 (options of a command line)
 
     prepared = spec.load(sweep, parse_changes(changes))
     luggage = Luggage(Path(working_dir), tuple(exclude or ()))
+    if secrets := [str(path) for path in luggage.secrets()]:
+        terminal.complain(f"not sent, for they look like secrets: {', '.join(secrets)}")
     job = SweepJob.prepare(prepared, sweep, storage_path, luggage, changes or ())
     more = ["--accept-changed-code"] * accept_changed_code
     more += [] if trust is None else ["--trust", trust]
     job = dataclasses.replace(job, options=tuple(more))
     cluster = Cluster(address, terminal.complain)
     submission = cluster.submit(job)
-    how = f"ray job stop {submission} --address {cluster.address}"
-    terminal.complain(f"stop it: {how}; the same command resumes it then")
+    terminal.complain(f"stop it: {cluster.stopping(submission)}; the same command resumes it then")
     if not wait:
         return
     try:
         code = cluster.follow(submission, terminal.pass_on)
     except KeyboardInterrupt:
         terminal.complain("the job goes on; the same command follows it again")
-        code = RESUMABLE
+        code = Exit.STOPPED
     raise typer.Exit(code)

@@ -61,6 +61,8 @@ def recorded(run: RunDirectory, plan: Plan) -> list[Failure]:
         raw = run.read_json(FILE) or []
         return [_failure(entry, plan) for entry in raw]
     except (RunDirectoryError, AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error.__cause__, OSError):  # it says nothing about what is in it
+            raise
         why = "it is not JSON" if isinstance(error, RunDirectoryError) else repr(error)
         raise RunDirectoryError(
             f"{run.location}/{FILE} is damaged ({why}); delete it: its packs are then run again"

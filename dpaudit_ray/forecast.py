@@ -7,12 +7,12 @@ import math
 import os
 from collections.abc import Callable
 
-from . import failures, stats, stop_when
+from . import failures, gathering, stats, stop_when
 from . import plan as planning
 from .api import check_inputs
 from .calibration import Calibration
 from .errors import DpauditError
-from .orchestration.trainer import Trainer
+from .orchestration.trainer import Brief, Trainer
 from .plan import Pack, Plan, PlannedAudit
 from .spec import Cell, Sweep
 from .storage import RunDirectory
@@ -103,7 +103,7 @@ def of(
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         left = [pack for pack in remaining if pack.audit == index]
-        done = len(run.finished(audit.id) & set(audit.packs))
+        done = len(gathering.finished(run, audit))
         audits.append(_outlook((audit, cell), left, done, seconds.get(index, 0.0)))
     return Outlook(tuple(audits), _workers(sweep), problem)
 
@@ -152,7 +152,7 @@ def _seconds_per_trial(
 
     NaN and the reason where a pack cannot run on this machine, such as a GPU's on a laptop.
     """
-    trainer = Trainer(sweep.raw, plan)
+    trainer = Trainer(sweep.raw, Brief.of(plan))
     measured: dict[str, float] = {}
     result, problem = {}, None
     for pack in remaining:

@@ -14,6 +14,7 @@ from . import (
     changed_code,
     claims,
     commitments,
+    gathering,
     inputs,
     provenance,
     resume,
@@ -111,7 +112,7 @@ class Plan:
         `enough` maps audits that are decided to the number of trials that decided them.
         """
         for index, audit in enumerate(self.audits):
-            done = run.finished(audit.id)
+            done = gathering.finished(run, audit)
             end = (enough or {}).get(index, audit.trials)
             for first, last in audit.packs:
                 if first < end and (first, last) not in done:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from .orchestration.aggregation import Progress
+from .orchestration.progress import Progress
 from .printable import lines, printable
 
 PLAIN_SECONDS = 5.0

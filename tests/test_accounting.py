@@ -16,6 +16,7 @@ from scipy import integrate, special
 from dpaudit_ray import accounting
 from dpaudit_ray.accounting import prv, rdp
 from dpaudit_ray.stats import gdp, profile
+from tests.long import long
 
 _spec = importlib.util.spec_from_file_location(
     "reference", Path(__file__).parent / "stats" / "reference.py"
@@ -30,6 +31,12 @@ cases, rows = reference.cases, reference.rows
 
 EVERY = [str(name) for name in accounting.Accountant]
 SAMPLED = [name for name in EVERY if name != "gaussian"]
+
+
+def short(found, *names):
+    """The cases, with those of these names only in the long form of the suite."""
+    grids = long("the largest grids that are allowed take 20 s")
+    return [pytest.param(*c.values, id=c.id, marks=grids) if c.id in names else c for c in found]
 
 
 # --- the reference file ------------------------------------------------------------------------
@@ -52,8 +59,8 @@ def test_without_sampling(row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases("prv_eps_upper"))
-def test_prv_upper_ends(case):  # F33 takes 13 s, F25 6 s: the largest grids that are allowed
+@pytest.mark.parametrize("case", short(cases("prv_eps_upper"), "F33", "F25"))
+def test_prv_upper_ends(case):
     i = case["inputs"]
     found = accounting.bounds(i["sigma"], i["steps"], i["delta"], i["q"], "prv")
     assert found.accountant == "prv"

@@ -50,6 +50,11 @@ def telling(member: bool, seed: int) -> float:
     return score
 
 
+def clocked(member: bool, seed: int) -> float:
+    """N(2 b, 1), seeded by the clock; it raises where and while `steady` does."""
+    return steady(member, seed) + float(np.random.default_rng().normal())
+
+
 def restless(member: bool, seed: int) -> float:
     """Randomised response at ε = 2, seeded by the clock; half of its misses raise."""
     rng = np.random.default_rng()
@@ -228,7 +233,7 @@ def test_scores_of_a_trainer_that_was_taken_for_lost_stand_above_the_miss(
     other = RunDirectory(str(tmp_path / "other"))
     planning.open_run(sweep, other)
     aggregation = Aggregation(sweep, plan, other)
-    done = [Pack(0, *pack) for pack in sorted(run.finished(plan.audits[0].id))][:2]
+    done = [Pack(0, *pack) for pack in sorted(run.score_files(plan.audits[0].id))][:2]
     aggregation.give_up([Failure(done[0], "WorkerLost", "its worker died", "")])
     for pack in done:
         aggregation.fold(pack, run.read_scores(plan.audits[0].id, pack.first, pack.last))

@@ -82,7 +82,7 @@ def local(tmp_path: Path) -> RunDirectory:
 def test_an_empty_directory_holds_nothing(run: RunDirectory) -> None:
     assert run.read_text("sweep.yaml") is None
     assert run.read_json("plan.json") is None
-    assert run.finished("a") == set()
+    assert run.score_files("a") == set()
     assert not run.has_scores
     assert not run.complete
     assert run.estimates().columns.tolist() == ESTIMATE_COLUMNS
@@ -102,7 +102,7 @@ def test_scores_come_back_bit_for_bit(run: RunDirectory) -> None:
     for given in (pack(10), pack(16, trials=9), pack(0, trials=10, steps=(250,))):
         audit = f"audit-{given.first}"
         run.write_scores(audit, given)
-        assert run.finished(audit) == {(given.first, given.last)}
+        assert run.score_files(audit) == {(given.first, given.last)}
         assert_same(run.read_scores(audit, given.first, given.last), given)
     assert run.has_scores
 
@@ -110,7 +110,7 @@ def test_scores_come_back_bit_for_bit(run: RunDirectory) -> None:
 def test_writing_a_pack_twice_changes_nothing(run: RunDirectory) -> None:
     run.write_scores("a", pack())
     run.write_scores("a", pack())
-    assert run.finished("a") == {(10, 15)}
+    assert run.score_files("a") == {(10, 15)}
     assert_same(run.read_scores("a", 10, 15), pack())
 
 
@@ -182,13 +182,16 @@ def dies(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("moment", ["fsync", "replace"])
+@pytest.mark.parametrize("moment", ["fsync", "place"])
 def test_a_killed_write_leaves_no_visible_file(
     moment: str, local: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local.write_estimates([row()])
     with monkeypatch.context() as patch:
-        patch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[moment], dies)
+        places = [(os, "link"), (Path, "replace")]
+        for killed in {"fsync": [(os, "fsync")], "place": places}[moment]:
+            patch.setattr(*killed, dies)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # the dead do not clean up
         with pytest.raises(KeyboardInterrupt):
             local.write_scores("a", pack())
         with pytest.raises(KeyboardInterrupt):
@@ -196,7 +199,7 @@ def test_a_killed_write_leaves_no_visible_file(
     leftovers = list(Path(local.location).rglob("*.tmp"))
     assert len(leftovers) == 2, "the write was cut off between the temporary file and the rename"
     assert all(file.name.startswith(".") for file in leftovers)
-    assert local.finished("a") == set()
+    assert local.score_files("a") == set()
     assert not local.has_scores
     assert len(local.scores("a")) == 0
     assert local.estimates()["trials"].tolist() == [90], "the old estimates are still there"
@@ -219,15 +222,15 @@ def test_a_full_disk_is_told_and_leaves_nothing(
 def test_two_writers_of_one_file_do_not_share_a_temporary_one(
     local: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two drivers on one run directory: the second writes while the first is about to rename."""
-    replace = Path.replace
+    """Two drivers on one run directory: the second writes while the first is about to link."""
+    link = os.link
 
-    def meanwhile(self: Path, target: Path) -> Path:
-        monkeypatch.setattr(Path, "replace", replace)
+    def meanwhile(beside: Path, place: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
         local.write_scores("a", pack())
-        return replace(self, target)
+        link(beside, place)
 
-    monkeypatch.setattr(Path, "replace", meanwhile)
+    monkeypatch.setattr(os, "link", meanwhile)
     local.write_scores("a", pack())
     assert_same(local.read_scores("a", 10, 15), pack())
     assert list(Path(local.location).rglob("*.tmp")) == []
@@ -239,7 +242,7 @@ def test_what_is_no_pack_is_no_pack(local: RunDirectory) -> None:
     for name in (".0-9.parquet.1f.tmp", "notes.txt", "0-9.parquet.bak", "x-9.parquet", "0-9.csv"):
         (folder / name).write_text("x")
     (folder / "0-9.parquet").mkdir()
-    assert local.finished("a") == {(10, 15)}
+    assert local.score_files("a") == {(10, 15)}
     assert len(local.scores("a")) == 12
 
 
@@ -312,7 +315,9 @@ def test_a_damaged_score_file_is_told_with_a_remedy(
         with pytest.raises(RunDirectoryError) as error:
             read()
         assert str(file) in str(error.value)
-        assert str(error.value).endswith("delete it to have its trials run again")
+        assert str(error.value).endswith(
+            "run the sweep again: it is set aside and its trials are run again"
+        )
         assert "\n" not in str(error.value)
 
 
@@ -402,7 +407,7 @@ def test_a_place_below_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     run = RunDirectory.under(str(tmp_path / "file/below"), "x")
     assert run.read_text("sweep.yaml") is None
-    assert run.finished("a") == set()
+    assert run.score_files("a") == set()
     with pytest.raises(RunDirectoryError) as error:
         run.require_writable()
     assert str(error.value) == (

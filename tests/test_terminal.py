@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpaudit_ray import terminal
-from dpaudit_ray.orchestration.aggregation import AuditProgress, Progress
+from dpaudit_ray.orchestration.progress import AuditProgress, Progress
 
 
 def progress(done: int, trials: int = 100, label: str = "loss") -> Progress:

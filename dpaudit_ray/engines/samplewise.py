@@ -61,16 +61,19 @@ class Samplewise:
         if self.mapped:
             return self._mapped(row, x, y)
         with placed(self.module, row) as parameters:
-            return torch.stack([self._alone(parameters, x, y, j) for j in range(len(y))])
+            found = row.new_empty(len(y), len(row))
+            for j, into in enumerate(found):
+                self._alone(parameters, x[j : j + 1], y[j : j + 1], into)
+        return found
 
-    def _alone(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, j: int) -> Tensor:
+    def _alone(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, into: Tensor) -> None:
         for parameter in parameters:
             parameter.grad = None
         with torch.enable_grad():
-            loss = losses(self.module(x[j : j + 1].clone()), y[j : j + 1]).sum()
+            loss = losses(self.module(x.clone()), y).sum()
             if loss.requires_grad:
                 torch.autograd.backward(loss)
-        return torch.cat([_dense(parameter) for parameter in parameters])
+        torch.cat([_dense(parameter) for parameter in parameters], out=into)
 
     def _mapped(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         named = dict(self.module.named_parameters())

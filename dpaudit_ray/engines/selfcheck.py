@@ -145,25 +145,26 @@ def _case(module: nn.Module, x: Tensor, y: Tensor) -> _Case:
     alone = Samplewise(module)
     weights = torch.ones(len(theta), len(y), dtype=theta.dtype, device=theta.device)
     weights[0, -1] = 0
-    clip_norm, sums, weighted = 0.0, [], []
-    for row, own in zip(theta, weights, strict=True):
+    clip_norm, sums = 0.0, torch.empty_like(theta)
+    weighted = torch.empty_like(theta)
+    for i, (row, own) in enumerate(zip(theta, weights, strict=True)):
         each = alone.gradients(row, x, y)  # [B, p]
         norms = torch.linalg.vector_norm(each, dim=1)
         finite = norms[norms.isfinite()]
         clip_norm = clip_norm or 0.9 * float(finite.median() if len(finite) else 0) or 1.0
         factors = clip_norm / norms.clamp(min=clip_norm)
-        sums.append(factors @ each)
-        weighted.append((factors * own) @ each)
+        torch.mv(each.T, factors, out=sums[i])
+        torch.mv(each.T, factors * own, out=weighted[i])
     outputs = alone.outputs(theta, x)
-    values = (torch.stack(sums), torch.stack(weighted), outputs)
-    return _Case(theta, x, y, weights, clip_norm, *values)
+    return _Case(theta, x, y, weights, clip_norm, sums, weighted, outputs)
 
 
 def _models(module: nn.Module) -> Tensor:
     """Parameters around the module's own, float [n, p]."""
     initial = torch.cat([p.detach().flatten() for p in module.parameters()])
     if _large(module):  # drawing millions of numbers would take as long as all the rest
-        return torch.stack([1.1 * initial + 0.01, 0.9 * initial - 0.01])
+        signs = initial.new_tensor([[1.0], [-1.0]])
+        return torch.addcmul(0.01 * signs, 1 + 0.1 * signs, initial)
     drawn = torch.randn(3, len(initial), generator=torch.Generator().manual_seed(1))
     return initial + _SPREAD * drawn.to(initial)
 

@@ -19,28 +19,34 @@ from ray.util.metrics import Gauge
 from .. import patience, provenance
 from ..data.base import provide
 from ..failures import Failure
-from ..plan import Pack, Plan
+from ..plan import Pack
 from ..provenance import Machine
 from ..storage import PackScores, RunDirectory
 from . import metrics
-from .aggregation import Activity, Aggregation, Progress
+from .aggregation import Aggregation
 from .executors import Checked, Done
+from .progress import Activity, Progress
+from .trainer import Brief, runs_of
 from .trainer import Trainer as PackTrainer
-from .trainer import runs_of
 
 _log = logging.getLogger("dpaudit")
+KEEP_UP_SECONDS = 1.0
 WRITERS = 32  # packs that the aggregator stores at once: most of the time they wait for storage
 
 
 @ray.remote(max_concurrency=WRITERS)
 class Aggregator:
-    """One per sweep. Restarted by Ray after a crash, it rebuilds itself from the run directory."""
+    """One per sweep. Restarted by Ray after a crash, it rebuilds itself from the run directory.
 
-    def __init__(self, location: str) -> None:
+    It writes while `owner`, its driver, holds the lease.
+    """
+
+    def __init__(self, location: str, owner: str | None) -> None:
         _settle_in()
-        self._location = location
+        self._location, self._owner = location, owner
         self._opening = threading.Lock()
         self._opened: Aggregation | None = None
+        self._trouble: Exception | None = None  # of what nobody waited for: the next call tells it
         sweep = location.rpartition("/")[2]  # results lie in storage_path/name
         self._publisher = metrics.Publisher(Gauge, sweep)
 
@@ -49,9 +55,21 @@ class Aggregator:
         # reaches the driver as the error it is and not as the death of an actor.
         with self._opening:
             if self._opened is None:
-                run = RunDirectory(self._location, patience.RUNNING)
+                run = RunDirectory(self._location, patience.RUNNING, self._owner)
                 self._opened = Aggregation.rebuild(run)
-            return self._opened
+                keeper = threading.Thread(target=self._keep_up, args=(self._opened,), daemon=True)
+                keeper.start()
+        if self._trouble is not None:
+            raise self._trouble
+        return self._opened
+
+    def _keep_up(self, aggregation: Aggregation) -> None:
+        while self._trouble is None:
+            time.sleep(KEEP_UP_SECONDS)
+            try:
+                aggregation.keep_up()
+            except Exception as error:  # noqa: BLE001 (thread boundary: told by the next call)
+                self._trouble = error
 
     def fold(self, pack: Pack, scores: PackScores) -> None:
         """Stores and folds a pack; safe to call twice."""
@@ -85,12 +103,12 @@ class Trainer:
     """Trains packs one after another and hands their scores to the aggregator."""
 
     def __init__(
-        self, raw_sweep: dict[str, Any], plan: Plan, aggregator: Any, datasets: dict[str, Any]
+        self, raw_sweep: dict[str, Any], brief: Brief, aggregator: Any, datasets: dict[str, Any]
     ) -> None:
         _settle_in()
         provide(dict(zip(datasets, ray.get(list(datasets.values())), strict=True)))
-        self._trainer = PackTrainer(raw_sweep, plan)
-        self._plan = plan
+        self._trainer = PackTrainer(raw_sweep, brief)
+        self._brief = brief
         self._aggregator = aggregator
 
     def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
@@ -114,7 +132,7 @@ class Trainer:
         self, pack: Pack, train: Callable[[Pack], PackScores | Failure], runs: int
     ) -> Done | Failure:
         started = time.perf_counter()
-        label = self._plan.audits[pack.audit].label
+        label = self._brief.audits[pack.audit].label
         what = f"{label}, trials {pack.first}-{pack.last}"
         _log.info("%s: starts", what)
         result = train(pack)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import collections
+import math
+import time
+from collections.abc import Callable
 from typing import Literal
 
 from ..plan import Pack
 
 FACTOR = 10  # times the slowest pack of the audit, trial for trial
 SHORTEST = 120.0  # seconds: opening an audit, a cold file cache, storage that fails for a minute
+QUIET = 10.0  # seconds without an answer of the aggregator: longer than it takes to fold a pack
+LONG = 60.0  # seconds of that, before the user is told
 FIRST = 1800.0  # seconds, while no pack of the audit was timed; doubled after each that is lost so
 
 
@@ -40,3 +45,41 @@ class Deadlines:
         if self.unknown(pack):
             return FIRST * 2.0 ** self._missed[pack]
         return max(SHORTEST, FACTOR * self._slowest[pack.audit] * pack.size)
+
+
+class Silence:
+    """When the aggregator gave no answer: trainers wait for it then, and are not to blame.
+
+    Restarted, it reads the finished packs first; so it is silent, too, when storage is.
+
+    Args:
+        tell: takes a line for the user when that takes long.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._asked = time.monotonic()
+        self._told = False
+        self.ended = -math.inf  # when it was silent last, by `time.monotonic`
+
+    def asked(self) -> None:
+        """It has answered, and is asked again."""
+        self._asked, self._told = time.monotonic(), False
+
+    def lasts(self, waiting: bool) -> bool:
+        """Whether it is silent now; `waiting`: what it was asked last is not answered yet."""
+        now = time.monotonic()
+        if not waiting or now - self._asked < QUIET:
+            return False
+        self.ended = now
+        if now - self._asked > LONG and not self._told:
+            self._told = True
+            self._tell(
+                f"the aggregator has not answered for {LONG:.0f} s: it reads finished packs again, "
+                "or storage is slow; trainers wait for it"
+            )
+        return True
+
+    def within(self, seconds: float) -> bool:
+        """Whether it was silent at any time of the last so many seconds."""
+        return time.monotonic() - seconds < self.ended

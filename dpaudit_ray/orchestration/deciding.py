@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from .. import prefix, stats, verdict
 from ..plan import PlannedAudit
@@ -23,7 +24,7 @@ class Decider:
     ) -> None:
         self._rule = cell.audit.stop_when
         self._level = (cell.audit.delta, cell.audit.confidence)
-        self._claim = audit.claim
+        self._audit, self._claim = audit, audit.claim
         self._live = live
         self._test: ClaimTest | None = None
         if self._rule is not None and self._rule.verdict:
@@ -31,6 +32,12 @@ class Decider:
             confidence = min(c.audit.confidence for c in sweep.cells)
             self._alpha = (1 - confidence) / len(sweep.cells)
             self._test = ClaimTest(_claimed_curve(audit, cell), audit.declared[0])
+
+    def cut(self, packs: FoldedPack) -> Iterator[FoldedPack]:
+        """The same trials pack by pack, where the audit may be over after any of them."""
+        if self._rule is None or not self._rule.by_bounds:
+            return iter((packs,))
+        return prefix.up_to_looks(self._audit, (packs,), lambda: 0)
 
     def fold(self, pack: FoldedPack) -> None:
         """Adds a pack, in trial order."""

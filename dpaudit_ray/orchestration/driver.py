@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from ..errors import ClusterError, StorageError
 from ..failures import Failure
 from ..plan import Pack
-from .aggregation import Activity, Progress
 from .executors import Done, Executor, Lost, Outcome
 from .interrupt import Stop
 from .ledger import Ledger
+from .progress import Activity, Progress
 
 SHOW_SECONDS = 0.5
 
@@ -37,7 +37,8 @@ class Summary:
 class Driver:
     """Runs packs to the end of the sweep, until it is asked to stop, or a budget is spent.
 
-    `hours` are the time budgets of audits that have one.
+    `hours` are the time budgets of audits that have one. `require` is called all the time, and
+    raises when this driver must stop where it is.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Driver:
         stop: Stop,
         show: Callable[[Progress], None] = lambda progress: None,
         hours: Mapping[int, float] | None = None,
+        require: Callable[[], None] = lambda: None,
     ) -> None:
         self._executor = executor
         self._packs = iter(packs)
@@ -57,6 +59,7 @@ class Driver:
         self._stop = stop
         self._show = show
         self._hours = hours or {}
+        self._require = require
         self._worked: dict[int, float] = collections.defaultdict(float)  # seconds, by audit
         self._decided: set[int] = set()
         self._in_flight = 0
@@ -71,6 +74,7 @@ class Driver:
         Raises:
             ClusterError: more workers were lost than the sweep allows.
             StorageError: results can no longer be stored.
+            LeaseLostError: another driver stores them.
         """
         try:
             self._loop()
@@ -88,6 +92,7 @@ class Driver:
     def _loop(self) -> None:
         self._look(force=True)
         while not self._stop.expired and (self._top_up() or self._in_flight):
+            self._require()
             self._executor.backlog(self._backlog())
             for outcome in self._executor.wait(timeout=SHOW_SECONDS):
                 self._settle(outcome)

@@ -52,8 +52,12 @@ class Estimating:
         for index, (step, states) in enumerate(zip(audit.horizons, self._states, strict=True)):
             known = cell.mechanism.trade_off(cell.adversary, step)
             found = [(one.given(known), one.epsilon_lower) for one in exact.get(step, ())]
-            free = self._assumption_free([one for one, _ in found], index)
-            found += [self._worth(state, known) for state in states]
+            bounds = [state.bound(level.delta, level.confidence) for state in states]
+            free = self._assumption_free([one for one, _ in found], bounds, index)
+            found += [
+                self._worth(state, bound.given(known))
+                for state, bound in zip(states, bounds, strict=True)
+            ]
             for estimate, together in found:
                 row = _row(estimate, together, free)
                 for accountant, claims in audit.claims.items():
@@ -92,14 +96,13 @@ class Estimating:
         planned = self._audit.declared[0] if uniform else self._audit.trials
         return spec.make(planned, independent=not self._cell.adversary.one_run)
 
-    def _worth(self, state: Estimator, known: stats.TradeOff) -> tuple[Estimate, float]:
-        """A bound under its status by now, and its ε at the sweep's split level.
+    def _worth(self, state: Estimator, found: Estimate) -> tuple[Estimate, float]:
+        """The bound of a state under its status by now, and its ε at the sweep's split level.
 
         A bound for a declared number of trials holds at that one, if it was the only one. The
         second is NaN for what no decision may rest on (yet).
         """
         level = self._cell.audit
-        found = state.bound(level.delta, level.confidence).given(known)
         if self._audit.mixed:
             return dataclasses.replace(found, status=Status.MIXED), math.nan
         if not state.time_uniform() and found.status not in _CLAIM_NO_LEVEL:
@@ -114,16 +117,21 @@ class Estimating:
             return found, found.epsilon_lower
         return found, state.bound(level.delta, self._each).epsilon_lower
 
-    def _assumption_free(self, exact: list[Estimate], index: int) -> Estimate | None:
-        """The bound without an assumption at recorded step number `index`; None where none is."""
+    def _assumption_free(
+        self, exact: list[Estimate], bounds: list[Estimate], index: int
+    ) -> Estimate | None:
+        """The bound without an assumption at recorded step number `index`; None where none is.
+
+        `bounds` are those of the states of this step.
+        """
         if self._audit.mixed:
             return None
-        states = [one for one in self._states[index] if self._holds_at_last(one)]
+        states = zip(self._states[index], bounds, strict=True)
+        found = [*exact, *(bound for state, bound in states if self._holds_at_last(state))]
         if self._free is not None and index == len(self._audit.horizons) - 1:
-            states.append(self._free)
-        level = self._cell.audit
-        bounds = [state.bound(level.delta, level.confidence) for state in states]
-        return preferred.curve_free([*exact, *bounds])
+            level = self._cell.audit
+            found.append(self._free.bound(level.delta, level.confidence))
+        return preferred.curve_free(found)
 
     def _holds_at_last(self, state: Estimator) -> bool:
         """Whether its bound holds once all trials are in."""

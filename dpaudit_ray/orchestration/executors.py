@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from ..failures import Failure
 from ..plan import Pack
-from .aggregation import Activity, Progress
+from .progress import Activity, Progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Executor(Protocol):
 
         Raises:
             StorageError: results can no longer be stored.
+            LeaseLostError: another driver stores them.
             ClusterError: the aggregator cannot be brought back.
         """
 

@@ -9,9 +9,10 @@ from ..failures import Failure
 from ..plan import Pack, Plan
 from ..spec import Sweep
 from ..storage import RunDirectory
-from .aggregation import Activity, Aggregation, Progress
+from .aggregation import Aggregation
 from .executors import Checked, Done, Outcome
-from .trainer import Trainer
+from .progress import Activity, Progress
+from .trainer import Brief, Trainer
 
 
 class InlineExecutor:
@@ -19,7 +20,7 @@ class InlineExecutor:
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         self._aggregation = Aggregation(sweep, plan, run)
-        self._trainer = Trainer(sweep.raw, plan)
+        self._trainer = Trainer(sweep.raw, Brief.of(plan))
         self._queue: collections.deque[Pack] = collections.deque()
         self._checks: dict[Pack, bool] = {}  # of the packs in the queue, and whether finished
 
@@ -50,6 +51,7 @@ class InlineExecutor:
         if isinstance(result, Failure):
             return [result]
         self._aggregation.fold(pack, result)
+        self._aggregation.keep_up()
         return [Done(pack, time.perf_counter() - started)]
 
     def check(self, pack: Pack, finished: bool) -> None:

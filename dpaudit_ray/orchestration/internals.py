@@ -27,6 +27,11 @@ def reread_environment(ray: Any) -> None:
     ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
+def object_store(ray: Any) -> str:
+    """The socket of this node's object store, which is a part of its raylet."""
+    return str(ray._private.worker.global_worker.node.plasma_store_socket_name)
+
+
 def draining(ray: Any) -> set[str]:
     """Ids of nodes that are about to leave: idle, or taken back by their owner."""
     return set(ray._private.state.state.get_draining_nodes())

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from .aggregation import AuditProgress, Progress
+from .progress import AuditProgress, Progress
 
 PREFIX = "ray_"  # what Ray puts in front of a name
 HEARTBEAT_SECONDS = 5.0  # Ray drops a gauge that was not set for about 20 s

@@ -45,10 +45,11 @@ class Worker:
         """Whether it may be given new packs."""
         return self.ready and not self.leaving and not self.suspected
 
-    @property
-    def references(self) -> list[Any]:
-        """What it has still to answer."""
-        return list(self.packs) if self.ready else [self.greeting]
+    def given(self, reference: Any, pack: Pack) -> None:
+        """Takes a pack on; it runs from now on if it is the only one."""
+        if not self.packs:
+            self.since = time.monotonic()
+        self.packs[reference] = pack
 
     def answered(self, reference: Any) -> Pack:
         """Takes a pack off; the next one runs from now on."""
@@ -58,6 +59,9 @@ class Worker:
 
 class Pool:
     """Keeps as many trainers as there is room for, and no more than there is work for.
+
+    With thousands of trainers nothing here looks at all of them for each pack: whoever changes a
+    trainer says so (`changed`), and trainers wait by how many packs they have.
 
     Args:
         start: makes a trainer actor and the reference to its greeting.
@@ -77,8 +81,12 @@ class Pool:
     ) -> None:
         self._start, self._kill, self._room = start, kill, room
         self._leaving, self._tell = leaving, tell
-        self.workers: list[Worker] = []
+        self.workers: dict[Worker, None] = {}  # in the order in which they were started
         self.backlog: float = math.inf  # packs that are still to be handed out
+        self.places = 0  # packs that may be given to trainers now
+        # Trusted trainers that have so many packs, who came first first.
+        self._having: list[dict[Worker, None]] = [{} for _ in range(PACKS_PER_TRAINER + 1)]
+        self._loads: dict[Worker, int] = {}  # where they are listed
         self._started = 0
         self._resized = -math.inf
         self._quiet_since = time.monotonic()  # some trainer had its place, or the user was told
@@ -89,16 +97,28 @@ class Pool:
         """Trainers that have their place."""
         return [worker for worker in self.workers if worker.ready]
 
-    @property
-    def trusted(self) -> list[Worker]:
-        """Trainers that may be given new packs."""
-        return [worker for worker in self.workers if worker.trusted]
+    def changed(self, worker: Worker) -> None:
+        """To be told whenever a trainer is placed, given a pack, answers, or is not trusted."""
+        before = self._loads.pop(worker, None)
+        if before is not None:
+            del self._having[before][worker]
+            self.places -= PACKS_PER_TRAINER - before
+        if worker in self.workers and worker.trusted:
+            load = self._loads[worker] = min(len(worker.packs), PACKS_PER_TRAINER)
+            self._having[load][worker] = None
+            self.places += PACKS_PER_TRAINER - load
 
-    def open(self) -> list[Worker]:
-        """Trainers that may be given a pack each, once or several times; the last one first."""
-        trusted = self.trusted
-        loads = range(PACKS_PER_TRAINER - 1, -1, -1)
-        return [worker for load in loads for worker in trusted if len(worker.packs) <= load]
+    def next(self) -> Worker:
+        """The trainer that a new pack goes to: one with the fewest packs, where `places` are."""
+        return next(next(iter(having)) for having in self._having[:-1] if having)
+
+    def idle_and_full(self) -> Iterator[tuple[Worker, Worker]]:
+        """Each trainer with a pack to spare, beside one that has none, while there is one."""
+        idle, full = self._having[0], self._having[PACKS_PER_TRAINER]
+        for worker in list(full) if idle else ():
+            if not idle:
+                return
+            yield next(iter(idle)), worker
 
     def resize(self) -> None:
         """Starts trainers where there is room and work; gives back those that are too many."""
@@ -117,13 +137,14 @@ class Pool:
         for worker in pending[max(0, start - placed) :]:  # the newest: the others wait longer
             self.remove(worker)
         for _ in range(start - placed - len(pending)):
-            self.workers.append(self._start(self._started))
+            self.workers[self._start(self._started)] = None
             self._started += 1
         self._tell_when_idle(now, bool(ready), start, room)
 
     def remove(self, worker: Worker) -> tuple[Pack, ...]:
         """Ends a trainer; returns the packs it did not answer."""
-        self.workers.remove(worker)
+        del self.workers[worker]
+        self.changed(worker)
         self._kill(worker.actor)  # also when it only seemed dead: none may work unseen
         return tuple(worker.packs.values())
 
@@ -136,26 +157,38 @@ class Pool:
         """The trainer that a new pack goes to."""
         return min(among, key=lambda worker: len(worker.packs))
 
-    def overdue(self, limit: Callable[[Pack], float]) -> Iterator[tuple[Worker, float]]:
-        """Trainers that are silent for longer than their pack may take, and that time."""
+    def overdue(
+        self, limit: Callable[[Pack], float], since: float = -math.inf
+    ) -> Iterator[tuple[Worker, float]]:
+        """Trainers that are silent for longer than their pack may take, and that time.
+
+        What was before `since` is not held against them.
+        """
         now = time.monotonic()
         for worker in self.ready:
             running = next(iter(worker.packs.values()), None)
-            if running is not None and now - worker.since > (seconds := limit(running)):
+            silent = now - max(worker.since, since)
+            if running is not None and silent > (seconds := limit(running)):
                 yield worker, seconds
 
     def _give_back(self, ready: list[Worker], keep: float) -> None:
         """Idle trainers go first; busy ones end their packs."""
         nodes = self._leaving()
         for worker in ready:
-            worker.leaving = worker.place is not None and worker.place.node in nodes
+            if worker.place is not None and worker.place.node in nodes:
+                self._let_go(worker)
         staying = [worker for worker in ready if not worker.leaving]
         staying.sort(key=lambda worker: (len(worker.packs), -len(worker.name), worker.name))
         for worker in staying[: int(max(0, len(staying) - keep))]:
-            worker.leaving = True
+            self._let_go(worker)
         for worker in list(self.workers):
             if worker.leaving and not worker.packs and not worker.suspected:
                 self.remove(worker)
+
+    def _let_go(self, worker: Worker) -> None:
+        """It ends its packs and is given no more."""
+        worker.leaving = True
+        self.changed(worker)
 
     def _tell_when_idle(self, now: float, ready: bool, start: int, room: Room) -> None:
         if ready or not start:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +15,17 @@ from ..plan import Pack, Plan
 from ..provenance import Machine
 from ..spec import Sweep
 from ..storage import RunDirectory
-from .aggregation import Activity, Progress
-from .deadlines import SHORTEST, Deadlines
+from . import internals
+from .answers import Answers
+from .deadlines import SHORTEST, Deadlines, Silence
 from .executors import Done, Lost, Outcome
 from .fleet import Fleet
 from .nodes import Nodes, Place, last_line
 from .pool import Pool, Worker
+from .progress import Activity, Progress
 from .sharing import TRAINER
 from .suspects import Suspects
-from .trainer import runs_of
+from .trainer import Brief, runs_of
 from .watch import LOOK_SECONDS, Watch
 
 
@@ -50,9 +53,10 @@ class RayExecutor:
 
         self._ray, self._sweep, self._plan, self._nodes = ray, sweep, plan, nodes
         self._tell, self._packs = tell, packs
-        self._watch = Watch(ray.get_runtime_context().gcs_address, tell)
+        head = ray.get_runtime_context().gcs_address
+        self._watch = Watch(head, tell, internals.object_store(ray))
         self._trainer_class = actors.Trainer
-        self._shared = (ray.put(sweep.raw), ray.put(plan))
+        self._shared = (ray.put(sweep.raw), ray.put(Brief.of(plan)))
         # Ray keeps one copy on every node that asks, and all trainers there map its memory.
         self._datasets = {key: ray.put(data) for key, data in _datasets(sweep).items()}
         self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
@@ -62,20 +66,22 @@ class RayExecutor:
             max_restarts=-1,
             max_task_retries=-1,
             scheduling_strategy=_beside_the_driver(ray),
-        ).remote(run.location)
+        ).remote(run.location, run.owner)
         # Rebuilds the estimates now, so that a damaged run directory is told before any training.
         try:
             self._seen: Progress = self._aggregator_call("progress", Activity())
         except BaseException:
             self._watch.close()
+            ray.kill(self._aggregator)  # another one may have its name
             raise
         self._asked: Any = None
+        self._silence = Silence(tell)
         self._deadlines = Deadlines(sweep.resources.pack_deadline)
-        self._suspects = Suspects(nodes, tell)
         self._fleet = Fleet(plan, run, tell)
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
-        self._open: list[Worker] = []  # who is given the next packs, the last one first
         self._in_flight = 0
+        self._answers = Answers()
+        self._looked = -math.inf
         self._slow: set[int] = set()  # audits of whose first pack the user was told
         self._pool = Pool(
             self._start_worker,
@@ -84,13 +90,14 @@ class RayExecutor:
             lambda: nodes.leaving,
             nodes.tell_what_for,
         )
+        self._suspects = Suspects(nodes, tell, self._pool.changed)
         self.backlog(packs)
         self._pool.resize()
 
     @property
     def slots(self) -> int:
         """What is in flight, and as much as lets trainers that may be given packs have two."""
-        return self._in_flight + len(self._open)
+        return self._in_flight + self._pool.places
 
     @property
     def trainers(self) -> int:
@@ -100,6 +107,10 @@ class RayExecutor:
     def backlog(self, packs: float) -> None:
         """See `Executor.backlog`."""
         self._pool.backlog = min(packs, self._packs) + len(self._due)
+
+    def leave_when(self, asked: Callable[[], bool]) -> None:
+        """Once the sweep was asked to stop, a head that does not answer is not waited for."""
+        self._watch.leaving = asked
 
     def submit(self, pack: Pack) -> None:
         """Gives the pack to the trainer with the fewest packs."""
@@ -122,24 +133,18 @@ class RayExecutor:
     def wait(self, timeout: float) -> list[Outcome]:
         """See `Executor.wait`."""
         outcomes = self._outcomes(timeout)
-        self._open = self._pool.open()
-        self._in_flight = sum(len(w.packs) for w in self._pool.workers) + len(self._due)
+        for outcome in outcomes:
+            self._in_flight -= len(outcome.packs) if isinstance(outcome, Lost) else 1
         return outcomes
 
     def _outcomes(self, timeout: float) -> list[Outcome]:
         self._watch.require()
-        if self._watch.answers:  # else a call of Ray's would wait for it
-            self._pool.resize()
         self._hand_due()
-        owners = {reference: w for w in self._pool.workers for reference in w.references}
-        waiting = list(owners)
-        if not waiting:
-            time.sleep(timeout)
-            return []
-        ready, _ = self._ray.wait(waiting, num_returns=1, timeout=timeout)
-        if ready:
-            ready, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0)
-        outcomes = [self._collect(owners[reference], reference) for reference in ready]
+        if self._watch.answers:  # else a call of Ray's would wait for it
+            self._even_out()
+            self._pool.resize()
+        arrived = self._answers.wait(timeout)
+        outcomes = [self._collect(worker, reference) for worker, reference in arrived]
         return [*(outcome for outcome in outcomes if outcome), *self._hung()]
 
     def progress(self, activity: Activity) -> Progress:
@@ -147,6 +152,7 @@ class RayExecutor:
         if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
             self._seen, self._asked = self._answer(self._asked), None
         if self._asked is None:
+            self._silence.asked()
             self._asked = self._aggregator.progress.remote(activity)
         return self._seen
 
@@ -169,15 +175,32 @@ class RayExecutor:
     def _next(self) -> Worker:
         """The trainer that a new pack goes to: one with the fewest packs."""
         self._in_flight += 1
-        return self._open.pop()
+        return self._pool.next()
 
     def _hand(self, worker: Worker, method: str, pack: Pack, *arguments: Any) -> None:
         label = self._plan.audits[pack.audit].label
         # Not the trials: Ray keeps metrics by task name, 15 kB for each, in every process.
         task = getattr(worker.actor, method).options(name=f"Trainer.{method} {label}")
-        if not worker.packs:
-            worker.since = time.monotonic()
-        worker.packs[task.remote(pack, *arguments)] = pack
+        reference = task.remote(pack, *arguments)
+        worker.given(reference, pack)
+        self._pool.changed(worker)
+        self._answers.expect(reference, worker)
+
+    def _even_out(self) -> None:
+        """Once no pack is left to hand out, those that wait behind another go to idle trainers.
+
+        If one has just begun, two trainers run it: they get the same scores, stored once.
+        """
+        if self._pool.backlog:
+            return
+        for idle, full in self._pool.idle_and_full():
+            reference, pack = list(full.packs.items())[-1]
+            if self._suspects.case(pack) is None:
+                self._ray.cancel(reference, recursive=False)
+                self._answers.forget(reference)
+                del full.packs[reference]
+                self._pool.changed(full)
+                self._hand(idle, "run_pack", pack)
 
     def _hand_due(self) -> None:
         """Packs that failed go to another trainer; those of a trainer that was replaced, to any."""
@@ -225,19 +248,25 @@ class RayExecutor:
             if (ours := _ours(error)) is not None:
                 raise ours from error
             # The trainer lives, what it called did not.
-            return self._lost(Lost((worker.answered(reference),), last_line(error)))
+            return self._lost(Lost((self._off(worker, reference),), last_line(error)))
         except exceptions.RayError as error:
             return self._died(worker, error)
         if reference == worker.greeting:
             self._greeted(worker, *outcome)
             return None
-        return self._answered(worker, worker.answered(reference), outcome)
+        return self._answered(worker, self._off(worker, reference), outcome)
+
+    def _off(self, worker: Worker, reference: Any) -> Pack:
+        pack = worker.answered(reference)
+        self._pool.changed(worker)
+        return pack
 
     def _greeted(
         self, worker: Worker, node: str, address: str, machine: Machine | None = None
     ) -> None:
         """A trainer has its place, where it may stay if it would compute what the driver would."""
         worker.place = Place(node, address)
+        self._pool.changed(worker)
         if why := self._fleet.admit(address, machine):
             self._pool.replace(worker)
             self._nodes.leave_out(worker.place, why)
@@ -250,7 +279,8 @@ class RayExecutor:
             return None
         worker.proven = True
         if isinstance(outcome, Done):
-            self._deadlines.measured(outcome.pack, outcome.seconds)
+            if not self._silence.within(outcome.seconds):
+                self._deadlines.measured(outcome.pack, outcome.seconds)
             guilty = self._suspects.done(pack, worker)
             if guilty in self._pool.workers:
                 self._due += self._pool.replace(guilty)
@@ -289,14 +319,19 @@ class RayExecutor:
         return seconds if self._suspects.case(pack) is None else seconds * runs_of(pack)
 
     def _hung(self) -> list[Outcome]:
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS / 4 or self._silence.lasts(self._asked is not None):
+            return []
+        self._looked = now
         lost: list[Outcome] = []
-        for worker, seconds in list(self._pool.overdue(self._limit)):
+        since = self._silence.ended
+        for worker, seconds in list(self._pool.overdue(self._limit, since)):
             assert worker.place is not None
             packs = self._pool.replace(worker)
             self._deadlines.missed(packs[0])
             reason = f"{worker.name} on node {worker.place.address} was silent for {seconds:.0f} s"
             lost.append(self._lost(Lost(packs, reason)))
-        for worker, _ in self._pool.overdue(lambda pack: SHORTEST):
+        for worker, _ in self._pool.overdue(lambda pack: SHORTEST, since):
             self._tell_of_the_first(worker, next(iter(worker.packs.values())))
         return lost
 
@@ -320,7 +355,9 @@ class RayExecutor:
             scheduling_strategy="SPREAD",
             **self._nodes.options,
         ).remote(*self._shared, self._aggregator, self._datasets)
-        return Worker(name, actor, actor.ready.remote(self._fleet.modules))
+        worker = Worker(name, actor, actor.ready.remote(self._fleet.modules))
+        self._answers.expect(worker.greeting, worker)
+        return worker
 
 
 def _beside_the_driver(ray: Any) -> Any:

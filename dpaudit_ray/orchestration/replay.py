@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import collections
-import functools
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
-from ..prefix import Bounds, FoldedPack
+from .. import prefix
+from ..gathering import Stretch
+from ..plan import PlannedAudit
+from ..prefix import FoldedPack
 from ..storage import PackScores
-
-READERS = 32  # an object store takes tens of milliseconds to answer, whoever asks
-UNDERWAY = 2 * READERS
 
 
 class Ahead:
-    """Packs that were finished before their turn: the latest `limit` bytes of them.
+    """Packs that will be asked for later: the latest `limit` bytes of them.
 
     What was dropped is in the run directory, as every finished pack is.
     """
@@ -45,36 +43,28 @@ class Replay:
     """The packs of one audit, one after another.
 
     Args:
-        read: gives a pack by its first and last trial, in any thread.
+        read: gives packs that one file holds, in any thread.
+        audit: whose they are.
         ahead: shared by the audits of a sweep.
     """
 
-    def __init__(self, read: Callable[[int, int], FoldedPack], ahead: Ahead) -> None:
-        self._read, self._ahead = read, ahead
+    def __init__(
+        self, read: Callable[[Stretch], FoldedPack], audit: PlannedAudit, ahead: Ahead
+    ) -> None:
+        self._read, self._audit, self._ahead = read, audit, ahead
 
     def keep(self, pack: PackScores) -> None:
         """Takes a pack that will be asked for, now or later."""
         self._ahead.put(self, pack)
 
-    def packs(self, bounds: Iterable[Bounds]) -> Iterator[FoldedPack]:
-        """The packs with these bounds, in this order; several are read at once."""
-        waiting: collections.deque[PackScores | Future[FoldedPack]] = collections.deque()
-        for pack in bounds:
-            kept = self._ahead.take(self, pack[0])
-            waiting.append(kept or _readers().submit(self._read, *pack))
-            if len(waiting) >= UNDERWAY:
-                yield _arrived(waiting.popleft())
-        while waiting:
-            yield _arrived(waiting.popleft())
+    def packs(self, asked: Iterable[Stretch]) -> Iterator[FoldedPack]:
+        """These packs, in this order; several are read at once."""
+        return prefix.in_order(self._read, asked, prefix.read_ahead(self._audit), self._kept)
 
-
-@functools.cache
-def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(READERS, thread_name_prefix="replay")
-
-
-def _arrived(pack: PackScores | Future[FoldedPack]) -> FoldedPack:
-    return pack.result() if isinstance(pack, Future) else pack
+    def _kept(self, packs: Stretch) -> PackScores | None:
+        if packs.file != self._audit.packs[packs.start]:
+            return None
+        return self._ahead.take(self, self._audit.packs[packs.start][0])
 
 
 def _size(pack: PackScores) -> int:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
+from .. import gathering
 from ..failures import Failure
 from ..plan import Pack, Plan
 from ..storage import RunDirectory
-from .aggregation import Activity, Progress
 from .executors import Checked, Done, Executor, Outcome
+from .progress import Activity, Progress
 
 # Finished trials of an audit that are run again: as many as are retried, but no more than this,
 # rounded up to a pack. Of runs of randomised response at ε = 2 one in 2000 repeats all 32.
@@ -33,7 +34,7 @@ def checks(plan: Plan, run: RunDirectory, failed: Iterable[Pack]) -> dict[Pack, 
     chosen: dict[Pack, bool] = {}
     for index, packs in by_audit.items():
         audit = plan.audits[index]
-        done = [Pack(index, *pack) for pack in run.finished(audit.id) & set(audit.packs)]
+        done = [Pack(index, *pack) for pack in gathering.finished(run, audit)]
         due = min(sum(pack.size for pack in packs), CHECKED)
         again = list(_worth(due, sorted(done, key=lambda pack: (-pack.size, pack.first))))
         chosen |= dict.fromkeys(again or packs[:1], bool(again))

@@ -1,7 +1,6 @@
 """Sweeps as Ray jobs. The job runs `dpaudit run`; what has to survive lies in the run directory.
 
-Ray runs a job once and forgets it with the cluster. So resuming is submitting again: the sweep's
-fingerprint in the job's metadata tells which jobs were attempts at the same run.
+Resuming is submitting again; `attempts` knows which jobs worked on the same run.
 """
 
 from __future__ import annotations
@@ -10,24 +9,29 @@ import asyncio
 import dataclasses
 import logging
 import os
+import re
 import shlex
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ClusterError, NoClusterError, SpecError
+from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, SpecError
 from ..spec import Sweep
+from . import access, attempts
+from .joblog import JobLog
 from .luggage import Luggage
 
 STOP_MARGIN_SECONDS = 30  # after the grace period of running packs: estimates and the lease
-CONNECT_SECONDS = 10.0
+START_SECONDS = 60.0  # for a cluster that has only just been started
 POLL_SECONDS = 1.0
 _OVER = ("SUCCEEDED", "FAILED", "STOPPED")
-_STOPPED = 4  # the exit code of a sweep that was stopped and can be resumed
+_OF_A_SWEEP = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}  # `dpaudit run` has no other
+_NO_COMMAND = 127  # what a shell returns
+_SIGNALLED = 128  # and the signal
+_MISSING = re.compile(r"No module named '?([\w.]+)")
+_PASSING = ("No available agent", "already exists")  # another submission has just taken the id
 
 Tell = Callable[[str], None]
 
@@ -60,8 +64,8 @@ class SweepJob:
         Raises:
             SpecError: the sweep file is not in the working directory, or results would be lost.
         """
-        folder, path = luggage.folder.resolve(), Path(file).resolve()
-        if not path.is_relative_to(folder):
+        folder, path = Path(os.path.abspath(luggage.folder)), Path(os.path.abspath(file))
+        if not path.is_relative_to(folder):  # as it is called, for links are followed
             raise SpecError(
                 "SWEEP", f"{file} must lie in the working directory, {folder}, to be sent with it"
             )
@@ -74,25 +78,22 @@ class SweepJob:
                 f"is {storage_path!r}, a folder that would end with the job; use one that all "
                 "nodes mount (/shared/runs), or an address (s3://bucket/runs)",
             )
-        return cls(sweep, relative.as_posix(), storage_path, tuple(changes), luggage)
+        place = attempts.storage(storage_path)
+        return cls(sweep, relative.as_posix(), place, tuple(changes), luggage)
 
     @property
     def entrypoint(self) -> str:
         """What the driver is started with."""
-        command = ["python", "-m", "dpaudit_ray", "run", self.file]
+        command = ["python", "-m", "dpaudit_ray", "run", self.file, "--report"]
         command += ["--storage-path", self.storage_path]
         for change in self.changes:
             command += ["--set", change]
         return shlex.join([*command, *self.options])
 
     @property
-    def metadata(self) -> dict[str, str]:
-        """What makes two jobs attempts at one run."""
-        return {
-            "sweep": self.sweep.name,
-            "fingerprint": self.sweep.fingerprint,
-            "storage_path": self.storage_path,
-        }
+    def run(self) -> str:
+        """Where the run directory is."""
+        return f"{self.storage_path}/{self.sweep.name}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -120,161 +121,148 @@ class Cluster:
             )
         self.address = address.rstrip("/")
         self._tell = tell
-        _require_access(self.address, _token(), tell)
+        access.require(self.address, tell)
 
         from ray.job_submission import JobSubmissionClient
 
         try:
             self._client = JobSubmissionClient(self.address)
-        except (RuntimeError, ConnectionError) as error:
-            raise NoClusterError(f"{self.address}: {_first_line(error)}") from error
-        logging.getLogger("ray").setLevel(logging.WARNING)  # else it tells of every upload
+        except (RuntimeError, OSError) as error:
+            raise NoClusterError(f"{self.address}: {access.first_line(error)}") from error
+        for part in JobSubmissionClient.__mro__:  # they tell of every upload and connection
+            logging.getLogger(part.__module__).setLevel(logging.WARNING)
+
+    def stopping(self, submission: str) -> str:
+        """The command that stops a job."""
+        return f"ray job stop {submission} --address {self.address}"
 
     def submit(self, job: SweepJob) -> str:
         """Starts a job, the next attempt at its run; one that is running already is left alone.
 
+        A cluster that is only just starting is asked again for `START_SECONDS`.
+
         Returns:
             The submission id.
+
+        Raises:
+            NoClusterError: the cluster does not take the job.
+            RunDirectoryError: a job with other settings works on the same run.
+            SpecError: the working directory cannot be sent.
         """
-        attempts = [
-            info
-            for info in self._client.list_jobs()
-            if info.submission_id and job.metadata.items() <= (info.metadata or {}).items()
-        ]
-        for info in attempts:
-            if info.status not in _OVER:
-                self._tell(f"already running as job {info.submission_id}")
-                return str(info.submission_id)
-        attempt = 1 + max((int(info.metadata.get("attempt", 0)) for info in attempts), default=0)
-        submission = f"{job.sweep.name}-{job.sweep.fingerprint[:8]}-{attempt}"
+        deadline, told = time.monotonic() + START_SECONDS, False
         with tempfile.TemporaryDirectory() as scratch:
             archive = Path(scratch) / "working_dir.zip"
             job.luggage.pack(archive)
-            environment = {"working_dir": str(archive), "env_vars": job.environment}
-            try:
-                self._client.submit_job(
-                    entrypoint=job.entrypoint,
-                    submission_id=submission,
-                    runtime_env=environment,
-                    metadata=job.metadata | {"attempt": str(attempt)},
-                )
-            except (RuntimeError, ConnectionError) as error:
-                raise NoClusterError(
-                    f"{self.address} does not take the job ({_first_line(error)})"
-                ) from error
-        self._tell(f"job {submission} submitted, attempt {attempt}")
-        return submission
+            while True:
+                try:
+                    return self._running(job) or self._started(job, archive)
+                except (RuntimeError, OSError) as error:
+                    why = access.first_line(error)
+                    if not any(word in str(error) for word in _PASSING) or (
+                        time.monotonic() > deadline
+                    ):
+                        raise NoClusterError(
+                            f"{self.address} does not take the job ({why})"
+                        ) from error
+                if not told:
+                    told = True
+                    self._tell(f"{self.address} is not ready ({why}); trying again for a minute")
+                time.sleep(POLL_SECONDS)
 
     def follow(self, submission: str, write: Callable[[str], object]) -> int:
         """Passes the job's log on until it ends; returns the exit code of the sweep.
 
         Raises:
-            ClusterError: the connection is gone, or the job ended before the sweep could start.
+            ClusterError: the connection is gone, or the job ended as no sweep does.
+            NoClusterError: the cluster lacks what a sweep needs.
         """
-        written = 0
+        log = JobLog(write)
         while True:
-            over = self._status(submission) in _OVER
-            written = asyncio.run(self._pass_on(submission, write, written))
+            over = self._info(submission).status in _OVER
+            asyncio.run(self._pass_on(submission, log))
             if over:
+                log.close()
                 return self._exit_code(submission)
             time.sleep(POLL_SECONDS)
 
-    async def _pass_on(self, submission: str, write: Callable[[str], object], skip: int) -> int:
-        """The log from character `skip` on, until it or the connection ends; its length so far."""
+    async def _pass_on(self, submission: str, log: JobLog) -> None:
+        """The log until it or the connection ends."""
         import aiohttp
 
-        length = 0
+        log.rewind()
         try:
             async for text in self._client.tail_job_logs(submission):
-                if length + len(text) > skip:
-                    write(text[max(0, skip - length) :])
-                length += len(text)
+                log.feed(text)
         except (RuntimeError, aiohttp.ClientError) as error:
             logging.getLogger("dpaudit").debug("log of %s: %s", submission, error)
-        return max(length, skip)
 
-    def _status(self, submission: str) -> str:
-        return str(self._info(submission).status)
+    def _attempts(self, job: SweepJob) -> list[Any]:
+        """All jobs that were attempts at the same run."""
+        return [
+            info
+            for info in self._client.list_jobs()
+            if info.submission_id and (info.metadata or {}).get(attempts.RUN) == job.run
+        ]
+
+    def _running(self, job: SweepJob) -> str | None:
+        """The attempt that runs now, if it does what this one would do."""
+        for info in self._attempts(job):
+            if info.status in _OVER:
+                continue
+            if other := attempts.difference(info.metadata, attempts.metadata(job.sweep, job.run)):
+                raise RunDirectoryError(
+                    f"job {info.submission_id} works on {job.run} with other settings ({other}); "
+                    "wait for its end or stop it, and run this command again: "
+                    f"{self.stopping(info.submission_id)}"
+                )
+            self._tell(f"already running as job {info.submission_id}")
+            return str(info.submission_id)
+        return None
+
+    def _started(self, job: SweepJob, archive: Path) -> str:
+        number = attempts.next_number([info.metadata for info in self._attempts(job)])
+        submission = attempts.name(job.sweep.name, job.run, number)
+        self._client.submit_job(
+            entrypoint=job.entrypoint,
+            submission_id=submission,
+            runtime_env={"working_dir": str(archive), "env_vars": job.environment},
+            metadata=attempts.metadata(job.sweep, job.run) | {attempts.ATTEMPT: str(number)},
+        )
+        self._tell(f"job {submission} submitted, attempt {number}")
+        return submission
 
     def _exit_code(self, submission: str) -> int:
         info = self._info(submission)
+        code = info.driver_exit_code
         if info.status == "SUCCEEDED":
-            return 0
-        if info.status == "STOPPED":
-            return _STOPPED
-        if not info.driver_exit_code:
-            raise ClusterError(f"job {submission} failed before the sweep started: {info.message}")
-        if info.driver_exit_code < 0:
-            self._tell(f"the driver was killed by signal {-info.driver_exit_code}; submit it again")
-            return _STOPPED
-        return int(info.driver_exit_code)
+            return Exit.COMPLETE
+        if info.status == "STOPPED" or code in _OF_A_SWEEP:
+            return code or Exit.STOPPED
+        said = str(info.message)
+        if code is None:
+            line = said.strip().splitlines()[0] if said.strip() else "no reason is known"
+            raise ClusterError(f"job {submission} failed ({line}); the same command tries again")
+        if code < 0 or code > _SIGNALLED:
+            number = -code if code < 0 else code - _SIGNALLED
+            self._tell(f"the driver was killed by signal {number}; the same command resumes")
+            return Exit.STOPPED
+        missing = _MISSING.search(said.strip().splitlines()[-1] if said.strip() else "")
+        if code == _NO_COMMAND or missing:
+            what = f"has no module {missing[1]}" if missing else "is not there"
+            raise NoClusterError(
+                f"the python of the cluster's head {what}; install this package on every node"
+            )
+        raise ClusterError(
+            f"job {submission} ended with exit code {code}, as no sweep does; its log may say why, "
+            "and the same command tries again"
+        )
 
     def _info(self, submission: str) -> Any:
         try:
             return self._client.get_job_info(submission)
-        except (RuntimeError, ConnectionError, OSError) as error:
+        except (RuntimeError, OSError) as error:
+            why = access.first_line(error)
             raise ClusterError(
-                f"lost the connection to {self.address} ({_first_line(error)}); the job may go on: "
+                f"lost the connection to {self.address} ({why}); the job may go on: "
                 "run the same command again to follow or resume it"
             ) from error
-
-
-def _token() -> str | None:
-    """The token that Ray would use; has Ray use it when only the mode is not set."""
-    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
-        return None
-    token = os.environ.get("RAY_AUTH_TOKEN")
-    if token is None:
-        named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-        file = Path(named) if named else Path.home() / ".ray" / "auth_token"
-        try:
-            token = file.read_text().strip()
-        except OSError as error:
-            if not named:
-                return None
-            raise NoClusterError(
-                f"RAY_AUTH_TOKEN_PATH: cannot read {file} ({error.strerror})"
-            ) from error
-    os.environ["RAY_AUTH_MODE"] = "token"
-    return token
-
-
-def _require_access(address: str, token: str | None, tell: Tell) -> None:
-    """Asks for the version: fast, and it needs the token where there is one.
-
-    Raises:
-        NoClusterError: nobody answers, or the token is missing or wrong.
-    """
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    code = _answer(address, headers)
-    if code == 401:
-        raise NoClusterError(
-            f"{address} wants a token; export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
-            "RAY_AUTH_TOKEN_PATH), the same as on the head"
-        )
-    if code == 403:
-        raise NoClusterError(
-            f"{address} refuses this token; take the one that the head was started with"
-        )
-    if code != 200:
-        raise NoClusterError(f"{address} is not a Ray dashboard (it answered with HTTP {code})")
-    if _answer(address, {}) == 200:
-        tell(f"warning: {address} takes jobs from anybody; start the head with RAY_AUTH_MODE=token")
-
-
-def _answer(address: str, headers: dict[str, str]) -> int:
-    try:
-        request = urllib.request.Request(f"{address}/api/version", headers=headers)
-        with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as response:
-            return int(response.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except (OSError, ValueError) as error:
-        raise NoClusterError(
-            f"no Ray dashboard answers at {address} ({_first_line(error)}); check the address, and "
-            "the tunnel if there is one"
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

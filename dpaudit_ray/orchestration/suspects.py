@@ -30,10 +30,13 @@ class Suspects:
     Args:
         nodes: counts faults by node.
         tell: takes a line for the user about a trainer that is at fault.
+        changed: takes a trainer that is suspected, or no longer.
     """
 
-    def __init__(self, nodes: Nodes, tell: Callable[[str], None]) -> None:
-        self._nodes, self._tell = nodes, tell
+    def __init__(
+        self, nodes: Nodes, tell: Callable[[str], None], changed: Callable[[Worker], None]
+    ) -> None:
+        self._nodes, self._tell, self._changed = nodes, tell, changed
         self._cases: dict[Pack, Case] = {}
         self._guilty: set[str] = set()
 
@@ -48,12 +51,14 @@ class Suspects:
             return False
         self._cases[failure.pack] = Case(failure, worker)
         worker.suspected.add(failure.pack)
+        self._changed(worker)
         return True
 
     def drop(self, pack: Pack) -> None:
         """Ends a case without a verdict on its trainer."""
         if (case := self._cases.pop(pack, None)) is not None:
             case.worker.suspected.discard(pack)
+            self._changed(case.worker)
 
     def done(self, pack: Pack, by: Worker) -> Worker | None:
         """The trainer that failed at a pack which another has done, the first time it did so."""

@@ -17,6 +17,30 @@ from ..plan import Pack, Plan
 from ..spec import Sweep
 from ..storage import PackScores
 
+
+@dataclasses.dataclass(frozen=True)
+class AuditBrief:
+    """What a trainer must know of an audit."""
+
+    label: str
+    fingerprint: str
+    horizons: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Brief:
+    """What a trainer must know of a plan. Its packs are not in it: a trainer is told each."""
+
+    seed: int
+    audits: tuple[AuditBrief, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> Brief:
+        """The same for any number of packs."""
+        audits = (AuditBrief(a.label, a.fingerprint, a.horizons) for a in plan.audits)
+        return cls(plan.seed, tuple(audits))
+
+
 RETRIED = 32  # trials that are run again, or more, where a pack that failed is done after all
 
 
@@ -28,16 +52,16 @@ def runs_of(pack: Pack) -> int:
 class Trainer:
     """Turns packs into scores. The secret bits are drawn here and reach the mechanism only."""
 
-    def __init__(self, raw_sweep: dict[str, object], plan: Plan) -> None:
+    def __init__(self, raw_sweep: dict[str, object], brief: Brief) -> None:
         self._raw = raw_sweep
-        self._plan = plan
+        self._brief = brief
         self._opened: tuple[int, Session] | None = None
 
     def train(self, pack: Pack) -> PackScores:
         """Trains and scores one pack; the same pack gives the same scores on every call."""
-        audit = self._plan.audits[pack.audit]
-        members = seeds.bits(self._plan.seed, audit.fingerprint, pack.first, pack.last)
-        noise = seeds.noise_seed(self._plan.seed, audit.fingerprint, pack.first)
+        audit = self._brief.audits[pack.audit]
+        members = seeds.bits(self._brief.seed, audit.fingerprint, pack.first, pack.last)
+        noise = seeds.noise_seed(self._brief.seed, audit.fingerprint, pack.first)
         scores = self._session(pack.audit).run(members, noise, audit.horizons)
         return PackScores(pack.first, members, audit.horizons, scores)
 
@@ -108,11 +132,11 @@ class Trainer:
         # Packs come audit by audit, so keeping one session open is enough.
         if self._opened is None or self._opened[0] != index:
             self._opened = None
-            cell, audit = self._sweep.cells[index], self._plan.audits[index]
+            cell, audit = self._sweep.cells[index], self._brief.audits[index]
             session = cell.mechanism.open(
                 cell.adversary,
-                self._plan.seed,
-                seeds.derive("craft", self._plan.seed, audit.fingerprint),
+                self._brief.seed,
+                seeds.derive("craft", self._brief.seed, audit.fingerprint),
                 gpu=self._sweep.resources.num_gpus > 0,
             )
             self._opened = (index, session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..prefix import Trials
 from ..stats import Status
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.
@@ -31,7 +33,7 @@ STYLE: Any = {
 }
 
 
-def audit_figure(title: str, estimates: pd.DataFrame, scores: pd.DataFrame) -> bytes:
+def audit_figure(title: str, estimates: pd.DataFrame, trials: Trials) -> bytes:
     """A PNG: bounds over steps, and, where there are trials, their scores at the last step.
 
     Where several steps are recorded, a third panel has the scores over steps.
@@ -39,19 +41,18 @@ def audit_figure(title: str, estimates: pd.DataFrame, scores: pd.DataFrame) -> b
     Args:
         title: printed above.
         estimates: this audit's rows of estimates.parquet.
-        scores: this audit's score rows.
+        trials: this audit's trials that gave an output.
     """
-    panels: list[tuple[Callable[[Any, pd.DataFrame], None], pd.DataFrame]]
-    panels = [(_bounds, estimates)]
-    if len(scores):
-        panels.append((_histogram, scores))
-        if scores["step"].nunique() > 1:
-            panels.append((_path, scores))
+    panels: list[Callable[[Any], None]] = [functools.partial(_bounds, estimates=estimates)]
+    if len(trials.members):
+        panels.append(functools.partial(_histogram, trials=trials))
+        if len(trials.steps) > 1:
+            panels.append(functools.partial(_path, trials=trials))
     with mpl.rc_context(STYLE):
         figure, row = side_by_side(len(panels))
         figure.suptitle(title, fontsize=10)
-        for axes, (draw, content) in zip(row, panels, strict=True):
-            draw(axes, content)
+        for axes, draw in zip(row, panels, strict=True):
+            draw(axes)
         return png(figure)
 
 
@@ -88,9 +89,8 @@ def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
     axes.legend(frameon=False, fontsize=7)
 
 
-def _histogram(axes: Any, scores: pd.DataFrame) -> None:
-    last = scores[scores["step"] == scores["step"].max()]
-    values, members = last["score"].to_numpy(), last["member"].to_numpy()
+def _histogram(axes: Any, trials: Trials) -> None:
+    values, members = trials.scores[:, -1], trials.members
     finite = np.isfinite(values)
     if finite.any():
         bins = _bins(values[finite])
@@ -103,14 +103,17 @@ def _histogram(axes: Any, scores: pd.DataFrame) -> None:
     axes.set_ylabel("trials")
 
 
-def _path(axes: Any, scores: pd.DataFrame) -> None:
+def _path(axes: Any, trials: Trials) -> None:
     """Mean ± 2 standard deviations over the trials of each world, at every step."""
-    finite = scores[np.isfinite(scores["score"])]
     for world, colour, name in ((False, COLOURS[0], "out"), (True, COLOURS[1], "in")):
-        inside = finite[finite["member"] == world].groupby("step")["score"]
-        mean, spread = inside.mean(), 2 * inside.std(ddof=0)
-        axes.plot(mean.index, mean, color=colour, lw=1.2, label=f"canary {name}, ± 2 deviations")
-        axes.fill_between(mean.index, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0)
+        steps, mean, spread = [], np.empty(0), np.empty(0)
+        for step, column in zip(trials.steps, trials.scores.T, strict=True):
+            inside = column[(trials.members == world) & np.isfinite(column)]
+            if len(inside):
+                steps.append(step)
+                mean, spread = np.append(mean, inside.mean()), np.append(spread, 2 * inside.std())
+        axes.plot(steps, mean, color=colour, lw=1.2, label=f"canary {name}, ± 2 deviations")
+        axes.fill_between(steps, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0)
     axes.set_xlabel("step")
     axes.set_ylabel("score")
     axes.legend(frameon=False, fontsize=7)

@@ -11,17 +11,22 @@ import jinja2
 import numpy as np
 import pandas as pd
 
-from .. import __version__, prefix
+from .. import __version__
 from ..plan import PlannedAudit
-from ..prefix import MissedPack
+from ..prefix import Trials
 from ..printable import lines
 from . import figures, groups, overviews, words
 from .profiles import Profile
 from .tables import Run, all_estimates, best, overview
 
+FILE = "report.html"
 
-def write(run: Run) -> str:
-    """Writes report.html and figures/ into the run directory; returns the report's address."""
+
+def write(run: Run, again: float | None = None) -> str:
+    """Writes report.html and figures/ into the run directory; returns the report's address.
+
+    With `again` a browser that shows the page loads it anew every so many seconds.
+    """
     rows = overview(run)
     table = all_estimates(run)
     audits = [_audit(run, audit, table) for audit in run.plan.audits]
@@ -45,9 +50,10 @@ def write(run: Run) -> str:
         specification=run.sweep.canonical(),
         interim=any(row["interim"] for row in rows),
         mixed=any(audit.mixed for audit in run.plan.audits),
+        again=again,
     )
-    run.directory.write_text("report.html", page)
-    return f"{run.directory.location}/report.html"
+    run.directory.write_text(FILE, page)
+    return f"{run.directory.location}/{FILE}"
 
 
 def _shown(value: Any) -> Any:
@@ -81,8 +87,8 @@ def _pictures(run: Run) -> list[dict[str, str]]:
 
 
 def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
-    packs = list(run.prefix(audit))
-    scores = prefix.scores(audit, [p for p in packs if not isinstance(p, MissedPack)])
+    trials = Trials.of(audit, run.prefix(audit))
+    shown = trials.shown
     mine = table[table["audit"] == audit.id]
     final = mine[mine["step"] == audit.horizons[-1]]
     level = run.settings(audit)
@@ -97,16 +103,15 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
         "claims": {name: values[-1] for name, values in audit.claims.items()},
         "curve_free": _curve_free(final),
         "figure": None,
-        "sampled": len(scores) > 0,
+        "sampled": len(shown.members) > 0,
     }
     if len(mine):
-        png = figures.audit_figure(audit.label, mine, scores)
+        png = figures.audit_figure(audit.label, mine, shown)
         run.directory.write_figure(f"{audit.id}.png", png)
         entry["figure"] = _embedded(png)
-    if len(scores) and len(mine):
-        last = scores[scores["step"] == audit.horizons[-1]]
-        diverged = ~np.isfinite(last["score"])
-        curves = Profile.of(run, audit, prefix.scores_with_errors(audit, packs))
+    if len(shown.members) and len(mine):
+        diverged = ~np.isfinite(shown.scores[:, -1])
+        curves = Profile.of(run, audit, trials.with_errors(), trials.members)
         profile_png = curves.figure()
         run.directory.write_figure(f"{audit.id}-profile.png", profile_png)
         entry |= {
@@ -114,11 +119,11 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
             "gaussian": curves.gaussian,
             "fit": curves.tradeoff.mu,
             "gap": curves.tradeoff.gap,
-            "trials_in": int(last["member"].sum()),
-            "trials_out": int((~last["member"]).sum()),
-            "diverged_in": int((diverged & last["member"]).sum()),
-            "diverged_out": int((diverged & ~last["member"]).sum()),
-            "missed": sum(len(p.members) for p in packs if isinstance(p, MissedPack)),
+            "trials_in": int(shown.members.sum()),
+            "trials_out": int((~shown.members).sum()),
+            "diverged_in": int((diverged & shown.members).sum()),
+            "diverged_out": int((diverged & ~shown.members).sum()),
+            "missed": int(trials.missed.sum()),
         }
     return entry
 

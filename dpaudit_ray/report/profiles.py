@@ -10,7 +10,6 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from scipy import special
 
 from .. import accounting
@@ -45,11 +44,11 @@ class Profile:
         return self.mu.gaussian
 
     @classmethod
-    def of(cls, run: Run, audit: PlannedAudit, scores: pd.DataFrame) -> Profile:
-        """Computes the curves from an audit's score rows."""
+    def of(
+        cls, run: Run, audit: PlannedAudit, values: Floats, members: npt.NDArray[np.bool_]
+    ) -> Profile:
+        """Computes the curves from an audit's scores at its last step, float64 [n]."""
         cell = run.sweep.cells[run.plan.audits.index(audit)]
-        last = scores[scores["step"] == audit.horizons[-1]]
-        values, members = last["score"].to_numpy(), last["member"].to_numpy()
         confidence = cell.audit.confidence
         claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
         ask = functools.partial(

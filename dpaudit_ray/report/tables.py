@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from .. import commitments, prefix, stats, stop_when
+from .. import commitments, gathering, prefix, stats, stop_when
 from .. import plan as planning
 from ..plan import Plan, PlannedAudit
 from ..prefix import FoldedPack
@@ -41,7 +41,7 @@ class Run:
 
     def done(self, audit: PlannedAudit) -> int:
         """Finished trials of an audit."""
-        finished = self.directory.finished(audit.id) & set(audit.packs)
+        finished = gathering.finished(self.directory, audit)
         return sum(last - first + 1 for first, last in finished)
 
     def settings(self, audit: PlannedAudit) -> AuditSpec:

@@ -41,7 +41,7 @@ class ClaimTest:
     best: float = 0.0
     latest: float = 0.0
     _reached: list[tuple[int, float]] = dataclasses.field(default_factory=list)
-    _due: int = 0
+    due: int = 0  # trials at the next look; one before it is none
 
     def __post_init__(self) -> None:
         self.process = Claim(planned=self.planned)
@@ -87,9 +87,9 @@ class ClaimTest:
         That depends on the trials alone, and keeps the effort of 50,000 packs in bounds. `now`
         looks in any case.
         """
-        if self.trials < self._due and not now:
+        if self.trials < self.due and not now:
             return
-        self._due = math.ceil(_LOOK * self.trials)
+        self.due = math.ceil(_LOOK * self.trials)
         self.latest = self.process.evidence(self.curve)
         if self.latest > self.best:
             self.best = self.latest

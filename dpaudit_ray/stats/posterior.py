@@ -2,10 +2,10 @@
 
 The log odds of "in" are taken to rise along a ramp in the rank of the score (as a normal score, so
 that no scale or tail matters) and to be flat beyond its two ends. Six ramps, with ends at either
-knot or nowhere, are fitted with weak normal priors and averaged by their evidence: a steady rise
-suits Gaussian noise, a rise between two plateaus Laplace noise and randomised response, a rise at
-one end a leak that shows in some runs only. Nothing that is certified rests on the fit: a poor one
-costs power.
+knot or nowhere, and two of them once more as even on both sides, are fitted with normal priors and
+averaged by their evidence: a steady rise suits Gaussian noise, a rise between two plateaus Laplace
+noise and randomised response, a rise at one end a leak that shows in some runs only. Nothing that
+is certified rests on the fit: a poor one costs power.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ Counts = npt.NDArray[np.int64]
 GROUPS = 256  # groups of neighbouring scores: enough to place a threshold, few enough to be fast
 _KNOTS = (-9.0, -0.7, 0.7, 9.0)
 _REACH = 2.5  # normal scores beyond this are too few to count in a ramp's height
-_FAVOUR = np.log([[1.0], [1.0], [1.0], [4.0], [1.0], [1.0]])  # the ramp between two plateaus
-_LEVEL_SD, _RISE_SD = 2.0, 8.0  # of the log odds halfway up a ramp, and of its height
+_RAMPS = (*itertools.combinations(_KNOTS, 2), (_KNOTS[0], _KNOTS[3]), (_KNOTS[1], _KNOTS[2]))
+_FAVOUR = np.log([[1.0], [1.0], [1.0], [4.0], [1.0], [1.0], [0.3], [0.6]])
+# Of the log odds halfway up a ramp: free, or for the last two about even, as where both worlds
+# look alike mirrored. Otherwise the luck of early trials makes one of two equal sides look surer.
+_LEVEL_SD = np.array([[2.0], [2.0], [2.0], [2.0], [2.0], [2.0], [0.05], [0.05]])
+_RISE_SD = 8.0  # of the height of a ramp
 _NEWTON_STEPS, _NEWTON_REACH, _CLOSE = 12, 4.0, 5e-2
 
 
@@ -36,7 +40,7 @@ class Groups:
 
     `order` lists the trials, int64 [R], group by group and in trial order within each; group g is
     `order[start[g] : start[g] + size[g]]`. `ramps` are the fitted shapes, float64
-    [6, groups - 1]. All of it is a function of the scores alone.
+    [8, groups - 1]. All of it is a function of the scores alone.
     """
 
     order: Counts
@@ -78,7 +82,7 @@ class Groups:
 
 def _ramps(normal: Floats) -> Floats:
     found = []
-    for low, high in itertools.combinations(_KNOTS, 2):
+    for low, high in _RAMPS:
         bottom, top = max(low, -_REACH), min(high, _REACH)
         found.append((np.clip(normal, low, high) - (bottom + top) / 2) / (top - bottom))
     return np.array(found)
@@ -99,7 +103,7 @@ def _average(
     variance = (c - 2 * b * ramps + a * ramps**2) / area
     prior = (theta[0] / _LEVEL_SD) ** 2 + (theta[1] / _RISE_SD) ** 2
     likelihood = (inside * fitted - seen * np.logaddexp(0, fitted)).sum(1, keepdims=True)
-    evidence = _FAVOUR + likelihood - prior / 2 - np.log(area) / 2
+    evidence = _FAVOUR + likelihood - prior / 2 - np.log(_LEVEL_SD * np.sqrt(area))
     weight = np.exp(evidence - evidence.max())
     chances = special.expit(fitted / np.sqrt(1 + np.pi / 8 * variance))
     return (weight * chances).sum(0) / weight.sum(), theta

@@ -147,16 +147,17 @@ def two_means(values: Scores) -> float:
 
     A function of the outputs alone, so it may be taken from the very trials that are judged.
     """
-    finite = values[np.isfinite(values)]
-    if len(finite) == 0:
+    finite = np.sort(values[np.isfinite(values)])
+    if (n := len(finite)) == 0:
         return math.nan
-    scale = float(np.abs(finite).max()) or 1.0  # sums of the largest numbers would overflow
-    centre = float(np.median(finite)) / 2 + float((finite / scale).mean()) * scale / 2
+    scale = float(np.abs(finite[[0, -1]]).max()) or 1.0  # sums of the largest would overflow
+    sums = np.cumsum(finite / scale)
+    centre = float(np.median(finite)) / 2 + float(sums[-1] / n) * scale / 2
     for _ in range(_LLOYD):
-        above = finite > centre
-        if above.all() or not above.any():
+        below = int(np.searchsorted(finite, centre, side="right"))
+        if below in (0, n):
             break
-        high, low = ((finite[part] / scale).mean() for part in (above, ~above))
+        low, high = sums[below - 1] / below, (sums[-1] - sums[below - 1]) / (n - below)
         moved = float((high + low) / 2 * scale)
         if moved == centre:
             break

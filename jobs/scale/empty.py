@@ -23,16 +23,17 @@ class Nobody(Adversary):
 class Empty(Mechanism):
     """Scores of a Gaussian mechanism without its training; a pack takes `seconds` of sleep.
 
-    `number` only tells the audits of a sweep apart.
+    `number` only tells the audits of a sweep apart; `steps` are all recorded.
     """
 
     name: str = "jobs.scale.empty:Empty"
     seconds: float = Field(default=0.0, ge=0)
     number: int = 0
+    steps: int = Field(default=1, ge=1)
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
-        """One release."""
-        return (1,)
+        """Every step."""
+        return tuple(range(1, self.steps + 1))
 
     def check(self, adversary: Adversary) -> None:
         """Any adversary will do."""
@@ -54,11 +55,11 @@ class Empty(Mechanism):
         """See `Session.run`."""
         if self.seconds:
             time.sleep(self.seconds)
-        noise = np.random.default_rng(seed).standard_normal((len(members), 1))
+        noise = np.random.default_rng(seed).standard_normal((len(members), len(horizons)))
         return noise + members[:, None]
 
 
-def sweep(
+def sweep(  # noqa: PLR0913 (what is rare goes by name)
     name: str,
     trials: int,
     pack_size: int,
@@ -66,6 +67,7 @@ def sweep(
     audits: int = 1,
     trainers: int = 2,
     seconds: float = 0.0,
+    steps: int = 1,
     estimators: tuple[str, ...] = ("accuracy",),
 ) -> Mapping[str, Any]:
     """A sweep of `audits` audits that share `trials` empty trials.
@@ -76,7 +78,7 @@ def sweep(
     return {
         "name": name,
         "seed": 0,
-        "mechanism": {"name": "jobs.scale.empty:Empty", "seconds": seconds},
+        "mechanism": {"name": "jobs.scale.empty:Empty", "seconds": seconds, "steps": steps},
         "adversary": {"name": "jobs.scale.empty:Nobody"},
         "audit": {"trials": trials // audits, "delta": 1e-5, "estimators": list(estimators)},
         "grid": {"mechanism.number": list(range(audits))},

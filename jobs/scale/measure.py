@@ -17,7 +17,8 @@ import psutil
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import spec
-from dpaudit_ray.orchestration.aggregation import Aggregation, Progress
+from dpaudit_ray.orchestration.aggregation import Aggregation
+from dpaudit_ray.orchestration.progress import Progress
 from dpaudit_ray.storage import RunDirectory
 
 from . import empty

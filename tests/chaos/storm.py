@@ -1,94 +1,207 @@
-"""A sweep on several nodes while its processes are killed, one after another, at random."""
+"""A sweep on several nodes while blow after blow falls on it, at random."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
 import random
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from tests.orchestration.nodes import Driver, Nodes, actors
+from tests.head import Head, head, wait_for
+from tests.orchestration.nodes import Driver, Node, Nodes, actors, drained, nodes, tree
 
-Kind = Literal["trainer", "node", "aggregator", "driver"]
-IN_A_ROW = 4  # kills that may follow each other without any progress between them
+Kind = Literal["trainer", "node", "drain", "aggregator", "driver", "pause", "gcs"]
+IN_A_ROW = 4  # blows that may follow each other without any progress between them
+TAKEN_OVER = 120.0  # seconds in which a paused driver's run must be another one's
 log = logging.getLogger("chaos")
 
 
 @dataclasses.dataclass(frozen=True)
-class Kill:
-    """One blow: when, with how many packs done, at what."""
+class Blow:
+    """One of them: when, with how many trials done, at what."""
 
     second: float
-    packs: int
+    trials: int
     kind: Kind
     victim: str
 
     def __str__(self) -> str:
-        return f"{self.second:6.1f} s {self.packs:5d} packs  {self.kind:10s} {self.victim}"
+        return f"{self.second:6.1f} s {self.trials:6d} trials  {self.kind:10s} {self.victim}"
+
+
+@dataclasses.dataclass
+class Cluster:
+    """A head without CPUs and some nodes of one CPU; all of it can be had anew."""
+
+    size: int
+    stack: contextlib.ExitStack
+    head: Head
+    nodes: Nodes
+
+    @classmethod
+    def of(cls, size: int) -> Cluster:
+        stack = contextlib.ExitStack()
+        center = stack.enter_context(head(cpus=0, dashboard=False))
+        around = stack.enter_context(nodes(center))
+        for _ in range(size):
+            around.join()
+        return cls(size, stack, center, around)
+
+    def again(self) -> None:
+        """Ends what is left of it, and starts one like it."""
+        self.stack.close()
+        fresh = Cluster.of(self.size)
+        self.stack, self.head, self.nodes = fresh.stack, fresh.head, fresh.nodes
+
+
+@contextlib.contextmanager
+def cluster(size: int) -> Iterator[Cluster]:
+    """Gone with the block."""
+    started = Cluster.of(size)
+    try:
+        yield started
+    finally:
+        started.stack.close()
 
 
 class Storm:
-    """Starts the driver, and again whenever it was killed.
+    """Starts the driver, and again whenever it was lost.
 
     The order of the kinds and the choice of victims follow the seed; what runs at that moment
     does not.
     """
 
-    def __init__(self, nodes: Nodes, sweep: Path, storage: Path, seed: int) -> None:
-        self._nodes, self._sweep, self._storage = nodes, sweep, storage
+    def __init__(self, cluster: Cluster, sweep: Path, storage: Path, seed: int) -> None:
+        self._cluster, self._sweep, self.storage = cluster, sweep, storage
         self._random = random.Random(seed)
         self._started = time.monotonic()
-        self.kills: list[Kill] = []
-        self.driver = Driver(nodes.head, sweep, storage)
+        self.blows: list[Blow] = []
+        self.stops = 0  # of the driver, by storage that failed too often
+        self.driver = self._another()
 
-    def rage(self, kinds: Sequence[Kind], packs: int, pause: tuple[float, float]) -> None:
-        """One kill for every entry of `kinds`, in random order, spread over `packs` packs of work.
+    def rage(self, kinds: Sequence[Kind], trials: int, pause: tuple[float, float]) -> None:
+        """One blow for every entry of `kinds`, in random order, while this many trials are done.
 
         Between two there is a random pause. It is cut short when the work would else be done too
         soon, and made longer when little of it was done since the last few.
         """
         order = self._random.sample(kinds, len(kinds))
-        self.driver.wait_for(lambda: self.driver.packs)
+        self._wait_for(1)
         for number, kind in enumerate(order, 1):
             moment = time.monotonic() + self._random.uniform(*pause)
-            latest = packs * number // (len(order) + 1)
-            earliest = packs * (number - IN_A_ROW) // (len(order) + 1)
-            while time.monotonic() < moment and self.driver.packs < latest:
+            latest = trials * number // (len(order) + 1)
+            while time.monotonic() < moment and self.driver.trials < latest:
                 time.sleep(0.05)
-            self.driver.wait_for(lambda least=earliest: self.driver.packs >= least)
-            victim = self.driver.wait_for(functools.partial(self._strike, kind))
+            self._wait_for(trials * (number - IN_A_ROW) // (len(order) + 1))
+            victim = self._until(functools.partial(self._strike, kind))
             second = time.monotonic() - self._started
-            self.kills.append(Kill(second, self.driver.packs, kind, victim))
-            log.info("%s", self.kills[-1])
+            self.blows.append(Blow(second, self.driver.trials, kind, victim))
+            log.info("%s", self.blows[-1])
 
     def end(self, seconds: float) -> int:
         """Waits for the driver; returns its exit code."""
-        code = self.driver.ends(seconds)
-        log.info("%6.1f s %5d packs  the end", time.monotonic() - self._started, self.driver.packs)
+        while (code := self.driver.ends(seconds)) == 4:
+            self._again()
+        log.info(
+            "%6.1f s %5d trials  the end", time.monotonic() - self._started, self.driver.trials
+        )
         return code
 
-    def _strike(self, kind: Kind) -> str | None:
-        """Kills one of a kind; returns its description, None when there is none just now."""
-        if kind == "driver":
-            return self._strike_driver()
-        if kind == "node":
-            victim = self._random.choice(self._nodes.all)
-            self._nodes.lose(victim)
-            return f"{victim.address}, {self._nodes.join().address} joins"
-        found = actors(os.getpid(), kind.capitalize())
-        if not found:
-            return None
-        chosen = self._random.choice(found)
-        chosen.kill()
-        return f"process {chosen.pid}"
+    def _another(self) -> Driver:
+        return Driver(self._cluster.head, self._sweep, self.storage)
 
-    def _strike_driver(self) -> str:
+    def _again(self) -> None:
+        """Goes on where storage that failed too often ended the driver, as a user would."""
+        assert self.driver.process.returncode == 4, self.driver.output[-3000:]
+        self.stops += 1
+        self.driver = self._another()
+
+    def _until(self, what: functools.partial[str | None], seconds: float = 180) -> str:
+        def found() -> str | None:
+            if self.driver.process.poll() is not None:
+                self._again()
+            return what()
+
+        victim: str = wait_for(found, seconds)
+        return victim
+
+    def _wait_for(self, least: int) -> None:
+        def enough() -> str | None:
+            return "enough" if self.driver.trials >= least else None
+
+        self._until(functools.partial(enough))
+
+    def _strike(self, kind: Kind) -> str | None:
+        """Strikes one of a kind; returns its description, None when there is none just now."""
+        if kind in ("trainer", "aggregator"):
+            found = actors(os.getpid(), kind.capitalize())
+            if not found:
+                return None
+            chosen = self._random.choice(found)
+            chosen.kill()
+            return f"process {chosen.pid}"
+        strikes = {
+            "node": self._lose, "drain": self._drain, "driver": self._kill_driver,
+            "pause": self._pause_driver, "gcs": self._kill_gcs,
+        }  # fmt: skip
+        return strikes[kind]()
+
+    def _chosen(self) -> Node:
+        return self._random.choice(self._cluster.nodes.all)
+
+    def _lose(self) -> str:
+        victim = self._chosen()
+        self._cluster.nodes.lose(victim)
+        return f"{victim.address}, {self._cluster.nodes.join().address} joins"
+
+    def _drain(self) -> str | None:
+        victim = self._chosen()
+        if not victim.joined:
+            return None
+        drained(self._cluster.head, victim)
+        other = self._cluster.nodes.joined()
+        self._cluster.nodes.lose(victim)
+        return f"{victim.address}, {other.address} joins"
+
+    def _kill_driver(self) -> str:
         before = self.driver
         before.kill()
-        self.driver = Driver(self._nodes.head, self._sweep, self._storage)
+        self.driver = self._another()
         return f"process {before.process.pid}, {self.driver.process.pid} takes over"
+
+    def _pause_driver(self) -> str:
+        """It comes back when another driver has worked on the run for a while, and must go."""
+        before, around = self.driver, self._cluster.nodes
+        before.process.send_signal(signal.SIGSTOP)
+        extra = around.joined()  # the paused one's trainers keep their places
+        deadline, trials = time.monotonic() + TAKEN_OVER, before.trials
+        self.driver = self._another()
+        while not self._works_on(trials):
+            assert time.monotonic() < deadline, self.driver.output[-3000:]
+            if self.driver.process.poll() is not None:
+                self.driver = self._another()
+            time.sleep(0.2)
+        before.process.send_signal(signal.SIGCONT)
+        assert before.ends(90) == 4, before.output[-3000:]
+        around.lose(extra)
+        return f"process {before.process.pid}, {self.driver.process.pid} takes over"
+
+    def _works_on(self, trials: int) -> bool:
+        ended = self.driver.process.poll() is not None
+        return (ended and self.driver.process.returncode == 0) or self.driver.trials > trials
+
+    def _kill_gcs(self) -> str:
+        """The cluster is gone with it: the driver says so and ends, and another one resumes."""
+        (server,) = [p for p in tree(os.getpid()) if p.name() == "gcs_server"]
+        server.kill()
+        assert self.driver.ends(120) == 4, self.driver.output[-3000:]
+        self._cluster.again()
+        self.driver = self._another()
+        return f"process {server.pid}, a new head at {self._cluster.head.gcs}"

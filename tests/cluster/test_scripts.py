@@ -7,11 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.command import write_sweep
+from tests.command import changed, write_sweep
 from tests.conftest import ROOT
 from tests.head import free_port, wait_for
 
@@ -40,27 +41,61 @@ def with_group(leader: int) -> None:
         return
 
 
-def test_local_nodes(tiny: dict, tmp_path: Path) -> None:
-    sweep = write_sweep(tmp_path, tiny)
-    port = free_port()
-    more = {"PORT": str(port), "DASHBOARD_PORT": str(free_port())}
+def advertised(log: str, verb: str) -> str:
+    """The command that the script printed."""
+    (command,) = re.findall(rf"^  (dpaudit {verb} .*)$", log, re.MULTILINE)
+    return str(command)
+
+
+def typed(command: str, place: Path, token: str) -> subprocess.Popen[str]:
+    """A command as a user types it there, with the variables that the script printed."""
+    variables = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=token)
+    return subprocess.Popen(
+        ["bash", "-c", f"exec {command}"],
+        cwd=place, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def test_what_it_prints_works_while_a_node_is_killed_and_it_stops_at_once(
+    tiny: dict, tmp_path: Path
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    changed(tiny, "mechanism.steps", 400)
+    changed(tiny, "audit.record_every", 400)
+    sweep = write_sweep(tmp_path / "jobs", changed(tiny, "audit.trials", 400))
+    sweep.rename(tmp_path / "jobs/quickstart.yaml")
+    more = {"PORT": str(free_port()), "DASHBOARD_PORT": str(free_port())}
     log = tmp_path / "log"
     with log.open("w") as out:
         script = subprocess.Popen(
             [ROOT / "cluster" / "local.sh", "2"],
-            env=environment(**more), stdout=out, stderr=out, text=True, start_new_session=True,
+            cwd=tmp_path, env=environment(**more), stdout=out, stderr=out, text=True,
+            start_new_session=True,
         )  # fmt: skip
+    packs = tmp_path / "runs/tiny/scores"
     try:
         wait_for(lambda: "dpaudit submit" in log.read_text() or script.poll() is not None, 120)
         assert script.poll() is None, log.read_text()
         (token,) = re.findall(r"RAY_AUTH_TOKEN_PATH=(\S+)", log.read_text())
         assert Path(token).stat().st_mode & 0o077 == 0
-        variables = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=token)
-        command = [BIN / "dpaudit", "run", sweep, "--storage-path", tmp_path / "runs"]
-        command += ["--address", f"127.0.0.1:{port}"]
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr
-        assert (tmp_path / "runs" / "tiny" / "_SUCCESS").exists()
+        (victim,) = re.findall(r"node 2: kill (\d+) takes it away", log.read_text())
+        job = typed(advertised(log.read_text(), "submit"), tmp_path, token)
+        wait_for(lambda: list(packs.rglob("*.parquet")) or job.poll() is not None, 120)
+        os.kill(int(victim), signal.SIGTERM)
+        said, _ = job.communicate(timeout=200)
+        assert job.returncode == 0, said
+        assert (tmp_path / "runs/tiny/_SUCCESS").exists()
+
+        longer = advertised(log.read_text(), "run") + " --set audit.trials=40000"
+        run = typed(longer, tmp_path, token)
+        wait_for(lambda: len(list(packs.rglob("*.parquet"))) > 82 or run.poll() is not None, 120)
+        began = time.monotonic()
+        script.terminate()
+        script.wait(60)
+        said, _ = run.communicate(timeout=60)
+        assert run.returncode == 4, said  # not 1: that is a violation
+        assert "run the same command again to resume" in said
+        assert time.monotonic() - began < 20  # Ray's own patience with nodes that leave is 30 s
     finally:
         stop(script)
     assert not Path(token).exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import json
 import shutil
 import subprocess
 import sys
@@ -131,6 +132,15 @@ class Driver:
         return len(list(self._storage.glob("*/scores/*/*.parquet")))
 
     @property
+    def trials(self) -> int:
+        """Trials in the storage, those of packs that are just being gathered once."""
+        found = set()
+        for file in self._storage.glob("*/scores/*/*.parquet"):
+            first, _, last = file.stem.partition("-")
+            found |= {(file.parent.name, trial) for trial in range(int(first), int(last) + 1)}
+        return len(found)
+
+    @property
     def works(self) -> bool:
         assert self.process.poll() is None, self.output
         return True
@@ -147,6 +157,26 @@ class Driver:
         """SIGKILL, for it and for nothing below it."""
         self.process.kill()
         self.process.wait(20)
+
+
+def ids(center: Head) -> dict[str, str]:
+    """Node ids by address, asked of Ray in a process of its own."""
+    ask = "import json, ray, sys; ray.init(sys.argv[1], log_to_driver=False); print(json.dumps("
+    ask += "{n['NodeManagerAddress']: n['NodeID'] for n in ray.nodes() if n['Alive']}))"
+    command = [sys.executable, "-c", ask, center.gcs]
+    done = subprocess.run(command, env=center.environment, check=True, capture_output=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def drained(center: Head, node: Node) -> None:
+    """Has Ray told that a node will be taken back in a minute."""
+    notice = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
+    command = ["ray", "drain-node", f"--address={center.gcs}", *notice]
+    found = ids(center)[node.address]
+    subprocess.run(
+        [*command, f"--node-id={found}", "--deadline-remaining-seconds=60"],
+        env=center.environment, check=True, capture_output=True,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

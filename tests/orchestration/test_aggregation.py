@@ -105,7 +105,7 @@ def test_what_cannot_be_stored_is_not_folded(
     pack = next(plan.remaining(run))
     aggregation = Aggregation(sweep, plan, run)
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "_write", _full_disk)
+        patch.setattr(RunDirectory, "_try", _full_disk)
         with pytest.raises(StorageError):
             aggregation.fold(pack, scores_of(plan, pack))
     assert aggregation.progress().done == 0

@@ -9,12 +9,13 @@ import pytest
 
 from dpaudit_ray.errors import ClusterError, StorageError
 from dpaudit_ray.failures import Failure
-from dpaudit_ray.orchestration.aggregation import Activity, AuditProgress, Progress
-from dpaudit_ray.orchestration.deadlines import FIRST, SHORTEST, Deadlines
+from dpaudit_ray.orchestration import deadlines as limits
+from dpaudit_ray.orchestration.deadlines import FIRST, LONG, QUIET, SHORTEST, Deadlines, Silence
 from dpaudit_ray.orchestration.driver import Driver
 from dpaudit_ray.orchestration.executors import Done, Lost, Outcome
 from dpaudit_ray.orchestration.interrupt import Stop
 from dpaudit_ray.orchestration.ledger import LOSSES_PER_PACK, NODES_PER_PACK, Ledger
+from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
 from dpaudit_ray.plan import Pack
 from dpaudit_ray.resources import ResourceSpec
 
@@ -287,3 +288,23 @@ def test_deadlines_follow_the_slowest_pack() -> None:
     assert deadlines.of(PACKS[3]) == 1000.0
     assert deadlines.of(PACKS[10]) == FIRST, "another audit"
     assert Deadlines(7.0).of(PACKS[0]) == 7.0
+
+
+def test_a_silent_aggregator_is_known_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restarted, it reads all packs: trainers that wait for it are not hung, nor slow."""
+    now, told = [0.0], []
+    monkeypatch.setattr(limits.time, "monotonic", lambda: now[0])
+    silence = Silence(told.append)
+    now[0] = QUIET - 1
+    assert not silence.lasts(waiting=True), "a look at it may take a while"
+    now[0] = LONG + 1
+    assert silence.lasts(waiting=True)
+    assert silence.lasts(waiting=True)
+    assert len(told) == 1
+    assert "has not answered for 60 s" in told[0]
+    silence.asked()
+    now[0] += 5
+    assert not silence.lasts(waiting=True)
+    assert silence.ended == LONG + 1, "from when on trainers are timed again"
+    assert silence.within(6)
+    assert not silence.within(4), "a pack that began after it has its own time"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +11,8 @@ import psutil
 import pytest
 
 from tests.command import changed, write_sweep
-from tests.head import Head, head
-from tests.orchestration.nodes import Node, Nodes, actors, driver, nodes
+from tests.head import head
+from tests.orchestration.nodes import Node, Nodes, actors, drained, driver, nodes
 from tests.orchestration.test_faults import assert_same
 
 pytestmark = pytest.mark.slow
@@ -33,26 +31,6 @@ def lasting(tiny: dict) -> dict:
     changed(tiny, "mechanism.steps", 300)
     changed(tiny, "audit.record_every", 100)
     return changed(tiny, "audit.trials", 500)
-
-
-def ids(center: Head) -> dict[str, str]:
-    """Node ids by address, asked of Ray in a process of its own."""
-    ask = "import json, ray, sys; ray.init(sys.argv[1], log_to_driver=False); print(json.dumps("
-    ask += "{n['NodeManagerAddress']: n['NodeID'] for n in ray.nodes() if n['Alive']}))"
-    command = [sys.executable, "-c", ask, center.gcs]
-    done = subprocess.run(command, env=center.environment, check=True, capture_output=True)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def drain(center: Head, node: Node) -> None:
-    """Has Ray told that a node will be taken back in a minute."""
-    notice = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
-    command = ["ray", "drain-node", f"--address={center.gcs}", *notice]
-    found = ids(center)[node.address]
-    subprocess.run(
-        [*command, f"--node-id={found}", "--deadline-remaining-seconds=60"],
-        env=center.environment, check=True, capture_output=True,
-    )  # fmt: skip
 
 
 def trainers(besides: Node | None = None) -> list[psutil.Process]:
@@ -123,7 +101,7 @@ def test_a_drained_node_is_given_no_more_and_its_loss_is_no_failure(
     node = around.joined(cpus=2)
     with driver(around.head, sweep, tmp_path / "runs") as run:
         run.wait_for(lambda: run.packs and len(node.actors("Trainer")) == 2)
-        drain(around.head, node)
+        drained(around.head, node)
         run.wait_for(lambda: not node.actors("Trainer"))  # they end what they have, and go
         assert "worker lost" not in run.output
         around.lose(node)

@@ -19,9 +19,10 @@ pytestmark = pytest.mark.slow
 FAULTS = """
 import errno, os, random
 sync, dice = os.fsync, random.Random(os.getpid())
+rate = float(os.environ["FAULT_RATE"])
 
 def fails_at_times(file):
-    if dice.random() < 1 / 9:
+    if dice.random() < rate:
         with open(os.environ["FAULTS"], "a") as record:
             record.write(f"{os.getpid()}\\n")
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -29,6 +30,13 @@ def fails_at_times(file):
 
 os.fsync = fails_at_times
 """
+
+
+def faults(folder: Path, rate: float) -> dict[str, str]:
+    """An environment in which this share of syncs fails; `folder`/faults has who met one."""
+    (folder / "sitecustomize.py").write_text(FAULTS)
+    record = str(folder / "faults")
+    return {"PYTHONPATH": str(folder), "FAULTS": record, "FAULT_RATE": str(rate)}
 
 
 def run(
@@ -43,9 +51,8 @@ def run(
 
 def test_one_write_in_five_fails(sweep_of_400: Path, quiet_400: str, tmp_path: Path) -> None:
     """In every process of the run. A write syncs twice: 1 - (8/9)^2 = 0.21 of them fail."""
-    (tmp_path / "sitecustomize.py").write_text(FAULTS)
     record = tmp_path / "faults"
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "FAULTS": str(record)}
+    environment = os.environ | faults(tmp_path, 1 / 9)
     code, told = run(sweep_of_400, tmp_path / "flaky", environment=environment)
     assert code == 0, told
     by_process = record.read_text().splitlines()

@@ -164,14 +164,19 @@ def test_ray_and_inline_agree(tiny: dict, tmp_path: Path) -> None:
     assert_same(tmp_path / "ray/tiny", tmp_path / "inline/tiny")
 
 
-def test_damaged_scores_are_told_before_training(tiny: dict, tmp_path: Path) -> None:
+def test_damaged_scores_are_set_aside_and_run_again(tiny: dict, tmp_path: Path) -> None:
+    """One that the aggregator comes upon, and one that a listing shows."""
     result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    da.run(tiny, storage_path=str(tmp_path / "quiet"), executor="inline")
     audit = planning.require(RunDirectory(result.location)).audits[0].id
-    (tmp_path / f"tiny/scores/{audit}/0-9.parquet").write_bytes(b"PAR1 cut off")
-    (tmp_path / f"tiny/scores/{audit}/50-59.parquet").unlink()
+    scores = tmp_path / "tiny/scores" / audit
+    (scores / "0-9.parquet").write_bytes(b"PAR1 cut off in transfer PAR1")
+    (scores / "30-39.parquet").write_bytes(b"")
+    (scores / "50-59.parquet").unlink()
     process = start(tiny, tmp_path)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "0-9.parquet" in output
-    assert "delete it" in output
+    assert process.returncode == 0, output
+    for name in ("0-9", "30-39"):
+        assert f"{name}.parquet is damaged: set aside as {name}.parquet.damaged-" in output
     assert "Traceback" not in output
+    assert_same(tmp_path / "tiny", tmp_path / "quiet/tiny")

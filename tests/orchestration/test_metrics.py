@@ -9,7 +9,7 @@ import time
 import pytest
 
 from dpaudit_ray.orchestration import metrics
-from dpaudit_ray.orchestration.aggregation import Activity, AuditProgress, Progress
+from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
 
 
 class Recorder:

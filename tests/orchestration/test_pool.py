@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
@@ -39,11 +40,28 @@ class Played:
         """Gives trainers their places, in turn."""
         for worker, node in zip(self.pool.workers, nodes, strict=False):
             worker.place = Place(node, node)
+            self.pool.changed(worker)
 
     def work(self, *packs: int) -> None:
         """Gives trainers so many packs, in turn."""
         for worker, count in zip(self.pool.workers, packs, strict=False):
             worker.packs = {n: Pack(0, n, n) for n in range(count)}
+            self.pool.changed(worker)
+
+    @property
+    def trusted(self) -> list[str]:
+        """Trainers that may be given new packs."""
+        return [worker.name for worker in self.pool.workers if worker.trusted]
+
+    def given(self) -> list[str]:
+        """Who is given the next packs, as long as there is a place for one."""
+        names = []
+        while self.pool.places:
+            worker = self.pool.next()
+            worker.given(len(worker.packs), Pack(0, 0, 0))
+            self.pool.changed(worker)
+            names.append(worker.name)
+        return names
 
 
 @pytest.fixture
@@ -77,7 +95,7 @@ def test_too_many_end_their_packs_before_they_go(played: Played) -> None:
     played.work(2, 2, 2, 1)
     played.room = Room(keep=2, start=2, now=4)
     assert len(played.resize()) == 4
-    assert [worker.name for worker in played.pool.trusted] == ["t-1", "t-2"]
+    assert played.trusted == ["t-1", "t-2"]
     played.work(0, 2, 2, 0)
     assert played.resize() == ["t-1", "t-2"]
     assert played.ended == ["t-0", "t-3"]
@@ -89,7 +107,7 @@ def test_trainers_of_a_drained_node_go_and_others_come(played: Played) -> None:
     played.work(1, 0, 1, 1)
     played.leaving = {"a"}
     assert played.resize() == ["t-0", "t-2", "t-3", "t-4", "t-5"]
-    assert [worker.name for worker in played.pool.trusted] == ["t-2", "t-3"]
+    assert played.trusted == ["t-2", "t-3"]
 
 
 def test_what_is_waited_for_is_told_once_and_after_a_minute_again(played: Played) -> None:
@@ -116,5 +134,60 @@ def test_the_next_packs_go_to_who_has_the_fewest(played: Played) -> None:
     played.resize()
     played.place("a", "a", "a", "a")
     played.work(2, 1, 0, 0)
-    played.pool.workers[3].suspected.add(Pack(0, 0, 9))
-    assert [worker.name for worker in reversed(played.pool.open())] == ["t-2", "t-2", "t-1"]
+    suspect = list(played.pool.workers)[3]
+    suspect.suspected.add(Pack(0, 0, 9))
+    played.pool.changed(suspect)
+    assert played.pool.places == 3
+    assert played.given() == ["t-2", "t-1", "t-2"]
+    suspect.suspected.clear()
+    played.pool.changed(suspect)
+    assert played.given() == ["t-3", "t-3"]
+
+
+def test_places_are_those_of_trusted_trainers_whatever_happens_to_them(played: Played) -> None:
+    """What is counted step by step is what a look at all trainers would count."""
+    random_ = random.Random(0)
+    played.resize()
+    for step in range(300):
+        worker = random_.choice(list(played.pool.workers))
+        match random_.randrange(5):
+            case 0:
+                worker.place = Place("a", "a")
+            case 1 if worker.ready and len(worker.packs) < pools.PACKS_PER_TRAINER:
+                worker.given(step, Pack(0, step, step))
+            case 2 if worker.packs:
+                worker.answered(random_.choice(list(worker.packs)))
+            case 3:
+                worker.suspected ^= {Pack(1, 0, 0)}
+            case 4 if step % 10 == 0:
+                played.pool.replace(worker)
+                played.resize()
+                continue
+        played.pool.changed(worker)
+        trusted = [worker for worker in played.pool.workers if worker.trusted]
+        loads = [len(worker.packs) for worker in trusted]
+        assert played.pool.places == sum(pools.PACKS_PER_TRAINER - load for load in loads)
+        if played.pool.places:
+            assert len(played.pool.next().packs) == min(loads)
+
+
+def test_an_idle_trainer_is_offered_what_waits_elsewhere(played: Played) -> None:
+    played.resize()
+    played.place("a", "a", "a", "a")
+    played.work(2, 1, 0, 2)
+    pairs = played.pool.idle_and_full()
+    idle, full = next(pairs)
+    assert (idle.name, full.name) == ("t-2", "t-0")
+    idle.given(5, full.packs.pop(1))
+    played.pool.changed(idle)
+    played.pool.changed(full)
+    assert next(pairs, None) is None, "nobody is idle any more"
+
+
+def test_what_was_before_a_silence_is_not_held_against_a_trainer(played: Played) -> None:
+    played.resize()
+    played.place("a")
+    played.work(1)
+    played.now += 100
+    assert [seconds for _, seconds in played.pool.overdue(lambda pack: 50.0)] == [50.0]
+    assert list(played.pool.overdue(lambda pack: 50.0, since=played.now - 40)) == []

@@ -9,13 +9,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 import dpaudit_ray as da
+from dpaudit_ray import lease
+from dpaudit_ray.errors import LeaseLostError
+from dpaudit_ray.storage import RunDirectory
 from tests.command import changed, dpaudit, inline, write_sweep
 from tests.head import free_port, wait_for
+from tests.test_storage import pack
 
 pytest.importorskip("moto.server", reason="moto[server] is not installed: no S3 server to test on")
 pytestmark = pytest.mark.slow
@@ -90,3 +95,56 @@ def test_run_kill_resume(tiny: dict, tmp_path: Path, bucket: str) -> None:
     stored = da.Result(f"{bucket}/tiny", complete=True)
     pd.testing.assert_frame_equal(stored.scores, quiet.scores, check_exact=True)
     pd.testing.assert_frame_equal(stored.estimates, quiet.estimates, check_exact=True)
+
+
+class Interrupted:
+    """The bucket's file system, of somebody who presses Ctrl-C when an upload has begun."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def open_output_stream(self, path: str) -> Any:
+        stream = self._real.open_output_stream(path)
+        signal.raise_signal(signal.SIGINT)
+        return stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def test_an_interrupted_upload_leaves_no_empty_object(bucket: str) -> None:
+    """Arrow completes the upload of every stream, also of one that nobody has written to."""
+    run = RunDirectory.under(f"{bucket}/", "cut")
+    run.write_json("plan.json", [1])
+    own = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        run._folder._fs = Interrupted(run._folder._fs)
+        for name, content in (("plan.json", [2]), ("failures.json", [3])):
+            with pytest.raises(KeyboardInterrupt):
+                run.write_json(name, content)
+    finally:
+        signal.signal(signal.SIGINT, own)
+    found = client().list_objects_v2(Bucket=BUCKET)["Contents"]
+    assert {entry["Key"] for entry in found} <= {
+        "runs/cut/plan.json",
+        "runs/cut/failures.json",
+    }
+    assert all(entry["Size"] > 0 for entry in found)
+
+
+def test_a_lease_in_a_bucket(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken over from a driver that stands still, which then writes nothing."""
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.2)
+    run = RunDirectory.under(bucket, "held")
+    run.write_json("plan.json", [1])
+    with lease.held(run, beat=1000) as paused:
+        with lease.held(RunDirectory(f"{run.location}/"), watch=0.4) as new:
+            new.run.write_scores("a", pack())
+            with pytest.raises(LeaseLostError, match="another driver has taken over"):
+                paused.run.write_estimates([])
+            assert new.run.set_aside("a", 10, 15).startswith("scores/a/10-15.parquet.damaged-")
+            assert run.score_files("a") == set()
+        with pytest.raises(LeaseLostError, match=r"is gone: another driver"):
+            paused.run.write_scores("a", pack())
+    assert packs() == set()
+    assert not run.estimates().size

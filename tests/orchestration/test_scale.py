@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 import tracemalloc
@@ -15,16 +16,23 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds, spec
-from dpaudit_ray.orchestration.aggregation import Activity, Aggregation, Progress
+from dpaudit_ray.gathering import Stretch
+from dpaudit_ray.orchestration import aggregation as aggregations
+from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.driver import Driver
 from dpaudit_ray.orchestration.executors import Done, Outcome
 from dpaudit_ray.orchestration.interrupt import Stop
 from dpaudit_ray.orchestration.ledger import Ledger
-from dpaudit_ray.orchestration.replay import UNDERWAY, Ahead, Replay
-from dpaudit_ray.plan import Pack, Plan
+from dpaudit_ray.orchestration.progress import Activity, Progress
+from dpaudit_ray.orchestration.replay import Ahead, Replay
+from dpaudit_ray.orchestration.trainer import Brief
+from dpaudit_ray.plan import Pack, Plan, PlannedAudit
+from dpaudit_ray.prefix import UNDERWAY
 from dpaudit_ray.resources import ResourceSpec
+from dpaudit_ray.stats import Estimate
+from dpaudit_ray.stats.guessing import Accuracy
 from dpaudit_ray.storage import PackScores, RunDirectory
-from jobs.scale import empty, measure
+from jobs.scale import empty, measure, played
 
 
 def planned(folder: Path, packs: int, size: int) -> tuple[spec.Sweep, Plan, RunDirectory]:
@@ -135,36 +143,123 @@ def pack(first: int, n: int = 10) -> PackScores:
     return PackScores(first, np.ones(n, dtype=np.bool_), (1,), np.full((n, 1), float(first)))
 
 
+def audit_of(packs: int, size: int) -> PlannedAudit:
+    bounds = tuple((first, first + size - 1) for first in range(0, packs * size, size))
+    claims = {"gaussian": (1.0,)}
+    return PlannedAudit("a", "a", "f", packs * size, (1,), claims, bounds, (packs * size,))
+
+
+def stretches(packs: int, size: int) -> list[Stretch]:
+    return [Stretch((n * size, n * size + size - 1), n, n + 1) for n in range(packs)]
+
+
 def test_packs_come_in_order_from_memory_or_else_from_storage() -> None:
     read: list[int] = []
 
-    def reader(first: int, last: int) -> PackScores:
+    def reader(packs: Stretch) -> PackScores:
+        first = 10 * packs.start
         read.append(first)
         time.sleep(0.01 if first % 20 else 0.03)  # a later one may arrive first
         return pack(first)
 
     ahead = Ahead(limit=5 * 90)
-    replay = Replay(reader, ahead)
+    replay = Replay(reader, audit_of(100, 10), ahead)
     for first in range(0, 100, 10):
         replay.keep(pack(first))
-    bounds = [(first, first + 9) for first in range(0, 1000, 10)]
-    assert [p.first for p in replay.packs(bounds)] == [first for first, _ in bounds]
+    found = replay.packs(stretches(100, 10))
+    assert [p.first for p in found] == list(range(0, 1000, 10))
     assert sorted(read) == [*range(0, 50, 10), *range(100, 1000, 10)], "the latest five were kept"
     assert ahead.take(replay, 90) is None, "each is handed out once"
 
 
-def test_no_more_is_read_than_is_asked_for_soon() -> None:
+@pytest.mark.parametrize(("size", "most"), [(1, UNDERWAY), (2**17, 32)])
+def test_no_more_is_read_than_is_asked_for_soon(size: int, most: int) -> None:
+    """Neither many packs nor large ones: those of 1 MiB hold 32 MiB."""
     read: list[int] = []
 
-    def reader(first: int, last: int) -> PackScores:
-        read.append(first)
-        return pack(first)
+    def reader(packs: Stretch) -> PackScores:
+        read.append(packs.start)
+        return pack(packs.start)
 
-    packs = Replay(reader, Ahead()).packs((first, first) for first in range(10_000))
+    packs = Replay(reader, audit_of(1000, size), Ahead()).packs(iter(stretches(1000, size)))
     for _ in range(5):
         next(packs)
     time.sleep(0.1)
-    assert len(read) <= UNDERWAY + 5
+    assert 5 + most // 2 < len(read) <= most + 6
+
+
+def test_bounds_are_computed_while_packs_are_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush waits for its bounds; meanwhile a pack is folded, and is in the next flush."""
+    sweep, plan, run = planned(tmp_path, packs=4, size=50)
+    packs = results(plan)
+    aggregation = Aggregation(sweep, plan, run)
+    for each in packs[:2]:
+        aggregation.fold(*each)
+    computing, may_end, bound = threading.Event(), threading.Event(), Accuracy.bound
+
+    def slow(self: Accuracy, *level: float) -> Estimate:
+        computing.set()
+        assert may_end.wait(20)
+        return bound(self, *level)
+
+    monkeypatch.setattr(Accuracy, "bound", slow)
+    flushing = threading.Thread(target=aggregation.flush)
+    flushing.start()
+    assert computing.wait(20)
+    aggregation.fold(*packs[2])
+    assert aggregation.progress().done == 150
+    may_end.set()
+    flushing.join(20)
+    assert set(run.estimates()["trials"]) == {100}, "those that were in when it began"
+    aggregation.flush()
+    assert set(run.estimates()["trials"]) == {150}
+
+
+def test_flushes_are_spaced_by_what_they_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, cpu, flushes = [0.0], [0.0], []
+    monkeypatch.setattr(aggregations.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(aggregations.time, "thread_time", lambda: cpu[0])
+    aggregation = Aggregation(*planned(tmp_path, packs=4, size=50))
+    write, cost = RunDirectory.write_estimates, 0.01
+
+    def costly(self: RunDirectory, rows: list) -> None:
+        flushes.append(clock[0])
+        cpu[0] += cost
+        write(self, rows)
+
+    monkeypatch.setattr(RunDirectory, "write_estimates", costly)
+    for _ in range(20):
+        clock[0] += 1
+        aggregation.keep_up()
+    assert flushes == [5, 10, 15, 20]
+    cost = 2.0
+    for _ in range(100):
+        clock[0] += 1
+        aggregation.keep_up()
+    assert flushes[4:] == [25, 43, 61, 79, 97, 115], "2 of every 20 seconds"
+
+
+def test_what_a_trainer_is_given_does_not_grow_with_the_packs(tmp_path: Path) -> None:
+    sizes = []
+    for packs in (10, 10_000):
+        sweep = spec.from_raw(empty.sweep("scale", packs, 1))
+        plan = planning.make(sweep)
+        assert len(plan.audits[0].packs) == packs
+        sizes.append(len(pickle.dumps(Brief.of(plan))))
+    assert sizes[0] == sizes[1] < 500
+
+
+def test_a_pack_costs_the_driver_the_same_with_many_trainers(tmp_path: Path) -> None:
+    """CPU time; a look at all trainers for each pack would make it 20 times as much."""
+    few, many = (
+        played.rate(trainers, 6000, RunDirectory(str(tmp_path / "none"))).milliseconds
+        for trainers in (50, 2000)
+    )
+    assert many < 4 * few
 
 
 def test_a_thousand_packs_on_ray(tmp_path: Path) -> None:

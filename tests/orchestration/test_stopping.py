@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -47,11 +48,11 @@ def test_storage_that_fails_one_write_in_five_changes_nothing(
     da.run(tiny, storage_path=str(tmp_path / "quiet"), executor="inline")
     write, dice, failed = files._write_local, random.Random(1), []
 
-    def flaky(path: Path, content: bytes) -> None:
+    def flaky(path: Path, *how: Any) -> None:
         if dice.random() < 0.2:
             failed.append(path)
             raise OSError(5, "Input/output error")
-        write(path, content)
+        write(path, *how)
 
     monkeypatch.setattr(files, "_write_local", flaky)
     assert da.run(tiny, storage_path=str(tmp_path / "flaky"), executor="inline").complete
@@ -92,6 +93,7 @@ def test_members_that_are_not_the_plans_are_told(tiny: dict, tmp_path: Path) -> 
     table = pd.read_parquet(file)
     run = RunDirectory(result.location)
     pack = run.read_scores(file.parent.name, 0, 9)
+    file.unlink()
     run.write_scores(file.parent.name, type(pack)(0, ~pack.members, pack.steps, pack.scores))
     assert len(pd.read_parquet(file)) == len(table)
     with pytest.raises(RunDirectoryError, match=r"0-9\.parquet does not have the bits .*delete it"):
@@ -112,8 +114,8 @@ def test_a_lease_that_was_left_behind_is_taken_over(tmp_path: Path) -> None:
     run = RunDirectory(str(tmp_path))
     for left in ({"owner": "x", "host": "elsewhere", "pid": 1}, {"owner": "x"}, [3]):
         run.write_json(lease.FILE, left)
-        with lease.held(run, watch=0.3) as owner:
-            assert run.read_json(lease.FILE)["owner"] == owner
+        with lease.held(run, watch=0.3) as held:
+            assert run.read_json(lease.FILE)["owner"] == held.owner
 
 
 @pytest.mark.slow

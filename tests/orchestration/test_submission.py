@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import http.server
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dpaudit_ray.errors import SpecError
-from dpaudit_ray.orchestration import luggage
-from dpaudit_ray.orchestration.luggage import Luggage
 from tests.command import changed, refused, write_sweep
 from tests.conftest import ROOT
 from tests.head import Head, head, wait_for
@@ -41,10 +40,14 @@ def place(tmp_path: Path, tiny: dict, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submitting(
-    cluster: Head, place: Path, *more: str, environment: dict[str, str] | None = None
+    cluster: Head,
+    place: Path,
+    *more: str,
+    environment: dict[str, str] | None = None,
+    sweep: str = "sweep.yaml",
 ) -> subprocess.Popen[str]:
     command = [
-        *(sys.executable, "-m", "dpaudit_ray", "submit", "sweep.yaml"),
+        *(sys.executable, "-m", "dpaudit_ray", "submit", sweep),
         *("--address", cluster.dashboard, "--storage-path", str(place / "runs"), *more),
     ]
     return subprocess.Popen(
@@ -79,19 +82,24 @@ def test_submit_see_stop_resume(cluster: Head, place: Path) -> None:
     (job,) = [j for j in cluster.jobs().values() if j["metadata"]["sweep"] == "tiny"]
     assert job["status"] == "RUNNING"
     assert job["metadata"]["attempt"] == "1"
-    assert job["submission_id"] == f"tiny-{job['metadata']['fingerprint'][:8]}-1"
+    assert re.fullmatch("tiny-[0-9a-f]{8}-1", job["submission_id"])
+    assert job["metadata"]["report"] == str(place / "runs/tiny/report.html")
     assert float(job["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
     names = {a["name"] for a in cluster.actors() if a["state"] == "ALIVE"}
     assert {"tiny-aggregator", "tiny-trainer-0"} <= names
 
-    again = submitting(cluster, place, "--no-wait").communicate(timeout=60)
-    assert f"already running as job {job['submission_id']}" in again[1]
+    again = submitting(cluster, place, "--no-wait", "--storage-path", f"{place}/runs/")
+    assert f"already running as job {job['submission_id']}" in again.communicate(timeout=60)[1]
+    more = submitting(cluster, place, "--set", "audit.trials=4100")
+    assert "audit.trials: 4000 there, 4100 here" in more.communicate(timeout=60)[1]
+    assert more.returncode == 2
 
     stop = ["ray", "job", "stop", job["submission_id"], "--address", cluster.dashboard]
     subprocess.run(stop, env=cluster.environment, check=True, capture_output=True, timeout=120)
     out, err = first.communicate(timeout=120)
     assert first.returncode == 4, (out, err)
     assert "stopped; finished packs are safe" in out  # the driver went on until it had finished
+    assert " INFO " not in (out + err).replace("\t", " ")  # Ray's word on itself
     stopped_at = packs(place)
     assert 5 <= stopped_at < 400
 
@@ -120,6 +128,29 @@ def test_a_browser_shows_the_job_and_the_actors(cluster: Head, place: Path) -> N
         stop = ["ray", "job", "stop", *names, "--address", cluster.dashboard]
         subprocess.run(stop, env=cluster.environment, capture_output=True, timeout=120)
         running.communicate(timeout=120)
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_and_a_python_without_the_package(
+    cluster: Head, place: Path
+) -> None:
+    """Exit 1 would be a violation."""
+    (place / "bare").mkdir()
+    shutil.copy(place / "sweep.yaml", place / "bare")
+    (place / "bare" / "dpaudit_ray").mkdir()  # hides the package, and has no __main__
+    (place / "bare" / "dpaudit_ray" / "__init__.py").touch()
+    without = submitting(cluster, place, "--working-dir", "bare", sweep="bare/sweep.yaml")
+    running = submitting(cluster, place, "--set", "name=killed")
+    scores = place / "runs" / "killed" / "scores"
+    wait_for(lambda: list(scores.rglob("*.parquet")) or running.poll() is not None, 120)
+    (job,) = [job for name, job in cluster.jobs().items() if name.startswith("killed-")]
+    os.kill(int(job["driver_info"]["pid"]), signal.SIGKILL)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 4, err
+    assert "the driver was killed by signal 9; the same command resumes" in err
+    _, err = without.communicate(timeout=60)
+    assert without.returncode == 2, err
+    assert "has no module dpaudit_ray" in err
 
 
 @long("one sweep as a job takes the same way")
@@ -218,40 +249,3 @@ def test_what_answers_but_is_no_ray_dashboard_is_refused(place: Path) -> None:
         more = ["--address", address, "--storage-path", "/shared/runs"]
         assert "is not a Ray dashboard" in refused("submit", "sweep.yaml", *more)
         server.shutdown()
-
-
-class TestLuggage:
-    def test_leaves_out_what_is_not_needed_and_secrets(self, tmp_path: Path) -> None:
-        for name in (
-            *("sweep.yaml", "plugin.py", "data/table.csv", "data/big.csv", ".rayignore"),
-            *(".git/config", ".venv/bin/python", "runs/a/plan.json", "src/__pycache__/a.pyc"),
-            *(".env", "key.pem", "notes/draft.txt"),
-        ):
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(name)
-        (tmp_path / ".rayignore").write_text("# comment\ndata/big.csv\n")
-        found = [p.as_posix() for p in Luggage(tmp_path, ("notes/",)).files()]
-        assert found == ["data/table.csv", "plugin.py", "sweep.yaml"]
-
-    def test_the_same_files_make_the_same_archive(self, tmp_path: Path) -> None:
-        folder = tmp_path / "folder"
-        folder.mkdir()
-        (folder / "b.txt").write_text("b" * 1000)
-        (folder / "run.sh").write_text("a")
-        (folder / "run.sh").chmod(0o755)
-        Luggage(folder).pack(tmp_path / "1.zip")
-        (folder / "b.txt").touch()
-        Luggage(folder).pack(tmp_path / "2.zip")
-        assert (tmp_path / "1.zip").read_bytes() == (tmp_path / "2.zip").read_bytes()
-        with zipfile.ZipFile(tmp_path / "1.zip") as archive:
-            assert archive.read("run.sh") == b"a"
-            assert archive.getinfo("run.sh").external_attr >> 16 == 0o755
-
-    def test_too_much_is_refused_with_the_largest_files(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(luggage, "LIMIT", 2**20)
-        (tmp_path / "huge.bin").write_bytes(bytes(2**20 + 1))
-        with pytest.raises(SpecError, match=r"more than 1 MiB .*huge\.bin \(1 MiB\)"):
-            Luggage(tmp_path).files()
-        assert Luggage(tmp_path, ("*.bin",)).files() == []

@@ -12,7 +12,7 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import spec
 from dpaudit_ray.failures import Failure
-from dpaudit_ray.orchestration.trainer import Trainer
+from dpaudit_ray.orchestration.trainer import Brief, Trainer
 from dpaudit_ray.storage import RunDirectory
 
 FAULTY = """
@@ -45,7 +45,7 @@ def test_an_error_in_user_code_is_a_failure_with_its_reason(tiny: dict) -> None:
     tiny["grid"]["adversary"] = ["faulty:Faulty"]
     sweep = spec.from_raw(tiny)
     plan = planning.make(sweep)
-    trainer = Trainer(sweep.raw, plan)
+    trainer = Trainer(sweep.raw, Brief.of(plan))
     failure = trainer.attempt(next(plan.remaining(RunDirectory("nowhere"))))
     assert isinstance(failure, Failure)
     assert failure.message == "ZeroDivisionError: scores went wrong"

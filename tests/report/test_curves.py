@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dpaudit_ray as da
+from dpaudit_ray.prefix import Trials
 from dpaudit_ray.report import overviews
 from dpaudit_ray.report.groups import Panel, panels
 from dpaudit_ray.report.profiles import Profile
@@ -98,7 +99,8 @@ def test_audits_of_one_size_share_their_calibration(tiny: dict, tmp_path: Path) 
     run, _ = grouped(tiny, tmp_path)
     local_levels.local_level.cache_clear()
     for audit in run.plan.audits:
-        Profile.of(run, audit, run.directory.scores(audit.id))
+        trials = Trials.of(audit, run.prefix(audit))
+        Profile.of(run, audit, trials.with_errors(), trials.members)
     assert local_levels.local_level.cache_info().misses == 2
 
 

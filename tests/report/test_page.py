@@ -116,9 +116,8 @@ def test_missed_trials_are_errors_of_the_profile(finished: Run) -> None:
     audit = finished.plan.audits[0]
     whole = list(finished.prefix(audit))
     missed = [MissedPack(pack.first, pack.members) for pack in whole[3:5]]
-    mixed = prefix.scores_with_errors(audit, [*whole[:3], *missed, *whole[5:]])
-    last = mixed[mixed["step"] == audit.horizons[-1]]
-    worlds = Worlds.observed(last["score"].to_numpy(), last["member"].to_numpy())
+    mixed = prefix.Trials.of(audit, [*whole[:3], *missed, *whole[5:]])
+    worlds = Worlds.observed(mixed.with_errors(), mixed.members)
     real = np.concatenate([pack.scores[:, -1] for pack in [*whole[:3], *whole[5:]]])
     cuts = np.linspace(real.min(), real.max(), 50)
     false_positives, false_negatives = worlds.errors(cuts)

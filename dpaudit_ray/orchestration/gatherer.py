@@ -1,0 +1,85 @@
+"""Gathers finished packs into larger files, beside the folding; see `gathering` for why and how."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from .. import prefix
+from ..errors import RunDirectoryError, StorageError
+from ..gathering import Bounds, Gathering, Groups, Stretch
+from ..plan import Pack, Plan
+from ..storage import PackScores, RunDirectory
+from .replay import Ahead
+
+
+class Gatherer:
+    """Is told of packs in any thread, and works in one at a time.
+
+    Nothing rests on it: storage that will not have it ends it, and packs stay in their files.
+    """
+
+    def __init__(self, run: RunDirectory, plan: Plan) -> None:
+        self._run, self._plan = run, plan
+        self._turn = threading.Lock()
+        self._groups: dict[int, Groups] = {}
+        self._recent = Ahead()
+        self._ended = False
+
+    def opened(self, index: int, files: set[Bounds], missed: set[Bounds]) -> None:
+        """Audit number `index` begins with these."""
+        with self._turn:
+            self._groups[index] = Groups(self._plan.audits[index], files, missed)
+
+    def stored(self, pack: Pack, scores: PackScores) -> None:
+        """A pack has a file of its own."""
+        with self._turn:
+            self._recent.put(pack.audit, scores)
+            self._groups[pack.audit].arrived((pack.first, pack.last))
+
+    def missed(self, pack: Pack) -> None:
+        """A pack was given up."""
+        with self._turn:
+            self._groups[pack.audit].arrived((pack.first, pack.last), missed=True)
+
+    def work(self) -> None:
+        """Gathers what is due."""
+        if self._ended:
+            return
+        try:
+            for index in range(len(self._plan.audits)):
+                with self._turn:
+                    due = self._groups[index].due()
+                for each in due:
+                    self._gather(index, each)
+        except (StorageError, RunDirectoryError):
+            self._ended = True
+
+    def _gather(self, index: int, packs: Gathering) -> None:
+        """Writes them once under a new name, reads that back, and only then deletes the others."""
+        audit = self._plan.audits[index]
+        file = packs.bounds(audit)
+        if file not in packs.files:
+            parts = [self._part(index, part) for part in packs.parts]
+            members = np.concatenate([part.members for part in parts])
+            scores = np.concatenate([part.scores for part in parts])
+            one = PackScores(file[0], members, audit.horizons, scores)
+            self._run.write_scores(audit.id, one)
+        whole = Stretch(file, packs.parts[0].start, packs.parts[-1].stop)
+        prefix.stretch(self._run, self._plan, index, whole)
+        for other in packs.files - {file}:
+            self._run.delete_scores(audit.id, *other)
+        with self._turn:
+            self._groups[index].gathered(packs)
+
+    def _part(self, index: int, part: Stretch) -> PackScores:
+        """From memory where it is fresh."""
+        if part.stop == part.start + 1:
+            with self._turn:
+                kept = self._recent.take(index, self._plan.audits[index].packs[part.start][0])
+            if kept is not None:
+                return kept
+        read = prefix.stretch(self._run, self._plan, index, part)
+        assert isinstance(read, PackScores)
+        return read

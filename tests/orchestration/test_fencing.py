@@ -1,0 +1,68 @@
+"""Real Ray processes that stand still while another driver takes their run over."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray import files, lease
+from dpaudit_ray.errors import RunDirectoryError
+from dpaudit_ray.storage import RunDirectory
+from tests.orchestration.test_faults import actors, assert_same, start, wait_for_packs
+from tests.test_lease import snapshot
+
+pytestmark = pytest.mark.slow
+
+
+def stop(run: RunDirectory, *processes: psutil.Process) -> None:
+    """Pauses them, not in the tenth of a millisecond in which they keep others from taking over."""
+    for _ in range(20):
+        for process in processes:
+            process.suspend()
+        with contextlib.suppress(RunDirectoryError), run.locked():
+            return
+        for process in processes:
+            process.resume()
+    raise AssertionError("the lock was never free")
+
+
+def test_a_paused_driver_that_was_overtaken_writes_nothing(
+    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Driver and aggregator stop in the midst of work; another driver completes the run.
+
+    The aggregator goes on first: its trainers have packs for it. Then the driver does.
+    """
+    tiny["mechanism"]["steps"] = 30
+    tiny["audit"] |= {"trials": 300, "record_every": 30}
+    paused = start(tiny, tmp_path)
+    wait_for_packs(tmp_path, 10, paused)
+    (aggregator,) = actors(paused, "Aggregator")
+    driver = psutil.Process(paused.pid)
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
+    stop(RunDirectory(str(tmp_path / "tiny")), driver, aggregator)
+    assert not (tmp_path / "tiny/_SUCCESS").exists()
+
+    monkeypatch.setattr(lease, "held", functools.partial(lease.held, watch=1.5))
+    assert da.run(tiny, storage_path=str(tmp_path), executor="inline").complete
+    before = snapshot(tmp_path / "tiny")
+    aggregator.resume()
+    time.sleep(1)
+    assert snapshot(tmp_path / "tiny") == before
+    driver.send_signal(signal.SIGCONT)
+    output, _ = paused.communicate(timeout=60)
+    assert paused.returncode == 4, output
+    told = [line for line in output.splitlines() if line.startswith("dpaudit: ")]
+    assert len(told) == 1, output
+    assert "another driver had taken over and has ended" in told[0]
+    assert "Traceback" not in output
+    assert snapshot(tmp_path / "tiny") == before
+    da.run(tiny, storage_path=str(tmp_path / "quiet"), executor="inline")
+    assert_same(tmp_path / "tiny", tmp_path / "quiet/tiny")

@@ -1,0 +1,128 @@
+"""What is sent to a cluster with a job, and what stays at home."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.orchestration import luggage
+from dpaudit_ray.orchestration.luggage import Luggage
+
+
+def laid_out(folder: Path, *names: str) -> Path:
+    """The folder, with these files in it."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def sent(folder: Path, *excludes: str) -> list[str]:
+    return [path.as_posix() for path in Luggage(folder, excludes).files()]
+
+
+def test_leaves_out_what_is_not_needed(tmp_path: Path) -> None:
+    laid_out(
+        tmp_path,
+        *("sweep.yaml", "plugin.py", "data/table.csv", "data/big.csv", ".rayignore"),
+        *(".git/config", ".venv/bin/python", "runs/a/plan.json", "src/__pycache__/a.pyc"),
+        *("notes/draft.txt", "build/lib/a.py", "dist/a.whl", "venv/bin/python"),
+    )
+    (tmp_path / ".rayignore").write_text("# comment\ndata/big.csv\n")
+    assert sent(tmp_path, "notes/") == ["data/table.csv", "plugin.py", "sweep.yaml"]
+
+
+SECRETS = (
+    *(".netrc", "id_rsa", "id_ed25519.pub", ".git-credentials", ".kube/config", ".aws/credentials"),
+    *(
+        ".ssh/known_hosts",
+        "server.key",
+        "sub/client.pem",
+        ".ray/dpaudit_token",
+        ".env",
+        ".env.prod",
+    ),
+    *("auth_token", "api-token.txt", "token", "tokens.json", "prod.env", "kubeconfig", ".pypirc"),
+    *("credentials.json", "secrets.yaml", "my-service-account.json", ".docker/config.json"),
+    *("secrets/db", ".vault-token", ".config/gcloud/application_default_credentials.json"),
+)
+
+
+def test_secrets_stay_at_home(tmp_path: Path) -> None:
+    laid_out(tmp_path, "sweep.yaml", *SECRETS)
+    assert sent(tmp_path) == ["sweep.yaml"]
+    told = [path.as_posix() for path in Luggage(tmp_path).secrets()]
+    assert {"id_rsa", "server.key", "sub/client.pem", "secrets"} <= set(told)
+    assert not any(name.startswith(".") for name in told)  # nobody expects those to be sent
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "secrets.py", "token.py", "keys.csv", "key"])
+def test_what_only_sounds_like_a_secret_is_sent(tmp_path: Path, name: str) -> None:
+    assert sent(laid_out(tmp_path, name)) == [name]
+
+
+@pytest.mark.parametrize("target", [".ssh/config", "keys/id_rsa", "home/.netrc", "a/.kube/x/y"])
+def test_a_link_to_a_secret_stays_at_home(tmp_path: Path, target: str) -> None:
+    laid_out(tmp_path, "work/sweep.yaml", f"elsewhere/{target}")
+    (tmp_path / "work/innocent").symlink_to(tmp_path / "elsewhere" / target)
+    assert sent(tmp_path / "work") == ["sweep.yaml"]
+
+
+@pytest.mark.parametrize("name", ["build", "dist", "runs", "venv", "secrets", "token"])
+def test_packages_are_sent_whole_whatever_they_are_called(tmp_path: Path, name: str) -> None:
+    files = [f"{name}/__init__.py", f"{name}/dist/table.csv", f"{name}/runs/part.py"]
+    laid_out(tmp_path, *files, f"{name}/.env", f"{name}/__pycache__/a.pyc", f"{name}/a.pem")
+    assert sent(tmp_path) == files
+
+
+def test_folders_behind_links_are_sent_and_circles_end(tmp_path: Path) -> None:
+    laid_out(tmp_path, "work/sweep.yaml", "elsewhere/mine/__init__.py", "elsewhere/mine/build/a.py")
+    (tmp_path / "work/mine").symlink_to(tmp_path / "elsewhere/mine")
+    (tmp_path / "elsewhere/mine/again").symlink_to(tmp_path / "elsewhere/mine")
+    (tmp_path / "elsewhere/mine/up").symlink_to(tmp_path / "work")
+    (tmp_path / "work/gone").symlink_to(tmp_path / "nowhere")
+    assert sent(tmp_path / "work") == ["mine/__init__.py", "mine/build/a.py", "sweep.yaml"]
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_out(tmp_path, "sweep.yaml", "locked/a.csv")
+    listed = os.listdir
+
+    def refusing(folder: Path) -> list[str]:
+        if Path(folder).name == "locked":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(os, "listdir", refusing)
+    with pytest.raises(SpecError, match=r"cannot read .*locked \(Permission denied\); --exclude"):
+        Luggage(tmp_path).files()
+    assert sent(tmp_path, "locked") == ["sweep.yaml"]
+
+
+def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "b.txt").write_text("b" * 1000)
+    (folder / "run.sh").write_text("a")
+    (folder / "run.sh").chmod(0o755)
+    Luggage(folder).pack(tmp_path / "1.zip")
+    (folder / "b.txt").touch()
+    Luggage(folder).pack(tmp_path / "2.zip")
+    assert (tmp_path / "1.zip").read_bytes() == (tmp_path / "2.zip").read_bytes()
+    with zipfile.ZipFile(tmp_path / "1.zip") as archive:
+        assert archive.read("run.sh") == b"a"
+        assert archive.getinfo("run.sh").external_attr >> 16 == 0o755
+
+
+def test_too_much_is_refused_with_the_largest_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(luggage, "LIMIT", 2**20)
+    (tmp_path / "huge.bin").write_bytes(bytes(2**20 + 1))
+    with pytest.raises(SpecError, match=r"more than 1 MiB .*huge\.bin \(1 MiB\)"):
+        Luggage(tmp_path).files()
+    assert Luggage(tmp_path, ("*.bin",)).files() == []

@@ -1,0 +1,70 @@
+"""`constraints.txt`: exact versions of all that is installed, for every build of torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import tomllib
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tests.conftest import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LINES = [
+    line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")
+]
+PINNED = dict(line.split("==") for line in LINES)
+CHOSEN_BY_TORCH = re.compile("triton|nvidia-|cuda-")  # by the device that it was built for
+
+
+def reached(extra: str) -> set[str]:
+    """Names of all packages that an installation brings here, as their metadata says."""
+    found: set[str] = set()
+    waiting = [Requirement(f"dpaudit-ray[{extra}]")]
+    while waiting:
+        wanted = waiting.pop()
+        name = canonicalize_name(wanted.name)
+        found.add(name)
+        for line in importlib.metadata.requires(name) or []:
+            needed = Requirement(line)
+            extras = [{"extra": one} for one in (*wanted.extras, "")]
+            if needed.marker and not any(needed.marker.evaluate(one) for one in extras):
+                continue
+            if canonicalize_name(needed.name) not in found or needed.extras:
+                waiting.append(needed)
+    return found - {"dpaudit-ray"}
+
+
+def test_every_line_is_one_exact_version_and_nothing_else() -> None:
+    assert sorted(LINES) == LINES
+    for line in LINES:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*==[0-9][a-z0-9.]*", line), line
+
+
+def test_they_satisfy_what_the_project_asks_for() -> None:
+    asked = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
+    for wanted in map(Requirement, asked):
+        version = Version(PINNED[canonicalize_name(wanted.name)])
+        assert wanted.specifier.contains(version), wanted
+
+
+def test_nothing_that_is_installed_is_left_to_chance() -> None:
+    free = {name for name in reached("test") if not CHOSEN_BY_TORCH.match(name)}
+    assert free <= PINNED.keys()
+    assert not any(CHOSEN_BY_TORCH.match(name) for name in PINNED)
+
+
+def test_builds_of_torch_for_any_device_fit() -> None:
+    for build in ("cpu", "cu132"):
+        assert Requirement(f"torch=={PINNED['torch']}").specifier.contains(
+            f"{PINNED['torch']}+{build}"
+        )
+
+
+def test_ray_is_held_to_the_versions_whose_private_names_are_used() -> None:
+    (ray,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "ray")
+    version = Version(PINNED["ray"])
+    assert not ray.specifier.contains(Version(f"{version.major}.{version.minor + 1}.0"))

@@ -1,0 +1,362 @@
+"""Packs that are gathered into larger files: each counts once, whatever a crash leaves behind."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray import failures, gathering, prefix, spec, verdict
+from dpaudit_ray import plan as planning
+from dpaudit_ray.errors import RunDirectoryError, StorageError
+from dpaudit_ray.failures import Failure
+from dpaudit_ray.gathering import Stretch
+from dpaudit_ray.orchestration import gatherer
+from dpaudit_ray.orchestration.aggregation import Aggregation
+from dpaudit_ray.plan import Plan
+from dpaudit_ray.report.tables import Run
+from dpaudit_ray.spec import Sweep
+from dpaudit_ray.stats.claim_test import ClaimTest
+from dpaudit_ray.storage import RunDirectory
+from jobs.scale import empty, large
+
+PACKS, SIZE = 50, 3  # of the one audit: a whole group and 18 packs more
+GATHERED, FEWEST = 32, 8  # instead of 256 and 64
+Opened = tuple[Sweep, Plan, RunDirectory]
+STATS = ("accuracy", "paper-gdp", "eps-delta")
+
+
+def opened(folder: Path, packs: int = PACKS, **changes: object) -> Opened:
+    sweep = spec.from_raw(
+        {**empty.sweep("many", packs * SIZE, SIZE, steps=2, estimators=STATS), **changes}
+    )
+    run = RunDirectory.under(str(folder), sweep.name)
+    return sweep, planning.open_run(sweep, run), run
+
+
+def filled(folder: Path, packs: int = PACKS) -> Opened:
+    """A run of which all packs are stored, in files of their own."""
+    sweep, plan, run = opened(folder, packs)
+    for pack in plan.remaining(run):
+        run.write_scores(plan.audits[0].id, large.scores(plan, pack))
+    return sweep, plan, run
+
+
+def files(run: RunDirectory, plan: Plan) -> list[tuple[int, int]]:
+    return sorted(run.score_files(plan.audits[0].id))
+
+
+def results(run: RunDirectory) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Scores and estimates."""
+    result = da.Result(run.location, complete=True)
+    return result.scores.reset_index(drop=True), result.estimates
+
+
+def assert_same(left: RunDirectory, right: RunDirectory) -> None:
+    for mine, other in zip(results(left), results(right), strict=True):
+        pd.testing.assert_frame_equal(mine, other, check_exact=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gathering, "GATHERED", GATHERED)
+        patch.setattr(gathering, "FEWEST", FEWEST)
+        yield
+
+
+@pytest.fixture(scope="module")
+def alone(_few: None, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The run with a file per pack, as it was before anything is gathered."""
+    sweep, plan, run = filled(tmp_path_factory.mktemp("alone"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gatherer.Gatherer, "work", lambda self: None)
+        Aggregation(sweep, plan, run).flush()
+    assert len(files(run, plan)) == PACKS
+    return run
+
+
+GROUPS = [(0, GATHERED * SIZE - 1), (GATHERED * SIZE, PACKS * SIZE - 1)]
+
+
+def test_a_gathered_run_shows_what_one_with_a_file_per_pack_does(
+    tmp_path: Path, alone: RunDirectory
+) -> None:
+    sweep, plan, run = opened(tmp_path / "many")
+    aggregation = Aggregation(sweep, plan, run)
+    order = list(plan.remaining(run))
+    random.Random(0).shuffle(order)
+    for number, pack in enumerate(order):
+        aggregation.fold(pack, large.scores(plan, pack))
+        if number % 10 == 0:
+            aggregation.keep_up()
+    aggregation.flush()
+    assert run.complete
+    assert files(run, plan) == GROUPS
+    assert_same(run, alone)
+    again = Aggregation.rebuild(run)
+    assert again.progress() == aggregation.progress()
+    assert again.difference(order[7], large.scores(plan, order[7])) is None
+    assert list(plan.remaining(run)) == []
+    again.flush()
+    assert_same(run, alone)
+    assert verdict.of(Run.open(run.location)) == verdict.of(Run.open(alone.location))
+
+
+def test_a_run_that_was_never_gathered_is_when_it_is_opened(
+    tmp_path: Path, alone: RunDirectory
+) -> None:
+    sweep, plan, run = filled(tmp_path / "many")
+    Aggregation(sweep, plan, run).flush()
+    assert files(run, plan) == GROUPS
+    assert_same(run, alone)
+
+
+class Died(BaseException):
+    """SIGKILL, as far as the code after it can tell."""
+
+
+def mortal(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+    """Lets so many files be written or deleted, and then no more."""
+    left = itertools.count(allowed, -1)
+    for name in ("write_scores", "delete_scores"):
+        act = getattr(RunDirectory, name)
+
+        def acts(*given: object, act: Callable[..., None] = act) -> None:
+            if next(left) <= 0:
+                raise Died
+            act(*given)
+
+        monkeypatch.setattr(RunDirectory, name, acts)
+
+
+def test_a_crash_at_any_moment_counts_no_trial_twice_and_loses_none(
+    tmp_path: Path, alone: RunDirectory
+) -> None:
+    """Killed before and after a write, after some deletions, in the second group; and again."""
+    sweep, plan, run = filled(tmp_path / "many")
+    counts = []
+    for allowed in (0, 1, 2, 10, 25):
+        aggregation = Aggregation(sweep, plan, run)
+        with pytest.MonkeyPatch.context() as patch:
+            mortal(patch, allowed)
+            with pytest.raises(Died):
+                aggregation.flush()
+        assert_same(run, alone)
+        assert list(plan.remaining(run)) == []
+        counts.append(len(files(run, plan)))
+    assert counts == [50, 51, 49, 39, 16]
+    Aggregation(sweep, plan, run).flush()
+    assert files(run, plan) == GROUPS
+    assert_same(run, alone)
+
+
+def test_old_files_stay_where_the_new_one_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, plan, run = filled(tmp_path / "many")
+    write = RunDirectory.write_scores
+
+    def torn(self: RunDirectory, audit: str, pack: object) -> None:
+        write(self, audit, pack)
+        file = Path(f"{self.location}/scores/{audit}/{pack.first}-{pack.last}.parquet")
+        file.write_bytes(file.read_bytes()[:-40])
+
+    monkeypatch.setattr(RunDirectory, "write_scores", torn)
+    Aggregation(sweep, plan, run).flush()
+    assert run.complete
+    assert len(files(run, plan)) == PACKS + 1
+    with pytest.raises(RunDirectoryError, match=r"0-95\.parquet is not readable"):
+        Aggregation(sweep, plan, run)
+
+
+@pytest.mark.parametrize("what", ["write_scores", "delete_scores"])
+def test_storage_that_will_not_have_it_fails_no_run(
+    what: str, tmp_path: Path, alone: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, plan, run = filled(tmp_path / "many")
+
+    def refused(*_: object) -> None:
+        raise StorageError("no")
+
+    monkeypatch.setattr(RunDirectory, what, refused)
+    Aggregation(sweep, plan, run).flush()
+    assert run.complete
+    assert_same(run, alone)
+
+
+def test_what_is_gathered_while_it_is_read_is_found(tmp_path: Path, alone: RunDirectory) -> None:
+    sweep, plan, run = filled(tmp_path / "many")
+    slow = prefix.of(run, sweep, plan, 0)
+    first = next(slow)
+    Aggregation(sweep, plan, run).flush()
+    assert files(run, plan) == GROUPS
+    found = [first, *slow]
+    assert [pack.first for pack in found] == list(range(0, PACKS * SIZE, SIZE))
+    scores = np.concatenate([pack.scores for pack in found])
+    whole = results(alone)[0]["score"].to_numpy().reshape(scores.shape)
+    assert np.array_equal(scores, whole)
+
+
+def test_packs_around_one_that_failed_are_gathered_and_then_all(tmp_path: Path) -> None:
+    sweep, plan, run = opened(tmp_path)
+    packs = list(plan.remaining(run))
+    bad = packs[12]
+    aggregation = Aggregation(sweep, plan, run)
+    for pack in packs:
+        if pack != bad:
+            aggregation.fold(pack, large.scores(plan, pack))
+    aggregation.keep_up()
+    assert len(files(run, plan)) == GATHERED, "the pack may come yet"
+    aggregation.give_up([Failure(bad, "ValueError", "boom", "")])
+    aggregation.keep_up()
+    assert files(run, plan) == [(0, bad.first - 1), (bad.last + 1, GROUPS[0][1]), GROUPS[1]]
+    assert [f.pack for f in failures.read(run, plan)] == [bad]
+    again = Aggregation.rebuild(run)
+    assert again.progress() == aggregation.progress()
+    again.try_again([bad])
+    again.fold(bad, large.scores(plan, bad))
+    again.flush()
+    assert run.complete
+    assert files(run, plan) == GROUPS
+
+
+def test_an_extension_goes_on_in_the_same_group(tmp_path: Path) -> None:
+    sweep, plan, run = filled(tmp_path)
+    Aggregation(sweep, plan, run).flush()
+    sweep, plan, run = opened(tmp_path, packs=75)
+    new = list(plan.remaining(run))
+    assert len(new) == 25
+    aggregation = Aggregation(sweep, plan, run)
+    for pack in new:
+        aggregation.fold(pack, large.scores(plan, pack))
+    aggregation.flush()
+    assert files(run, plan) == [(0, 95), (96, 191), (192, 224)]
+    assert len(da.Result(run.location, True).scores) == 75 * SIZE * 2
+
+
+def test_a_late_pack_brings_back_many_that_were_gathered_meanwhile(
+    tmp_path: Path, alone: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait in memory as far as that goes; then they are read file by file, not one by one."""
+    sweep, plan, run = opened(tmp_path / "many")
+    aggregation = Aggregation(sweep, plan, run)
+    aggregation._ahead._limit = 1000
+    first, *others = plan.remaining(run)
+    for pack in others:
+        aggregation.fold(pack, large.scores(plan, pack))
+    aggregation.keep_up()
+    read, reads = RunDirectory.read_scores, []
+    monkeypatch.setattr(
+        RunDirectory, "read_scores", lambda *given: reads.append(given) or read(*given)
+    )
+    aggregation.fold(first, large.scores(plan, first))
+    assert len(reads) <= GATHERED + 1, "the second group is one file"
+    monkeypatch.undo()
+    aggregation.flush()
+    assert_same(run, alone)
+
+
+# Bounds alone ----------------------------------------------------------------------------------
+
+
+PLAN = [(n, n + 9) for n in range(0, 100, 10)]
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ([(0, 9), (20, 29)], [((0, 9), 0, 1), ((20, 29), 2, 3)]),
+        ([(0, 39), (0, 9), (10, 19), (30, 39)], [((0, 39), 0, 4)]),
+        ([(0, 29), (20, 49)], [((0, 29), 0, 3), ((20, 49), 3, 5)]),
+        ([(5, 14), (0, 95), (100, 109), (3, 99)], []),
+        ([(50, 99), (0, 49), (40, 59)], [((0, 49), 0, 5), ((40, 59), 5, 6), ((50, 99), 6, 10)]),
+    ],
+)
+def test_overlapping_files(given: list, taken: list) -> None:
+    found = gathering.resolved(PLAN, given)
+    assert [(each.file, each.start, each.stop) for each in found] == taken
+
+
+def covering(given: list[tuple[int, int]]) -> Iterator[int]:
+    """The slow twin: packs that lie in some file that begins and ends where packs do."""
+    starts, ends = {first for first, _ in PLAN}, {last for _, last in PLAN}
+    whole = [file for file in given if file[0] in starts and file[1] in ends]
+    for number, (first, last) in enumerate(PLAN):
+        if any(file[0] <= first and last <= file[1] for file in whole):
+            yield number
+
+
+def test_every_pack_is_taken_once_from_any_files() -> None:
+    rng = random.Random(0)
+    edges = sorted({edge for first, _ in PLAN for edge in (first, first + 4)})
+    for _ in range(2000):
+        given = [
+            (first, last)
+            for first, last in ((rng.choice(edges), rng.choice(edges) + 9) for _ in range(6))
+            if first < last
+        ]
+        found = gathering.resolved(PLAN, given)
+        numbers = [n for each in found for n in range(each.start, each.stop)]
+        assert numbers == list(covering(given))
+        for each in found:
+            assert each.file is not None
+            assert each.file[0] <= PLAN[each.start][0]
+            assert PLAN[each.stop - 1][1] <= each.file[1]
+
+
+def test_the_prefix_ends_at_the_first_gap() -> None:
+    audit = type("Audit", (), {"packs": PLAN})
+    there = [Stretch((0, 29), 0, 3), Stretch((40, 79), 4, 8)]
+    ends = lambda *given, **more: [  # noqa: E731
+        (each.file, each.start, each.stop) for each in gathering.prefix(audit, *given, **more)
+    ]
+    assert ends(there, set()) == [((0, 29), 0, 3)]
+    assert ends(there, {(30, 39)}) == [((0, 29), 0, 3), (None, 3, 4), ((40, 79), 4, 8)]
+    assert ends(there, {(30, 39), (80, 89)})[-1] == (None, 8, 9)
+    assert ends(there, {(30, 39)}, start=5) == [((40, 79), 5, 8)]
+    assert ends(there, {(30, 39)}, end=50) == [((0, 29), 0, 3), (None, 3, 4), ((40, 79), 4, 5)]
+    assert ends([], {(0, 9)}) == [(None, 0, 1)]
+
+
+def test_a_verdict_looks_after_packs_and_not_after_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow twin: pack by pack, as each of them was looked at when it was a file."""
+    sweep, plan, run = filled(tmp_path)
+    Aggregation(sweep, plan, run).flush()
+    seen: list[int] = []
+    look = ClaimTest.look
+    monkeypatch.setattr(
+        ClaimTest,
+        "look",
+        lambda self, now=False: (
+            seen.append(self.trials) if now or self.trials >= self.due else None,
+            look(self, now),
+        )[1],
+    )
+    opened_run = Run.open(run.location)
+    fast = verdict._tested(opened_run, 0)
+    looks, seen[:] = list(seen), []
+    curve = fast.curve
+    slow = ClaimTest(curve, plan.audits[0].declared[0])
+    for whole in opened_run.prefix(plan.audits[0]):
+        for first in range(whole.first, whole.last + 1, SIZE):
+            prefix.fold(slow, whole.part(first, first + SIZE - 1))
+            slow.look()
+    slow.look(now=True)
+    assert seen == looks
+    assert len(looks) > 40
+    assert (fast.best, fast.latest, fast._reached) == (slow.best, slow.latest, slow._reached)
+
+
+def test_small_audits_keep_a_file_per_pack(tmp_path: Path) -> None:
+    sweep, plan, run = filled(tmp_path, packs=FEWEST - 1)
+    Aggregation(sweep, plan, run).flush()
+    assert len(files(run, plan)) == FEWEST - 1

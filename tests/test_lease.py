@@ -1,0 +1,321 @@
+"""One driver writes a run directory: who gets it, who keeps it, and what who lost it may do."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray import fence, files, lease
+from dpaudit_ray.errors import DpauditError, LeaseLostError, RunDirectoryError
+from dpaudit_ray.files import Folder
+from dpaudit_ray.lease import Lease
+from dpaudit_ray.orchestration.trainer import Trainer
+from dpaudit_ray.storage import RunDirectory
+from tests.command import inline, write_sweep
+from tests.test_storage import memory, pack, row
+
+NEVER = 1000.0
+
+
+@pytest.fixture(params=["local", "memory"])
+def run(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.1)
+    place = str(tmp_path / "runs") if request.param == "local" else memory(monkeypatch)
+    run = RunDirectory.under(place, "tiny")
+    run.require_writable()
+    return run
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory(str(tmp_path / "tiny"))
+    run.require_writable()
+    return run
+
+
+def contents(run: RunDirectory) -> dict[str, bytes | None]:
+    """Every file of a small run directory, hidden ones included."""
+    folder = run._folder
+    names = [
+        f"{place}{name}" for place in ("", "scores/a/", "figures/") for name in folder.names(place)
+    ]
+    return {name: folder.read(name) for name in names}
+
+
+def snapshot(location: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Every file below a folder, as it is and when it was put there; none that is not in place."""
+    return {
+        str(file): (file.stat().st_mtime_ns, file.stat().st_ino, file.read_bytes())
+        for file in location.rglob("*")
+        if file.is_file() and file.suffix != ".tmp"
+    }
+
+
+# Who gets it -----------------------------------------------------------------------------------
+
+
+def outcomes_of_two(run: RunDirectory) -> list[str]:
+    """Two drivers that start at the same moment, the winner staying until the other has ended."""
+    both, ended = threading.Barrier(2), threading.Event()
+    found: list[str] = []
+
+    def drive() -> None:
+        other = RunDirectory(run.location)
+        both.wait()
+        try:
+            with lease.held(other, watch=0.2, beat=NEVER) as held:
+                found.append("drives")
+                ended.wait(2)
+                held.run.require_owned()
+                return
+        except RunDirectoryError as error:
+            found.append("refused" if "another driver works on" in str(error) else str(error))
+        except LeaseLostError:
+            found.append("stopped")
+        ended.set()
+
+    threads = [threading.Thread(target=drive) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sorted(found)
+
+
+@pytest.mark.parametrize("left", [None, {"owner": "x", "host": "elsewhere", "pid": 1}])
+def test_of_two_that_start_at_once_on_slow_storage_one_drives(
+    left: dict | None, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to .2 s a write. Both held it in two of five such starts."""
+    dice, sync, upload = random.Random(5), os.fsync, Folder._upload
+
+    def slow(file: int) -> None:
+        time.sleep(dice.uniform(0, 0.1))  # a write syncs twice
+        sync(file)
+
+    def slow_upload(*arguments: Any) -> None:
+        time.sleep(dice.uniform(0, 0.2))
+        upload(*arguments)
+
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.4)
+    for _ in range(4):
+        if left is not None:
+            run.write_json(fence.FILE, left)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", slow)
+            patch.setattr(Folder, "_upload", slow_upload)
+            assert outcomes_of_two(run) == ["drives", "refused"]
+
+
+@pytest.mark.parametrize("key", ["boot", "pids", "host"])
+def test_a_process_id_of_elsewhere_says_nothing(key: str, local: RunDirectory) -> None:
+    """Containers may have equal host names; the process is not here, and may live there."""
+    gone = {"owner": "x", **lease._where(), "pid": 2**22 + 1, "started": "1"}
+    assert socket.gethostname() == gone["host"]
+    for entry, at_once in ((gone, True), (gone | {key: "another"}, False)):
+        local.write_json(fence.FILE, entry)
+        started = time.monotonic()
+        with lease.held(local, watch=0.6):
+            assert (time.monotonic() - started < 0.5) is at_once
+
+
+def test_a_process_that_is_hidden_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`/proc` may be mounted so that it shows one's own processes only."""
+
+    def hidden(pid: int, signal: int) -> None:
+        raise PermissionError
+
+    entry = {"owner": "x", **lease._where(), "pid": 2**22 + 1, "started": "1"}
+    assert lease._is_gone(entry)
+    monkeypatch.setattr(os, "kill", hidden)
+    assert not lease._is_gone(entry)
+
+
+def test_a_clock_that_jumps_takes_nothing_over(
+    local: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every look at any clock finds it an hour on, as after a pause; the owner had one beat."""
+    with lease.held(local, beat=0.1):
+        hours = iter(range(10**6))
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "monotonic", lambda: next(hours) * 3600.0)
+            patch.setattr(time, "time", lambda: -next(hours) * 3600.0)
+            taken = pytest.raises(RunDirectoryError, match="another driver works on")
+            with taken, lease.held(local, watch=1):
+                pass
+
+
+@pytest.mark.parametrize("first", ["s3://bucket/runs/tiny", "s3://bucket/runs/tiny//"])
+def test_a_slash_at_the_end_is_no_other_run(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory(monkeypatch)
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.1)
+    second = RunDirectory.under("s3://bucket/runs/", "tiny")
+    assert RunDirectory(first).location == second.location == "s3://bucket/runs/tiny"
+    with lease.held(RunDirectory(first), beat=0.1) as held:
+        held.run.write_json("plan.json", [1])
+        assert second.read_json("plan.json") == [1]
+        with pytest.raises(RunDirectoryError, match="another driver"), lease.held(second, watch=1):
+            pass
+
+
+# Who lost it -----------------------------------------------------------------------------------
+
+WRITES: dict[str, Callable[[RunDirectory], object]] = {
+    "scores": lambda run: run.write_scores("a", pack(16)),
+    "the same scores": lambda run: run.write_scores("a", pack()),
+    "estimates": lambda run: run.write_estimates([row(trials=3)]),
+    "json": lambda run: run.write_json("failures.json", [3]),
+    "new json": lambda run: run.create_json("other.json", [3]),
+    "complete": lambda run: run.set_complete(True),
+    "not complete": lambda run: run.set_complete(False),
+    "delete": lambda run: run.delete(fence.FILE),
+    "set aside": lambda run: run.set_aside("a", 10, 15),
+    "patient": lambda run: run.patient(run._patience).write_text("sweep.yaml", "x"),
+}
+
+
+@contextlib.contextmanager
+def overtaken(run: RunDirectory, ended: bool) -> Iterator[Lease]:
+    """A driver that was paused while another one took over and wrote, and perhaps ended."""
+    with lease.held(run, beat=NEVER) as paused:
+        with contextlib.ExitStack() as other:
+            new = other.enter_context(lease.held(RunDirectory(run.location), watch=0.2))
+            new.run.write_scores("a", pack())
+            new.run.write_estimates([row()])
+            new.run.set_complete(True)
+            if not ended:
+                yield paused
+        if ended:
+            yield paused
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_who_lost_the_lease_writes_nothing(ended: bool, run: RunDirectory) -> None:
+    with overtaken(run, ended) as paused:
+        before = contents(run)
+        told = "driver.json is gone: another driver" if ended else "another driver has taken over"
+        for what, write in WRITES.items():
+            with pytest.raises(LeaseLostError, match=told) as error:
+                write(paused.run)
+            assert "\n" not in str(error.value)
+            assert contents(run) == before, what
+
+
+def test_a_pause_in_the_midst_of_a_write_is_no_way_in(
+    local: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are on the disk beside their place when another driver takes over."""
+    sync = os.fsync
+    with contextlib.ExitStack() as later, lease.held(local, beat=NEVER) as paused:
+
+        def pause(file: int) -> None:
+            monkeypatch.setattr(os, "fsync", sync)
+            later.enter_context(lease.held(RunDirectory(local.location), watch=0.2))
+            sync(file)
+
+        monkeypatch.setattr(os, "fsync", pause)
+        with pytest.raises(LeaseLostError):
+            paused.run.write_estimates([row()])
+        assert set(contents(local)) == {fence.FILE, fence.LOCK}
+
+
+def test_nobody_takes_over_while_a_file_is_put_in_place(
+    local: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that is paused between its look at the lease and the rename."""
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
+    with lease.held(local, beat=NEVER) as paused:
+        refused = pytest.raises(RunDirectoryError, match="paused in the midst of a write")
+        with fence.Fence(local._folder, paused.owner).passing(), refused:
+            lease.held(RunDirectory(local.location), watch=0.2).__enter__()
+        assert local.read_json(fence.FILE)["owner"] == paused.owner
+
+
+def test_renewals_stop_at_a_foreign_lease(local: RunDirectory) -> None:
+    with lease.held(local, beat=0.05) as held:
+        held.require()
+        local.write_json(fence.FILE, {"owner": "new", "host": "there", "pid": 7})
+        time.sleep(0.3)
+        with pytest.raises(LeaseLostError, match=r"taken over .* \(process 7 on there\)"):
+            held.require()
+    assert local.read_json(fence.FILE) == {"owner": "new", "host": "there", "pid": 7}
+
+
+@pytest.fixture
+def at_the_third_pack(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Has something happen, once, while a run trains its third pack."""
+
+    def arrange(action: Callable[[], object]) -> None:
+        attempt, count = Trainer.attempt, [0]
+
+        def counted(self: Trainer, *arguments: Any) -> Any:
+            count[0] += 1
+            if count[0] == 3:
+                action()
+            return attempt(self, *arguments)
+
+        monkeypatch.setattr(Trainer, "attempt", counted)
+
+    return arrange
+
+
+def test_an_overtaken_run_ends_in_exit_4(
+    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_the_third_pack: Any
+) -> None:
+    """Another driver takes over and completes the run while this one stands still."""
+    monkeypatch.setattr(lease, "held", functools.partial(lease.held, watch=0.2, beat=NEVER))
+    file, seen = write_sweep(tmp_path, tiny), {}
+
+    def other() -> None:
+        assert da.run(tiny, storage_path=str(tmp_path), executor="inline").complete
+        seen.update(snapshot(tmp_path / "tiny"))
+
+    at_the_third_pack(other)
+    overtaken = inline(file, tmp_path)
+    assert overtaken.code == 4, overtaken.err
+    assert overtaken.err.count("\n") == 1
+    assert "another driver had taken over and has ended" in overtaken.err
+    assert seen == snapshot(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_run_directory_that_vanishes_ends_in_exit_4(
+    moved: bool, tiny: dict, tmp_path: Path, at_the_third_pack: Any
+) -> None:
+    file, place = write_sweep(tmp_path, tiny), tmp_path / "tiny"
+
+    def vanish() -> None:
+        if moved:
+            place.rename(tmp_path / "moved")
+        else:
+            shutil.rmtree(place)
+
+    at_the_third_pack(vanish)
+    found = inline(file, tmp_path)
+    assert found.code == 4, found.err
+    assert found.err.count("\n") == 1
+    assert f"{place} is gone: it was moved or deleted while the sweep ran" in found.err
+    assert not place.exists(), "no hollow one, and no _SUCCESS in it"
+    if moved:
+        (tmp_path / "moved").rename(place)
+        (place / fence.FILE).unlink()
+        assert inline(file, tmp_path).code == 0
+        assert len(da.Result(str(place), complete=True).scores) == 2 * 90 * 2
+
+
+def test_every_error_of_a_lost_lease_is_exit_4() -> None:
+    assert LeaseLostError.exit_code == 4
+    assert not issubclass(LeaseLostError, OSError), "asking again would not help"
+    assert issubclass(LeaseLostError, DpauditError)

@@ -1,0 +1,275 @@
+"""Score files that are damaged, foreign, or cannot be read at the moment."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray import failures, salvage
+from dpaudit_ray import plan as planning
+from dpaudit_ray.errors import StorageError
+from dpaudit_ray.files import Folder
+from dpaudit_ray.orchestration.trainer import Trainer
+from dpaudit_ray.report.tables import Run
+from dpaudit_ray.storage import RunDirectory
+from tests.command import Outcome, changed, dpaudit, inline, write_sweep
+from tests.orchestration.test_faults import assert_same
+from tests.test_storage import memory, pack, row
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One complete run to damage copies of, made on first use."""
+    return {"folder": tmp_path_factory.mktemp("whole")}
+
+
+@pytest.fixture
+def run(tiny: dict, tmp_path: Path, whole: dict[str, Path]) -> Path:
+    """A copy of a complete run, with its sweep file beside it."""
+    changed(tiny, "mechanism.steps", 3)
+    write_sweep(tmp_path, tiny)
+    source = whole["folder"] / "tiny"
+    if not source.exists():
+        da.run(tiny, storage_path=str(whole["folder"]), executor="inline")
+    shutil.copytree(source, tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def audit(run: Path) -> Path:
+    """The scores of the first audit."""
+    return run / "scores" / planning.require(RunDirectory(str(run))).audits[0].id
+
+
+def again(run: Path) -> Outcome:
+    return inline(run.parent / "sweep.yaml", run.parent)
+
+
+def flipped(file: Path) -> None:
+    """Whole by its size and by both ends."""
+    content = bytearray(file.read_bytes())
+    for place in range(len(content) // 3, len(content) - 8):
+        content[place] ^= 0x55
+    file.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "empty": lambda file: file.write_bytes(b""),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-40]),
+    "flipped": flipped,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("first", [0, 80])
+def test_damaged_packs_are_set_aside_and_run_again(
+    damage: str, first: int, run: Path, whole: dict[str, Path]
+) -> None:
+    file = audit(run) / f"{first}-{first + 9}.parquet"
+    DAMAGES[damage](file)
+    content = file.read_bytes()
+    found = again(run)
+    assert found.code == 0, found.err
+    (line,) = found.err.splitlines()
+    assert line.startswith(f"dpaudit: {file} is damaged: set aside as {file.name}.damaged-")
+    assert line.endswith("its trials are run again")
+    (aside,) = file.parent.glob("*.damaged-*")
+    assert aside.read_bytes() == content
+    assert_same(run, whole["folder"] / "tiny")
+    assert again(run).err == "", "once"
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut"])
+def test_a_late_pack_is_looked_at_when_the_run_is_opened(damage: str, run: Path) -> None:
+    """The prefix ends before it, and trains for hours; the pack would be found after that."""
+    scores = audit(run)
+    (scores / "10-19.parquet").unlink()
+    DAMAGES[damage](scores / "70-79.parquet")
+    directory = RunDirectory(str(run))
+    told: list[str] = []
+    assert salvage.set_aside(directory, planning.require(directory), told.append) == 1
+    assert "70-79.parquet is damaged" in told[0]
+    assert not directory.complete
+    assert (70, 79) not in directory.score_files(scores.name)
+
+
+def test_a_run_that_is_whole_is_opened_by_listings(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Folder, "ends", lambda *_: pytest.fail("opened"))
+    directory = RunDirectory(str(run))
+    assert salvage.set_aside(directory, planning.require(directory), pytest.fail) == 0
+    assert directory.complete
+
+
+def test_a_damaged_file_of_many_packs_is_set_aside(tiny: dict, tmp_path: Path) -> None:
+    changed(tiny, "mechanism.steps", 3)
+    del tiny["grid"]
+    tiny["resources"]["pack_size"] = 1
+    file = write_sweep(tmp_path, tiny)
+    assert inline(file, tmp_path / "quiet").code == 0
+    assert inline(file, tmp_path).code == 0
+    (gathered,) = audit(tmp_path / "tiny").glob("*.parquet")
+    assert gathered.name == "0-89.parquet"
+    flipped(gathered)
+    found = inline(file, tmp_path)
+    assert found.code == 0, found.err
+    assert f"{gathered} is damaged: set aside as 0-89.parquet.damaged-" in found.err
+    assert_same(tmp_path / "tiny", tmp_path / "quiet/tiny")
+
+
+def test_many_damaged_packs_are_counted(run: Path) -> None:
+    for file in run.glob("scores/*/*.parquet"):
+        file.write_bytes(b"")
+    found = again(run)
+    assert found.code == 0
+    *named, rest = found.err.splitlines()
+    assert len(named) == salvage.NAMED
+    assert "13 more score files are damaged" in rest
+
+
+def test_a_foreign_pack_counts_no_trial_twice(run: Path) -> None:
+    """It overlaps two packs of the plan, and is a proper file of its name."""
+    scores, directory = audit(run), RunDirectory(str(run))
+    other = directory.read_scores(scores.name, 0, 9)
+    shifted = type(other)(5, other.members, other.steps, other.scores + 1)
+    before, status = da.Result(str(run), True).scores, dpaudit("status", run, "--json").out
+    table = dpaudit("report", run, "--format", "csv").out
+    directory.write_scores(scores.name, shifted)
+    found = da.Result(str(run), True).scores
+    pd.testing.assert_frame_equal(found, before, check_exact=True)
+    assert not found.duplicated(["audit", "trial", "step"]).any()
+    assert dpaudit("status", run, "--json").out == status
+    assert dpaudit("report", run, "--format", "csv").out == table
+    assert again(run).code == 0
+    opened = Run.open(str(run))
+    assert [opened.done(planned) for planned in opened.plan.audits] == [90, 90]
+
+
+# Reading ---------------------------------------------------------------------------------------
+
+READS: dict[str, Callable[[RunDirectory], object]] = {
+    "scores": lambda run: run.read_scores("a", 10, 15),
+    "estimates": lambda run: run.estimates(),
+    "json": lambda run: run.read_json("plan.json"),
+    "files": lambda run: run.score_files("a"),
+    "sizes": lambda run: run.sizes("a"),
+    "ends": lambda run: run.whole("a", 10, 15),
+    "complete": lambda run: run.complete,
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_what_cannot_be_read_now_is_not_to_be_deleted(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(str(tmp_path))
+    run.write_scores("a", pack())
+    run.write_estimates([row()])
+
+    def times_out(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    for name in ("read", "ends", "names", "sizes", "exists"):
+        monkeypatch.setattr(Folder, name, times_out)
+    with pytest.raises(StorageError) as error:
+        READS[what](run)
+    assert "Connection timed out" in str(error.value)
+    assert str(error.value).endswith("run the same command again once the storage answers")
+    assert "delete" not in str(error.value)
+
+
+def test_a_time_out_sets_nothing_aside(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def times_out(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    scores = audit(run)
+    (scores / "10-19.parquet").unlink()
+    monkeypatch.setattr(Folder, "ends", times_out)
+    directory = RunDirectory(str(run))
+    with pytest.raises(StorageError, match="not connected"):
+        salvage.set_aside(directory, planning.require(directory), pytest.fail)
+    assert list(scores.glob("*.damaged-*")) == []
+
+
+# Written once ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["local", "memory", "no links"])
+def place(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    def no_links(*_: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if request.param == "no links":
+        monkeypatch.setattr(os, "link", no_links)
+    store = memory(monkeypatch) if request.param == "memory" else str(tmp_path)
+    return RunDirectory.under(store, "tiny")
+
+
+def test_scores_are_never_replaced(place: RunDirectory) -> None:
+    first, other = pack(), pack()
+    other.scores[0, 0] += 1
+    place.write_scores("a", first)
+    place.write_scores("a", pack())
+    with pytest.raises(StorageError, match=r"10-15\.parquet was written by somebody else") as error:
+        place.write_scores("a", other)
+    assert "for trial 10, not " in str(error.value)
+    assert "\n" not in str(error.value)
+    assert place.read_scores("a", 10, 15).difference(first) is None
+    flipped = type(first)(10, ~first.members, first.steps, first.scores)
+    with pytest.raises(StorageError, match="has other bits or steps"):
+        place.write_scores("a", flipped)
+    assert place._folder.names("scores/a") == ["10-15.parquet"], "nothing is left beside it"
+
+
+def test_the_same_scores_in_other_bytes_are_the_same(tmp_path: Path) -> None:
+    """As another version of pyarrow writes them."""
+    run = RunDirectory(str(tmp_path))
+    (tmp_path / "scores/a").mkdir(parents=True)
+    pq.write_table(pack().table("a"), tmp_path / "scores/a/10-15.parquet", compression="none")
+    run.write_scores("a", pack())
+
+
+def test_a_name_that_no_pack_has_is_no_pack(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path))
+    run.write_scores("a", pack())
+    for name in ("010-015.parquet", "10-15.parquet.damaged-1f", "10-15.parquet\n"):
+        (tmp_path / "scores/a" / name).write_bytes(b"")
+    assert run.score_files("a") == {(10, 15)}
+
+
+# Failures --------------------------------------------------------------------------------------
+
+
+def test_failures_are_on_record_before_the_driver_ends(
+    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third pack raises; the driver dies in the fifth."""
+    train, count = Trainer.train, [0]
+
+    def fails(self: Trainer, *arguments: Any) -> Any:
+        count[0] += 1
+        if count[0] == 3:
+            raise ValueError("boom")
+        if count[0] == 5:
+            raise KeyboardInterrupt
+        return train(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "train", fails)
+    file = write_sweep(tmp_path, changed(tiny, "mechanism.steps", 3))
+    with pytest.raises(KeyboardInterrupt):
+        da.run(file, storage_path=str(tmp_path), executor="inline")
+    run = RunDirectory(str(tmp_path / "tiny"))
+    (known,) = failures.recorded(run, planning.require(run))
+    assert (known.pack.first, known.message) == (20, "ValueError: boom")
+    assert "boom" in dpaudit("status", tmp_path / "tiny").out
+    assert np.isfinite(da.Result(run.location, False).scores["score"]).all()

@@ -1,0 +1,193 @@
+"""Who drives a run, as `status` tells it on any machine; a page that follows a run."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray import lease
+from dpaudit_ray.orchestration.trainer import Trainer
+from dpaudit_ray.report import live, page
+from dpaudit_ray.report.tables import Run
+from dpaudit_ray.storage import PackScores, RunDirectory
+from tests.command import dpaudit, inline, refused, write_sweep
+
+REFRESH = re.compile(r'<meta http-equiv="refresh" content="(\d+)">')
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(str(tmp_path))
+
+
+def elsewhere(run: RunDirectory, beat: int) -> None:
+    """What a driver on another machine writes."""
+    entry = {"owner": "ab", "host": "node-7", "pid": 12, "started": "34", "beat": beat}
+    run.write_json(lease.FILE, entry)
+
+
+@pytest.fixture
+def renewed(run: RunDirectory) -> Iterator[None]:
+    """A driver on another machine renews its lease every tenth of a second."""
+    over = threading.Event()
+
+    def renew() -> None:
+        beat = 0
+        while not over.wait(0.1):
+            elsewhere(run, beat := beat + 1)
+
+    elsewhere(run, 0)
+    thread = threading.Thread(target=renew)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+class TestHolder:
+    def test_nobody(self, run: RunDirectory) -> None:
+        assert lease.holder(run) is None
+
+    def test_a_process_of_this_machine_is_known_at_once(self, run: RunDirectory) -> None:
+        with lease.held(run, watch=0.1):
+            began = time.monotonic()
+            found = lease.holder(run)
+            assert time.monotonic() - began < 0.2
+        assert found is not None
+        assert found.host == socket.gethostname()
+        assert found.silent == 0
+
+    def test_one_that_was_killed_is_gone(self, run: RunDirectory) -> None:
+        with lease.held(run, watch=0.1):
+            entry = run.read_json(lease.FILE)
+        run.write_json(lease.FILE, entry | {"started": "1"})
+        assert lease.holder(run, wait=0.2) is None
+
+    @pytest.mark.usefixtures("renewed")
+    def test_one_on_another_machine_is_seen_by_its_renewals(self, run: RunDirectory) -> None:
+        assert lease.holder(run) == lease.Holder("node-7", 12)
+
+    def test_one_on_another_machine_that_renews_nothing_is_told_as_silent(
+        self, run: RunDirectory
+    ) -> None:
+        elsewhere(run, 3)
+        found = lease.holder(run, wait=1.2)
+        assert found is not None
+        assert found.silent >= 1.2
+        assert "process 12 on node-7, has given no sign for 1 s" in str(found)
+
+    @pytest.mark.parametrize("damage", ["[]", "{", '{"host": 3, "pid": "x"}', '"a"'])
+    def test_damage_is_a_driver_that_nobody_knows(self, run: RunDirectory, damage: str) -> None:
+        run.write_text(lease.FILE, damage)
+        found = lease.holder(run, wait=0.2)
+        assert found is not None
+        assert found.silent
+
+
+@pytest.fixture
+def sweep(tiny: dict, tmp_path: Path) -> Path:
+    return write_sweep(tmp_path, tiny)
+
+
+def test_status_knows_the_driver_and_the_failures_while_the_sweep_runs(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked from within the last pack, when an earlier one has failed."""
+    train = Trainer.train
+    seen: list[str] = []
+    raw: list[Any] = []
+
+    def looking(self: Trainer, pack: Any) -> PackScores:
+        if (pack.audit, pack.first) == (0, 40):
+            raise ValueError("boom")
+        if (pack.audit, pack.first) == (1, 80):
+            seen.append(dpaudit("status", tmp_path / "tiny").out)
+            raw.append(json.loads(dpaudit("status", tmp_path / "tiny", "--json").out))
+        return train(self, pack)
+
+    monkeypatch.setattr(Trainer, "train", looking)
+    assert inline(sweep, tmp_path).code == 3
+    assert "trials 40-49 failed: ValueError: boom" in seen[0]
+    assert seen[0].splitlines()[-1].startswith("not complete; a driver is at work: process ")
+    assert raw[0]["driver"]["host"] == socket.gethostname()
+    after = dpaudit("status", tmp_path / "tiny").out
+    assert after.splitlines()[-1] == "not complete: `dpaudit run` resumes it"
+    assert json.loads(dpaudit("status", tmp_path / "tiny", "--json").out)["driver"] is None
+
+
+class TestPage:
+    def test_it_is_written_anew_while_the_run_goes_on_and_ends_with_it(
+        self, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        train, trained = Trainer.train, threading.Semaphore(9)  # packs of 18
+        file = tmp_path / "tiny/report.html"
+
+        def waiting(self: Trainer, pack: Any) -> PackScores:
+            assert trained.acquire(timeout=60)
+            return train(self, pack)
+
+        monkeypatch.setattr(Trainer, "train", waiting)
+        driver = threading.Thread(target=da.run, args=(sweep, str(tmp_path), "inline"))
+        driver.start()
+        pages: list[str] = []
+        told: list[str] = []
+
+        def pause(seconds: float) -> bool:
+            assert seconds >= live.AGAIN_SECONDS
+            pages.append(file.read_text())
+            if "10 / 90" in pages[-1] or "90 / 90" in pages[-1]:
+                trained.release(9)
+                driver.join(60)
+            return False
+
+        while not (tmp_path / "tiny/plan.json").exists():
+            time.sleep(0.05)
+        live.follow(str(tmp_path / "tiny"), told.append, pause)
+        assert REFRESH.findall(pages[0]) == ["10"]
+        assert "Interim" in pages[0]
+        last = file.read_text()
+        assert not REFRESH.findall(last)
+        assert "Interim" not in last
+        assert last.count("90 / 90") == 2
+        assert told == [told[0], str(file)]
+        assert f"{file} is written anew" in told[0]
+
+    def test_without_news_it_is_left_alone(
+        self, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert inline(sweep, tmp_path).code == 0
+        (tmp_path / "tiny/_SUCCESS").unlink()
+        written: list[float | None] = []
+        write = page.write
+
+        def counting(run: Run, again: float | None = None) -> str:
+            written.append(again)
+            return write(run, again)
+
+        monkeypatch.setattr(page, "write", counting)
+        asked = iter([False, False, True])
+        live.follow(str(tmp_path / "tiny"), lambda line: None, lambda seconds: next(asked))
+        assert written == [live.AGAIN_SECONDS, None]
+
+    def test_the_verb(self, sweep: Path, tmp_path: Path) -> None:
+        assert inline(sweep, tmp_path).code == 0
+        outcome = dpaudit("report", tmp_path / "tiny", "--watch")
+        assert (outcome.code, outcome.out) == (0, f"{tmp_path}/tiny/report.html\n")
+        said = refused("report", tmp_path / "tiny", "--watch", "--format", "csv")
+        assert said == "--watch: writes a page, not csv; leave out --format"
+        assert "nowhere" in refused("report", tmp_path / "nowhere", "--watch")
+
+    def test_a_run_can_keep_its_page_by_itself(self, sweep: Path, tmp_path: Path) -> None:
+        assert inline(sweep, tmp_path, "--report").code == 0
+        html = (tmp_path / "tiny/report.html").read_text()
+        assert html.count("90 / 90") == 2
+        assert not REFRESH.findall(html)
