@@ -341,6 +341,9 @@ def test_a_job_is_trusted_with_as_much(folder: Path, monkeypatch: pytest.MonkeyP
             jobs.append(job.entrypoint)
             return "own-1"
 
+        def stopping(self, submission: str) -> str:
+            return f"stop {submission}"
+
     monkeypatch.setattr(submission, "Cluster", Cluster)
     write_sweep(folder, function("own_names:train"))
     where = ("--address", Cluster.address, "--storage-path", "/shared/runs", "--no-wait")
