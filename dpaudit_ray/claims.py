@@ -21,10 +21,8 @@ from .stats import gdp
 Floats = npt.NDArray[np.float64]
 Claims = Mapping[str, tuple[float, ...]]  # ε at each recorded step, by accountant
 _CLOSE = 1e-6  # relative: what versions of scipy differ by
-# By how much ε of an accountant that composes numerically may be off where no step is sampled, and
-# relatively where the same is computed again.
-_NUMERIC = 0.02
-_AGAIN = 1e-3
+_AGAIN = 1e-3  # relative: what another version of an accountant may differ by
+_NUMERIC = 0.02  # and what one that composes numerically is off by where no step is sampled
 
 
 def of(cell: Cell) -> dict[str, tuple[float, ...]]:
@@ -95,7 +93,7 @@ def _range(claimed: tuple[Claimed, ...], delta: float, name: str) -> tuple[Float
     elif name == Accountant.RDP:
         high = np.full(len(claimed), _last(last, delta, name) * (1 + _AGAIN))
     else:
-        high = exact + _NUMERIC
+        high = exact * (1 + _AGAIN) + _NUMERIC
     return exact * (1 - _CLOSE) - _CLOSE, high
 
 

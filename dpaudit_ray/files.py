@@ -107,6 +107,12 @@ class Folder:
         info = self._fs.get_file_info(self._path(name))
         return bool(info.type == fs.FileType.File)
 
+    def leads_out(self, name: str) -> bool:
+        """Whether a link on the way to a file leads out of the folder."""
+        if not isinstance(self._fs, fs.LocalFileSystem):
+            return False
+        return not Path(self._path(name)).resolve().is_relative_to(Path(self._root).resolve())
+
     def names(self, folder: str, recursive: bool = False) -> list[str]:
         """The files in `folder` (and below), without their paths; none when it does not exist."""
         return [info.base_name for info in self._infos(folder, recursive)]

@@ -91,6 +91,13 @@ def is_data(path: str) -> bool:
     return trust.reads and not trust.allows(path.partition(":")[0])
 
 
+def check(path: str, key: str) -> str:
+    """`path`, of what may be imported or is only read. Raises SpecError under `key` for others."""
+    if not is_data(path):
+        _require_trusted(path.partition(":")[0], path, key)
+    return path
+
+
 def imported(path: str, key: str) -> Any:
     """The object that `package.module:name` names.
 

@@ -269,7 +269,11 @@ class RunDirectory:
         return frame(table)
 
     def write_figure(self, name: str, content: bytes) -> None:
-        """Writes figures/<name>."""
+        """Writes figures/<name>; a link in a stranger's directory does not say where."""
+        if self._folder.leads_out(f"figures/{name}"):
+            raise RunDirectoryError(
+                f"{self.location}/figures leads out of the run directory; remove the link"
+            )
         self._write(f"figures/{name}", content)
 
     @property

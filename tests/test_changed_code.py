@@ -257,7 +257,7 @@ def test_another_version_of_a_package_is_refused_where_trials_are_left(
 
 def test_another_kind_of_machine_is_told(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(sweep).code == 0
-    monkeypatch.setattr(provenance, "device", lambda: "Abacus")
+    monkeypatch.setattr(provenance, "device", lambda gpu=False: "Abacus")
     outcome = run(sweep, *EXTENDED)
     assert outcome.code == 0
     assert "Abacus here): last bits may differ" in outcome.err

@@ -13,6 +13,7 @@ from dpaudit_ray import imports, plugins
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.imports import Trust
 from dpaudit_ray.models.base import Model
+from dpaudit_ray.orchestration import submission
 
 OWN = """
 import functools, os, subprocess
@@ -326,3 +327,29 @@ def test_a_mechanism_of_ones_own_is_read_from_its_record(folder: Path) -> None:
     trusted = dpaudit("verify", folder / "runs/walk", "--json", "--trust", "own_walk")
     assert trusted.out == plain.out
     del sys.modules["own_walk"]
+
+
+def test_a_job_is_trusted_with_as_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = []
+
+    class Cluster:
+        address = "http://127.0.0.1:8265"
+
+        def __init__(self, *_: Any) -> None: ...
+
+        def submit(self, job: submission.SweepJob) -> str:
+            jobs.append(job.entrypoint)
+            return "own-1"
+
+        def stopping(self, submission: str) -> str:
+            return f"stop {submission}"
+
+    monkeypatch.setattr(submission, "Cluster", Cluster)
+    write_sweep(folder, function("own_names:train"))
+    where = ("--address", Cluster.address, "--storage-path", "/shared/runs", "--no-wait")
+    more = ("--trust", "own_names", "--accept-changed-code")
+    assert dpaudit("submit", "sweep.yaml", *where, *more).code == 0
+    assert jobs[0].endswith("--storage-path /shared/runs --accept-changed-code --trust own_names")
+    line = refused("submit", "sweep.yaml", *where, "--trust", "other")
+    assert "not trusted" in line
+    assert "own_names" not in sys.modules

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from .. import imports
 from ..adversaries.base import Adversary
@@ -43,6 +43,11 @@ class Function(Mechanism):
     noise_multiplier: float = Field(gt=0)
     sample_rate: float = Field(default=1.0, gt=0, le=1)
     curve: Literal["gaussian", "unknown"] = "unknown"
+
+    @field_validator("path")
+    @classmethod
+    def _may_be_imported(cls, path: str) -> str:
+        return imports.check(path, "path")
 
     @property
     def auto_pack_size(self) -> int:

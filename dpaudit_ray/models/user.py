@@ -34,7 +34,7 @@ class UserModule(Model):
     def _import_path(cls, path: str) -> str:
         if not re.fullmatch(r"[\w.]+:[\w.]+", path):
             raise ValueError("must be package.module:name")
-        return path
+        return imports.check(path, "path")
 
     def named_modules(self) -> tuple[str, ...]:
         """The module that `path` names."""

@@ -92,9 +92,10 @@ FILES = [
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the power of an audit nor how long a lease is watched is what is asked here."""
-    held = lease.held
+    held, holder = lease.held, lease.holder
     monkeypatch.setattr(verdict, "_SIMULATIONS", 1)
     monkeypatch.setattr(api.lease, "held", lambda run: held(run, watch=0.01))
+    monkeypatch.setattr(lease, "holder", lambda run: holder(run, 0.01))
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +190,7 @@ def test_a_run_that_is_read(
         assert claims(outcome) == claims(dpaudit("verify", runs[violating], "--json"))
 
 
-@settings(RANDOM, max_examples=200 if LONG else 6)
+@settings(RANDOM, max_examples=200 if LONG else 4)
 @given(st.data(), st.sampled_from(FILES))
 def test_a_run_of_which_a_page_is_written(
     runs: dict[bool, Path], place: Path, data: st.DataObject, name: str
@@ -207,7 +208,7 @@ def test_a_run_of_which_a_page_is_written(
     assert snapshot(place) == before
 
 
-@settings(RANDOM, max_examples=1200 if LONG else 60)
+@settings(RANDOM, max_examples=1200 if LONG else 40)
 @given(st.data(), st.sampled_from(FILES))
 def test_a_run_that_is_resumed(
     runs: dict[bool, Path], place: Path, data: st.DataObject, name: str

@@ -1,4 +1,4 @@
-"""Labels are text: TeX, markup and control characters in them are shown, and do nothing."""
+"""A stranger's run: labels are text, whatever is in them, and links lead nowhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import dpaudit, inline, write_sweep
+from command import dpaudit, inline, refused, write_sweep
 
 LABELS = [r"$\frac$", r"$\alpha_1^{$", "<script>alert(1)</script>", "{{ 7 * 7 }}"]
 
@@ -52,3 +52,24 @@ def test_a_label_of_tex_runs_from_the_sweep_file(sweep: dict[str, Any], tmp_path
     file = write_sweep(tmp_path, sweep | {"name": "tex"})
     assert inline(file, tmp_path).code == 0
     assert dpaudit("report", tmp_path / "tex").code == 0
+
+
+def test_a_link_does_not_lead_a_report_out_of_its_run(
+    sweep: dict[str, Any], tmp_path: Path
+) -> None:
+    assert inline(write_sweep(tmp_path, sweep), tmp_path).code == 0
+    run, elsewhere = tmp_path / "small", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (run / "figures").symlink_to(elsewhere)
+    line = refused("report", run)
+    assert line == f"{run}/figures leads out of the run directory; remove the link"
+    assert list(elsewhere.iterdir()) == []
+    (run / "figures").unlink()
+    (run / "report.html").symlink_to(precious)
+    assert dpaudit("report", run).code == 0
+    assert precious.read_text() == "precious"
+    linked = tmp_path / "linked"
+    linked.symlink_to(run)
+    assert dpaudit("report", linked).code == 0, "a run directory may lie behind a link"

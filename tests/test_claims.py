@@ -1,0 +1,74 @@
+"""Recorded claims are held against the sweep: true ones pass, edited ones do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpaudit_ray import claims, spec
+from dpaudit_ray.mechanisms.base import Claimed
+from dpaudit_ray.spec import Cell
+
+ACCOUNTANTS = ["gaussian", "rdp", "pld", "prv"]
+
+
+def cell(name: str, steps: int, noise: float, **more: Any) -> Cell:
+    """An audit whose claim is that of `steps` releases, recorded at three of them."""
+    mechanism = {"name": "function", "path": "own:train", "steps": steps, "noise_multiplier": noise}
+    audit = {"trials": 10, "delta": 1e-5, "accountants": [name]}
+    raw = {"name": "x", "mechanism": mechanism | more, "adversary": "own", "audit": audit}
+    return spec.from_raw(raw).cells[0]
+
+
+def recorded(name: str, noise: float = 4.0) -> Cell:
+    """One that inserts its canary in every second step of DP-SGD, recorded four times."""
+    mechanism = {
+        "name": "dp-sgd", "data": "breast_cancer", "model": "fcnn", "steps": 40, "batch_size": 10,
+        "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": noise,
+    }  # fmt: skip
+    audit = {"trials": 10, "delta": 1e-5, "record_every": 10, "accountants": [name]}
+    adversary = {"name": "loss", "period": 2}
+    raw = {"name": "x", "mechanism": mechanism, "adversary": adversary, "audit": audit}
+    return spec.from_raw(raw).cells[0]
+
+
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+def test_claims_are_those_of_the_sweep_and_edited_ones_are_not(name: str) -> None:
+    audit = recorded(name)
+    found = claims.of(audit)
+    assert claims.difference(found, audit) is None
+    for index in range(4):
+        for factor in (0.9, 1.3):
+            values = list(found[name])
+            values[index] *= factor
+            if name == "rdp" and factor > 1 and index < 3:
+                continue  # below the last claim it is only known to be no smaller than the exact
+            assert claims.difference({name: tuple(values)}, audit) is not None, (index, factor)
+    assert claims.difference({name: (float("nan"),) * 4}, audit) is not None
+    assert claims.difference({}, audit) == f"accountants are , not {name}"
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(0.5, 10), (40.0, 2)])
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+def test_small_and_large_claims_pass(name: str, noise: float, steps: int) -> None:
+    audit = cell(name, steps, noise)
+    assert claims.difference(claims.of(audit), audit) is None
+
+
+@pytest.mark.parametrize("name", ["prv"])
+def test_claims_of_sampled_steps_are_computed_again(name: str) -> None:
+    audit = cell(name, 20, 1.0, sample_rate=0.1)
+    found = claims.of(audit)
+    assert claims.difference(found, audit) is None
+    (value,) = found[name]
+    assert "its claim after step 20 by" in str(claims.difference({name: (value * 1.01,)}, audit))
+
+
+def test_what_accountants_were_asked_is_read_as_it_was_written() -> None:
+    asked = (Claimed(2.0, 0, 0.5), Claimed(2.0, 7, 0.5))
+    assert claims.from_json(claims.to_json(asked)) == asked
+    damages = [("noise_multiplier", 0), ("sample_rate", 2), ("releases", []), ("releases", [-1])]
+    for key, damage in damages:
+        with pytest.raises(ValueError, match="training"):
+            claims.from_json(claims.to_json(asked) | {key: damage})
