@@ -174,7 +174,7 @@ def test_damaged_scores_are_set_aside_and_run_again(tiny: dict, tmp_path: Path) 
     (scores / "30-39.parquet").write_bytes(b"")
     (scores / "50-59.parquet").unlink()
     process = start(tiny, tmp_path)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     for name in ("0-9", "30-39"):
         assert f"{name}.parquet is damaged: set aside as {name}.parquet.damaged-" in output
