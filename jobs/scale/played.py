@@ -69,6 +69,9 @@ class Cluster:
     def __init__(self, trainers: int, gcs: str) -> None:
         self.trainers = trainers
         self.running: collections.deque[Reference] = collections.deque()
+        store = types.SimpleNamespace(plasma_store_socket_name="")
+        worker = types.SimpleNamespace(node=store)
+        self._private = types.SimpleNamespace(worker=types.SimpleNamespace(global_worker=worker))
         self.util = types.SimpleNamespace(
             scheduling_strategies=types.SimpleNamespace(
                 NodeAffinitySchedulingStrategy=lambda *_, **__: None

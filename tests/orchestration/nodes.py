@@ -113,6 +113,13 @@ class Nodes:
         self.lose(node)
 
 
+def finished(storage: Path) -> list[tuple[int, int]]:
+    """First and last trial of all finished packs in a storage."""
+    runs = [RunDirectory(str(file.parent)) for file in storage.glob("*/plan.json")]
+    audits = [(run, audit) for run in runs for audit in planning.require(run).audits]
+    return [pack for run, audit in audits for pack in gathering.finished(run, audit)]
+
+
 class Driver:
     """`dpaudit run` on the cluster of a head. What it says is added to `storage`.log."""
 
@@ -132,17 +139,12 @@ class Driver:
     @property
     def packs(self) -> int:
         """Finished packs in the storage; many may lie in one file, and for a moment in two."""
-        return len(self._finished())
+        return len(finished(self._storage))
 
     @property
     def trials(self) -> int:
         """Trials of finished packs."""
-        return sum(last - first + 1 for first, last in self._finished())
-
-    def _finished(self) -> list[tuple[int, int]]:
-        runs = [RunDirectory(str(file.parent)) for file in self._storage.glob("*/plan.json")]
-        audits = [(run, audit) for run in runs for audit in planning.require(run).audits]
-        return [pack for run, audit in audits for pack in gathering.finished(run, audit)]
+        return sum(last - first + 1 for first, last in finished(self._storage))
 
     @property
     def works(self) -> bool:

@@ -183,7 +183,12 @@ def test_a_claim_that_is_not_gaussian_is_not_held_against_a_converted_bound(
     tmp_path: Path,
 ) -> None:
     """A μ above that of the Gaussian through (ε, δ) does not refute a subsampled claim."""
-    mechanism = {"name": "function", "path": "operator:pos", "steps": 4, "noise_multiplier": 1.0}
+    mechanism = {
+        "name": "function",
+        "path": "test_failed_trials:steady",
+        "steps": 4,
+        "noise_multiplier": 1.0,
+    }
     level = {"trials": 400, "delta": 1e-5}
     bounds = {}
     for rate in (0.5, 1.0):

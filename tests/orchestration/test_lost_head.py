@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from pathlib import Path
 
@@ -42,8 +43,10 @@ def test_a_lost_head_ends_the_sweep_and_another_one_resumes(tiny: dict, tmp_path
         began = time.monotonic()
         assert run.ends(120) == 4, run.output
         assert time.monotonic() - began < GONE_SECONDS + LEAVE_SECONDS
+    # The head's node, which is the driver's here, ends with its head, a moment sooner or later.
     line = run.output.splitlines()[-1]
-    assert line.startswith("dpaudit: the cluster's head at "), run.output
+    seen = re.match("dpaudit: (the cluster's head at |Ray on this node has ended)", line)
+    assert seen, run.output
     assert line.endswith("run the same command again to resume")
     assert "Traceback" not in run.output
     assert 0 < run.packs < 40

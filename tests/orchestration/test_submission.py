@@ -19,6 +19,7 @@ from tests.command import changed, refused, write_sweep
 from tests.conftest import ROOT
 from tests.head import Head, head, wait_for
 from tests.long import long
+from tests.orchestration.nodes import finished
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def submitting(
 
 
 def packs(place: Path) -> int:
-    return len(list((place / "runs" / "tiny" / "scores").rglob("*.parquet")))
+    return len(finished(place / "runs"))
 
 
 def screen(cluster: Head, page: str, place: Path) -> str:
