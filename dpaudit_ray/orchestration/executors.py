@@ -22,7 +22,8 @@ class Done:
 class Lost:
     """Infrastructure failed: the packs are run again with the same bits and seeds.
 
-    The first one was running; the others only waited behind it. None when a trainer died idle.
+    The first one was running, if the trainer had `begun`; the others only waited behind it. None
+    when a trainer died idle.
     `cause` is "node" when the trainer's node left with it, `foreseen` when that was announced: a
     node that was drained, or taken back by its owner.
     """
@@ -31,6 +32,7 @@ class Lost:
     reason: str
     cause: Literal["trainer", "node"] = "trainer"
     foreseen: bool = False
+    begun: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

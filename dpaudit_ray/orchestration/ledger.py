@@ -76,7 +76,7 @@ class Ledger:
         for pack in lost.packs:
             self.trials_lost[pack.audit] += pack.size
         self._tell_of(lost)
-        if lost.foreseen or not lost.packs:
+        if lost.foreseen or not lost.begun or not lost.packs:
             return list(lost.packs)
         first, *others = lost.packs
         self._lost_under[lost.cause, first] += 1

@@ -281,7 +281,8 @@ class RayExecutor:
             where = f"node {place.address}" if place else "its node"
             return self._lost(Lost(packs, f"{worker.name}: {where} has left", "node", foreseen))
         where = f" on node {place.address}" if place else ""
-        return self._lost(Lost(packs, f"{worker.name}{where}: {last_line(error)}"))
+        reason = f"{worker.name}{where}: {last_line(error)}"
+        return self._lost(Lost(packs, reason, begun=place is not None))
 
     def _lost(self, lost: Lost) -> Lost:
         for pack in lost.packs:

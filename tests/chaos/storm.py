@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -83,7 +84,7 @@ class Storm:
         self._random = random.Random(seed)
         self._started = time.monotonic()
         self.blows: list[Blow] = []
-        self.stops = 0  # of the driver, by storage that failed too often
+        self.again = Counter[int]()  # by the exit code of the driver before
         self.driver = self._another()
 
     def rage(self, kinds: Sequence[Kind], trials: int, pause: tuple[float, float]) -> None:
@@ -107,21 +108,27 @@ class Storm:
 
     def end(self, seconds: float) -> int:
         """Waits for the driver; returns its exit code."""
-        while (code := self.driver.ends(seconds)) == 4:
+        while (code := self.driver.ends(seconds)) in (3, 4):
             self._again()
         log.info(
             "%6.1f s %5d trials  the end", time.monotonic() - self._started, self.driver.trials
         )
         return code
 
-    def _another(self) -> Driver:
-        return Driver(self._cluster.head, self._sweep, self.storage)
+    def _another(self, *more: str) -> Driver:
+        return Driver(self._cluster.head, self._sweep, self.storage, *more)
 
     def _again(self) -> None:
-        """Goes on where storage that failed too often ended the driver, as a user would."""
-        assert self.driver.process.returncode == 4, self.driver.output[-3000:]
-        self.stops += 1
-        self.driver = self._another()
+        """Goes on as a user would.
+
+        Storage that failed too often ends the driver with 4. A pack whose trainer was killed five
+        times is given up, which is 3: nobody can tell that it was not the pack's fault.
+        """
+        code = self.driver.process.returncode
+        assert code in (3, 4), self.driver.output[-3000:]
+        log.info("exit code %d, and again", code)
+        self.again[code] += 1
+        self.driver = self._another(*(["--retry-failed"] if code == 3 else []))
 
     def _until(self, what: functools.partial[str | None], seconds: float = 180) -> str:
         def found() -> str | None:

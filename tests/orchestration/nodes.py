@@ -123,13 +123,12 @@ def finished(storage: Path) -> list[tuple[int, int]]:
 class Driver:
     """`dpaudit run` on the cluster of a head. What it says is added to `storage`.log."""
 
-    def __init__(self, head: Head, sweep: Path, storage: Path) -> None:
+    def __init__(self, head: Head, sweep: Path, storage: Path, *more: str) -> None:
         self._storage, self._log = storage, storage.with_suffix(".log")
         command = [sys.executable, "-m", "dpaudit_ray", "run", sweep, "--storage-path", storage]
+        command += ["--address", head.gcs, *more]
         with self._log.open("a") as out:
-            self.process = subprocess.Popen(
-                [*command, "--address", head.gcs], env=head.environment, stdout=out, stderr=out
-            )
+            self.process = subprocess.Popen(command, env=head.environment, stdout=out, stderr=out)
 
     @property
     def output(self) -> str:

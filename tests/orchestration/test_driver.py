@@ -198,6 +198,13 @@ def test_packs_that_waited_behind_a_lost_one_are_not_to_blame() -> None:
     assert told[0] == "worker lost (1 of at most 100) with 2 packs: oom"
 
 
+def test_a_pack_is_not_to_blame_for_a_trainer_that_had_not_begun() -> None:
+    ledger = Ledger(ResourceSpec(), ["first", "second"])
+    for _ in range(3 * LOSSES_PER_PACK):
+        assert ledger.lost(Lost((PACKS[0],), "oom", begun=False)) == [PACKS[0]]
+    assert ledger.losses == 3 * LOSSES_PER_PACK
+
+
 def test_nodes_that_leave_are_held_against_no_budget() -> None:
     told: list[str] = []
     ledger = Ledger(ResourceSpec(max_worker_losses=0), ["first", "second"], told.append)
