@@ -70,7 +70,7 @@ class RayExecutor:
         # Rebuilds the estimates now, so that a damaged run directory is told before any training.
         try:
             self._link = Link(ray, self._aggregator, self._watch, tell)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: whatever ends this, nothing stays behind
             self._watch.close()
             ray.kill(self._aggregator)  # another one may have its name
             raise

@@ -12,16 +12,16 @@ import math
 from typing import ClassVar, Literal
 
 from . import gdp
-from .base import Estimate, Estimator, Members, Scores, Status
+from .base import Estimate, Estimator, Status
 from .diverged import LEARN, settled
 from .local_levels import Levels, next_size, upper_rates
 from .rates import epsilon_of_rates
 from .rates_gdp import mu_of_rates
-from .thresholds import TrialLog, Upper, Worlds, best_test
+from .thresholds import Logged, Upper, Worlds, best_test
 
 
 @dataclasses.dataclass
-class Band(Estimator):
+class Band(Logged, Estimator):
     """Largest bound over all thresholds, under a band that holds at all of them together.
 
     `levels` is how the band spreads its error; `curve: any` reports the (ε, δ) bound that
@@ -38,18 +38,7 @@ class Band(Estimator):
             raise ValueError(f"levels must be one of {', '.join(Levels)}, got {self.levels!r}")
         if self.curve not in ("gaussian", "any"):
             raise ValueError(f"curve must be gaussian or any, got {self.curve!r}")
-        self._log = TrialLog()
-
-    @property
-    def learns(self) -> bool:
-        """Not from the order of the bits: all thresholds are bounded at once."""
-        return False
-
-    def _fold(self, scores: Scores, members: Members) -> None:
-        self._log.append(scores, members)
-
-    def _miss(self, members: Members) -> None:
-        self._log.miss(members)
+        super().__post_init__()
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         scores, members = self._log.arrays()

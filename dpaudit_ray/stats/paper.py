@@ -14,34 +14,20 @@ from typing import ClassVar
 import numpy as np
 
 from . import gdp
-from .base import Estimate, Estimator, Members, Scores, Status
+from .base import Estimate, Estimator, Status
 from .binomial import clopper_pearson_upper
 from .diverged import settled
 from .rates import epsilon_of_rates
 from .rates_gdp import mu_of_rates
-from .thresholds import TrialLog, Worlds, best_test, two_rate_uppers
+from .thresholds import Logged, TrialLog, Worlds, best_test, two_rate_uppers
 
 
 @dataclasses.dataclass
-class PaperGdp(Estimator):
+class PaperGdp(Logged, Estimator):
     """Cebere, Bellet, Papernot, Algorithm 4: best threshold, two-sided intervals, GDP."""
 
     name: ClassVar[str] = "paper-gdp"
     status: ClassVar[Status] = Status.PAPER
-
-    def __post_init__(self) -> None:
-        self._log = TrialLog()
-
-    @property
-    def learns(self) -> bool:
-        """Not from the order of the bits: the best threshold is taken on all scores."""
-        return False
-
-    def _fold(self, scores: Scores, members: Members) -> None:
-        self._log.append(scores, members)
-
-    def _miss(self, members: Members) -> None:
-        self._log.miss(members)
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         mu, threshold = algorithm_4(_as_published(self._log), confidence)
@@ -50,7 +36,7 @@ class PaperGdp(Estimator):
 
 
 @dataclasses.dataclass
-class PaperEpsDelta(Estimator):
+class PaperEpsDelta(Logged, Estimator):
     """Nasr et al. 2021, eq. 4-5: best threshold, two-sided intervals, no trade-off curve.
 
     The paper prints the inequality the wrong way round; read rightly it is that of `eps-delta`.
@@ -58,20 +44,6 @@ class PaperEpsDelta(Estimator):
 
     name: ClassVar[str] = "paper-eps-delta"
     status: ClassVar[Status] = Status.PAPER
-
-    def __post_init__(self) -> None:
-        self._log = TrialLog()
-
-    @property
-    def learns(self) -> bool:
-        """Not from the order of the bits: the best threshold is taken on all scores."""
-        return False
-
-    def _fold(self, scores: Scores, members: Members) -> None:
-        self._log.append(scores, members)
-
-    def _miss(self, members: Members) -> None:
-        self._log.miss(members)
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         worlds = _as_published(self._log)

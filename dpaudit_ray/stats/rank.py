@@ -14,7 +14,7 @@ from .base import Estimate, Estimator, Members, Scores, Status
 from .curve import Responses, gaussian
 from .diverged import LEARN, Diverged
 from .ranking import ClaimKey, Group, Weights, simulated, two_means
-from .thresholds import TrialLog
+from .thresholds import Logged
 
 DRAWS = 4000
 _LOOK = 1.25
@@ -22,7 +22,7 @@ _SMALLEST, _RATIO, _STEPS = 0.005, 1.02, 400  # μ from 0.005 to 13.5
 
 
 @dataclasses.dataclass
-class Rank(Estimator):
+class Rank(Logged, Estimator):
     """Fixed-R bound on μ: 1.5 times fewer trials than `accuracy` for ε ≤ 4.
 
     All trials are one group, ranked around the midpoint of the two groups that their scores fall
@@ -35,19 +35,8 @@ class Rank(Estimator):
     status: ClassVar[Status] = Status.IF_GAUSSIAN
 
     def __post_init__(self) -> None:
-        self._log = TrialLog()
+        super().__post_init__()
         self._known: dict[tuple[int, float], float] = {}  # trials, confidence -> μ
-
-    @property
-    def learns(self) -> bool:
-        """Not from the order of the bits: guesses and ranks are made of outputs."""
-        return False
-
-    def _fold(self, scores: Scores, members: Members) -> None:
-        self._log.append(scores, members)
-
-    def _miss(self, members: Members) -> None:
-        self._log.miss(members)
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         trials, level = self._looked(), (delta, confidence)

@@ -114,6 +114,24 @@ class TrialLog:
         return self.scores[0], self.members[0]
 
 
+class Logged:
+    """Mixin: an estimator that keeps every trial, and learns nothing from the order of the bits."""
+
+    def __post_init__(self) -> None:
+        self._log = TrialLog()
+
+    @property
+    def learns(self) -> bool:
+        """False: guesses, ranks and thresholds are functions of all trials at once."""
+        return False
+
+    def _fold(self, scores: Scores, members: Members) -> None:
+        self._log.append(scores, members)
+
+    def _miss(self, members: Members) -> None:
+        self._log.miss(members)
+
+
 @dataclasses.dataclass(frozen=True)
 class Judged:
     """Errors of one test on the trials that had no part in choosing it."""
