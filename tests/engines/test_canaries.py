@@ -25,17 +25,8 @@ from dpaudit_ray.engines import rounding
 from dpaudit_ray.engines.sessions import FinalModelSession, TrajectorySession
 from dpaudit_ray.engines.training import Training
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.models.base import Model
-from dpaudit_ray.plugins import parse
-
-
-@pytest.fixture
-def options(tiny: dict) -> DpSgd:
-    mechanism = parse(Mechanism, tiny["mechanism"], "mechanism")
-    assert isinstance(mechanism, DpSgd)
-    return mechanism
 
 
 @pytest.fixture

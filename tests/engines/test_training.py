@@ -25,16 +25,7 @@ from dpaudit_ray.engines.noise import CpuNoise
 from dpaudit_ray.engines.sessions import FinalModelSession
 from dpaudit_ray.engines.training import Training
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
-from dpaudit_ray.plugins import parse
-
-
-@pytest.fixture
-def options(tiny: dict) -> DpSgd:
-    mechanism = parse(Mechanism, tiny["mechanism"], "mechanism")
-    assert isinstance(mechanism, DpSgd)
-    return mechanism
 
 
 @pytest.fixture
