@@ -49,14 +49,25 @@ class RayExecutor:
         nodes: Nodes,
         tell: Callable[[str], None],
     ) -> None:  # fmt: skip
-        from . import actors
-
         self._ray, self._sweep, self._plan, self._nodes = ray, sweep, plan, nodes
         self._tell, self._packs = tell, packs
+        self._aggregator: Any = None
         head = ray.get_runtime_context().gcs_address
         self._watch = Watch(head, tell, internals.object_store(ray))
+        try:
+            self._start(run)
+        except BaseException:  # Ctrl-C too: whatever ends this, nothing stays behind
+            self._watch.close()
+            if self._aggregator is not None:
+                ray.kill(self._aggregator)  # another one may have its name
+            raise
+
+    def _start(self, run: RunDirectory) -> None:
+        from . import actors
+
+        ray, sweep, nodes, tell = self._ray, self._sweep, self._nodes, self._tell
         self._trainer_class = actors.Trainer
-        self._shared = (ray.put(sweep.raw), ray.put(Brief.of(plan)))
+        self._shared = (ray.put(sweep.raw), ray.put(Brief.of(self._plan)))
         # Ray keeps one copy on every node that asks, and all trainers there map its memory.
         self._datasets = {key: ray.put(data) for key, data in _datasets(sweep).items()}
         self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
@@ -68,14 +79,9 @@ class RayExecutor:
             scheduling_strategy=_beside_the_driver(ray),
         ).remote(run.location, run.owner)
         # Rebuilds the estimates now, so that a damaged run directory is told before any training.
-        try:
-            self._link = Link(ray, self._aggregator, self._watch, tell)
-        except BaseException:  # Ctrl-C too: whatever ends this, nothing stays behind
-            self._watch.close()
-            ray.kill(self._aggregator)  # another one may have its name
-            raise
+        self._link = Link(ray, self._aggregator, self._watch, tell)
         self._deadlines = Deadlines(sweep.resources.pack_deadline)
-        self._fleet = Fleet(plan, run, tell)
+        self._fleet = Fleet(self._plan, run, tell)
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
         self._in_flight = 0
         self._answers = Answers()
@@ -89,7 +95,7 @@ class RayExecutor:
             nodes.tell_what_for,
         )
         self._suspects = Suspects(nodes, tell, self._pool.changed)
-        self.backlog(packs)
+        self.backlog(self._packs)
         self._pool.resize()
 
     @property

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import socket
+import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from unittest import mock
 import ray.exceptions
 
 from dpaudit_ray import plan as planning
-from dpaudit_ray import spec
+from dpaudit_ray import provenance, spec
 from dpaudit_ray.orchestration import actors
 from dpaudit_ray.orchestration.answers import Answers
 from dpaudit_ray.orchestration.driver import Driver
@@ -66,11 +67,10 @@ class Cluster:
 
     exceptions = ray.exceptions
 
-    def __init__(self, trainers: int, gcs: str) -> None:
+    def __init__(self, trainers: int, gcs: str, store: str) -> None:
         self.trainers = trainers
         self.running: collections.deque[Reference] = collections.deque()
-        store = types.SimpleNamespace(plasma_store_socket_name="")
-        worker = types.SimpleNamespace(node=store)
+        worker = types.SimpleNamespace(node=types.SimpleNamespace(plasma_store_socket_name=store))
         self._private = types.SimpleNamespace(worker=types.SimpleNamespace(global_worker=worker))
         self.util = types.SimpleNamespace(
             scheduling_strategies=types.SimpleNamespace(
@@ -104,7 +104,7 @@ class Cluster:
     def call(self, method: str, arguments: tuple[Any, ...]) -> Reference:
         """A call of a trainer or of the aggregator."""
         answers: dict[str, Callable[..., Any]] = {
-            "ready": lambda: ("node", "127.0.0.1"),
+            "ready": lambda modules: ("node", "127.0.0.1", provenance.machine(modules, gpu=False)),
             "run_pack": lambda pack: Done(pack, 1.0),
             "progress": lambda activity: Progress((), activity),
         }
@@ -178,8 +178,13 @@ def rate(trainers: int, packs: int, run: RunDirectory) -> Rate:
 
 @contextlib.contextmanager
 def _played(trainers: int) -> Iterator[Cluster]:
-    with socket.create_server(("127.0.0.1", 0)) as head, contextlib.ExitStack() as patches:
-        cluster = Cluster(trainers, f"127.0.0.1:{head.getsockname()[1]}")
+    with contextlib.ExitStack() as patches:
+        head = patches.enter_context(socket.create_server(("127.0.0.1", 0)))
+        store = f"{patches.enter_context(tempfile.TemporaryDirectory())}/store"
+        listener = patches.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(store)
+        listener.listen()
+        cluster = Cluster(trainers, f"127.0.0.1:{head.getsockname()[1]}", store)
         OneByOne.cluster = cluster
         for name in ("Trainer", "Aggregator"):
             patches.enter_context(mock.patch.object(actors, name, Actor(cluster)))

@@ -14,6 +14,7 @@ import pytest
 from dpaudit_ray.errors import ClusterError
 from dpaudit_ray.orchestration import watch
 from dpaudit_ray.orchestration.watch import Watch
+from tests.command import write_sweep
 from tests.head import free_port, wait_for
 
 
@@ -86,3 +87,22 @@ sys.exit(1)
     assert (done.returncode, done.stderr) == (4, "")
     assert done.stdout.startswith("Ray on this node has ended")
     assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_sweep_that_cannot_start_is_not_watched_when_ray_ends(tiny: dict, tmp_path: Path) -> None:
+    """The watch took the end of Ray, after the error, for a lost node, and ended the process."""
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import time, dpaudit_ray as da\n"
+        "from dpaudit_ray.orchestration import ray_executor\n"
+        "def failing(sweep): raise MemoryError\n"
+        "ray_executor._datasets = failing\n"
+        "try:\n"
+        f"    da.run({str(write_sweep(tmp_path, tiny))!r}, storage_path={str(tmp_path)!r})\n"
+        "except MemoryError:\n"
+        "    time.sleep(2)\n"
+        "    print('alive')\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
