@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__
+
 if TYPE_CHECKING:
     from . import accounting, stats
     from .api import Result, run
 
-__version__ = "0.1.0"
 __all__ = ["Result", "__version__", "accounting", "run", "stats"]
 
 _HOMES = {"accounting": None, "stats": None, "run": "api", "Result": "api"}

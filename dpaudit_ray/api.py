@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from . import failures, gathering, lease, patience, prefix, provenance, salvage, spec, stop_when
+from . import decisions, failures, gathering, lease, patience, prefix, provenance, salvage, spec
 from . import plan as planning
 from .errors import DamagedScoresError
 from .failures import Failure
@@ -155,7 +155,7 @@ class _Job:
 
     def _remaining(self, recorded: list[Failure]) -> list[Pack]:
         left_out = {failure.pack for failure in recorded}
-        enough = stop_when.decided(self.directory, self.sweep)
+        enough = decisions.decided(self.directory, self.sweep)
         packs = self.plan.remaining(self.directory, enough)
         return [pack for pack in packs if pack not in left_out]
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from .data.base import Data, Dataset
 from .errors import SpecError
+from .mechanisms.recipe import Recipe
 from .models.base import Model
 from .plugins import parse
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from .engines.steps import Steps
     from .engines.training import Training
-    from .mechanisms.dp_sgd import DpSgd
 
 _SIDE = 2048  # of the matrix whose product is the roofline
 _STEPS = 250  # of a trial, as in Cebere et al.
@@ -138,7 +138,7 @@ def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Ben
             Row(
                 model=name,
                 parameters=training.model.size,
-                batch_size=training.options.batch_size,
+                batch_size=training.recipe.batch_size,
                 flop=_flop(training),
                 packed_seconds=_packed(training, WORKLOADS[name].models, repeats),
                 opacus_seconds=alone.get(name, same),
@@ -152,13 +152,11 @@ def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Ben
 def _training(work: Workload, gpu: bool) -> Training:
     from .engines.training import Training
 
-    return Training.prepare(_options(work), seed=0, gpu=gpu)
+    return Training.prepare(_recipe(work), seed=0, gpu=gpu)
 
 
-def _options(work: Workload) -> DpSgd:
-    from .mechanisms.dp_sgd import DpSgd
-
-    return DpSgd(
+def _recipe(work: Workload) -> Recipe:
+    return Recipe(
         data=_Synthetic(shape=work.shape, classes=work.classes, examples=2 * work.batch_size),
         model=parse(Model, work.model, "model"),
         steps=2,
@@ -186,7 +184,7 @@ class _Synthetic(Data):
 def _packed(training: Training, models: int, repeats: int) -> float:
     from .engines.steps import PackedSteps
 
-    steps = PackedSteps(training.options, training.model, 0, training.initial.device)
+    steps = PackedSteps(training.recipe, training.model, 0, training.initial.device)
     theta = training.initial.repeat(models, 1)
     return _seconds(steps, theta, _batch(training), repeats) / models
 
@@ -194,7 +192,7 @@ def _packed(training: Training, models: int, repeats: int) -> float:
 def _opacus(training: Training, repeats: int) -> float:
     from .engines.steps import OpacusSteps
 
-    steps = OpacusSteps(training.options, training.module, 0, training.initial.device)
+    steps = OpacusSteps(training.recipe, training.module, 0, training.initial.device)
     return _seconds(steps, training.initial[None].clone(), _batch(training), repeats)
 
 
@@ -213,13 +211,13 @@ def _as_it_comes(name: str, threads: int, repeats: int) -> float:
 
     torch.set_num_threads(threads)
     work = WORKLOADS[name]
-    options = _options(work)
-    data = options.data.load()
-    module = network(options.model, work.shape, work.classes, 0)
+    recipe = _recipe(work)
+    data = recipe.data.load()
+    module = network(recipe.model, work.shape, work.classes, 0)
     theta = torch.nn.utils.parameters_to_vector(module.parameters()).detach()[None]
     own = slice(work.batch_size)
     batch = torch.from_numpy(data.x[own].copy()), torch.from_numpy(data.y[own].copy())
-    steps = OpacusSteps(options, module, 0, theta.device)
+    steps = OpacusSteps(recipe, module, 0, theta.device)
     return _seconds(steps, theta, batch, repeats)
 
 

@@ -10,17 +10,14 @@ import dataclasses
 import difflib
 import hashlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from . import provenance
 from .errors import ChangedCodeError
+from .plan_model import Plan
 from .printable import printable
 from .provenance import Code
+from .spec import Sweep
 from .storage import FAILURES, RESTORE, RunDirectory
-
-if TYPE_CHECKING:
-    from .plan import Plan
-    from .spec import Sweep
 
 SHOWN_LINES = 20  # of a textual difference
 

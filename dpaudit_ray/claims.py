@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from .accounting import Accountant
 from .errors import SpecError
 from .mechanisms.base import Claimed
 from .spec import Cell
-from .stats import gdp
+from .stats import curve, gdp
+from .stats.curve import Curve
 
 Floats = npt.NDArray[np.float64]
 Claims = Mapping[str, tuple[float, ...]]  # ε at each recorded step, by accountant
@@ -116,3 +117,32 @@ def _curve(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple
             f"{sample_rate:g} ({error}); choose another accountant",
         ) from error
     return tuple(curve.tolist())
+
+
+def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float], Curve]:
+    """The curve that `accountant` claims for each noise multiplier, all else as in `claimed`."""
+
+    @functools.cache
+    def at_noise(noise: float) -> Curve:
+        if claimed.sample_rate == 1 and accountant == accounting.Accountant.GAUSSIAN:
+            return curve.gaussian(math.sqrt(claimed.releases) / noise)
+        at = functools.partial(
+            accounting.epsilon,
+            noise,
+            claimed.releases,
+            sample_rate=claimed.sample_rate,
+            accountant=accountant,
+        )
+        # The points that matter are those of the Gaussian claim with the same ε at δ.
+        points = curve.gaussian(float(gdp.mu(at(delta), delta))).epsilons
+        deltas = [_delta(noise, claimed, float(e), accountant) for e in points]
+        return Curve(points, np.array(deltas))
+
+    return at_noise
+
+
+def _delta(noise: float, claimed: Claimed, epsilon: float, accountant: str) -> float:
+    value: Any = accounting.delta(
+        noise, claimed.releases, epsilon, sample_rate=claimed.sample_rate, accountant=accountant
+    )
+    return min(float(value), 1.0)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Never, cast
 
 import typer
 
-from . import __version__, cli_tables, terminal
+from . import cli_tables, terminal
 from .cli_bench import bench
 from .cli_submit import submit
 from .cli_trust import Trusted, TrustedToRead
 from .errors import DpauditError, Exit, SpecError
+from .version import __version__
 from .yamlfile import parse_changes
 
 if TYPE_CHECKING:
@@ -138,13 +139,13 @@ def status(
     trust: TrustedToRead = None,
 ) -> None:
     """Progress, estimates, failures by kind and who drives, from the run directory alone."""
-    from . import failures, lease, stop_when
+    from . import decisions, failures, lease
     from .orchestration import fleet
     from .report.tables import best, overview
 
     opened = _opened(run)
     known = failures.read(opened.directory, opened.plan)
-    enough = stop_when.decided(opened.directory, opened.sweep)
+    enough = decisions.decided(opened.directory, opened.sweep)
     driver = lease.holder(opened.directory)
     if as_json:
         entries: dict[str, Any] = {"name": opened.sweep.name}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from . import claims, stats
 from .errors import RunDirectoryError
 from .mechanisms.recorded import Recorded
+from .plan_model import Plan, PlannedAudit
 from .plugins import Unread
 from .spec import Cell, Sweep
 from .stats import Status
@@ -21,7 +22,6 @@ from .storage import RESTORE, RunDirectory
 if TYPE_CHECKING:
     import pandas as pd
 
-    from .plan import Plan, PlannedAudit
 
 _LARGEST = 100_000_000  # of trials and of steps, as in a sweep file
 _EXACT = ("exact", "exact-gdp")  # of audits without trials

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable
 
-from . import failures, gathering, stats, stop_when
+from . import decisions, failures, gathering, stats
 from . import plan as planning
 from .api import check_inputs
 from .calibration import Calibration
@@ -97,7 +97,7 @@ def of(
     check_inputs(sweep)
     plan = planning.preview(sweep, run)
     left_out = {failure.pack for failure in failures.read(run, plan)}
-    enough = stop_when.decided(run, sweep)
+    enough = decisions.decided(run, sweep)
     remaining = [pack for pack in plan.remaining(run, enough) if pack not in left_out]
     seconds, problem = _seconds_per_trial(sweep, plan, remaining, measured)
     audits = []

@@ -13,12 +13,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from .storage import RunDirectory
-
-if TYPE_CHECKING:
-    from .plan import PlannedAudit
 
 Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
 
@@ -26,6 +23,22 @@ GATHERED = 256  # packs
 FEWEST = 64  # of the last packs of an audit, or between two that failed
 MOST_ROWS = 2**20  # of a file: 8 MiB of scores
 _WORTH_IT = 8  # packs that this leaves, or they stay as they are
+
+
+class Packed(Protocol):
+    """As much of a planned audit as its files know."""
+
+    @property
+    def id(self) -> str:
+        """Names its folder."""
+
+    @property
+    def horizons(self) -> tuple[int, ...]:
+        """The steps that its scores are of."""
+
+    @property
+    def packs(self) -> tuple[Bounds, ...]:
+        """All of them, in the order of their trials."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +50,17 @@ class Stretch:
     stop: int
 
 
-def stored(run: RunDirectory, audit: PlannedAudit) -> list[Stretch]:
+def stored(run: RunDirectory, audit: Packed) -> list[Stretch]:
     """The finished packs of an audit in their order, each once."""
     return resolved(audit.packs, run.score_files(audit.id))
 
 
-def finished(run: RunDirectory, audit: PlannedAudit) -> set[Bounds]:
+def finished(run: RunDirectory, audit: Packed) -> set[Bounds]:
     """Bounds of the finished packs of an audit."""
     return packs_of(audit, stored(run, audit))
 
 
-def packs_of(audit: PlannedAudit, stretches: Iterable[Stretch]) -> set[Bounds]:
+def packs_of(audit: Packed, stretches: Iterable[Stretch]) -> set[Bounds]:
     """The bounds of all packs of these stretches."""
     return {pack for each in stretches for pack in audit.packs[each.start : each.stop]}
 
@@ -70,7 +83,7 @@ def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[Stretch]:
 
 
 def prefix(
-    audit: PlannedAudit,
+    audit: Packed,
     there: Iterable[Stretch],
     missed: Collection[Bounds],
     start: int = 0,
@@ -98,7 +111,7 @@ def prefix(
         yield Stretch(None, place, place + 1)
 
 
-def number(audit: PlannedAudit, trial: int) -> int:
+def number(audit: Packed, trial: int) -> int:
     """The number of the pack that a trial is in."""
     return bisect.bisect_right(audit.packs, trial, key=lambda pack: pack[0]) - 1
 
@@ -110,7 +123,7 @@ class Gathering:
     parts: tuple[Stretch, ...]
     files: frozenset[Bounds]
 
-    def bounds(self, audit: PlannedAudit) -> Bounds:
+    def bounds(self, audit: Packed) -> Bounds:
         """First and last trial."""
         return audit.packs[self.parts[0].start][0], audit.packs[self.parts[-1].stop - 1][1]
 
@@ -122,9 +135,7 @@ class Groups:
     is done after all.
     """
 
-    def __init__(
-        self, audit: PlannedAudit, files: Iterable[Bounds], missed: Collection[Bounds]
-    ) -> None:
+    def __init__(self, audit: Packed, files: Iterable[Bounds], missed: Collection[Bounds]) -> None:
         self._audit, self._missed = audit, set(missed)
         rows = len(audit.horizons) * (audit.packs[0][1] + 1 if audit.packs else MOST_ROWS)
         size = min(GATHERED, MOST_ROWS // rows)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from . import failures, gathering, seeds, stop_when
+from . import decisions, failures, gathering, seeds
 from .errors import RunDirectoryError
 from .gathering import Bounds, Stretch
 from .plan import Plan, PlannedAudit
@@ -65,7 +65,7 @@ def of(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[Fold
     audit = plan.audits[index]
     packs = [failure.pack for failure in failures.recorded(run, plan)]
     given_up = {(pack.first, pack.last) for pack in packs if pack.audit == index}
-    end = stop_when.decided(run, sweep).get(index, audit.trials)
+    end = decisions.decided(run, sweep).get(index, audit.trials)
     there = gathering.prefix(audit, gathering.stored(run, audit), given_up, end=end)
     return in_order(functools.partial(stretch, run, plan, index), there, read_ahead(audit))
 

@@ -22,9 +22,9 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from . import __version__
 from .imports import is_own
 from .spec import Sweep
+from .version import __version__
 
 # Another version of one of these may give other scores; of the others, it may not.
 COMPUTES = ("dpaudit", "torch", "numba", "numpy", "opacus")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import inputs, spec
 from .errors import RunDirectoryError
+from .plan_model import Plan
 from .spec import Sweep
 from .storage import FAILURES, RESTORE, RunDirectory
-
-if TYPE_CHECKING:
-    from .plan import Plan
 
 
 def check_same(new: Sweep, recorded: Sweep, run: RunDirectory) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from . import __version__, grid, stats
+from . import grid, stats
 from .accounting import Accountant
 from .adversaries.base import Adversary
 from .errors import SpecError
@@ -25,6 +25,7 @@ from .plugins import Plugin, Strict, Unread, is_own, parse, parts, validated
 from .resources import ResourceSpec
 from .stats.budget import Budget, SweepBudget
 from .stop_when import StopWhen
+from .version import __version__
 from .yamlfile import dump_yaml, read_yaml
 
 MAX_HORIZONS = 10_000  # steps whose scores are recorded, per audit

@@ -1,4 +1,4 @@
-"""`audit.stop_when`: when an audit has shown enough, and the record of audits that have.
+"""`audit.stop_when`: when an audit has shown enough.
 
 Only time-uniform bounds may end an audit, since a look is taken after every pack. A decision is
 a function of the prefix of trials, so it falls after the same trial on every cluster and after
@@ -7,18 +7,11 @@ every crash; the time budget, which looks at no score, is the one exception.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from .errors import RunDirectoryError
 from .plugins import Strict
-
-if TYPE_CHECKING:
-    from .spec import Sweep
-    from .storage import RunDirectory
-
-FILE = "decisions.json"
 
 
 class StopWhen(Strict):
@@ -47,34 +40,3 @@ class StopWhen(Strict):
     def rule(self) -> dict[str, Any]:
         """What a decision by bounds depends on."""
         return {"verdict": self.verdict, "within": self.within}
-
-
-def decided(run: RunDirectory, sweep: Sweep) -> dict[int, int]:
-    """Trials that were enough, by index of the audit; audits whose rule has changed are not in it.
-
-    Raises:
-        RunDirectoryError: the record is damaged.
-    """
-    raw = run.read_json(FILE) or {}
-    enough = {}
-    try:
-        for index, cell in enumerate(sweep.cells):
-            entry = raw.get(f"{index:03d}")
-            rule = cell.audit.stop_when and cell.audit.stop_when.rule()
-            if entry is not None and entry["rule"] == rule:
-                enough[index] = int(entry["trials"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunDirectoryError(
-            f"{run.location}/{FILE} is damaged ({error!r}); delete it: it is made again from the "
-            "scores"
-        ) from error
-    return enough
-
-
-def record(run: RunDirectory, sweep: Sweep, enough: dict[int, int]) -> None:
-    """Replaces the record; `enough` is as `decided` returns it. Raises StorageError."""
-    entries = {}
-    for index, trials in enough.items():
-        rule = sweep.cells[index].audit.stop_when
-        entries[f"{index:03d}"] = {"trials": trials, "rule": rule and rule.rule()}
-    run.write_json(FILE, entries)

@@ -9,19 +9,16 @@ audits are averaged as well, since evidence that no single audit has may lie in 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 from scipy import special
 
-from . import accounting, prefix
+from . import claims, prefix
 from .mechanisms.base import Claimed
 from .report.tables import EXACT, Run
-from .stats import curve, gdp
 from .stats.budget import average_evidence
 from .stats.claim_test import EVIDENCE_SHARE, ClaimTest
 from .stats.curve import Curve
@@ -195,7 +192,7 @@ def _claimed(run: Run, index: int) -> tuple[Claimed, Callable[[float], Curve]]:
     """What one audit claims, and its curve for each noise multiplier."""
     audit, cell = run.plan.audits[index], run.sweep.cells[index]
     claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
-    return claimed, claims(claimed, next(iter(audit.claims)), cell.audit.delta)
+    return claimed, claims.curves(claimed, next(iter(audit.claims)), cell.audit.delta)
 
 
 def _audit(run: Run, index: int, test: ClaimTest, alpha: float) -> AuditVerdict:
@@ -255,32 +252,3 @@ def _share_found(test: ClaimTest, mu: float, trials: int, alpha: float) -> float
         found += imagined.refuted_after(alpha) is not None
         tried += 1
     return found / tried
-
-
-def claims(claimed: Claimed, accountant: str, delta: float) -> Callable[[float], Curve]:
-    """The curve that `accountant` claims for each noise multiplier, all else as in `claimed`."""
-
-    @functools.cache
-    def at_noise(noise: float) -> Curve:
-        if claimed.sample_rate == 1 and accountant == accounting.Accountant.GAUSSIAN:
-            return curve.gaussian(math.sqrt(claimed.releases) / noise)
-        at = functools.partial(
-            accounting.epsilon,
-            noise,
-            claimed.releases,
-            sample_rate=claimed.sample_rate,
-            accountant=accountant,
-        )
-        # The points that matter are those of the Gaussian claim with the same ε at δ.
-        points = curve.gaussian(float(gdp.mu(at(delta), delta))).epsilons
-        deltas = [_delta(noise, claimed, float(e), accountant) for e in points]
-        return Curve(points, np.array(deltas))
-
-    return at_noise
-
-
-def _delta(noise: float, claimed: Claimed, epsilon: float, accountant: str) -> float:
-    value: Any = accounting.delta(
-        noise, claimed.releases, epsilon, sample_rate=claimed.sample_rate, accountant=accountant
-    )
-    return min(float(value), 1.0)

@@ -12,8 +12,8 @@ import pytest
 from command import dpaudit, inline, write_sweep
 
 import dpaudit_ray as da
+from dpaudit_ray import plan as planning
 from dpaudit_ray import stats
-from dpaudit_ray.plan import Plan
 from dpaudit_ray.storage import RunDirectory
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
@@ -52,7 +52,7 @@ def grown(raw: dict[str, Any], folder: Path, *trials: int) -> pd.DataFrame:
 def whole(raw: dict[str, Any], folder: Path, name: str, planned: int) -> stats.Estimate:
     """The bound by hand, from all scores."""
     run = RunDirectory(str(folder / raw["name"]))
-    (audit,) = Plan.from_json(run.read_json("plan.json")).audits
+    (audit,) = planning.from_json(run.read_json("plan.json")).audits
     scores = run.scores(audit.id)
     state = stats.make(name, planned=planned)
     state.fold(scores["score"].to_numpy(), scores["member"].to_numpy())
@@ -119,7 +119,7 @@ def test_a_time_uniform_bound_is_not_tuned_again_after_looking(tmp_path: Path) -
     raw = sweep({"name": "anytime", "expected": 0.8})
     table = grown(raw, tmp_path, 100, 1000)
     run = RunDirectory(str(tmp_path / "longer"))
-    (audit,) = Plan.from_json(run.read_json("plan.json")).audits
+    (audit,) = planning.from_json(run.read_json("plan.json")).audits
     scores = run.scores(audit.id)
     bounds = {}
     for planned in (100, 1000):

@@ -113,7 +113,7 @@ def test_the_commitment_is_to_every_bit(tiny: dict) -> None:
     (first, second) = plan.audits
     given = {first.commitment(3), second.commitment(3), first.commitment(4)}
     assert len(given) == 3
-    assert plan.to_json()["audits"][0]["bits_sha256"] == first.commitment(3)
+    assert planning.to_json(plan)["audits"][0]["bits_sha256"] == first.commitment(3)
 
 
 # Resuming ------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import dpaudit_ray as da
+from dpaudit_ray import claims, seeds, spec, verdict
 from dpaudit_ray import plan as planning
-from dpaudit_ray import seeds, spec, verdict
 from dpaudit_ray.cli import main
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.report.tables import Run
@@ -186,7 +186,7 @@ def test_audits_are_judged_together_by_averaged_evidence(tiny: dict, tmp_path: P
 @pytest.mark.parametrize("accountant", ["gaussian", "pld", "rdp", "prv"])
 def test_curves_of_all_accountants_bound_the_exact_one(accountant: str) -> None:
     """A looser accountant claims more δ at every ε, so it is harder to refute."""
-    curve = verdict.claims(Claimed(4.0, 20), accountant, 1e-5)(4.0)
+    curve = claims.curves(Claimed(4.0, 20), accountant, 1e-5)(4.0)
     exact = claim.gdp.delta(curve.epsilons, np.sqrt(20) / 4.0)
     assert (curve.deltas >= np.asarray(exact) - 1e-9).all()
     rng = np.random.default_rng(0)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ..mechanisms.dp_sgd import DpSgd
+from ..mechanisms.recipe import Recipe
 
 _LOG = logging.getLogger(__name__)
 _UNITS = 10  # in the last place; the canary's power is whole from about there on
 
 
-def check(options: DpSgd, initial: Tensor) -> None:
+def check(recipe: Recipe, initial: Tensor) -> None:
     """Warns, once, of steps so small that θ + step loses part of the step.
 
     A canary moves θ by η C / |B| in its direction. It joins the update before that is rounded, so
@@ -29,11 +27,11 @@ def check(options: DpSgd, initial: Tensor) -> None:
     if not len(sizes):
         return
     typical = float(sizes.median())
-    step = options.learning_rate * options.clip_norm / options.batch_size
+    step = recipe.learning_rate * recipe.clip_norm / recipe.batch_size
     units = step / float(np.spacing(np.float32(typical)))
     if units < _UNITS:
-        names = f"{options.model.name} on {options.data.name}"
-        rates = (options.learning_rate, options.clip_norm, options.batch_size)
+        names = f"{recipe.model.name} on {recipe.data.name}"
+        rates = (recipe.learning_rate, recipe.clip_norm, recipe.batch_size)
         _warn(names, rates, step, units, typical)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,23 @@ from .rules import Slot
 from .samplewise import Samplewise, in_dtype
 from .vetting import vet
 
-if TYPE_CHECKING:
-    from .packed import PackedModel
-
 _GPU = Groups(256, 256)
 ONE_BY_ONE = Groups(1, 1)
 _SPREAD = 0.05  # of the models' parameters around the module's own
 _LARGE = 1_000_000  # parameters from which on the least that shows a difference is computed
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}
+
+
+class Sums(Protocol):
+    """What a way of packing computes; see `PackedModel`."""
+
+    def clipped_sums(
+        self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float, weights: Tensor | None
+    ) -> Tensor:
+        """Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C), float [n, p]."""
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Of every model on every example, float [n, m, c]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +69,7 @@ class _Case:
 def settled(
     module: nn.Module,
     slots: dict[str, Slot],
-    packed: Callable[[Groups | None, bool], PackedModel] | Odd,
+    packed: Callable[[Groups | None, bool], Sums] | Odd,
     batch: tuple[Tensor, Tensor],
 ) -> Way:
     """The fastest way that agrees with autograd on the first examples of a batch.
@@ -100,7 +109,7 @@ def settled(
 def _first_right(
     module: nn.Module,
     slots: dict[str, Slot],
-    packed: Callable[[Groups | None, bool], PackedModel] | Odd,
+    packed: Callable[[Groups | None, bool], Sums] | Odd,
     case: _Case,
 ) -> Way:
     odd = packed if isinstance(packed, Odd) else None
@@ -172,7 +181,7 @@ def _models(module: nn.Module) -> Tensor:
 def _wrong(
     module: nn.Module,
     slots: dict[str, Slot],
-    tries: Sequence[Callable[[], PackedModel | Samplewise]],
+    tries: Sequence[Callable[[], Sums]],
     case: _Case,
 ) -> Odd | None:
     """Where one of these differs from autograd; None where none does."""

@@ -13,19 +13,17 @@ import copy
 import dataclasses
 import functools
 import warnings
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..adversaries.base import GradientCanary, SampleCanary
+from ..mechanisms.recipe import Recipe
 from .losses import losses
 from .noise import noise_source
 from .packed import PackedModel
 from .start import generator
-
-if TYPE_CHECKING:
-    from ..mechanisms.dp_sgd import DpSgd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,24 +62,24 @@ class Steps(Protocol):
 class PackedSteps:
     """Gradients of all models at once; noise from one stream for the whole pack."""
 
-    def __init__(self, options: DpSgd, model: PackedModel, seed: int, device: torch.device) -> None:
-        self._options = options
+    def __init__(self, recipe: Recipe, model: PackedModel, seed: int, device: torch.device) -> None:
+        self._recipe = recipe
         self._model = model
         self._noise = noise_source(seed, device)
         self._update: Tensor | None = None
 
     def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> None:
-        options = self._options
+        recipe = self._recipe
         if self._update is None:
             self._update = torch.empty_like(theta)
         update = self._update
         # Drawn for the whole pack, so that how it is split for the gradients changes nothing.
         self._noise.fill(update)
-        update *= options.noise_multiplier * options.clip_norm
-        update += self._model.clipped_sums(theta, x, y, options.clip_norm)
+        update *= recipe.noise_multiplier * recipe.clip_norm
+        update += self._model.clipped_sums(theta, x, y, recipe.clip_norm)
         if inserted is not None:
             self._insert(update, theta, inserted)
-        theta.sub_(update, alpha=options.learning_rate / options.batch_size)
+        theta.sub_(update, alpha=recipe.learning_rate / recipe.batch_size)
 
     def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
         """Adds to the rows of models that have the canary; whatever it is, no other row changes."""
@@ -94,7 +92,7 @@ class PackedSteps:
                 update[rows] += direction if direction.dim() == 1 else direction[rows]
             else:
                 x, y = canary.x[j : j + 1], canary.y[j : j + 1]
-                update[rows] += self._model.clipped_sums(theta[rows], x, y, self._options.clip_norm)
+                update[rows] += self._model.clipped_sums(theta[rows], x, y, self._recipe.clip_norm)
 
 
 class OpacusSteps:
@@ -103,20 +101,20 @@ class OpacusSteps:
     A canary's gradient joins that of the optimizer before it takes its step.
     """
 
-    def __init__(self, options: DpSgd, module: nn.Module, seed: int, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, module: nn.Module, seed: int, device: torch.device) -> None:
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
         self._module = GradSampleModule(copy.deepcopy(module).to(device))
         self._parameters = list(self._module.parameters())
         self._optimizer = DPOptimizer(
-            torch.optim.SGD(self._parameters, lr=options.learning_rate),
-            noise_multiplier=options.noise_multiplier,
-            max_grad_norm=options.clip_norm,
-            expected_batch_size=options.batch_size,
+            torch.optim.SGD(self._parameters, lr=recipe.learning_rate),
+            noise_multiplier=recipe.noise_multiplier,
+            max_grad_norm=recipe.clip_norm,
+            expected_batch_size=recipe.batch_size,
             generator=generator(seed, device),
         )
-        self._batch_size = options.batch_size
+        self._batch_size = recipe.batch_size
         self._direction: Tensor | None = None  # of the model that takes its step
         self._optimizer.attach_step_hook(self._push)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..adversaries.base import Canary, ChangingCanary, GradientCanary, SampleCanary
 from ..errors import SpecError
+from ..mechanisms.recipe import Recipe
 from ..seeds import derive
 from . import memory
 from .layers import slots_of
@@ -24,7 +25,6 @@ from .steps import Inserted, OpacusSteps, PackedSteps, Steps
 
 if TYPE_CHECKING:
     from ..data.base import Dataset
-    from ..mechanisms.dp_sgd import DpSgd
 
 _LARGEST = 1e15  # entry of a crafted example: squares and their sums must not overflow
 _BODY_BATCH = 256  # examples that go through a frozen body together
@@ -34,7 +34,7 @@ _BODY_BATCH = 256  # examples that go through a frozen body together
 class Training:
     """The public part of DP-SGD, on one device; also what an adversary may know beforehand."""
 
-    options: DpSgd
+    recipe: Recipe
     module: nn.Module
     model: PackedModel
     initial: Tensor  # [p]; zeros where every trial draws its own
@@ -45,42 +45,42 @@ class Training:
 
     @classmethod
     def prepare(
-        cls, options: DpSgd, seed: int, gpu: bool, dtype: torch.dtype = torch.float32
+        cls, recipe: Recipe, seed: int, gpu: bool, dtype: torch.dtype = torch.float32
     ) -> Training:
-        """Loads the data, draws θ_0 and the mini-batches from (sweep seed, `options.seed`)."""
+        """Loads the data, draws θ_0 and the mini-batches from (sweep seed, `recipe.seed`)."""
         device = torch.device("cuda" if gpu else "cpu")
         if gpu:
-            torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
-            torch.backends.cudnn.allow_tf32 = options.precision == "tf32"
+            torch.backends.cuda.matmul.allow_tf32 = recipe.precision == "tf32"
+            torch.backends.cudnn.allow_tf32 = recipe.precision == "tf32"
         else:
             memory.keep_heap()
-        data = options.data.load()
-        drawn = derive("initialization", seed, options.seed)
+        data = recipe.data.load()
+        drawn = derive("initialization", seed, recipe.seed)
         with seeded(drawn):
-            body = options.model.body(data.x.shape[1:])
+            body = recipe.model.body(data.x.shape[1:])
         features = _features(data, body, device, dtype)
-        module = network(options.model, tuple(features.shape[1:]), data.classes, drawn)
-        compute = torch.bfloat16 if options.precision == "bfloat16" else None
+        module = network(recipe.model, tuple(features.shape[1:]), data.classes, drawn)
+        compute = torch.bfloat16 if recipe.precision == "bfloat16" else None
         y = torch.from_numpy(data.y.copy()).to(device)
         slots_of(module)  # refuses parameters that could not be moved as they are
         model = PackedModel(module.to(device, dtype), compute=compute)
-        model.settle(features[: options.batch_size], y[: options.batch_size])
+        model.settle(features[: recipe.batch_size], y[: recipe.batch_size])
         initial = model.initial
         return cls(
-            options=options,
+            recipe=recipe,
             module=module,
             model=model,
-            initial=torch.zeros_like(initial) if options.hidden_start else initial,
+            initial=torch.zeros_like(initial) if recipe.hidden_start else initial,
             x=features,
             y=y,
-            batches=torch.from_numpy(_batches(options, len(data.y), seed)).to(device),
+            batches=torch.from_numpy(_batches(recipe, len(data.y), seed)).to(device),
             classes=data.classes,
         )
 
     @property
     def clip_norm(self) -> float:
         """C."""
-        return self.options.clip_norm
+        return self.recipe.clip_norm
 
     @property
     def examples(self) -> int:
@@ -109,12 +109,12 @@ class Training:
 
     def starts(self, models: int, seed: int) -> Tensor:
         """θ_0 of every model, float [models, p]: one for all, or drawn from the pack's seed."""
-        if not self.options.hidden_start:
+        if not self.recipe.hidden_start:
             return self.initial.repeat(models, 1)
         shape, rows = tuple(self.x.shape[1:]), []
         for i in range(models):
             drawn = derive("start", seed, i)
-            module = network(self.options.model, shape, self.classes, drawn)
+            module = network(self.recipe.model, shape, self.classes, drawn)
             rows.append(nn.utils.parameters_to_vector(module.parameters()).detach())
         return torch.stack(rows).to(self.initial)
 
@@ -181,13 +181,13 @@ class Training:
 
     def _steps(self, seed: int) -> Steps:
         device = self.initial.device
-        if self.options.engine == "opacus":
-            return OpacusSteps(self.options, self.module, seed, device)
-        return PackedSteps(self.options, self.model, seed, device)
+        if self.recipe.engine == "opacus":
+            return OpacusSteps(self.recipe, self.module, seed, device)
+        return PackedSteps(self.recipe, self.model, seed, device)
 
     @property
     def _rate(self) -> float:
-        return self.options.learning_rate / self.options.batch_size
+        return self.recipe.learning_rate / self.recipe.batch_size
 
 
 def _features(
@@ -205,13 +205,13 @@ def _features(
     return torch.cat(parts).to(dtype)
 
 
-def _batches(options: DpSgd, examples: int, seed: int) -> npt.NDArray[np.int64]:
+def _batches(recipe: Recipe, examples: int, seed: int) -> npt.NDArray[np.int64]:
     """Indices [T, B]: epochs of shuffled data, cut into full batches."""
-    rng = np.random.default_rng(derive("batches", seed, options.seed))
-    per_epoch = examples // options.batch_size
-    epochs = math.ceil(options.steps / per_epoch)
+    rng = np.random.default_rng(derive("batches", seed, recipe.seed))
+    per_epoch = examples // recipe.batch_size
+    epochs = math.ceil(recipe.steps / per_epoch)
     rows = [
-        rng.permutation(examples)[: per_epoch * options.batch_size].reshape(per_epoch, -1)
+        rng.permutation(examples)[: per_epoch * recipe.batch_size].reshape(per_epoch, -1)
         for _ in range(epochs)
     ]
-    return np.concatenate(rows)[: options.steps]
+    return np.concatenate(rows)[: recipe.steps]

@@ -9,6 +9,7 @@ size does not give the canary away.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny
@@ -20,6 +21,7 @@ from ..models.base import Model
 from ..plugins import nested
 from ..stats import TradeOff
 from .base import Claimed, Mechanism, Session
+from .recipe import Recipe
 
 if TYPE_CHECKING:
     from ..engines.training import Training
@@ -55,9 +57,9 @@ class DpSgd(Mechanism):
         return self.model.pack_size
 
     @property
-    def hidden_start(self) -> bool:
-        """Whether every trial draws its own θ_0, which the adversary does not know."""
-        return self.model.initialization == "random"
+    def recipe(self) -> Recipe:
+        """The training that these options describe."""
+        return Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
         """Multiples of `record_every` up to the last step, which is always recorded."""
@@ -101,7 +103,7 @@ class DpSgd(Mechanism):
         from ..engines import rounding
         from ..engines.trial_run import check_model
 
-        rounding.check(self, check_model(self.model, data))
+        rounding.check(self.recipe, check_model(self.model, data))
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """Counts the steps that insert the canary; the others are post-processing."""
@@ -127,7 +129,7 @@ class DpSgd(Mechanism):
         """Everything public about the training: data, θ_0, batches, and the engine."""
         from ..engines.training import Training
 
-        return Training.prepare(self, seed, gpu)
+        return Training.prepare(self.recipe, seed, gpu)
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         """Prepares the training and lets the adversary craft its canary."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from .. import failures, gathering, prefix, stop_when
+from .. import decisions, failures, gathering, prefix
 from .. import plan as planning
 from ..failures import Failure
 from ..gathering import Stretch
@@ -48,7 +48,7 @@ class Aggregation:
         self._failures = {failure.pack: failure for failure in failures.read(run, plan)}
         self._audits = [self._opened(index) for index in range(len(plan.audits))]
         self._due = time.monotonic() + FLUSH_SECONDS
-        self._recorded = stop_when.decided(run, sweep)
+        self._recorded = decisions.decided(run, sweep)
 
     @classmethod
     def rebuild(cls, run: RunDirectory) -> Aggregation:
@@ -148,7 +148,7 @@ class Aggregation:
                     enough[index] = taken.decided
             self._run.write_estimates(rows)
             if enough != self._recorded:
-                stop_when.record(self._run, self._sweep, enough)
+                decisions.record(self._run, self._sweep, enough)
                 self._recorded = enough
             if complete and not self._run.complete:
                 self._run.set_complete(True)

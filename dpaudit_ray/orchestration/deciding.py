@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from .. import prefix, stats, verdict
+from .. import claims, prefix, stats
 from ..plan import PlannedAudit
 from ..prefix import FoldedPack
 from ..spec import Cell, Sweep
@@ -56,5 +56,5 @@ class Decider:
 
 def _claimed_curve(audit: PlannedAudit, cell: Cell) -> Curve:
     claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
-    family = verdict.claims(claimed, next(iter(audit.claims)), cell.audit.delta)
+    family = claims.curves(claimed, next(iter(audit.claims)), cell.audit.delta)
     return family(claimed.noise_multiplier)

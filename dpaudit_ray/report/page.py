@@ -11,10 +11,10 @@ import jinja2
 import numpy as np
 import pandas as pd
 
-from .. import __version__
 from ..plan import PlannedAudit
 from ..prefix import Trials
 from ..printable import lines
+from ..version import __version__
 from . import figures, groups, overviews, words
 from .profiles import Profile
 from .tables import Run, all_estimates, best, overview

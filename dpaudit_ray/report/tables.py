@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from .. import commitments, gathering, prefix, stats, stop_when
+from .. import commitments, decisions, gathering, prefix, stats
 from .. import plan as planning
 from ..plan import Plan, PlannedAudit
 from ..prefix import FoldedPack
@@ -58,7 +58,7 @@ class Run:
 
     @functools.cached_property
     def _decided(self) -> dict[int, int]:
-        return stop_when.decided(self.directory, self.sweep)
+        return decisions.decided(self.directory, self.sweep)
 
 
 def all_estimates(run: Run) -> pd.DataFrame:

@@ -45,7 +45,7 @@ def training(tiny: dict) -> Training:
 def opened(raw: dict) -> Training:
     options = parse(Mechanism, raw, "mechanism")
     assert isinstance(options, DpSgd)
-    return Training.prepare(options, seed=1, gpu=False, dtype=torch.float64)
+    return Training.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
 
 
 def test_cosine_is_minus_the_cosine_of_each_model() -> None:
@@ -77,11 +77,11 @@ def test_scores_are_higher_where_the_canary_is_in(
 ) -> None:
     """With little noise every "in" lies above every "out"."""
     quiet = dataclasses.replace(
-        training, options=training.options.model_copy(update={"noise_multiplier": 1e-3})
+        training, recipe=dataclasses.replace(training.recipe, noise_multiplier=1e-3)
     )
     session = FinalModelSession.craft(quiet, adversary, seed=3)
     members = np.arange(12) % 2 == 0
-    scores = session.run(members, 8, (training.options.steps,))[:, 0]
+    scores = session.run(members, 8, (training.recipe.steps,))[:, 0]
     assert scores[members].min() > scores[~members].max()
 
 
@@ -90,7 +90,7 @@ def test_the_norm_of_the_canary_is_that_of_its_own_gradient(training: Training) 
     adversary = Loss(statistic="gradient-norm", example=7)
     session = FinalModelSession.craft(training, adversary, seed=3)
     members = np.array([True, False])
-    steps = (1, training.options.steps)
+    steps = (1, training.recipe.steps)
     scores = session.run(members, 8, steps)
     inside = torch.from_numpy(members).to(training.initial)
     path = [t.clone() for t in training.run(inside, 8, session.canary, 1)]

@@ -31,7 +31,7 @@ from dpaudit_ray.models.base import Model
 
 @pytest.fixture
 def training(options: DpSgd) -> Training:
-    return Training.prepare(options, seed=1, gpu=False)
+    return Training.prepare(options.recipe, seed=1, gpu=False)
 
 
 class Quiet(nn.Module):
@@ -92,14 +92,14 @@ def test_steps_below_the_last_place_show_no_more_than_the_claim(
 def test_a_step_with_its_canary_is_rounded_once(options: DpSgd, engine: str) -> None:
     """Half a unit in the last place at most; a canary added afterwards would make it a whole."""
     change = {"engine": engine, "noise_multiplier": 1e-9, "learning_rate": 1e-5, "steps": 1}
-    training = Training.prepare(options.model_copy(update=change), seed=1, gpu=False)
+    training = Training.prepare(options.model_copy(update=change).recipe, seed=1, gpu=False)
     size = len(training.initial)
     direction = torch.full((size,), training.clip_norm / math.sqrt(size))
     *_, found = training.run(torch.ones(1), 5, GradientCanary(direction), 1)
     batch = training.batches[0]
     theta = training.initial[None]
     sums = training.model.clipped_sums(theta, training.x[batch], training.y[batch], 1.0)
-    rate = training.options.learning_rate / training.options.batch_size
+    rate = training.recipe.learning_rate / training.recipe.batch_size
     exact = theta.double() - rate * (sums.double() + direction.double())
     unit = torch.from_numpy(np.spacing(theta.abs().numpy())).double()
     error = (found.double() - exact).abs() / unit
@@ -179,7 +179,7 @@ def test_a_gradient_of_another_size_is_refused(training: Training) -> None:
 def test_who_has_no_canary_does_not_feel_it(options: DpSgd, engine: str, entry: float) -> None:
     """Bit for bit: a row beyond 1.8e19 has a square beyond float32, and 0 times that is NaN."""
     changed = options.model_copy(update={"engine": engine})
-    training = Training.prepare(changed, seed=1, gpu=False)
+    training = Training.prepare(changed.recipe, seed=1, gpu=False)
     inside = torch.tensor([0.0, 1.0, 0.0])
     for canary in (
         SampleCanary(training.x[:1] * 0 + entry, training.y[:1]),
@@ -219,7 +219,7 @@ class InPlace(FinalModelAdversary[GradientCanary]):
 def test_a_score_that_works_in_place_changes_no_training(options: DpSgd) -> None:
     members, found = np.arange(6) % 2 == 0, []
     for rude in (False, True):
-        training = Training.prepare(options, seed=1, gpu=False)
+        training = Training.prepare(options.recipe, seed=1, gpu=False)
         session = FinalModelSession.craft(training, InPlace(rude=rude), 0)
         found.append(session.run(members, 8, (1, 3, 6)))
     np.testing.assert_array_equal(*found)

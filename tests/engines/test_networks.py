@@ -65,7 +65,7 @@ def prepared(name: str) -> Training:
         clip_norm=0.7,
         noise_multiplier=0.5,
     )
-    return Training.prepare(options, seed=1, gpu=False, dtype=torch.float64)
+    return Training.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
 
 
 def original(training: Training) -> nn.Module:
@@ -74,8 +74,8 @@ def original(training: Training) -> nn.Module:
     from dpaudit_ray.seeds import derive
 
     shape = tuple(training.x.shape[1:])
-    drawn = derive("initialization", 1, training.options.seed)
-    return network(training.options.model, shape, training.classes, drawn).double()
+    drawn = derive("initialization", 1, training.recipe.seed)
+    return network(training.recipe.model, shape, training.classes, drawn).double()
 
 
 def clipped(module: nn.Module, flat: Tensor, x: Tensor, y: Tensor, clip: float) -> Tensor:
@@ -94,7 +94,7 @@ def clipped(module: nn.Module, flat: Tensor, x: Tensor, y: Tensor, clip: float) 
 
 
 def by_hand(training: Training, inside: Tensor, canary: GradientCanary | SampleCanary) -> Tensor:
-    options, noise, module = training.options, CpuNoise(9), original(training)
+    options, noise, module = training.recipe, CpuNoise(9), original(training)
     theta = training.initial.repeat(len(inside), 1)
     for batch in training.batches:
         z = torch.empty_like(theta)

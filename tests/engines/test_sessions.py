@@ -28,7 +28,7 @@ from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 
 
 def opened(options: DpSgd, dtype: torch.dtype = torch.float64) -> Training:
-    return Training.prepare(options, seed=1, gpu=False, dtype=dtype)
+    return Training.prepare(options.recipe, seed=1, gpu=False, dtype=dtype)
 
 
 class LeastMoved(ChangingCanary):
@@ -161,7 +161,7 @@ def test_opacus_takes_the_same_steps(options: DpSgd, kind: str) -> None:
 
 
 def scores_of(options: DpSgd, models: int) -> tuple[np.ndarray, np.ndarray]:
-    training = Training.prepare(options, seed=1, gpu=False)
+    training = Training.prepare(options.recipe, seed=1, gpu=False)
     session = FinalModelSession.craft(training, BiasedDimension(choice="simulated"), seed=3)
     members = np.arange(models) % 2 == 0
     scores = session.run(members, 12345, (options.steps,))[:, 0]

@@ -30,7 +30,7 @@ from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 
 @pytest.fixture
 def training(options: DpSgd) -> Training:
-    return Training.prepare(options, seed=1, gpu=False, dtype=torch.float64)
+    return Training.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
 
 
 def last(path: Iterator[torch.Tensor]) -> torch.Tensor:
@@ -50,7 +50,7 @@ def test_update_is_equation_2(training: Training, period: int, kind: str) -> Non
     inside = torch.tensor([0.0, 1.0], dtype=torch.float64)
     fast = last(training.run(inside, seed=9, canary=canary, period=period))
 
-    options, noise = training.options, CpuNoise(9)
+    options, noise = training.recipe, CpuNoise(9)
     theta = training.initial.repeat(2, 1)
     for t, batch in enumerate(training.batches, start=1):
         z = torch.empty_like(theta)
@@ -73,7 +73,7 @@ def test_horizons_are_runs_that_end_there(training: Training, options: DpSgd) ->
     every = session.run(members, 4, (1, 3, 6))
     short = dataclasses.replace(
         training,
-        options=options.model_copy(update={"steps": 3}),
+        recipe=dataclasses.replace(training.recipe, steps=3),
         batches=training.batches[:3],
     )
     stopped = FinalModelSession(short, BiasedDimension(), session.canary).run(members, 4, (3,))
@@ -88,9 +88,9 @@ def test_the_same_pack_gives_the_same_scores(training: Training) -> None:
 
 
 def test_batches_are_full_and_without_repeats_within_an_epoch(training: Training) -> None:
-    per_epoch = training.examples // training.options.batch_size
+    per_epoch = training.examples // training.recipe.batch_size
     epoch = training.batches[:per_epoch].flatten()
-    assert training.batches.shape == (training.options.steps, training.options.batch_size)
+    assert training.batches.shape == (training.recipe.steps, training.recipe.batch_size)
     assert len(set(epoch.tolist())) == len(epoch)
 
 
@@ -118,7 +118,7 @@ def test_simulated_choice_takes_the_dimension_that_moves_least(training: Trainin
         noisy = strategy.startswith("noisy")
         path = [t.clone() for t in training.simulate(4 if noisy else 1, noisy, seed)]
         steps = torch.stack(path)
-        assert len(steps) == training.options.steps + 1
+        assert len(steps) == training.recipe.steps + 1
         if strategy.endswith("per-step"):
             moved = (steps[1:] - steps[:-1]).pow(2).sum(dim=(0, 1))
         else:
@@ -143,7 +143,7 @@ def test_biased_dimension_separates_the_worlds_as_the_claim_says(options: DpSgd)
     probability 6e-5.
     """
     quiet = options.model_copy(update={"learning_rate": 1e-6, "noise_multiplier": 2.0})
-    training = Training.prepare(quiet, seed=1, gpu=False)
+    training = Training.prepare(quiet.recipe, seed=1, gpu=False)
     session = FinalModelSession.craft(training, BiasedDimension(choice="simulated"), seed=3)
     members = np.random.default_rng(5).permutation(400) % 2 == 1
     scores = session.run(members, 77, (6,))[:, 0]

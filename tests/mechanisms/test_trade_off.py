@@ -50,7 +50,7 @@ class _LikelihoodRatio:
         self._training, self._shown = training, torch.zeros(models)
 
     def see(self, step: int, before: Any, after: Any) -> None:
-        options, training = self._training.options, self._training
+        options, training = self._training.recipe, self._training
         rate = options.learning_rate / options.batch_size
         batch = training.batches[step - 1]
         x, y = training.x[batch], training.y[batch]

@@ -61,7 +61,7 @@ from dpaudit_ray import bench
 from dpaudit_ray.engines.steps import PackedSteps
 torch.set_num_threads(2)
 training = bench._training(bench.WORKLOADS["convnet"], gpu=False)
-steps = PackedSteps(training.options, training.model, 0, training.initial.device)
+steps = PackedSteps(training.recipe, training.model, 0, training.initial.device)
 theta = training.initial.repeat(256, 1)
 batch = training.batches[0]
 steps.step(theta, training.x[batch], training.y[batch], None)
