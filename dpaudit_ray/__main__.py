@@ -2,7 +2,7 @@
 
 import sys
 
-from .cli import main
+from .cli.main import main
 
 if __name__ == "__main__":  # and not in a process that this one starts
     # Python looks into the working directory first, where anybody's files may lie; verbs that run

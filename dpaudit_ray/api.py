@@ -11,20 +11,22 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from . import decisions, failures, gathering, lease, patience, prefix, provenance, salvage, spec
 from . import plan as planning
 from .errors import DamagedScoresError
-from .failures import Failure
-from .lease import Lease
 from .orchestration import retrying
 from .orchestration.driver import Driver
 from .orchestration.executors import Executor
 from .orchestration.interrupt import Stop
 from .orchestration.ledger import Ledger
 from .orchestration.progress import Progress
-from .plan import Pack, Plan
-from .spec import Sweep
-from .storage import RunDirectory
+from .plan import decisions, failures, gathering, prefix, provenance, salvage
+from .plan.failures import Failure
+from .plan.model import Pack, Plan
+from .storage import lease, patience
+from .storage.lease import Lease
+from .storage.run_directory import RunDirectory
+from .sweep import spec
+from .sweep.spec import Sweep
 
 ExecutorName = Literal["ray", "inline"]
 

@@ -13,10 +13,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from dpaudit_ray import spec
 from dpaudit_ray.errors import DpauditError
 from dpaudit_ray.orchestration.luggage import Luggage
 from dpaudit_ray.orchestration.submission import Cluster, SweepJob
+from dpaudit_ray.sweep import spec
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dpaudit_ray import cli
+from dpaudit_ray.cli import main as cli
 
 
 @dataclasses.dataclass(frozen=True)

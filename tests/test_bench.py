@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from command import changed, dpaudit, refused
 
-from dpaudit_ray import bench, forecast, spec
-from dpaudit_ray.calibration import Calibration
+from dpaudit_ray.forecast import bench, forecast
+from dpaudit_ray.forecast.calibration import Calibration
+from dpaudit_ray.sweep import spec
 
 
 def test_a_table_and_a_file(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from command import Outcome, dpaudit, inline, refused, write_sweep
 
-from dpaudit_ray import provenance
-from dpaudit_ray.provenance import Code
+from dpaudit_ray.plan import provenance
+from dpaudit_ray.plan.provenance import Code
 
 TRAIN = """
 import numpy as np
@@ -273,7 +273,7 @@ def test_a_damaged_copy_gives_no_diff(sweep: Path, folder: Path) -> None:
 
 def test_the_sweep_file_may_name_no_code(tiny: dict, tmp_path: Path) -> None:
     assert refused("plan", tmp_path / "none.yaml")
-    from dpaudit_ray import spec
+    from dpaudit_ray.sweep import spec
 
     assert provenance.of(spec.from_raw(tiny)).modules == {}
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from dpaudit_ray import claims, spec
 from dpaudit_ray.mechanisms.base import Claimed
-from dpaudit_ray.spec import Cell
+from dpaudit_ray.plan import claims
+from dpaudit_ray.sweep import spec
+from dpaudit_ray.sweep.spec import Cell
 
 ACCOUNTANTS = ["gaussian", "rdp", "pld", "prv"]
 

@@ -19,14 +19,15 @@ import pandas as pd
 import pytest
 from command import Outcome, changed, dpaudit, inline, refused, write_sweep
 
-from dpaudit_ray import __version__, spec
+from dpaudit_ray import __version__
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import ClusterError
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.driver import Driver
 from dpaudit_ray.orchestration.trainer import Trainer
-from dpaudit_ray.scores import PackScores
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores
+from dpaudit_ray.sweep import spec
 
 FIRST, SECOND = "000-biased-dimension-", "001-loss-"
 COLUMNS = ("eps", "status", "eps any", "claim", "ratio")

@@ -50,7 +50,7 @@ def test_import_takes_less_than_half_a_second() -> None:
         "import dpaudit_ray",
         "import dpaudit_ray.stats",
         "import dpaudit_ray.accounting",
-        "import dpaudit_ray.cli",
+        "import dpaudit_ray.cli.main",
         "from dpaudit_ray import spec; spec.load('jobs/quickstart.yaml')",
     ],
 )
@@ -59,7 +59,7 @@ def test_what_needs_neither_torch_nor_ray_loads_neither(statement: str) -> None:
 
 
 def test_engines_do_not_need_ray() -> None:
-    loaded = modules_after("import dpaudit_ray.engines.training")
+    loaded = modules_after("import dpaudit_ray.mechanisms.dp_sgd.training")
     assert "torch" in loaded
     assert "ray" not in loaded
 

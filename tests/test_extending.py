@@ -14,7 +14,7 @@ from command import dpaudit, inline, write_sweep
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import stats
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 

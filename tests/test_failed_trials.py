@@ -16,17 +16,18 @@ from command import Outcome, dpaudit, inline, write_sweep
 from scipy import special
 
 import dpaudit_ray as da
-from dpaudit_ray import failures, prefix, stats, verdict
 from dpaudit_ray import plan as planning
-from dpaudit_ray.failures import Failure
+from dpaudit_ray import stats
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import Pack, Plan
-from dpaudit_ray.prefix import MissedPack
-from dpaudit_ray.report import page
+from dpaudit_ray.plan import failures, prefix
+from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan.model import Pack, Plan
+from dpaudit_ray.plan.prefix import MissedPack
+from dpaudit_ray.report import page, verdict
 from dpaudit_ray.report.tables import Run
-from dpaudit_ray.spec import Sweep
 from dpaudit_ray.stats.preferred import curve_free_method
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.sweep.spec import Sweep
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 

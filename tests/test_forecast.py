@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from command import changed, dpaudit, inline, refused, write_sweep
 
-from dpaudit_ray import forecast, spec, stats
+from dpaudit_ray import stats
+from dpaudit_ray.forecast import forecast
 from dpaudit_ray.orchestration.trainer import Trainer
+from dpaudit_ray.sweep import spec
 
 
 def outlook(sweep: dict[str, Any], folder: Path) -> forecast.Outlook:

@@ -12,18 +12,20 @@ import pandas as pd
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray import failures, gathering, prefix, spec, verdict
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import RunDirectoryError, StorageError
-from dpaudit_ray.failures import Failure
-from dpaudit_ray.gathering import Stretch
 from dpaudit_ray.orchestration import gatherer
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import Plan
+from dpaudit_ray.plan import failures, gathering, prefix
+from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan.gathering import Stretch
+from dpaudit_ray.plan.model import Plan
+from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
-from dpaudit_ray.spec import Sweep
 from dpaudit_ray.stats.claim_test import ClaimTest
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.sweep import spec
+from dpaudit_ray.sweep.spec import Sweep
 from jobs.scale import empty, large
 
 PACKS, SIZE = 50, 3  # of the one audit: a whole group and 18 packs more

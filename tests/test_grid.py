@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpaudit_ray import grid
 from dpaudit_ray.errors import SpecError
+from dpaudit_ray.sweep import grid
 
 
 def unrolled(tree: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:

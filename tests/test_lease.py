@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray import fence, files, lease
 from dpaudit_ray.errors import DpauditError, LeaseLostError, RunDirectoryError
-from dpaudit_ray.files import Folder
-from dpaudit_ray.lease import Lease
 from dpaudit_ray.orchestration.trainer import Trainer
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage import fence, files, lease
+from dpaudit_ray.storage.files import Folder
+from dpaudit_ray.storage.lease import Lease
+from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import inline, write_sweep
 from tests.long import long
 from tests.test_storage import memory, pack, row

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 from command import changed
 
-from dpaudit_ray import claims, failures, seeds, spec
 from dpaudit_ray import plan as planning
+from dpaudit_ray import seeds
 from dpaudit_ray.errors import RunDirectoryError, SpecError
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
-from dpaudit_ray.plan import Pack, Plan
-from dpaudit_ray.scores import PackScores
-from dpaudit_ray.spec import Sweep
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.plan import claims, failures
+from dpaudit_ray.plan.model import Pack, Plan
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores
+from dpaudit_ray.sweep import spec
+from dpaudit_ray.sweep.spec import Sweep
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ import pytest
 from command import dpaudit, inline, refused, write_sweep
 
 import dpaudit_ray as da
-from dpaudit_ray import plugins, spec
+from dpaudit_ray import plugins
 from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.adversaries.loss import Loss
 from dpaudit_ray.data.base import Data
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.models.base import Model
+from dpaudit_ray.sweep import spec
 
 MODULE = """
 from typing import Literal

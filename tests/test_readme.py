@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import dpaudit_ray as da
-from dpaudit_ray import spec, yamlfile
+from dpaudit_ray.sweep import spec, yamlfile
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()

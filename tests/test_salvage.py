@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray import failures, salvage
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import StorageError
-from dpaudit_ray.files import Folder
 from dpaudit_ray.orchestration.trainer import Trainer
+from dpaudit_ray.plan import failures, salvage
 from dpaudit_ray.report.tables import Run
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage.files import Folder
+from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import Outcome, changed, dpaudit, inline, write_sweep
 from tests.orchestration.test_faults import assert_same
 from tests.test_storage import memory, pack, row

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from command import changed, refused, write_sweep
 
-from dpaudit_ray import spec, stats
+from dpaudit_ray import stats
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.plugins import Plugin
 from dpaudit_ray.stats.rates import EpsDelta
-from dpaudit_ray.yamlfile import parse_yaml
+from dpaudit_ray.sweep import spec
+from dpaudit_ray.sweep.yamlfile import parse_yaml
 
 JOBS = sorted((Path(spec.__file__).parents[1] / "jobs").rglob("*.yaml"))
 

@@ -19,8 +19,8 @@ import pytest
 from pyarrow import fs
 
 from dpaudit_ray.errors import RunDirectoryError, StorageError
-from dpaudit_ray.scores import ESTIMATE_SCHEMA, SCORE_SCHEMA, PackScores
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import ESTIMATE_SCHEMA, SCORE_SCHEMA, PackScores
 
 SCORE_COLUMNS = ["audit", "trial", "member", "step", "score"]
 ESTIMATE_COLUMNS = [

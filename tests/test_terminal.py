@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from dpaudit_ray import terminal
+from dpaudit_ray.cli import terminal
 from dpaudit_ray.orchestration.progress import AuditProgress, Progress
 
 

@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray import claims, seeds, spec, verdict
 from dpaudit_ray import plan as planning
-from dpaudit_ray.cli import main
+from dpaudit_ray import seeds
+from dpaudit_ray.cli.main import main
 from dpaudit_ray.mechanisms.base import Claimed
+from dpaudit_ray.plan import claims
+from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
-from dpaudit_ray.scores import PackScores
+from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.stats import claim, curve
 from dpaudit_ray.stats.claim import Claim
 from dpaudit_ray.stats.claim_test import ClaimTest
-from dpaudit_ray.storage import RunDirectory
-from dpaudit_ray.verdict import Verdict
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores
+from dpaudit_ray.sweep import spec
 
 QUIET = """
 from dpaudit_ray.mechanisms.base import Claimed

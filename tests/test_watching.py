@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray import lease
 from dpaudit_ray.orchestration.trainer import Trainer
 from dpaudit_ray.report import live, page
 from dpaudit_ray.report.tables import Run
-from dpaudit_ray.storage import PackScores, RunDirectory
+from dpaudit_ray.storage import lease
+from dpaudit_ray.storage.run_directory import PackScores, RunDirectory
 from tests.command import dpaudit, inline, refused, write_sweep
 
 REFRESH = re.compile(r'<meta http-equiv="refresh" content="(\d+)">')

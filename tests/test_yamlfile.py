@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.yamlfile import dump_yaml, parse_value, parse_yaml, read_yaml
+from dpaudit_ray.sweep.yamlfile import dump_yaml, parse_value, parse_yaml, read_yaml
 
 
 @pytest.mark.parametrize(

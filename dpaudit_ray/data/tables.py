@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from ..files import reason
+from ..storage.files import reason
 
 
 class Table:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from ..files import reason
+from ..storage.files import reason
 from .base import Data, Dataset, checked, scaled_images
 
 # torchvision raises any of these for a file that is missing, damaged or cannot be fetched.

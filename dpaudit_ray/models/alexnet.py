@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from ..data.base import existing_file
 from ..errors import DataError, SpecError
-from ..files import reason
+from ..storage.files import reason
 from .base import Model
 from .parts import image, outputs
 

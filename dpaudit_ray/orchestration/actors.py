@@ -16,13 +16,14 @@ from typing import Any
 import ray
 from ray.util.metrics import Gauge
 
-from .. import patience, provenance
 from ..data.base import provide
-from ..failures import Failure
-from ..plan import Pack
-from ..provenance import Machine
-from ..scores import PackScores
-from ..storage import RunDirectory
+from ..plan import provenance
+from ..plan.failures import Failure
+from ..plan.model import Pack
+from ..plan.provenance import Machine
+from ..storage import patience
+from ..storage.run_directory import RunDirectory
+from ..storage.scores import PackScores
 from . import metrics
 from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .executors import Checked, Done

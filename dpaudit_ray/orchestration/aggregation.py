@@ -18,14 +18,14 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from .. import decisions, failures, gathering, prefix
 from .. import plan as planning
-from ..failures import Failure
-from ..gathering import Stretch
-from ..plan import Pack, Plan
-from ..scores import PackScores
-from ..spec import Sweep
-from ..storage import RunDirectory
+from ..plan import decisions, failures, gathering, prefix
+from ..plan.failures import Failure
+from ..plan.gathering import Stretch
+from ..plan.model import Pack, Plan
+from ..storage.run_directory import RunDirectory
+from ..storage.scores import PackScores
+from ..sweep.spec import Sweep
 from .folding import AuditState, Taken
 from .gatherer import Gatherer
 from .progress import Activity, Progress

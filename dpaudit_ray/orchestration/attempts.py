@@ -12,7 +12,7 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..spec import Sweep
+from ..sweep.spec import Sweep
 
 RUN, ATTEMPT = "run", "attempt"
 _FINGERPRINT, _SETTINGS = "fingerprint", "settings"

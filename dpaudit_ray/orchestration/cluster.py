@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NoClusterError
-from ..plan import Plan
-from ..spec import Sweep
-from ..storage import RunDirectory
+from ..plan.model import Plan
+from ..storage.run_directory import RunDirectory
+from ..sweep.spec import Sweep
 from . import internals
 from .nodes import Nodes, last_line
 from .ray_executor import RayExecutor

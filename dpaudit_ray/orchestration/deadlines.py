@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from ..plan import Pack
+from ..plan.model import Pack
 
 FACTOR = 10  # times the slowest pack of the audit, trial for trial
 SHORTEST = 120.0  # seconds: opening an audit, a cold file cache, storage that fails for a minute

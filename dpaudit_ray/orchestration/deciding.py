@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from .. import claims, prefix, stats
-from ..plan import PlannedAudit
-from ..prefix import FoldedPack
-from ..spec import Cell, Sweep
+from .. import stats
+from ..plan import claims, prefix
+from ..plan.model import PlannedAudit
+from ..plan.prefix import FoldedPack
 from ..stats.claim_test import ClaimTest
 from ..stats.curve import Curve
+from ..sweep.spec import Cell, Sweep
 
 
 class Decider:

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import ClusterError, StorageError
-from ..failures import Failure
-from ..plan import Pack
+from ..plan.failures import Failure
+from ..plan.model import Pack
 from .executors import Done, Executor, Lost, Outcome
 from .interrupt import Stop
 from .ledger import Ledger

@@ -6,13 +6,14 @@ import dataclasses
 import math
 from typing import Any
 
-from .. import prefix, stats
-from ..estimator import EstimatorSpec
-from ..plan import PlannedAudit
-from ..prefix import FoldedPack
-from ..spec import Cell
+from .. import stats
+from ..plan import prefix
+from ..plan.model import PlannedAudit
+from ..plan.prefix import FoldedPack
 from ..stats import Estimate, Estimator, Status, preferred
 from ..stats.budget import SweepBudget
+from ..sweep.estimator import EstimatorSpec
+from ..sweep.spec import Cell
 
 # What may be said after a look, a bound on μ and one without assumption: these take over where a
 # bound for a declared number of trials no longer holds.

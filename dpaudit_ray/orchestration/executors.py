@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, Protocol
 
-from ..failures import Failure
-from ..plan import Pack
+from ..plan.failures import Failure
+from ..plan.model import Pack
 from .progress import Activity, Progress
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .. import provenance
 from ..errors import RunDirectoryError
-from ..plan import Plan
-from ..provenance import Machine
-from ..storage import RunDirectory
+from ..plan import provenance
+from ..plan.model import Plan
+from ..plan.provenance import Machine
+from ..storage.run_directory import RunDirectory
 
 FILE = "machines.json"  # addresses by kind of machine
 

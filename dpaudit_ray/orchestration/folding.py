@@ -8,13 +8,14 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .. import gathering, prefix, stats
-from ..gathering import Bounds, Stretch
-from ..plan import Pack, Plan, PlannedAudit
-from ..prefix import FoldedPack
-from ..scores import PackScores
-from ..spec import Sweep
-from ..storage import RunDirectory
+from .. import stats
+from ..plan import gathering, prefix
+from ..plan.gathering import Bounds, Stretch
+from ..plan.model import Pack, Plan, PlannedAudit
+from ..plan.prefix import FoldedPack
+from ..storage.run_directory import RunDirectory
+from ..storage.scores import PackScores
+from ..sweep.spec import Sweep
 from .deciding import Decider
 from .estimating import Estimating
 from .progress import Activity, AuditProgress

@@ -6,12 +6,12 @@ import threading
 
 import numpy as np
 
-from .. import prefix
 from ..errors import RunDirectoryError, StorageError
-from ..gathering import Bounds, Gathering, Groups, Stretch
-from ..plan import Pack, Plan
-from ..scores import PackScores
-from ..storage import RunDirectory
+from ..plan import prefix
+from ..plan.gathering import Bounds, Gathering, Groups, Stretch
+from ..plan.model import Pack, Plan
+from ..storage.run_directory import RunDirectory
+from ..storage.scores import PackScores
 from .replay import Ahead
 
 

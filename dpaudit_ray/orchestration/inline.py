@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 import time
 
-from ..failures import Failure
-from ..plan import Pack, Plan
-from ..spec import Sweep
-from ..storage import RunDirectory
+from ..plan.failures import Failure
+from ..plan.model import Pack, Plan
+from ..storage.run_directory import RunDirectory
+from ..sweep.spec import Sweep
 from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .executors import Checked, Done, Outcome
 from .progress import Activity, Progress

@@ -6,9 +6,9 @@ import collections
 from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import ClusterError
-from ..failures import Failure
-from ..plan import Pack
-from ..resources import ResourceSpec
+from ..plan.failures import Failure
+from ..plan.model import Pack
+from ..sweep.resources import ResourceSpec
 from .executors import Lost
 
 SAME_FAILURES = 3  # packs of an audit that fail the same way in a row: the others would as well

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..resources import ResourceSpec
+from ..sweep.resources import ResourceSpec
 
 GIB = 2**30
 NODE_ID = "ray.io/node-id"  # the label that Ray gives every node

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import NoClusterError
-from ..resources import ResourceSpec
+from ..sweep.resources import ResourceSpec
 from . import internals
 from .needs import Needs
 from .sharing import Share

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..plan import Pack
+from ..plan.model import Pack
 from .nodes import Place, Room
 
 PACKS_PER_TRAINER = 2  # one running, one waiting: no trainer idles while the driver reacts

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ..data.base import Dataset
-from ..failures import Failure
-from ..plan import Pack, Plan
-from ..provenance import Machine
-from ..spec import Sweep
-from ..storage import RunDirectory
+from ..plan.failures import Failure
+from ..plan.model import Pack, Plan
+from ..plan.provenance import Machine
+from ..storage.run_directory import RunDirectory
+from ..sweep.spec import Sweep
 from . import internals
 from .answers import Answers
 from .deadlines import SHORTEST, Deadlines

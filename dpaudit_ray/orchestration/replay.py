@@ -5,11 +5,11 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Iterator
 
-from .. import prefix
-from ..gathering import Stretch
-from ..plan import PlannedAudit
-from ..prefix import FoldedPack
-from ..scores import PackScores
+from ..plan import prefix
+from ..plan.gathering import Stretch
+from ..plan.model import PlannedAudit
+from ..plan.prefix import FoldedPack
+from ..storage.scores import PackScores
 
 
 class Ahead:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
-from .. import gathering
-from ..failures import Failure
-from ..plan import Pack, Plan
-from ..storage import RunDirectory
+from ..plan import gathering
+from ..plan.failures import Failure
+from ..plan.model import Pack, Plan
+from ..storage.run_directory import RunDirectory
 from .executors import Checked, Done, Executor, Outcome
 from .progress import Activity, Progress
 

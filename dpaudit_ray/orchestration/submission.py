@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, SpecError
-from ..spec import Sweep
+from ..sweep.spec import Sweep
 from . import access, attempts
 from .joblog import JobLog
 from .luggage import Luggage

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from ..failures import Failure
-from ..plan import Pack
+from ..plan.failures import Failure
+from ..plan.model import Pack
 from .nodes import Nodes, Place
 from .pool import Worker
 

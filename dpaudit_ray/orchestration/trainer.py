@@ -9,13 +9,14 @@ import time
 import traceback
 from collections.abc import Callable
 
-from .. import seeds, spec
+from .. import seeds
 from ..errors import DpauditError
-from ..failures import Failure
 from ..mechanisms.base import Session
-from ..plan import Pack, Plan
-from ..scores import PackScores
-from ..spec import Sweep
+from ..plan.failures import Failure
+from ..plan.model import Pack, Plan
+from ..storage.scores import PackScores
+from ..sweep import spec
+from ..sweep.spec import Sweep
 
 
 @dataclasses.dataclass(frozen=True)

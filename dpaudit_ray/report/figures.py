@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..prefix import Trials
+from ..plan.prefix import Trials
 from ..stats import Status
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from ..plan import PlannedAudit
+from ..plan.model import PlannedAudit
 from .tables import Run, representative
 
 _JOINT = ", "  # between the parts of a label

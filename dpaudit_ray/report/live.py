@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ..errors import DpauditError
-from ..storage import RunDirectory
+from ..storage.run_directory import RunDirectory
 from . import page
 from .tables import Run
 

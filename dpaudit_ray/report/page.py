@@ -11,8 +11,8 @@ import jinja2
 import numpy as np
 import pandas as pd
 
-from ..plan import PlannedAudit
-from ..prefix import Trials
+from ..plan.model import PlannedAudit
+from ..plan.prefix import Trials
 from ..printable import lines
 from ..version import __version__
 from . import figures, groups, overviews, words

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy import special
 
 from .. import accounting
-from ..plan import PlannedAudit
+from ..plan.model import PlannedAudit
 from ..stats import profile
 from ..stats.claim import Curve
 from ..stats.profile import MuProfile

@@ -10,13 +10,14 @@ from typing import Any
 
 import pandas as pd
 
-from .. import commitments, decisions, gathering, prefix, stats
 from .. import plan as planning
-from ..plan import Plan, PlannedAudit
-from ..prefix import FoldedPack
-from ..spec import AuditSpec, Sweep
+from .. import stats
+from ..plan import commitments, decisions, gathering, prefix
+from ..plan.model import Plan, PlannedAudit
+from ..plan.prefix import FoldedPack
 from ..stats import Status
-from ..storage import RunDirectory
+from ..storage.run_directory import RunDirectory
+from ..sweep.spec import AuditSpec, Sweep
 
 EXACT = "exact"  # the estimator of an audit without trials that certifies something
 

@@ -6,28 +6,9 @@ Adding a module with an `Estimator` subclass to this package makes it available 
 import importlib
 import pkgutil
 
-from . import (
-    betting,
-    budget,
-    claim,
-    gdp,
-    label,
-    one_run,
-    power,
-    profile,
-    several,
-)
+from . import betting, budget, claim, gdp, label, one_run, power, profile, several
 from .assumptions import assumption_free
-from .base import (
-    Estimate,
-    Estimator,
-    Status,
-    TradeOff,
-    estimate,
-    estimators,
-    make,
-    option_names,
-)
+from .base import Estimate, Estimator, Status, TradeOff, estimate, estimators, make, option_names
 from .binomial import clopper_pearson_lower, clopper_pearson_upper
 
 for _module in pkgutil.iter_modules(__path__):

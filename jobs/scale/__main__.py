@@ -16,9 +16,10 @@ from typing import Annotated, Any
 
 import typer
 
-from dpaudit_ray import __version__, terminal
+from dpaudit_ray import __version__
+from dpaudit_ray.cli import terminal
 from dpaudit_ray.orchestration import cluster
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
 
 from . import empty, large, measure, peers, played
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from dpaudit_ray import gathering
 from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.mechanisms.base import Claimed, Mechanism, Session
+from dpaudit_ray.plan import gathering
 
 
 class Nobody(Adversary):

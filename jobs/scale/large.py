@@ -19,12 +19,13 @@ import numpy as np
 import yaml
 
 from dpaudit_ray import plan as planning
-from dpaudit_ray import seeds, spec
+from dpaudit_ray import seeds
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.trainer import Brief
-from dpaudit_ray.plan import Pack, Plan
-from dpaudit_ray.scores import PackScores
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.plan.model import Pack, Plan
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores
+from dpaudit_ray.sweep import spec
 
 MIB = 2**20
 _THREADS = 16

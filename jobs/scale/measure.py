@@ -16,10 +16,10 @@ import psutil
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
-from dpaudit_ray import spec
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.progress import Progress
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.sweep import spec
 
 from . import empty
 

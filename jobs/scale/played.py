@@ -17,7 +17,6 @@ from unittest import mock
 import ray.exceptions
 
 from dpaudit_ray import plan as planning
-from dpaudit_ray import provenance, spec
 from dpaudit_ray.orchestration import actors
 from dpaudit_ray.orchestration.answers import Answers
 from dpaudit_ray.orchestration.driver import Driver
@@ -27,7 +26,9 @@ from dpaudit_ray.orchestration.ledger import Ledger
 from dpaudit_ray.orchestration.nodes import Room
 from dpaudit_ray.orchestration.progress import Progress
 from dpaudit_ray.orchestration.ray_executor import RayExecutor
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.plan import provenance
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.sweep import spec
 
 from . import empty
 

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpaudit_ray.orchestration.estimating import Estimating
-from dpaudit_ray.plan import PlannedAudit
-from dpaudit_ray.scores import PackScores
-from dpaudit_ray.spec import AuditSpec, Cell
+from dpaudit_ray.plan.model import PlannedAudit
 from dpaudit_ray.stats import Status
 from dpaudit_ray.stats.budget import SweepBudget
+from dpaudit_ray.storage.scores import PackScores
+from dpaudit_ray.sweep.spec import AuditSpec, Cell
 
 from .coverage import Coverage, Nobody
 

@@ -13,11 +13,11 @@ import math
 import numpy as np
 from pydantic import Field
 
-from dpaudit_ray import prefix
-from dpaudit_ray.scores import PackScores
+from dpaudit_ray.plan import prefix
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats.claim_test import ClaimTest
 from dpaudit_ray.stats.curve import gaussian
+from dpaudit_ray.storage.scores import PackScores
 
 from .coverage import Coverage
 

@@ -15,11 +15,11 @@ from dpaudit_ray.adversaries.base import GradientCanary
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.adversaries.cosine import Cosine
 from dpaudit_ray.adversaries.loss import Loss
-from dpaudit_ray.engines.losses import losses
-from dpaudit_ray.engines.sessions import FinalModelSession
-from dpaudit_ray.engines.training import Training
+from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.mechanisms.base import Mechanism
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession
+from dpaudit_ray.mechanisms.dp_sgd.training import Training
 from dpaudit_ray.plugins import parse
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpaudit_ray.mechanisms.base import Mechanism
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.plugins import parse
 
 

@@ -21,11 +21,11 @@ from dpaudit_ray.adversaries.base import (
     SampleCanary,
     TrajectoryAdversary,
 )
-from dpaudit_ray.engines import rounding
-from dpaudit_ray.engines.sessions import FinalModelSession, TrajectorySession
-from dpaudit_ray.engines.training import Training
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd import rounding
+from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession, TrajectorySession
+from dpaudit_ray.mechanisms.dp_sgd.training import Training
 from dpaudit_ray.models.base import Model
 
 

@@ -10,9 +10,10 @@ import torch
 from test_packed import slow_clipped_sum
 from torch import Tensor, nn
 
-from dpaudit_ray.engines import convpool, vectors
-from dpaudit_ray.engines.memory import Groups
-from dpaudit_ray.engines.packed import PackedModel
+from dpaudit_ray.engines.cpu.memory import Groups
+from dpaudit_ray.engines.packing import vectors
+from dpaudit_ray.engines.packing.packed import PackedModel
+from dpaudit_ray.engines.rules import convpool
 from dpaudit_ray.models.convnet import ConvNet
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpaudit_ray.engines.packed import PackedModel
-from dpaudit_ray.engines.start import generator, seeded
+from dpaudit_ray.engines.packing.packed import PackedModel
+from dpaudit_ray.mechanisms.dp_sgd.start import generator, seeded
 
 
 @pytest.mark.parametrize("bit", [32, 63, 64, 127])

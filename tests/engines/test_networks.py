@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from dpaudit_ray.adversaries.base import GradientCanary, SampleCanary
 from dpaudit_ray.data.base import Data, Dataset
-from dpaudit_ray.engines import fallback
-from dpaudit_ray.engines.noise import CpuNoise
-from dpaudit_ray.engines.training import Training
+from dpaudit_ray.engines.cpu.noise import CpuNoise
+from dpaudit_ray.engines.packing import fallback
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.training import Training
 from dpaudit_ray.models.base import Model
 
 MODELS, STEPS = 5, 2
@@ -70,7 +70,7 @@ def prepared(name: str) -> Training:
 
 def original(training: Training) -> nn.Module:
     """The user's module, built again and touched by nobody."""
-    from dpaudit_ray.engines.start import network
+    from dpaudit_ray.mechanisms.dp_sgd.start import network
     from dpaudit_ray.seeds import derive
 
     shape = tuple(training.x.shape[1:])

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dpaudit_ray.engines import losses
-from dpaudit_ray.engines.noise import CpuNoise
-from dpaudit_ray.engines.packed import PackedModel
+from dpaudit_ray.engines.cpu.noise import CpuNoise
+from dpaudit_ray.engines.packing.packed import PackedModel
+from dpaudit_ray.engines.rules import losses
 from dpaudit_ray.errors import SpecError
 
 

@@ -12,10 +12,10 @@ import torch
 from test_packed import loss_of, slow_clipped_sum
 from torch import Tensor, nn
 
-from dpaudit_ray.engines import outer, pooling
-from dpaudit_ray.engines.fallback import warn
-from dpaudit_ray.engines.memory import Groups
-from dpaudit_ray.engines.packed import PackedModel
+from dpaudit_ray.engines.cpu.memory import Groups
+from dpaudit_ray.engines.packing.fallback import warn
+from dpaudit_ray.engines.packing.packed import PackedModel
+from dpaudit_ray.engines.rules import outer, pooling
 from dpaudit_ray.errors import SpecError
 
 GROUPS = (Groups(64, 64), Groups(3, 1), Groups(4, 2))
@@ -150,7 +150,7 @@ def test_clipped_sums_equal_per_sample_autograd(name: str, groups: Groups) -> No
 @pytest.mark.parametrize("name", [n for n in MODULES if "conv" in n or "tokens" in n])
 def test_gradients_that_are_not_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sums when memory allows no per-sample gradient, and few patches at a time."""
-    from dpaudit_ray.engines import conv as convolutions
+    from dpaudit_ray.engines.rules import conv as convolutions
 
     module, theta, x, y = case(name)
     clip = 0.3

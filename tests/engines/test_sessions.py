@@ -21,10 +21,10 @@ from dpaudit_ray.adversaries.base import (
     TrajectoryAdversary,
 )
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
-from dpaudit_ray.engines.sessions import FinalModelSession, TrajectorySession
-from dpaudit_ray.engines.training import Training
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession, TrajectorySession
+from dpaudit_ray.mechanisms.dp_sgd.training import Training
 
 
 def opened(options: DpSgd, dtype: torch.dtype = torch.float64) -> Training:
@@ -188,7 +188,7 @@ def test_a_wrong_engine_would_be_noticed(options: DpSgd) -> None:
 
 def test_scores_do_not_depend_on_how_a_pack_is_split(options: DpSgd) -> None:
     """To rounding: a matrix product of other shape may sum in another order."""
-    from dpaudit_ray.engines.memory import Groups
+    from dpaudit_ray.engines.cpu.memory import Groups
 
     found = []
     for groups in (Groups(64, 64), Groups(5, 5), Groups(3, 1)):

@@ -21,11 +21,11 @@ from dpaudit_ray.adversaries.base import (
 )
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.adversaries.loss import Loss
-from dpaudit_ray.engines.noise import CpuNoise
-from dpaudit_ray.engines.sessions import FinalModelSession
-from dpaudit_ray.engines.training import Training
+from dpaudit_ray.engines.cpu.noise import CpuNoise
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession
+from dpaudit_ray.mechanisms.dp_sgd.training import Training
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_loss_canary_is_a_real_example_with_another_label(training: Training) ->
 
 def test_no_scorer_can_reach_the_bits_or_the_trajectory() -> None:
     """What is handed to `score` has no field beyond the threat model's."""
-    from dpaudit_ray.engines.sessions import _Released
+    from dpaudit_ray.mechanisms.dp_sgd.sessions import _Released
 
     assert {f.name for f in dataclasses.fields(_Released)} == {"initial", "final", "model"}
     assert "members" not in FinalModelAdversary.score.__annotations__

@@ -19,12 +19,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpaudit_ray import api, lease, verdict
+from dpaudit_ray import api
 from dpaudit_ray import plan as planning
-from dpaudit_ray.failures import Failure
-from dpaudit_ray.failures import write as write_failures
-from dpaudit_ray.plan import Pack
-from dpaudit_ray.storage import PackScores, RunDirectory
+from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan.failures import write as write_failures
+from dpaudit_ray.plan.model import Pack
+from dpaudit_ray.report import verdict
+from dpaudit_ray.storage import lease
+from dpaudit_ray.storage.run_directory import PackScores, RunDirectory
 from tests.command import Outcome, dpaudit, inline, write_sweep
 from tests.fuzz.altering import altered, snapshot, tree
 

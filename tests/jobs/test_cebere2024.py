@@ -11,11 +11,11 @@ import torch
 from command import inline, refused
 from torch import nn
 
-from dpaudit_ray import spec
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.report import overviews
 from dpaudit_ray.report.groups import panels
 from dpaudit_ray.report.tables import Run
+from dpaudit_ray.sweep import spec
 from tests.long import long
 
 FOLDER = Path(__file__).resolve().parents[2] / "jobs/cebere2024"

@@ -11,7 +11,7 @@ import yaml
 from command import inline
 from scipy import integrate, special, stats
 
-from dpaudit_ray import spec
+from dpaudit_ray.sweep import spec
 from jobs.studies.coverage import RATE, draw, subsampled_noise
 from jobs.studies.table import tabulate, tabulate_verdicts, true_epsilon, true_mu
 

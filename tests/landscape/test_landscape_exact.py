@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from dpaudit_ray.landscape.density import evolve
-from dpaudit_ray.landscape.process import FirstStep, Gradient, Process
-from dpaudit_ray.landscape.search import best_threshold, best_width, last
-from dpaudit_ray.landscape.tradeoff import Mass, Power, hockey_stick, power
+from dpaudit_ray.mechanisms.landscape.density import evolve
+from dpaudit_ray.mechanisms.landscape.process import FirstStep, Gradient, Process
+from dpaudit_ray.mechanisms.landscape.search import best_threshold, best_width, last
+from dpaudit_ray.mechanisms.landscape.tradeoff import Mass, Power, hockey_stick, power
 from dpaudit_ray.stats import gdp
 
 SHARED = Path(os.environ.get("DPAUDIT_SHARED", Path(__file__).resolve().parents[3] / "shared"))

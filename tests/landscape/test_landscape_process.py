@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 from test_landscape_exact import powers, process
 
-from dpaudit_ray.landscape.density import evolve
-from dpaudit_ray.landscape.tradeoff import Mass
+from dpaudit_ray.mechanisms.landscape.density import evolve
+from dpaudit_ray.mechanisms.landscape.tradeoff import Mass
 
 TRIALS = 100_000
 

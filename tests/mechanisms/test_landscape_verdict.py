@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from command import dpaudit, inline, write_sweep
 
-from dpaudit_ray import forecast, spec, verdict
+from dpaudit_ray.forecast import forecast
+from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
-from dpaudit_ray.verdict import EXACT_TOLERANCE, Verdict
+from dpaudit_ray.report.verdict import EXACT_TOLERANCE, Verdict
+from dpaudit_ray.sweep import spec
 
 BOASTFUL = """
 from dpaudit_ray.mechanisms.base import Claimed

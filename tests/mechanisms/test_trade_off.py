@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from dpaudit_ray import spec
-from dpaudit_ray.adversaries.base import (
-    FinalModelAdversary,
-    GradientCanary,
-    TrajectoryAdversary,
-)
+from dpaudit_ray.adversaries.base import FinalModelAdversary, GradientCanary, TrajectoryAdversary
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.spec import Cell
 from dpaudit_ray.stats import TradeOff, gdp
+from dpaudit_ray.sweep import spec
+from dpaudit_ray.sweep.spec import Cell
 
 
 class LastParameter(FinalModelAdversary[GradientCanary]):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dpaudit_ray.engines.packed import PackedModel
+from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.plugins import parse
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from dpaudit_ray import gathering
 from dpaudit_ray import plan as planning
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.plan import gathering
+from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.head import Head, free_port, wait_for
 
 _hosts = itertools.count(2)  # 127.0.0.1 is the head's

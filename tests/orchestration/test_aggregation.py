@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 
 from dpaudit_ray import plan as planning
-from dpaudit_ray import seeds, spec, stats
+from dpaudit_ray import seeds, stats
 from dpaudit_ray.errors import StorageError
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import Pack, Plan
-from dpaudit_ray.scores import PackScores
-from dpaudit_ray.spec import Sweep
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.plan.model import Pack, Plan
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores
+from dpaudit_ray.sweep import spec
+from dpaudit_ray.sweep.spec import Sweep
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import pytest
 import ray.job_submission
 
-from dpaudit_ray import spec
 from dpaudit_ray.errors import ClusterError, Exit, NoClusterError, RunDirectoryError
 from dpaudit_ray.orchestration import access, attempts, submission
 from dpaudit_ray.orchestration.joblog import JobLog
 from dpaudit_ray.orchestration.luggage import Luggage
 from dpaudit_ray.orchestration.submission import Cluster, SweepJob
+from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, write_sweep
 
 ADDRESS = "http://head:8265"

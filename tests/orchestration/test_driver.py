@@ -8,7 +8,6 @@ import signal
 import pytest
 
 from dpaudit_ray.errors import ClusterError, LeaseLostError, StorageError
-from dpaudit_ray.failures import Failure
 from dpaudit_ray.orchestration import deadlines as limits
 from dpaudit_ray.orchestration.deadlines import FIRST, LONG, QUIET, SHORTEST, Deadlines, Silence
 from dpaudit_ray.orchestration.driver import Driver
@@ -16,8 +15,9 @@ from dpaudit_ray.orchestration.executors import Done, Lost, Outcome
 from dpaudit_ray.orchestration.interrupt import Stop
 from dpaudit_ray.orchestration.ledger import LOSSES_PER_PACK, NODES_PER_PACK, Ledger
 from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
-from dpaudit_ray.plan import Pack
-from dpaudit_ray.resources import ResourceSpec
+from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan.model import Pack
+from dpaudit_ray.sweep.resources import ResourceSpec
 
 
 class Scripted:

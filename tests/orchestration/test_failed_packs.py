@@ -14,9 +14,9 @@ from test_failed_trials import FLAG, sweep
 from test_faults import actors, start
 
 import dpaudit_ray as da
-from dpaudit_ray import failures
 from dpaudit_ray import plan as planning
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.plan import failures
+from dpaudit_ray.storage.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 TESTS = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ import yaml
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.long import long
 
 pytestmark = pytest.mark.slow

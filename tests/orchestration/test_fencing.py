@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray import files, lease
 from dpaudit_ray.errors import RunDirectoryError
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage import files, lease
+from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.orchestration.test_faults import actors, assert_same, start, wait_for_packs
 from tests.test_lease import snapshot
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from dpaudit_ray import plan as planning
-from dpaudit_ray import provenance, spec
 from dpaudit_ray.orchestration.fleet import Fleet
-from dpaudit_ray.plan import Plan
-from dpaudit_ray.provenance import Code, Machine
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.plan import provenance
+from dpaudit_ray.plan.model import Plan
+from dpaudit_ray.plan.provenance import Code, Machine
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.sweep import spec
 from tests.command import changed, write_sweep
 from tests.head import head, wait_for
 from tests.orchestration.nodes import driver, nodes

@@ -14,7 +14,7 @@ from dpaudit_ray.orchestration.internals import NodeType
 from dpaudit_ray.orchestration.needs import Needs
 from dpaudit_ray.orchestration.nodes import FAULTS_PER_NODE, PENDING, Nodes, Place
 from dpaudit_ray.orchestration.sharing import fair_part
-from dpaudit_ray.resources import ResourceSpec
+from dpaudit_ray.sweep.resources import ResourceSpec
 
 GIB = 2**30
 

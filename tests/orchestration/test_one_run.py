@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from command import inline, write_sweep
 
-from dpaudit_ray import spec, stats
+from dpaudit_ray import stats
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.report.tables import Run
+from dpaudit_ray.sweep import spec
 from jobs.studies.coverage import Nobody
 
 NAMES = ["one-run", "one-run-fdp"]

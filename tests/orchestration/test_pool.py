@@ -10,7 +10,7 @@ import pytest
 from dpaudit_ray.orchestration import pool as pools
 from dpaudit_ray.orchestration.nodes import Place, Room
 from dpaudit_ray.orchestration.pool import Pool, Worker
-from dpaudit_ray.plan import Pack
+from dpaudit_ray.plan.model import Pack
 
 
 class Played:

@@ -15,9 +15,9 @@ import pandas as pd
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray import lease
 from dpaudit_ray.errors import LeaseLostError
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage import lease
+from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import changed, dpaudit, inline, write_sweep
 from tests.head import free_port, wait_for
 from tests.test_storage import pack

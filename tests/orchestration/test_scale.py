@@ -15,8 +15,7 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
-from dpaudit_ray import seeds, spec
-from dpaudit_ray.gathering import Stretch
+from dpaudit_ray import seeds
 from dpaudit_ray.orchestration import aggregation as aggregations
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.driver import Driver
@@ -26,13 +25,15 @@ from dpaudit_ray.orchestration.ledger import Ledger
 from dpaudit_ray.orchestration.progress import Activity, Progress
 from dpaudit_ray.orchestration.replay import Ahead, Replay
 from dpaudit_ray.orchestration.trainer import Brief
-from dpaudit_ray.plan import Pack, Plan, PlannedAudit
-from dpaudit_ray.prefix import UNDERWAY
-from dpaudit_ray.resources import ResourceSpec
-from dpaudit_ray.scores import PackScores
+from dpaudit_ray.plan.gathering import Stretch
+from dpaudit_ray.plan.model import Pack, Plan, PlannedAudit
+from dpaudit_ray.plan.prefix import UNDERWAY
 from dpaudit_ray.stats import Estimate
 from dpaudit_ray.stats.guessing import Accuracy
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores
+from dpaudit_ray.sweep import spec
+from dpaudit_ray.sweep.resources import ResourceSpec
 from jobs.scale import empty, measure, played
 
 

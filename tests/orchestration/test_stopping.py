@@ -13,11 +13,11 @@ import pytest
 from test_faults import assert_same, start, wait_for_packs
 
 import dpaudit_ray as da
-from dpaudit_ray import files, lease
 from dpaudit_ray.errors import RunDirectoryError, SpecError
 from dpaudit_ray.orchestration import aggregation
-from dpaudit_ray.patience import Patience
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage import files, lease
+from dpaudit_ray.storage.patience import Patience
+from dpaudit_ray.storage.run_directory import RunDirectory
 
 
 def test_patience_backs_off_and_ends() -> None:

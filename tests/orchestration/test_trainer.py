@@ -10,10 +10,10 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
-from dpaudit_ray import spec
-from dpaudit_ray.failures import Failure
 from dpaudit_ray.orchestration.trainer import Brief, Trainer
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.sweep import spec
 
 FAULTY = """
 import torch

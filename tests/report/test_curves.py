@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray.prefix import Trials
+from dpaudit_ray.plan.prefix import Trials
 from dpaudit_ray.report import overviews
 from dpaudit_ray.report.groups import Panel, panels
 from dpaudit_ray.report.profiles import Profile

@@ -15,15 +15,16 @@ import numpy as np
 import pytest
 
 from dpaudit_ray import plan as planning
-from dpaudit_ray import seeds, spec
+from dpaudit_ray import seeds
 from dpaudit_ray.adversaries.own import Own
 from dpaudit_ray.errors import RunDirectoryError
 from dpaudit_ray.mechanisms.base import Claimed, Mechanism
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.report.tables import Run, all_estimates, best, overview
-from dpaudit_ray.scores import PackScores
 from dpaudit_ray.stats import TradeOff
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores
+from dpaudit_ray.sweep import spec
 
 SWEEPS = 120
 MOST = 12  # Bin(120, .05) is above with a chance of .9 %; the seeds are fixed

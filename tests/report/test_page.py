@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray import failures, prefix, seeds, spec
 from dpaudit_ray import plan as planning
-from dpaudit_ray.failures import Failure
+from dpaudit_ray import seeds
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import Pack
-from dpaudit_ray.prefix import MissedPack
+from dpaudit_ray.plan import failures, prefix
+from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan.model import Pack
+from dpaudit_ray.plan.prefix import MissedPack
 from dpaudit_ray.report import page
 from dpaudit_ray.report.tables import Run, all_estimates, overview
 from dpaudit_ray.stats.thresholds import Worlds
-from dpaudit_ray.storage import RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.sweep import spec
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 PROBE = """

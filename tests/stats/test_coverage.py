@@ -16,16 +16,7 @@ from reference import ORACLES, gaussian_trials, laplace_trials, randomised_respo
 from scipy import special
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import (
-    bayes,
-    claim,
-    gdp,
-    katz,
-    one_run,
-    rates_gdp,
-    several,
-    thresholds,
-)
+from dpaudit_ray.stats import bayes, claim, gdp, katz, one_run, rates_gdp, several, thresholds
 
 DELTA = 1e-5
 LEVEL = {"delta": DELTA, "confidence": 0.95}

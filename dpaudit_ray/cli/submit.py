@@ -1,0 +1,66 @@
+"""`dpaudit submit`: a sweep as a Ray job, started, followed and resumed by one command."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import Exit
+from ..sweep.yamlfile import parse_changes
+from . import terminal
+from .trust import Trusted
+
+
+def submit(  # noqa: PLR0913 (options of a command line)
+    sweep: Annotated[str, typer.Argument(help="A sweep file in the working directory.")],
+    address: Annotated[
+        str,
+        typer.Option(
+            help="The dashboard of the Ray head.",
+            envvar="RAY_API_SERVER_ADDRESS",
+        ),
+    ],
+    storage_path: Annotated[
+        str, typer.Option(help="Results go to PATH/name: a folder that all nodes mount, or s3://.")
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Changes a value: --set audit.trials=200."),
+    ] = None,
+    working_dir: Annotated[str, typer.Option(help="What is sent to the cluster.")] = ".",
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Not sent: a name or path with wildcards.")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Follow the log and exit as the sweep does.")] = True,
+    accept_changed_code: Annotated[
+        bool, typer.Option("--accept-changed-code", help="Go on with other code; marks estimates.")
+    ] = False,
+    trust: Trusted = None,
+) -> None:
+    """Runs a sweep as a Ray job; again: resumes it, or follows it while it runs."""
+    from ..orchestration.luggage import Luggage
+    from ..orchestration.submission import Cluster, SweepJob
+    from ..sweep import spec
+
+    prepared = spec.load(sweep, parse_changes(changes))
+    luggage = Luggage(Path(working_dir), tuple(exclude or ()))
+    if secrets := [str(path) for path in luggage.secrets()]:
+        terminal.complain(f"not sent, for they look like secrets: {', '.join(secrets)}")
+    job = SweepJob.prepare(prepared, sweep, storage_path, luggage, changes or ())
+    more = ["--accept-changed-code"] * accept_changed_code
+    more += [] if trust is None else ["--trust", trust]
+    job = dataclasses.replace(job, options=tuple(more))
+    cluster = Cluster(address, terminal.complain)
+    submission = cluster.submit(job)
+    terminal.complain(f"stop it: {cluster.stopping(submission)}; the same command resumes it then")
+    if not wait:
+        return
+    try:
+        code = cluster.follow(submission, terminal.pass_on)
+    except KeyboardInterrupt:
+        terminal.complain("the job goes on; the same command follows it again")
+        code = Exit.STOPPED
+    raise typer.Exit(code)

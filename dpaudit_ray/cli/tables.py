@@ -1,0 +1,229 @@
+"""What `dpaudit plan`, `run`, `status`, `report` and `verify` print as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import terminal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ..forecast.forecast import AuditOutlook, Outlook
+    from ..plan.provenance import Code
+    from ..report.tables import Run
+    from ..report.verdict import AuditVerdict, ExactVerdict, RunVerdict
+
+
+def show_plan(name: str, outlook: Outlook) -> None:
+    """A line per audit, what the columns mean, and the time that is left."""
+    terminal.show_table(
+        f"{name}: {outlook.trials:,} trials in {outlook.packs:,} packs, "
+        f"{outlook.packs_done:,} packs done",
+        ("audit", "trials", "packs", "done", "eps claim", "max eps", "power", "needed", "time"),
+        [_planned(audit) for audit in outlook.audits],
+    )
+    exact = sum(not audit.sampled for audit in outlook.audits)
+    if exact < len(outlook.audits):
+        terminal.explain(
+            "max eps: if every guess is right; power: chance of a bound of 90 % of a tight claim; "
+            "needed: trials that would give it 4 times in 5"
+        )
+        _say_what_is_assumed([audit for audit in outlook.audits if audit.sampled])
+        trainers = f"{outlook.workers} trainer" + "s" * (outlook.workers > 1)
+        terminal.say(
+            f"left to do: about {terminal.duration(outlook.wall_seconds)} on this machine with "
+            f"{trainers}, {terminal.duration(outlook.seconds)} with one"
+        )
+    if exact:
+        terminal.say(f"exact, no trials: `dpaudit run` computes eps of {_audits(exact)}")
+    if outlook.problem is not None:
+        terminal.say(f"time unknown: the calibration pack fails on this machine: {outlook.problem}")
+
+
+def show_code(code: Code) -> None:
+    """What of the user's a sweep runs: its file is code as much as they are."""
+    if code.modules:
+        names = ", ".join(f"{name} ({digest[:12]})" for name, digest in code.modules.items())
+        terminal.explain(
+            f"runs code: {names}; with a sweep file of somebody else's, read them first, or say "
+            "which may run: --trust"
+        )
+
+
+def _planned(audit: AuditOutlook) -> tuple[object, ...]:
+    power = None if audit.power is None else f"{audit.power:.0%}"
+    time = terminal.duration(audit.seconds) if audit.sampled else None
+    return (audit.label, audit.trials, audit.packs, audit.packs_done, audit.claim,
+            audit.largest_certifiable, power, audit.trials_needed, time)  # fmt: skip
+
+
+def _say_what_is_assumed(audits: Sequence[AuditOutlook]) -> None:
+    """Of the ε that a plan promises; all are converted from the μ of `accuracy`."""
+    from ..report import words
+    from ..stats import Status
+
+    assumed = [audit.label for audit in audits if audit.status is not Status.CERTIFIED]
+    if assumed:
+        more = f" and {len(assumed) - 3} more" if len(assumed) > 3 else ""
+        terminal.explain(f"max eps and power are if-gaussian for {', '.join(assumed[:3])}{more}")
+        terminal.explain(words.IF_GAUSSIAN)
+
+
+def show_overview(run: Run) -> None:
+    """A line per audit, and what the words beside the numbers mean."""
+    from ..report.tables import best, overview
+
+    rows = overview(run)
+    names = {row["estimator"] for row in rows}
+    by = f": lower bounds by {', '.join(names)}" if len(names) == 1 else ""
+    table = {
+        "audit": [row["label"] for row in rows],
+        "trials": [_done(row) for row in rows],
+        "bound": [row["estimator"] for row in rows] if len(names) > 1 else None,
+        "mu": [row["mu_lower"] for row in rows],
+        "eps": [row["epsilon_lower"] for row in rows],
+        "status": [row["status"] or "none yet" for row in rows],
+        "eps any": [row["epsilon_lower_free"] for row in rows],
+        "claim": [row["epsilon_upper"] for row in rows],
+        "ratio": [row["ratio"] for row in rows],
+        "note": _notes(rows),
+    }
+    _show(f"{run.sweep.name}{by}", table)
+    _explain(run, rows)
+    if (found := best(run)) is not None and run.sweep.budget.parts > 1:
+        terminal.explain(
+            f"best certified, all together: eps >= {found['epsilon_lower_together']:.3f} "
+            f"({found['label']}, {found['estimator']}, step {found['step']})"
+        )
+
+
+def show_estimates(run: Run, table: pd.DataFrame) -> None:
+    """A block per audit with every step, estimator and claim; `table` is that of all estimates."""
+    shown = table.to_dict("records")
+    for audit in run.plan.audits:
+        mine = [row for row in shown if row["audit"] == audit.id]
+        claims = {(row["step"], row["accountant"]): row["epsilon_upper"] for row in mine}
+        first, *others = audit.claims
+        rows = [row for row in mine if row["accountant"] == first]
+        blocks = {
+            "step": [row["step"] for row in rows],
+            "trials": [row["trials"] for row in rows],
+            "estimator": [row["estimator"] for row in rows],
+            "mu": [row["mu_lower"] for row in rows],
+            "eps": [row["epsilon_lower"] for row in rows],
+            "status": [row["status"] for row in rows],
+            "together": [row["epsilon_lower_together"] for row in rows],
+            "eps any": [row["epsilon_lower_free"] for row in rows],
+            **{
+                f"<= {name}" if others else "claim": [claims[row["step"], name] for row in rows]
+                for name in audit.claims
+            },
+            "ratio": [_ratio(row) for row in rows],
+            "note": _notes(rows),
+        }
+        _show(audit.label, blocks)
+        terminal.say("")
+    if any(len(audit.claims) > 1 for audit in run.plan.audits):
+        terminal.explain("<= NAME: the claim, by that accountant; ratio: eps over the first claim")
+    _explain(run, shown)
+
+
+def _show(title: str, columns: dict[str, list[Any] | None]) -> None:
+    """The columns that there are, side by side."""
+    present = {name: values for name, values in columns.items() if values is not None}
+    terminal.show_table(title, tuple(present), list(zip(*present.values(), strict=True)))
+
+
+def _ratio(row: dict[Any, Any]) -> float | None:
+    """Of the bound to the first claim."""
+    return row["epsilon_lower"] / row["epsilon_upper"] if row["epsilon_upper"] > 0 else None
+
+
+def _done(row: dict[str, Any]) -> str:
+    done, planned = (terminal.number(row[key]) for key in ("done", "trials"))
+    return planned if row["done"] == row["trials"] else f"{done}/{planned}"
+
+
+def _notes(rows: Sequence[dict[Any, Any]]) -> list[Any] | None:
+    """What is to be known of single rows; None where there is nothing."""
+    flags = {"interim": "interim", "above_claim": "above its claim"}
+    notes = [", ".join(text for key, text in flags.items() if row[key]) for row in rows]
+    return notes if any(notes) else None
+
+
+def _explain(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
+    """The words that the rows use, and the level of their bounds."""
+    from ..report import words
+    from ..stats import Status
+
+    statuses = {row["status"] for row in rows}
+    terminal.explain(words.CERTIFIED)
+    if Status.IF_GAUSSIAN in statuses:
+        terminal.explain(words.IF_GAUSSIAN)
+    if Status.MIXED in statuses:
+        terminal.explain(words.MIXED)
+    terminal.explain(words.ANY)
+    if run.sweep.budget.audits:
+        terminal.explain(words.single(run.sweep.budget))
+    if any(row["interim"] for row in rows):
+        terminal.explain(words.INTERIM)
+    if any(row["above_claim"] for row in rows):
+        terminal.explain(words.ABOVE)
+
+
+def show_verdict(found: RunVerdict) -> None:
+    """The verdict, a line per audit, and on what it rests."""
+    from ..report import verdict
+
+    title = str(found.verdict)
+    if found.audits:
+        terminal.show_table(
+            title,
+            ("audit", "verdict", "accountant", "eps claim", "noise", "noise at most",
+             "log10 evidence", "needed", "trials", "refuted after", "power"),
+            [_tested(audit) for audit in found.audits],
+        )  # fmt: skip
+        if any(audit.mixed for audit in found.audits):
+            terminal.explain(verdict.MIXED)
+        for audit in found.audits:
+            if audit.lopsided:
+                outside, inside = audit.diverged
+                terminal.say(
+                    f"{audit.label}: {inside} trainings with the canary diverged and {outside} "
+                    "without it, so diverging depends on the canary"
+                )
+        if len(found.audits) > 1:
+            terminal.explain(
+                f"all audits together: log10 evidence {found.evidence:.3f}, "
+                f"{found.needed:.3f} needed"
+            )
+        terminal.say(
+            f"wrong about a true claim in at most {1 - found.confidence:.0%} of runs, whenever and "
+            "however often it is asked; a claim is also refuted by tests for the declared number "
+            f"of trials; power: the chance to find {verdict.ALTERNATIVE:g} of the "
+            "claimed noise"
+        )
+        title = ""
+    if found.exact:
+        columns = ("audit", "verdict", "accountant", "eps claim", "eps exact", "step")
+        terminal.show_table(title, columns, [_computed(audit) for audit in found.exact])
+        terminal.say(
+            f"exact, no trials: eps of {_audits(len(found.exact))} is computed at every recorded "
+            f"step; above the claim by more than {verdict.EXACT_TOLERANCE:g} is a violation"
+        )
+
+
+def _tested(audit: AuditVerdict) -> tuple[object, ...]:
+    return (audit.label, audit.verdict, audit.accountant, audit.claim, audit.noise_multiplier,
+            audit.effective_noise or "any", audit.evidence, audit.needed, audit.trials,
+            audit.refuted_after or "never", f"{audit.power:.0%}")  # fmt: skip
+
+
+def _computed(audit: ExactVerdict) -> tuple[object, ...]:
+    return (audit.label, audit.verdict, audit.accountant, audit.claim, audit.epsilon, audit.step)
+
+
+def _audits(number: int) -> str:
+    return f"{number} audit" + "s" * (number > 1)

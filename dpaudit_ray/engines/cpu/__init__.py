@@ -1,0 +1,1 @@
+"""Compiled loops, memory and threads of a CPU."""

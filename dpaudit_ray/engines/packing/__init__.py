@@ -1,0 +1,1 @@
+"""Many models at once: stacked parameters, taped passes, and the check against autograd."""

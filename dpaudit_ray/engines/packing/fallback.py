@@ -1,0 +1,79 @@
+"""Any layer at all, through `torch.func`: right, and slow, and it forms every gradient."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from ..rules.base import Formed, LayerRule, SampleGradients, Slot
+
+_LOG = logging.getLogger(__name__)
+
+Parameters = dict[str, Tensor]
+
+
+class FallbackRule(LayerRule):
+    """Per-sample gradients of a layer without a rule of its own, by one vjp per sample."""
+
+    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
+        self._layer = copy.deepcopy(layer)
+        self._slots = dict(slots)
+
+    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
+        wide = _by_model(x, len(theta))
+        result: Tensor = vmap(self._call)(self._parameters(theta), wide)
+        return result.flatten(0, 1)
+
+    def forward_shared(self, theta: Tensor, x: Tensor) -> Tensor:
+        result: Tensor = vmap(self._call, in_dims=(0, None))(self._parameters(theta), x)
+        return result
+
+    def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        def one_model(parameters: Parameters, of_x: Tensor, of_g: Tensor) -> Tensor:
+            back: Callable[[Tensor], tuple[Tensor]] = vjp(
+                lambda v: self._call(parameters, v), of_x
+            )[1]
+            return back(of_g)[0]
+
+        n = len(theta)
+        wide = (_by_model(x, n), _by_model(g, n))
+        result: Tensor = vmap(one_model)(self._parameters(theta), *wide)
+        return result.flatten(0, 1)
+
+    def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
+        def one_sample(parameters: Parameters, of_x: Tensor, of_g: Tensor) -> Parameters:
+            back: Callable[[Tensor], tuple[Parameters]] = vjp(
+                lambda p: self._call(p, of_x.unsqueeze(0)), parameters
+            )[1]
+            return back(of_g.unsqueeze(0))[0]
+
+        n = len(theta)
+        wide = (_by_model(x, n), _by_model(g, n))
+        each = vmap(vmap(one_sample, in_dims=(None, 0, 0)))(self._parameters(theta), *wide)
+        parts = ((slot, each[name].flatten(2)) for name, slot in self._slots.items())
+        return Formed(tuple(parts))
+
+    def _parameters(self, theta: Tensor) -> Parameters:
+        return {name: slot.of(theta) for name, slot in self._slots.items()}
+
+    def _call(self, parameters: Parameters, x: Tensor) -> Tensor:
+        result: Tensor = functional_call(self._layer, parameters, (x,))
+        return result
+
+
+def _by_model(x: Tensor, n: int) -> Tensor:
+    """[n*B, ...] as [n, B, ...]."""
+    return x.reshape(n, -1, *x.shape[1:])
+
+
+@functools.cache
+def warn(where: str, layer: str, why: str, whole: bool) -> None:
+    """Says once in a process what takes the slow way."""
+    what = "the whole model's per-sample gradients go through autograd"
+    own = "its per-sample gradients go through torch.func"
+    _LOG.warning("%s (%s) %s: %s, slowly", where, layer, why, what if whole else own)

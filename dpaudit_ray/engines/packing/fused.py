@@ -1,0 +1,218 @@
+"""Small ReLU networks on vectors, in loops that numba compiles.
+
+A network of a few dozen parameters spends its time in memory, not in arithmetic: torch makes some
+thirty passes over activations of a few kilobytes. Here each model's activations stay in cache from
+the first layer to the clipped sum. Same formulas as `linear`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ..cpu.compiled import compiled
+from ..rules.base import Slot
+from ..rules.losses import output_gradients
+from ..rules.plain import plain
+
+WIDEST = 64  # beyond, a matrix product beats these loops
+_CHUNK = 64  # models whose activations exist at once
+
+Floats = npt.NDArray[np.floating]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedMlp:
+    """Linear layers with ReLU between them. `widths` [L + 1]; slots of weights and biases.
+
+    `starts` int64 [L, 2]: where a layer's weight and bias begin in the flat parameters; -1 for no
+    bias. `flattens`: examples may have any shape.
+    """
+
+    widths: Integers
+    starts: Integers
+    flattens: bool
+
+    def fits(self, theta: Tensor, x: Tensor) -> bool:
+        """Whether these are the examples that the first layer takes; else it is the rules' turn."""
+        features = x[0].numel() if len(x) else 0
+        shaped = x.dim() == 2 or (self.flattens and x.dim() > 2)
+        return shaped and features == int(self.widths[0]) and x.dtype == theta.dtype
+
+    def clipped_sums(
+        self,
+        out: Tensor,
+        theta: Tensor,
+        batch: tuple[Tensor, Tensor],
+        clip_norm: float,
+        weights: Tensor | None,
+    ) -> None:
+        """As `PackedModel.clipped_sums`, into `out` [n, p]; everything on CPU."""
+        x, y = batch
+        columns = np.ascontiguousarray(x.flatten(1).numpy().T)
+        for start in range(0, len(theta), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            own = theta[rows].contiguous().numpy()
+            part = weights[rows] if weights is not None else theta.new_ones(len(own), len(y))
+            acts = np.empty((len(own), int(self.widths[1:].sum()), len(y)), dtype=own.dtype)
+            _forward(own, columns, self.widths, self.starts, acts)
+            top = output_gradients(torch.from_numpy(acts[:, -int(self.widths[-1]) :]), y)
+            values = (columns, top.numpy(), part.contiguous().numpy())
+            layers = (self.widths, self.starts)
+            _backward(own, acts, layers, values, clip_norm, out[rows].numpy())
+
+
+def fused(module: nn.Module, slots: dict[str, Slot]) -> FusedMlp | None:
+    """The module as loops; None unless it is a small chain of linear layers and ReLU."""
+    if not plain(module, nn.Sequential):
+        return None
+    layers = dict(module.named_children())
+    flattens = bool(layers) and _flattens(next(iter(layers.values())))
+    chain = list(layers.items())[flattens:]
+    wanted = itertools.cycle((nn.Linear, nn.ReLU))
+    if len(chain) % 2 == 0 or not all(plain(layer, next(wanted)) for _, layer in chain):
+        return None
+    widths: list[int] = []
+    starts: list[tuple[int, int]] = []
+    for name, layer in chain[::2]:
+        assert isinstance(layer, nn.Linear)
+        widths += [layer.in_features] * (not widths) + [layer.out_features]
+        bias = slots.get(f"{name}.bias")
+        starts.append((slots[f"{name}.weight"].start, -1 if bias is None else bias.start))
+    if max(widths) > WIDEST:
+        return None
+    as_array = functools.partial(np.array, dtype=np.int64)
+    return FusedMlp(as_array(widths), as_array(starts), flattens)
+
+
+def _flattens(layer: nn.Module) -> bool:
+    if not plain(layer, nn.Flatten):
+        return False
+    assert isinstance(layer, nn.Flatten)
+    return (layer.start_dim, layer.end_dim) == (1, -1)
+
+
+@compiled
+def _forward(theta: Floats, x: Floats, widths: Integers, starts: Integers, acts: Floats) -> None:
+    """Activations of every layer behind another, acts [n, Σ widths[1:], B]; x [d, B]."""
+    layers, batch = len(widths) - 1, x.shape[1]
+    zero = theta.dtype.type(0)
+    for m in range(theta.shape[0]):
+        first = 0
+        for layer in range(layers):
+            inputs, outputs = widths[layer], widths[layer + 1]
+            weight, bias = starts[layer]
+            below = x if layer == 0 else acts[m, first - inputs : first]
+            for o in range(outputs):
+                row = acts[m, first + o]
+                row[:] = theta[m, bias + o] if bias >= 0 else zero
+                for i in range(inputs):
+                    w = theta[m, weight + o * inputs + i]
+                    source = below[i]
+                    for s in range(batch):
+                        row[s] += w * source[s]
+                if layer < layers - 1:
+                    for s in range(batch):  # not max(): NaN must stay NaN, as in torch
+                        row[s] = zero if row[s] < 0 else row[s]
+            first += outputs
+
+
+@compiled
+def _backward(
+    theta: Floats,
+    acts: Floats,
+    layers: tuple[Integers, Integers],
+    batch: tuple[Floats, Floats, Floats],
+    clip: float,
+    out: Floats,
+) -> None:
+    """Clipped, weighted sums into out [n, p].
+
+    `layers` is the widths and starts; `batch` is x [d, B], the outputs' gradients [n, c, B] and
+    the weights [n, B].
+    """
+    widths, starts = layers
+    x, top, weights = batch
+    total, last = acts.shape[1], len(widths) - 2
+    grads = np.empty(acts.shape[1:], dtype=theta.dtype)
+    squares = np.empty(x.shape[1], dtype=theta.dtype)
+    for m in range(len(theta)):
+        squares[:] = 0
+        first = total - widths[-1]
+        grads[first:] = top[m]
+        for layer in range(last, -1, -1):
+            inputs, bias = widths[layer], starts[layer, 1]
+            below = x if layer == 0 else acts[m, first - inputs : first]
+            above = grads[first : first + widths[layer + 1]]
+            _add_squares(below, above, bias >= 0, squares)
+            if layer > 0:
+                down = grads[first - inputs : first]
+                _push_down(theta[m, starts[layer, 0] :], below, above, down)
+                first -= inputs
+        for s in range(len(squares)):
+            norm = math.sqrt(squares[s])
+            squares[s] = weights[m, s] * (clip / norm if norm > clip else 1.0)
+        for layer in range(last + 1):
+            inputs, outputs = widths[layer], widths[layer + 1]
+            below = x if layer == 0 else acts[m, first - inputs : first]
+            _write_sums(below, grads[first : first + outputs], squares, starts[layer], out[m])
+            first += outputs
+
+
+@compiled
+def _add_squares(below: Floats, above: Floats, bias: bool, squares: Floats) -> None:
+    """Adds |g|² (|x|² + 1) of every sample."""
+    of_g, of_x = np.zeros_like(squares), np.zeros_like(squares)
+    if bias:
+        of_x[:] = 1
+    for o in range(len(above)):
+        for s in range(len(squares)):
+            of_g[s] += above[o, s] * above[o, s]
+    for i in range(len(below)):
+        for s in range(len(squares)):
+            of_x[s] += below[i, s] * below[i, s]
+    for s in range(len(squares)):
+        squares[s] += of_g[s] * of_x[s]
+
+
+@compiled
+def _push_down(weight: Floats, below: Floats, above: Floats, down: Floats) -> None:
+    """Gradients of a layer's inputs, through the ReLU that made them."""
+    inputs, batch = below.shape
+    for i in range(inputs):
+        row, source = down[i], below[i]
+        row[:] = 0
+        for o in range(len(above)):
+            w, g = weight[o * inputs + i], above[o]
+            for s in range(batch):
+                row[s] += w * g[s]
+        for s in range(batch):
+            row[s] = 0 if source[s] <= 0 else row[s]
+
+
+@compiled
+def _write_sums(
+    below: Floats, above: Floats, factors: Floats, start: Integers, out: Floats
+) -> None:  # fmt: skip
+    """Σ_s factor · g xᵀ and Σ_s factor · g of one layer into out [p]; scales `above`."""
+    zero = out.dtype.type(0)
+    for o in range(len(above)):
+        g, summed = above[o], zero
+        for s in range(len(factors)):
+            g[s] *= factors[s]
+            summed += g[s]
+        if start[1] >= 0:
+            out[start[1] + o] = summed
+        for i in range(len(below)):
+            source, summed = below[i], zero
+            for s in range(len(factors)):
+                summed += g[s] * source[s]
+            out[start[0] + o * len(below) + i] = summed

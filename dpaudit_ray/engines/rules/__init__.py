@@ -1,0 +1,1 @@
+"""Per-sample gradients of one kind of layer each, and of losses."""

@@ -1,0 +1,260 @@
+"""Convolutions: per-sample gradients on unfolded patches, formed where they are small.
+
+For the first layer, which all models share an input with, one convolution serves all of them,
+and one matrix product per sample forms the gradients of all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor, nn
+
+from .base import LayerRule, SampleGradients, Slot
+from .outer import keeps, squared_norms
+
+Pair = tuple[int, int]
+
+# Unfolded patches that exist at once, in numbers: 64 MiB of float32.
+_PATCHES = 1 << 24
+
+
+class Conv2dRule(LayerRule):
+    """A convolution without groups. Padding other than zeros is applied before it (`Padding`)."""
+
+    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
+        assert isinstance(layer, nn.Conv2d)
+        self.weight = slots["weight"]
+        self.bias = slots.get("bias")
+        self._kernel, self._stride, self._dilation, self._padding = geometry(layer)
+
+    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
+        weight, n = self.weight.of(theta), len(theta)
+        bias = None if self.bias is None else self.bias.of(theta).flatten()
+        y = F.conv2d(
+            _side_by_side(x, n), weight.flatten(0, 1), bias,
+            self._stride, self._padding, self._dilation, groups=n,
+        )  # fmt: skip
+        return _in_turn(y, n)
+
+    def forward_shared(self, theta: Tensor, x: Tensor) -> Tensor:
+        weight = self.weight.of(theta)
+        bias = None if self.bias is None else self.bias.of(theta).flatten()
+        y = F.conv2d(x, weight.flatten(0, 1), bias, self._stride, self._padding, self._dilation)
+        return y.view(len(x), *weight.shape[:2], *y.shape[2:]).transpose(0, 1)
+
+    def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        weight, n = self.weight.of(theta).flatten(0, 1), len(theta)
+        of_x, of_g = _side_by_side(x, n), _side_by_side(g, n)
+        return _in_turn(self._backward(weight, of_x, of_g, (True, False), n)[0], n)
+
+    def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
+        n = len(theta)
+        g = g.flatten(2)  # [n*B, o, T]
+        if not self._keeps(len(g) // n, g.shape[2]):
+            return _Passing(self, x, g.view(n, -1, *g.shape[1:]), None)
+        formed = g.new_empty(*g.shape[:2], self._inputs + 1)
+        for rows, patches in self._patches(x):
+            torch.bmm(g[rows], patches.transpose(1, 2), out=formed[rows])
+        return self._formed(formed.view(n, -1, *formed.shape[1:]))
+
+    def samples_shared(
+        self, theta: Tensor, x: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
+    ) -> SampleGradients:
+        n, batch, outputs = len(theta), len(x), self.weight.shape[0]
+        by_sample = torch.cat([g.transpose(0, 1).flatten(3) for g in parts], 1)  # [B, n, o, T]
+        if not self._keeps(batch, by_sample.shape[3]):
+            return _Passing(self, x, by_sample.transpose(0, 1), cache)
+        by_sample = by_sample.flatten(1, 2)
+        if self not in cache:
+            cache[self] = self.unfolded(x)
+        formed = torch.bmm(by_sample, cache[self].transpose(1, 2)).view(batch, n, outputs, -1)
+        return self._formed(formed.transpose(0, 1))
+
+    def unfolded(self, x: Tensor) -> Tensor:
+        """Patches of x [N, c, h, w] at every position: [N, c*kh*kw + 1, T], the last row ones.
+
+        That row makes the bias one more input.
+        """
+        x = F.pad(x, self.zero_pad).contiguous() if any(self.zero_pad) else x.contiguous()
+        count, channels, height, width = x.shape
+        kernel, stride, dilation = self._kernel, self._stride, self._dilation
+        rows = (height - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
+        columns = (width - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
+        view = x.as_strided(  # F.unfold takes more than twice as long on CPU
+            (count, channels, *kernel, rows, columns),
+            (channels * height * width, height * width, dilation[0] * width, dilation[1],
+             stride[0] * width, stride[1]),
+        )  # fmt: skip
+        out = x.new_empty(count, self._inputs + 1, rows * columns)
+        out[:, :-1].view(count, channels, *kernel, rows, columns).copy_(view)
+        out[:, -1] = 1
+        return out
+
+    @property
+    def dense(self) -> bool:
+        """Whether it looks at neighbours, one pixel after the other."""
+        return self._stride == self._dilation == (1, 1)
+
+    @property
+    def _inputs(self) -> int:
+        _, channels, height, width = self.weight.shape
+        return channels * height * width
+
+    @property
+    def zero_pad(self) -> tuple[int, int, int, int]:
+        """What F.pad needs: left, right, top, bottom."""
+        vertical, horizontal = self._padding
+        return (horizontal, horizontal, vertical, vertical)
+
+    def _keeps(self, samples: int, positions: int) -> bool:
+        return keeps(samples, positions, self._inputs, self.weight.shape[0])
+
+    def _formed(self, gradients: Tensor) -> SampleGradients:
+        return _WithBias(self.weight, self.bias, gradients)
+
+    def _patches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Unfolded patches of as many samples at a time as `_PATCHES` allows."""
+        area = x[0, 0].numel()  # at stride 1; less for larger strides
+        size = max(1, _PATCHES // (self._inputs * area))
+        for start in range(0, len(x), size):
+            rows = slice(start, start + size)
+            yield rows, self.unfolded(x[rows])
+
+    def _backward(
+        self, weight: Tensor, x: Tensor, g: Tensor, wanted: tuple[bool, bool], groups: int = 1
+    ) -> list[Tensor]:
+        """Gradients of the input and of the weight, those that are `wanted`."""
+        gradients: list[Tensor] = torch.ops.aten.convolution_backward(
+            g, x, weight, None, self._stride, self._padding, self._dilation,
+            False, (0, 0), groups, (*wanted, False),
+        )  # fmt: skip
+        return gradients
+
+    def squared_norms(self, x: Tensor, g: Tensor) -> Tensor:
+        """Squared norms [N] from the input [N, c, h, w] and g [N, o, T]; keeps no gradient."""
+        rows = slice(None) if self.bias is not None else slice(-1)  # the row of ones
+        parts = [
+            squared_norms(patches[:, rows].transpose(1, 2), g[chunk].transpose(1, 2), bias=False)
+            for chunk, patches in self._patches(x)
+        ]
+        return torch.cat(parts)
+
+    def write_sum(self, out: Tensor, x: Tensor, g: Tensor) -> None:
+        """Writes Σ_j of the gradients of one model into its row `out` [1, p]; g is weighted."""
+        weight = self.weight.of(out)[0]
+        positions = self.output_size(x)
+        self.weight.of(out)[0].copy_(
+            self._backward(weight, x, g.reshape(*g.shape[:2], *positions), (False, True))[1]
+        )
+        if self.bias is not None:
+            self.bias.of(out)[0].copy_(g.sum((0, 2)))
+
+    def output_size(self, x: Tensor) -> Pair:
+        """Height and width of the output."""
+        sizes = [
+            (x.shape[2 + i] + 2 * self._padding[i] - self._dilation[i] * (self._kernel[i] - 1) - 1)
+            // self._stride[i] + 1
+            for i in (0, 1)
+        ]  # fmt: skip
+        return sizes[0], sizes[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithBias(SampleGradients):
+    """Formed gradients [n, B, o, d + 1], the last column being the bias's."""
+
+    weight: Slot
+    bias: Slot | None
+    formed: Tensor
+
+    def squared_norms(self) -> Tensor:
+        wide = torch.promote_types(self.formed.dtype, torch.float32)
+        own = self.formed if self.bias is not None else self.formed[..., :-1]
+        norms: Tensor = torch.linalg.vector_norm(own.flatten(2), dim=2, dtype=wide)
+        return norms**2
+
+    def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        row = weights.to(self.formed.dtype).unsqueeze(1)
+        summed = torch.bmm(row, self.formed.flatten(2)).view(len(out), *self.formed.shape[2:])
+        self.weight.of(out).copy_(summed[..., :-1].reshape(len(out), *self.weight.shape))
+        if self.bias is not None:
+            self.bias.of(out).copy_(summed[..., -1])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Passing(SampleGradients):
+    """Norms without kept gradients, sums as one convolution gradient per model; g [n, B, o, T]."""
+
+    rule: Conv2dRule
+    x: Tensor
+    g: Tensor
+    cache: dict[object, Tensor] | None  # given when x [B, ...] is shared by all models
+
+    def squared_norms(self) -> Tensor:
+        return torch.stack(
+            [self.rule.squared_norms(x, g) for x, g in zip(self._inputs(), self.g, strict=True)]
+        )
+
+    def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        scaled = self.g * weights.to(self.g.dtype)[:, :, None, None]
+        for row, x, g in zip(torch.split(out, 1), self._inputs(), scaled, strict=True):
+            self.rule.write_sum(row, x, g)
+
+    def _inputs(self) -> tuple[Tensor, ...]:
+        n = len(self.g)
+        return self.x.chunk(n) if self.cache is None else (self.x,) * n
+
+
+def _side_by_side(x: Tensor, n: int) -> Tensor:
+    """[n*B, c, h, w] as [B, n*c, h, w]: models as groups of channels."""
+    wide = x.reshape(n, -1, *x.shape[1:])
+    return x if n == 1 else wide.transpose(0, 1).flatten(1, 2)
+
+
+def _in_turn(x: Tensor, n: int) -> Tensor:
+    """The way back."""
+    wide = x.view(len(x), n, -1, *x.shape[2:])
+    return x if n == 1 else wide.transpose(0, 1).flatten(0, 1)
+
+
+def geometry(layer: nn.Conv2d) -> tuple[Pair, Pair, Pair, Pair]:
+    """Kernel, stride, dilation and the zeros to pad on either side."""
+    kernel, stride, dilation = (
+        (int(p[0]), int(p[1])) for p in (layer.kernel_size, layer.stride, layer.dilation)
+    )
+    padding = (0, 0)
+    if not needs_padding_first(layer) and not isinstance(layer.padding, str):
+        padding = (int(layer.padding[0]), int(layer.padding[1]))
+    elif not needs_padding_first(layer) and layer.padding == "same":
+        padding = (dilation[0] * (kernel[0] - 1) // 2, dilation[1] * (kernel[1] - 1) // 2)
+    return kernel, stride, dilation, padding
+
+
+def needs_padding_first(layer: nn.Conv2d) -> bool:
+    """Whether padding is not the same number of zeros on both sides."""
+    uneven = layer.padding == "same" and any(
+        d * (k - 1) % 2 for k, d in zip(layer.kernel_size, layer.dilation, strict=True)
+    )
+    return uneven or (layer.padding_mode != "zeros" and any(padding_before(layer)))
+
+
+def padding_before(layer: nn.Conv2d) -> list[int]:
+    """What F.pad needs: left, right, top, bottom."""
+    return [int(p) for p in layer._reversed_padding_repeated_twice]
+
+
+class Padding(nn.Module):
+    """The padding of a convolution as a step of its own, through autograd."""
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        super().__init__()
+        self._sides = padding_before(layer)
+        self._mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pads [N, c, h, w]."""
+        return F.pad(x, self._sides, mode=self._mode)

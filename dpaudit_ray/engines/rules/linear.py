@@ -1,0 +1,120 @@
+"""Linear layers on vectors and on sequences.
+
+Inside the rule for vectors, the memory of an activation runs feature by feature
+([features, n, B]), so that elementwise work and reductions over features run along contiguous
+memory whatever the (often tiny) layer width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .base import LayerRule, SampleGradients, Slot
+from .outer import outer_products
+
+
+class LinearRule(LayerRule):
+    """y = W x + b. A sample's gradient is the outer product g xᵀ, of norm |g| |x|: never formed."""
+
+    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
+        self._weight = slots["weight"]
+        self._bias = slots.get("bias")
+
+    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
+        weight = self._weight.of(theta)
+        n, out, width = weight.shape
+        if x.dim() > 2:
+            y = torch.bmm(x.reshape(n, -1, width), weight.transpose(1, 2))
+            if self._bias is not None:
+                y = y + self._bias.of(theta).unsqueeze(1)
+            return y.view(*x.shape[:-1], out)
+        y = theta.new_empty(out, n, x.shape[0] // n)
+        torch.bmm(weight, _columns(x, n), out=y.transpose(0, 1))
+        self._add_bias(y, theta)
+        return y.view(out, -1).t()
+
+    def forward_shared(self, theta: Tensor, x: Tensor) -> Tensor:
+        weight = self._weight.of(theta)
+        n, out, width = weight.shape
+        if x.dim() > 2:
+            y = self.forward(theta, x.repeat(n, *[1] * (x.dim() - 1)))
+            return y.view(n, *x.shape[:-1], out)
+        stacked = weight.transpose(0, 1).reshape(out * n, width)
+        y = (stacked @ x.t()).view(out, n, -1)  # one matrix product for all models
+        self._add_bias(y, theta)
+        return y.permute(1, 2, 0)
+
+    def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        weight = self._weight.of(theta)
+        n, out, width = weight.shape
+        if x.dim() > 2:
+            return torch.bmm(g.reshape(n, -1, out), weight).view(x.shape)
+        gradient = theta.new_empty(width, n, g.shape[0] // n)
+        torch.bmm(weight.transpose(1, 2), _columns(g, n), out=gradient.transpose(0, 1))
+        return gradient.view(width, -1).t()
+
+    def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
+        if x.dim() > 2:
+            n, positions = len(theta), x[0, ..., 0].numel()
+            wide = x.reshape(n, -1, positions, x.shape[-1])
+            return outer_products(
+                self._weight, self._bias, wide, g.reshape(n, -1, positions, g.shape[-1])
+            )
+        return _VectorProducts(self._weight, self._bias, len(theta), x, g, shared=False)
+
+    def samples_shared(
+        self, theta: Tensor, x: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
+    ) -> SampleGradients:
+        if x.dim() > 2:
+            return super().samples_shared(theta, x, parts, cache)
+        flat = (parts[0] if len(parts) == 1 else torch.cat(list(parts))).flatten(0, 1)
+        return _VectorProducts(self._weight, self._bias, len(theta), x, flat, shared=True)
+
+    def _add_bias(self, y: Tensor, theta: Tensor) -> None:
+        if self._bias is not None:
+            y += self._bias.of(theta).t().unsqueeze(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class _VectorProducts(SampleGradients):
+    """Outer products g xᵀ with x [B, d] if `shared`, else [n*B, d]; g [n*B, o]."""
+
+    weight: Slot
+    bias: Slot | None
+    n: int
+    x: Tensor
+    g: Tensor
+    shared: bool
+
+    def squared_norms(self) -> Tensor:
+        size = (self.x * self.x).sum(1, dtype=_wide(self.x))
+        if self.bias is not None:
+            size = size + 1
+        of_g = (self.g * self.g).sum(1, dtype=_wide(self.g)).view(self.n, -1)
+        return of_g * (size if self.shared else size.view(self.n, -1))
+
+    def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        n, batch = weights.shape
+        scaled = self.g * weights.to(self.g.dtype).reshape(-1, 1)
+        target = self.weight.of(out)
+        if self.shared:
+            product = scaled.t().reshape(-1, batch) @ self.x
+            target.copy_(product.view(self.g.shape[1], n, -1).transpose(0, 1))
+        else:
+            target.copy_(torch.bmm(_columns(scaled, n), self.x.view(n, batch, -1)))
+        if self.bias is not None:
+            self.bias.of(out).copy_(scaled.view(n, batch, -1).sum(1))
+
+
+def _columns(x: Tensor, n: int) -> Tensor:
+    """[n*B, f] as [n, f, B]; a view when memory runs feature by feature."""
+    return x.view(n, x.shape[0] // n, -1).transpose(1, 2)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """Sums of bf16 squares need more than eight bits."""
+    return torch.promote_types(x.dtype, torch.float32)

@@ -1,0 +1,278 @@
+"""How fast both engines are on this machine, against each other and against its matrix product.
+
+The same threads, medians. glibc's default allocator hands every large tensor back to the kernel,
+which costs Opacus up to half of its time on CPU; trainers keep their heap (`engines.memory`).
+Opacus is therefore measured both ways: as it comes, in a process of its own, since the setting
+cannot be taken back; and in the process of the packed engine, which keeps its heap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..data.base import Data, Dataset
+from ..errors import SpecError
+from ..mechanisms.dp_sgd.recipe import Recipe
+from ..models.base import Model
+from ..plugins import parse
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ..mechanisms.dp_sgd.steps import Steps
+    from ..mechanisms.dp_sgd.training import Training
+
+_SIDE = 2048  # of the matrix whose product is the roofline
+_STEPS = 250  # of a trial, as in Cebere et al.
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What one model is measured on: synthetic data in the shape of the papers'."""
+
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    batch_size: int
+    models: int  # in a pack
+
+
+WORKLOADS = {
+    w.model: w
+    for w in (
+        Workload("fcnn", (8,), 2, 400, 256),
+        Workload("mlp3", (446,), 30, 128, 32),
+        Workload("cnn4", (1, 28, 28), 10, 128, 16),
+        Workload("convnet", (3, 32, 32), 10, 128, 16),
+        Workload("resnet18", (3, 32, 32), 10, 32, 1),
+        Workload("wrn16", (3, 32, 32), 10, 32, 1),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One model on this machine; times are seconds per model and step."""
+
+    model: str
+    parameters: int
+    batch_size: int
+    flop: float  # per model-step: forward, backward, per-sample gradients not counted
+    packed_seconds: float
+    opacus_seconds: float  # in a process of its own, as it comes; on a GPU, as below
+    opacus_same_process_seconds: float  # in the packed engine's process
+
+    @property
+    def ratio(self) -> float:
+        """Packed against Opacus as its users run it."""
+        return self.opacus_seconds / self.packed_seconds
+
+    @property
+    def ratio_same_process(self) -> float:
+        """Packed against Opacus in the same process, which keeps its heap."""
+        return self.opacus_same_process_seconds / self.packed_seconds
+
+    @property
+    def trials_per_second(self) -> float:
+        """Trainings of 250 steps that the packed engine does."""
+        return 1 / (_STEPS * self.packed_seconds)
+
+    @property
+    def flop_per_second(self) -> float:
+        """Achieved by the packed engine."""
+        return self.flop / self.packed_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """All rows, with the machine they hold for."""
+
+    device: str
+    threads: int
+    gpu: bool
+    matmul_flop_per_second: float
+    rows: tuple[Row, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """Plain JSON; derived figures included."""
+        derived = ("ratio", "ratio_same_process", "trials_per_second", "flop_per_second")
+        rows = [
+            dataclasses.asdict(row) | {name: getattr(row, name) for name in derived}
+            for row in self.rows
+        ]
+        return dataclasses.asdict(self) | {"rows": rows}
+
+
+def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Benchmark:
+    """Measures `models`; every figure is the median of `repeats` runs.
+
+    Raises:
+        SpecError: an unknown model, or a GPU asked for where there is none.
+    """
+    import torch
+
+    for name in models:
+        if name not in WORKLOADS:
+            known_names = ", ".join(WORKLOADS)
+            raise SpecError("--models", f"no workload for {name!r}; known: {known_names}")
+    if gpu and not torch.cuda.is_available():
+        raise SpecError("--gpu", "torch finds no GPU here; leave it out to measure the CPU")
+    torch.set_num_threads(threads)
+    # Before anything else is in memory.
+    alone = {} if gpu else {name: _apart(name, threads, repeats) for name in models}
+    trainings = {name: _training(WORKLOADS[name], gpu) for name in models}
+    rows = []
+    for name, training in trainings.items():
+        same = _opacus(training, repeats)
+        rows.append(
+            Row(
+                model=name,
+                parameters=training.model.size,
+                batch_size=training.recipe.batch_size,
+                flop=_flop(training),
+                packed_seconds=_packed(training, WORKLOADS[name].models, repeats),
+                opacus_seconds=alone.get(name, same),
+                opacus_same_process_seconds=same,
+            )
+        )
+    device = torch.cuda.get_device_name() if gpu else _cpu_name()
+    return Benchmark(device, threads, gpu, _matmul(training.initial.device, repeats), tuple(rows))
+
+
+def _training(work: Workload, gpu: bool) -> Training:
+    from ..mechanisms.dp_sgd.training import Training
+
+    return Training.prepare(_recipe(work), seed=0, gpu=gpu)
+
+
+def _recipe(work: Workload) -> Recipe:
+    return Recipe(
+        data=_Synthetic(shape=work.shape, classes=work.classes, examples=2 * work.batch_size),
+        model=parse(Model, work.model, "model"),
+        steps=2,
+        batch_size=work.batch_size,
+        learning_rate=0.01,
+        clip_norm=1.0,
+        noise_multiplier=4.0,
+    )
+
+
+class _Synthetic(Data):
+    """Noise in the shape of a workload, with its classes in turn."""
+
+    name: str = "synthetic"
+    shape: tuple[int, ...]
+    classes: int
+    examples: int
+
+    def read(self) -> Dataset:
+        """Standard normals; the same on every call."""
+        x = np.random.default_rng(0).normal(size=(self.examples, *self.shape)).astype(np.float32)
+        return Dataset(x, np.arange(self.examples, dtype=np.int64) % self.classes)
+
+
+def _packed(training: Training, models: int, repeats: int) -> float:
+    from ..mechanisms.dp_sgd.steps import PackedSteps
+
+    steps = PackedSteps(training.recipe, training.model, 0, training.initial.device)
+    theta = training.initial.repeat(models, 1)
+    return _seconds(steps, theta, _batch(training), repeats) / models
+
+
+def _opacus(training: Training, repeats: int) -> float:
+    from ..mechanisms.dp_sgd.steps import OpacusSteps
+
+    steps = OpacusSteps(training.recipe, training.module, 0, training.initial.device)
+    return _seconds(steps, training.initial[None].clone(), _batch(training), repeats)
+
+
+def _apart(name: str, threads: int, repeats: int) -> float:
+    """Opacus in a fresh process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_as_it_comes, name, threads, repeats).result()
+
+
+def _as_it_comes(name: str, threads: int, repeats: int) -> float:
+    """Opacus with the allocator as it is: `Training` would change that."""
+    import torch
+
+    from ..mechanisms.dp_sgd.start import network
+    from ..mechanisms.dp_sgd.steps import OpacusSteps
+
+    torch.set_num_threads(threads)
+    work = WORKLOADS[name]
+    recipe = _recipe(work)
+    data = recipe.data.load()
+    module = network(recipe.model, work.shape, work.classes, 0)
+    theta = torch.nn.utils.parameters_to_vector(module.parameters()).detach()[None]
+    own = slice(work.batch_size)
+    batch = torch.from_numpy(data.x[own].copy()), torch.from_numpy(data.y[own].copy())
+    steps = OpacusSteps(recipe, module, 0, theta.device)
+    return _seconds(steps, theta, batch, repeats)
+
+
+def _batch(training: Training) -> tuple[Tensor, Tensor]:
+    own = training.batches[0]
+    return training.x[own], training.y[own]
+
+
+def _seconds(steps: Steps, theta: Tensor, batch: tuple[Tensor, Tensor], repeats: int) -> float:
+    """Median of one step, after two to warm up."""
+    call = functools.partial(steps.step, theta, *batch, None)
+    return statistics.median(_timed(call, theta.device, repeats))
+
+
+def _timed(call: Callable[[], object], device: torch.device, repeats: int) -> Iterator[float]:
+    import torch
+
+    for _ in range(2):
+        call()
+    for _ in range(repeats):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        yield time.perf_counter() - start
+
+
+def _flop(training: Training) -> float:
+    """Of one plain forward and backward pass: what any engine must do at least."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from ..engines.rules.losses import losses
+
+    batch = training.batches[0]
+    with FlopCounterMode(display=False) as counter:
+        outputs = training.module(training.x[batch])
+        torch.autograd.backward(losses(outputs, training.y[batch]).sum())
+    return float(counter.get_total_flops())
+
+
+def _matmul(device: torch.device, repeats: int) -> float:
+    import torch
+
+    a = torch.randn(_SIDE, _SIDE, device=device)
+    seconds = statistics.median(_timed(lambda: a @ a, device, repeats))
+    return 2 * _SIDE**3 / seconds
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else "CPU"

@@ -1,0 +1,181 @@
+"""What a sweep will cost and what it can show, before it is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+
+from .. import plan as planning
+from .. import stats
+from ..api import check_inputs
+from ..errors import DpauditError
+from ..orchestration.trainer import Brief, Trainer
+from ..plan import decisions, failures, gathering
+from ..plan.model import Pack, Plan, PlannedAudit
+from ..storage.run_directory import RunDirectory
+from ..sweep.spec import Cell, Sweep
+from .calibration import Calibration
+
+CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
+USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditOutlook:
+    """One audit: `power` is the chance of a bound of 90 % of the claim if the claim is tight.
+
+    `status` is what that ε would be, and `largest_certifiable`: converted from the μ of `accuracy`,
+    both are certified where the mechanism's trade-off curve is known to be Gaussian.
+    `trials_needed` would do so with a chance of 80 %; None where no feasible number does. An audit
+    that runs no trials leaves nothing to chance: all three are None.
+    """
+
+    label: str
+    trials: int
+    packs: int
+    packs_done: int
+    claim: float
+    largest_certifiable: float | None
+    power: float | None
+    trials_needed: int | None
+    seconds: float  # of one trainer's time, for the packs that are left
+    status: stats.Status = stats.Status.CERTIFIED
+
+    @property
+    def sampled(self) -> bool:
+        """Whether it runs trials."""
+        return self.power is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """A whole sweep on this machine; `problem` says why no time could be measured."""
+
+    audits: tuple[AuditOutlook, ...]
+    workers: int
+    problem: str | None = None
+
+    @property
+    def trials(self) -> int:
+        """Planned trials."""
+        return sum(a.trials for a in self.audits)
+
+    @property
+    def packs(self) -> int:
+        """Planned packs."""
+        return sum(a.packs for a in self.audits)
+
+    @property
+    def packs_done(self) -> int:
+        """Finished packs."""
+        return sum(a.packs_done for a in self.audits)
+
+    @property
+    def seconds(self) -> float:
+        """Trainer seconds that are left."""
+        return sum(a.seconds for a in self.audits)
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds that are left with all trainers at work."""
+        return self.seconds / self.workers
+
+
+def of(
+    sweep: Sweep,
+    storage_path: str,
+    measured: Calibration | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Outlook:
+    """Plans the sweep against what its run directory holds, and times a pack per mechanism.
+
+    What is `measured` already is not timed again. `tell` takes a line for the user.
+    """
+    run = RunDirectory.under(storage_path, sweep.name)
+    sweep = planning.kept(sweep, run, tell)
+    check_inputs(sweep)
+    plan = planning.preview(sweep, run)
+    left_out = {failure.pack for failure in failures.read(run, plan)}
+    enough = decisions.decided(run, sweep)
+    remaining = [pack for pack in plan.remaining(run, enough) if pack not in left_out]
+    seconds, problem = _seconds_per_trial(sweep, plan, remaining, measured)
+    audits = []
+    for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
+        left = [pack for pack in remaining if pack.audit == index]
+        done = len(gathering.finished(run, audit))
+        audits.append(_outlook((audit, cell), left, done, seconds.get(index, 0.0)))
+    return Outlook(tuple(audits), _workers(sweep), problem)
+
+
+def _outlook(
+    planned: tuple[PlannedAudit, Cell], left: list[Pack], done: int, seconds: float
+) -> AuditOutlook:
+    """One audit of which `done` packs are done and those in `left` remain, at `seconds` a trial."""
+    audit, cell = planned
+    level = (cell.audit.delta, cell.audit.confidence)
+    sampled, target = cell.mechanism.sampled, CLAIM_SHARE * audit.claim
+    power = stats.power.accuracy_power(audit.claim, target, audit.trials, *level)
+    return AuditOutlook(
+        label=audit.label,
+        trials=audit.trials,
+        packs=len(audit.packs),
+        packs_done=done,
+        claim=audit.claim,
+        largest_certifiable=(
+            stats.power.largest_certifiable(audit.trials, *level) if sampled else None
+        ),
+        power=power if sampled else None,
+        trials_needed=_trials_needed(audit.claim, *level) if sampled else None,
+        seconds=sum(pack.size for pack in left) * seconds,
+        status=_status(cell) if sampled else stats.Status.CERTIFIED,
+    )
+
+
+def _status(cell: Cell) -> stats.Status:
+    known = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
+    nothing = stats.make("accuracy", planned=1).bound(cell.audit.delta, cell.audit.confidence)
+    return nothing.given(known).status
+
+
+def _trials_needed(claim: float, delta: float, confidence: float) -> int | None:
+    try:
+        return stats.power.trials_needed(claim, 1 - CLAIM_SHARE, USUAL_POWER, delta, confidence)
+    except ValueError:  # a claim of 0 or inf, or one that no billion trials would reach
+        return None
+
+
+def _seconds_per_trial(
+    sweep: Sweep, plan: Plan, remaining: list[Pack], calibration: Calibration | None
+) -> tuple[dict[int, float], str | None]:
+    """By audit, measured once per mechanism on its first pack that is left; stores nothing.
+
+    NaN and the reason where a pack cannot run on this machine, such as a GPU's on a laptop.
+    """
+    trainer = Trainer(sweep.raw, Brief.of(plan))
+    measured: dict[str, float] = {}
+    result, problem = {}, None
+    for pack in remaining:
+        cell = sweep.cells[pack.audit]
+        mechanism, known = cell.mechanism.model_dump_json(), None
+        if calibration is not None:
+            known = calibration.seconds_per_trial(cell.mechanism, sweep.resources)
+        if known is not None:
+            measured[mechanism] = known
+        if mechanism not in measured:
+            try:
+                measured[mechanism] = trainer.seconds(pack) / pack.size
+            except DpauditError:
+                raise
+            except Exception as error:  # noqa: BLE001 (the user's training may raise anything)
+                measured[mechanism] = math.nan
+                problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        result[pack.audit] = measured[mechanism]
+    return result, problem
+
+
+def _workers(sweep: Sweep) -> int:
+    fits = max(1, int(len(os.sched_getaffinity(0)) / sweep.resources.num_cpus))
+    limit = sweep.resources.max_concurrent_trainers
+    return fits if limit == "auto" else min(fits, limit)

@@ -1,0 +1,142 @@
+"""DP-SGD with fixed, known mini-batches (Cebere, Bellet, Papernot, eq. 2).
+
+    θ_t = θ_{t-1} - η/|B_t| ( Σ_{x ∈ B_t} clip(∇ℓ(θ_{t-1}; x), C) + Z_t ),   Z_t ~ N(0, σ²C² I)
+
+The canary joins the sum at steps t with t mod period = 0; |B_t| stays what it is, so that its
+size does not give the canary away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field, SerializeAsAny
+
+from ...adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
+from ...data.base import Data, Dataset
+from ...errors import SpecError
+from ...models.base import Model
+from ...plugins import nested
+from ...stats import TradeOff
+from ..base import Claimed, Mechanism, Session
+from .recipe import Recipe
+
+if TYPE_CHECKING:
+    from .training import Training
+
+
+class DpSgd(Mechanism):
+    """The options of DP-SGD. `seed` varies θ_0 and the mini-batches, for repetitions.
+
+    `engine` computes the same steps: `packed` for all models of a pack at once, `opacus` one by
+    one through Opacus. `precision` is that of activations and gradients; parameters, norms, sums
+    and noise stay float32. `tf32` changes matrix products on NVIDIA GPUs only.
+
+    Revision 2: the canary joins the sum before θ is rounded; θ_0 is keyed by a whole seed.
+    """
+
+    revision: ClassVar[int] = 2
+
+    name: Literal["dp-sgd"] = "dp-sgd"
+    data: Annotated[SerializeAsAny[Data], nested(Data)]
+    model: Annotated[SerializeAsAny[Model], nested(Model)]
+    steps: int = Field(ge=1, le=10**7)
+    batch_size: int = Field(ge=1)
+    learning_rate: float = Field(gt=0)
+    clip_norm: float = Field(gt=0)
+    noise_multiplier: float = Field(gt=0)
+    engine: Literal["packed", "opacus"] = "packed"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    seed: int = Field(default=0, ge=0)
+
+    @property
+    def auto_pack_size(self) -> int:
+        """As many models as their parameters let one device hold."""
+        return self.model.pack_size
+
+    @property
+    def recipe(self) -> Recipe:
+        """The training that these options describe."""
+        return Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
+
+    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+        """Multiples of `record_every` up to the last step, which is always recorded."""
+        every = record_every or self.steps
+        return tuple(sorted({*range(every, self.steps + 1, every), self.steps}))
+
+    def check(self, adversary: Adversary) -> None:
+        """Refuses a period that does not divide the steps, and adversaries of other mechanisms."""
+        if adversary.period > self.steps:
+            raise SpecError(
+                "adversary.period",
+                f"is {adversary.period}, but there are only {self.steps} steps: the canary would "
+                "never be inserted; lower it or raise mechanism.steps",
+            )
+        if self.steps % adversary.period:
+            whole = self.steps - self.steps % adversary.period
+            raise SpecError(
+                "adversary.period",
+                f"is {adversary.period}, which does not divide the {self.steps} steps: training "
+                f"would end between two insertions; set mechanism.steps to {whole}",
+            )
+        if not isinstance(adversary, FinalModelAdversary | TrajectoryAdversary):
+            raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")
+
+    def datasets(self) -> Mapping[str, Dataset]:
+        """The training data."""
+        return {self.data.key: self.data.load()}
+
+    def check_inputs(self) -> None:
+        """Loads the data, holds the batch size against it, and holds the model against autograd."""
+        data = self.data.load()
+        size = len(data.y)
+        if self.batch_size > size:
+            raise SpecError(
+                "mechanism.batch_size",
+                f"is {self.batch_size}, but {self.data.name} has {size} examples; "
+                f"use at most {size}",
+            )
+        if self.engine == "opacus" and self.precision == "bfloat16":
+            raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
+        from . import rounding
+        from .trial_run import check_model
+
+        rounding.check(self.recipe, check_model(self.model, data))
+
+    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+        """Counts the steps that insert the canary; the others are post-processing."""
+        return Claimed(self.noise_multiplier, horizon // adversary.period)
+
+    def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
+        """Gaussian for a gradient canary of one direction in every step, which is proved here.
+
+        Batches are known, so given θ_{t-1} both worlds have the same sum of clipped gradients,
+        whatever it is: step t shows b g* + Z_t, and no more. The likelihood ratio of the whole
+        trajectory is that of T releases of N(b g*, s² I), one Gaussian with μ = √T |g*| / s for
+        the true deviation s of the noise. The adversary's view is part of the trajectory, so its
+        μ is a bound on that one. The certified ε is that of releasing every step, which is what
+        accountants claim; that of the last model alone may be smaller.
+
+        A longer period asks what the steps in between hide, which is a question about the last
+        model, and its curve is not known; nor is any, for a gradient that depends on the model.
+        """
+        every_step = adversary.fixed_gradient and adversary.period == 1
+        return TradeOff.GAUSSIAN if every_step else TradeOff.UNKNOWN
+
+    def training(self, seed: int, gpu: bool) -> Training:
+        """Everything public about the training: data, θ_0, batches, and the engine."""
+        from .training import Training
+
+        return Training.prepare(self.recipe, seed, gpu)
+
+    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
+        """Prepares the training and lets the adversary craft its canary."""
+        from .sessions import FinalModelSession, TrajectorySession
+
+        if isinstance(adversary, FinalModelAdversary):
+            return FinalModelSession.craft(self.training(seed, gpu), adversary, craft_seed)
+        if isinstance(adversary, TrajectoryAdversary):
+            return TrajectorySession.craft(self.training(seed, gpu), adversary, craft_seed)
+        raise TypeError(f"{adversary.name} passed no check() of this mechanism")

@@ -1,0 +1,24 @@
+"""Which trials a sweep has, which of them remain, and what was promised of them."""
+
+from .draft import MAX_PACKS, make
+from .model import Pack, Plan, PlannedAudit
+from .opening import kept, open_run, preview
+from .record import FILE, SWEEP_FILE, from_json, load, read, require, to_json
+
+__all__ = [
+    "FILE",
+    "MAX_PACKS",
+    "SWEEP_FILE",
+    "Pack",
+    "Plan",
+    "PlannedAudit",
+    "from_json",
+    "kept",
+    "load",
+    "make",
+    "open_run",
+    "preview",
+    "read",
+    "require",
+    "to_json",
+]

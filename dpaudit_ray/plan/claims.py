@@ -1,0 +1,148 @@
+"""What accountants promise of each audit: computed when a run is planned, held against its sweep
+whenever it is read."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import accounting
+from ..accounting import Accountant
+from ..errors import SpecError
+from ..mechanisms.base import Claimed
+from ..stats import curve, gdp
+from ..stats.curve import Curve
+from ..sweep.spec import Cell
+
+Floats = npt.NDArray[np.float64]
+Claims = Mapping[str, tuple[float, ...]]  # ε at each recorded step, by accountant
+_CLOSE = 1e-6  # relative: what versions of scipy differ by
+_AGAIN = 1e-3  # relative: what another version of an accountant may differ by
+_NUMERIC = 0.02  # and what one that composes numerically is off by where no step is sampled
+
+
+def of(cell: Cell) -> dict[str, tuple[float, ...]]:
+    """ε of every accountant at every recorded step. Raises SpecError where one has no answer."""
+    claimed = asked(cell)
+    return {name: _curve(claimed, cell.audit.delta, name) for name in cell.audit.accountants}
+
+
+def asked(cell: Cell) -> tuple[Claimed, ...]:
+    """What the accountants are asked at each recorded step."""
+    return tuple(cell.mechanism.claimed(cell.adversary, step) for step in cell.horizons)
+
+
+def to_json(claimed: tuple[Claimed, ...]) -> dict[str, Any]:
+    """As in plan.json, where the sweep alone does not tell: noise and rate are those of all."""
+    last = claimed[-1]
+    return {
+        "noise_multiplier": last.noise_multiplier,
+        "sample_rate": last.sample_rate,
+        "releases": [one.releases for one in claimed],
+    }
+
+
+def from_json(raw: Any) -> tuple[Claimed, ...]:
+    """The inverse of `to_json`; ValueError, TypeError or KeyError for anything else."""
+    noise, rate = float(raw["noise_multiplier"]), float(raw["sample_rate"])
+    if not (0 < noise < math.inf and 0 < rate <= 1):
+        raise ValueError(f"no training has noise {noise:g} and a sample rate of {rate:g}")
+    releases = [int(number) for number in raw["releases"]]
+    if not releases or min(releases) < 0:
+        raise ValueError(f"a training of {min(releases, default=0)} releases was asked for")
+    return tuple(Claimed(noise, number, rate) for number in releases)
+
+
+def difference(claims: Claims, cell: Cell) -> str | None:
+    """Where recorded claims are not those of the audit, in words; None where they are.
+
+    Accountants other than the exact one may take minutes, and are asked again for the last step
+    only, where at all; what they said of others must lie where it can.
+    """
+    if list(claims) != cell.audit.accountants:
+        return f"accountants are {', '.join(claims)}, not {', '.join(cell.audit.accountants)}"
+    claimed = asked(cell)
+    for name, values in claims.items():
+        low, high = _range(claimed, cell.audit.delta, name)
+        wrong = np.argwhere(~((low <= np.array(values)) & (np.array(values) <= high)))
+        if len(wrong):
+            at = int(wrong[-1][0])
+            return (
+                f"its claim after step {cell.horizons[at]} by {name} is {values[at]:.6g}, not "
+                f"{low[at]:.6g} to {high[at]:.6g}"
+            )
+    return None
+
+
+def _range(claimed: tuple[Claimed, ...], delta: float, name: str) -> tuple[Floats, Floats]:
+    """Between what claims must lie, float64 [steps] each."""
+    last = claimed[-1]
+    if not last.gaussian:
+        top = _last(last, delta, name)
+        low = np.zeros(len(claimed))
+        low[-1] = top * (1 - _AGAIN)
+        return low, np.full(len(claimed), top * (1 + _AGAIN))
+    releases = np.array([one.releases for one in claimed], dtype=np.float64)
+    exact = np.asarray(gdp.epsilon(np.sqrt(releases) / last.noise_multiplier, delta))
+    if name == Accountant.GAUSSIAN:
+        high = exact * (1 + _CLOSE) + _CLOSE
+    elif name == Accountant.RDP:
+        high = np.full(len(claimed), _last(last, delta, name) * (1 + _AGAIN))
+    else:
+        high = exact * (1 + _AGAIN) + _NUMERIC
+    return exact * (1 - _CLOSE) - _CLOSE, high
+
+
+@functools.lru_cache(maxsize=1024)
+def _last(claimed: Claimed, delta: float, name: str) -> float:
+    return _curve((claimed,), delta, name)[0]
+
+
+def _curve(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[float, ...]:
+    noise, sample_rate = claimed[-1].noise_multiplier, claimed[-1].sample_rate
+    releases = [one.releases for one in claimed]
+    try:
+        curve = accounting.curve(
+            noise, releases, delta, sample_rate=sample_rate, accountant=accountant
+        )
+    except (ValueError, ArithmeticError) as error:
+        raise SpecError(
+            "audit.accountants",
+            f"{accountant} gives no claim for a noise multiplier of {noise:g} and a sample rate of "
+            f"{sample_rate:g} ({error}); choose another accountant",
+        ) from error
+    return tuple(curve.tolist())
+
+
+def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float], Curve]:
+    """The curve that `accountant` claims for each noise multiplier, all else as in `claimed`."""
+
+    @functools.cache
+    def at_noise(noise: float) -> Curve:
+        if claimed.sample_rate == 1 and accountant == accounting.Accountant.GAUSSIAN:
+            return curve.gaussian(math.sqrt(claimed.releases) / noise)
+        at = functools.partial(
+            accounting.epsilon,
+            noise,
+            claimed.releases,
+            sample_rate=claimed.sample_rate,
+            accountant=accountant,
+        )
+        # The points that matter are those of the Gaussian claim with the same ε at δ.
+        points = curve.gaussian(float(gdp.mu(at(delta), delta))).epsilons
+        deltas = [_delta(noise, claimed, float(e), accountant) for e in points]
+        return Curve(points, np.array(deltas))
+
+    return at_noise
+
+
+def _delta(noise: float, claimed: Claimed, epsilon: float, accountant: str) -> float:
+    value: Any = accounting.delta(
+        noise, claimed.releases, epsilon, sample_rate=claimed.sample_rate, accountant=accountant
+    )
+    return min(float(value), 1.0)

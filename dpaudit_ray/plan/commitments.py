@@ -1,0 +1,138 @@
+"""What a plan commits to, held against its sweep: ids, bits, claims.
+
+A run directory may come from anybody. Whatever follows from `sweep.yaml` is computed again rather
+than believed; what takes code of somebody's own to tell is known from the plan's record, until that
+code is trusted and imported.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from .. import stats
+from ..errors import RunDirectoryError
+from ..mechanisms.recorded import Recorded
+from ..plugins import Unread
+from ..stats import Status
+from ..storage.run_directory import RESTORE, RunDirectory
+from ..sweep.spec import Cell, Sweep
+from . import claims
+from .model import Plan, PlannedAudit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_LARGEST = 100_000_000  # of trials and of steps, as in a sweep file
+_EXACT = ("exact", "exact-gdp")  # of audits without trials
+_REBUILD = "delete it and run the sweep again: it is rebuilt from the scores"
+_FINGERPRINT = re.compile(r"[0-9a-f]{32}")
+
+
+def check_audit(audit: PlannedAudit, index: int) -> None:
+    """Raises ValueError for what no sweep could have been planned as."""
+    name = audit.id.removeprefix(f"{index:03d}-").removesuffix(f"-{audit.fingerprint[:8]}")
+    if (
+        not _FINGERPRINT.fullmatch(audit.fingerprint)
+        or f"{index:03d}-{name}-{audit.fingerprint[:8]}" != audit.id
+        or not all(c.isalnum() or c == "-" for c in name)
+    ):
+        raise ValueError(f"{audit.id!r:.60} is not the id of audit {index}")
+    if not 0 <= audit.trials <= _LARGEST:
+        raise ValueError(f"{audit.id} has {audit.trials} trials")
+    starts = [0, *(last + 1 for _, last in audit.packs)]
+    whole = [first for first, _ in audit.packs] == starts[:-1] and starts[-1] == audit.trials
+    if not whole or any(last < first for first, last in audit.packs):
+        raise ValueError(f"the packs of {audit.id} do not make up its {audit.trials} trials")
+    if sorted({*audit.declared, audit.trials}) != list(audit.declared) or audit.declared[0] < 0:
+        raise ValueError(f"{audit.id} declared {audit.declared}, which do not rise to its trials")
+    steps = audit.horizons
+    if not steps or list(steps) != sorted(set(steps)) or not 1 <= steps[0] <= steps[-1] <= _LARGEST:
+        raise ValueError(f"the steps of {audit.id} do not rise")
+    asked = audit.claimed
+    if not audit.claims or {len(one) for one in (*audit.claims.values(), asked or steps)} != {
+        len(steps)
+    }:
+        raise ValueError(f"the claims of {audit.id} do not fit its {len(steps)} steps")
+
+
+def filled(sweep: Sweep, plan: Plan, run: RunDirectory) -> Sweep:
+    """The sweep with what its plan recorded, in place of classes that were not imported."""
+    _check_numbers(sweep, plan, run)
+    if not any(cell.unread for cell in sweep.cells):
+        return sweep
+    cells = tuple(map(_filled, sweep.cells, plan.audits))
+    return sweep.model_copy(update={"cells": cells})
+
+
+def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+    """The plan was made from this sweep, and promises what the sweep's accountants do.
+
+    Raises:
+        RunDirectoryError: where they differ.
+    """
+    _check_numbers(sweep, plan, run)
+    for cell, audit in zip(sweep.cells, plan.audits, strict=True):
+        if not cell.unread and cell.fingerprint != audit.fingerprint:
+            raise _other(run)
+        if cell.horizons != audit.horizons:
+            raise _other(run)
+        if difference := claims.difference(audit.claims, cell):
+            raise RunDirectoryError(
+                f"{run.location}/plan.json is not what its sweep promises ({audit.label}: "
+                f"{difference}); {RESTORE}"
+            )
+
+
+def check_estimates(estimates: pd.DataFrame, plan: Plan, run: RunDirectory) -> None:
+    """Every row is of an audit, step, accountant and claim of the plan, in words that are known.
+
+    Raises:
+        RunDirectoryError: one is not.
+    """
+    known = {
+        (audit.id, step, name): claim
+        for audit in plan.audits
+        for name, values in audit.claims.items()
+        for step, claim in zip(audit.horizons, values, strict=True)
+    }
+    names = {*stats.estimators(), *_EXACT}
+    worded = [("status", {*Status}), ("estimator", names), ("free_estimator", {"", *names})]
+    for column, words in worded:
+        for found in set(estimates[column]) - words:
+            raise RunDirectoryError(
+                f"{run.location}/estimates.parquet has {found!r:.60} as {column}; {_REBUILD}"
+            )
+    places = zip(estimates["audit"], estimates["step"], estimates["accountant"], strict=True)
+    for place, claim in zip(places, estimates["epsilon_upper"], strict=True):
+        if known.get(place) != claim:
+            raise RunDirectoryError(
+                f"{run.location}/estimates.parquet is not of this plan ({place[0]!r:.60} after "
+                f"step {place[1]}, claim {claim:.6g}); {_REBUILD}"
+            )
+
+
+def _check_numbers(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+    if (sweep.fingerprint, sweep.seed, len(sweep.cells)) != (
+        plan.fingerprint, plan.seed, len(plan.audits),
+    ):  # fmt: skip
+        raise _other(run)
+
+
+def _other(run: RunDirectory) -> RunDirectoryError:
+    return RunDirectoryError(f"{run.location}/plan.json is the plan of another sweep; {RESTORE}")
+
+
+def _filled(cell: Cell, audit: PlannedAudit) -> Cell:
+    known = not isinstance(cell.mechanism, Unread)
+    if known and (audit.claimed is None or not isinstance(cell.adversary, Unread)):
+        return cell
+    mechanism = Recorded(
+        name=cell.mechanism.name,
+        options=cell.mechanism.identity(),
+        steps=audit.horizons,
+        trials=audit.trials,
+        releases=audit.claimed,
+    )
+    return cell.model_copy(update={"mechanism": mechanism})

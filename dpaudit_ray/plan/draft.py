@@ -1,0 +1,59 @@
+"""From a sweep to the plan of its audits: claims, and the bounds of packs."""
+
+from __future__ import annotations
+
+from ..errors import SpecError
+from ..sweep.spec import Cell, Sweep
+from . import claims, inputs, provenance
+from .model import Plan, PlannedAudit
+
+MAX_PACKS = 1_000_000  # per audit: one file each
+
+
+def make(sweep: Sweep, previous: Plan | None = None, extends: bool = True) -> Plan:
+    """Plans a sweep; pack bounds of `previous` stay as they are and new trials follow them.
+
+    `extends`: trials of `previous` were seen, so that more of them are a declaration of their own.
+    """
+    before = previous.audits if previous else (None,) * len(sweep.cells)
+    audits = tuple(
+        _plan_audit(i, cell, sweep, old, extends)
+        for i, (cell, old) in enumerate(zip(sweep.cells, before, strict=True))
+    )
+    code = (provenance.of(sweep),)
+    return Plan(sweep.seed, sweep.fingerprint, audits, inputs.of(sweep), code)
+
+
+def _plan_audit(
+    index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None, extends: bool
+) -> PlannedAudit:
+    size = sweep.resources.pack_size
+    size = cell.mechanism.auto_pack_size if size == "auto" else size
+    kept = old.packs if old else ()
+    start = kept[-1][1] + 1 if kept else 0
+    trials = cell.audit.trials if cell.mechanism.sampled else 0
+    if (trials - start) // size > MAX_PACKS:
+        raise SpecError(
+            "resources.pack_size",
+            f"is {size}, which cuts {trials} trials into more than {MAX_PACKS} packs; raise it",
+        )
+    added = ((first, min(first + size, trials) - 1) for first in range(start, trials, size))
+    name = "".join(c if c.isalnum() else "-" for c in cell.adversary.name)
+    return PlannedAudit(
+        id=f"{index:03d}-{name}-{cell.fingerprint[:8]}",
+        label=cell.label,
+        fingerprint=cell.fingerprint,
+        trials=trials,
+        horizons=cell.horizons,
+        claims=old.claims if old else claims.of(cell),
+        packs=(*kept, *added),
+        declared=_declared(trials, old.declared if old else (), extends),
+        mixed=old.mixed if old else False,
+        claimed=claims.asked(cell) if cell.foreign else None,
+    )
+
+
+def _declared(trials: int, before: tuple[int, ...], extends: bool) -> tuple[int, ...]:
+    if trials in before[-1:]:
+        return before
+    return (*before, trials) if extends else (*before[:-1], trials)

@@ -1,0 +1,204 @@
+"""Which files hold which packs: one each at first, then many packs that follow each other in one.
+
+A run of 50,000 packs takes half a minute to read from as many files, and a second from a few
+hundred. So finished packs are gathered, GATHERED at a time by their numbers: they are written once
+under a new name, `<first>-<last>.parquet` as before, read back, and only then are the old files
+deleted. A crash in between leaves a pack in two files. It has the same content in both, and is
+taken from one: every file that does not begin and end where packs do is left alone, and of those
+that overlap the longer one counts.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from ..storage.run_directory import RunDirectory
+
+Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
+
+GATHERED = 256  # packs
+FEWEST = 64  # of the last packs of an audit, or between two that failed
+MOST_ROWS = 2**20  # of a file: 8 MiB of scores
+_WORTH_IT = 8  # packs that this leaves, or they stay as they are
+
+
+class Packed(Protocol):
+    """As much of a planned audit as its files know."""
+
+    @property
+    def id(self) -> str:
+        """Names its folder."""
+
+    @property
+    def horizons(self) -> tuple[int, ...]:
+        """The steps that its scores are of."""
+
+    @property
+    def packs(self) -> tuple[Bounds, ...]:
+        """All of them, in the order of their trials."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """Packs number `start` to `stop` - 1, which one file holds; None for packs that failed."""
+
+    file: Bounds | None
+    start: int
+    stop: int
+
+
+def stored(run: RunDirectory, audit: Packed) -> list[Stretch]:
+    """The finished packs of an audit in their order, each once."""
+    return resolved(audit.packs, run.score_files(audit.id))
+
+
+def finished(run: RunDirectory, audit: Packed) -> set[Bounds]:
+    """Bounds of the finished packs of an audit."""
+    return packs_of(audit, stored(run, audit))
+
+
+def packs_of(audit: Packed, stretches: Iterable[Stretch]) -> set[Bounds]:
+    """The bounds of all packs of these stretches."""
+    return {pack for each in stretches for pack in audit.packs[each.start : each.stop]}
+
+
+def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[Stretch]:
+    """What to take from which file, so that no pack is taken twice."""
+    starts = {first: place for place, (first, _) in enumerate(packs)}
+    stops = {last: place + 1 for place, (_, last) in enumerate(packs)}
+    known = [
+        Stretch(file, starts[file[0]], stops[file[1]])
+        for file in files
+        if file[0] in starts and file[1] in stops
+    ]
+    chosen, reached = [], 0
+    for each in sorted(known, key=lambda one: (one.start, -one.stop)):
+        if each.stop > reached:
+            chosen.append(dataclasses.replace(each, start=max(each.start, reached)))
+            reached = each.stop
+    return chosen
+
+
+def prefix(
+    audit: Packed,
+    there: Iterable[Stretch],
+    missed: Collection[Bounds],
+    start: int = 0,
+    end: int | None = None,
+) -> Iterator[Stretch]:
+    """Packs from number `start` to the first that is neither stored nor missed.
+
+    And no pack of which all trials are `end` or later.
+    """
+    stop = len(audit.packs) if end is None else bisect.bisect_left(audit.packs, (end,))
+    for each in there:
+        if each.stop <= start:
+            continue
+        for place in range(start, min(each.start, stop)):
+            if audit.packs[place] not in missed:
+                return
+            yield Stretch(None, place, place + 1)
+        if each.start >= stop:
+            return
+        yield Stretch(each.file, max(each.start, start), min(each.stop, stop))
+        start = each.stop
+    for place in range(start, stop):
+        if audit.packs[place] not in missed:
+            return
+        yield Stretch(None, place, place + 1)
+
+
+def number(audit: Packed, trial: int) -> int:
+    """The number of the pack that a trial is in."""
+    return bisect.bisect_right(audit.packs, trial, key=lambda pack: pack[0]) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathering:
+    """Packs to be put into one file: the stretches that make it up, and all files inside it."""
+
+    parts: tuple[Stretch, ...]
+    files: frozenset[Bounds]
+
+    def bounds(self, audit: Packed) -> Bounds:
+        """First and last trial."""
+        return audit.packs[self.parts[0].start][0], audit.packs[self.parts[-1].stop - 1][1]
+
+
+class Groups:
+    """The packs of one audit by GATHERED, and which groups are due to be gathered.
+
+    A group is due when none of its packs is awaited any more, and again when one that had failed
+    is done after all.
+    """
+
+    def __init__(self, audit: Packed, files: Iterable[Bounds], missed: Collection[Bounds]) -> None:
+        self._audit, self._missed = audit, set(missed)
+        rows = len(audit.horizons) * (audit.packs[0][1] + 1 if audit.packs else MOST_ROWS)
+        size = min(GATHERED, MOST_ROWS // rows)
+        self._size = size if size >= _WORTH_IT else 0
+        self._files: dict[int, set[Bounds]] = {}
+        self._awaited: dict[int, int] = {}
+        self._due: set[int] = set()
+        if self._size:
+            self._open(list(files))
+
+    def _open(self, files: list[Bounds]) -> None:
+        there = packs_of(self._audit, resolved(self._audit.packs, files)) | self._missed
+        for file in files:
+            self._files.setdefault(self._group(file), set()).add(file)
+        for group, start in enumerate(range(0, len(self._audit.packs), self._size)):
+            packs = self._audit.packs[start : start + self._size]
+            self._awaited[group] = sum(pack not in there for pack in packs)
+            if not self._awaited[group]:
+                self._due.add(group)
+
+    def arrived(self, pack: Bounds, missed: bool = False) -> None:
+        """A pack is there: in a file of its own, or `missed`."""
+        if not self._size:
+            return
+        group = self._group(pack)
+        if pack in self._missed:
+            self._missed.discard(pack)
+        else:
+            self._awaited[group] -= 1
+        if missed:
+            self._missed.add(pack)
+        else:
+            self._files.setdefault(group, set()).add(pack)
+        if self._awaited[group] == 0:
+            self._due.add(group)
+
+    def due(self) -> list[Gathering]:
+        """What is to be gathered now; told once."""
+        groups, self._due = sorted(self._due), set()
+        return [each for group in groups for each in self._gatherings(group)]
+
+    def gathered(self, done: Gathering) -> None:
+        """These packs are in one file."""
+        files = self._files.get(done.parts[0].start // self._size, set())
+        files -= done.files
+        files.add(done.bounds(self._audit))
+
+    def _group(self, file: Bounds) -> int:
+        return number(self._audit, file[0]) // self._size
+
+    def _gatherings(self, group: int) -> Iterator[Gathering]:
+        """Packs of a group that follow each other and lie in several files."""
+        start, files = group * self._size, self._files.get(group, set())
+        runs: list[list[Stretch]] = []
+        for part in resolved(self._audit.packs[start : start + self._size], files):
+            part = Stretch(part.file, part.start + start, part.stop + start)
+            if runs and runs[-1][-1].stop == part.start:
+                runs[-1].append(part)
+            else:
+                runs.append([part])
+        for run in runs:
+            found = Gathering(tuple(run), frozenset(files))
+            first, last = found.bounds(self._audit)
+            inside = frozenset(f for f in files if first <= f[0] and f[1] <= last)
+            if run[-1].stop - run[0].start >= min(FEWEST, self._size) and len(inside) > 1:
+                yield Gathering(found.parts, inside)

@@ -1,0 +1,99 @@
+"""A plan: which audits a sweep has, and which packs of trials make them up."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from .. import seeds
+from ..mechanisms.base import Claimed
+from ..storage.run_directory import RunDirectory
+from . import gathering
+from .inputs import InputFile
+from .provenance import Code
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pack:
+    """Trials first..last (inclusive) of one audit: the unit of work, of retry and of storage."""
+
+    audit: int  # index into Plan.audits
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        """Number of trials."""
+        return self.last - self.first + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedAudit:
+    """One audit with fixed pack bounds. `claims` maps an accountant to ε at each horizon.
+
+    `declared` are the numbers of trials that were declared in turn, the last one `trials`. `mixed`:
+    its trials were computed by more than one version of the code. `claimed` is what accountants
+    were asked at each horizon, where it takes code of somebody's own to tell.
+    """
+
+    id: str
+    label: str
+    fingerprint: str
+    trials: int
+    horizons: tuple[int, ...]
+    claims: Mapping[str, tuple[float, ...]]
+    packs: tuple[tuple[int, int], ...]
+    declared: tuple[int, ...]
+    mixed: bool = False
+    claimed: tuple[Claimed, ...] | None = None
+
+    @property
+    def extended(self) -> bool:
+        """Whether more trials were declared after some had been seen."""
+        return len(self.declared) > 1
+
+    @property
+    def claim(self) -> float:
+        """ε of the first accountant at the last horizon."""
+        return next(iter(self.claims.values()))[-1]
+
+    def commitment(self, seed: int) -> str:
+        """SHA-256 of all secret bits: fixed before training, checkable after it."""
+        bits = seeds.bits(seed, self.fingerprint, 0, self.trials - 1)
+        return hashlib.sha256(np.packbits(bits).tobytes()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All audits of a sweep, the files it reads, and what computed its trials, in turn.
+
+    The last two are None where they were not recorded.
+    """
+
+    seed: int
+    fingerprint: str
+    audits: tuple[PlannedAudit, ...]
+    data: tuple[InputFile, ...] | None = None
+    code: tuple[Code, ...] | None = None
+
+    @property
+    def trials(self) -> int:
+        """Trials over all audits."""
+        return sum(audit.trials for audit in self.audits)
+
+    def remaining(
+        self, run: RunDirectory, enough: Mapping[int, int] | None = None
+    ) -> Iterator[Pack]:
+        """Packs without a score file, audit by audit, in trial order.
+
+        `enough` maps audits that are decided to the number of trials that decided them.
+        """
+        for index, audit in enumerate(self.audits):
+            done = gathering.finished(run, audit)
+            end = (enough or {}).get(index, audit.trials)
+            for first, last in audit.packs:
+                if first < end and (first, last) not in done:
+                    yield Pack(index, first, last)

@@ -1,0 +1,240 @@
+"""The prefix of an audit: its trials, in order, that all that is said of it rests on.
+
+A pack belongs to it once its scores are stored, or its training has raised: bits are committed
+before training, so a trial that failed counts as a miss and is not left out. The prefix ends at
+the first pack that is neither, or with the trials that were enough by `stop_when`.
+
+Estimates, live bound, `stop_when`, the verdict and the report all take it from here. Packs that
+are stored in one file come together: whoever looks at bounds in between uses `up_to_looks`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from .. import seeds
+from ..errors import RunDirectoryError
+from ..stats.base import Members, Scores
+from ..storage.run_directory import RunDirectory
+from ..storage.scores import PackScores, score_frame
+from ..sweep.spec import Sweep
+from . import decisions, failures, gathering
+from .gathering import Bounds, Stretch
+from .model import Plan, PlannedAudit
+
+READERS = 32  # an object store takes tens of milliseconds to answer, whoever asks
+UNDERWAY = 2 * READERS
+_VALUES = 2**22  # scores that are read ahead
+
+
+@dataclasses.dataclass(frozen=True)
+class MissedPack:
+    """Trials first..first+n-1, whose training raised: `members` bool [n], and no scores."""
+
+    first: int
+    members: npt.NDArray[np.bool_]
+
+    @property
+    def last(self) -> int:
+        """The last trial."""
+        return self.first + len(self.members) - 1
+
+    def part(self, first: int, last: int) -> MissedPack:
+        """Trials `first` to `last` of these."""
+        return MissedPack(first, self.members[first - self.first : last - self.first + 1])
+
+
+FoldedPack = PackScores | MissedPack
+
+
+def of(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[FoldedPack]:
+    """The prefix of audit number `index`, as its run directory has it; several packs at once.
+
+    Raises:
+        RunDirectoryError: a file of it is damaged, or is not what the plan says.
+    """
+    audit = plan.audits[index]
+    packs = [failure.pack for failure in failures.recorded(run, plan)]
+    given_up = {(pack.first, pack.last) for pack in packs if pack.audit == index}
+    end = decisions.decided(run, sweep).get(index, audit.trials)
+    there = gathering.prefix(audit, gathering.stored(run, audit), given_up, end=end)
+    return in_order(functools.partial(stretch, run, plan, index), there, read_ahead(audit))
+
+
+def stretch(run: RunDirectory, plan: Plan, index: int, packs: Stretch) -> FoldedPack:
+    """Packs that follow each other, whose bits are those that the plan commits to."""
+    audit = plan.audits[index]
+    first, last = audit.packs[packs.start][0], audit.packs[packs.stop - 1][1]
+    bits = seeds.bits(plan.seed, audit.fingerprint, first, last)
+    if packs.file is None:
+        return MissedPack(first, bits)
+    try:
+        scores = run.read_scores(audit.id, *packs.file)
+    except RunDirectoryError:
+        if packs.file in run.score_files(audit.id):
+            raise
+        moved = _moved(run, audit, packs)  # by somebody who gathers packs meanwhile
+        if moved is None:
+            raise
+        scores = run.read_scores(audit.id, *moved)
+    scores = scores.part(first, last)
+    if scores.steps != audit.horizons or not np.array_equal(scores.members, bits):
+        raise RunDirectoryError(
+            f"{run.location}/scores/{audit.id}/{packs.file[0]}-{packs.file[1]}.parquet does not "
+            "have the bits or steps of this plan; delete it to have its trials run again"
+        )
+    return scores
+
+
+def _moved(run: RunDirectory, audit: PlannedAudit, packs: Stretch) -> Bounds | None:
+    """The file that holds these packs now, None where none does."""
+    for each in gathering.stored(run, audit):
+        if each.start <= packs.start and packs.stop <= each.stop:
+            return each.file
+    return None
+
+
+def scores(run: RunDirectory, plan: Plan, index: int) -> pd.DataFrame:
+    """All finished trials of an audit, those behind a gap too, as the columns of a score file."""
+    audit = plan.audits[index]
+    read = functools.partial(stretch, run, plan, index)
+    packs = in_order(read, gathering.stored(run, audit), read_ahead(audit))
+    return score_frame(audit.id, (pack for pack in packs if isinstance(pack, PackScores)))
+
+
+def in_order(
+    read: Callable[[Stretch], FoldedPack],
+    packs: Iterable[Stretch],
+    most: int,
+    kept: Callable[[Stretch], FoldedPack | None] = lambda each: None,
+) -> Iterator[FoldedPack]:
+    """What `kept` or else `read` gives for each, in this order; several are read at once.
+
+    `most` packs are read ahead by threads, in no more than UNDERWAY stretches.
+    """
+    waiting: collections.deque[tuple[int, FoldedPack | Future[FoldedPack]]] = collections.deque()
+    ahead = 0
+    for each in packs:
+        size = each.stop - each.start
+        waiting.append((size, kept(each) or _readers().submit(read, each)))
+        ahead += size
+        while waiting and (len(waiting) >= UNDERWAY or ahead > most):
+            size, pack = waiting.popleft()
+            ahead -= size
+            yield _arrived(pack)
+    while waiting:
+        yield _arrived(waiting.popleft()[1])
+
+
+def _arrived(pack: FoldedPack | Future[FoldedPack]) -> FoldedPack:
+    return pack.result() if isinstance(pack, Future) else pack
+
+
+@functools.cache
+def _readers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(READERS, thread_name_prefix="replay")
+
+
+def read_ahead(audit: PlannedAudit) -> int:
+    """How many packs to read ahead."""
+    size = audit.packs[0][1] + 1 if audit.packs else 1
+    return max(_VALUES // (size * len(audit.horizons)), READERS // 4)
+
+
+def up_to_looks(
+    audit: PlannedAudit, packs: Iterable[FoldedPack], due: Callable[[], int]
+) -> Iterator[FoldedPack]:
+    """The same trials, cut where a pack ends and `due()` trials or more are in.
+
+    Asked again after each part, so it may rise. Bounds are looked at after packs, and not after
+    the files that happen to hold them.
+    """
+    for each in packs:
+        first = each.first
+        while first <= each.last:
+            end = audit.packs[gathering.number(audit, max(due() - 1, first))][1]
+            yield each.part(first, min(end, each.last))
+            first = end + 1
+
+
+class Folding(Protocol):
+    """What takes trials in order: an estimator or a test."""
+
+    def fold(self, scores: Scores, members: Members) -> None:
+        """Adds trials by their scores."""
+
+    def miss(self, members: Members) -> None:
+        """Adds trials that gave no output."""
+
+
+def fold(state: Folding, pack: FoldedPack, column: int = -1) -> None:
+    """Folds a pack into `state`, by its scores at recorded step number `column`."""
+    if isinstance(pack, MissedPack):
+        state.miss(pack.members)
+    else:
+        state.fold(pack.scores[:, column], pack.members)
+
+
+def values(pack: FoldedPack, column: int = -1) -> npt.NDArray[np.float64]:
+    """Scores at recorded step number `column`, float64 [n]; NaN where a trial was missed."""
+    if isinstance(pack, MissedPack):
+        return np.full(len(pack.members), np.nan)
+    return pack.scores[:, column]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trials:
+    """A whole prefix: `members` bool [n], `scores` float64 [n, steps], `missed` bool [n].
+
+    A missed trial has NaN at every step.
+    """
+
+    steps: tuple[int, ...]
+    members: npt.NDArray[np.bool_]
+    scores: npt.NDArray[np.float64]
+    missed: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, audit: PlannedAudit, packs: Iterable[FoldedPack]) -> Trials:
+        """Puts the packs of a prefix together."""
+        ends = [0, *(last + 1 for _, last in audit.packs)]
+        n, k, reached = ends[-1], len(audit.horizons), 0
+        members, missed = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+        scores = np.full((n, k), math.nan)
+        for pack in packs:
+            here = slice(pack.first, pack.last + 1)
+            members[here], missed[here] = pack.members, isinstance(pack, MissedPack)
+            if isinstance(pack, PackScores):
+                scores[here] = pack.scores
+            reached = pack.last + 1
+        return cls(audit.horizons, members[:reached], scores[:reached], missed[:reached])
+
+    @property
+    def shown(self) -> Trials:
+        """Without those that were missed."""
+        if not self.missed.any():
+            return self
+        kept = ~self.missed
+        return Trials(self.steps, self.members[kept], self.scores[kept], self.missed[kept])
+
+    def with_errors(self) -> npt.NDArray[np.float64]:
+        """Scores at the last step, float64 [n]; missed trials are errors at every threshold.
+
+        "Out" above all others, "in" below.
+        """
+        last = self.scores[:, -1].copy()
+        finite = self.scores[np.isfinite(self.scores)]
+        low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
+        errors = np.where(self.members, np.nextafter(low, -np.inf), np.nextafter(high, np.inf))
+        last[self.missed] = errors[self.missed]
+        return last

@@ -1,0 +1,1 @@
+"""What lies where, and whether it is whole."""

@@ -1,0 +1,93 @@
+"""Whose the run directory is, asked whenever something is put into it.
+
+`driver.json` names the driver that holds the lease; every process that works for it, its aggregator
+too, knows that driver's token and writes only while the entry bears it. What that is worth:
+
+* Local file systems: proven. The entry is read, and the file becomes visible, under a lock that
+  whoever takes a lease over needs alone. A process that is paused at any moment, and goes on after
+  somebody else took over, finds a foreign entry and writes nothing.
+* NFS: the same where its locks reach the server (NFSv4, or lockd), as long as the server keeps
+  them: one that has not heard of a client for its lease time, 90 s as a rule, drops them. Mounted
+  with `nolock` or `local_lock`, and where attributes are cached for long, it is as with an object
+  store.
+* Object stores: the entry is read before each upload, and `pyarrow` has no upload on a condition.
+  A process that is paused between the two, for longer than a lease takes to go stale, replaces what
+  the new driver has written of `estimates.parquet`, `failures.json`, `decisions.json`, or puts
+  scores in place that are the same, as those of any try are. Estimates are a function of scores
+  and failures: running the sweep again makes them anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import LeaseLostError
+from .files import Folder
+
+FILE = "driver.json"
+LOCK = ".driver.lock"  # of no content; it stays, since a lock that is deleted locks nothing
+
+
+class Fence:
+    """Lets its owner's writes pass while the owner holds the lease."""
+
+    def __init__(self, folder: Folder, owner: str) -> None:
+        self._folder = folder
+        self.owner = owner
+
+    @contextlib.contextmanager
+    def passing(self) -> Iterator[None]:
+        """What is put in place in here was put there by the holder of the lease.
+
+        Raises:
+            LeaseLostError: somebody else holds the lease, nobody does, or the directory is gone.
+            OSError: it cannot be asked.
+        """
+        with self._folder.locked(LOCK, alone=False):
+            self.check()
+            yield
+
+    def check(self) -> None:
+        """Raises what `passing` raises, if it has come to that."""
+        content = self._folder.read(FILE)
+        entry = parsed(content)
+        if owner_of(entry) == self.owner:
+            return
+        place = self._folder.location
+        if content is not None:
+            raise LeaseLostError(
+                f"another driver has taken over {place} ({process_of(entry)}) and goes on with the "
+                "sweep; this one has stopped and writes nothing more"
+            )
+        if any(not name.startswith(".") for name in self._folder.names("")):
+            raise LeaseLostError(
+                f"{place}/{FILE} is gone: another driver had taken over and has ended, or the file "
+                "was deleted; this one has stopped and writes nothing more: run the same command "
+                "again to resume"
+            )
+        raise LeaseLostError(
+            f"{place} is gone: it was moved or deleted while the sweep ran; restore it and run the "
+            "same command again to resume, or run it to begin anew"
+        )
+
+
+def parsed(content: bytes | None) -> Any:
+    """The entry; damage counts as one of nobody."""
+    try:
+        return None if content is None else json.loads(content)
+    except ValueError:
+        return {}
+
+
+def owner_of(entry: Any) -> Any:
+    """The token of the driver that an entry names, None where it names none."""
+    return entry.get("owner") if isinstance(entry, dict) else None
+
+
+def process_of(entry: Any) -> str:
+    """The driver that an entry names, in words."""
+    host, pid = (entry.get(key, "?") if isinstance(entry, dict) else "?" for key in ("host", "pid"))
+    return f"process {pid} on {host}"

@@ -1,0 +1,1 @@
+"""What is asked: sweep files and their grids."""

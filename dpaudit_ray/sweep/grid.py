@@ -1,0 +1,122 @@
+"""A sweep as plain data: overrides go in, the grid is unrolled, paths become absolute.
+
+Nothing here knows what the keys mean; `spec` gives each cell its types.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import SpecError
+from ..plugins import got
+
+SECTIONS = ("mechanism", "adversary", "audit")  # what a cell has, and so what a grid may change
+_LOCATIONS = ("path", "root")
+
+
+def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A deep copy as YAML could have given it; numpy numbers and tuples are welcome."""
+    try:
+        text = json.dumps(dict(raw), default=_as_plain, ensure_ascii=False)
+        return dict(json.loads(text.encode()))  # halves of characters are none
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError("", f"a sweep must be plain data, as in a YAML file ({error})") from error
+
+
+def override(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Sets values by dotted key; refuses those that the grid would set again."""
+    for key, value in changes.items():
+        section, _, rest = key.partition(".")
+        if section == "grid" and rest:  # the keys of the grid are dotted themselves
+            _put(tree, [section, rest], key, value)
+        else:
+            _put(tree, key.split("."), key, value)
+    for key in changes:
+        for changed in _checked(tree.get("grid")):
+            if any(f"{key}.".startswith(f"{part}.") for part in _parts(changed)):
+                raise SpecError(key, f"is set by the grid in every audit; set grid.{changed}")
+
+
+def cells(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The sections of every cell, and a label that tells it from the others.
+
+    Keys joined by commas change together: `mechanism.steps, adversary.period: [[250, 1], ...]`.
+    """
+    grid = _checked(tree.get("grid"))
+    for chosen in itertools.product(*grid.values()):
+        changes: dict[str, Any] = {}
+        for key, value in zip(grid, chosen, strict=True):
+            parts = _parts(key)
+            changes |= dict(zip(parts, [value] if len(parts) == 1 else value, strict=True))
+        cell = copy.deepcopy({section: tree.get(section) for section in SECTIONS})
+        for key, value in changes.items():
+            _put(cell, key.split("."), f"grid.{key}", copy.deepcopy(value))
+        for section, content in cell.items():
+            if content is None:
+                raise SpecError(section, "is required")
+        yield cell, ", ".join(_label(key, value) for key, value in changes.items())
+
+
+def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
+    """`node` with relative paths made absolute in the first folder that has such a file."""
+    if isinstance(node, dict):
+        return {k: located(v, folders, k.rpartition(".")[2]) for k, v in node.items()}
+    if isinstance(node, list):
+        return [located(item, folders, key) for item in node]
+    if isinstance(node, str) and node and key in _LOCATIONS:
+        places = (folder / Path(node).expanduser() for folder in folders)
+        return next((str(place.resolve()) for place in places if place.exists()), node)
+    return node
+
+
+def _checked(raw: Any) -> dict[str, list[Any]]:
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise SpecError("grid", f"must map dotted keys to lists of values{got(raw)}")
+    for key, values in raw.items():
+        parts = _parts(key)
+        if any(part.split(".")[0] not in SECTIONS for part in parts):
+            raise SpecError(f"grid.{key}", f"must start with one of {', '.join(SECTIONS)}")
+        if not isinstance(values, list) or not values:
+            raise SpecError(f"grid.{key}", f"must be a list of at least one value{got(values)}")
+        for value in values if len(parts) > 1 else ():
+            if not isinstance(value, list) or len(value) != len(parts):
+                raise SpecError(f"grid.{key}", f"must list {len(parts)} values each{got(value)}")
+    return raw
+
+
+def _parts(key: str) -> list[str]:
+    return [part.strip() for part in key.split(",")]
+
+
+def _label(key: str, value: Any) -> str:
+    if isinstance(value, str) and key in SECTIONS:
+        return value
+    if isinstance(value, dict):
+        rest = [f"{k}={v}" for k, v in value.items() if k != "name"]
+        return " ".join([str(value.get("name", "")), *rest]).strip()
+    return f"{key.rpartition('.')[2]}={value}"
+
+
+def _put(tree: dict[str, Any], path: list[str], key: str, value: Any) -> None:
+    """Sets a value; `key` names it in errors."""
+    if not all(path):
+        raise SpecError(key, "has an empty part; write section.option")
+    node = tree
+    for parent in path[:-1]:
+        if node.get(parent) is None:
+            node[parent] = {}
+        node = node[parent]
+        if not isinstance(node, dict):
+            raise SpecError(key, f"{parent} is {node!r}, no mapping that could hold {path[-1]}")
+    node[path[-1]] = value
+
+
+def _as_plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,101 @@
+"""What a sweep asks of the cluster: a trainer's needs, how many there may be, what may be lost."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, field_validator
+
+from ..plugins import Strict
+
+_UNITS = 10_000  # of a resource, in Ray
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABELS = rf"!?({_LABEL}|(in)?\({_LABEL}(, ?{_LABEL})*\))"
+
+
+def _auto_or_count(value: Any) -> Any:
+    if value != "auto" and not (type(value) is int and value >= 1):
+        raise ValueError("must be auto or a whole number of at least 1")
+    return value
+
+
+def _auto_or_seconds(value: Any) -> Any:
+    if value == "auto":
+        return value
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError("must be auto or a number of seconds above 0")
+    return float(value)
+
+
+def _amount(value: float) -> float:
+    if abs(value * _UNITS - round(value * _UNITS)) > 1e-6:
+        raise ValueError("must be a multiple of 0.0001, which is as fine as Ray counts")
+    return value
+
+
+def _byte_size(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("must be a whole number of bytes or text such as 8GiB")
+    return value
+
+
+def _label_key(key: str) -> str:
+    if not re.fullmatch(rf"([a-z0-9.-]{{1,253}}/)?{_LABEL}", key):
+        raise ValueError("names a node's label, such as ray.io/accelerator-type")
+    return key
+
+
+def _label_selector(value: str) -> str:
+    if not re.fullmatch(_LABELS, value):
+        raise ValueError("must be a label's value, !value, in(value,value) or !in(value,value)")
+    return value
+
+
+Amount = Annotated[float, AfterValidator(_amount)]
+PositiveAmount = Annotated[Amount, Field(gt=0)]
+LabelKey = Annotated[str, AfterValidator(_label_key)]
+LabelSelector = Annotated[str, AfterValidator(_label_selector)]
+AutoOrCount = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_count)]
+AutoOrSeconds = Annotated[float | Literal["auto"], BeforeValidator(_auto_or_seconds)]
+
+
+class ResourceSpec(Strict):
+    """What a trainer needs, how much of the cluster the sweep may use, and what it may lose.
+
+    `max_trial_failures` packs may raise (the user's code), `max_worker_losses` trainers may die
+    (infrastructure) before the sweep stops. A trainer that is silent for longer than
+    `pack_deadline` seconds is replaced; auto follows from the packs that were timed.
+    `grace_seconds` is what running packs are given when the sweep is asked to stop.
+
+    `memory` (bytes, or text such as 8GiB), `custom_resources` and `label_selector` are Ray's: they
+    choose among kinds of nodes. On a cluster that grows with demand, `max_concurrent_trainers` is
+    also how many may wait for nodes; auto: as many as have their place, and at least 8.
+    """
+
+    num_cpus: Amount = Field(default=1, gt=0)
+    num_gpus: Amount = Field(default=0, ge=0)
+    memory: Annotated[ByteSize, BeforeValidator(_byte_size)] = Field(default=ByteSize(0), ge=0)
+    custom_resources: dict[str, PositiveAmount] = Field(default_factory=dict)
+    label_selector: dict[LabelKey, LabelSelector] = Field(default_factory=dict)
+    pack_size: AutoOrCount = "auto"
+    max_concurrent_trainers: AutoOrCount = "auto"
+    max_trial_failures: int = Field(default=100, ge=0)
+    max_worker_losses: int = Field(default=100, ge=0)
+    pack_deadline: AutoOrSeconds = "auto"
+    grace_seconds: float = Field(default=30, ge=0)
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _whole_gpus(cls, count: float) -> float:
+        if count > 1 and not count.is_integer():
+            raise ValueError("is above 1, so it must be a whole number: Ray shares one GPU only")
+        return count
+
+    @field_validator("custom_resources")
+    @classmethod
+    def _others(cls, named: dict[str, float]) -> dict[str, float]:
+        for name in named.keys() & {"CPU", "GPU", "memory", "object_store_memory"}:
+            raise ValueError(f"names {name}; use num_cpus, num_gpus or memory")
+        return named
