@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import changed, dpaudit, inline, refused, write_sweep
 
 from dpaudit_ray import imports, plugins
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.imports import Trust
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.orchestration import submission
+from tests.command import changed, dpaudit, inline, refused, write_sweep
 
 OWN = """
 import functools, os, subprocess

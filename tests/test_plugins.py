@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import dpaudit, inline, refused, write_sweep
 
 import dpaudit_ray as da
 from dpaudit_ray import plugins
@@ -17,6 +16,7 @@ from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.sweep import spec
+from tests.command import dpaudit, inline, refused, write_sweep
 
 MODULE = """
 from typing import Literal

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch.nn.functional as F  # noqa: N812
-from networks import (
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from tests.engines.networks import (
     EXACT,
     IMAGE,
     REFUSED,
@@ -18,8 +21,6 @@ from networks import (
     images,
     tokens,
 )
-from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
 
 # Taken for their base class -----------------------------------------------------------------------
 

@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from networks import (
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.engines.networks import (
     EXACT,
     IMAGE,
     REFUSED,
@@ -18,8 +21,6 @@ from networks import (
     case,
     images,
 )
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 # Layers that take or give more than one tensor ----------------------------------------------------
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from networks import (
+from torch import Tensor, nn
+
+from tests.engines.networks import (
     BATCH,
     EXACT,
     IMAGE,
@@ -18,7 +20,6 @@ from networks import (
     case,
     images,
 )
-from torch import Tensor, nn
 
 # Own inventions that are right --------------------------------------------------------------------
 

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 import torchvision
-from networks import (
+from torch import Tensor, nn
+
+from tests.engines.networks import (
     IMAGE,
     REFUSED,
     SEQUENCE,
@@ -21,7 +23,6 @@ from networks import (
     images,
     tokens,
 )
-from torch import Tensor, nn
 
 # Samples mixed ------------------------------------------------------------------------------------
 

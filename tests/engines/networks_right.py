@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from networks import (
+from torch import Tensor, nn
+
+from tests.engines.networks import (
     BATCH,
     EXACT,
     IMAGE,
@@ -22,7 +24,6 @@ from networks import (
     images,
     tokens,
 )
-from torch import Tensor, nn
 
 # Right before, and to stay so ---------------------------------------------------------------------
 

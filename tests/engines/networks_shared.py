@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from networks import (
+from torch import Tensor, nn
+
+from tests.engines.networks import (
     EXACT,
     IMAGE,
     SLOW,
@@ -16,7 +18,6 @@ from networks import (
     around,
     case,
 )
-from torch import Tensor, nn
 
 # Sequentials that are not only called -------------------------------------------------------------
 

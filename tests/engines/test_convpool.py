@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_packed import slow_clipped_sum
 from torch import Tensor, nn
 
 from dpaudit_ray.engines.cpu.memory import Groups
@@ -15,6 +14,7 @@ from dpaudit_ray.engines.packing import vectors
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules import convpool
 from dpaudit_ray.models.convnet import ConvNet
+from tests.engines.test_packed import slow_clipped_sum
 
 
 def network(*layers: nn.Module, shape: tuple[int, ...]) -> nn.Module:

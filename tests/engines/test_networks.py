@@ -14,8 +14,6 @@ import networks_shared  # noqa: F401
 import numpy as np
 import pytest
 import torch
-from networks import BATCH, CASES, Kind, Outcome
-from test_packed import loss_of
 from torch import Tensor, nn
 
 from dpaudit_ray.adversaries.base import GradientCanary, SampleCanary
@@ -26,6 +24,8 @@ from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.training import Training
 from dpaudit_ray.models.base import Model
+from tests.engines.networks import BATCH, CASES, Kind, Outcome
+from tests.engines.test_packed import loss_of
 
 MODELS, STEPS = 5, 2
 

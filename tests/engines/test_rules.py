@@ -9,7 +9,6 @@ import warnings
 
 import pytest
 import torch
-from test_packed import loss_of, slow_clipped_sum
 from torch import Tensor, nn
 
 from dpaudit_ray.engines.cpu.memory import Groups
@@ -17,6 +16,7 @@ from dpaudit_ray.engines.packing.fallback import warn
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules import outer, pooling
 from dpaudit_ray.errors import SpecError
+from tests.engines.test_packed import loss_of, slow_clipped_sum
 
 GROUPS = (Groups(64, 64), Groups(3, 1), Groups(4, 2))
 

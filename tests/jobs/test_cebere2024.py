@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 import numpy as np
 import pytest
 import torch
-from command import inline, refused
 from torch import nn
 
 from dpaudit_ray.models.base import Model
@@ -16,6 +15,7 @@ from dpaudit_ray.report import overviews
 from dpaudit_ray.report.groups import panels
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.sweep import spec
+from tests.command import inline, refused
 from tests.long import long
 
 FOLDER = Path(__file__).resolve().parents[2] / "jobs/cebere2024"

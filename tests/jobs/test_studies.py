@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from command import inline
 from scipy import integrate, special, stats
 
 from dpaudit_ray.sweep import spec
 from jobs.studies.coverage import RATE, draw, subsampled_noise
 from jobs.studies.table import tabulate, tabulate_verdicts, true_epsilon, true_mu
+from tests.command import inline
 
 FOLDER = Path(__file__).resolve().parents[2] / "jobs/studies"
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from command import dpaudit, inline, refused, write_sweep
 
 from dpaudit_ray.stats import gdp
+from tests.command import dpaudit, inline, refused, write_sweep
 
 
 def release(member: bool, seed: int, noise: float = 2.0, steps: int = 4) -> float:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import changed, dpaudit, inline, refused, write_sweep
 
 from dpaudit_ray.adversaries.landscape import LandscapeAdversary
 from dpaudit_ray.mechanisms.landscape.options import Landscape
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
+from tests.command import changed, dpaudit, inline, refused, write_sweep
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs" / "cebere2024"
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import dpaudit, inline, write_sweep
 
 from dpaudit_ray.forecast import forecast
 from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import EXACT_TOLERANCE, Verdict
 from dpaudit_ray.sweep import spec
+from tests.command import dpaudit, inline, write_sweep
 
 BOASTFUL = """
 from dpaudit_ray.mechanisms.base import Claimed

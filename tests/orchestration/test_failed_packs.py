@@ -9,14 +9,14 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-from command import inline, write_sweep
-from test_failed_trials import FLAG, sweep
-from test_faults import actors, start
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.plan import failures
 from dpaudit_ray.storage.run_directory import RunDirectory
+from tests.command import inline, write_sweep
+from tests.orchestration.test_faults import actors, start
+from tests.plan.test_failed_trials import FLAG, sweep
 
 pytestmark = pytest.mark.slow
 TESTS = Path(__file__).resolve().parents[1]

@@ -16,7 +16,7 @@ from dpaudit_ray.errors import RunDirectoryError
 from dpaudit_ray.storage import files, lease
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.orchestration.test_faults import actors, assert_same, start, wait_for_packs
-from tests.test_lease import snapshot
+from tests.storage.test_lease import snapshot
 
 pytestmark = pytest.mark.slow
 

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from command import inline, write_sweep
 
 from dpaudit_ray import stats
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.sweep import spec
 from jobs.studies.coverage import Nobody
+from tests.command import inline, write_sweep
 
 NAMES = ["one-run", "one-run-fdp"]
 

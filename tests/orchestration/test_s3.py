@@ -20,7 +20,7 @@ from dpaudit_ray.storage import lease
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import changed, dpaudit, inline, write_sweep
 from tests.head import free_port, wait_for
-from tests.test_storage import pack
+from tests.storage.test_storage import pack
 
 pytest.importorskip("moto.server", reason="moto[server] is not installed: no S3 server to test on")
 pytestmark = pytest.mark.slow

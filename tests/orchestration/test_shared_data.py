@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import changed, write_sweep
 
 import dpaudit_ray as da
 from dpaudit_ray.data import base
 from dpaudit_ray.data.base import Data, Dataset
+from tests.command import changed, write_sweep
 
 
 class Counted(Data):

@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from test_faults import assert_same, start, wait_for_packs
 
 import dpaudit_ray as da
 from dpaudit_ray.errors import RunDirectoryError, SpecError
@@ -18,6 +17,7 @@ from dpaudit_ray.orchestration import aggregation
 from dpaudit_ray.storage import files, lease
 from dpaudit_ray.storage.patience import Patience
 from dpaudit_ray.storage.run_directory import RunDirectory
+from tests.orchestration.test_faults import assert_same, start, wait_for_packs
 
 
 def test_patience_backs_off_and_ends() -> None:

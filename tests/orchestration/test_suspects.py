@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from broken import NODE, TRAINER
 
 import dpaudit_ray as da
 from dpaudit_ray.orchestration import deadlines, ray_executor
@@ -14,6 +13,7 @@ from jobs.scale import measure
 from tests.command import write_sweep
 from tests.head import head
 from tests.long import long
+from tests.orchestration.broken import NODE, TRAINER
 from tests.orchestration.nodes import driver, nodes
 from tests.orchestration.test_faults import assert_same
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import dpaudit, inline, refused, write_sweep
+
+from tests.command import dpaudit, inline, refused, write_sweep
 
 LABELS = [r"$\frac$", r"$\alpha_1^{$", "<script>alert(1)</script>", "{{ 7 * 7 }}"]
 

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from reference import gaussian_trials
 from scipy import special
 
 from dpaudit_ray.stats import gdp
@@ -16,6 +15,7 @@ from dpaudit_ray.stats.curve import Curve, gaussian
 from dpaudit_ray.stats.declared import DeclaredTest
 from dpaudit_ray.stats.portfolio import Portfolio
 from dpaudit_ray.stats.wagers import LOSSES, OUTCOMES, PLAIN, WINS, Wagers
+from tests.stats.reference import gaussian_trials
 
 EPSILON_1 = gdp.mu(1.0, 1e-5)
 

@@ -12,11 +12,17 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from reference import ORACLES, gaussian_trials, laplace_trials, randomised_response, rows
 from scipy import special
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import bayes, claim, gdp, katz, one_run, rates_gdp, several, thresholds
+from tests.stats.reference import (
+    ORACLES,
+    gaussian_trials,
+    laplace_trials,
+    randomised_response,
+    rows,
+)
 
 DELTA = 1e-5
 LEVEL = {"delta": DELTA, "confidence": 0.95}

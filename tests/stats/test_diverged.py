@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from reference import gaussian_trials
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import guessing, several
 from dpaudit_ray.stats.claim_test import ClaimTest
 from dpaudit_ray.stats.curve import gaussian
 from dpaudit_ray.stats.diverged import Diverged, settled
+from tests.stats.reference import gaussian_trials
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 MANY = sorted(name for name, cls in stats.estimators().items() if not cls.one_run)

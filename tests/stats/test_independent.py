@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from reference import gaussian_trials, randomised_response
 from scipy import integrate, special
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import gdp, independent, one_run, one_run_order, posterior, unmasking
+from tests.stats.reference import gaussian_trials, randomised_response
 
 DELTA = 1e-5
 LEVEL = {"delta": DELTA, "confidence": 0.95}

@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 import pytest
-from reference import cases, rows, two_worlds
 from scipy import special
 
 from dpaudit_ray import stats
@@ -33,6 +32,7 @@ from dpaudit_ray.stats import (
     rates_gdp,
     thresholds,
 )
+from tests.stats.reference import cases, rows, two_worlds
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 

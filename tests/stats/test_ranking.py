@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from reference import gaussian_trials, randomised_response
 from scipy import special
 
 from dpaudit_ray import stats
@@ -14,6 +13,7 @@ from dpaudit_ray.stats import gdp, rank
 from dpaudit_ray.stats.curve import Curve, Responses, gaussian
 from dpaudit_ray.stats.diverged import Diverged
 from dpaudit_ray.stats.ranking import ClaimKey, Group, Weights, drawn, simulated, two_means
+from tests.stats.reference import gaussian_trials, randomised_response
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from reference import gaussian_trials
 from scipy import optimize, special
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import gdp, one_run, paper, thresholds
+from tests.stats.reference import gaussian_trials
 
 MANY_RUN = sorted(name for name, cls in stats.estimators().items() if not cls.one_run)
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from reference import gaussian_trials, laplace_trials, randomised_response
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import Status, TradeOff, preferred, several
 from dpaudit_ray.stats.base import Estimate
 from dpaudit_ray.stats.rates import EpsDelta
+from tests.stats.reference import gaussian_trials, laplace_trials, randomised_response
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 METHODS = stats.estimators()

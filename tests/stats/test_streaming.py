@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from reference import gaussian_trials
 
 from dpaudit_ray import stats
+from tests.stats.reference import gaussian_trials
 
 EVERY = sorted(stats.estimators())
 OPTIONS = {

@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-from reference import gaussian_trials, two_worlds
 from scipy import special
 
 from dpaudit_ray import accounting, stats
@@ -23,6 +22,7 @@ from dpaudit_ray.stats import (
     rates_gdp,
     several,
 )
+from tests.stats.reference import gaussian_trials, two_worlds
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 MANY_RUN = sorted(name for name, cls in stats.estimators().items() if not cls.one_run)

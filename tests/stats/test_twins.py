@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-from reference import gaussian_trials, laplace_trials
 from scipy import integrate, optimize, special
 
 from dpaudit_ray import stats
@@ -32,6 +31,7 @@ from dpaudit_ray.stats import (
     wagers,
 )
 from dpaudit_ray.stats.portfolio import Portfolio
+from tests.stats.reference import gaussian_trials, laplace_trials
 
 
 def binomial(k: int, n: int, p: float) -> float:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import changed, refused, write_sweep
 from torch import Tensor, nn
+
+from tests.command import changed, refused, write_sweep
 
 
 class Normalised(nn.Sequential):

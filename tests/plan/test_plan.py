@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import changed
 
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
@@ -22,6 +21,7 @@ from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.spec import Sweep
+from tests.command import changed
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Outcome, dpaudit, inline, refused, write_sweep
 
 from dpaudit_ray.plan import provenance
 from dpaudit_ray.plan.provenance import Code
+from tests.command import Outcome, dpaudit, inline, refused, write_sweep
 
 TRAIN = """
 import numpy as np

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from command import changed, dpaudit, refused
 
 from dpaudit_ray.forecast import bench, forecast
 from dpaudit_ray.forecast.calibration import Calibration
 from dpaudit_ray.sweep import spec
+from tests.command import changed, dpaudit, refused
 
 
 def test_a_table_and_a_file(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_figures_of_another_kind_of_trainer_are_not_used(
 def test_other_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     file.write_text("{}")
-    sweep = Path(__file__).parents[1] / "jobs" / "quickstart.yaml"
+    sweep = Path(__file__).parents[2] / "jobs" / "quickstart.yaml"
     assert "bench --json" in refused("plan", sweep, "--bench", file)
     assert "bench --json" in refused("plan", sweep, "--bench", tmp_path / "none.json")
 

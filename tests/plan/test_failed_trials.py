@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from command import Outcome, dpaudit, inline, write_sweep
 from scipy import special
 
 import dpaudit_ray as da
@@ -28,6 +27,7 @@ from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats.preferred import curve_free_method
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep.spec import Sweep
+from tests.command import Outcome, dpaudit, inline, write_sweep
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from command import changed, refused, write_sweep
 
 from dpaudit_ray import stats
 from dpaudit_ray.errors import SpecError
@@ -18,8 +17,10 @@ from dpaudit_ray.plugins import Plugin
 from dpaudit_ray.stats.rates import EpsDelta
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.yamlfile import parse_yaml
+from tests.command import changed, refused, write_sweep
+from tests.conftest import ROOT
 
-JOBS = sorted((Path(spec.__file__).parents[1] / "jobs").rglob("*.yaml"))
+JOBS = sorted((ROOT / "jobs").rglob("*.yaml"))
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 from scipy import stats
-from test_landscape_exact import powers, process
 
 from dpaudit_ray.mechanisms.landscape.density import evolve
 from dpaudit_ray.mechanisms.landscape.tradeoff import Mass
+from tests.mechanisms.test_landscape_exact import powers, process
 
 TRIALS = 100_000
 

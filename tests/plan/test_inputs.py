@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import changed, dpaudit, inline, refused, write_sweep
 
 from dpaudit_ray.errors import DataError
 from dpaudit_ray.plan import inputs
 from dpaudit_ray.plan.inputs import InputFile
 from dpaudit_ray.sweep import spec
+from tests.command import changed, dpaudit, inline, refused, write_sweep
 
 
 def write_data(file: Path, seed: int = 0) -> Path:

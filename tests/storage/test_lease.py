@@ -25,7 +25,7 @@ from dpaudit_ray.storage.lease import Lease
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import inline, write_sweep
 from tests.long import long
-from tests.test_storage import memory, pack, row
+from tests.storage.test_storage import memory, pack, row
 
 NEVER = 1000.0
 

@@ -24,7 +24,7 @@ from dpaudit_ray.storage.files import Folder
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import Outcome, changed, dpaudit, inline, write_sweep
 from tests.orchestration.test_faults import assert_same
-from tests.test_storage import memory, pack, row
+from tests.storage.test_storage import memory, pack, row
 
 
 @pytest.fixture(scope="module")

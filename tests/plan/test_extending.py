@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from command import dpaudit, inline, write_sweep
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import stats
 from dpaudit_ray.storage.run_directory import RunDirectory
+from tests.command import dpaudit, inline, write_sweep
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 

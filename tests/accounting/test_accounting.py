@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,17 +15,7 @@ from dpaudit_ray import accounting
 from dpaudit_ray.accounting import prv, rdp
 from dpaudit_ray.stats import gdp, profile
 from tests.long import long
-
-_spec = importlib.util.spec_from_file_location(
-    "reference", Path(__file__).parent / "stats" / "reference.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-reference = sys.modules.get("reference") or importlib.util.module_from_spec(_spec)
-if "reference" not in sys.modules:
-    sys.modules["reference"] = reference
-    _spec.loader.exec_module(reference)
-cases, rows = reference.cases, reference.rows
+from tests.stats.reference import cases, rows
 
 EVERY = [str(name) for name in accounting.Accountant]
 SAMPLED = [name for name in EVERY if name != "gaussian"]

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import changed, refused, write_sweep
+
+from tests.command import changed, refused, write_sweep
 
 NAN, INF = float("nan"), float("inf")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import changed, dpaudit, inline, refused, write_sweep
 
 from dpaudit_ray import stats
 from dpaudit_ray.forecast import forecast
 from dpaudit_ray.orchestration.trainer import Trainer
 from dpaudit_ray.sweep import spec
+from tests.command import changed, dpaudit, inline, refused, write_sweep
 
 
 def outlook(sweep: dict[str, Any], folder: Path) -> forecast.Outlook:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from command import Outcome, changed, dpaudit, inline, refused, write_sweep
 
 from dpaudit_ray import __version__
 from dpaudit_ray import plan as planning
@@ -28,6 +27,7 @@ from dpaudit_ray.orchestration.trainer import Trainer
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
+from tests.command import Outcome, changed, dpaudit, inline, refused, write_sweep
 
 FIRST, SECOND = "000-biased-dimension-", "001-loss-"
 COLUMNS = ("eps", "status", "eps any", "claim", "ratio")
