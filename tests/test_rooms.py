@@ -14,17 +14,17 @@ import dpaudit_ray
 
 PACKAGE = Path(dpaudit_ray.__file__).parent
 # From the ground up; a room may import what comes before it.
-ROOMS = """
-    errors printable version seeds imports plugins
-    stats accounting
-    storage
-    engines
-    data models adversaries mechanisms
-    sweep plan
-    orchestration
-    report api forecast
-    cli __main__
-""".split()
+ROOMS = (
+    *("errors", "printable", "version", "seeds", "imports", "plugins"),
+    *("stats", "accounting"),
+    "storage",
+    "engines",
+    *("data", "models", "adversaries", "mechanisms"),
+    *("sweep", "plan"),
+    "orchestration",
+    *("report", "api", "forecast"),
+    *("cli", "__main__"),
+)
 
 
 def modules() -> dict[str, Path]:
