@@ -8,12 +8,13 @@ libraries behind `prv` and `pld` are imported on use.
 from .claims import bounds, curve, delta, delta_bounds, delta_curve, epsilon
 from .noise import clt_epsilon, clt_noise_multiplier, noise_multiplier
 from .other import composed_delta, composed_epsilon, laplace_epsilon
-from .training import Accountant, Adjacency, Bounds, Training
+from .training import Accountant, Adjacency, Bounds, Sampling, Training
 
 __all__ = [
     "Accountant",
     "Adjacency",
     "Bounds",
+    "Sampling",
     "Training",
     "bounds",
     "clt_epsilon",

@@ -27,6 +27,14 @@ class Adjacency(StrEnum):
     REPLACE = "replace"  # one record for another, a flipped label too: they move by 2 C
 
 
+class Sampling(StrEnum):
+    """How the records of a step are chosen, unknown to the adversary."""
+
+    POISSON = "poisson"  # each by a coin of its own; at rate 1 also batches that are known
+    SHUFFLE = "shuffle"  # an epoch's batches are cut from one random order
+    BALLS_AND_BINS = "balls-and-bins"  # each joins one of an epoch's batches, drawn alone
+
+
 @dataclasses.dataclass(frozen=True)
 class Bounds:
     """An interval that contains the exact value, and who vouches for it.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..accounting import Adjacency, Sampling
 from ..plugins import Plugin
 from ..stats import TradeOff
 
@@ -28,12 +29,14 @@ class Claimed:
     """What an accountant is asked: `releases` Gaussian releases of sensitivity one.
 
     `noise_multiplier` is the noise's standard deviation over the sensitivity of adding or
-    removing the canary; `sample_rate` is the chance that a release contains it.
+    removing the canary; `sample_rate` is the chance that a release contains it, by `sampling`.
     """
 
     noise_multiplier: float
     releases: int
     sample_rate: float = 1.0
+    sampling: Sampling = Sampling.POISSON
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
 
     @property
     def gaussian(self) -> bool:
