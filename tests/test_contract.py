@@ -51,7 +51,7 @@ def test_import_takes_less_than_half_a_second() -> None:
         "import dpaudit_ray.stats",
         "import dpaudit_ray.accounting",
         "import dpaudit_ray.cli.main",
-        "from dpaudit_ray import spec; spec.load('jobs/quickstart.yaml')",
+        "from dpaudit_ray.sweep import spec; spec.load('jobs/quickstart.yaml')",
     ],
 )
 def test_what_needs_neither_torch_nor_ray_loads_neither(statement: str) -> None:

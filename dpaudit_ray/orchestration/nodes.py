@@ -182,3 +182,9 @@ def last_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     last = lines[-1] if lines else type(error).__name__
     return textwrap.shorten(last, 200, placeholder=" ...")
+
+
+def beside_the_driver(ray: Any) -> Any:
+    """Ray's scheduling strategy for what must see the run directory: this process's node only."""
+    here = ray.get_runtime_context().get_node_id()
+    return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)

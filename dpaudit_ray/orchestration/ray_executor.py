@@ -20,7 +20,7 @@ from .deadlines import SHORTEST, Deadlines
 from .executors import Done, Lost, Outcome
 from .fleet import Fleet
 from .link import Link, ours
-from .nodes import Nodes, Place, last_line
+from .nodes import Nodes, Place, beside_the_driver, last_line
 from .pool import Pool, Worker
 from .progress import Activity, Progress
 from .sharing import TRAINER
@@ -76,7 +76,7 @@ class RayExecutor:
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=-1,
-            scheduling_strategy=_beside_the_driver(ray),
+            scheduling_strategy=beside_the_driver(ray),
         ).remote(run.location, run.owner)
         # Rebuilds the estimates now, so that a damaged run directory is told before any training.
         self._link = Link(ray, self._aggregator, self._watch, tell)
@@ -339,12 +339,6 @@ class RayExecutor:
         worker = Worker(name, actor, actor.ready.remote(self._fleet.modules))
         self._answers.expect(worker.greeting, worker)
         return worker
-
-
-def _beside_the_driver(ray: Any) -> Any:
-    """Ray's scheduling strategy for what must see the run directory: this process's node only."""
-    here = ray.get_runtime_context().get_node_id()
-    return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
 
 
 def _datasets(sweep: Sweep) -> dict[str, Dataset]:

@@ -79,7 +79,7 @@ for kind in (caching.CacheImpl, *caching.CacheImpl.__subclasses__()):
 import torch
 from torch import nn
 from dpaudit_ray.engines import convpool
-from dpaudit_ray.engines.packed import PackedModel
+from dpaudit_ray.engines.packing.packed import PackedModel
 model = PackedModel(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2)))
 assert model._loops is not None
 print(model.clipped_sums(model.initial[None], torch.ones(2, 3), torch.tensor([0, 1]), 1.0).shape)

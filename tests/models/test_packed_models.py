@@ -57,8 +57,8 @@ def test_clipped_sums_of_every_network(name: str) -> None:
 
 _A_STEP = """
 import torch
-from dpaudit_ray import bench
-from dpaudit_ray.engines.steps import PackedSteps
+from dpaudit_ray.forecast import bench
+from dpaudit_ray.mechanisms.dp_sgd.steps import PackedSteps
 torch.set_num_threads(2)
 training = bench._training(bench.WORKLOADS["convnet"], gpu=False)
 steps = PackedSteps(training.recipe, training.model, 0, training.initial.device)
