@@ -16,6 +16,7 @@ from enum import StrEnum
 import numpy as np
 from scipy import special
 
+from .. import accounting
 from ..mechanisms.base import Claimed
 from ..plan import claims, prefix
 from ..stats.budget import average_evidence
@@ -56,7 +57,8 @@ class AuditVerdict:
     than noise multiplier `effective_noise` (None: any noise would do); `power` is the chance that
     noise of 0.7 of the claimed one would have been found. `diverged` counts trainings per world,
     (out, in); where they are `lopsided`, diverging depends on the bit and nothing is CONSISTENT;
-    nor is anything whose trials more than one version of the code computed (`mixed`).
+    nor is anything whose trials more than one version of the code computed (`mixed`). `remark` is
+    what the claim takes for granted.
     """
 
     label: str
@@ -74,6 +76,7 @@ class AuditVerdict:
     diverged: tuple[int, int] = (0, 0)
     lopsided: bool = False
     mixed: bool = False
+    remark: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +224,7 @@ def _audit(run: Run, index: int, test: ClaimTest, alpha: float) -> AuditVerdict:
         diverged=test.diverged,
         lopsided=test.lopsided,
         mixed=audit.mixed,
+        remark=accounting.remark(claimed.training, next(iter(audit.claims))),
     )
 
 

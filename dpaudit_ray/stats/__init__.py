@@ -8,7 +8,18 @@ import pkgutil
 
 from . import betting, budget, claim, gdp, label, one_run, power, profile, several
 from .assumptions import assumption_free
-from .base import Estimate, Estimator, Status, TradeOff, estimate, estimators, make, option_names
+from .base import (
+    Estimate,
+    Estimator,
+    Family,
+    Status,
+    TradeOff,
+    estimate,
+    estimators,
+    make,
+    option_names,
+    takes_family,
+)
 from .binomial import clopper_pearson_lower, clopper_pearson_upper
 
 for _module in pkgutil.iter_modules(__path__):
@@ -17,6 +28,7 @@ for _module in pkgutil.iter_modules(__path__):
 __all__ = [
     "Estimate",
     "Estimator",
+    "Family",
     "Status",
     "TradeOff",
     "assumption_free",
@@ -35,4 +47,5 @@ __all__ = [
     "power",
     "profile",
     "several",
+    "takes_family",
 ]

@@ -15,8 +15,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from .. import stats
-from ..accounting import Accountant
+from .. import accounting, imports
 from ..adversaries.base import Adversary
 from ..errors import SpecError
 from ..mechanisms.base import Mechanism
@@ -70,15 +69,19 @@ class AuditSpec(Strict):
         _refuse_repeats("accountants", self.accountants)
         for index, estimator in enumerate(self.estimators):
             try:
-                estimator.make(planned=self.trials)
+                if not estimator.unread:
+                    estimator.make(planned=self.trials)
             except ValueError as error:
                 raise SpecError(f"estimators.{index}", f"{estimator.name}: {error}") from error
         for index, name in enumerate(self.accountants):
-            if name not in list(Accountant):
-                known = ", ".join(Accountant)
-                problem = f"unknown accountant {name!r}; known: {known}"
-                raise SpecError(f"accountants.{index}", problem)
+            _check_accountant(name, f"accountants.{index}")
         return self
+
+    @property
+    def named_modules(self) -> set[str]:
+        """Modules that its estimators and accountants are taken from, where those are not ours."""
+        named = (*(one.name for one in self.estimators), *self.accountants)
+        return {name.partition(":")[0] for name in named if ":" in name}
 
 
 class Cell(Strict):
@@ -92,7 +95,7 @@ class Cell(Strict):
     @model_validator(mode="after")
     def _one_kind_of_scores(self) -> Self:
         for index, estimator in enumerate(self.audit.estimators):
-            if self.adversary.one_run and not stats.estimators()[estimator.name].one_run:
+            if self.adversary.one_run and not (estimator.unread or estimator.method.one_run):
                 raise SpecError(
                     f"audit.estimators.{index}",
                     f"{estimator.name} takes scores of many training runs, which "
@@ -139,7 +142,11 @@ class Cell(Strict):
     @property
     def budget(self) -> Budget:
         """The audit's error, shared by its estimators that hold their level, at every step."""
-        deciding = (e.name for e in self.audit.estimators if e.make(planned=1).status.holds)
+        deciding = (
+            one.name
+            for one in self.audit.estimators
+            if one.unread or one.make(planned=1).status.holds
+        )
         return Budget(self.audit.confidence, tuple(deciding), self.horizons)
 
 
@@ -298,6 +305,22 @@ def _refuse_twins(cells: tuple[Cell, ...]) -> None:
                 "grid", f"gives the same audit twice ({seen[key]}; {cell.label}); remove one"
             )
         seen[key] = cell.label
+
+
+def _check_accountant(name: str, key: str) -> None:
+    """Raises SpecError for one that is not known, nor can be imported, nor is only read."""
+    if ":" not in name and name not in accounting.accountants():
+        known = ", ".join(accounting.accountants())
+        raise SpecError(
+            key,
+            f"unknown accountant {name!r}; known: {known}; one of your own is named "
+            "package.module:Class",
+        )
+    if ":" in name and not imports.is_data(name):
+        try:
+            accounting.find(name)
+        except SpecError as error:
+            raise SpecError(key, error.problem) from error
 
 
 def _refuse_repeats(key: str, names: list[str]) -> None:
