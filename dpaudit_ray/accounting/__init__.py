@@ -13,7 +13,6 @@ from .accountant import Accountant, UnansweredError, accountants, find
 from .claims import (
     bounds,
     curve,
-    curve_of,
     delta,
     delta_bounds,
     delta_curve,
@@ -46,7 +45,6 @@ __all__ = [
     "composed_delta",
     "composed_epsilon",
     "curve",
-    "curve_of",
     "delta",
     "delta_bounds",
     "delta_curve",

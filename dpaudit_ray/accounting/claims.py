@@ -105,7 +105,7 @@ def curve(
     """
     last = max((int(n) for n in steps), default=0)
     training = Training(noise_multiplier, last, sample_rate, adjacency, sampling)
-    return curve_of([training.after(n) for n in map(int, steps)], delta, accountant)
+    return _curve([training.after(n) for n in map(int, steps)], delta, accountant)
 
 
 def delta_curve(
@@ -149,10 +149,7 @@ def remark(training: Training, accountant: str) -> str:
     return "; ".join(filter(None, [note, one.remark(asked)]))
 
 
-def curve_of(
-    trainings: Sequence[Training], delta: float, accountant: str
-) -> npt.NDArray[np.float64]:
-    """Upper bounds on ε of trainings that differ in their steps only, float64 [len(trainings)]."""
+def _curve(trainings: Sequence[Training], delta: float, accountant: str) -> npt.NDArray[np.float64]:
     check_delta(delta)
     one = find(accountant)
     asked = [_asked(one, training)[0] for training in trainings]

@@ -96,7 +96,7 @@ def difference(claims: Claims, cell: Cell) -> str | None:
 def _range(claimed: tuple[Claimed, ...], delta: float, name: str) -> tuple[Floats, Floats]:
     """Between what claims must lie, float64 [steps] each."""
     last = claimed[-1]
-    if not last.gaussian:
+    if not last.gaussian or ":" in name:  # one of somebody's own may promise too much
         top = _last(last, delta, name)
         low = np.zeros(len(claimed))
         low[-1] = top * (1 - _AGAIN)
@@ -123,10 +123,18 @@ def _last(claimed: Claimed, delta: float, name: str) -> float:
 
 
 def _curve(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[float, ...]:
+    last, releases = claimed[-1], [one.releases for one in claimed]
     try:
-        found = accounting.curve_of([one.training for one in claimed], delta, accountant)
+        found = accounting.curve(
+            last.noise_multiplier,
+            releases,
+            delta,
+            sample_rate=last.sample_rate,
+            accountant=accountant,
+            adjacency=last.adjacency,
+            sampling=last.sampling,
+        )
     except (ValueError, ArithmeticError) as error:
-        last = claimed[-1]
         raise SpecError(
             "audit.accountants",
             f"{accountant} gives no claim for a noise multiplier of {last.noise_multiplier:g} and "

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,3 +130,33 @@ def test_events_that_say_nothing_or_all():
         accounting.events_epsilon(EVENTS, 1e-5, "gaussian")
     with pytest.raises(ValueError, match=r"sample_rate must lie in \(0, 1\], got 2"):
         accounting.events_epsilon([(1.0, 2.0, 1)], 1e-5)
+
+
+# --- the table of the README ----------------------------------------------------------------------
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+ROWS = re.findall(
+    r"^\| ([\d.]+), ([\d./]+), (\d+) \| (poisson|shuffle|fixed) \| (.*) \|$",
+    README.read_text(),
+    re.M,
+)
+
+
+def test_the_readme_has_every_kind_of_batches():
+    assert len(ROWS) == 9
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row[:4]))
+def test_claims_of_the_readme(row):
+    noise, rate, steps, batches, cells = row
+    asked = (float(noise), int(steps), 1e-5, 1.0 if batches == "fixed" else float(Fraction(rate)))
+    sampling = "poisson" if batches == "fixed" else batches
+    found = []
+    for name in ("gaussian", "pld", "prv", "rdp"):
+        try:
+            found.append(f"{accounting.epsilon(*asked, name, sampling=sampling):.3f}")
+        except ValueError:
+            found.append("–")
+    exact = "pld" if batches == "poisson" else "gaussian"
+    found.append(f"{accounting.epsilon(*asked, exact, 'replace', sampling):.3f}")
+    assert " | ".join(found) == cells
