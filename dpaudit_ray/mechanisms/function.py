@@ -33,8 +33,7 @@ class Function(Mechanism):
     `noise_multiplier` over `steps` releases, each with the canary at a chance of `sample_rate`,
     is the claim that the audit is held against. `curve: gaussian` states that the training's
     trade-off curve is Gaussian, for some μ: with fixed noise that the canary shifts, and nothing
-    hidden. `curve: claimed` states that it is the claimed mechanism, up to the noise multiplier.
-    Whoever says so answers for every ε that is then called certified.
+    hidden. Whoever says so answers for every ε that is then called certified.
     """
 
     name: Literal["function"] = "function"
@@ -43,7 +42,7 @@ class Function(Mechanism):
     steps: int = Field(ge=1, le=10**7)
     noise_multiplier: float = Field(gt=0)
     sample_rate: float = Field(default=1.0, gt=0, le=1)
-    curve: Literal["gaussian", "claimed", "unknown"] = "unknown"
+    curve: Literal["gaussian", "unknown"] = "unknown"
 
     @field_validator("path")
     @classmethod

@@ -15,9 +15,10 @@ import numpy as np
 from scipy import special
 
 from . import gdp
-from .base import Estimate, Estimator, Family, Members, Scores, Status, TradeOff
+from .base import Estimator, Members, Scores
 from .binomial import clopper_pearson_lower
 from .mixture import anytime_lower
+from .statement import Estimate, Family, Status, TradeOff
 
 
 @dataclasses.dataclass

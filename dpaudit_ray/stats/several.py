@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import betting, gdp
-from .base import Estimate, Members, Scores, Status, check_level
+from .base import Members, Scores, check_level
 from .guessing import GuessCounter, mu_from_accuracy
+from .statement import Estimate, Status
 
 WARMUP = 20
 
