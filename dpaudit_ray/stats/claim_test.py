@@ -65,9 +65,7 @@ class ClaimTest:
         That is no violation by itself, since a claim allows some; but where it was not refuted,
         something was seen that cannot be called consistent either.
         """
-        outside, inside = self.diverged
-        rarer = special.bdtr(min(outside, inside), outside + inside, 0.5)
-        return outside + inside > 0 and 2 * float(rarer) < _LOPSIDED
+        return lopsided(*self.diverged)
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials; `scores` float64 [n], not finite where diverged, `members` bool [n]."""
@@ -133,3 +131,9 @@ class ClaimTest:
             middle = (low + high) // 2
             low, high = (low, middle) if refuted(middle) else (middle, high)
         return claimed * _RATIO**high
+
+
+def lopsided(outside: int, inside: int) -> bool:
+    """Whether so many diverged trials per world are what fair coins give once in a thousand."""
+    rarer = special.bdtr(min(outside, inside), outside + inside, 0.5)
+    return outside + inside > 0 and 2 * float(rarer) < _LOPSIDED
