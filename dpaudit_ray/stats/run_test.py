@@ -16,11 +16,9 @@ from scipy import special
 
 from . import betting
 from .base import Members, Scores
-from .claim_test import EVIDENCE_SHARE, lopsided
+from .claim_test import EVIDENCE_SHARE, least_refuted, lopsided
 from .curve import Curve
 from .several import RunAccuracies
-
-_RATIO, _STEPS = 1.02, 170
 
 
 @dataclasses.dataclass
@@ -82,18 +80,7 @@ class RunTest:
         """The run is no more private than this noise multiplier; see `ClaimTest`."""
         mean = betting.mean_lower(self._runs.outcomes(), EVIDENCE_SHARE * alpha)
 
-        def refuted(step: int) -> bool:
-            return mean > largest_accuracy(family(claimed * _RATIO**step))
-
-        if not refuted(_STEPS):
-            return None
-        low, high = -_STEPS, _STEPS
-        if refuted(low):
-            return claimed * _RATIO**low
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if refuted(middle) else (middle, high)
-        return claimed * _RATIO**high
+        return least_refuted(lambda noise: mean > largest_accuracy(family(noise)), claimed)
 
     def share_found(self, alternative: float, alpha: float, audits: int) -> float:
         """Share of imagined audits, whose noise is `alternative` times as much, that refute.
