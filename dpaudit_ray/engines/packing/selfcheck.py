@@ -115,7 +115,9 @@ def _first_right(
     odd = packed if isinstance(packed, Odd) else None
     if not isinstance(packed, Odd):
         fast = packed
-        tries = [lambda: fast(None, True), lambda: fast(_GPU, False)]
+        tries = [lambda: fast(None, True)]
+        if not _large(module):  # whose groups are checked on the device that uses them
+            tries.append(lambda: fast(_GPU, False))
         if (odd := _wrong(module, slots, tries, case)) is None:
             return Way()
         alone = [lambda: fast(ONE_BY_ONE, False)]
