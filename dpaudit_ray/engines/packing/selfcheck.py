@@ -164,9 +164,10 @@ def _case(module: nn.Module, x: Tensor, y: Tensor) -> _Case:
         finite = norms[norms.isfinite()]
         clip_norm = clip_norm or 0.9 * float(finite.median() if len(finite) else 0) or 1.0
         factors = clip_norm / norms.clamp(min=clip_norm)
-        torch.mv(each.T, factors, out=sums[i])
+        if not _large(module):  # asked for weighted sums only, and for no outputs
+            torch.mv(each.T, factors, out=sums[i])
         torch.mv(each.T, factors * own, out=weighted[i])
-    outputs = alone.outputs(theta, x)
+    outputs = theta.new_zeros(len(theta), 1) if _large(module) else alone.outputs(theta, x)
     return _Case(theta, x, y, weights, clip_norm, sums, weighted, outputs)
 
 
