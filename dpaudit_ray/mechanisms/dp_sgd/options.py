@@ -127,18 +127,28 @@ class DpSgd(Mechanism):
             return self.noise_multiplier
         if self.epsilon is None or self.delta is None or self.accountant is None:
             raise SpecError("mechanism.delta", "is required beside epsilon outside of an audit")
-        rate, sampling = self._sampled
         target = (self.epsilon, self.delta, self.accountant)
-        return noise.solved(*target, self.steps, rate, sampling)
+        return noise.solved(*target, self.steps, *self._sampled)
 
     @property
     def _sampled(self) -> tuple[float, Sampling]:
         """How often a step has the canary, and by which chance. Loads the data to know N."""
         if self.sampling.known:
             return 1.0, Sampling.POISSON
-        sizes = Sizes(len(self.data.load().y), self.batch_size)
-        rate = min(1.0, self.sampling.rate(sizes))
+        rate = self.sampling.rate(self._sizes)
         return rate, self.sampling.claim if rate < 1 else Sampling.POISSON
+
+    @property
+    def _sizes(self) -> Sizes:
+        """Loads the data to know N, and holds the batch size against it."""
+        size = len(self.data.load().y)
+        if self.batch_size > size:
+            raise SpecError(
+                "mechanism.batch_size",
+                f"is {self.batch_size}, but {self.data.name} has {size} examples; "
+                f"use at most {size}",
+            )
+        return Sizes(size, self.batch_size)
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
         """Multiples of `record_every` up to the last step, which is always recorded."""
@@ -176,14 +186,7 @@ class DpSgd(Mechanism):
 
     def check_inputs(self) -> None:
         """Loads the data, holds the batch size against it, and holds the model against autograd."""
-        data = self.data.load()
-        size = len(data.y)
-        if self.batch_size > size:
-            raise SpecError(
-                "mechanism.batch_size",
-                f"is {self.batch_size}, but {self.data.name} has {size} examples; "
-                f"use at most {size}",
-            )
+        data, _ = self.data.load(), self._sizes
         if self.engine == "opacus" and self.precision == "bfloat16":
             raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
         from . import rounding
