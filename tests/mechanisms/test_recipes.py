@@ -76,12 +76,11 @@ def test_empty_batches_are_noise_alone(engine: str, tiny: dict) -> None:
     torch.testing.assert_close(end(one), end(other), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["packed", "opacus"])
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize(("engine", "sampling"), [("packed", "fixed"), ("opacus", "poisson")])
 def test_parts_of_a_batch_make_the_same_step(engine: str, sampling: str, tiny: dict) -> None:
-    options = {"engine": engine, "sampling": sampling, "optimizer": "momentum"}
+    options = {"engine": engine, "sampling": sampling, "steps": 3, "optimizer": "momentum"}
     whole = end(recipe(tiny, **options), "sample")
-    for size in (64, 13, 1):
+    for size in (64, 13):
         parted = end(recipe(tiny, **options, physical_batch_size=size), "sample")
         torch.testing.assert_close(parted, whole, rtol=0, atol=1e-9)
 
