@@ -78,6 +78,11 @@ class Mechanism(Plugin):
         return self
 
     @property
+    def claim_parts(self) -> tuple[Plugin, ...]:
+        """Those of its options that are plug-ins and decide, beside itself, what is claimed."""
+        return ()
+
+    @property
     def sampled(self) -> bool:
         """Whether trials are run. Where they are not, `exact` says all there is to say."""
         return True

@@ -19,7 +19,7 @@ from ...adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdvers
 from ...data.base import Data, Dataset
 from ...errors import SpecError
 from ...models.base import Model
-from ...plugins import nested
+from ...plugins import Plugin, nested
 from ...stats import TradeOff
 from ..base import Claimed, Mechanism, Session
 from . import noise
@@ -103,6 +103,11 @@ class DpSgd(Mechanism):
             return self
         named = {"delta": self.delta or delta, "accountant": self.accountant or accountant}
         return self.model_copy(update=named)
+
+    @property
+    def claim_parts(self) -> tuple[Plugin, ...]:
+        """How batches are sampled."""
+        return (self.sampling,)
 
     @property
     def auto_pack_size(self) -> int:
