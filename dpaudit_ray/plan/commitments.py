@@ -130,7 +130,8 @@ def _other(run: RunDirectory) -> RunDirectoryError:
 
 
 def _filled(cell: Cell, audit: PlannedAudit) -> Cell:
-    known = not isinstance(cell.mechanism, Unread)
+    telling = (cell.mechanism, *cell.mechanism.claim_parts)
+    known = not any(isinstance(part, Unread) for part in telling)
     if known and (audit.claimed is None or not isinstance(cell.adversary, Unread)):
         return cell
     mechanism = Recorded(

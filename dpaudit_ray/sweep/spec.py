@@ -136,7 +136,12 @@ class Cell(Strict):
     @property
     def foreign(self) -> bool:
         """Whether it takes a class of somebody's own to tell what it claims."""
-        return is_own(self.mechanism) or is_own(self.adversary)
+        return any(map(is_own, self.claim_parts))
+
+    @property
+    def claim_parts(self) -> tuple[Plugin, ...]:
+        """What tells what it claims."""
+        return (self.mechanism, *self.mechanism.claim_parts, self.adversary)
 
     @property
     def fingerprint(self) -> str:
@@ -183,7 +188,7 @@ class Sweep(Strict):
     @property
     def unread_modules(self) -> tuple[str, ...]:
         """Modules that were not imported, and tell what an audit claims."""
-        found = (part for cell in self.cells for part in (cell.mechanism, cell.adversary))
+        found = (part for cell in self.cells for part in cell.claim_parts)
         named = (part.name for part in found if isinstance(part, Unread))
         return tuple(name.partition(":")[0] for name in named if ":" in name)
 
@@ -289,6 +294,7 @@ def _cell(sections: Mapping[str, Any], label: str) -> Cell:
     mechanism = parse(Mechanism, sections["mechanism"], "mechanism")
     adversary = parse(Adversary, sections["adversary"], "adversary")
     audit = validated(AuditSpec, sections["audit"], "audit")
+    mechanism = mechanism.for_audit(audit.delta, audit.accountants[0])
     cell = Cell(
         mechanism=mechanism, adversary=adversary, audit=audit, label=label or adversary.name
     )
