@@ -17,7 +17,8 @@ from ..plan.model import Plan, PlannedAudit
 from ..plan.prefix import FoldedPack
 from ..stats import Status
 from ..storage.run_directory import RunDirectory
-from ..sweep.spec import AuditSpec, Sweep
+from ..sweep.audit import AuditSpec
+from ..sweep.spec import Sweep
 
 EXACT = "exact"  # the estimator of an audit without trials that certifies something
 

@@ -45,16 +45,16 @@ class EstimatorSpec(Strict):
         return cls(name=name, options=options)
 
     def make(
-        self, planned: int, independent: bool = True, family: stats.Family | None = None
+        self, planned: int, canaries: int = 1, family: stats.Family | None = None
     ) -> stats.Estimator:
         """The streaming state; raises ValueError for an option outside its bounds.
 
-        `independent`: each trial is a training of its own, not a canary of one training. `family`:
-        the claim's curves, for one that is `through_claim`.
+        `canaries`: so many trials in a row are canaries of one training. `family`: the claim's
+        curves, for one that is `through_claim`.
         """
         method = self.method if ":" in self.name else self.name
         options = self.options | ({} if family is None else {"family": family})
-        return stats.make(method, planned=planned, independent=independent, **options)
+        return stats.make(method, planned, independent=canaries == 1, canaries=canaries, **options)
 
     @property
     def method(self) -> type[stats.Estimator]:

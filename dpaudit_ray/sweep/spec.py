@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from .. import accounting, imports
 from ..adversaries.base import Adversary
 from ..errors import SpecError
 from ..mechanisms.base import Mechanism
@@ -23,9 +22,8 @@ from ..plugins import Plugin, Strict, Unread, is_own, parse, parts, validated
 from ..stats.budget import Budget, SweepBudget
 from ..version import __version__
 from . import grid
-from .estimator import EstimatorSpec
+from .audit import AuditSpec
 from .resources import ResourceSpec
-from .stop_when import StopWhen
 from .yamlfile import dump_yaml, read_yaml
 
 MAX_HORIZONS = 10_000  # steps whose scores are recorded, per audit
@@ -43,47 +41,6 @@ def _folder_name(name: str) -> str:
 Name = Annotated[str, AfterValidator(_folder_name)]
 
 
-class AuditSpec(Strict):
-    """How many trials, at which level, and what is computed from them."""
-
-    trials: int = Field(ge=1, le=100_000_000)
-    delta: float = Field(gt=0, lt=1)
-    confidence: float = Field(default=0.95, gt=0, lt=1)
-    record_every: int | None = Field(default=None, ge=1)
-    estimators: list[EstimatorSpec] = Field(
-        default_factory=lambda: [EstimatorSpec(name="accuracy")], min_length=1
-    )
-    accountants: list[str] = Field(default_factory=lambda: ["gaussian"], min_length=1)
-    stop_when: StopWhen | None = None
-
-    @field_validator("estimators", mode="before")
-    @classmethod
-    def _estimators(cls, raw: Any) -> Any:
-        if not isinstance(raw, list):
-            return raw
-        return [EstimatorSpec.parse(item, f"estimators.{i}") for i, item in enumerate(raw)]
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        _refuse_repeats("estimators", [e.name for e in self.estimators])
-        _refuse_repeats("accountants", self.accountants)
-        for index, estimator in enumerate(self.estimators):
-            try:
-                if not estimator.unread:
-                    estimator.make(planned=self.trials)
-            except ValueError as error:
-                raise SpecError(f"estimators.{index}", f"{estimator.name}: {error}") from error
-        for index, name in enumerate(self.accountants):
-            _check_accountant(name, f"accountants.{index}")
-        return self
-
-    @property
-    def named_modules(self) -> set[str]:
-        """Modules that its estimators and accountants are taken from, where those are not ours."""
-        named = (*(one.name for one in self.estimators), *self.accountants)
-        return {name.partition(":")[0] for name in named if ":" in name}
-
-
 class Cell(Strict):
     """One audit of the grid. `label` says in words which cell it is."""
 
@@ -94,14 +51,38 @@ class Cell(Strict):
 
     @model_validator(mode="after")
     def _one_kind_of_scores(self) -> Self:
+        if self.independent:
+            return self
         for index, estimator in enumerate(self.audit.estimators):
-            if self.adversary.one_run and not (estimator.unread or estimator.method.one_run):
+            if estimator.unread:
+                continue
+            method = estimator.method
+            if not (method.one_run or (method.by_run and not self.adversary.one_run)):
                 raise SpecError(
                     f"audit.estimators.{index}",
-                    f"{estimator.name} takes scores of many training runs, which "
-                    f"{self.adversary.name} does not give; choose another estimator",
+                    f"{estimator.name} takes scores of many training runs, one of each, which "
+                    f"{self.adversary.name} does not give; choose another estimator: one-run, "
+                    "one-run-fdp" + ", several-canaries" * (not self.adversary.one_run),
                 )
+        each = self.adversary.canaries
+        if rest := self.audit.trials % each:
+            more = self.audit.trials - rest + each
+            raise SpecError(
+                "audit.trials",
+                f"is {self.audit.trials}, but each training has {each} canaries, a trial each; "
+                f"use {max(more - each, each)} or {max(more, 2 * each)}",
+            )
         return self
+
+    @property
+    def independent(self) -> bool:
+        """Whether every score comes from a training of its own."""
+        return self.canaries == 1
+
+    @property
+    def canaries(self) -> int:
+        """How many trials in a row are canaries of one training; 0: all."""
+        return 0 if self.adversary.one_run else self.adversary.canaries
 
     @property
     def parts(self) -> Iterator[Plugin]:
@@ -117,7 +98,12 @@ class Cell(Strict):
     @property
     def foreign(self) -> bool:
         """Whether it takes a class of somebody's own to tell what it claims."""
-        return is_own(self.mechanism) or is_own(self.adversary)
+        return any(map(is_own, self.claim_parts))
+
+    @property
+    def claim_parts(self) -> tuple[Plugin, ...]:
+        """What tells what it claims."""
+        return (self.mechanism, *self.mechanism.claim_parts, self.adversary)
 
     @property
     def fingerprint(self) -> str:
@@ -168,7 +154,7 @@ class Sweep(Strict):
     @property
     def unread_modules(self) -> tuple[str, ...]:
         """Modules that were not imported, and tell what an audit claims."""
-        found = (part for cell in self.cells for part in (cell.mechanism, cell.adversary))
+        found = (part for cell in self.cells for part in cell.claim_parts)
         named = (part.name for part in found if isinstance(part, Unread))
         return tuple(name.partition(":")[0] for name in named if ":" in name)
 
@@ -274,6 +260,7 @@ def _cell(sections: Mapping[str, Any], label: str) -> Cell:
     mechanism = parse(Mechanism, sections["mechanism"], "mechanism")
     adversary = parse(Adversary, sections["adversary"], "adversary")
     audit = validated(AuditSpec, sections["audit"], "audit")
+    mechanism = mechanism.for_audit(audit.delta, audit.accountants[0])
     cell = Cell(
         mechanism=mechanism, adversary=adversary, audit=audit, label=label or adversary.name
     )
@@ -305,28 +292,6 @@ def _refuse_twins(cells: tuple[Cell, ...]) -> None:
                 "grid", f"gives the same audit twice ({seen[key]}; {cell.label}); remove one"
             )
         seen[key] = cell.label
-
-
-def _check_accountant(name: str, key: str) -> None:
-    """Raises SpecError for one that is not known, nor can be imported, nor is only read."""
-    if ":" not in name and name not in accounting.accountants():
-        known = ", ".join(accounting.accountants())
-        raise SpecError(
-            key,
-            f"unknown accountant {name!r}; known: {known}; one of your own is named "
-            "package.module:Class",
-        )
-    if ":" in name and not imports.is_data(name):
-        try:
-            accounting.find(name)
-        except SpecError as error:
-            raise SpecError(key, error.problem) from error
-
-
-def _refuse_repeats(key: str, names: list[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise SpecError(key, f"lists {name} twice; remove one of them")
 
 
 def _digest(value: Any) -> str:

@@ -19,7 +19,8 @@ from dpaudit_ray.plan.model import PlannedAudit
 from dpaudit_ray.stats import Status
 from dpaudit_ray.stats.budget import SweepBudget
 from dpaudit_ray.storage.scores import PackScores
-from dpaudit_ray.sweep.spec import AuditSpec, Cell
+from dpaudit_ray.sweep.audit import AuditSpec
+from dpaudit_ray.sweep.spec import Cell
 
 from .coverage import Coverage, Nobody
 

@@ -136,7 +136,7 @@ GRIDS: list[tuple[Any, str]] = [
 ]
 MISSING = [
     *("name", "mechanism", "adversary", "audit", "audit.trials", "audit.delta"),
-    *("mechanism.data", "mechanism.model", "mechanism.steps", "mechanism.noise_multiplier"),
+    *("mechanism.data", "mechanism.model", "mechanism.steps"),
 ]
 
 

@@ -1,0 +1,201 @@
+"""What an observer of updates sees, and that a watched dimension shows all that theory allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from dpaudit_ray.adversaries.base import Canary, PublicKnowledge, UpdateObserver
+from dpaudit_ray.adversaries.watched_dimension import WatchedDimension
+from dpaudit_ray.mechanisms.base import Session
+from dpaudit_ray.mechanisms.dp_sgd.sessions import TrajectorySession
+from dpaudit_ray.mechanisms.dp_sgd.training import Training
+from dpaudit_ray.sweep import spec
+from tests.long import long
+
+Floats = npt.NDArray[np.float64]
+
+
+def opened(tiny: dict, adversary: Any = "watched-dimension", **options: Any) -> Session:
+    tiny["mechanism"] |= options
+    (cell,) = spec.from_raw({**tiny, "grid": {}, "adversary": adversary}).cells
+    return cell.mechanism.open(cell.adversary, seed=0, craft_seed=1, gpu=False)
+
+
+def in_theory(q: float, noise: float, steps: int, member: bool, seed: int) -> Floats:
+    """20,000 draws of the score where nothing but the canary and the noise is in the way."""
+    rng = np.random.default_rng(seed)
+    coins = (rng.random((20_000, steps)) < q) & member
+    shown = coins + noise * rng.normal(size=coins.shape)
+    return np.log(1 - q + q * np.exp((shown - 0.5) / noise**2)).sum(1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "momentum", "schedule": "cosine"},
+        {"optimizer": "adam", "physical_batch_size": 100},
+    ],
+    ids=["momentum", "adam"],
+)
+def test_the_score_is_the_likelihood_ratio_whatever_the_optimizer(
+    options: dict, tiny: dict
+) -> None:
+    """Poisson at q = .28, σ = 1, 20 steps: 300 trials of each world against draws of the formula.
+
+    A right score is rejected in 1 % of seeds, in either world; this one is fixed.
+    """
+    sizes = {"steps": 20, "batch_size": 160, "noise_multiplier": 1.0, "sampling": "poisson"}
+    session = opened(tiny, **sizes, **options)
+    members = np.arange(600) % 2 == 0
+    scores = session.run(members, 5, (20,))[:, 0]
+    for member in (True, False):
+        expected = in_theory(160 / 569, 1.0, 20, member, seed=int(member))
+        assert stats.ks_2samp(scores[members == member], expected).pvalue > 0.01
+
+
+def test_at_fixed_batches_it_is_a_sum(tiny: dict) -> None:
+    """Σ (s_t - 1/2) / σ² has mean ± T / 2σ² and variance T / σ²; within 4 standard errors."""
+    session = opened(tiny, optimizer="adam")
+    members = np.arange(800) % 2 == 0
+    scores = session.run(members, 5, (3, 6))
+    for column, steps in enumerate((3, 6)):
+        residual = scores[:, column] - np.where(members, 1, -1) * steps / 8
+        assert abs(residual.mean()) < 4 * np.sqrt(steps / 4 / 800)
+        assert abs(residual.var() / (steps / 4) - 1) < 4 * np.sqrt(2 / 800)
+
+
+def test_steps_without_the_canary_say_nothing(tiny: dict) -> None:
+    every = opened(dict(tiny), {"name": "watched-dimension", "period": 3})
+    scores = every.run(np.array([True, False]), 5, (2, 3, 5, 6))
+    assert (scores[:, 0] == 0).all()
+    assert (scores[:, 1] == scores[:, 2]).all()
+    assert (scores[:, 2] != scores[:, 3]).all()
+
+
+def test_the_others_stay_in_where_they_are_not_subtracted(tiny: dict) -> None:
+    """They blur a dimension that they move, by far more than this noise does."""
+    members = np.zeros(200, np.bool_)
+    spread = {}
+    for subtract in (True, False):
+        adversary = {"name": "watched-dimension", "subtract": subtract}
+        session = opened(dict(tiny), adversary, noise_multiplier=0.05, sampling="fixed")
+        session.canary.direction.copy_(moving(session.training))
+        spread[subtract] = np.abs(session.run(members, 5, (6,)) + 6 * 0.5 / 0.05**2).max()
+    assert spread[True] < 6 * 6 / 0.05 < spread[False]
+
+
+def moving(training: Training) -> Tensor:
+    """C along the dimension that the others push most in the first step."""
+    first = training.x[training.batches[0]], training.y[training.batches[0]]
+    found = training.sums(training.initial[None], *first, training.clip_norm)[0].abs()
+    return torch.eye(len(found))[int(found.argmax())] * training.clip_norm
+
+
+class Asking(WatchedDimension):
+    """Keeps what it sees, and asks what it may."""
+
+    name: str = f"{__name__}:Asking"
+
+    def observer(self, canary: Canary, known: PublicKnowledge, models: int) -> Any:
+        object.__setattr__(self, "_asked", Asked(known, models))
+        return self._asked
+
+
+class Asked:
+    def __init__(self, known: PublicKnowledge, models: int) -> None:
+        self.known, self.models = known, models
+        self.updates: list[tuple[int, Tensor, Tensor]] = []
+        self.seen: list[tuple[int, Tensor, Tensor]] = []
+
+    def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
+        self.updates.append((step, before, update.clone()))
+        update.zero_()  # a copy: the training does not feel it
+
+    def see(self, step: int, before: Tensor, after: Tensor) -> None:
+        assert self.updates[-1][0] == step
+        self.seen.append((step, before.clone(), after.clone()))
+
+    def scores(self) -> Tensor:
+        return torch.zeros(self.models)
+
+
+@pytest.mark.parametrize("engine", ["packed", "opacus"])
+def test_an_observer_of_updates_sees_what_moves_the_models(engine: str, tiny: dict) -> None:
+    schedule = {"name": "step", "every": 2}
+    session = opened(tiny, Asking.model_fields["name"].default, engine=engine, schedule=schedule)
+    assert isinstance(session, TrajectorySession)
+    session.run(np.array([True, False]), 5, (6,))
+    asked = session.adversary._asked
+    assert [step for step, _, _ in asked.updates] == [1, 2, 3, 4, 5, 6]
+    for (step, before, update), (_, start, after) in zip(asked.updates, asked.seen, strict=True):
+        assert torch.equal(before, start)
+        rate = session.training.recipe.rate(step)
+        torch.testing.assert_close(after, before - rate * update, rtol=1e-5, atol=1e-6)
+
+
+def test_an_observer_may_ask_for_losses_and_gradients_at_any_theta(tiny: dict) -> None:
+    session = opened(tiny, Asking.model_fields["name"].default, sampling="poisson")
+    session.run(np.array([True, False]), 5, (6,))
+    asked, training = session.adversary._asked, session.training
+    known: PublicKnowledge = asked.known
+    theta = torch.randn(3, len(known.initial), generator=torch.Generator().manual_seed(0))
+    x, y = known.batch(4)
+    assert torch.equal(x, training.x[training.batches[3]])
+    for row, losses, whole, clipped in zip(
+        theta, known.losses(theta, x, y), known.gradients(theta, x, y),
+        known.gradients(theta, x, y, clip_norm=0.1), strict=True,
+    ):  # fmt: skip
+        own = row.clone().requires_grad_()
+        outputs = torch.func.functional_call(training.module, _named(training, own), (x,))
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            outputs[:, 0], y.float(), reduction="none"
+        )
+        torch.testing.assert_close(losses, loss.detach(), rtol=1e-5, atol=1e-6)
+        (gradient,) = torch.autograd.grad(loss.sum(), own)
+        torch.testing.assert_close(whole, gradient, rtol=1e-4, atol=1e-4)
+        assert float(clipped.norm()) <= 0.1 * len(y) + 1e-5
+    assert (known.batch_size, known.noise_multiplier) == (64, 2.0)
+    assert known.sample_rate == 64 / 569
+
+
+def _named(training: Training, flat: Tensor) -> dict[str, Tensor]:
+    parts = dict(training.module.named_parameters())
+    cut = torch.split(flat, [part.numel() for part in parts.values()])
+    return {k: one.view(parts[k].shape) for k, one in zip(parts, cut, strict=True)}
+
+
+def test_secret_batches_are_not_told(tiny: dict) -> None:
+    """A dimension is watched all the same, with nothing to subtract."""
+    session = opened(tiny, batches="secret", engine="opacus")
+    scores = session.run(np.array([True, False]), 5, (6,))
+    assert np.isfinite(scores).all()
+    observer = session.adversary.observer(session.canary, _known(session), 2)
+    assert isinstance(observer, UpdateObserver)
+    assert observer.known.batch(1) is None
+
+
+def _known(session: Any) -> PublicKnowledge:
+    from dpaudit_ray.mechanisms.dp_sgd.sessions import _Known
+
+    return _Known(session.training)
+
+
+@long("twenty packs of 250 trainings of 200 steps")
+def test_poisson_at_a_low_rate_shows_what_theory_says(tiny: dict) -> None:
+    """q = .05, σ = 1, T = 200, R = 5000: hit rate within 4 standard errors of the formula's."""
+    sizes = {"steps": 200, "batch_size": 28, "noise_multiplier": 1.0, "sampling": "poisson"}
+    tiny["audit"]["record_every"] = 200
+    session = opened(tiny, **sizes)
+    members = np.random.default_rng(0).random(5000) < 0.5
+    packs = [session.run(members[i : i + 250], i, (200,)) for i in range(0, 5000, 250)]
+    hits = (np.concatenate(packs)[:, 0] > 0) == members
+    drawn = (in_theory(28 / 569, 1.0, 200, member, 7) > 0 for member in (True, False))
+    right, wrong = (one.mean() for one in drawn)
+    assert abs(hits.mean() - (right + 1 - wrong) / 2) < 4 * np.sqrt(0.25 / 5000)
