@@ -159,3 +159,21 @@ def test_of_a_function_only_its_user_knows_the_curve(tmp_path: Path) -> None:
     assert known(stated) is TradeOff.GAUSSIAN
     with pytest.raises(SpecError, match=r"mechanism\.curve: must be 'gaussian' or 'unknown'"):
         cell({**raw, "mechanism": mechanism | {"curve": "laplace"}})
+
+
+@pytest.mark.parametrize(
+    ("options", "curve"),
+    [
+        ({"sampling": "poisson"}, "claimed"),
+        ({"sampling": "shuffle"}, "unknown"),
+        ({"sampling": "poisson", "batches": "secret", "engine": "opacus"}, "unknown"),
+    ],
+)
+def test_a_poisson_sampled_dimension_is_of_its_claims_own_curves(
+    options: dict, curve: str, tiny: dict
+) -> None:
+    """Its trajectory is that of sampled Gaussian releases only if the others' batches are known."""
+    tiny["audit"]["accountants"] = ["rdp"]
+    raw = {**tiny, "mechanism": tiny["mechanism"] | options}
+    assert known(cell(raw, "biased-dimension")) is TradeOff(curve)
+    assert known(cell(raw, "loss")) is TradeOff.UNKNOWN

@@ -28,6 +28,7 @@ from .optimizers.sgd import Sgd
 from .recipe import Recipe
 from .sampling.base import Sampler, Sizes
 from .sampling.fixed import Fixed
+from .sampling.poisson import Poisson
 from .schedules.base import Schedule
 from .schedules.constant import Constant
 
@@ -216,10 +217,18 @@ class DpSgd(Mechanism):
         A longer period asks what the steps in between hide, which is a question about the last
         model, and its curve is not known; nor is any, for a gradient that depends on the model, or
         a canary that is sampled. Optimizer and schedule only process what steps show.
+
+        Of Poisson sampling it is the claimed one: given the others' batches, which are known, step
+        t shows b c_t g* + Z_t with a coin c_t of the canary's own, so the trajectory is that of T
+        sampled Gaussian releases with a noise multiplier of s / |g*|. What is certified through
+        the claim's curves is again the ε of releasing every step.
         """
-        known = self.sampling.known and self.batches == "known"
-        every_step = adversary.fixed_gradient and adversary.period == 1 and known
-        return TradeOff.GAUSSIAN if every_step else TradeOff.UNKNOWN
+        every_step = adversary.fixed_gradient and adversary.period == 1
+        if not every_step or self.batches != "known":
+            return TradeOff.UNKNOWN
+        if isinstance(self.sampling, Poisson):
+            return TradeOff.CLAIMED
+        return TradeOff.GAUSSIAN if self.sampling.known else TradeOff.UNKNOWN
 
     def training(self, seed: int, gpu: bool) -> Training:
         """Everything public about the training: data, θ_0, batches, and the engine."""
