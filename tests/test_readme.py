@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -128,6 +129,33 @@ def test_recipe_examples_run(workplace: Path) -> None:
         (workplace / name.replace(":", ".").partition(".")[0]).with_suffix(".py").unlink()
     told = shell(["dpaudit", "status", "runs/recipe"], workplace)  # imports none of them
     assert told.returncode == 0, told.stderr
+
+
+def test_estimator_and_accountant_examples_run(workplace: Path) -> None:
+    for file in ("my_training.py", "cut.py", "zcdp.py"):
+        example = next(block for block in blocks("python") if f"# {file}" in block)
+        assert len(example.splitlines()) <= 40
+        (workplace / file).write_text(example)
+    sweep = yaml.safe_load(next(block for block in blocks("yaml") if "my_training:train" in block))
+    more = yaml.safe_load(next(block for block in blocks("yaml") if "cut:Cut" in block))
+    sweep["audit"] |= more["audit"]
+    (workplace / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    for command in ("run sweep.yaml --executor inline", "report runs/my-training", "verify"):
+        if command == "verify":
+            command = "verify runs/my-training --trust my_training,cut,zcdp"
+        done = shell(["dpaudit", *command.split()], workplace)
+        # So few trials of this training may leave a verdict open.
+        assert done.returncode in (0, 5), (command, done.stdout, done.stderr)
+    estimates = da.Result(str(workplace / "runs/my-training"), complete=True).estimates
+    claims = estimates.groupby("accountant")["epsilon_upper"].first()
+    assert (
+        claims["gaussian"]
+        < claims["zcdp:Zcdp"]
+        == pytest.approx(0.5 + 2 * math.sqrt(0.5 * math.log(1e5)))
+    )
+    shown = estimates[estimates["estimator"] == "cut:Cut"].iloc[0]
+    assert shown["status"] == "certified"
+    assert 0.4 < shown["epsilon_lower"] < 0.9  # ln(.69 / .31) = .8 is what the best guess shows
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..stats import gdp
+from .accountant import Accountant, Ends
 from .training import Training
 
 
@@ -32,3 +33,22 @@ def delta(training: Training, epsilon: float) -> tuple[float, float, float]:
     """(δ, δ, δ) at ε."""
     value = float(gdp.delta(epsilon, mu(training)))
     return value, value, value
+
+
+class Gaussian(Accountant):
+    """Exact, for trainings in which every step sees every record."""
+
+    name = "gaussian"
+
+    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
+        """See `Accountant`."""
+        return epsilon(training, delta)
+
+    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
+        """See `Accountant`."""
+        return delta(training, epsilon)
+
+    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
+        """Squares of μ add up."""
+        value = float(gdp.epsilon(math.hypot(*map(mu, events)), delta))
+        return value, value, value

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
 from scipy import optimize
 
 from ..stats import gdp
-from .claims import epsilon as _epsilon
-from .training import Accountant, Adjacency, Training, check_delta, parse_accountant
+from .claims import epsilon_of
+from .training import Adjacency, Sampling, Training, check_delta
 
 _FIRST, _LAST = 20.0, 1e6
 
 
-def noise_multiplier(
+def noise_multiplier(  # noqa: PLR0913 (what a training is, by name)
     epsilon: float,
     steps: int,
     delta: float,
     sample_rate: float = 1.0,
-    accountant: str = Accountant.GAUSSIAN,
+    accountant: str = "gaussian",
     adjacency: str = Adjacency.ADD_REMOVE,
     tolerance: float = 0.01,
+    *,
+    sampling: str = Sampling.POISSON,
 ) -> float:
     """Noise multiplier whose claim lies in [epsilon - tolerance, epsilon].
 
@@ -31,16 +34,17 @@ def noise_multiplier(
     Raises:
         ValueError: a value outside its bounds, or no noise up to 1e6 reaches `epsilon`.
     """
-    name = parse_accountant(accountant)
     check_delta(delta)
-    Training(1.0, steps, sample_rate, adjacency)
-    if name is Accountant.GAUSSIAN and sample_rate == 1:
+    training = Training(1.0, steps, sample_rate, adjacency, sampling)
+    fixed = training.unamplified
+    if accountant == "gaussian" and fixed.sample_rate == 1:
         _check_target(epsilon, tolerance)
         sensitivity = 2 if adjacency == Adjacency.REPLACE else 1
-        return sensitivity * math.sqrt(steps) / float(gdp.mu(epsilon, delta))
+        return sensitivity * math.sqrt(fixed.steps) / float(gdp.mu(epsilon, delta))
 
     def claim(noise: float) -> float:
-        return _epsilon(noise, steps, delta, sample_rate, name, adjacency)
+        one = dataclasses.replace(training, noise_multiplier=noise)
+        return epsilon_of(one, delta, accountant).upper
 
     return _bisected(claim, epsilon, tolerance)
 

@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 from . import rdp
+from .accountant import Accountant, Ends
 from .training import Adjacency, Training
 
 NOTE = "replacement with sampling: opposite gradients are taken as the worst case"
@@ -40,6 +41,22 @@ def delta(training: Training, epsilon: float, both_ends: bool = True) -> tuple[f
     if both_ends:
         lower = min(float(_composed(training, width, False).get_delta_for_epsilon(epsilon)), upper)
     return lower, upper, upper
+
+
+def advantage(training: Training) -> float:
+    """δ at ε = 0 from above, on the coarsest grid that moves it by 1e-5 at most; sampled steps.
+
+    Rounding errors of single steps cancel mostly: their sum grows with the root of the steps.
+    """
+    width = _doubled(1e-2 / math.sqrt(training.steps))
+    return min(float(_composed(training, width, True).get_delta_for_epsilon(0.0)), 1.0)
+
+
+def least_epsilon(training: Training, delta: float) -> float:
+    """ε at δ from below, by losses that are rounded down: by .005 at least, and more over many
+    steps; sampled steps."""
+    width = _doubled(1e-2 / training.steps)
+    return max(float(_composed(training, width, False).get_epsilon_for_delta(delta)), 0.0)
 
 
 @functools.lru_cache(maxsize=32)
@@ -81,6 +98,37 @@ def _width(training: Training, delta: float) -> float:
     """
     noise, single = training.unit_noise, training.sample_rate == 1
     reach = rdp.epsilon(Training(noise, training.steps, training.sample_rate), delta / 1000)[2]
-    wanted = reach / (_LARGEST_SINGLE if single else _LARGEST_GRID)
+    return _doubled(reach / (_LARGEST_SINGLE if single else _LARGEST_GRID))
+
+
+def _doubled(wanted: float) -> float:
     doublings = math.ceil(math.log2(max(wanted / FINEST, 1.0)))
     return float(FINEST * 2**doublings)
+
+
+class Pld(Accountant):
+    """Doroshenko et al. 2022: privacy loss distributions, rounded pessimistically."""
+
+    name = "pld"
+
+    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
+        """See `Accountant`."""
+        return epsilon(training, delta, both_ends)
+
+    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
+        """See `Accountant`."""
+        return delta(training, epsilon, both_ends)
+
+    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
+        """Distributions of all events on one grid, convolved."""
+        width = max(_width(one, delta) for one in events)
+        whole = functools.reduce(
+            lambda one, other: one.compose(other), (_composed(one, width, True) for one in events)
+        )
+        upper = float(whole.get_epsilon_for_delta(delta))
+        return 0.0, upper, upper
+
+    def remark(self, training: Training) -> str:
+        """See `NOTE`."""
+        sampled = training.sample_rate < 1 and training.adjacency is Adjacency.REPLACE
+        return NOTE if sampled else ""

@@ -11,17 +11,17 @@ from typing import TypeVar
 E = TypeVar("E", bound=StrEnum)
 
 
-class Accountant(StrEnum):
-    """How an upper bound is computed."""
-
-    GAUSSIAN = "gaussian"  # exact, for trainings in which every step sees every record
-    PRV = "prv"  # Gopi, Lee, Wutschitz 2021: numerical composition with an error interval
-    PLD = "pld"  # Doroshenko et al. 2022: privacy loss distribution, rounded pessimistically
-    RDP = "rdp"  # Mironov 2017: Rényi divergences, loose but never in trouble
+UNAMPLIFIED = "no amplification by this sampling is proven here: each epoch counts as a release"
+_ROUNDING = 1e-9  # relative: of rates that are quotients
 
 
 class Adjacency(StrEnum):
-    """What two neighbouring data sets differ in."""
+    """What two neighbouring data sets differ in.
+
+    Where an epoch is cut from an order of N records, one record less leaves its place empty, and
+    all others where they are (the "zero-out" of Kairouz et al. 2021; Chua et al. 2024a): without
+    it one record more or less would move others to another batch.
+    """
 
     ADD_REMOVE = "add-remove"  # one record more or less: sums of clipped gradients move by C
     REPLACE = "replace"  # one record for another, a flipped label too: they move by 2 C
@@ -46,7 +46,7 @@ class Bounds:
     lower: float
     estimate: float
     upper: float
-    accountant: Accountant
+    accountant: str
     note: str = ""
 
 
@@ -54,8 +54,9 @@ class Bounds:
 class Training:
     """DP-SGD: `steps` sums of gradients clipped to C, each with noise `noise_multiplier` * C.
 
-    Each record takes part in a step with probability `sample_rate` (Poisson sampling); 1 also
-    stands for mini-batches that the adversary knows.
+    Each record takes part in a step with probability `sample_rate`; 1 also stands for mini-batches
+    that the adversary knows. With `sampling` other than Poisson it is in one batch of each epoch,
+    of batch size over number of records many: how they are drawn does not depend on the data.
 
     Raises:
         ValueError: a value outside its bounds.
@@ -65,6 +66,7 @@ class Training:
     steps: int
     sample_rate: float = 1.0
     adjacency: str = Adjacency.ADD_REMOVE
+    sampling: str = Sampling.POISSON
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise_multiplier < math.inf:
@@ -76,6 +78,10 @@ class Training:
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample_rate must lie in (0, 1], got {self.sample_rate}")
         object.__setattr__(self, "adjacency", _choice(Adjacency, "adjacency", self.adjacency))
+        sampling = _choice(Sampling, "sampling", self.sampling)
+        if self.sample_rate == 1:  # one batch of all, however it is drawn
+            sampling = Sampling.POISSON
+        object.__setattr__(self, "sampling", sampling)
 
     @property
     def unit_noise(self) -> float:
@@ -83,21 +89,39 @@ class Training:
         return self.noise_multiplier / (2 if self.adjacency is Adjacency.REPLACE else 1)
 
     @property
+    def batches(self) -> int:
+        """The fewest batches of an epoch: what does not fill the last one may be left out."""
+        return math.floor((1 + _ROUNDING) / self.sample_rate)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that were begun, in each of which a record may have taken part."""
+        return -(-self.steps // self.batches)
+
+    @property
+    def unamplified(self) -> Training:
+        """The same training, told to an adversary who sees all batches: proven for any sampling.
+
+        Of Poisson sampling nothing is to be told. Else the order of an epoch is drawn apart from
+        the data. Given it, a record moves one sum per epoch, at a step that is known beforehand,
+        and the others see the same function of what was released: `epochs` adaptive Gaussian
+        releases (Dong, Roth, Su 2022, Corollary 2.14). To forget the order is post-processing. An
+        epoch that ends early counts in full: the record may have been in what was seen of it.
+        """
+        if self.sampling is Sampling.POISSON:
+            return self
+        return Training(self.noise_multiplier, self.epochs, 1.0, self.adjacency)
+
+    def after(self, steps: int) -> Training:
+        """The same training, ended after so many steps."""
+        return dataclasses.replace(self, steps=steps)
+
+    @property
     def known(self) -> float | None:
         """The ε or δ that needs no accountant: 0 without steps, infinite ε without noise."""
         if self.steps == 0:
             return 0.0
         return math.inf if self.noise_multiplier == 0 else None
-
-
-def parse_accountant(name: str) -> Accountant:
-    """Raises ValueError for an unknown name, and says what CLT accounting is not good for."""
-    if name in ("gdp", "clt"):
-        raise ValueError(
-            f"accountant {name!r} is a central-limit approximation, not an upper bound; "
-            f"use one of {', '.join(Accountant)}, or accounting.clt_epsilon to look at it"
-        )
-    return _choice(Accountant, "accountant", name)
 
 
 def check_delta(delta: float) -> None:

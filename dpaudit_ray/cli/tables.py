@@ -160,8 +160,8 @@ def _explain(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
 
     statuses = {row["status"] for row in rows}
     terminal.explain(words.CERTIFIED)
-    if Status.IF_GAUSSIAN in statuses:
-        terminal.explain(words.IF_GAUSSIAN)
+    for condition in words.conditions(statuses, run.sweep.cells):
+        terminal.explain(condition)
     if Status.MIXED in statuses:
         terminal.explain(words.MIXED)
     terminal.explain(words.ANY)
@@ -194,6 +194,9 @@ def show_verdict(found: RunVerdict) -> None:
                     f"{audit.label}: {inside} trainings with the canary diverged and {outside} "
                     "without it, so diverging depends on the canary"
                 )
+        for audit in found.audits:
+            if audit.remark:
+                terminal.explain(f"{audit.label}: {audit.remark}")
         if len(found.audits) > 1:
             terminal.explain(
                 f"all audits together: log10 evidence {found.evidence:.3f}, "

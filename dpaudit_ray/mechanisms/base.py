@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..accounting import Adjacency, Sampling
+from ..accounting import Adjacency, Sampling, Training
 from ..plugins import Plugin
 from ..stats import TradeOff
 
@@ -30,6 +30,8 @@ class Claimed:
 
     `noise_multiplier` is the noise's standard deviation over the sensitivity of adding or
     removing the canary; `sample_rate` is the chance that a release contains it, by `sampling`.
+    Where the canary takes the place of another record, `adjacency` says so, and doubles the
+    sensitivity; the noise multiplier stays.
     """
 
     noise_multiplier: float
@@ -39,9 +41,23 @@ class Claimed:
     adjacency: Adjacency = Adjacency.ADD_REMOVE
 
     @property
+    def training(self) -> Training:
+        """The same, as accountants take it."""
+        return self.at_noise(self.noise_multiplier)
+
+    def at_noise(self, noise_multiplier: float) -> Training:
+        """The same with another noise multiplier."""
+        return Training(
+            noise_multiplier, self.releases, self.sample_rate, self.adjacency, self.sampling
+        )
+
+    @property
     def gaussian(self) -> bool:
-        """Whether the claimed trade-off curve is Gaussian: then a μ above its own refutes it."""
-        return self.sample_rate == 1
+        """Whether the claimed trade-off curve is Gaussian: then a μ above its own refutes it.
+
+        So it is where batches are known, and of shuffling, of which no accountant proves more.
+        """
+        return self.sample_rate == 1 or self.sampling is Sampling.SHUFFLE
 
 
 class Session(Protocol):
@@ -111,7 +127,8 @@ class Mechanism(Plugin):
         """The shape of the trade-off curve of what this adversary audits, for a run to `horizon`.
 
         Gaussian only where its docstring proves it and says of which release: then, and only then,
-        an ε that was converted from a certified μ is certified. The size of the curve stays
+        an ε that was converted from a certified μ is certified. Claimed where the docstring proves
+        that it is the claimed mechanism, as sampled, up to the noise. The size of the curve stays
         unknown: the noise may be less than promised.
         """
         return TradeOff.UNKNOWN

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from .. import stats
+from ..accounting import Family
 from ..plan import prefix
 from ..plan.model import PlannedAudit
 from ..plan.prefix import FoldedPack
@@ -31,11 +31,11 @@ class Estimating:
 
     def __init__(self, audit: PlannedAudit, cell: Cell, budget: SweepBudget) -> None:
         self._audit, self._cell = audit, cell
-        specs = self._estimators()
+        self._specs = specs = self._estimators()
         # Those that were added share what the sweep's budget has for one of those asked for.
         added = max(len(specs) - len(cell.audit.estimators), 1)
         self._each = 1 - (1 - budget.each) / added
-        self._states = [[self._made(one) for one in specs] for _ in audit.horizons]
+        self._states = [[self._made(one, step) for one in specs] for step in audit.horizons]
         self._free = self._curve_free(specs)
 
     def fold(self, pack: FoldedPack) -> None:
@@ -54,7 +54,10 @@ class Estimating:
         for index, (step, states) in enumerate(zip(audit.horizons, self._states, strict=True)):
             known = cell.mechanism.trade_off(cell.adversary, step)
             found = [(one.given(known), one.epsilon_lower) for one in exact.get(step, ())]
-            bounds = [state.bound(level.delta, level.confidence) for state in states]
+            bounds = [
+                dataclasses.replace(state.bound(level.delta, level.confidence), method=spec.name)
+                for spec, state in zip(self._specs, states, strict=True)
+            ]
             free = self._assumption_free([one for one, _ in found], bounds, index)
             found += [
                 self._worth(state, bound.given(known))
@@ -79,7 +82,7 @@ class Estimating:
         if not self._cell.mechanism.sampled:
             return []
         asked = list(self._cell.audit.estimators)
-        uniform = any(stats.estimators()[one.name].time_uniform() for one in asked)
+        uniform = any(one.method.time_uniform() for one in asked)
         if not self._looked or uniform or self._audit.canaries == 0:
             return asked
         added = TIME_UNIFORM if self._audit.independent else TIME_UNIFORM_BY_RUN
@@ -93,12 +96,15 @@ class Estimating:
         method = TIME_UNIFORM[1] if self._looked else preferred.curve_free_method(not independent)
         if not self._cell.mechanism.sampled or any(one.name == method for one in listed):
             return None
-        return self._made(EstimatorSpec(name=method))
+        return self._made(EstimatorSpec(name=method), self._audit.horizons[-1])
 
-    def _made(self, spec: EstimatorSpec) -> Estimator:
-        uniform = stats.estimators()[spec.name].time_uniform()
-        planned = self._audit.declared[0] if uniform else self._audit.trials
-        return spec.make(planned, self._audit.in_a_training)
+    def _made(self, spec: EstimatorSpec, step: int) -> Estimator:
+        planned = self._audit.declared[0] if spec.method.time_uniform() else self._audit.trials
+        family = None
+        if spec.through_claim:
+            mechanism, adversary = self._cell.mechanism, self._cell.adversary
+            family = Family(mechanism.claimed(adversary, step).training)
+        return spec.make(planned, self._audit.in_a_training, family)
 
     def _worth(self, state: Estimator, found: Estimate) -> tuple[Estimate, float]:
         """The bound of a state under its status by now, and its ε at the sweep's split level.

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import accounting
-from ..accounting import Accountant
+from .. import accounting, imports
+from ..accounting import Adjacency, Sampling, Training
 from ..errors import SpecError
 from ..mechanisms.base import Claimed
 from ..stats import curve, gdp
@@ -27,6 +27,7 @@ Claims = Mapping[str, tuple[float, ...]]  # ε at each recorded step, by account
 _CLOSE = 1e-6  # relative: what versions of scipy differ by
 _AGAIN = 1e-3  # relative: what another version of an accountant may differ by
 _NUMERIC = 0.02  # and what one that composes numerically is off by where no step is sampled
+_NUMERICAL = ("pld", "prv")
 
 
 def of(cell: Cell) -> dict[str, tuple[float, ...]]:
@@ -41,9 +42,18 @@ def asked(cell: Cell) -> tuple[Claimed, ...]:
 
 
 def to_json(claimed: tuple[Claimed, ...]) -> dict[str, Any]:
-    """As in plan.json, where the sweep alone does not tell: noise and rate are those of all."""
+    """As in plan.json, where the sweep alone does not tell: noise and rate are those of all.
+
+    How records are sampled, and what neighbours differ in, stands there where it is not as usual.
+    """
     last = claimed[-1]
-    return {
+    usual = Claimed(last.noise_multiplier, 0)
+    rare = {
+        key: getattr(last, key).value
+        for key in ("sampling", "adjacency")
+        if getattr(last, key) is not getattr(usual, key)
+    }
+    return rare | {
         "noise_multiplier": last.noise_multiplier,
         "sample_rate": last.sample_rate,
         "releases": [one.releases for one in claimed],
@@ -58,7 +68,9 @@ def from_json(raw: Any) -> tuple[Claimed, ...]:
     releases = [int(number) for number in raw["releases"]]
     if not releases or min(releases) < 0:
         raise ValueError(f"a training of {min(releases, default=0)} releases was asked for")
-    return tuple(Claimed(noise, number, rate) for number in releases)
+    sampling = Sampling(raw.get("sampling", Sampling.POISSON))
+    adjacency = Adjacency(raw.get("adjacency", Adjacency.ADD_REMOVE))
+    return tuple(Claimed(noise, number, rate, sampling, adjacency) for number in releases)
 
 
 def difference(claims: Claims, cell: Cell) -> str | None:
@@ -71,6 +83,8 @@ def difference(claims: Claims, cell: Cell) -> str | None:
         return f"accountants are {', '.join(claims)}, not {', '.join(cell.audit.accountants)}"
     claimed = asked(cell)
     for name, values in claims.items():
+        if ":" in name and imports.is_data(name):
+            continue  # what takes code of somebody's own to tell is known from the record only
         low, high = _range(claimed, cell.audit.delta, name)
         wrong = np.argwhere(~((low <= np.array(values)) & (np.array(values) <= high)))
         if len(wrong):
@@ -85,20 +99,25 @@ def difference(claims: Claims, cell: Cell) -> str | None:
 def _range(claimed: tuple[Claimed, ...], delta: float, name: str) -> tuple[Floats, Floats]:
     """Between what claims must lie, float64 [steps] each."""
     last = claimed[-1]
-    if not last.gaussian:
+    if not last.gaussian or ":" in name:  # one of somebody's own may promise too much
         top = _last(last, delta, name)
         low = np.zeros(len(claimed))
         low[-1] = top * (1 - _AGAIN)
         return low, np.full(len(claimed), top * (1 + _AGAIN))
-    releases = np.array([one.releases for one in claimed], dtype=np.float64)
-    exact = np.asarray(gdp.epsilon(np.sqrt(releases) / last.noise_multiplier, delta))
-    if name == Accountant.GAUSSIAN:
+    exact = np.asarray(gdp.epsilon([_mu(one.training) for one in claimed], delta))
+    if name == "gaussian":
         high = exact * (1 + _CLOSE) + _CLOSE
-    elif name == Accountant.RDP:
-        high = np.full(len(claimed), _last(last, delta, name) * (1 + _AGAIN))
-    else:
+    elif name in _NUMERICAL:
         high = exact * (1 + _AGAIN) + _NUMERIC
+    else:
+        high = np.full(len(claimed), _last(last, delta, name) * (1 + _AGAIN))
     return exact * (1 - _CLOSE) - _CLOSE, high
+
+
+def _mu(training: Training) -> float:
+    """Of what is claimed without amplification."""
+    fixed = training.unamplified
+    return math.sqrt(fixed.steps) / fixed.unit_noise
 
 
 @functools.lru_cache(maxsize=1024)
@@ -107,19 +126,24 @@ def _last(claimed: Claimed, delta: float, name: str) -> float:
 
 
 def _curve(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[float, ...]:
-    noise, sample_rate = claimed[-1].noise_multiplier, claimed[-1].sample_rate
-    releases = [one.releases for one in claimed]
+    last, releases = claimed[-1], [one.releases for one in claimed]
     try:
-        curve = accounting.curve(
-            noise, releases, delta, sample_rate=sample_rate, accountant=accountant
+        found = accounting.curve(
+            last.noise_multiplier,
+            releases,
+            delta,
+            sample_rate=last.sample_rate,
+            accountant=accountant,
+            adjacency=last.adjacency,
+            sampling=last.sampling,
         )
     except (ValueError, ArithmeticError) as error:
         raise SpecError(
             "audit.accountants",
-            f"{accountant} gives no claim for a noise multiplier of {noise:g} and a sample rate of "
-            f"{sample_rate:g} ({error}); choose another accountant",
+            f"{accountant} gives no claim for a noise multiplier of {last.noise_multiplier:g} and "
+            f"a sample rate of {last.sample_rate:g} ({error}); choose another accountant",
         ) from error
-    return tuple(curve.tolist())
+    return tuple(found.tolist())
 
 
 def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:
@@ -134,25 +158,19 @@ def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float],
 
     @functools.cache
     def at_noise(noise: float) -> Curve:
-        if claimed.sample_rate == 1 and accountant == accounting.Accountant.GAUSSIAN:
-            return curve.gaussian(math.sqrt(claimed.releases) / noise)
-        at = functools.partial(
-            accounting.epsilon,
-            noise,
-            claimed.releases,
-            sample_rate=claimed.sample_rate,
-            accountant=accountant,
-        )
+        training = claimed.at_noise(noise)
+        if claimed.gaussian and accountant == "gaussian":
+            return curve.gaussian(_mu(training))
         # The points that matter are those of the Gaussian claim with the same ε at δ.
-        points = curve.gaussian(float(gdp.mu(at(delta), delta))).epsilons
-        deltas = [_delta(noise, claimed, float(e), accountant) for e in points]
-        return Curve(points, np.array(deltas))
+        epsilon = accounting.epsilon_of(training, delta, accountant).upper
+        return at_points(
+            training, curve.gaussian(float(gdp.mu(epsilon, delta))).epsilons, accountant
+        )
 
     return at_noise
 
 
-def _delta(noise: float, claimed: Claimed, epsilon: float, accountant: str) -> float:
-    value: Any = accounting.delta(
-        noise, claimed.releases, epsilon, sample_rate=claimed.sample_rate, accountant=accountant
-    )
-    return min(float(value), 1.0)
+def at_points(training: Training, epsilons: Floats, accountant: str) -> Curve:
+    """What `accountant` claims of a training at each ε, float64 [n]."""
+    deltas = [accounting.delta_of(training, float(e), accountant).upper for e in epsilons]
+    return Curve(epsilons, np.minimum(deltas, 1.0))

@@ -8,6 +8,7 @@ code is trusted and imported.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from .. import stats
@@ -90,8 +91,12 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
             )
 
 
-def check_estimates(estimates: pd.DataFrame, plan: Plan, run: RunDirectory) -> None:
+def check_estimates(
+    estimates: pd.DataFrame, plan: Plan, run: RunDirectory, own: Collection[str] = ()
+) -> None:
     """Every row is of an audit, step, accountant and claim of the plan, in words that are known.
+
+    `own` are estimators of somebody's own that the sweep names.
 
     Raises:
         RunDirectoryError: one is not.
@@ -102,7 +107,7 @@ def check_estimates(estimates: pd.DataFrame, plan: Plan, run: RunDirectory) -> N
         for name, values in audit.claims.items()
         for step, claim in zip(audit.horizons, values, strict=True)
     }
-    names = {*stats.estimators(), *_EXACT}
+    names = {*stats.estimators(), *_EXACT, *own}
     worded = [("status", {*Status}), ("estimator", names), ("free_estimator", {"", *names})]
     for column, words in worded:
         for found in set(estimates[column]) - words:

@@ -167,7 +167,8 @@ def device(gpu: bool = False) -> str:
 
 def _named(sweep: Sweep) -> set[str]:
     """Modules that the sweep takes from elsewhere."""
-    return {
+    taught = {module for cell in sweep.cells for module in cell.audit.named_modules}
+    return taught | {
         module for cell in sweep.cells for part in cell.parts for module in part.named_modules()
     }
 

@@ -14,6 +14,7 @@ import pandas as pd
 from ..plan.model import PlannedAudit
 from ..plan.prefix import Trials
 from ..printable import lines
+from ..stats import Status
 from ..version import __version__
 from . import figures, groups, overviews, words
 from .profiles import Profile
@@ -45,6 +46,7 @@ def write(run: Run, again: float | None = None) -> str:
         pictures=_pictures(run),
         audits=audits,
         words=words,
+        conditions=words.conditions({*table["status"], Status.IF_GAUSSIAN}, run.sweep.cells),
         level=words.single(run.sweep.budget) if run.sweep.budget.audits else "",
         best=best(run) if run.sweep.budget.parts > 1 else None,
         specification=run.sweep.canonical(),

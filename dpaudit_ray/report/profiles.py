@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -12,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .. import accounting
+from .. import imports
+from ..accounting import Training
+from ..plan import claims
 from ..plan.model import PlannedAudit
 from ..stats import profile
 from ..stats.claim import Curve
@@ -51,13 +52,6 @@ class Profile:
         cell = run.sweep.cells[run.plan.audits.index(audit)]
         confidence = cell.audit.confidence
         claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
-        ask = functools.partial(
-            accounting.delta_curve,
-            claimed.noise_multiplier,
-            claimed.releases,
-            sample_rate=claimed.sample_rate,
-            accountant=next(iter(audit.claims)),
-        )
         points = np.linspace(0.0, 2 * audit.claim, 60)
         size = _shared_size(len(values))
         return cls(
@@ -65,7 +59,7 @@ class Profile:
             profile.mu_profile(values, members, confidence, size=size),
             _DELTAS,
             profile.epsilon_curve(values, members, _DELTAS, confidence, size=size),
-            Curve(points, np.minimum(ask(epsilons=points), 1.0)),
+            _claim(claimed.training, points, audit, cell.audit.delta),
         )
 
     def figure(self) -> bytes:
@@ -118,3 +112,11 @@ def _shared_size(trials: int) -> int:
     (`stats.local_levels.upper_rates`).
     """
     return math.ceil(trials / 2 + 2 * math.sqrt(trials))
+
+
+def _claim(training: Training, points: Floats, audit: PlannedAudit, delta: float) -> Curve:
+    """The first accountant's curve; its one recorded point where that may not be imported."""
+    accountant = next(iter(audit.claims))
+    if ":" in accountant and imports.is_data(accountant):
+        return Curve(np.array([audit.claim]), np.array([delta]))
+    return claims.at_points(training, points, accountant)

@@ -17,7 +17,8 @@ from ..plan.model import Plan, PlannedAudit
 from ..plan.prefix import FoldedPack
 from ..stats import Status
 from ..storage.run_directory import RunDirectory
-from ..sweep.spec import AuditSpec, Sweep
+from ..sweep.audit import AuditSpec
+from ..sweep.spec import Sweep
 
 EXACT = "exact"  # the estimator of an audit without trials that certifies something
 
@@ -37,7 +38,8 @@ class Run:
         directory = RunDirectory(location)
         sweep, plan = planning.read(directory)
         estimates = directory.estimates()
-        commitments.check_estimates(estimates, plan, directory)
+        own = {one.name for cell in sweep.cells for one in cell.audit.estimators}
+        commitments.check_estimates(estimates, plan, directory, own)
         return cls(directory, sweep, plan, estimates)
 
     def done(self, audit: PlannedAudit) -> int:
@@ -75,7 +77,7 @@ def all_estimates(run: Run) -> pd.DataFrame:
     table = run.estimates.copy()
     table.insert(1, "label", table["audit"].map(labels))
     partial = table["trials"] < table["audit"].map(planned).astype("int64")
-    table["interim"] = partial & ~table["estimator"].isin(_anytime())
+    table["interim"] = partial & ~table["estimator"].isin(_anytime(run))
     table["above_claim"] = _above_claim(run, table)
     return table
 
@@ -84,7 +86,10 @@ def _above_claim(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
     """By bounds on trials, at the sweep's split level; `verify` compares what is exact.
 
     An ε that takes the mechanism's curve for Gaussian refutes a Gaussian claim all the same: it
-    is above if and only if the certified μ is above that of the claim.
+    is above if and only if the certified μ is above that of the claim. So does one that was read
+    through the claim's own curves: it is above only where the claimed noise, and all noise beyond
+    it, was refuted by the certified hit rate. Of an accountant of somebody's own, whose curves are
+    not those that it was read through, this is not known.
     """
     gaussian = {
         audit.id: cell.mechanism.claimed(cell.adversary, audit.horizons[-1]).gaussian
@@ -92,8 +97,10 @@ def _above_claim(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
     }
     certified = table["status"] == Status.CERTIFIED
     by_mu = (table["status"] == Status.IF_GAUSSIAN) & table["audit"].map(gaussian).astype(bool)
+    ours = ~table["accountant"].str.contains(":")
+    by_family = (table["status"] == Status.IF_CLAIMED) & ours
     above = table["epsilon_lower_together"] > table["epsilon_upper"]
-    return (certified | by_mu) & above & (table["trials"] > 0)
+    return (certified | by_mu | by_family) & above & (table["trials"] > 0)
 
 
 def best(run: Run) -> dict[str, Any] | None:
@@ -138,7 +145,7 @@ def _entry(run: Run, audit: PlannedAudit, table: pd.DataFrame) -> dict[str, Any]
         "free_estimator": str(mine["free_estimator"].iloc[0]) if len(mine) else "",
         "epsilon_upper": audit.claim,
         "ratio": ratio,
-        "interim": bool(mine["interim"].iloc[0]) if len(mine) else first not in _anytime(),
+        "interim": bool(mine["interim"].iloc[0]) if len(mine) else first not in _anytime(run),
         "above_claim": bool(table["above_claim"].any()),
     }
 
@@ -159,6 +166,8 @@ def representative(run: Run, audit: PlannedAudit) -> str:
     return cell.audit.estimators[0].name
 
 
-def _anytime() -> set[str]:
+def _anytime(run: Run) -> set[str]:
     """Estimators that may be looked at before all trials are in."""
-    return {name for name, cls in stats.estimators().items() if cls.interim_valid}
+    asked = [one for cell in run.sweep.cells for one in cell.audit.estimators if ":" in one.name]
+    own = {one.name for one in asked if not one.unread and one.method.interim_valid}
+    return own | {name for name, cls in stats.estimators().items() if cls.interim_valid}

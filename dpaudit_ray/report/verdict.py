@@ -16,6 +16,7 @@ from enum import StrEnum
 import numpy as np
 from scipy import special
 
+from .. import accounting
 from ..mechanisms.base import Claimed
 from ..plan import claims, prefix
 from ..stats.budget import average_evidence
@@ -60,7 +61,8 @@ class AuditVerdict:
     than noise multiplier `effective_noise` (None: any noise would do); `power` is the chance that
     noise of 0.7 of the claimed one would have been found. `diverged` counts trainings per world,
     (out, in); where they are `lopsided`, diverging depends on the bit and nothing is CONSISTENT;
-    nor is anything whose trials more than one version of the code computed (`mixed`).
+    nor is anything whose trials more than one version of the code computed (`mixed`). `remark` is
+    what the claim takes for granted.
     """
 
     label: str
@@ -78,6 +80,7 @@ class AuditVerdict:
     diverged: tuple[int, int] = (0, 0)
     lopsided: bool = False
     mixed: bool = False
+    remark: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,6 +229,7 @@ def _audit(run: Run, index: int, test: Test, alpha: float) -> AuditVerdict:
         diverged=test.diverged,
         lopsided=test.lopsided,
         mixed=audit.mixed,
+        remark=accounting.remark(claimed.training, next(iter(audit.claims))),
     )
 
 

@@ -2,19 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from .. import accounting, imports
+from ..stats import Status
 from ..stats.budget import SweepBudget
+from ..sweep.spec import Cell
 
 CERTIFIED = "certified: exceeds the truth in at most 1 - confidence of all audits"
 IF_GAUSSIAN = (
     "if-gaussian: mu is certified; eps is that of a Gaussian mechanism of this mu, "
     "certified by nobody"
 )
+IF_CLAIMED = (
+    "if-claimed-family: the hit rate is certified; eps is that of the claimed mechanism with the "
+    "most noise that allows it, certified where the mechanism is that one up to its noise"
+)
+IF_ASSUMED = "if-assumed: eps is certified given what its estimator assumes"
 ANY = "any: eps certified without any assumption on the mechanism's trade-off curve"
 INTERIM = "interim: holds for that many trials, not for looking until it suits"
 MIXED = (
     "mixed-code: the code was changed while the audit ran; these numbers are of no version of it"
 )
 ABOVE = "above its claim: the trials contradict what the mechanism promises; see dpaudit verify"
+
+
+def conditions(statuses: Collection[str], cells: Collection[Cell]) -> list[str]:
+    """What the ε of these statuses are certified given, and what the claims take for granted."""
+    said = {
+        Status.IF_GAUSSIAN: IF_GAUSSIAN,
+        Status.IF_CLAIMED: IF_CLAIMED,
+        Status.IF_ASSUMED: IF_ASSUMED,
+    }
+    found = [text for status, text in said.items() if status in statuses]
+    if Status.IF_ASSUMED in statuses:
+        found += sorted(_assumptions(cells))
+    return [*found, *sorted(_claims(cells))]
+
+
+def _assumptions(cells: Collection[Cell]) -> set[str]:
+    asked = {one.name: one for cell in cells for one in cell.audit.estimators if not one.unread}
+    said = {name: one.method.assumes for name, one in asked.items()}
+    return {f"{name} assumes: {text}" for name, text in said.items() if text}
+
+
+def _claims(cells: Collection[Cell]) -> set[str]:
+    """Of the last step of each audit: by which accountants, and what."""
+    found = set()
+    for cell in cells:
+        training = cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).training
+        for name in cell.audit.accountants:
+            if ":" in name and imports.is_data(name):
+                continue
+            if remark := accounting.remark(training, name):
+                found.add(f"claim by {name}: {remark}")
+    return found
 
 
 def single(budget: SweepBudget) -> str:

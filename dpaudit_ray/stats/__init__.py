@@ -8,8 +8,9 @@ import pkgutil
 
 from . import betting, budget, claim, gdp, label, one_run, power, profile, several
 from .assumptions import assumption_free
-from .base import Estimate, Estimator, Status, TradeOff, estimate, estimators, make, option_names
+from .base import Estimator, estimate, estimators, make, option_names, takes_family
 from .binomial import clopper_pearson_lower, clopper_pearson_upper
+from .statement import Estimate, Family, Status, TradeOff
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -17,6 +18,7 @@ for _module in pkgutil.iter_modules(__path__):
 __all__ = [
     "Estimate",
     "Estimator",
+    "Family",
     "Status",
     "TradeOff",
     "assumption_free",
@@ -35,4 +37,5 @@ __all__ = [
     "power",
     "profile",
     "several",
+    "takes_family",
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .base import Estimate, check_level, checked, make
+from .base import check_level, checked, make
 from .preferred import curve_free_method
+from .statement import Estimate
 
 
 def assumption_free(

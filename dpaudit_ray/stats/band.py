@@ -12,11 +12,12 @@ import math
 from typing import ClassVar, Literal
 
 from . import gdp
-from .base import Estimate, Estimator, Status
+from .base import Estimator
 from .diverged import LEARN, settled
 from .local_levels import Levels, next_size, upper_rates
 from .rates import epsilon_of_rates
 from .rates_gdp import mu_of_rates
+from .statement import Estimate, Status
 from .thresholds import Logged, Upper, Worlds, best_test
 
 

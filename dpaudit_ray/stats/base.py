@@ -9,75 +9,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from enum import StrEnum
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from .statement import Estimate, Status, TradeOff
+
 Scores = npt.NDArray[np.float64]
 Members = npt.NDArray[np.bool_]
 _ORDERED = 4.9  # standard deviations
-
-
-class Status(StrEnum):
-    """How far an ε can be trusted."""
-
-    CERTIFIED = "certified"  # exceeds the truth with probability at most 1 - confidence
-    IF_GAUSSIAN = "if-gaussian"  # that holds for μ; ε is what a Gaussian mechanism of μ has
-    APPROXIMATE = "approximate"  # as certified, in the limit of many trials
-    CREDIBLE = "credible"  # a Bayesian posterior quantile
-    PAPER = "paper"  # as a paper published it; not valid at its level
-    INTERIM = "interim"  # holds for a number of trials declared beforehand; these are fewer
-    EXTENDED = "extended"  # the same; that number was raised after looking
-    MIXED = "mixed-code"  # of trials that more than one version of the code computed: of no one
-
-    @property
-    def holds(self) -> bool:
-        """Whether something is bounded at the stated confidence: ε, or at least μ."""
-        return self in (Status.CERTIFIED, Status.IF_GAUSSIAN)
-
-
-class TradeOff(StrEnum):
-    """What is known about the shape of a mechanism's trade-off curve; its size is measured."""
-
-    GAUSSIAN = "gaussian"  # that of N(0, 1) against N(μ, 1), for some μ
-    UNKNOWN = "unknown"
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """A lower bound on the privacy loss.
-
-    `mu_lower` is a bound on the Gaussian-DP parameter: the mechanism is not μ-GDP for any smaller
-    μ, whatever its trade-off curve. `epsilon_lower`, at `delta`, was converted from it as if that
-    curve were Gaussian; where `mu_lower` is NaN, it assumes no curve. Both are 0 when nothing was
-    shown. `trials` counts the trials folded; `threshold` is the score from which on a trial is
-    guessed "in", NaN where there is none (yet).
-    """
-
-    method: str
-    status: Status
-    epsilon_lower: float
-    mu_lower: float
-    delta: float
-    confidence: float
-    trials: int
-    threshold: float = math.nan
-
-    def given(self, trade_off: TradeOff) -> Estimate:
-        """The same numbers, where this much is known of the mechanism's trade-off curve.
-
-        An ε converted from a certified μ is certified where the curve is Gaussian.
-        """
-        if self.status is Status.IF_GAUSSIAN and trade_off is TradeOff.GAUSSIAN:
-            return dataclasses.replace(self, status=Status.CERTIFIED)
-        return self
-
-    @property
-    def curve_free(self) -> bool:
-        """Whether ε is certified whatever the mechanism's trade-off curve is."""
-        return self.status is Status.CERTIFIED and math.isnan(self.mu_lower)
 
 
 @dataclasses.dataclass
@@ -85,7 +27,8 @@ class Estimator(ABC):
     """Streaming state of one method. Fold trials in id order; any split gives the same bound.
 
     `status` is that of its estimates with default options. Those of a method that reads ε off a
-    μ are `if-gaussian`, unless an option (`curve: any`) makes it bound ε without a μ.
+    μ are `if-gaussian`, unless an option (`curve: any`) makes it bound ε without a μ. A method
+    whose ε takes something else for granted says in words what it `assumes`: they are `if-assumed`.
 
     `planned` is the number of trials the audit declared; methods that look at the horizon (a
     calibration share, an alpha-spending plan) read it, others ignore it.
@@ -99,6 +42,7 @@ class Estimator(ABC):
     within_planned: ClassVar[bool] = False  # ... but up to the planned number of trials only
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
     by_run: ClassVar[bool] = False  # judges trainings of several canaries as wholes
+    assumes: ClassVar[str] = ""  # "the noise has a density", for which ε is certified then
 
     @property
     def learns(self) -> bool:
@@ -139,19 +83,41 @@ class Estimator(ABC):
     ) -> Estimate:  # fmt: skip
         status = self.status
         if status.holds:  # by what was computed: nobody can declare a conversion certified
-            status = Status.CERTIFIED if math.isnan(mu) else Status.IF_GAUSSIAN
+            status = self._worded(mu)
         return Estimate(self.name, status, epsilon, mu, *level, trials, threshold)
+
+    def _worded(self, mu: float) -> Status:
+        """The status of a bound that holds."""
+        if self.assumes:
+            return Status.IF_ASSUMED
+        return Status.CERTIFIED if math.isnan(mu) else Status.IF_GAUSSIAN
 
 
 def estimators() -> dict[str, type[Estimator]]:
-    """Every known estimator by the name that sweep files use."""
-    return {cls.name: cls for cls in Estimator.__subclasses__()}
+    """Every estimator of this package, by the name that sweep files use."""
+    return {cls.name: cls for cls in _subclasses(Estimator) if _at_home(cls)}
+
+
+def _subclasses(cls: type[Estimator]) -> Iterator[type[Estimator]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+def _at_home(cls: type[Estimator]) -> bool:
+    """Whether it is one of this package, with a name of its own; not a base of several."""
+    return cls.__module__.startswith(f"{__package__}.") and "name" in vars(cls)
 
 
 def make(
-    method: str, planned: int, *, independent: bool = False, canaries: int = 1, **options: Any
+    method: str | type[Estimator],
+    planned: int,
+    *,
+    independent: bool = False,
+    canaries: int = 1,
+    **options: Any,
 ) -> Estimator:
-    """Builds the streaming state of `method`.
+    """Builds the streaming state of `method`, one of `estimators()` or a class of one's own.
 
     `independent` says that every score comes from a training of its own. Methods for canaries of
     one training then judge by what independence allows; all others take it for granted.
@@ -161,29 +127,45 @@ def make(
         ValueError: unknown method or option, or an option outside its bounds.
     """
     known = estimators()
-    if method not in known:
-        raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(known))}")
-    fields = option_names(known[method])
-    unknown = options.keys() - set(fields)
+    if isinstance(method, str):
+        if method not in known:
+            raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(known))}")
+        name, cls = method, known[method]
+    else:
+        name, cls = method.name, method
+    fields = option_names(cls)
+    unknown = options.keys() - {*fields, *(_FAMILY if takes_family(cls) else ())}
     if unknown:
         takes = ", ".join(sorted(fields)) or "no options"
-        raise ValueError(f"{method} does not take {', '.join(sorted(unknown))}; it takes {takes}")
-    missing = {f.name for f in dataclasses.fields(known[method]) if _required(f)} - options.keys()
+        raise ValueError(f"{name} does not take {', '.join(sorted(unknown))}; it takes {takes}")
+    missing = {f.name for f in dataclasses.fields(cls) if _required(f)} - options.keys()
     if missing := missing & set(fields):
         raise ValueError(
-            f"{', '.join(sorted(missing))} must be given; {method} has no default for it"
+            f"{', '.join(sorted(missing))} must be given; {name} has no default for it"
         )
-    if known[method].one_run:
+    if cls.one_run:
         options["independent"] = independent
-    if known[method].by_run:
+    if cls.by_run:
         options["canaries"] = canaries
-    return known[method](planned=planned, **options)
+    return cls(planned=planned, **options)
 
 
 def option_names(method: type[Estimator]) -> list[str]:
     """The fields that a user may set; what the trials are is for the caller to know."""
-    fields = [field.name for field in dataclasses.fields(method) if field.init]
-    return [name for name in fields if name not in ("planned", "independent", "canaries")]
+    return [name for name in _fields(method) if name not in _GIVEN]
+
+
+def takes_family(method: type[Estimator]) -> bool:
+    """Whether it can read what it certifies through a `family`, which the caller gives it."""
+    return set(_FAMILY) <= set(_fields(method))
+
+
+_FAMILY = ("family",)
+_GIVEN = ("planned", "independent", "canaries", *_FAMILY)
+
+
+def _fields(method: type[Estimator]) -> list[str]:
+    return [field.name for field in dataclasses.fields(method) if field.init]
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
@@ -195,7 +177,7 @@ def estimate(
     members: npt.ArrayLike,
     delta: float,
     confidence: float,
-    method: str = "accuracy",
+    method: str | type[Estimator] = "accuracy",
     *,
     runs: npt.ArrayLike | None = None,
     trade_off: str = TradeOff.UNKNOWN,
@@ -210,14 +192,16 @@ def estimate(
             learn from earlier trials refuse an order that coins do not give.
         delta: δ of the bound, in (0, 1).
         confidence: level of the bound, in (0, 1).
-        method: one of `estimators()`.
+        method: one of `estimators()`, or a class of your own.
         runs: [R], which training each score came from. When given, canaries of one training are
             refused by methods for many, and one-run methods use that trainings are independent,
             where each has one score. `several-canaries` reads the canaries of a training from it:
             training after training, as many scores from each.
         trade_off: `gaussian` states that the mechanism's trade-off curve is Gaussian, which
-            certifies an ε that was converted from a μ; `unknown` leaves it `if-gaussian`.
-        options: options of the method.
+            certifies an ε that was converted from a μ; `unknown` leaves it `if-gaussian`. With
+            `claimed` it is one of `family`, which certifies what was read through that.
+        options: options of the method; `curve="claimed"` needs a `family`
+            (`accounting.Family`) beside it.
 
     Raises:
         ValueError: an argument outside its bounds; the message names value and bound.

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
-from .base import Estimate, Estimator, Status
+from .base import Estimator
 from .binomial import check_alpha
 from .rates import epsilon_of_rates
+from .statement import Estimate, Status
 from .thresholds import AtOneThreshold
 
 _JEFFREYS = 0.5

@@ -21,11 +21,12 @@ import numpy.typing as npt
 from scipy import optimize, special
 
 from . import gdp
-from .base import Estimate, Estimator, Members, Scores, Status
+from .base import Estimator, Members, Scores
 from .binomial import check_alpha
 from .curve import Curve, gaussian
 from .mixture import log_mixture
 from .portfolio import Portfolio
+from .statement import Estimate, Status
 from .wagers import LOSSES, PLAIN, WINS, Wagers
 
 Floats = npt.NDArray[np.float64]

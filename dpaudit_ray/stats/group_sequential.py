@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
-from .base import Estimate, Estimator, Members, Scores, Status
+from .base import Estimator, Members, Scores
 from .binomial import check_alpha
 from .guessing import Guesses
+from .statement import Estimate, Status
 
 _DIRECT = 1_000_000  # multiplications from which convolving by Fourier transform is faster
 _NEGLIGIBLE = 1e-18  # mass of paths so unlucky that they cannot cross any more

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from scipy import special
 
 from . import gdp
-from .base import Estimate, Estimator, Members, Scores, Status
+from .base import Estimator, Members, Scores
 from .binomial import clopper_pearson_lower
 from .mixture import anytime_lower
+from .statement import Estimate, Family, Status, TradeOff
 
 
 @dataclasses.dataclass
@@ -89,22 +90,28 @@ class GuessCounter:
         return self._sums[0] / self._counts[0] / 2 + self._sums[1] / self._counts[1] / 2
 
 
+ThroughCurve = Literal["gaussian", "any", "claimed"]
+
+
 @dataclasses.dataclass
 class Guesses:
     """Mixin: the stream of hits and misses, and what a bound on the hit rate says about ε.
 
-    `curve: gaussian` reads the rate as μ = 2 Φ⁻¹(rate); `any` assumes no trade-off curve.
+    `curve: gaussian` reads the rate as μ = 2 Φ⁻¹(rate); `any` assumes no trade-off curve;
+    `claimed` reads it through `family`, the curves that the claimed mechanism has with more noise
+    or less. The caller gives the family, which may be late, but not later than the first bound.
     """
 
     planned: int
     warmup: int = 20
-    curve: Literal["gaussian", "any"] = "gaussian"
+    curve: ThroughCurve = "gaussian"
+    family: Family | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
             raise ValueError(f"warmup must be at least 0, got {self.warmup}")
-        if self.curve not in ("gaussian", "any"):
-            raise ValueError(f"curve must be gaussian or any, got {self.curve!r}")
+        if self.curve not in get_args(ThroughCurve):
+            raise ValueError(f"curve must be gaussian, any or claimed, got {self.curve!r}")
         self._counter = GuessCounter(self.warmup)
 
     def _fold(self, scores: Scores, members: Members) -> None:
@@ -118,7 +125,20 @@ class Guesses:
         if self.curve == "any":
             return epsilon_from_accuracy(rate, delta), math.nan
         mu = mu_from_accuracy(rate)
+        if self.curve == "claimed":
+            if self.family is None:
+                raise ValueError("curve is claimed, but nobody said of what; give a family")
+            return self.family.epsilon(rate, delta), mu
         return float(gdp.epsilon(mu, delta)), mu
+
+    def _worded(self, mu: float) -> Status:
+        """By the curve through which ε was read."""
+        if self.curve == "any":
+            return Status.CERTIFIED
+        through = self.family if self.curve == "claimed" else None
+        if through is None or through.trade_off is TradeOff.GAUSSIAN:
+            return Status.IF_GAUSSIAN
+        return Status.IF_CLAIMED
 
 
 @dataclasses.dataclass

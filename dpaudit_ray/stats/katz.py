@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .base import Estimate, Estimator, Status
+from .base import Estimator
 from .binomial import check_alpha
 from .rates import epsilon_of_rates
+from .statement import Estimate, Status
 from .thresholds import AtOneThreshold
 
 Floats = npt.NDArray[np.float64]

@@ -26,9 +26,10 @@ import numpy.typing as npt
 from scipy import special
 
 from . import independent
-from .base import Estimate, Estimator, Members, Scores, Status
+from .base import Estimator, Members, Scores
 from .binomial import check_counts
 from .mixture import anytime_lower
+from .statement import Estimate, Status
 from .thresholds import TrialLog
 from .unmasking import Judged, Masks, Target, first_trials
 

@@ -15,10 +15,11 @@ from typing import ClassVar
 from scipy import special
 
 from . import gdp
-from .base import Estimate, Estimator, Status
+from .base import Estimator
 from .binomial import check_counts
 from .one_run import Canaries
 from .one_run_order import gaussian_mu
+from .statement import Estimate, Status
 
 SHARE = 0.6  # of independent trials that are guessed
 _LARGEST, _PRECISION = 40.0, 1e-10

@@ -14,11 +14,12 @@ from typing import ClassVar
 import numpy as np
 
 from . import gdp
-from .base import Estimate, Estimator, Status
+from .base import Estimator
 from .binomial import clopper_pearson_upper
 from .diverged import settled
 from .rates import epsilon_of_rates
 from .rates_gdp import mu_of_rates
+from .statement import Estimate, Status
 from .thresholds import Logged, TrialLog, Worlds, best_test, two_rate_uppers
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .base import Estimate
+from .statement import Estimate
 
 # The strongest first, for scores of many trainings and of one.
 _MANY_RUNS = ("one-run", "eps-delta", "eps-delta-anytime")

@@ -10,10 +10,11 @@ from typing import ClassVar
 import numpy as np
 
 from . import gdp
-from .base import Estimate, Estimator, Members, Scores, Status
+from .base import Estimator, Members, Scores
 from .curve import Responses, gaussian
 from .diverged import LEARN, Diverged
 from .ranking import ClaimKey, Group, Weights, simulated, two_means
+from .statement import Estimate, Status
 from .thresholds import Logged
 
 DRAWS = 4000

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .base import Estimate, Estimator, Scores, Status
+from .base import Estimator, Scores
 from .binomial import clopper_pearson_upper
+from .statement import Estimate, Status
 from .thresholds import AtOneThreshold
 
 

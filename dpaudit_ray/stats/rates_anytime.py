@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from scipy import optimize, special
 
-from .base import Estimate, Estimator, Members, Scores, Status
+from .base import Estimator, Members, Scores
+from .statement import Estimate, Status
 from .wagers import Wagers
 
 

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from scipy import special
 
 from . import gdp
-from .base import Estimate, Estimator, Scores, Status
+from .base import Estimator, Scores
 from .binomial import clopper_pearson_upper
+from .statement import Estimate, Status
 from .thresholds import AtOneThreshold, Rates
 
 

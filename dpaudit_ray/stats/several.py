@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import betting, gdp
-from .base import Estimate, Estimator, Members, Scores, Status, check_level
+from .base import Estimator, Members, Scores, check_level
 from .guessing import GuessCounter, epsilon_from_accuracy, mu_from_accuracy
+from .statement import Estimate, Status
 
 WARMUP = 20
 

@@ -13,10 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from .. import stats
-from ..accounting import Accountant
 from ..adversaries.base import Adversary
 from ..errors import SpecError
 from ..mechanisms.base import Mechanism
@@ -24,9 +22,8 @@ from ..plugins import Plugin, Strict, Unread, is_own, parse, parts, validated
 from ..stats.budget import Budget, SweepBudget
 from ..version import __version__
 from . import grid
-from .estimator import EstimatorSpec
+from .audit import AuditSpec
 from .resources import ResourceSpec
-from .stop_when import StopWhen
 from .yamlfile import dump_yaml, read_yaml
 
 MAX_HORIZONS = 10_000  # steps whose scores are recorded, per audit
@@ -44,43 +41,6 @@ def _folder_name(name: str) -> str:
 Name = Annotated[str, AfterValidator(_folder_name)]
 
 
-class AuditSpec(Strict):
-    """How many trials, at which level, and what is computed from them."""
-
-    trials: int = Field(ge=1, le=100_000_000)
-    delta: float = Field(gt=0, lt=1)
-    confidence: float = Field(default=0.95, gt=0, lt=1)
-    record_every: int | None = Field(default=None, ge=1)
-    estimators: list[EstimatorSpec] = Field(
-        default_factory=lambda: [EstimatorSpec(name="accuracy")], min_length=1
-    )
-    accountants: list[str] = Field(default_factory=lambda: ["gaussian"], min_length=1)
-    stop_when: StopWhen | None = None
-
-    @field_validator("estimators", mode="before")
-    @classmethod
-    def _estimators(cls, raw: Any) -> Any:
-        if not isinstance(raw, list):
-            return raw
-        return [EstimatorSpec.parse(item, f"estimators.{i}") for i, item in enumerate(raw)]
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        _refuse_repeats("estimators", [e.name for e in self.estimators])
-        _refuse_repeats("accountants", self.accountants)
-        for index, estimator in enumerate(self.estimators):
-            try:
-                estimator.make(planned=self.trials)
-            except ValueError as error:
-                raise SpecError(f"estimators.{index}", f"{estimator.name}: {error}") from error
-        for index, name in enumerate(self.accountants):
-            if name not in list(Accountant):
-                known = ", ".join(Accountant)
-                problem = f"unknown accountant {name!r}; known: {known}"
-                raise SpecError(f"accountants.{index}", problem)
-        return self
-
-
 class Cell(Strict):
     """One audit of the grid. `label` says in words which cell it is."""
 
@@ -94,8 +54,10 @@ class Cell(Strict):
         if self.independent:
             return self
         for index, estimator in enumerate(self.audit.estimators):
-            method = stats.estimators()[estimator.name]
-            if not (method.one_run or (method.by_run and not self.adversary.one_run)):
+            if estimator.unread:
+                continue
+            takes = estimator.method
+            if not (takes.one_run or (takes.by_run and not self.adversary.one_run)):
                 raise SpecError(
                     f"audit.estimators.{index}",
                     f"{estimator.name} takes scores of many training runs, one of each, which "
@@ -166,7 +128,11 @@ class Cell(Strict):
     @property
     def budget(self) -> Budget:
         """The audit's error, shared by its estimators that hold their level, at every step."""
-        deciding = (e.name for e in self.audit.estimators if e.make(planned=1).status.holds)
+        deciding = (
+            one.name
+            for one in self.audit.estimators
+            if one.unread or one.make(planned=1).status.holds
+        )
         return Budget(self.audit.confidence, tuple(deciding), self.horizons)
 
 
@@ -326,12 +292,6 @@ def _refuse_twins(cells: tuple[Cell, ...]) -> None:
                 "grid", f"gives the same audit twice ({seen[key]}; {cell.label}); remove one"
             )
         seen[key] = cell.label
-
-
-def _refuse_repeats(key: str, names: list[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise SpecError(key, f"lists {name} twice; remove one of them")
 
 
 def _digest(value: Any) -> str:

@@ -11,8 +11,8 @@ import pytest
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import Status, TradeOff, preferred, several
-from dpaudit_ray.stats.base import Estimate
 from dpaudit_ray.stats.rates import EpsDelta
+from dpaudit_ray.stats.statement import Estimate
 from tests.stats.reference import gaussian_trials, laplace_trials, randomised_response
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
@@ -92,8 +92,8 @@ def test_a_method_cannot_declare_its_conversion_certified():
     assert Bold(planned=1).bound(1e-5, 0.95).status is Status.IF_GAUSSIAN
 
 
-def test_a_trade_off_is_one_of_two():
-    with pytest.raises(ValueError, match="trade_off must be one of gaussian, unknown, got 'any'"):
+def test_a_trade_off_is_one_of_three():
+    with pytest.raises(ValueError, match="must be one of gaussian, claimed, unknown, got 'any'"):
         stats.estimate([1.0], [1], **LEVEL, trade_off="any")
 
 

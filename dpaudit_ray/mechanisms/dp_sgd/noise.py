@@ -6,7 +6,7 @@ import functools
 import math
 
 from ... import accounting
-from ...accounting import Accountant, Sampling
+from ...accounting import Sampling
 from ...errors import SpecError
 
 _LARGEST = 1e6  # noise multiplier; above it, no gradient survives
@@ -33,7 +33,7 @@ def solved(
             "mechanism.noise_multiplier",
         )
     try:
-        if accountant == Accountant.GAUSSIAN:
+        if accountant == "gaussian":
             found = accounting.noise_multiplier(epsilon, steps, delta, rate, accountant)
         else:
             found = _searched(epsilon, delta, accountant, steps, rate)

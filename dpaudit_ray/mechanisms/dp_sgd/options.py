@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from ...accounting import Accountant, Sampling
+from ... import accounting
+from ...accounting import Sampling
 from ...adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
 from ...data.base import Data, Dataset
 from ...errors import SpecError
@@ -85,9 +86,11 @@ class DpSgd(Mechanism):
         if self.epsilon is None and (self.delta is not None or self.accountant is not None):
             key = "accountant" if self.delta is None else "delta"
             raise SpecError(key, "belongs to epsilon, which is not given; leave it out")
-        if self.accountant is not None and self.accountant not in list(Accountant):
-            known = ", ".join(Accountant)
-            raise SpecError("accountant", f"unknown accountant {self.accountant!r}; known: {known}")
+        known, asked = accounting.accountants(), self.accountant
+        if asked is not None and ":" not in asked and asked not in known:
+            raise SpecError(
+                "accountant", f"unknown accountant {asked!r}; known: {', '.join(known)}"
+            )
         if self.batches == "secret" and self.engine != "opacus":
             raise SpecError(
                 "batches",

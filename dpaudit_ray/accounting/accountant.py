@@ -1,0 +1,108 @@
+"""What an accountant is: one class that bounds ε and δ of a training, found by its name.
+
+An accountant is one file: a subclass of `Accountant` in this package is known by its `name`, one of
+somebody's own anywhere else by its import path, `package.module:Class`. Verdicts rest on what it
+promises: where it has no proof, it raises ValueError, and answers nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from .. import imports
+from ..errors import SpecError
+from .training import Sampling, Training
+
+Ends = tuple[float, float, float]  # lower end, estimate, upper end; only the upper is a guarantee
+
+
+class UnansweredError(Exception):
+    """An accountant cannot answer, but its `fallback` may; the message says why, in a few words."""
+
+
+class Accountant(ABC):
+    """Base of all accountants. `samplings` are those that it has a proof for.
+
+    Trainings of other samplings reach it as what is proven of them without amplification
+    (`Training.unamplified`), and never as another sampling. It is not asked about trainings
+    without steps or without noise. Methods raise ValueError where there is no bound.
+    """
+
+    name: ClassVar[str]
+    samplings: ClassVar[frozenset[Sampling]] = frozenset({Sampling.POISSON})
+
+    @abstractmethod
+    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
+        """ε at δ; without `both_ends` the lower one may be 0."""
+
+    @abstractmethod
+    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
+        """δ at ε; the same."""
+
+    def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[Ends]:
+        """ε after each of `steps`, which are whole numbers from 1 to `training.steps`."""
+        return [self.epsilon(training.after(count), delta, False) for count in steps]
+
+    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
+        """ε at δ of Poisson-sampled trainings that follow each other."""
+        raise ValueError(f"{self.name} composes no trainings that differ; use pld, prv or rdp")
+
+    def fallback(self, training: Training) -> str:
+        """Who answers after an UnansweredError."""
+        raise NotImplementedError
+
+    def remark(self, training: Training) -> str:
+        """What its answer takes for granted."""
+        return ""
+
+
+def accountants() -> dict[str, Accountant]:
+    """Those of this project, by name."""
+    known = (cls for cls in _subclasses(Accountant) if f"{cls.__module__}.".startswith(_HOME))
+    return {cls.name: _instance(cls) for cls in sorted(known, key=lambda cls: cls.name)}
+
+
+def find(name: str) -> Accountant:
+    """The accountant of a name or an import path.
+
+    Raises:
+        ValueError: an unknown name, or the name of what is no upper bound.
+        SpecError: an import path that leads to no accountant, or may not be imported.
+    """
+    known = accountants()
+    if name in known:
+        return known[name]
+    if name in ("gdp", "clt"):
+        raise ValueError(
+            f"accountant {name!r} is a central-limit approximation, not an upper bound; "
+            f"use one of {', '.join(known)}, or accounting.clt_epsilon to look at it"
+        )
+    if ":" not in name:
+        raise ValueError(
+            f"accountant must be one of {', '.join(known)}, or package.module:Class, got {name!r}"
+        )
+    found = imports.imported(name, "accountant")
+    if not (isinstance(found, type) and issubclass(found, Accountant)):
+        raise SpecError("accountant", f"{name!r} is no subclass of accounting.Accountant")
+    if inspect.isabstract(found):
+        lacking = ", ".join(sorted(found.__abstractmethods__))
+        raise SpecError("accountant", f"{name!r} does not define {lacking}")
+    return _instance(found)
+
+
+_HOME = f"{__package__}."
+
+
+@functools.cache
+def _instance(cls: type[Accountant]) -> Accountant:
+    return cls()
+
+
+def _subclasses(cls: type[Accountant]) -> Iterator[type[Accountant]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)

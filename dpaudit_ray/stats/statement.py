@@ -1,0 +1,93 @@
+"""What is stated about a privacy loss: a bound, how far it can be trusted, and given what."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from enum import StrEnum
+from typing import Protocol
+
+
+class Status(StrEnum):
+    """How far an ε can be trusted."""
+
+    CERTIFIED = "certified"  # exceeds the truth with probability at most 1 - confidence
+    IF_GAUSSIAN = "if-gaussian"  # that holds for μ; ε is what a Gaussian mechanism of μ has
+    IF_CLAIMED = "if-claimed-family"  # ... what the claimed mechanism has, with noise to match
+    IF_ASSUMED = "if-assumed"  # certified given what the estimator says that it `assumes`
+    APPROXIMATE = "approximate"  # as certified, in the limit of many trials
+    CREDIBLE = "credible"  # a Bayesian posterior quantile
+    PAPER = "paper"  # as a paper published it; not valid at its level
+    INTERIM = "interim"  # holds for a number of trials declared beforehand; these are fewer
+    EXTENDED = "extended"  # the same; that number was raised after looking
+    MIXED = "mixed-code"  # of trials that more than one version of the code computed: of no one
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is bounded at the stated confidence: ε, μ, or ε given something."""
+        return self is Status.CERTIFIED or self.conditional
+
+    @property
+    def conditional(self) -> bool:
+        """Whether ε is bounded given what nobody certifies."""
+        return self in (Status.IF_GAUSSIAN, Status.IF_CLAIMED, Status.IF_ASSUMED)
+
+
+class TradeOff(StrEnum):
+    """What is known about the shape of a mechanism's trade-off curve; its size is measured."""
+
+    GAUSSIAN = "gaussian"  # that of N(0, 1) against N(μ, 1), for some μ
+    CLAIMED = "claimed"  # that of the claimed mechanism, for some noise multiplier
+    UNKNOWN = "unknown"
+
+
+class Family(Protocol):
+    """The trade-off curves that a mechanism may have: one for each size of its noise."""
+
+    @property
+    def trade_off(self) -> TradeOff:
+        """What is assumed of a mechanism that is said to be of this family."""
+
+    def epsilon(self, rate: float, delta: float) -> float:
+        """The least ε at δ of its members that allow a best guess right at `rate` or more."""
+
+
+# What an ε is certified by: that the curve is known to be the one that it was converted through.
+_KNOWN = {TradeOff.GAUSSIAN: Status.IF_GAUSSIAN, TradeOff.CLAIMED: Status.IF_CLAIMED}
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A lower bound on the privacy loss.
+
+    `mu_lower` is a bound on the Gaussian-DP parameter: the mechanism is not μ-GDP for any smaller
+    μ, whatever its trade-off curve. `epsilon_lower`, at `delta`, was converted from it as if that
+    curve were Gaussian, or (`if-claimed-family`) from the same hit rate as if it were one of the
+    claim's family; where `mu_lower` is NaN, it assumes no curve. Both are 0 when nothing was
+    shown. `trials` counts the trials folded; `threshold` is the score from which on a trial is
+    guessed "in", NaN where there is none (yet).
+    """
+
+    method: str
+    status: Status
+    epsilon_lower: float
+    mu_lower: float
+    delta: float
+    confidence: float
+    trials: int
+    threshold: float = math.nan
+
+    def given(self, trade_off: TradeOff) -> Estimate:
+        """The same numbers, where this much is known of the mechanism's trade-off curve.
+
+        An ε converted from a certified μ is certified where the curve is Gaussian, one read
+        through the claim's family where the curve is known to be one of that.
+        """
+        if self.status is _KNOWN.get(trade_off):
+            return dataclasses.replace(self, status=Status.CERTIFIED)
+        return self
+
+    @property
+    def curve_free(self) -> bool:
+        """Whether ε is certified whatever the mechanism's trade-off curve is."""
+        return self.status is Status.CERTIFIED and math.isnan(self.mu_lower)

@@ -1,0 +1,223 @@
+"""Estimators and accountants of somebody's own, and claims of sampled trainings, in sweeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from scipy import special
+
+import dpaudit_ray as da
+from dpaudit_ray import accounting, imports, stats
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.mechanisms.base import Claimed
+from dpaudit_ray.plan import claims
+from dpaudit_ray.report import verdict, words
+from dpaudit_ray.report.tables import Run, overview
+from dpaudit_ray.stats import Status
+from dpaudit_ray.stats.rates import EpsDelta
+from dpaudit_ray.sweep import spec
+
+HERE = __name__
+
+
+def train(member: bool, seed: int, noise: float = 1.0, rate: float = 0.2, steps: int = 10) -> float:
+    """The likelihood ratio of releases that hold the canary by a coin each."""
+    rng = np.random.default_rng(seed)
+    seen = noise * rng.normal(size=steps) + member * (rng.random(steps) < rate)
+    ratio = (2 * seen - 1) / (2 * noise**2)
+    return float(np.logaddexp(math.log1p(-rate), math.log(rate) + ratio).sum())
+
+
+@dataclasses.dataclass
+class Guessed(EpsDelta):
+    """Certified where nothing is guessed wrongly."""
+
+    name: ClassVar[str] = "guessed"
+    assumes: ClassVar[str] = "nobody looks"
+
+
+class Base(stats.Estimator):
+    """Defines nothing."""
+
+
+class Loose(accounting.Accountant):
+    """Twice the truth."""
+
+    name = "loose"
+
+    def epsilon(self, training: Any, delta: float, both_ends: bool) -> Any:
+        upper = 2 * accounting.epsilon_of(training, delta, "pld").upper
+        return 0.0, upper, upper
+
+    def delta(self, training: Any, epsilon: float, both_ends: bool) -> Any:
+        upper = accounting.delta_of(training, epsilon / 2, "pld").upper
+        return 0.0, upper, upper
+
+
+class Unfinished(accounting.Accountant):
+    """Defines nothing."""
+
+    name = "unfinished"
+
+
+def sampled(**audit: Any) -> dict[str, Any]:
+    return {
+        "name": "sampled",
+        "mechanism": {
+            "name": "function", "path": f"{HERE}:train", "steps": 10, "noise_multiplier": 1.0,
+            "sample_rate": 0.2,
+        },
+        "adversary": "own",
+        "audit": {"trials": 400, "delta": 1e-5, "accountants": ["pld"], **audit},
+    }  # fmt: skip
+
+
+def cell(**audit: Any) -> spec.Cell:
+    return spec.from_raw(sampled(**audit)).cells[0]
+
+
+def refused(**audit: Any) -> str:
+    with pytest.raises(SpecError) as told:
+        cell(**audit)
+    return str(told.value)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A sweep with all of these, run to its end."""
+    through = {"name": "accuracy", "curve": "claimed"}
+    asked = [through, f"{HERE}:Guessed", {"name": "anytime", "curve": "claimed"}, "band"]
+    raw = sampled(estimators=asked, accountants=["pld", f"{HERE}:Loose"])
+    folder = str(tmp_path_factory.mktemp("runs"))
+    return Run.open(da.run(raw, storage_path=folder, executor="inline").location)
+
+
+def test_a_sampled_audit_reads_its_hits_through_its_claim(ran: Run) -> None:
+    rows = ran.estimates[ran.estimates["accountant"] == "pld"].set_index("estimator")
+    assert rows["status"].to_dict() == {
+        "accuracy": "if-claimed-family",
+        f"{HERE}:Guessed": "if-assumed",
+        "anytime": "if-claimed-family",
+        "band": "if-gaussian",
+    }
+    mu = rows.loc["accuracy", "mu_lower"]
+    family = accounting.Family(accounting.Training(1.0, 10, 0.2))
+    rate = float(special.ndtr(mu / 2))
+    assert rows.loc["accuracy", "epsilon_lower"] == family.epsilon(rate - 1e-12, 1e-5)
+    assert rows.loc["accuracy", "epsilon_lower"] > stats.gdp.epsilon(mu, 1e-5)
+    assert overview(ran)[0]["status"] == "if-claimed-family"
+    assert not overview(ran)[0]["above_claim"]
+
+
+def test_claims_of_ones_own_stand_beside_the_others(ran: Run) -> None:
+    found = ran.plan.audits[0].claims
+    assert list(found) == ["pld", f"{HERE}:Loose"]
+    assert found[f"{HERE}:Loose"][0] == 2 * found["pld"][0]
+
+
+def test_what_is_assumed_is_said_in_words(ran: Run) -> None:
+    said = words.conditions(set(ran.estimates["status"]), ran.sweep.cells)
+    assert [text.partition(":")[0] for text in said[:3]] == [
+        "if-gaussian", "if-claimed-family", "if-assumed",
+    ]  # fmt: skip
+    assert said[3:] == [f"{HERE}:Guessed assumes: nobody looks"]
+
+
+def test_their_code_is_recorded(ran: Run) -> None:
+    code = json.loads((Path(ran.directory.location) / "plan.json").read_text())["code"]
+    assert HERE in json.dumps(code)
+
+
+def test_what_is_not_trusted_is_read_as_it_was_recorded(ran: Run) -> None:
+    with imports.trusting(imports.Trust.of(None, reads=True)):
+        again = Run.open(ran.directory.location)
+        assert overview(again) == overview(ran)
+        with pytest.raises(SpecError, match="not trusted"):
+            again.sweep.cells[0].audit.estimators[1].make(planned=1)
+
+
+def test_what_cannot_be_used_is_one_line_with_its_key() -> None:
+    assert refused(estimators=["no_such:Thing"]).startswith(
+        "audit.estimators.0.name: cannot import"
+    )
+    assert "known: accuracy" in refused(estimators=["nothing"])
+    assert refused(estimators=[f"{HERE}:train"]).endswith(
+        "no subclass of dpaudit_ray.stats.Estimator"
+    )
+    assert "does not define _fold, bound" in refused(estimators=[f"{HERE}:Base"])
+    assert "unknown option of" in refused(estimators=[{"name": f"{HERE}:Guessed", "x": 1}])
+    assert "takes" in refused(estimators=[{"name": "accuracy", "family": 1}])
+    assert refused(accountants=["no_such:Thing"]).startswith("audit.accountants.0: cannot import")
+    assert "unknown accountant 'moments'; known: gaussian" in refused(accountants=["moments"])
+    assert "no subclass of accounting.Accountant" in refused(accountants=[f"{HERE}:train"])
+    assert "does not define delta, epsilon" in refused(accountants=[f"{HERE}:Unfinished"])
+
+
+def test_an_estimator_of_a_subclass_is_found() -> None:
+    """Those below another estimator were not."""
+
+    @dataclasses.dataclass
+    class Below(EpsDelta):
+        name: ClassVar[str] = "below"
+
+    assert "below" not in stats.estimators(), "one of somebody's own goes by its import path"
+    Below.__module__ = "dpaudit_ray.stats.below"
+    assert stats.estimators()["below"] is Below
+    Below.__module__ = HERE
+    assert "guessed" not in stats.estimators()
+    assert stats.make(Guessed, planned=1).bound(1e-5, 0.95).status is Status.IF_ASSUMED
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Claimed(2.0, 50, 0.1, accounting.Sampling.SHUFFLE),
+        Claimed(2.0, 50, 0.1, accounting.Sampling.BALLS_AND_BINS, accounting.Adjacency.REPLACE),
+        Claimed(2.0, 50, 0.1, adjacency=accounting.Adjacency.REPLACE),
+        Claimed(2.0, 50, 0.1),
+    ],
+)
+def test_plans_record_sampling_and_neighbours_where_they_are_not_as_usual(asked: Claimed) -> None:
+    raw = json.loads(json.dumps(claims.to_json((asked,))))
+    assert claims.from_json(raw) == (asked,)
+    usual = {"noise_multiplier": 2.0, "sample_rate": 0.1, "releases": [50]}
+    assert (raw == usual) == (asked == Claimed(2.0, 50, 0.1)), "a plan of before reads the same"
+    if "sampling" in raw:
+        with pytest.raises(ValueError, match="sorted"):
+            claims.from_json(raw | {"sampling": "sorted"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "mu"),
+    [
+        (Claimed(2.0, 50, 0.1, accounting.Sampling.SHUFFLE), math.sqrt(5) / 2),
+        (Claimed(2.0, 51, 0.1, accounting.Sampling.SHUFFLE), math.sqrt(6) / 2),
+        (Claimed(4.0, 9, adjacency=accounting.Adjacency.REPLACE), 1.5),
+    ],
+)
+def test_the_curve_of_a_claim_honours_sampling_and_neighbours(asked: Claimed, mu: float) -> None:
+    found = claims.curves(asked, "gaussian", 1e-5)(asked.noise_multiplier)
+    np.testing.assert_allclose(found.deltas, stats.gdp.delta(found.epsilons, mu))
+    by_pld = claims.curves(asked, "pld", 1e-5)(asked.noise_multiplier)
+    np.testing.assert_allclose(by_pld.deltas, stats.gdp.delta(by_pld.epsilons, mu), rtol=1e-3)
+    assert asked.gaussian
+
+
+def test_a_verdict_says_what_its_claim_takes_for_granted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    raw = sampled(trials=40, accountants=["gaussian"])
+    raw["mechanism"] |= {"sample_rate": 1.0, "options": {"rate": 0.999}}
+    run = Run.open(da.run(raw, storage_path=str(tmp_path), executor="inline").location)
+    assert verdict.of(run).audits[0].remark == ""
+    shuffled = Claimed(1.0, 10, 0.2, accounting.Sampling.SHUFFLE)
+    monkeypatch.setattr(type(run.sweep.cells[0].mechanism), "claimed", lambda *_: shuffled)
+    assert verdict.of(run).audits[0].remark.startswith("no amplification by this sampling")
+    said = words.conditions({"certified"}, run.sweep.cells)
+    assert said[0].startswith("claim by gaussian: no amplification by this sampling")
