@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class GradientCanary:
     """A gradient that is added to the clipped sum, norm at most C.
 
-    `direction` is float [p], or [n, p] with one for each of n models.
+    `direction` is float [p], or [n, p] with one for each of n models; of m canaries in each
+    training [m, p], one for each secret bit.
     """
 
     direction: Tensor
@@ -165,7 +166,7 @@ class FinalModelAdversary(Adversary, Generic[C]):
 
     @abstractmethod
     def score(self, canary: C, observed: FinalModel) -> Tensor:
-        """Float [n], higher = more confident that the canary was in."""
+        """Float [n], higher = more confident that the canary was in; [n, m] of several canaries."""
 
 
 class Observer(Protocol):

@@ -125,13 +125,13 @@ class FinalModelSession:
     ) -> FinalModelSession:
         """Crafts the canary; refuses one that breaks the sensitivity of the claim."""
         canary = adversary.craft(_Known(training), np.random.default_rng(seed))
-        training.check_claim(canary)
+        training.check_claim(canary, adversary.canaries)
         return cls(training, adversary, canary)
 
     def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Scores:
         """See `Session.run`. Every horizon is judged alone, from θ_0 and θ there."""
         training = self.training
-        inside = torch.from_numpy(members).to(training.initial)
+        inside = _coins(members, self.adversary.canaries).to(training.initial)
         scores = np.empty((len(members), len(horizons)))
         column = {step: i for i, step in enumerate(horizons)}
         own = _copied(self.canary)
@@ -140,7 +140,7 @@ class FinalModelSession:
             if step in column:
                 released = _Released(training.initial.clone(), theta.clone(), training.model)
                 observed = self.adversary.score(self.canary, released)
-                scores[:, column[step]] = _checked(observed, len(members), self.adversary)
+                scores[:, column[step]] = _checked(observed, inside, self.adversary)
         return scores
 
 
@@ -158,7 +158,7 @@ class TrajectorySession:
     ) -> TrajectorySession:
         """See `FinalModelSession.craft`."""
         canary = adversary.craft(_Known(training), np.random.default_rng(seed))
-        training.check_claim(canary)
+        training.check_claim(canary, adversary.canaries)
         return cls(training, adversary, canary)
 
     def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Scores:
@@ -167,8 +167,8 @@ class TrajectorySession:
         The observer gets copies. Two of θ a step cost 1 % of a step of `fcnn`, less of others.
         """
         training = self.training
-        inside = torch.from_numpy(members).to(training.initial)
-        observer = self.adversary.observer(self.canary, _Known(training), len(members))
+        inside = _coins(members, self.adversary.canaries).to(training.initial)
+        observer = self.adversary.observer(self.canary, _Known(training), len(inside))
         scores = np.empty((len(members), len(horizons)))
         column = {step: i for i, step in enumerate(horizons)}
         own = _copied(self.canary)
@@ -176,7 +176,7 @@ class TrajectorySession:
         path = training.run(inside, seed, own, self.adversary.period, watch)
         for step in _seen(path, observer if isinstance(observer, TrajectoryObserver) else None):
             if step in column:
-                scores[:, column[step]] = _checked(observer.scores(), len(members), observer)
+                scores[:, column[step]] = _checked(observer.scores(), inside, observer)
         return scores
 
 
@@ -200,14 +200,21 @@ def _copied(canary: Canary) -> Canary:
     return canary
 
 
-def _checked(scores: Any, models: int, whose: object) -> Scores:
-    """One number per model, float64 [n]; numbers that would be spread over models are none."""
-    if not isinstance(scores, Tensor) or scores.shape != (models,):
+def _coins(members: npt.NDArray[np.bool_], canaries: int) -> Tensor:
+    """[n], or [n, m] where each of n trainings has m canaries."""
+    bits = torch.from_numpy(members)
+    return bits if canaries == 1 else bits.view(-1, canaries)
+
+
+def _checked(scores: Any, inside: Tensor, whose: object) -> Scores:
+    """A number for each bit, float64 [n m]; numbers that would be spread over models are none."""
+    if not isinstance(scores, Tensor) or scores.shape != inside.shape:
         shape = f"shape {tuple(scores.shape)}" if hasattr(scores, "shape") else f"{scores!r:.40}"
+        each = "canary" if inside.dim() > 1 else "model"
         raise SpecError(
             "adversary.name",
             f"the scores of {type(whose).__name__} are a {type(scores).__name__} of {shape}; they "
-            f"must be a Tensor of shape ({models},), one for each model",
+            f"must be a Tensor of shape {tuple(inside.shape)}, one for each {each}",
         )
-    found: Scores = scores.double().cpu().numpy()
+    found: Scores = scores.double().flatten().cpu().numpy()
     return found

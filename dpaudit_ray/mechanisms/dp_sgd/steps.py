@@ -76,13 +76,12 @@ class PackedSteps:
 
     def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
         """Adds to the rows of models that have the canary; whatever it is, no other row changes."""
-        canary = inserted.canary
+        canary, several = inserted.canary, inserted.inside.dim() > 1
         for j, rows in enumerate(inserted.rows):
             if not len(rows):
                 continue
             if isinstance(canary, GradientCanary):
-                direction = canary.direction
-                update[rows] += direction if direction.dim() == 1 else direction[rows]
+                update[rows] += canary.direction[j] if several else _own(canary.direction, rows)
             else:
                 x, y = canary.x[j : j + 1], canary.y[j : j + 1]
                 update[rows] += self._model.clipped_sums(theta[rows], x, y, self._recipe.clip_norm)
@@ -172,7 +171,11 @@ def _joined(x: Tensor, y: Tensor, inserted: Inserted | None, model: int) -> tupl
 def _direction(inserted: Inserted | None, model: int) -> Tensor | None:
     if inserted is None or not isinstance(inserted.canary, GradientCanary):
         return None
-    if not inserted.inside[model]:
-        return None
-    direction = inserted.canary.direction
-    return direction if direction.dim() == 1 else direction[model]
+    inside, direction = inserted.inside[model], inserted.canary.direction
+    if inside.dim():
+        return inside @ direction
+    return _own(direction, model) if inside else None
+
+
+def _own(direction: Tensor, models: Tensor | int) -> Tensor:
+    return direction if direction.dim() == 1 else direction[models]

@@ -184,9 +184,9 @@ class Training:
         drawn = [derive("secret batches", seed, i) for i in range(models)]
         return [iter(_batches(self.recipe, self.examples, one, device)) for one in drawn]
 
-    def check_claim(self, canary: Canary) -> None:
-        """See `insertion.check_claim`, for one secret bit."""
-        check_claim(canary, len(self.initial), self.clip_norm, 1)
+    def check_claim(self, canary: Canary, coins: int = 1) -> None:
+        """See `insertion.check_claim`."""
+        check_claim(canary, len(self.initial), self.clip_norm, coins)
 
     def _steps(self, seed: int) -> Steps:
         device = self.initial.device
