@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import dpaudit_ray as da
+from dpaudit_ray.mechanisms.base import Mechanism
+from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.plugins import parse
 from tests.command import changed, write_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,6 +49,14 @@ def tiny() -> dict:
         "grid": {"adversary": [{"name": "biased-dimension"}, {"name": "loss"}]},
         "resources": {"pack_size": 10, "num_cpus": 1},
     }
+
+
+@pytest.fixture
+def options(tiny: dict) -> DpSgd:
+    """The mechanism of the tiny sweep."""
+    mechanism = parse(Mechanism, tiny["mechanism"], "mechanism")
+    assert isinstance(mechanism, DpSgd)
+    return mechanism
 
 
 @pytest.fixture

@@ -147,6 +147,14 @@ class Adversary(Plugin):
 
     period: int = Field(default=1, ge=1)
 
+    @property
+    def canaries(self) -> int:
+        """How many each training has, every one with a bit and a score of its own.
+
+        Scores of one training are not independent, so only methods that know of that take them.
+        """
+        return 1
+
 
 class FinalModelAdversary(Adversary, Generic[C]):
     """An adversary under `final_model` access, for the canary type it crafts."""

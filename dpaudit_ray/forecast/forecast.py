@@ -116,7 +116,9 @@ def _outlook(
     audit, cell = planned
     level = (cell.audit.delta, cell.audit.confidence)
     sampled, target = cell.mechanism.sampled, CLAIM_SHARE * audit.claim
-    power = stats.power.accuracy_power(audit.claim, target, audit.trials, *level)
+    # Canaries of one training may say the same, so a training counts as one trial.
+    trainings = audit.trials // max(audit.in_a_training, 1)
+    power = stats.power.accuracy_power(audit.claim, target, trainings, *level)
     return AuditOutlook(
         label=audit.label,
         trials=audit.trials,
@@ -124,10 +126,10 @@ def _outlook(
         packs_done=done,
         claim=audit.claim,
         largest_certifiable=(
-            stats.power.largest_certifiable(audit.trials, *level) if sampled else None
+            stats.power.largest_certifiable(trainings, *level) if sampled else None
         ),
         power=power if sampled else None,
-        trials_needed=_trials_needed(audit.claim, *level) if sampled else None,
+        trials_needed=_trials_needed(audit, level) if sampled else None,
         seconds=sum(pack.size for pack in left) * seconds,
         status=_status(cell) if sampled else stats.Status.CERTIFIED,
     )
@@ -139,11 +141,14 @@ def _status(cell: Cell) -> stats.Status:
     return nothing.given(known).status
 
 
-def _trials_needed(claim: float, delta: float, confidence: float) -> int | None:
+def _trials_needed(audit: PlannedAudit, level: tuple[float, float]) -> int | None:
+    if audit.canaries == 0:
+        return None  # more canaries in one training are another training
     try:
-        return stats.power.trials_needed(claim, 1 - CLAIM_SHARE, USUAL_POWER, delta, confidence)
+        trainings = stats.power.trials_needed(audit.claim, 1 - CLAIM_SHARE, USUAL_POWER, *level)
     except ValueError:  # a claim of 0 or inf, or one that no billion trials would reach
         return None
+    return trainings * audit.canaries
 
 
 def _seconds_per_trial(

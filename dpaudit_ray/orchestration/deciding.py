@@ -11,13 +11,14 @@ from ..plan.model import PlannedAudit
 from ..plan.prefix import FoldedPack
 from ..stats.claim_test import ClaimTest
 from ..stats.curve import Curve
+from ..stats.run_test import RunTest
 from ..sweep.spec import Cell, Sweep
 
 
 class Decider:
     """`audit.stop_when` of one audit, apart from its time budget.
 
-    `live` is the anytime bound of the same trials, folded by its owner.
+    `live` is the time-uniform bound of the same trials, folded by its owner.
     """
 
     def __init__(
@@ -27,12 +28,12 @@ class Decider:
         self._level = (cell.audit.delta, cell.audit.confidence)
         self._audit, self._claim = audit, audit.claim
         self._live = live
-        self._test: ClaimTest | None = None
+        self._test: ClaimTest | RunTest | None = None
         if self._rule is not None and self._rule.verdict:
             # The level of `dpaudit verify`: the run's error budget, shared by its audits.
             confidence = min(c.audit.confidence for c in sweep.cells)
             self._alpha = (1 - confidence) / len(sweep.cells)
-            self._test = ClaimTest(_claimed_curve(audit, cell), audit.declared[0])
+            self._test = claims.test(audit, _claimed_curve(audit, cell))
 
     def cut(self, packs: FoldedPack) -> Iterator[FoldedPack]:
         """The same trials pack by pack, where the audit may be over after any of them."""

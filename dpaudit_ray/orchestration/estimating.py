@@ -18,6 +18,7 @@ from ..sweep.spec import Cell
 # What may be said after a look, a bound on μ and one without assumption: these take over where a
 # bound for a declared number of trials no longer holds.
 TIME_UNIFORM = ("anytime", "eps-delta-anytime")
+TIME_UNIFORM_BY_RUN = ("several-canaries",)
 _CLAIM_NO_LEVEL = (Status.PAPER, Status.CREDIBLE)
 
 
@@ -79,15 +80,17 @@ class Estimating:
             return []
         asked = list(self._cell.audit.estimators)
         uniform = any(stats.estimators()[one.name].time_uniform() for one in asked)
-        if not self._looked or uniform or self._cell.adversary.one_run:
+        if not self._looked or uniform or self._audit.canaries == 0:
             return asked
-        return [*asked, *(EstimatorSpec(name=name) for name in TIME_UNIFORM)]
+        added = TIME_UNIFORM if self._audit.independent else TIME_UNIFORM_BY_RUN
+        return [*asked, *(EstimatorSpec(name=name) for name in added)]
 
     def _curve_free(self, listed: list[EstimatorSpec]) -> Estimator | None:
         """The strongest bound without an assumption, where it is not among the others."""
-        one_run = self._cell.adversary.one_run
-        looked = self._looked and not one_run
-        method = TIME_UNIFORM[1] if looked else preferred.curve_free_method(one_run)
+        independent = self._audit.independent
+        if self._looked and not independent:
+            return None
+        method = TIME_UNIFORM[1] if self._looked else preferred.curve_free_method(not independent)
         if not self._cell.mechanism.sampled or any(one.name == method for one in listed):
             return None
         return self._made(EstimatorSpec(name=method))
@@ -95,7 +98,7 @@ class Estimating:
     def _made(self, spec: EstimatorSpec) -> Estimator:
         uniform = stats.estimators()[spec.name].time_uniform()
         planned = self._audit.declared[0] if uniform else self._audit.trials
-        return spec.make(planned, independent=not self._cell.adversary.one_run)
+        return spec.make(planned, self._audit.in_a_training)
 
     def _worth(self, state: Estimator, found: Estimate) -> tuple[Estimate, float]:
         """The bound of a state under its status by now, and its ε at the sweep's split level.

@@ -15,6 +15,7 @@ from ..plan.model import Pack, Plan, PlannedAudit
 from ..plan.prefix import FoldedPack
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores
+from ..sweep.estimator import EstimatorSpec
 from ..sweep.spec import Sweep
 from .deciding import Decider
 from .estimating import Estimating
@@ -51,8 +52,9 @@ class AuditState:
         self._missed = missed - self._finished
         self._there = self._finished | self._missed
         self._estimates = Estimating(audit, cell, sweep.budget)
-        self._live = stats.make("anytime", planned=audit.declared[0])
-        self._alarm = self._live if self._claimed_gaussian() else _any_curve(audit)
+        self._live = _time_uniform(audit)
+        gaussian = self._claimed_gaussian()
+        self._alarm = self._live if gaussian else _time_uniform(audit, curve="any")
         self._decider = Decider(sweep, audit, cell, self._live)
         self._done = sum(last - first + 1 for first, last in self._finished)
         self._folded = 0  # packs of the prefix
@@ -184,5 +186,7 @@ class AuditState:
         return self._rows
 
 
-def _any_curve(audit: PlannedAudit) -> stats.Estimator:
-    return stats.make("anytime", planned=audit.declared[0], curve="any")
+def _time_uniform(audit: PlannedAudit, **options: str) -> stats.Estimator:
+    """What may be looked at after every pack. Of one training alone, that shows nothing."""
+    method = "anytime" if audit.independent else "several-canaries"
+    return EstimatorSpec(name=method, options=options).make(audit.declared[0], audit.in_a_training)

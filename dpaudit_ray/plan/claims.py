@@ -16,8 +16,11 @@ from ..accounting import Accountant
 from ..errors import SpecError
 from ..mechanisms.base import Claimed
 from ..stats import curve, gdp
+from ..stats.claim_test import ClaimTest
 from ..stats.curve import Curve
+from ..stats.run_test import RunTest
 from ..sweep.spec import Cell
+from .model import PlannedAudit
 
 Floats = npt.NDArray[np.float64]
 Claims = Mapping[str, tuple[float, ...]]  # ε at each recorded step, by accountant
@@ -117,6 +120,13 @@ def _curve(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple
             f"{sample_rate:g} ({error}); choose another accountant",
         ) from error
     return tuple(curve.tolist())
+
+
+def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:
+    """What holds the trials of an audit against a claim, by what they are."""
+    if audit.independent:
+        return ClaimTest(curve, audit.declared[0])
+    return RunTest(curve, audit.declared[0], audit.in_a_training)
 
 
 def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float], Curve]:

@@ -45,6 +45,9 @@ def check_audit(audit: PlannedAudit, index: int) -> None:
     whole = [first for first, _ in audit.packs] == starts[:-1] and starts[-1] == audit.trials
     if not whole or any(last < first for first, last in audit.packs):
         raise ValueError(f"the packs of {audit.id} do not make up its {audit.trials} trials")
+    each = audit.canaries
+    if each < 0 or (each and any((last + 1) % each for _, last in audit.packs)):
+        raise ValueError(f"the packs of {audit.id} hold no whole trainings")
     if sorted({*audit.declared, audit.trials}) != list(audit.declared) or audit.declared[0] < 0:
         raise ValueError(f"{audit.id} declared {audit.declared}, which do not rise to its trials")
     steps = audit.horizons
@@ -75,6 +78,8 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
     _check_numbers(sweep, plan, run)
     for cell, audit in zip(sweep.cells, plan.audits, strict=True):
         if not cell.unread and cell.fingerprint != audit.fingerprint:
+            raise _other(run)
+        if not cell.unread and cell.mechanism.sampled and cell.canaries != audit.canaries:
             raise _other(run)
         if cell.horizons != audit.horizons:
             raise _other(run)

@@ -27,8 +27,7 @@ def make(sweep: Sweep, previous: Plan | None = None, extends: bool = True) -> Pl
 def _plan_audit(
     index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None, extends: bool
 ) -> PlannedAudit:
-    size = sweep.resources.pack_size
-    size = cell.mechanism.auto_pack_size if size == "auto" else size
+    size = _pack_size(cell, sweep)
     kept = old.packs if old else ()
     start = kept[-1][1] + 1 if kept else 0
     trials = cell.audit.trials if cell.mechanism.sampled else 0
@@ -50,6 +49,7 @@ def _plan_audit(
         declared=_declared(trials, old.declared if old else (), extends),
         mixed=old.mixed if old else False,
         claimed=claims.asked(cell) if cell.foreign else None,
+        canaries=cell.canaries if cell.mechanism.sampled else 1,
     )
 
 
@@ -57,3 +57,17 @@ def _declared(trials: int, before: tuple[int, ...], extends: bool) -> tuple[int,
     if trials in before[-1:]:
         return before
     return (*before, trials) if extends else (*before[:-1], trials)
+
+
+def _pack_size(cell: Cell, sweep: Sweep) -> int:
+    """Trials of a pack: whole trainings."""
+    size, each = sweep.resources.pack_size, cell.adversary.canaries
+    if size == "auto":
+        return max(cell.mechanism.auto_pack_size // each, 1) * each
+    if size % each and cell.mechanism.sampled:
+        raise SpecError(
+            "resources.pack_size",
+            f"is {size}, but each training has {each} canaries, a trial each, and a pack holds "
+            f"whole trainings; use {-(-size // each) * each}",
+        )
+    return size

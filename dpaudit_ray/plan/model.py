@@ -36,7 +36,9 @@ class PlannedAudit:
 
     `declared` are the numbers of trials that were declared in turn, the last one `trials`. `mixed`:
     its trials were computed by more than one version of the code. `claimed` is what accountants
-    were asked at each horizon, where it takes code of somebody's own to tell.
+    were asked at each horizon, where it takes code of somebody's own to tell. So many trials in a
+    row as it has `canaries` are of one training, and a pack holds whole trainings; 0 stands for all
+    trials, in however many packs.
     """
 
     id: str
@@ -49,11 +51,22 @@ class PlannedAudit:
     declared: tuple[int, ...]
     mixed: bool = False
     claimed: tuple[Claimed, ...] | None = None
+    canaries: int = 1
 
     @property
     def extended(self) -> bool:
         """Whether more trials were declared after some had been seen."""
         return len(self.declared) > 1
+
+    @property
+    def independent(self) -> bool:
+        """Whether every trial is a training of its own."""
+        return self.canaries == 1
+
+    @property
+    def in_a_training(self) -> int:
+        """How many trials in a row are canaries of one training."""
+        return self.canaries or self.trials
 
     @property
     def claim(self) -> float:

@@ -115,8 +115,9 @@ def _entry(audit: PlannedAudit) -> dict[str, Any]:
     asked = entry.pop("claimed")
     if asked is not None:
         entry["claimed"] = claims.to_json(asked)
-    if not entry["mixed"]:
-        del entry["mixed"]
+    for name, usual in (("mixed", False), ("canaries", 1)):
+        if entry[name] == usual:
+            del entry[name]
     return entry
 
 
@@ -132,6 +133,7 @@ def _audit(index: int, entry: Mapping[str, Any], seed: int) -> PlannedAudit:
         declared=tuple(map(int, entry.get("declared", [entry["trials"]]))),
         mixed=entry.get("mixed", False) is True,
         claimed=claims.from_json(entry["claimed"]) if "claimed" in entry else None,
+        canaries=int(entry.get("canaries", 1)),
     )
     commitments.check_audit(audit, index)
     if entry["bits_sha256"] != audit.commitment(seed):

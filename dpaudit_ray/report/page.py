@@ -111,21 +111,30 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
         entry["figure"] = _embedded(png)
     if len(shown.members) and len(mine):
         diverged = ~np.isfinite(shown.scores[:, -1])
-        curves = Profile.of(run, audit, trials.with_errors(), trials.members)
-        profile_png = curves.figure()
-        run.directory.write_figure(f"{audit.id}-profile.png", profile_png)
         entry |= {
-            "profile": _embedded(profile_png),
-            "gaussian": curves.gaussian,
-            "fit": curves.tradeoff.mu,
-            "gap": curves.tradeoff.gap,
             "trials_in": int(shown.members.sum()),
             "trials_out": int((~shown.members).sum()),
             "diverged_in": int((diverged & shown.members).sum()),
             "diverged_out": int((diverged & ~shown.members).sum()),
             "missed": int(trials.missed.sum()),
+            "canaries": audit.in_a_training,
+            "profile": None,
         }
+        if audit.independent:  # bands and bounds of curves take trials for independent
+            entry |= _profile(run, audit, trials)
     return entry
+
+
+def _profile(run: Run, audit: PlannedAudit, trials: Trials) -> dict[str, Any]:
+    curves = Profile.of(run, audit, trials.with_errors(), trials.members)
+    png = curves.figure()
+    run.directory.write_figure(f"{audit.id}-profile.png", png)
+    return {
+        "profile": _embedded(png),
+        "gaussian": curves.gaussian,
+        "fit": curves.tradeoff.mu,
+        "gap": curves.tradeoff.gap,
+    }
 
 
 def _curve_free(final: pd.DataFrame) -> dict[str, Any]:

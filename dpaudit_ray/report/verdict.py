@@ -21,6 +21,7 @@ from ..plan import claims, prefix
 from ..stats.budget import average_evidence
 from ..stats.claim_test import EVIDENCE_SHARE, ClaimTest
 from ..stats.curve import Curve
+from ..stats.run_test import RunTest
 from .tables import EXACT, Run
 
 # What CONSISTENT means: noise this much smaller than claimed would have been found ...
@@ -36,6 +37,9 @@ MIXED = (
     "version is CONSISTENT"
 )
 _LONG = 50_000  # trials: a longer audit is imagined as long as this first
+
+
+Test = ClaimTest | RunTest
 
 
 class Verdict(StrEnum):
@@ -176,11 +180,12 @@ def _exact(run: Run, index: int) -> ExactVerdict:
     )
 
 
-def _tested(run: Run, index: int) -> ClaimTest:
+def _tested(run: Run, index: int) -> Test:
     """The claim test after all trials of the prefix, looking after every pack."""
     audit = run.plan.audits[index]
     claimed, family = _claimed(run, index)
-    test = ClaimTest(family(claimed.noise_multiplier), audit.declared[0])
+    curve = family(claimed.noise_multiplier)
+    test = claims.test(audit, curve)
     for pack in prefix.up_to_looks(audit, run.prefix(audit), lambda: test.due):
         prefix.fold(test, pack)
         test.look()
@@ -195,7 +200,7 @@ def _claimed(run: Run, index: int) -> tuple[Claimed, Callable[[float], Curve]]:
     return claimed, claims.curves(claimed, next(iter(audit.claims)), cell.audit.delta)
 
 
-def _audit(run: Run, index: int, test: ClaimTest, alpha: float) -> AuditVerdict:
+def _audit(run: Run, index: int, test: Test, alpha: float) -> AuditVerdict:
     audit = run.plan.audits[index]
     claimed, family = _claimed(run, index)
     refuted_after, power = test.refuted_after(alpha), _power(test, alpha)
@@ -224,12 +229,14 @@ def _audit(run: Run, index: int, test: ClaimTest, alpha: float) -> AuditVerdict:
     )
 
 
-def _power(test: ClaimTest, alpha: float) -> float:
+def _power(test: Test, alpha: float) -> float:
     """Chance that this adversary would have refuted the claim, had the noise been less.
 
     Simulated at a fixed seed with Gaussian scores, as far apart as the adversary's hit rate says
     they would be with ALTERNATIVE times the noise. Each takes as long as the audit's own test.
     """
+    if isinstance(test, RunTest):
+        return test.share_found(ALTERNATIVE, alpha, _SIMULATIONS)
     hits = test.hits
     if hits.guesses == 0:
         return 0.0

@@ -98,6 +98,7 @@ class Estimator(ABC):
     interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
     within_planned: ClassVar[bool] = False  # ... but up to the planned number of trials only
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
+    by_run: ClassVar[bool] = False  # judges trainings of several canaries as wholes
 
     @property
     def learns(self) -> bool:
@@ -147,11 +148,14 @@ def estimators() -> dict[str, type[Estimator]]:
     return {cls.name: cls for cls in Estimator.__subclasses__()}
 
 
-def make(method: str, planned: int, *, independent: bool = False, **options: Any) -> Estimator:
+def make(
+    method: str, planned: int, *, independent: bool = False, canaries: int = 1, **options: Any
+) -> Estimator:
     """Builds the streaming state of `method`.
 
     `independent` says that every score comes from a training of its own. Methods for canaries of
     one training then judge by what independence allows; all others take it for granted.
+    `canaries` is for methods that judge whole trainings: so many scores in a row are of one.
 
     Raises:
         ValueError: unknown method or option, or an option outside its bounds.
@@ -171,13 +175,15 @@ def make(method: str, planned: int, *, independent: bool = False, **options: Any
         )
     if known[method].one_run:
         options["independent"] = independent
+    if known[method].by_run:
+        options["canaries"] = canaries
     return known[method](planned=planned, **options)
 
 
 def option_names(method: type[Estimator]) -> list[str]:
     """The fields that a user may set; what the trials are is for the caller to know."""
     fields = [field.name for field in dataclasses.fields(method) if field.init]
-    return [name for name in fields if name not in ("planned", "independent")]
+    return [name for name in fields if name not in ("planned", "independent", "canaries")]
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
@@ -206,7 +212,9 @@ def estimate(
         confidence: level of the bound, in (0, 1).
         method: one of `estimators()`.
         runs: [R], which training each score came from. When given, canaries of one training are
-            refused by methods for many, and one-run methods use that trainings are independent.
+            refused by methods for many, and one-run methods use that trainings are independent,
+            where each has one score. `several-canaries` reads the canaries of a training from it:
+            training after training, as many scores from each.
         trade_off: `gaussian` states that the mechanism's trade-off curve is Gaussian, which
             certifies an ε that was converted from a μ; `unknown` leaves it `if-gaussian`.
         options: options of the method.
@@ -219,9 +227,10 @@ def estimate(
     check_level(delta, confidence)
     if trade_off not in tuple(TradeOff):
         raise ValueError(f"trade_off must be one of {', '.join(TradeOff)}, got {trade_off!r}")
-    independent = runs is not None and check_runs(runs, len(values), type(state))
-    if independent:
-        state = make(method, planned=len(values), independent=True, **options)
+    if runs is not None:
+        each = check_runs(runs, len(values), type(state))
+        independent = each == 1 < len(values)
+        state = make(method, planned=len(values), independent=independent, canaries=each, **options)
     if state.learns:
         check_coins(bits)
     state.fold(values, bits)
@@ -262,28 +271,31 @@ def check_coins(members: Members) -> None:
         )
 
 
-def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> bool:
-    """Whether each score comes from a training of its own.
+def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> int:
+    """How many scores each training gave; 0 where trainings differ in that.
 
     Raises:
         ValueError: `method` may not be used on scores that came from these trainings. Canaries
-            of one training are not independent trials, however many they are; several scores
-            of each of several trainings are neither one nor the other.
+            of one training are not independent trials, however many they are.
     """
-    trainings = len(np.unique(np.asarray(runs)))
-    if np.shape(runs) != (scores,):
-        raise ValueError(f"runs must name one training per score, got shape {np.shape(runs)}")
-    if method.one_run and 1 < trainings < scores:
-        raise ValueError(
-            f"{method.name} takes the canaries of 1 training or 1 score per training, got "
-            f"{scores} scores from {trainings}; use several.several_canaries"
-        )
-    if not method.one_run and trainings < scores:
+    given = np.asarray(runs)
+    if given.shape != (scores,):
+        raise ValueError(f"runs must name one training per score, got shape {given.shape}")
+    trainings, sizes = np.unique(given, return_counts=True)
+    if not (method.one_run or method.by_run) and len(trainings) < scores:
         raise ValueError(
             f"{method.name} takes independent trainings, got {scores} scores "
-            f"from {trainings}; use one-run, or several.several_canaries"
+            f"from {len(trainings)}; use one-run or several-canaries"
         )
-    return trainings > 1
+    each = int(sizes[0]) if len(set(sizes)) == 1 else 0
+    if method.by_run and (
+        each == 0 or np.count_nonzero(given[1:] != given[:-1]) != len(trainings) - 1
+    ):
+        raise ValueError(
+            f"{method.name} takes as many scores from every training, one training after the "
+            f"other, got {scores} scores from {len(trainings)}; sort them by training"
+        )
+    return each
 
 
 def check_level(delta: float, confidence: float) -> None:

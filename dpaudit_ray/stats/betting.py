@@ -47,13 +47,10 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float, floor: float = 0.5) -> flo
         raise ValueError(f"floor must lie in [0, 1), got {floor}")
     if len(values) == 0:
         return floor
-    gamblers = [(share, *_running_moments(values, weight)) for share, weight in GAMBLERS]
     target = -math.log(alpha)
 
     def excess(m: float) -> float:
-        wealth = [_log_wealth(values, *gambler, m) for gambler in gamblers]
-        both = np.logaddexp.reduce(wealth, axis=0) - math.log(len(wealth))
-        return float(both.max()) - target
+        return float(evidence(values, m).max()) - target
 
     # Wealth need not fall steadily in m: the bound ends at the first mean that is not refuted.
     grid = np.linspace(floor, 1.0, _GRID)[:-1]
@@ -66,6 +63,17 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float, floor: float = 0.5) -> flo
         if excess(high) >= 0:
             return high
     return float(optimize.brentq(excess, low, high, xtol=1e-10))
+
+
+def evidence(outcomes: npt.ArrayLike, mean: float) -> Outcomes:
+    """Log wealth after each outcome of bets against "no mean exceeds `mean`", float64 [n].
+
+    Its exponential is an e-process: 1 / alpha is reached with probability alpha at most.
+    """
+    values = np.asarray(outcomes, dtype=np.float64)
+    gamblers = [(share, *_running_moments(values, weight)) for share, weight in GAMBLERS]
+    wealth = [_log_wealth(values, *gambler, mean) for gambler in gamblers]
+    return np.asarray(np.logaddexp.reduce(wealth, axis=0) - math.log(len(wealth)))
 
 
 def _running_moments(values: Outcomes, virtual: float) -> tuple[Outcomes, Outcomes]:

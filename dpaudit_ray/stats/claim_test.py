@@ -8,7 +8,6 @@ probability alpha at most, whenever and however often it is asked.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 
@@ -65,9 +64,7 @@ class ClaimTest:
         That is no violation by itself, since a claim allows some; but where it was not refuted,
         something was seen that cannot be called consistent either.
         """
-        outside, inside = self.diverged
-        rarer = special.bdtr(min(outside, inside), outside + inside, 0.5)
-        return outside + inside > 0 and 2 * float(rarer) < _LOPSIDED
+        return lopsided(*self.diverged)
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials; `scores` float64 [n], not finite where diverged, `members` bool [n]."""
@@ -116,20 +113,32 @@ class ClaimTest:
             alpha: error probability for all of them together, since they are nested.
         """
 
-        @functools.cache
-        def refuted(step: int) -> bool:
-            curve = family(claimed * _RATIO**step)
+        def refuted(curve: Curve) -> bool:
             if self.process.evidence(curve) >= -math.log(EVIDENCE_SHARE * alpha):
                 return True
             level = (1 - EVIDENCE_SHARE) * alpha
             return self._declared.refuted_after(curve, level, _QUICK) is not None
 
-        if not refuted(_STEPS):
-            return None
-        low, high = -_STEPS, _STEPS  # the last one that stands, the first one that is refuted
-        if refuted(low):
-            return claimed * _RATIO**low
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if refuted(middle) else (middle, high)
-        return claimed * _RATIO**high
+        return least_refuted(lambda noise: refuted(family(noise)), claimed)
+
+
+def lopsided(outside: int, inside: int) -> bool:
+    """Whether so many diverged trials per world are what fair coins give once in a thousand."""
+    rarer = special.bdtr(min(outside, inside), outside + inside, 0.5)
+    return outside + inside > 0 and 2 * float(rarer) < _LOPSIDED
+
+
+def least_refuted(refuted: Callable[[float], bool], claimed: float) -> float | None:
+    """The least noise multiplier, of those 2 % apart around the claimed one, that is refuted.
+
+    None where even 29 times the noise is not. `refuted` holds from some noise on.
+    """
+    low, high = -_STEPS, _STEPS
+    if not refuted(claimed * _RATIO**high):
+        return None
+    if refuted(claimed * _RATIO**low):
+        return claimed * _RATIO**low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if refuted(claimed * _RATIO**middle) else (middle, high)
+    return claimed * _RATIO**high

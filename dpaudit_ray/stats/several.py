@@ -1,21 +1,116 @@
 """Several canaries per training, and pairs of trainings that share their noise.
 
 In both cases the unit is a training run (or a pair), its outcome A lies in [0, 1], and its mean
-is at most the best guessing accuracy Φ(μ/2), whatever the dependence inside the run or between
-the worlds. Pooling the canaries of a run as if they were trials of their own is
-not valid: its error was measured at 0.3 to 0.5 for dependent canaries.
+is at most the best guessing accuracy, Φ(μ/2) for a Gaussian trade-off curve, whatever the
+dependence inside the run or between the worlds. Pooling the canaries of a run as if they were
+trials of their own is not valid: its error was measured at 0.3 to 0.5 for dependent canaries.
 """
 
 from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from . import betting, gdp
-from .base import Estimate, Members, Scores, Status, check_level
-from .guessing import GuessCounter, mu_from_accuracy
+from .base import Estimate, Estimator, Members, Scores, Status, check_level
+from .guessing import GuessCounter, epsilon_from_accuracy, mu_from_accuracy
 
 WARMUP = 20
+
+
+class RunAccuracies:
+    """Share of each run's canaries that were guessed, as runs come in.
+
+    The threshold of a run is the midpoint of the class means of the runs before it; runs before
+    `WARMUP` scores of both worlds were seen are left out, which is decided by the past alone. A
+    run that gave no output guessed none of them.
+    """
+
+    def __init__(self, canaries: int) -> None:
+        if canaries < 1:
+            raise ValueError(f"canaries must be at least 1, got {canaries}")
+        self.canaries = canaries
+        self.counter = GuessCounter(warmup=0)
+        self.shares: list[float] = []
+        self.skipped = 0  # runs before the first that is judged
+        self._rest = (np.empty(0), np.empty(0, np.bool_), np.empty(0, np.bool_))
+
+    def fold(self, scores: Scores, members: Members, ran: bool = True) -> None:
+        """Adds scores in order, run after run; one that is not whole yet is kept back."""
+        came = (scores, members, np.full(len(scores), ran))
+        values, bits, lived = (
+            np.concatenate([old, new]) for old, new in zip(self._rest, came, strict=True)
+        )
+        whole = len(values) // self.canaries * self.canaries
+        for first in range(0, whole, self.canaries):
+            own = slice(first, first + self.canaries)
+            self._add(values[own], bits[own], bool(lived[own].all()))
+        self._rest = (values[whole:], bits[whole:], lived[whole:])
+
+    def _add(self, scores: Scores, members: Members, ran: bool) -> None:
+        guess = self.counter.guess(scores)
+        if self.counter.trials >= WARMUP and guess is not None:
+            self.shares.append(float(np.mean(guess == members)) if ran else 0.0)
+        else:
+            self.skipped += 1
+        if ran:
+            self.counter.fold(scores, members)
+        else:
+            self.counter.miss(len(members))
+
+    @property
+    def trials(self) -> int:
+        """Scores folded so far."""
+        return (self.skipped + len(self.shares)) * self.canaries + len(self._rest[0])
+
+    def outcomes(self) -> betting.Outcomes:
+        """The shares so far, float64 [runs that are judged]."""
+        return np.array(self.shares)
+
+
+@dataclasses.dataclass
+class SeveralCanaries(Estimator):
+    """Trainings of `canaries` canaries each, a coin for each: one outcome for every training.
+
+    `curve: gaussian` reads the mean accuracy as μ = 2 Φ⁻¹(rate); `any` assumes no trade-off curve.
+    Trainings may be looked at one by one, and stopped.
+    """
+
+    canaries: int = 1
+    curve: Literal["gaussian", "any"] = "gaussian"
+    name: ClassVar[str] = "several-canaries"
+    status: ClassVar[Status] = Status.IF_GAUSSIAN
+    interim_valid: ClassVar[bool] = True
+    by_run: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.curve not in ("gaussian", "any"):
+            raise ValueError(f"curve must be gaussian or any, got {self.curve!r}")
+        self._runs = RunAccuracies(self.canaries)
+        self._known: tuple[int, float, float] = (0, 0.0, 0.5)  # of so many runs, at alpha
+
+    def _fold(self, scores: Scores, members: Members) -> None:
+        self._runs.fold(scores, members)
+
+    def _miss(self, members: Members) -> None:
+        self._runs.fold(np.full(len(members), math.nan), members, ran=False)
+
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        runs, alpha = self._runs, 1 - confidence
+        if self._known[:2] != (len(runs.shares), alpha):
+            rate = betting.mean_lower(runs.outcomes(), alpha)
+            self._known = (len(runs.shares), alpha, rate)
+        rate = self._known[2]
+        level, threshold = (delta, confidence), runs.counter.threshold
+        if self.curve == "any":
+            found = epsilon_from_accuracy(rate, delta)
+            return self._estimate(found, math.nan, level, runs.trials, threshold)
+        mu = mu_from_accuracy(rate)
+        return self._estimate(float(gdp.epsilon(mu, delta)), mu, level, runs.trials, threshold)
 
 
 def several_canaries(
@@ -35,28 +130,14 @@ def several_canaries(
     """
     check_level(delta, confidence)
     values, bits = np.asarray(scores, dtype=np.float64), np.asarray(members, dtype=np.bool_)
-    if values.ndim != 2 or values.shape != bits.shape:
+    if values.ndim != 2 or values.shape != bits.shape or values.shape[1] == 0:
         raise ValueError(
             f"scores and members must be two arrays [runs, canaries], "
             f"got shapes {values.shape} and {bits.shape}"
         )
-    hits = run_accuracies(values, bits)
-    return _estimate("several-canaries", hits, len(values), delta, confidence)
-
-
-def run_accuracies(scores: Scores, members: Members) -> betting.Outcomes:
-    """Share of each run's canaries that were guessed, float64 [runs with a threshold].
-
-    The threshold of a run is the midpoint of the class means of the runs before it; runs before
-    `WARMUP` scores of both worlds were seen are left out, which is decided by the past alone.
-    """
-    counter, shares = GuessCounter(warmup=0), []
-    for row, bits in zip(scores, members, strict=True):
-        guess = counter.guess(row)
-        if counter.trials >= WARMUP and guess is not None and len(row) > 0:
-            shares.append(float(np.mean(guess == bits)))
-        counter.fold(row, bits)
-    return np.array(shares)
+    state = SeveralCanaries(planned=values.size, canaries=values.shape[1])
+    state.fold(values.ravel(), bits.ravel())
+    return state.bound(delta, confidence)
 
 
 def coupled_worlds(

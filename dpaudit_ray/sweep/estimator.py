@@ -41,12 +41,18 @@ class EstimatorSpec(Strict):
             options[option] = _typed(types[option], raw[option], path)
         return cls(name=name, options=options)
 
-    def make(self, planned: int, independent: bool = True) -> stats.Estimator:
+    def make(self, planned: int, canaries: int = 1) -> stats.Estimator:
         """The streaming state; raises ValueError for an option outside its bounds.
 
-        `independent`: each trial is a training of its own, not a canary of one training.
+        `canaries`: so many trials in a row are canaries of one training.
         """
-        return stats.make(self.name, planned=planned, independent=independent, **self.options)
+        return stats.make(
+            self.name,
+            planned=planned,
+            independent=canaries == 1,
+            canaries=canaries,
+            **self.options,
+        )
 
 
 def _option_types(estimator: type[stats.Estimator]) -> dict[str, Any]:

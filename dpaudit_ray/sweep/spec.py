@@ -91,14 +91,36 @@ class Cell(Strict):
 
     @model_validator(mode="after")
     def _one_kind_of_scores(self) -> Self:
+        if self.independent:
+            return self
         for index, estimator in enumerate(self.audit.estimators):
-            if self.adversary.one_run and not stats.estimators()[estimator.name].one_run:
+            method = stats.estimators()[estimator.name]
+            if not (method.one_run or (method.by_run and not self.adversary.one_run)):
                 raise SpecError(
                     f"audit.estimators.{index}",
-                    f"{estimator.name} takes scores of many training runs, which "
-                    f"{self.adversary.name} does not give; choose another estimator",
+                    f"{estimator.name} takes scores of many training runs, one of each, which "
+                    f"{self.adversary.name} does not give; choose another estimator: one-run, "
+                    "one-run-fdp" + ", several-canaries" * (not self.adversary.one_run),
                 )
+        each = self.adversary.canaries
+        if rest := self.audit.trials % each:
+            more = self.audit.trials - rest + each
+            raise SpecError(
+                "audit.trials",
+                f"is {self.audit.trials}, but each training has {each} canaries, a trial each; "
+                f"use {max(more - each, each)} or {max(more, 2 * each)}",
+            )
         return self
+
+    @property
+    def independent(self) -> bool:
+        """Whether every score comes from a training of its own."""
+        return self.canaries == 1
+
+    @property
+    def canaries(self) -> int:
+        """How many trials in a row are canaries of one training; 0: all."""
+        return 0 if self.adversary.one_run else self.adversary.canaries
 
     @property
     def parts(self) -> Iterator[Plugin]:

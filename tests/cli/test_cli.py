@@ -403,7 +403,7 @@ import os, sys, tempfile
 folder = tempfile.mkdtemp()
 os.chdir(folder)
 os.rmdir(folder)
-from dpaudit_ray import cli
+from dpaudit_ray.cli import main as cli
 sys.argv = ["dpaudit", *sys.argv[1:]]
 cli.main()
 """

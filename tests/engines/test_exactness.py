@@ -78,7 +78,7 @@ for kind in (caching.CacheImpl, *caching.CacheImpl.__subclasses__()):
     kind._locator_classes = []
 import torch
 from torch import nn
-from dpaudit_ray.engines import convpool
+from dpaudit_ray.engines.rules import convpool
 from dpaudit_ray.engines.packing.packed import PackedModel
 model = PackedModel(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2)))
 assert model._loops is not None

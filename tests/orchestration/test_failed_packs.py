@@ -19,13 +19,14 @@ from tests.orchestration.test_faults import actors, start
 from tests.plan.test_failed_trials import FLAG, sweep
 
 pytestmark = pytest.mark.slow
-TESTS = Path(__file__).resolve().parents[1]
+TRAINING = Path(__file__).resolve().parents[1] / "plan"
 
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainers import the training from the tests."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", str(TRAINING))
+    monkeypatch.syspath_prepend(str(TRAINING))
 
 
 def finished(sweep: dict, folder: Path, *arguments: str) -> tuple[int, str]:

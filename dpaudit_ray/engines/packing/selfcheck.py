@@ -115,7 +115,9 @@ def _first_right(
     odd = packed if isinstance(packed, Odd) else None
     if not isinstance(packed, Odd):
         fast = packed
-        tries = [lambda: fast(None, True), lambda: fast(_GPU, False)]
+        tries = [lambda: fast(None, True)]
+        if not _large(module):  # whose groups are checked on the device that uses them
+            tries.append(lambda: fast(_GPU, False))
         if (odd := _wrong(module, slots, tries, case)) is None:
             return Way()
         alone = [lambda: fast(ONE_BY_ONE, False)]
@@ -162,9 +164,10 @@ def _case(module: nn.Module, x: Tensor, y: Tensor) -> _Case:
         finite = norms[norms.isfinite()]
         clip_norm = clip_norm or 0.9 * float(finite.median() if len(finite) else 0) or 1.0
         factors = clip_norm / norms.clamp(min=clip_norm)
-        torch.mv(each.T, factors, out=sums[i])
+        if not _large(module):  # asked for weighted sums only, and for no outputs
+            torch.mv(each.T, factors, out=sums[i])
         torch.mv(each.T, factors * own, out=weighted[i])
-    outputs = alone.outputs(theta, x)
+    outputs = theta.new_zeros(len(theta), 1) if _large(module) else alone.outputs(theta, x)
     return _Case(theta, x, y, weights, clip_norm, sums, weighted, outputs)
 
 

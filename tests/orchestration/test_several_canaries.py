@@ -1,0 +1,186 @@
+"""Trainings of several canaries in sweeps: from plan to verdict, no score is taken for a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import special
+
+import dpaudit_ray as da
+from dpaudit_ray import stats
+from dpaudit_ray.adversaries.base import Adversary
+from dpaudit_ray.data.base import Dataset
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.mechanisms.base import Claimed, Mechanism, Session
+from dpaudit_ray.plan import decisions
+from dpaudit_ray.report import verdict
+from dpaudit_ray.report.tables import Run
+from dpaudit_ray.sweep import spec
+from tests.command import changed, dpaudit, inline, write_sweep
+
+SEVERAL = ["several-canaries", "one-run"]
+
+
+class Twenty(Adversary):
+    """Twenty canaries in every training."""
+
+    name: str = "test_several_canaries:Twenty"
+
+    @property
+    def canaries(self) -> int:
+        return 20
+
+
+class Alike(Mechanism):
+    """A training of the claimed μ, or of `leak` times it, whose canaries all have the same luck."""
+
+    name: str = "test_several_canaries:Alike"
+    mu: float = 1.0
+    leak: float = 1.0
+
+    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+        return (1,)
+
+    def check(self, adversary: Adversary) -> None: ...
+
+    def check_inputs(self) -> None: ...
+
+    def datasets(self) -> Mapping[str, Dataset]:
+        return {}
+
+    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+        return Claimed(1 / self.mu, 1)
+
+    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
+        return Opened(self.mu * self.leak, adversary.canaries)
+
+
+class Opened:
+    def __init__(self, mu: float, canaries: int) -> None:
+        self._mu, self._canaries = mu, canaries
+
+    def run(self, members: np.ndarray, seed: int, horizons: tuple[int, ...]) -> np.ndarray:
+        bits = members.reshape(-1, self._canaries)
+        hit = np.random.default_rng(seed).random((len(bits), 1)) < special.ndtr(self._mu / 2)
+        return np.where(bits == hit, 1.0, -1.0).reshape(-1, 1)
+
+
+@pytest.fixture
+def twenty() -> dict[str, Any]:
+    return {
+        "name": "twenty",
+        "seed": 4,
+        "mechanism": {"name": "test_several_canaries:Alike"},
+        "adversary": {"name": "test_several_canaries:Twenty"},
+        "audit": {"trials": 4000, "delta": 1e-5, "estimators": SEVERAL},
+        "resources": {"pack_size": 400},
+    }
+
+
+def opened(raw: dict[str, Any], folder: Path) -> Run:
+    da.run(write_sweep(folder, raw), storage_path=str(folder), executor="inline")
+    return Run.open(str(folder / raw["name"]))
+
+
+def test_bounds_are_those_of_trainings(twenty: dict[str, Any], tmp_path: Path) -> None:
+    run = opened(twenty, tmp_path)
+    (audit,) = run.plan.audits
+    assert audit.canaries == 20
+    assert run.directory.read_json("plan.json")["audits"][0]["canaries"] == 20
+    scores = run.directory.scores(audit.id)
+    rows = run.estimates.set_index("estimator")
+    for name in SEVERAL:
+        expected = stats.estimate(
+            scores["score"], scores["member"], 1e-5, 0.95, name, runs=np.arange(4000) // 20
+        )
+        assert rows.loc[name, "epsilon_lower"] == expected.epsilon_lower
+    assert set(rows["free_estimator"]) == {"one-run"}
+    assert run.estimates["epsilon_lower_free"].iloc[0] == rows.loc["one-run", "epsilon_lower"]
+
+
+def test_a_healthy_training_is_no_violation_and_a_leaking_one_is(
+    twenty: dict[str, Any], tmp_path: Path
+) -> None:
+    """Pooled, luck that 20 canaries share would look like a violation every third time."""
+    healthy = verdict.of(opened(twenty, tmp_path))
+    assert healthy.verdict is not verdict.Verdict.VIOLATION
+    changed(twenty, "mechanism.leak", 2.5)
+    leaking = verdict.of(opened(twenty | {"name": "leaking"}, tmp_path))
+    assert leaking.verdict is verdict.Verdict.VIOLATION
+    assert leaking.audits[0].effective_noise is not None
+    assert leaking.audits[0].effective_noise < 1
+
+
+def test_what_is_watched_live_and_stops_a_run_are_trainings(
+    twenty: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of 20 healthy runs that stop where they refute, more than 2 do so once in 300 such tests."""
+    changed(twenty, "audit.stop_when", {"verdict": True})
+    changed(twenty, "audit.trials", 1200)
+    stopped = 0
+    for seed in range(20):
+        run = opened(twenty | {"seed": seed, "name": f"seed-{seed}"}, tmp_path)
+        stopped += decisions.decided(run.directory, run.sweep) != {}
+    assert stopped <= 2
+    changed(twenty, "mechanism.leak", 3.0)
+    changed(twenty, "audit.trials", 4000)
+    leaking = opened(twenty | {"name": "leaking"}, tmp_path)
+    assert decisions.decided(leaking.directory, leaking.sweep)[0] <= 1200
+    assert set(leaking.estimates["estimator"]) == {*SEVERAL}
+
+
+def test_plan_and_report_say_it(twenty: dict[str, Any], tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, twenty)
+    assert inline(file, tmp_path).code == 0
+    run = tmp_path / "twenty"
+    assert dpaudit("report", run).code == 0
+    page = (run / "report.html").read_text()
+    assert "Each training has 20 canaries" in page
+    assert "Trade-off curve with" not in page
+    shown = dpaudit("plan", file, "--storage-path", tmp_path / "elsewhere")
+    alone = stats.power.largest_certifiable(200, 1e-5, 0.95)
+    assert f"{alone:.3f}" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("audit.estimators", ["accuracy"], "accuracy takes scores of many training runs, one of"),
+        (
+            "audit.trials",
+            4010,
+            "is 4010, but each training has 20 canaries, a trial each; use 4000",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    twenty: dict[str, Any], key: str, value: Any, told: str
+) -> None:
+    with pytest.raises(SpecError, match=told):
+        spec.from_raw(changed(twenty, key, value))
+
+
+def test_a_pack_holds_whole_trainings(twenty: dict[str, Any], tmp_path: Path) -> None:
+    changed(twenty, "resources.pack_size", 50)
+    told = dpaudit("run", write_sweep(tmp_path, twenty), "--storage-path", tmp_path)
+    assert told.code == 2
+    assert "is 50, but each training has 20 canaries" in told.err
+    assert "use 60" in told.err
+    changed(twenty, "resources.pack_size", "auto")
+    run = opened(twenty, tmp_path)
+    assert {(last - first + 1) % 20 for first, last in run.plan.audits[0].packs} == {0}
+
+
+def test_one_training_is_no_run_of_independent_trials_for_the_verdict_either(
+    twenty: dict[str, Any], tmp_path: Path
+) -> None:
+    """A single training cannot refute a claim by its canaries' hit rate."""
+    changed(twenty, "adversary", {"name": "test_one_run:OneTraining"})
+    changed(twenty, "audit.estimators", ["one-run"])
+    changed(twenty, "mechanism.leak", 3.0)
+    found = verdict.of(opened(twenty, tmp_path))
+    assert found.verdict is verdict.Verdict.INCONCLUSIVE

@@ -1,0 +1,163 @@
+"""Several canaries in a training: what their scores may and may not be taken for."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import pytest
+from scipy import special
+
+from dpaudit_ray import stats
+from dpaudit_ray.stats import Status, betting, curve, gdp
+from dpaudit_ray.stats.claim_test import ClaimTest
+from dpaudit_ray.stats.run_test import RunTest, largest_accuracy
+
+LEVEL = {"delta": 1e-5, "confidence": 0.95}
+LONG = "DPAUDIT_LONG" in os.environ
+MU = 1.0
+CANARIES = 20
+
+
+def alike(rng: np.random.Generator, runs: int, mu: float = MU) -> tuple[np.ndarray, np.ndarray]:
+    """All canaries of a run are the same one: they share the noise, and so their luck."""
+    bits = rng.random((runs, CANARIES)) < 0.5
+    hit = rng.random((runs, 1)) < special.ndtr(mu / 2)
+    return np.where(bits == hit, 1.0, -1.0).ravel(), bits.ravel()
+
+
+def test_canaries_that_are_all_the_same_keep_the_level_by_run_and_not_pooled() -> None:
+    """1000 audits of 100 runs (DPAUDIT_LONG; else 200). At 5 %, more than 85 errors of 1000 come
+    once in a million; a pooled bound errs in about four of ten."""
+    rng, audits = np.random.default_rng(1), 1000 if LONG else 200
+    by_run = pooled = 0
+    for _ in range(audits):
+        scores, bits = alike(rng, 100)
+        runs = np.repeat(np.arange(100), CANARIES)
+        found = stats.estimate(scores, bits, **LEVEL, method="several-canaries", runs=runs)
+        by_run += found.mu_lower > MU
+        pooled += stats.estimate(scores, bits, **LEVEL, method="accuracy").mu_lower > MU
+    assert by_run <= 0.085 * audits
+    assert pooled >= 0.2 * audits
+
+
+def test_canaries_with_luck_of_their_own_show_more_than_one_a_run() -> None:
+    rng = np.random.default_rng(2)
+    bits = rng.random((200, CANARIES)) < 0.5
+    scores = rng.normal(size=bits.shape) + MU * bits
+    runs = np.repeat(np.arange(200), CANARIES)
+    many = stats.estimate(
+        scores.ravel(), bits.ravel(), **LEVEL, method="several-canaries", runs=runs
+    )
+    one = stats.estimate(scores[:, 0], bits[:, 0], **LEVEL, method="anytime")
+    assert one.mu_lower < 0.75 * MU < many.mu_lower < MU
+
+
+@pytest.mark.parametrize("canaries", [1, 3, 20])
+def test_any_split_gives_the_same_bound(canaries: int) -> None:
+    rng = np.random.default_rng(canaries)
+    bits = rng.random(300) < 0.5
+    scores = rng.normal(size=300) + 2 * bits
+    scores[50:52] = math.nan
+    whole = stats.make("several-canaries", 300, canaries=canaries)
+    whole.fold(scores, bits)
+    parts = stats.make("several-canaries", 300, canaries=canaries)
+    for part in np.split(np.arange(300), [1, 2, 5, 100, 250]):
+        parts.fold(scores[part], bits[part])
+    assert whole.bound(**LEVEL) == parts.bound(**LEVEL)
+
+
+def test_the_threshold_of_a_run_comes_from_runs_before_it() -> None:
+    """By hand, run after run."""
+    rng = np.random.default_rng(5)
+    bits = rng.random((60, 4)) < 0.5
+    scores = rng.normal(size=bits.shape) + bits
+    shares = []
+    for run in range(60):
+        before, known = scores[:run].ravel(), bits[:run].ravel()
+        if run * 4 < 20 or known.all() or not known.any():
+            continue
+        middle = (before[known].mean() + before[~known].mean()) / 2
+        shares.append(((scores[run] > middle) == bits[run]).mean())
+    rate = betting.mean_lower(shares, 0.05)
+    found = stats.several.several_canaries(scores, bits, **LEVEL)
+    assert found.mu_lower == pytest.approx(2 * special.ndtri(rate), abs=1e-9)
+
+
+def test_a_run_without_output_guessed_nothing() -> None:
+    rng = np.random.default_rng(6)
+    scores, bits = alike(rng, 80, 6.0)
+    full, missed = (stats.make("several-canaries", 80, canaries=CANARIES) for _ in range(2))
+    full.fold(scores, bits)
+    missed.fold(scores[:1200], bits[:1200])
+    missed.miss(bits[1200:1300])
+    missed.fold(scores[1300:], bits[1300:])
+    assert missed.bound(**LEVEL).mu_lower < full.bound(**LEVEL).mu_lower - 0.2
+    assert missed.bound(**LEVEL).trials == 1600
+
+
+def test_who_is_given_runs_wants_them_whole_and_in_order() -> None:
+    scores, bits = alike(np.random.default_rng(7), 10)
+    for runs in (np.arange(200) % 10, np.minimum(np.arange(200) // 20, 8)):
+        with pytest.raises(ValueError, match="as many scores from every training"):
+            stats.estimate(scores, bits, **LEVEL, method="several-canaries", runs=runs)
+
+
+def test_one_run_methods_take_several_trainings_of_several_canaries_as_one() -> None:
+    """Together they are one mechanism of all bits, (ε, δ)-DP in each of them."""
+    scores, bits = alike(np.random.default_rng(8), 40, 4.0)
+    found = [
+        stats.estimate(scores, bits, **LEVEL, method="one-run", runs=runs)
+        for runs in (np.repeat(np.arange(40), CANARIES), np.zeros(800))
+    ]
+    assert found[0] == found[1]
+    assert found[0].status is Status.CERTIFIED
+
+
+def claimed(mu: float) -> curve.Curve:
+    return curve.gaussian(mu)
+
+
+def test_a_true_claim_stands_where_canaries_are_alike_and_a_pooled_test_refutes_it() -> None:
+    """300 audits of 60 runs at 5 %: more than 30 alarms come once in 10,000 such tests."""
+    rng = np.random.default_rng(9)
+    alarms, pooled = 0, 0
+    for number in range(300):
+        scores, bits = alike(rng, 60)
+        test = RunTest(claimed(MU), 1200, CANARIES)
+        test.fold(scores, bits)
+        test.look(now=True)
+        alarms += test.refuted_after(0.05) is not None
+        if number < 40:
+            wrong = ClaimTest(claimed(MU), 1200)
+            wrong.fold(scores, bits)
+            wrong.look(now=True)
+            pooled += wrong.refuted_after(0.05) is not None
+    assert alarms <= 30
+    assert pooled >= 8
+
+
+def test_a_false_claim_is_refuted_and_the_noise_found() -> None:
+    rng = np.random.default_rng(10)
+    bits = rng.random((400, CANARIES)) < 0.5
+    scores = rng.normal(size=bits.shape) + 2.0 * bits
+    test = RunTest(claimed(1.0), bits.size, CANARIES)
+    for run in range(400):
+        test.fold(scores[run], bits[run])
+        test.look()
+    after = test.refuted_after(0.05)
+    assert after is not None
+    assert after % CANARIES == 0
+    assert after < 400 * CANARIES / 2
+    noise = test.effective_noise(lambda noise: claimed(1 / noise), 1.0, 0.05)
+    assert noise == pytest.approx(0.5, rel=0.15)
+    assert noise > 0.5
+    assert test.share_found(0.7, 0.05, 20) == 1.0
+
+
+def test_the_largest_accuracy_of_a_gaussian_claim_is_its_own() -> None:
+    assert largest_accuracy(claimed(1.3)) == pytest.approx(float(special.ndtr(0.65)), rel=1e-6)
+    epsilons = np.linspace(0, 5, 20)
+    pure = curve.Curve(epsilons, np.asarray(gdp.delta(epsilons, 1.3)))
+    assert largest_accuracy(pure) == pytest.approx(float(special.ndtr(0.65)), rel=1e-6)
