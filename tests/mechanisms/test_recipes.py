@@ -152,8 +152,8 @@ def in_place_of_noise(tiny: dict, epsilon: float, **options: Any) -> dict:
     [
         ("gaussian", {}),
         ("rdp", {}),
-        ("pld", {"sampling": "poisson"}),
-        ("prv", {"sampling": "poisson", "epsilon": 0.5}),
+        ("prv", {"sampling": "poisson"}),
+        ("rdp", {"sampling": "poisson", "epsilon": 0.5}),
     ],
 )
 def test_an_epsilon_finds_its_noise(accountant: str, options: dict, tiny: dict) -> None:
