@@ -59,10 +59,8 @@ def test_every_reader_of_hit_rates_reads_through_the_claim(method):
     assert found.epsilon_lower > 1.1 * stats.estimate(*audited(), **ask).epsilon_lower
 
 
-@pytest.mark.parametrize("rate", [0.6, 0.62])
-def test_the_noise_is_found_as_by_trying_one_after_the_other(rate):
-    small = Training(1.0, 10, 0.2)
-    noise = 1.5
+def test_the_noise_is_found_as_by_trying_one_after_the_other():
+    small, rate, noise = Training(1.0, 10, 0.2), 0.61, 1.5
     assert (1 + pld.advantage(Training(noise, 10, 0.2))) / 2 < rate
     while (1 + pld.advantage(Training(noise / 1.005, 10, 0.2))) / 2 < rate:
         noise /= 1.005
@@ -88,7 +86,7 @@ def test_what_the_claim_allows_shows_no_more_than_the_claim():
 
 def test_more_hits_show_more():
     family = Family(Training(1.0, 10, 0.2))
-    found = [family.epsilon(rate, DELTA) for rate in (0.4, 0.5, 0.5001, 0.55, 0.6, 0.7, 0.9, 1.0)]
+    found = [family.epsilon(rate, DELTA) for rate in (0.4, 0.5, 0.5001, 0.55, 0.6, 1.0)]
     assert found[:2] == [0.0, 0.0]
     assert np.all(np.diff(found[2:]) >= 0)
     assert found[3] > 0

@@ -18,7 +18,7 @@ from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims
 from dpaudit_ray.report import verdict, words
-from dpaudit_ray.report.tables import Run, overview
+from dpaudit_ray.report.tables import Run, all_estimates, overview
 from dpaudit_ray.stats import Status
 from dpaudit_ray.stats.rates import EpsDelta
 from dpaudit_ray.sweep import spec
@@ -113,6 +113,15 @@ def test_a_sampled_audit_reads_its_hits_through_its_claim(ran: Run) -> None:
     assert rows.loc["accuracy", "epsilon_lower"] > stats.gdp.epsilon(mu, 1e-5)
     assert overview(ran)[0]["status"] == "if-claimed-family"
     assert not overview(ran)[0]["above_claim"]
+
+
+def test_above_its_claim_is_what_refutes_the_claimed_noise(ran: Run) -> None:
+    """An ε that was read through the claim refutes it; not one of somebody's own."""
+    higher = ran.estimates.assign(epsilon_lower_together=100.0)
+    marked = all_estimates(dataclasses.replace(ran, estimates=higher))
+    marked = marked[marked["above_claim"]]
+    assert set(marked["accountant"]) == {"pld"}
+    assert set(marked["estimator"]) == {"accuracy", "anytime"}
 
 
 def test_claims_of_ones_own_stand_beside_the_others(ran: Run) -> None:
