@@ -116,6 +116,9 @@ class Adversary(Plugin):
     # True: every trial of an audit inserts one and the same `GradientCanary`, whatever the model.
     fixed_gradient: ClassVar[bool] = False
 
+    # True: crafting is work that is done once, before anything is trained, and stored.
+    crafted_once: ClassVar[bool] = False
+
     period: int = Field(default=1, ge=1)
 
 

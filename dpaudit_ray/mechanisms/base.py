@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ..adversaries.base import Adversary
     from ..data.base import Dataset
     from ..stats import Estimate
+
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,26 @@ class Claimed:
     def gaussian(self) -> bool:
         """Whether the claimed trade-off curve is Gaussian: then a μ above its own refutes it."""
         return self.sample_rate == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparation:
+    """Work that is done once, in so many `parts`, before the packs of an audit are run.
+
+    `identity` is plain JSON: the options that determine the arrays. With the sweep's seed and the
+    data's files it names what is stored, so audits that give the same share one preparation.
+    """
+
+    parts: int
+    identity: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class PartSeeds:
+    """`sweep`: the sweep's seed, as in `open`; `part`: 128 bits, of this part alone."""
+
+    sweep: int
+    part: int
 
 
 class Session(Protocol):
@@ -117,6 +139,38 @@ class Mechanism(Plugin):
             craft_seed: 128-bit seed of the adversary's own choices.
             gpu: compute on the trainer's GPU.
         """
+
+    def preparation(self, adversary: Adversary) -> Preparation | None:
+        """What packs against this adversary wait for; None where they wait for nothing."""
+        return None
+
+    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+        """One part of `preparation`: a function of the arguments and of its identity alone.
+
+        Nothing here, nor in what it can reach, knows a secret bit. Parts know nothing of each
+        other, and run anywhere, in any order.
+
+        Args:
+            adversary: of an audit that waits for it.
+            part: its number, from 0.
+            seeds: of what is public, and of everything random in this part.
+            gpu: compute on the trainer's GPU.
+
+        Returns:
+            Arrays of numbers by name, which are stored.
+        """
+        raise NotImplementedError(f"{self.name} has a preparation, and no prepare_part()")
+
+    def open_prepared(
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: tuple[Arrays, ...],
+    ) -> Session:
+        """`open` for an audit with a preparation: `prepared` has its parts, in order."""
+        raise NotImplementedError(f"{self.name} has a preparation, and no open_prepared()")
 
     def exact(
         self, adversary: Adversary, horizons: tuple[int, ...], delta: float
