@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
+from pydantic.fields import FieldInfo
 
 from . import imports
 from .errors import SpecError
@@ -53,8 +54,8 @@ class Plugin(Strict):
         own = self.model_dump(mode="json", exclude=set(self.locations), exclude_defaults=True)
         nested = {
             key: value.identity()
-            for key in type(self).model_fields
-            if isinstance(value := getattr(self, key), Plugin)
+            for key, field in type(self).model_fields.items()
+            if isinstance(value := getattr(self, key), Plugin) and not _left_out(value, field)
         }
         revised = {"revision": self.revision} if self.revision > 1 else {}
         return own | nested | revised | {"name": self.address}
@@ -220,6 +221,11 @@ def _stand_in(base: Any) -> Any:
 
 def _at_home(cls: type[Plugin]) -> bool:
     return f"{cls.__module__}.".startswith(f"{cls.home}.")
+
+
+def _left_out(value: Plugin, field: FieldInfo) -> bool:
+    """Whether a plug-in is the default of its field, computed as it ever was."""
+    return value == field.default and value.revision == 1
 
 
 def _own_name(cls: type[Plugin]) -> str | None:

@@ -9,9 +9,10 @@ sees the bit.
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import Field
 
@@ -61,7 +62,11 @@ C = TypeVar("C", GradientCanary, SampleCanary, ChangingCanary)
 
 
 class PublicKnowledge(Protocol):
-    """All that the hidden-state threat model grants before training (Cebere et al., section 4)."""
+    """All that the hidden-state threat model grants before training (Cebere et al., section 4).
+
+    Batches of the others are part of it, unless they are secret. Losses and gradients are those of
+    any θ one likes: one's own, simulated, or seen by an observer.
+    """
 
     @property
     def initial(self) -> Tensor:
@@ -70,6 +75,18 @@ class PublicKnowledge(Protocol):
     @property
     def clip_norm(self) -> float:
         """C."""
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ: the noise on a sum of clipped gradients has standard deviation σC."""
+
+    @property
+    def batch_size(self) -> int:
+        """|B|, by which sums are divided: the expected size where batches vary."""
+
+    @property
+    def sample_rate(self) -> float:
+        """The chance that a step has the canary; 1 where batches are fixed."""
 
     @property
     def classes(self) -> int:
@@ -81,6 +98,18 @@ class PublicKnowledge(Protocol):
     @property
     def examples(self) -> int:
         """Number of training examples."""
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor] | None:
+        """The others in the batch of `step` (from 1): x [m, ...], y [m]; None where secret."""
+
+    def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Loss of models `theta` [n, p] on examples x [m, ...], y [m]: float [n, m]."""
+
+    def gradients(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
+        """Sum of these examples' gradients in models `theta` [n, p]: float [n, p].
+
+        Each is clipped to `clip_norm`, or not at all where it is left out.
+        """
 
     def simulate(self, runs: int, noisy: bool, seed: int) -> Iterator[Tensor]:
         """Yields θ_0, θ_1, ..., θ_T of `runs` simulated trainings without the canary, [runs, p].
@@ -134,8 +163,19 @@ class FinalModelAdversary(Adversary, Generic[C]):
         """Float [n], higher = more confident that the canary was in."""
 
 
-class TrajectoryObserver(Protocol):
-    """Watches the trainings of one pack and keeps no more of them than it needs."""
+class Observer(Protocol):
+    """Watches the trainings of one pack and keeps no more of them than it needs.
+
+    It sees models, or updates, or both: a `TrajectoryObserver`, an `UpdateObserver`.
+    """
+
+    def scores(self) -> Tensor:
+        """Float [n] for the steps seen so far, higher = more confident that the canary was in."""
+
+
+@runtime_checkable
+class TrajectoryObserver(Observer, Protocol):
+    """Sees every model."""
 
     def see(self, step: int, before: Tensor, after: Tensor) -> None:
         """Called after every step (from 1) with θ_{t-1} and θ_t, float [n, p].
@@ -143,17 +183,26 @@ class TrajectoryObserver(Protocol):
         Both are copies, overwritten by the next step: keep a copy of what must last.
         """
 
-    def scores(self) -> Tensor:
-        """Float [n] for the steps seen so far, higher = more confident that the canary was in."""
+
+@runtime_checkable
+class UpdateObserver(Observer, Protocol):
+    """Sees what every step releases, whatever optimizer and learning rate make of it."""
+
+    def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
+        """Called in every step (from 1) with θ_{t-1} and the noisy mean, float [n, p].
+
+        `update` is the sum of clipped gradients, canary and noise, over |B|. Both are copies, made
+        for this call. It comes before `see` of the same step.
+        """
 
 
 class TrajectoryAdversary(Adversary, Generic[C]):
-    """An adversary under `trajectory` access: it sees every intermediate model."""
+    """An adversary under `trajectory` access: it sees every intermediate model and update."""
 
     @abstractmethod
     def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> C:
         """Chooses the canary before training; `rng` is the adversary's own randomness."""
 
     @abstractmethod
-    def observer(self, canary: C, known: PublicKnowledge, models: int) -> TrajectoryObserver:
+    def observer(self, canary: C, known: PublicKnowledge, models: int) -> Observer:
         """A fresh observer for a pack of `models` trainings."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +94,10 @@ class Mechanism(Plugin):
     def auto_pack_size(self) -> int:
         """Trials per pack for `pack_size: auto`: a function of the options alone."""
         return 256
+
+    def for_audit(self, delta: float, accountant: str) -> Self:
+        """Itself, with what it takes from an audit: the δ, and the first of its accountants."""
+        return self
 
     @property
     def sampled(self) -> bool:

@@ -24,6 +24,7 @@ from dpaudit_ray.adversaries.base import (
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import rounding
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.recipe import Recipe
 from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession, TrajectorySession
 from dpaudit_ray.mechanisms.dp_sgd.training import Training
 from dpaudit_ray.models.base import Model
@@ -53,7 +54,7 @@ class QuietModel(Model):
         return Quiet()
 
 
-def small_steps(options: DpSgd, units: float) -> DpSgd:
+def small_steps(options: DpSgd, units: float) -> Recipe:
     """Such that a canary moves .75 by so many units in its last place, with a claim of μ = 10."""
     change = {
         "model": QuietModel(),
@@ -62,7 +63,7 @@ def small_steps(options: DpSgd, units: float) -> DpSgd:
         "learning_rate": units * float(np.spacing(np.float32(0.75))) * 16,
         "noise_multiplier": 1.0,
     }
-    return options.model_copy(update=change)
+    return options.model_copy(update=change).recipe
 
 
 @pytest.mark.parametrize("units", [0.45, 0.55, 0.9])
@@ -113,7 +114,7 @@ def test_a_canary_that_rounding_hides_is_warned_of_once(
     initial = torch.full((9,), 0.75)
     with caplog.at_level(logging.WARNING):
         rounding.check(small_steps(options, 10.1), initial)
-        rounding.check(options, initial)
+        rounding.check(options.recipe, initial)
         assert not caplog.records
         rounding.check(small_steps(options, 9.0), initial)
         rounding.check(small_steps(options, 9.0), initial)

@@ -1,19 +1,20 @@
-"""DP-SGD with fixed, known mini-batches (Cebere, Bellet, Papernot, eq. 2).
+"""DP-SGD (Abadi et al. 2016; with fixed, known mini-batches, Cebere, Bellet, Papernot, eq. 2).
 
-    θ_t = θ_{t-1} - η/|B_t| ( Σ_{x ∈ B_t} clip(∇ℓ(θ_{t-1}; x), C) + Z_t ),   Z_t ~ N(0, σ²C² I)
+    θ_t = θ_{t-1} - η_t/|B| ( Σ_{x ∈ B_t} clip(∇ℓ(θ_{t-1}; x), C) + Z_t ),   Z_t ~ N(0, σ²C² I)
 
-The canary joins the sum at steps t with t mod period = 0; |B_t| stays what it is, so that its
-size does not give the canary away.
+or what another optimizer makes of that sum. The canary joins it at steps t with t mod period = 0,
+and where it is sampled; |B| is the expected size, so that none gives the canary away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, model_validator
 
+from ...accounting import Accountant, Sampling
 from ...adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
 from ...data.base import Data, Dataset
 from ...errors import SpecError
@@ -21,7 +22,14 @@ from ...models.base import Model
 from ...plugins import nested
 from ...stats import TradeOff
 from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session
+from . import noise
+from .optimizers.base import Optimizer
+from .optimizers.sgd import Sgd
 from .recipe import Recipe
+from .sampling.base import Sampler, Sizes
+from .sampling.fixed import Fixed
+from .schedules.base import Schedule
+from .schedules.constant import Constant
 
 if TYPE_CHECKING:
     from .training import Training
@@ -33,6 +41,11 @@ class DpSgd(Mechanism):
     `engine` computes the same steps: `packed` for all models of a pack at once, `opacus` one by
     one through Opacus. `precision` is that of activations and gradients; parameters, norms, sums
     and noise stay float32. `tf32` changes matrix products on NVIDIA GPUs only.
+
+    The others' batches are drawn once for a sweep and known to the adversary; `batches: secret`
+    draws them for each trial, through Opacus. `epsilon` at `delta`, by `accountant`, stands for
+    the noise multiplier that keeps it over all steps; an audit fills in its own δ and its first
+    accountant. A batch of more than `physical_batch_size` is processed in parts of at most that.
 
     Revision 2: the canary joins the sum before θ is rounded; θ_0 is keyed by a whole seed.
     """
@@ -46,10 +59,50 @@ class DpSgd(Mechanism):
     batch_size: int = Field(ge=1)
     learning_rate: float = Field(gt=0)
     clip_norm: float = Field(gt=0)
-    noise_multiplier: float = Field(gt=0)
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    epsilon: float | None = Field(default=None, gt=0)
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    accountant: str | None = None
+    sampling: Annotated[SerializeAsAny[Sampler], nested(Sampler)] = Fixed()
+    batches: Literal["known", "secret"] = "known"
+    optimizer: Annotated[SerializeAsAny[Optimizer], nested(Optimizer)] = Sgd()
+    schedule: Annotated[SerializeAsAny[Schedule], nested(Schedule)] = Constant()
+    physical_batch_size: int | None = Field(default=None, ge=1)
     engine: Literal["packed", "opacus"] = "packed"
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.noise_multiplier is None and self.epsilon is None:
+            raise SpecError("noise_multiplier", "is required, or epsilon in its place")
+        if self.noise_multiplier is not None and self.epsilon is not None:
+            raise SpecError(
+                "epsilon",
+                f"is {self.epsilon:g}, and noise_multiplier is {self.noise_multiplier:g}: each "
+                "says how much noise there is; leave one out",
+            )
+        if self.epsilon is None and (self.delta is not None or self.accountant is not None):
+            key = "accountant" if self.delta is None else "delta"
+            raise SpecError(key, "belongs to epsilon, which is not given; leave it out")
+        if self.accountant is not None and self.accountant not in list(Accountant):
+            known = ", ".join(Accountant)
+            raise SpecError("accountant", f"unknown accountant {self.accountant!r}; known: {known}")
+        if self.batches == "secret" and self.engine != "opacus":
+            raise SpecError(
+                "batches",
+                f"is secret, but the {self.engine} engine gives all models of a pack the same "
+                "batches; use known, or engine: opacus",
+            )
+        self.schedule.check(self.steps)
+        return self
+
+    def for_audit(self, delta: float, accountant: str) -> Self:
+        """With the δ and the accountant that `epsilon` is meant at, where it does not say."""
+        if self.epsilon is None:
+            return self
+        named = {"delta": self.delta or delta, "accountant": self.accountant or accountant}
+        return self.model_copy(update=named)
 
     @property
     def auto_pack_size(self) -> int:
@@ -59,7 +112,43 @@ class DpSgd(Mechanism):
     @property
     def recipe(self) -> Recipe:
         """The training that these options describe."""
-        return Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
+        taken = {field.name: getattr(self, field.name) for field in fields(Recipe)}
+        return Recipe(**taken | {"noise_multiplier": self.noise})
+
+    @property
+    def noise(self) -> float:
+        """σ, as stated or as `epsilon` needs it.
+
+        Raises:
+            SpecError: no noise keeps ε.
+            DataError: the data cannot be read, whose size sampling needs.
+        """
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        if self.epsilon is None or self.delta is None or self.accountant is None:
+            raise SpecError("mechanism.delta", "is required beside epsilon outside of an audit")
+        target = (self.epsilon, self.delta, self.accountant)
+        return noise.solved(*target, self.steps, *self._sampled)
+
+    @property
+    def _sampled(self) -> tuple[float, Sampling]:
+        """How often a step has the canary, and by which chance. Loads the data to know N."""
+        if self.sampling.known:
+            return 1.0, Sampling.POISSON
+        rate = self.sampling.rate(self._sizes)
+        return rate, self.sampling.claim if rate < 1 else Sampling.POISSON
+
+    @property
+    def _sizes(self) -> Sizes:
+        """Loads the data to know N, and holds the batch size against it."""
+        size = len(self.data.load().y)
+        if self.batch_size > size:
+            raise SpecError(
+                "mechanism.batch_size",
+                f"is {self.batch_size}, but {self.data.name} has {size} examples; "
+                f"use at most {size}",
+            )
+        return Sizes(size, self.batch_size)
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
         """Multiples of `record_every` up to the last step, which is always recorded."""
@@ -81,6 +170,13 @@ class DpSgd(Mechanism):
                 f"is {adversary.period}, which does not divide the {self.steps} steps: training "
                 f"would end between two insertions; set mechanism.steps to {whole}",
             )
+        skips = adversary.period > 1 and not self.sampling.known
+        if skips and self.sampling.claim is not Sampling.POISSON:
+            raise SpecError(
+                "adversary.period",
+                f"is {adversary.period}, but no claim holds for sampling {self.sampling.name} "
+                "where steps are left out; use 1, or mechanism.sampling: poisson",
+            )
         if not isinstance(adversary, FinalModelAdversary | TrajectoryAdversary):
             raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")
 
@@ -90,14 +186,7 @@ class DpSgd(Mechanism):
 
     def check_inputs(self) -> None:
         """Loads the data, holds the batch size against it, and holds the model against autograd."""
-        data = self.data.load()
-        size = len(data.y)
-        if self.batch_size > size:
-            raise SpecError(
-                "mechanism.batch_size",
-                f"is {self.batch_size}, but {self.data.name} has {size} examples; "
-                f"use at most {size}",
-            )
+        data, _ = self.data.load(), self._sizes
         if self.engine == "opacus" and self.precision == "bfloat16":
             raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
         from . import rounding
@@ -106,8 +195,8 @@ class DpSgd(Mechanism):
         rounding.check(self.recipe, check_model(self.model, data))
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
-        """Counts the steps that insert the canary; the others are post-processing."""
-        return Claimed(self.noise_multiplier, horizon // adversary.period)
+        """Counts the steps that may have the canary; the others are post-processing."""
+        return Claimed(self.noise, horizon // adversary.period, *self._sampled)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Gaussian for a gradient canary of one direction in every step, which is proved here.
@@ -120,9 +209,11 @@ class DpSgd(Mechanism):
         accountants claim; that of the last model alone may be smaller.
 
         A longer period asks what the steps in between hide, which is a question about the last
-        model, and its curve is not known; nor is any, for a gradient that depends on the model.
+        model, and its curve is not known; nor is any, for a gradient that depends on the model, or
+        a canary that is sampled. Optimizer and schedule only process what steps show.
         """
-        every_step = adversary.fixed_gradient and adversary.period == 1
+        known = self.sampling.known and self.batches == "known"
+        every_step = adversary.fixed_gradient and adversary.period == 1 and known
         return TradeOff.GAUSSIAN if every_step else TradeOff.UNKNOWN
 
     def training(self, seed: int, gpu: bool) -> Training:

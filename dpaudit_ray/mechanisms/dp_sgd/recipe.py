@@ -7,6 +7,14 @@ from typing import Literal
 
 from ...data.base import Data
 from ...models.base import Model
+from .optimizers.base import Optimizer
+from .optimizers.sgd import Sgd
+from .sampling.base import Sampler, Sizes
+from .sampling.fixed import Fixed
+from .schedules.base import Schedule
+from .schedules.constant import Constant
+
+_FIXED, _SGD, _CONSTANT = Fixed(), Sgd(), Constant()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +31,19 @@ class Recipe:
     engine: Literal["packed", "opacus"] = "packed"
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     seed: int = 0
+    sampling: Sampler = _FIXED
+    batches: Literal["known", "secret"] = "known"
+    optimizer: Optimizer = _SGD
+    schedule: Schedule = _CONSTANT
+    physical_batch_size: int | None = None
+
+    def rate(self, step: int) -> float:
+        """The learning rate of `step`, from 1 on."""
+        return self.schedule.rate(self.learning_rate, step, self.steps)
+
+    def sizes(self, examples: int) -> Sizes:
+        """What sampling goes by, for `examples` of them."""
+        return Sizes(examples, self.batch_size)
 
     @property
     def hidden_start(self) -> bool:

@@ -18,6 +18,8 @@ from ...adversaries.base import (
     GradientCanary,
     SampleCanary,
     TrajectoryAdversary,
+    TrajectoryObserver,
+    UpdateObserver,
 )
 from ...engines.packing.packed import PackedModel
 from ...errors import SpecError
@@ -43,6 +45,22 @@ class _Known:
         return self.training.clip_norm
 
     @property
+    def noise_multiplier(self) -> float:
+        """σ."""
+        return self.training.recipe.noise_multiplier
+
+    @property
+    def batch_size(self) -> int:
+        """|B|."""
+        return self.training.recipe.batch_size
+
+    @property
+    def sample_rate(self) -> float:
+        """See `PublicKnowledge.sample_rate`."""
+        recipe = self.training.recipe
+        return recipe.sampling.rate(recipe.sizes(self.examples))
+
+    @property
     def classes(self) -> int:
         """Number of classes."""
         return self.training.classes
@@ -55,6 +73,21 @@ class _Known:
     def example(self, index: int) -> tuple[Tensor, Tensor]:
         """Training example `index` as x [1, ...] and y [1]."""
         return self.training.example(index)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor] | None:
+        """See `PublicKnowledge.batch`."""
+        if self.training.recipe.batches == "secret":
+            return None
+        own = self.training.batches[step - 1]
+        return self.training.x[own], self.training.y[own]  # indexed by a list: copies
+
+    def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """See `PublicKnowledge.losses`."""
+        return self.training.model.losses(theta, x, y)
+
+    def gradients(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
+        """See `PublicKnowledge.gradients`."""
+        return self.training.sums(theta, x, y, clip_norm)
 
     def simulate(self, runs: int, noisy: bool, seed: int) -> Iterator[Tensor]:
         """See `PublicKnowledge.simulate`."""
@@ -133,20 +166,29 @@ class TrajectorySession:
 
         The observer gets copies. Two of θ a step cost 1 % of a step of `fcnn`, less of others.
         """
-        inside = torch.from_numpy(members).to(self.training.initial)
-        observer = self.adversary.observer(self.canary, _Known(self.training), len(members))
+        training = self.training
+        inside = torch.from_numpy(members).to(training.initial)
+        observer = self.adversary.observer(self.canary, _Known(training), len(members))
         scores = np.empty((len(members), len(horizons)))
         column = {step: i for i, step in enumerate(horizons)}
         own = _copied(self.canary)
-        path = self.training.run(inside, seed, own, self.adversary.period)
-        last = next(path).clone()
-        before, after = torch.empty_like(last), torch.empty_like(last)
-        for step, theta in enumerate(path, start=1):
-            observer.see(step, before.copy_(last), after.copy_(theta))
+        watch = observer.see_update if isinstance(observer, UpdateObserver) else None
+        path = training.run(inside, seed, own, self.adversary.period, watch)
+        for step in _seen(path, observer if isinstance(observer, TrajectoryObserver) else None):
             if step in column:
                 scores[:, column[step]] = _checked(observer.scores(), len(members), observer)
-            last.copy_(theta)
         return scores
+
+
+def _seen(path: Iterator[Tensor], observer: TrajectoryObserver | None) -> Iterator[int]:
+    """Walks `path` and yields the step that was taken, once the observer has seen it."""
+    last = next(path).clone()
+    before, after = torch.empty_like(last), torch.empty_like(last)
+    for step, theta in enumerate(path, start=1):
+        if observer is not None:
+            observer.see(step, before.copy_(last), after.copy_(theta))
+            last.copy_(theta)
+        yield step
 
 
 def _copied(canary: Canary) -> Canary:

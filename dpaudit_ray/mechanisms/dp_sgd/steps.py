@@ -2,6 +2,8 @@
 
 The canary's part b g* joins the sum before θ is rounded: added to θ afterwards, a step below one
 unit in the last place of θ would be lost, or doubled, in the trainings that have the canary only.
+What the optimizer makes of the sum, and the rate of this step, come after it. A batch may be empty,
+and |B| is the expected size whatever it holds. Where it is processed in parts, sums add up.
 
 Both engines do this to the rows of one matrix. `PackedSteps` computes all models together;
 `OpacusSteps` takes them one by one through the real `GradSampleModule` and `DPOptimizer`.
@@ -10,10 +12,9 @@ Both engines do this to the rows of one matrix. `PackedSteps` computes all model
 from __future__ import annotations
 
 import copy
-import dataclasses
-import functools
 import warnings
-from typing import Protocol
+from collections import defaultdict
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,40 +23,26 @@ from ...adversaries.base import GradientCanary, SampleCanary
 from ...engines.cpu.noise import noise_source
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.losses import losses
+from .insertion import Inserted
+from .optimizers.base import Noisy, State
 from .recipe import Recipe
 from .start import generator
 
 
-@dataclasses.dataclass(frozen=True)
-class Inserted:
-    """A canary at one step, and which models have it.
-
-    `inside` is [n], 1 where it is in, else 0; or [n, m] for each of a `SampleCanary`'s m examples.
-    """
-
-    canary: GradientCanary | SampleCanary
-    inside: Tensor
-
-    @functools.cached_property
-    def rows(self) -> tuple[Tensor, ...]:
-        """The models that have it; for each of its examples, where it has several."""
-        coins = self.inside.view(len(self.inside), -1)
-        if isinstance(self.canary, SampleCanary):
-            coins = coins.expand(-1, len(self.canary.y))
-        return tuple(coin.nonzero()[:, 0] for coin in coins.t())
-
-
 class Steps(Protocol):
-    """An engine at work on one pack."""
+    """An engine at work on one pack, from its first step on."""
 
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> None:
+    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
         """Changes `theta`, float [n, p], in place.
 
         Args:
             theta: parameters before, then after the step.
-            x: the batch's examples [B, ...].
+            x: the batch's examples [B, ...], of any number.
             y: their classes [B].
             inserted: a canary that joins some of the models' sums.
+
+        Returns:
+            The noisy sums, float [n, p]; the next step may overwrite them.
         """
 
 
@@ -67,8 +54,10 @@ class PackedSteps:
         self._model = model
         self._noise = noise_source(seed, device)
         self._update: Tensor | None = None
+        self._state: State = {}
+        self._taken = 0
 
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> None:
+    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
         recipe = self._recipe
         if self._update is None:
             self._update = torch.empty_like(theta)
@@ -76,10 +65,14 @@ class PackedSteps:
         # Drawn for the whole pack, so that how it is split for the gradients changes nothing.
         self._noise.fill(update)
         update *= recipe.noise_multiplier * recipe.clip_norm
-        update += self._model.clipped_sums(theta, x, y, recipe.clip_norm)
+        for part in parts(len(y), recipe):
+            update += self._model.clipped_sums(theta, x[part], y[part], recipe.clip_norm)
         if inserted is not None:
             self._insert(update, theta, inserted)
-        theta.sub_(update, alpha=recipe.learning_rate / recipe.batch_size)
+        self._taken += 1
+        noisy = Noisy(update, recipe.batch_size, recipe.rate(self._taken), self._taken)
+        recipe.optimizer.move(theta, noisy, self._state)
+        return update
 
     def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
         """Adds to the rows of models that have the canary; whatever it is, no other row changes."""
@@ -98,38 +91,60 @@ class PackedSteps:
 class OpacusSteps:
     """The reference: slow, and exactly what a user of Opacus runs.
 
-    A canary's gradient joins that of the optimizer before it takes its step.
+    A canary's gradient joins that of the optimizer before it takes its step. Models take turns in
+    one module; what torch's optimizer remembers of each is kept for its next turn.
     """
 
     def __init__(self, recipe: Recipe, module: nn.Module, seed: int, device: torch.device) -> None:
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
+        self._recipe = recipe
         self._module = GradSampleModule(copy.deepcopy(module).to(device))
         self._parameters = list(self._module.parameters())
         self._optimizer = DPOptimizer(
-            torch.optim.SGD(self._parameters, lr=recipe.learning_rate),
+            recipe.optimizer.torch(self._parameters, recipe.learning_rate),
             noise_multiplier=recipe.noise_multiplier,
             max_grad_norm=recipe.clip_norm,
             expected_batch_size=recipe.batch_size,
             generator=generator(seed, device),
         )
-        self._batch_size = recipe.batch_size
         self._direction: Tensor | None = None  # of the model that takes its step
         self._optimizer.attach_step_hook(self._push)
+        self._states: defaultdict[int, Any] = defaultdict(lambda: defaultdict(dict))
+        self._taken: defaultdict[int, int] = defaultdict(int)
 
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> None:
-        for i, row in enumerate(theta):
-            own_x, own_y = _joined(x, y, inserted, i)
-            self._direction = _direction(inserted, i)
-            nn.utils.vector_to_parameters(row.clone(), self._parameters)
-            self._optimizer.zero_grad()
-            with torch.enable_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # hooks on inputs that need no gradient
-                loss = losses(self._module(own_x), own_y).mean()
-                torch.autograd.backward(loss)
-            self._optimizer.step()
-            row.copy_(nn.utils.parameters_to_vector(self._parameters).detach())
+    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
+        """See `Steps`."""
+        return torch.stack([self.turn(i, theta, x, y, inserted) for i in range(len(theta))])
+
+    def turn(
+        self, model: int, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None
+    ) -> Tensor:
+        """The step of one model, row `model` of `theta`; returns its noisy sum, float [p]."""
+        own_x, own_y = _joined(x, y, inserted, model)
+        self._direction = _direction(inserted, model)
+        self._taken[model] += 1
+        self._optimizer.state = self._states[model]
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._recipe.rate(self._taken[model])
+        nn.utils.vector_to_parameters(theta[model].clone(), self._parameters)
+        *before, last = parts(len(own_y), self._recipe) or [slice(0, 0)]
+        for part in before:
+            self._optimizer.signal_skip_step(do_skip=True)
+            self._part(own_x[part], own_y[part])
+        self._part(own_x[last], own_y[last])
+        theta[model] = nn.utils.parameters_to_vector(self._parameters).detach()
+        gradient = torch.cat([p.grad.flatten() for p in self._parameters if p.grad is not None])
+        return gradient * self._recipe.batch_size
+
+    def _part(self, x: Tensor, y: Tensor) -> None:
+        self._optimizer.zero_grad()
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # hooks on inputs that need no gradient
+            loss = losses(self._module(x), y).mean()
+            torch.autograd.backward(loss)
+        self._optimizer.step()
 
     def _push(self, _optimizer: object) -> None:
         """Called by the optimizer between noise and step."""
@@ -137,7 +152,13 @@ class OpacusSteps:
             return
         parts = torch.split(self._direction, [p.numel() for p in self._parameters])
         for parameter, part in zip(self._parameters, parts, strict=True):
-            parameter.grad += part.view(parameter.shape) / self._batch_size
+            parameter.grad += part.view(parameter.shape) / self._recipe.batch_size
+
+
+def parts(examples: int, recipe: Recipe) -> list[slice]:
+    """A logical batch in parts of at most `physical_batch_size`; none of an empty one."""
+    size = recipe.physical_batch_size or max(examples, 1)
+    return [slice(start, start + size) for start in range(0, examples, size)]
 
 
 def _joined(x: Tensor, y: Tensor, inserted: Inserted | None, model: int) -> tuple[Tensor, Tensor]:

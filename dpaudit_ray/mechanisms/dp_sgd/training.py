@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ...adversaries.base import Canary, ChangingCanary, GradientCanary, SampleCanary
+from ...adversaries.base import Canary
 from ...engines.cpu import memory
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.layers import slots_of
 from ...errors import SpecError
 from ...seeds import derive
+from .insertion import Insertion, check_claim
+from .optimizers.base import Noisy, State
 from .recipe import Recipe
 from .start import network, seeded
-from .steps import Inserted, OpacusSteps, PackedSteps, Steps
+from .steps import OpacusSteps, PackedSteps, Steps, parts
 
 if TYPE_CHECKING:
     from ...data.base import Dataset
 
-_LARGEST = 1e15  # entry of a crafted example: squares and their sums must not overflow
 _BODY_BATCH = 256  # examples that go through a frozen body together
+
+# Told at every step: its number, θ before it, and the noisy mean that the optimizer then follows.
+Watch = Callable[[int, Tensor, Tensor], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Training:
     initial: Tensor  # [p]; zeros where every trial draws its own
     x: Tensor  # [N, ...]
     y: Tensor  # [N]
-    batches: Tensor  # [T, B] indices
+    batches: tuple[Tensor, ...]  # of the others, at each of T steps: indices [any number]
     classes: int
 
     @classmethod
@@ -73,7 +77,7 @@ class Training:
             initial=torch.zeros_like(initial) if recipe.hidden_start else initial,
             x=features,
             y=y,
-            batches=torch.from_numpy(_batches(recipe, len(data.y), seed)).to(device),
+            batches=_batches(recipe, len(data.y), derive("batches", seed, recipe.seed), device),
             classes=data.classes,
         )
 
@@ -102,10 +106,20 @@ class Training:
             return
         theta = self.starts(runs, seed)
         yield theta
-        for batch in self.batches:
-            sums = self.model.clipped_sums(theta, self.x[batch], self.y[batch], math.inf)
-            theta = theta.sub(sums, alpha=self._rate)
+        state: State = {}
+        for step, batch in enumerate(self.batches, start=1):
+            sums = self.sums(theta, self.x[batch], self.y[batch], math.inf)
+            theta = theta.clone()
+            whole = Noisy(sums, self.recipe.batch_size, self.recipe.rate(step), step)
+            self.recipe.optimizer.move(theta, whole, state)
             yield theta
+
+    def sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
+        """Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) for models `theta` [n, p], as a step computes it."""
+        total = torch.zeros_like(theta)
+        for part in parts(len(y), self.recipe):
+            total += self.model.clipped_sums(theta, x[part], y[part], clip_norm)
+        return total
 
     def starts(self, models: int, seed: int) -> Tensor:
         """θ_0 of every model, float [models, p]: one for all, or drawn from the pack's seed."""
@@ -119,75 +133,66 @@ class Training:
         return torch.stack(rows).to(self.initial)
 
     def run(
-        self, inside: Tensor, seed: int, canary: Canary | None, period: int
+        self,
+        inside: Tensor,
+        seed: int,
+        canary: Canary | None,
+        period: int,
+        watch: Watch | None = None,
     ) -> Iterator[Tensor]:
         """Yields θ_0, ..., θ_T [n, p]; a yielded tensor changes when the next one is asked for.
 
         Args:
             inside: [n], 1 where the canary is in, else 0; or [n, m] for each of m samples.
-            seed: of the pack's noise.
-            canary: added to the sum, or to the batch, at steps that `period` divides.
+            seed: of the pack: its noise, the canary's coins, and batches where they are secret.
+            canary: added to the sum, or to the batch, at steps that `period` divides and where it
+                is sampled.
+            watch: told of every step, in tensors of its own.
         """
         steps = self._steps(seed)
         theta = self.starts(len(inside), seed)
         yield theta
-        inserted = None
-        if isinstance(canary, GradientCanary | SampleCanary):
-            inserted = Inserted(canary, inside)
+        insertion = None if canary is None else self._insertion(canary, inside, period, seed)
+        own = self._own_batches(len(inside), seed)
         for step, batch in enumerate(self.batches, start=1):
-            here = step % period == 0
-            if here and isinstance(canary, ChangingCanary):
-                crafted = canary.at(step, theta.clone())
-                self.check_claim(crafted, 1 if inside.dim() == 1 else inside.shape[1])
-                inserted = Inserted(crafted, inside)
-            steps.step(theta, self.x[batch], self.y[batch], inserted if here else None)
+            inserted = None if insertion is None else insertion.at(step, theta)
+            before = None if watch is None else theta.clone()
+            if own and isinstance(steps, OpacusSteps):
+                turns = ((i, theta, *self._taken(next(o)), inserted) for i, o in enumerate(own))
+                sums = torch.stack([steps.turn(*turn) for turn in turns])
+            else:
+                sums = steps.step(theta, *self._taken(batch), inserted)
+            if watch is not None and before is not None:
+                watch(step, before, sums / self.recipe.batch_size)
             yield theta
 
-    def check_claim(self, canary: Canary, coins: int = 1) -> None:
-        """Raises SpecError for a canary that breaks the sensitivity of the claim.
+    def _taken(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        return self.x[batch], self.y[batch]
 
-        `coins`: the secret bits that each model has; every one stands for one example.
-        """
-        if isinstance(canary, GradientCanary):
-            if canary.direction.shape[-1:] != self.initial.shape:
-                raise SpecError(
-                    "adversary.name",
-                    f"crafted a gradient of shape {tuple(canary.direction.shape)}; its last "
-                    f"dimension must be the {len(self.initial)} parameters",
-                )
-            norm = float(canary.direction.norm(dim=-1).max())
-            if not norm <= self.clip_norm * (1 + 1e-6):
-                raise SpecError(
-                    "adversary.name",
-                    f"crafted a gradient of norm {norm:.6g}, above the clip norm "
-                    f"{self.clip_norm:g}: the claim would not cover it",
-                )
-        if isinstance(canary, SampleCanary):
-            rows = len(canary.x)
-            if rows != coins or len(canary.y) != rows:
-                raise SpecError(
-                    "adversary.name",
-                    f"crafted {rows} examples with {len(canary.y)} labels for {coins} secret "
-                    f"bit{'s' * (coins > 1)}: together they may move the sum by {rows} clip norms, "
-                    "the claim covers one for each bit; craft one example with one label",
-                )
-            largest = float(canary.x.abs().max())
-            if not largest <= _LARGEST:
-                raise SpecError(
-                    "adversary.name",
-                    f"crafted an example with an entry of {largest:.3g}, whose gradient has no "
-                    f"norm in float32; use at most {_LARGEST:g}",
-                )
+    def _insertion(self, canary: Canary, inside: Tensor, period: int, seed: int) -> Insertion:
+        """The coins depend on the pack alone: neither on a bit, nor on what other packs toss."""
+        rng = np.random.default_rng(derive("coins", seed))
+        sizes = self.recipe.sizes(self.examples)
+        coins = self.recipe.sampling.coins(sizes, tuple(inside.shape), rng)
+        return Insertion(canary, inside, period, coins, self.clip_norm)
+
+    def _own_batches(self, models: int, seed: int) -> list[Iterator[Tensor]]:
+        """Batches of every model's own, where nobody knows them; none where all share theirs."""
+        if self.recipe.batches == "known":
+            return []
+        device = self.initial.device
+        drawn = [derive("secret batches", seed, i) for i in range(models)]
+        return [iter(_batches(self.recipe, self.examples, one, device)) for one in drawn]
+
+    def check_claim(self, canary: Canary) -> None:
+        """See `insertion.check_claim`, for one secret bit."""
+        check_claim(canary, len(self.initial), self.clip_norm, 1)
 
     def _steps(self, seed: int) -> Steps:
         device = self.initial.device
         if self.recipe.engine == "opacus":
             return OpacusSteps(self.recipe, self.module, seed, device)
         return PackedSteps(self.recipe, self.model, seed, device)
-
-    @property
-    def _rate(self) -> float:
-        return self.recipe.learning_rate / self.recipe.batch_size
 
 
 def _features(
@@ -205,13 +210,9 @@ def _features(
     return torch.cat(parts).to(dtype)
 
 
-def _batches(recipe: Recipe, examples: int, seed: int) -> npt.NDArray[np.int64]:
-    """Indices [T, B]: epochs of shuffled data, cut into full batches."""
-    rng = np.random.default_rng(derive("batches", seed, recipe.seed))
-    per_epoch = examples // recipe.batch_size
-    epochs = math.ceil(recipe.steps / per_epoch)
-    rows = [
-        rng.permutation(examples)[: per_epoch * recipe.batch_size].reshape(per_epoch, -1)
-        for _ in range(epochs)
-    ]
-    return np.concatenate(rows)[: recipe.steps]
+def _batches(recipe: Recipe, examples: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Indices of the others at each of T steps."""
+    drawn = recipe.sampling.batches(recipe.sizes(examples), np.random.default_rng(seed))
+    rows = list(itertools.islice(drawn, recipe.steps))
+    joined = torch.from_numpy(np.concatenate(rows)).to(device)
+    return torch.split(joined, [len(row) for row in rows])

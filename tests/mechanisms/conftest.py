@@ -1,4 +1,4 @@
-"""What tests of engines share."""
+"""What tests of mechanisms share."""
 
 from __future__ import annotations
 

@@ -1,0 +1,109 @@
+"""Which canary joins which models at which step, and what a canary may be."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ...adversaries.base import Canary, ChangingCanary, GradientCanary, SampleCanary
+from ...errors import SpecError
+from .sampling.base import Coins
+
+_LARGEST = 1e15  # entry of a crafted example: squares and their sums must not overflow
+
+
+@dataclasses.dataclass(frozen=True)
+class Inserted:
+    """A canary at one step, and which models have it.
+
+    `inside` is [n], 1 where it is in, else 0; or [n, m] for each of a `SampleCanary`'s m examples.
+    """
+
+    canary: GradientCanary | SampleCanary
+    inside: Tensor
+
+    @functools.cached_property
+    def rows(self) -> tuple[Tensor, ...]:
+        """The models that have it; for each of its examples, where it has several."""
+        coins = self.inside.view(len(self.inside), -1)
+        if isinstance(self.canary, SampleCanary):
+            coins = coins.expand(-1, len(self.canary.y))
+        return tuple(coin.nonzero()[:, 0] for coin in coins.t())
+
+
+@dataclasses.dataclass(frozen=True)
+class Insertion:
+    """A canary over a whole training: at steps that `period` divides, where its coins say so.
+
+    `inside` is as in `Inserted`, before sampling. `coins` are tossed at every step, whether the
+    period divides it or not.
+    """
+
+    canary: Canary
+    inside: Tensor
+    period: int
+    coins: Iterator[Coins]
+    clip_norm: float
+
+    def at(self, step: int, theta: Tensor) -> Inserted | None:
+        """What joins models `theta`, float [n, p], at `step`: asked once for each, from 1 on."""
+        coins = next(self.coins)
+        if step % self.period:
+            return None
+        everywhere = self._everywhere
+        if isinstance(self.canary, ChangingCanary):
+            crafted = self.canary.at(step, theta.clone())
+            bits = 1 if self.inside.dim() == 1 else self.inside.shape[1]
+            check_claim(crafted, theta.shape[1], self.clip_norm, bits)
+            everywhere = Inserted(crafted, self.inside)
+        if everywhere is None or coins.all():
+            return everywhere
+        return Inserted(everywhere.canary, self.inside * torch.from_numpy(coins).to(theta))
+
+    @functools.cached_property
+    def _everywhere(self) -> Inserted | None:
+        """Where nothing is left to chance; rows are looked up once for all steps."""
+        if isinstance(self.canary, GradientCanary | SampleCanary):
+            return Inserted(self.canary, self.inside)
+        return None
+
+
+def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -> None:
+    """Raises SpecError for a canary that breaks the sensitivity of the claim.
+
+    `coins`: the secret bits that each model has; every one stands for one example.
+    """
+    if isinstance(canary, GradientCanary):
+        if canary.direction.shape[-1:] != (parameters,):
+            raise SpecError(
+                "adversary.name",
+                f"crafted a gradient of shape {tuple(canary.direction.shape)}; its last "
+                f"dimension must be the {parameters} parameters",
+            )
+        norm = float(canary.direction.norm(dim=-1).max())
+        if not norm <= clip_norm * (1 + 1e-6):
+            raise SpecError(
+                "adversary.name",
+                f"crafted a gradient of norm {norm:.6g}, above the clip norm "
+                f"{clip_norm:g}: the claim would not cover it",
+            )
+    if isinstance(canary, SampleCanary):
+        rows = len(canary.x)
+        if rows != coins or len(canary.y) != rows:
+            raise SpecError(
+                "adversary.name",
+                f"crafted {rows} examples with {len(canary.y)} labels for {coins} secret "
+                f"bit{'s' * (coins > 1)}: together they may move the sum by {rows} clip norms, "
+                "the claim covers one for each bit; craft one example with one label",
+            )
+        largest = float(canary.x.abs().max())
+        if not largest <= _LARGEST:
+            raise SpecError(
+                "adversary.name",
+                f"crafted an example with an entry of {largest:.3g}, whose gradient has no "
+                f"norm in float32; use at most {_LARGEST:g}",
+            )

@@ -1,0 +1,69 @@
+"""The noise multiplier that keeps an ε: `mechanism.epsilon` in place of `noise_multiplier`."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from ... import accounting
+from ...accounting import Accountant, Sampling
+from ...errors import SpecError
+
+_LARGEST = 1e6  # noise multiplier; above it, no gradient survives
+_DIGITS = 6  # of the answer: fewer than accountants of different versions agree to
+_TRIED = 50
+
+
+@functools.lru_cache(maxsize=1024)
+def solved(
+    epsilon: float, delta: float, accountant: str, steps: int, rate: float, sampling: Sampling
+) -> float:
+    """A noise multiplier whose claim is at most ε, rounded up to six digits.
+
+    The least one with the Gaussian accountant; by others the claim is at most 0.01 below ε, and at
+    most 1 % of it.
+
+    Raises:
+        SpecError: no noise keeps ε, or the accountant cannot tell.
+    """
+    if sampling is not Sampling.POISSON:
+        raise SpecError(
+            "mechanism.epsilon",
+            f"is {epsilon:g}, but noise is not solved for with sampling {sampling}; state "
+            "mechanism.noise_multiplier",
+        )
+    try:
+        if accountant == Accountant.GAUSSIAN:
+            found = accounting.noise_multiplier(epsilon, steps, delta, rate, accountant)
+        else:
+            found = _searched(epsilon, delta, accountant, steps, rate)
+        if found > _LARGEST:
+            raise ValueError(f"it would take more than {_LARGEST:g}")
+    except (ValueError, ArithmeticError) as error:
+        raise SpecError(
+            "mechanism.epsilon",
+            f"is {epsilon:g}, for which {accountant} finds no noise multiplier at δ = {delta:g} "
+            f"({error}); raise it, or list another accountant first in audit.accountants",
+        ) from error
+    unit = 10.0 ** (math.floor(math.log10(found)) + 1 - _DIGITS)
+    return float(f"{math.ceil(found / unit) * unit:.{_DIGITS}g}")
+
+
+def _searched(epsilon: float, delta: float, accountant: str, steps: int, rate: float) -> float:
+    """By secants in log σ from where the central limit theorem points; a claim may take seconds."""
+    tolerance = min(0.01, epsilon / 100)
+    aim = math.log(epsilon - tolerance / 2)
+    noise = accounting.clt_noise_multiplier(epsilon, steps, delta, rate, tolerance)
+    power, tried = 1.0, list[tuple[float, float]]()
+    for _ in range(_TRIED):
+        claim = accounting.epsilon(noise, steps, delta, rate, accountant)
+        if epsilon - tolerance <= claim <= epsilon:
+            return noise
+        tried.append((math.log(noise), math.log(claim)))
+        if len(tried) > 1:
+            (x, y), (at, there) = tried[-2:]
+            power = min(max((y - there) / (at - x), 0.2), 5.0)
+        if noise == _LARGEST:
+            break
+        noise = min(noise * math.exp(min((tried[-1][1] - aim) / power, 10)), _LARGEST)
+    raise ValueError(f"with {noise:.3g} it still claims {claim:.3g}")

@@ -1,0 +1,1 @@
+"""Who is in the batch at step t. One file per scheme; `base` says what a scheme must offer."""

@@ -1,0 +1,1 @@
+"""How the learning rate changes. One file per schedule; `base` says what one must offer."""
