@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import Field
@@ -194,6 +194,17 @@ class UpdateObserver(Observer, Protocol):
         `update` is the sum of clipped gradients, canary and noise, over |B|. Both are copies, made
         for this call. It comes before `see` of the same step.
         """
+
+
+@runtime_checkable
+class SavedObserver(Observer, Protocol):
+    """Can be put away with a training that is to go on elsewhere; others can not be interrupted."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All that it remembers: tensors of numbers, by name."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Remembers that, in place of what it has seen."""
 
 
 class TrajectoryAdversary(Adversary, Generic[C]):

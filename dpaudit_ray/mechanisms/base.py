@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +82,34 @@ class Session(Protocol):
         Returns:
             float64 [n, len(horizons)], higher = more "in"; NaN or inf where training diverged.
         """
+
+
+class Checkpoints(Protocol):
+    """What a pack keeps of itself while it is trained, so that it can go on elsewhere."""
+
+    def last(self) -> tuple[int, Arrays] | None:
+        """The step that was reached and what was saved there; None at the beginning."""
+
+    @property
+    def due(self) -> bool:
+        """Whether enough was done since the last time."""
+
+    def save(self, step: int, arrays: Arrays) -> None:
+        """Saves what is needed to go on after `step`, with nothing lost where that fails."""
+
+
+@runtime_checkable
+class LongSession(Protocol):
+    """A session whose packs may outlast the node that they began on."""
+
+    def run_on(
+        self,
+        members: npt.NDArray[np.bool_],
+        seed: int,
+        horizons: tuple[int, ...],
+        checkpoints: Checkpoints,
+    ) -> npt.NDArray[np.float64]:
+        """`Session.run` from the last of `checkpoints` on; the same scores, bit for bit."""
 
 
 class Mechanism(Plugin):

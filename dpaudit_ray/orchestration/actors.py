@@ -27,6 +27,7 @@ from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores
 from . import metrics
 from .aggregation import KEEP_UP_SECONDS, Aggregation
+from .checkpoints import Saved
 from .executors import Checked, Done
 from .progress import Activity, Progress
 from .trainer import Brief, runs_of
@@ -78,6 +79,14 @@ class Aggregator:
         """Stores and folds a pack; safe to call twice."""
         self._open().fold(pack, scores)
 
+    def checkpoint(self, pack: Pack) -> Saved | None:
+        """The last checkpoint of a pack."""
+        return self._open().checkpoint(pack)
+
+    def save(self, pack: Pack, saved: Saved) -> None:
+        """Keeps a checkpoint."""
+        self._open().save(pack, saved)
+
     def keep(self, part: Part, arrays: Arrays) -> None:
         """Stores a part of a preparation; safe to call twice."""
         self._open().keep(part, arrays)
@@ -109,6 +118,20 @@ class Aggregator:
         self._open().flush()
 
 
+class _Keeper:
+    """Checkpoints go through the aggregator."""
+
+    def __init__(self, aggregator: Any) -> None:
+        self._aggregator = aggregator
+
+    def checkpoint(self, pack: Pack) -> Saved | None:
+        found: Saved | None = ray.get(self._aggregator.checkpoint.remote(pack))
+        return found
+
+    def save(self, pack: Pack, saved: Saved) -> None:
+        ray.get(self._aggregator.save.remote(pack, saved))
+
+
 @ray.remote
 class Trainer:
     """Trains packs one after another and hands their scores to the aggregator."""
@@ -121,6 +144,7 @@ class Trainer:
         self._trainer = PackTrainer(raw_sweep, brief, self._prepared)
         self._brief = brief
         self._aggregator = aggregator
+        self._keeper = _Keeper(aggregator)
 
     def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
         """Answers once the trainer has its place on a node: the node's id, address and machine.
@@ -139,7 +163,7 @@ class Trainer:
         """Returns when the pack is stored, or with the failure of the user's code."""
         if isinstance(pack, Part):
             return self._run(pack, self._trainer.attempt_part, 1)
-        return self._run(pack, self._trainer.attempt, 1)
+        return self._run(pack, lambda pack: self._trainer.attempt(pack, self._keeper), 1)
 
     def retry_pack(self, pack: Pack, before: Failure) -> Done | Failure:
         """Runs a pack that failed elsewhere, several times, and stores it where they agree."""

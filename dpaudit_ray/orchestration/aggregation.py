@@ -28,6 +28,7 @@ from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores
 from ..sweep.spec import Sweep
+from .checkpoints import Checkpoints, Saved
 from .folding import AuditState, Taken
 from .gatherer import Gatherer
 from .prepared import Prepared
@@ -49,6 +50,7 @@ class Aggregation:
         self._ahead = Ahead()
         self._gatherer = Gatherer(run, plan)
         self._prepared = Prepared(run, plan)
+        self._checkpoints = Checkpoints(run, plan)
         self._failures = {failure.pack: failure for failure in failures.read(run, plan)}
         self._audits = [self._opened(index) for index in range(len(plan.audits))]
         self._due = time.monotonic() + FLUSH_SECONDS
@@ -68,11 +70,21 @@ class Aggregation:
         if self._audits[pack.audit].holds(pack):
             return
         self._run.write_scores(self._plan.audits[pack.audit].id, scores)
+        self._checkpoints.drop(pack)
         with self._turn:
             if pack in self._failures:  # of a trainer that was taken for lost: a score after all
                 self._forget([pack])
             if self._audits[pack.audit].add(pack, scores):
                 self._gatherer.stored(pack, scores)
+
+    def checkpoint(self, pack: Pack) -> Saved | None:
+        """The last checkpoint of a pack that is whole."""
+        return self._checkpoints.checkpoint(pack)
+
+    def save(self, pack: Pack, saved: Saved) -> None:
+        """Keeps a checkpoint of a pack that is not done. Raises StorageError."""
+        if not self._audits[pack.audit].holds(pack):
+            self._checkpoints.save(pack, saved)
 
     def keep(self, part: Part, arrays: Arrays) -> None:
         """Stores a part of a preparation; storing it again changes nothing.

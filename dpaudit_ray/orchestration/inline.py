@@ -54,7 +54,7 @@ class InlineExecutor:
                 return [made]
             self._aggregation.keep(pack, made)
             return [Done(pack, time.perf_counter() - started)]
-        result = self._trainer.attempt(pack)
+        result = self._trainer.attempt(pack, self._aggregation)
         if isinstance(result, Failure):
             return [result]
         self._aggregation.fold(pack, result)

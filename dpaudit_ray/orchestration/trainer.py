@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from .. import seeds
 from ..errors import DpauditError
-from ..mechanisms.base import PartSeeds, Session
+from ..mechanisms.base import LongSession, PartSeeds, Session
 from ..plan.failures import Failure
 from ..plan.model import Pack, Part, Plan, PlannedPreparation
 from ..storage import arrays
@@ -20,6 +20,7 @@ from ..storage.arrays import Arrays
 from ..storage.scores import PackScores
 from ..sweep import spec
 from ..sweep.spec import Sweep
+from .checkpoints import Keeper, OfPack
 
 T = TypeVar("T")
 P = TypeVar("P", bound=Pack)
@@ -79,12 +80,21 @@ class Trainer:
         self._at_hand: tuple[int, tuple[Arrays, ...]] | None = None  # parts, by audit
         self._opened: tuple[int, Session] | None = None
 
-    def train(self, pack: Pack) -> PackScores:
-        """Trains and scores one pack; the same pack gives the same scores on every call."""
+    def train(self, pack: Pack, keeper: Keeper | None = None) -> PackScores:
+        """Trains and scores one pack; the same pack gives the same scores on every call.
+
+        Where it was interrupted, it goes on from the last checkpoint that the `keeper` has.
+        """
         audit = self._brief.audits[pack.audit]
         members = seeds.bits(self._brief.seed, audit.fingerprint, pack.first, pack.last)
         noise = seeds.noise_seed(self._brief.seed, audit.fingerprint, pack.first)
-        scores = self._session(pack.audit).run(members, noise, audit.horizons)
+        session = self._session(pack.audit)
+        minutes = self._sweep.resources.checkpoint_minutes
+        if keeper is not None and minutes is not None and isinstance(session, LongSession):
+            kept = OfPack(keeper, pack, minutes)
+            scores = session.run_on(members, noise, audit.horizons, kept)
+        else:
+            scores = session.run(members, noise, audit.horizons)
         return PackScores(pack.first, members, audit.horizons, scores)
 
     def prepare(self, part: Part) -> Arrays:
@@ -97,10 +107,13 @@ class Trainer:
         found = cell.mechanism.prepare_part(cell.adversary, part.first, known, gpu)
         return arrays.checked(found, f"the preparation of {cell.mechanism.name}")
 
-    def attempt(self, pack: Pack) -> PackScores | Failure:
-        """`train`, with anything the user's code may raise turned into a `Failure`."""
+    def attempt(self, pack: Pack, keeper: Keeper | None = None) -> PackScores | Failure:
+        """`train`, with anything the user's code may raise turned into a `Failure`.
+
+        With checkpoints where there is a `keeper`: runs that are compared begin at the beginning.
+        """
         self._fetch(pack.audit)  # what it raises is not of the user's code
-        return _attempt(self.train, pack)
+        return _attempt(lambda one: self.train(one, keeper), pack)
 
     def attempt_part(self, part: Part) -> Arrays | Failure:
         """`prepare`, likewise."""

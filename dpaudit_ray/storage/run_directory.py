@@ -4,6 +4,7 @@
     plan.json                               audits, packs and claims
     scores/<audit>/<first>-<last>.parquet   a finished pack, or many that follow each other
     preparations/<id>/<part>.parquet        what packs wait for; audits with the same id share it
+    checkpoints/<audit>/<first>-<last>-<step>.parquet   of packs that are trained for long
     estimates.parquet                       replaced at every flush
     failures.json                           packs that were given up: their trials are misses
     unprepared.json                         parts of preparations that failed
@@ -19,6 +20,7 @@ Every file is absent or whole, and damage to one that is there is found by check
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -26,6 +28,7 @@ import pyarrow as pa
 
 from ..errors import DamagedScoresError, RunDirectoryError, StorageError
 from .arrays import Arrays
+from .arrays import encoded as encoded_arrays
 from .place import RESTORE as RESTORE
 from .place import Place
 from .scores import ESTIMATE_SCHEMA, PackScores, decoded, encoded, frame, score_frame
@@ -37,7 +40,10 @@ _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
 _MAGIC = b"PAR1"  # what a Parquet file begins and ends with
 _PACK = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)\.parquet")
+_CHECKPOINT = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-([1-9]\d*)\.parquet")
 _PART = re.compile(r"(0|[1-9]\d*)\.parquet")
+
+Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
 
 
 class RunDirectory(Place):
@@ -154,6 +160,27 @@ class RunDirectory(Place):
         """Renames a part, so that it is not done; returns its new name."""
         return self._set_aside(_part(preparation, part))
 
+    # Checkpoints --------------------------------------------------------------------------
+
+    def write_checkpoint(self, audit: str, pack: Bounds, step: int, arrays: Arrays) -> None:
+        """Puts what a pack's training goes on from after `step` in place."""
+        self._write(_checkpoint(audit, pack, step), encoded_arrays(arrays))
+
+    def read_checkpoint(self, audit: str, pack: Bounds, step: int) -> Arrays:
+        """Reads a checkpoint; see `read_part` for what is raised."""
+        return self._read_arrays(_checkpoint(audit, pack, step))
+
+    def delete_checkpoint(self, audit: str, pack: Bounds, step: int) -> None:
+        """Removes a checkpoint if it is there."""
+        self.delete(_checkpoint(audit, pack, step))
+
+    def checkpoints(self, audit: str) -> Iterator[tuple[Bounds, int]]:
+        """First and last trial of each pack that has some, and the step of each."""
+        for name in self._list(self._folder.names, f"checkpoints/{audit}"):
+            if found := _CHECKPOINT.fullmatch(name):
+                first, last, step = map(int, found.groups())
+                yield (first, last), step
+
     # Results ------------------------------------------------------------------------------
 
     def write_estimates(self, rows: list[dict[str, Any]]) -> None:
@@ -211,6 +238,10 @@ def _bounds(name: str) -> tuple[int, int] | None:
     """First and last trial of a score file, None for another file."""
     match = _PACK.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]))
+
+
+def _checkpoint(audit: str, pack: Bounds, step: int) -> str:
+    return f"checkpoints/{audit}/{pack[0]}-{pack[1]}-{step}.parquet"
 
 
 def _part(preparation: str, part: int) -> str:

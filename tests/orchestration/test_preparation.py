@@ -246,7 +246,7 @@ def test_a_damaged_part_is_set_aside_and_made_again(
 def test_killed_in_the_midst_of_it_twice_the_rest_is_the_same(
     tmp_path: Path, log: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(shadows.SECONDS, "0.6")
+    monkeypatch.setenv(shadows.SECONDS, "0.3")
     for begun in (2, 4):  # the second part is lost with its driver, and so is the third
         process = start(sweep(), tmp_path / "killed", "--executor", "inline")
         wait_until(log, begun, process)
@@ -357,7 +357,7 @@ def test_trainers_of_a_cluster_share_what_was_prepared(
     tmp_path: Path, log: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is killed while it prepares: its part is made again, and nothing else."""
-    monkeypatch.setenv(shadows.SECONDS, "1.5")
+    monkeypatch.setenv(shadows.SECONDS, "1.0")
     process = start(sweep(), tmp_path / "ray")
     wait_until(log, 1, process)
     time.sleep(0.3)  # a file is there before it is written
