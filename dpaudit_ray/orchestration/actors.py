@@ -141,10 +141,9 @@ class Trainer:
     ) -> None:
         _settle_in()
         provide(dict(zip(datasets, ray.get(list(datasets.values())), strict=True)))
-        self._trainer = PackTrainer(raw_sweep, brief, self._prepared)
+        self._trainer = PackTrainer(raw_sweep, brief, self._prepared, _Keeper(aggregator))
         self._brief = brief
         self._aggregator = aggregator
-        self._keeper = _Keeper(aggregator)
 
     def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
         """Answers once the trainer has its place on a node: the node's id, address and machine.
@@ -163,7 +162,7 @@ class Trainer:
         """Returns when the pack is stored, or with the failure of the user's code."""
         if isinstance(pack, Part):
             return self._run(pack, self._trainer.attempt_part, 1)
-        return self._run(pack, lambda pack: self._trainer.attempt(pack, self._keeper), 1)
+        return self._run(pack, self._trainer.attempt, 1)
 
     def retry_pack(self, pack: Pack, before: Failure) -> Done | Failure:
         """Runs a pack that failed elsewhere, several times, and stores it where they agree."""

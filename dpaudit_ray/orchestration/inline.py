@@ -20,7 +20,9 @@ class InlineExecutor:
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         self._aggregation = Aggregation(sweep, plan, run)
-        self._trainer = Trainer(sweep.raw, Brief.of(plan), self._aggregation.prepared)
+        self._trainer = Trainer(
+            sweep.raw, Brief.of(plan), self._aggregation.prepared, self._aggregation
+        )
         self._queue: collections.deque[Pack] = collections.deque()
         self._kept_up = time.monotonic()
         self._checks: dict[Pack, bool] = {}  # of the packs in the queue, and whether finished
@@ -54,7 +56,7 @@ class InlineExecutor:
                 return [made]
             self._aggregation.keep(pack, made)
             return [Done(pack, time.perf_counter() - started)]
-        result = self._trainer.attempt(pack, self._aggregation)
+        result = self._trainer.attempt(pack)
         if isinstance(result, Failure):
             return [result]
         self._aggregation.fold(pack, result)

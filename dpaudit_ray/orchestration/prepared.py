@@ -18,7 +18,7 @@ class Prepared:
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
         self._run, self._plan = run, plan
         self._turn = threading.Lock()
-        self._done = {index: preparing.done(run, audit) for index, audit in enumerate(plan.audits)}
+        self._done = {entry["id"]: entry["done"] for entry in preparing.entries(run, plan)}
 
     def keep(self, part: Part, arrays: Arrays) -> None:
         """Stores a part; storing it again changes nothing.
@@ -26,10 +26,10 @@ class Prepared:
         Raises:
             StorageError: it could not be written, or is stored with other arrays.
         """
-        self._run.write_part(self._named(part.audit).id, part.first, arrays)
+        name = self._named(part.audit).id
+        self._run.write_part(name, part.first, arrays)
         with self._turn:
-            for index in part.waiting:
-                self._done[index] = preparing.done(self._run, self._plan.audits[index])
+            self._done[name] = preparing.done(self._run, self._plan.audits[part.audit])
 
     def parts(self, audit: int) -> tuple[Arrays, ...]:
         """All parts that an audit waits for, checked.
@@ -43,17 +43,17 @@ class Prepared:
     def give_up(self, failed: Iterable[Failure]) -> None:
         """Records parts that failed; telling it twice changes nothing. Raises StorageError."""
         with self._turn:
-            known = {failure.pack: failure for failure in preparing.read(self._run, self._plan)}
-            new = {(each.pack.audit, each.pack.first): each for each in known.values()}
+            known = preparing.read(self._run, self._plan)
+            found = {preparing.key(self._plan, each.pack): each for each in known}
             for failure in failed:
-                new.setdefault((failure.pack.audit, failure.pack.first), failure)
-            if len(new) > len(known):
-                preparing.write(self._run, self._plan, new.values())
+                found.setdefault(preparing.key(self._plan, failure.pack), failure)
+            if len(found) > len(known):
+                preparing.write(self._run, self._plan, found.values())
 
     def progress(self, audit: int) -> tuple[int, int]:
         """Parts of an audit's preparation that are done, and all of them."""
         known = self._plan.audits[audit].preparation
-        return self._done[audit], 0 if known is None else known.parts
+        return (0, 0) if known is None else (self._done[known.id], known.parts)
 
     def _named(self, audit: int) -> PlannedPreparation:
         known = self._plan.audits[audit].preparation

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from .. import seeds
@@ -66,6 +67,7 @@ class Trainer:
     """Turns packs into scores. The secret bits are drawn here and reach the mechanism only.
 
     `prepared` gives all parts that an audit waits for; what it raises is no failure of a pack.
+    The `keeper` has checkpoints; without one, packs are trained in one piece.
     """
 
     def __init__(
@@ -73,25 +75,27 @@ class Trainer:
         raw_sweep: dict[str, object],
         brief: Brief,
         prepared: Callable[[int], tuple[Arrays, ...]] = lambda audit: (),
+        keeper: Keeper | None = None,
     ) -> None:
+        self._keeper = keeper
         self._raw = raw_sweep
         self._brief = brief
         self._prepared = prepared
         self._at_hand: tuple[int, tuple[Arrays, ...]] | None = None  # parts, by audit
         self._opened: tuple[int, Session] | None = None
 
-    def train(self, pack: Pack, keeper: Keeper | None = None) -> PackScores:
+    def train(self, pack: Pack) -> PackScores:
         """Trains and scores one pack; the same pack gives the same scores on every call.
 
-        Where it was interrupted, it goes on from the last checkpoint that the `keeper` has.
+        Where it was interrupted, it goes on from the last checkpoint.
         """
         audit = self._brief.audits[pack.audit]
         members = seeds.bits(self._brief.seed, audit.fingerprint, pack.first, pack.last)
         noise = seeds.noise_seed(self._brief.seed, audit.fingerprint, pack.first)
         session = self._session(pack.audit)
         minutes = self._sweep.resources.checkpoint_minutes
-        if keeper is not None and minutes is not None and isinstance(session, LongSession):
-            kept = OfPack(keeper, pack, minutes)
+        if self._keeper is not None and minutes and isinstance(session, LongSession):
+            kept = OfPack(self._keeper, pack, minutes)
             scores = session.run_on(members, noise, audit.horizons, kept)
         else:
             scores = session.run(members, noise, audit.horizons)
@@ -107,13 +111,10 @@ class Trainer:
         found = cell.mechanism.prepare_part(cell.adversary, part.first, known, gpu)
         return arrays.checked(found, f"the preparation of {cell.mechanism.name}")
 
-    def attempt(self, pack: Pack, keeper: Keeper | None = None) -> PackScores | Failure:
-        """`train`, with anything the user's code may raise turned into a `Failure`.
-
-        With checkpoints where there is a `keeper`: runs that are compared begin at the beginning.
-        """
+    def attempt(self, pack: Pack) -> PackScores | Failure:
+        """`train`, with anything the user's code may raise turned into a `Failure`."""
         self._fetch(pack.audit)  # what it raises is not of the user's code
-        return _attempt(lambda one: self.train(one, keeper), pack)
+        return _attempt(self.train, pack)
 
     def attempt_part(self, part: Part) -> Arrays | Failure:
         """`prepare`, likewise."""
@@ -125,15 +126,16 @@ class Trainer:
         Of code that is not a function of its seed, a retry would pick among outcomes, and what
         fails for one bit more often than for the other would count for the adversary.
         """
-        first = self.attempt(pack)
-        for _ in range(runs_of(pack) - 1):
-            if isinstance(first, Failure):
-                return first
-            again = self.attempt(pack)
-            if isinstance(again, Failure) or first.difference(again) is not None:
-                why = "; another trainer could do it, but not twice the same"
-                return dataclasses.replace(before, message=before.message + why)
-        return first
+        with self._afresh():
+            first = self.attempt(pack)
+            for _ in range(runs_of(pack) - 1):
+                if isinstance(first, Failure):
+                    return first
+                again = self.attempt(pack)
+                if isinstance(again, Failure) or first.difference(again) is not None:
+                    why = "; another trainer could do it, but not twice the same"
+                    return dataclasses.replace(before, message=before.message + why)
+            return first
 
     def difference(
         self, pack: Pack, compare: Callable[[Pack, PackScores], str | None] | None = None
@@ -142,10 +144,11 @@ class Trainer:
 
         `compare` does so with what is stored of it; without, it is run twice.
         """
-        first = self.attempt(pack)
-        if compare is not None and not isinstance(first, Failure):
-            return compare(pack, first)
-        second = self.attempt(pack) if compare is None else None
+        with self._afresh():
+            first = self.attempt(pack)
+            if compare is not None and not isinstance(first, Failure):
+                return compare(pack, first)
+            second = self.attempt(pack) if compare is None else None
         failed = [one for one in (first, second) if isinstance(one, Failure)]
         if isinstance(first, PackScores) and isinstance(second, PackScores):
             return first.difference(second)
@@ -157,6 +160,15 @@ class Trainer:
         started = time.perf_counter()
         self.train(pack)
         return time.perf_counter() - started
+
+    @contextlib.contextmanager
+    def _afresh(self) -> Iterator[None]:
+        """Runs that are compared begin at the beginning, all of them."""
+        keeper, self._keeper = self._keeper, None
+        try:
+            yield
+        finally:
+            self._keeper = keeper
 
     def _fetch(self, index: int) -> tuple[Arrays, ...]:
         """The parts that an audit waits for; nothing where it waits for nothing."""

@@ -84,8 +84,8 @@ def read(run: RunDirectory, plan: Plan) -> list[Failure]:
     """
     try:
         raw = run.read_json(FILE) or []
-        known = {_key(plan, part): part for part in all_parts(plan, range(len(plan.audits)))}
-        found = [_failure(entry, known) for entry in raw]
+        known = {key(plan, part): part for part in all_parts(plan, range(len(plan.audits)))}
+        read = [_failure(entry, known) for entry in raw]
     except (RunDirectoryError, AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error.__cause__, OSError):
             raise
@@ -93,6 +93,7 @@ def read(run: RunDirectory, plan: Plan) -> list[Failure]:
         raise RunDirectoryError(
             f"{run.location}/{FILE} is damaged ({why}); delete it: its parts are then made again"
         ) from error
+    found = [each for each in read if each is not None]
     return [each for each in found if each.pack.first not in run.parts(name(plan, each.pack))]
 
 
@@ -135,8 +136,10 @@ def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for audit in plan.audits:
         if (known := audit.preparation) is not None:
-            entry = {"id": known.id, "audits": [], "parts": known.parts, "done": done(run, audit)}
-            found.setdefault(known.id, entry)["audits"].append(audit.label)
+            if known.id not in found:
+                entry = {"id": known.id, "audits": [], "parts": known.parts}
+                found[known.id] = entry | {"done": done(run, audit)}
+            found[known.id]["audits"].append(audit.label)
     return list(found.values())
 
 
@@ -144,7 +147,7 @@ def write(run: RunDirectory, plan: Plan, failed: Iterable[Failure]) -> None:
     """Replaces the record, where there is one or something to record. Raises StorageError."""
     entries = []
     for failure in failed:
-        preparation, part = _key(plan, failure.pack)
+        preparation, part = key(plan, failure.pack)
         told = {"kind": failure.kind, "message": failure.message, "traceback": failure.traceback}
         entries.append({"preparation": preparation, "part": part} | told)
     if entries or run.read_text(FILE) is not None:
@@ -160,10 +163,13 @@ def _waiting(part: Pack) -> tuple[int, ...]:
     return part.waiting if isinstance(part, Part) else ()
 
 
-def _key(plan: Plan, part: Pack) -> tuple[str, int]:
+def key(plan: Plan, part: Pack) -> tuple[str, int]:
+    """What a part is known by, whoever waits for it."""
     return name(plan, part), part.first
 
 
-def _failure(entry: Any, known: dict[tuple[str, int], Part]) -> Failure:
-    part = known[str(entry["preparation"]), operator.index(entry["part"])]
-    return Failure(part, *(str(entry[key]) for key in ("kind", "message", "traceback")))
+def _failure(entry: Any, known: dict[tuple[str, int], Part]) -> Failure | None:
+    """None for a part of what nobody waits for any more."""
+    told = [str(entry[name]) for name in ("kind", "message", "traceback")]
+    part = known.get((str(entry["preparation"]), operator.index(entry["part"])))
+    return None if part is None else Failure(part, *told)

@@ -19,11 +19,13 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
 from dpaudit_ray.adversaries.base import ChangingCanary
-from dpaudit_ray.errors import SpecError
+from dpaudit_ray.errors import RunDirectoryError, SpecError
 from dpaudit_ray.mechanisms.dp_sgd import crafting
 from dpaudit_ray.orchestration.order import Order
+from dpaudit_ray.orchestration.prepared import Prepared
 from dpaudit_ray.orchestration.trainer import Brief, Trainer
 from dpaudit_ray.plan import preparing
+from dpaudit_ray.plan.failures import Failure
 from dpaudit_ray.plan.model import Pack, Part
 from dpaudit_ray.storage import arrays
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -201,6 +203,27 @@ def test_a_preparation_that_fails_holds_up_its_audits_only(
     assert (retried.code, retried.err) == (0, "")
     assert made(log) == [0, 1, 2, 2, 3]
     assert same_scores(location, quiet, audits=2)
+
+
+def test_a_record_of_parts_is_read_whoever_waits_for_them(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path / "run"))
+    plan = planning.open_run(spec.from_raw(sweep()), run)
+    told = ("ValueError", "ValueError: boom", "")
+    first, second = (Failure(Part(1, part, part, (1,)), *told) for part in (0, 2))
+    prepared = Prepared(run, plan)
+    for failed in ([first], [first, second], [second]):
+        prepared.give_up(failed)
+    found = preparing.read(run, plan)
+    assert [each.pack for each in found] == [Part(0, part, part, (0, 1)) for part in (0, 2)]
+    prepared.keep(found[0].pack, {"made": np.ones(1)})
+    assert [each.pack.first for each in preparing.read(run, plan)] == [2], "it is done after all"
+    assert prepared.progress(1) == (1, PARTS)
+    raw = run.read_json(preparing.FILE)
+    run.write_json(preparing.FILE, [{**raw[0], "preparation": "0" * 32}])
+    assert preparing.read(run, plan) == []
+    run.write_json(preparing.FILE, [{"part": 0}])
+    with pytest.raises(RunDirectoryError, match=r"is damaged .* its parts are then made"):
+        preparing.read(run, plan)
 
 
 def same_scores(one: Path, other: Path, audits: int) -> bool:
