@@ -158,6 +158,16 @@ def test_estimator_and_accountant_examples_run(workplace: Path) -> None:
     assert 0.4 < shown["epsilon_lower"] < 0.9  # ln(.69 / .31) = .8 is what the best guess shows
 
 
+def test_preparation_example_runs(workplace: Path) -> None:
+    example = next(block for block in blocks("python") if "my_attack.py" in block)
+    (workplace / "my_attack.py").write_text(example)
+    sweep = next(block for block in blocks("yaml") if "my_attack:train" in block)
+    (workplace / "sweep.yaml").write_text(sweep)
+    done = shell(["dpaudit", "run", "sweep.yaml", "--executor", "inline"], workplace)
+    assert done.returncode == 0, done.stderr
+    assert len(list(workplace.glob("runs/my-attack/preparations/*/*.parquet"))) == 4
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):

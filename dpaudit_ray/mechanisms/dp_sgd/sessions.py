@@ -23,6 +23,8 @@ from ...adversaries.base import (
 )
 from ...engines.packing.packed import PackedModel
 from ...errors import SpecError
+from ..base import Checkpoints
+from .keeping import Kept
 from .training import Training
 
 Scores = npt.NDArray[np.float64]
@@ -130,17 +132,30 @@ class FinalModelSession:
 
     def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Scores:
         """See `Session.run`. Every horizon is judged alone, from θ_0 and θ there."""
-        training = self.training
+        return self.run_on(members, seed, horizons, None)
+
+    def run_on(
+        self,
+        members: npt.NDArray[np.bool_],
+        seed: int,
+        horizons: tuple[int, ...],
+        checkpoints: Checkpoints | None,
+    ) -> Scores:
+        """See `LongSession`."""
+        training, kept = self.training, Kept(checkpoints, self.training.by, self.canary)
         inside = _coins(members, self.adversary.canaries).to(training.initial)
-        scores = np.empty((len(members), len(horizons)))
+        scores = kept.scores((len(members), len(horizons)))
         column = {step: i for i, step in enumerate(horizons)}
         own = _copied(self.canary)
-        path = training.run(inside, seed, own, self.adversary.period)
-        for step, theta in enumerate(path):
+        path = training.run(inside, seed, own, self.adversary.period, kept=kept)
+        for step, theta in enumerate(path, start=kept.step):
+            if step == kept.step:
+                continue
             if step in column:
                 released = _Released(training.initial.clone(), theta.clone(), training.model)
                 observed = self.adversary.score(self.canary, released)
                 scores[:, column[step]] = _checked(observed, inside, self.adversary)
+            kept.offer(step, theta, scores)
         return scores
 
 
@@ -162,33 +177,48 @@ class TrajectorySession:
         return cls(training, adversary, canary)
 
     def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Scores:
-        """See `Session.run`. A score at a horizon is that of the steps up to there.
+        """See `Session.run`. A score at a horizon is that of the steps up to there."""
+        return self.run_on(members, seed, horizons, None)
+
+    def run_on(
+        self,
+        members: npt.NDArray[np.bool_],
+        seed: int,
+        horizons: tuple[int, ...],
+        checkpoints: Checkpoints | None,
+    ) -> Scores:
+        """See `LongSession`.
 
         The observer gets copies. Two of θ a step cost 1 % of a step of `fcnn`, less of others.
         """
         training = self.training
         inside = _coins(members, self.adversary.canaries).to(training.initial)
         observer = self.adversary.observer(self.canary, _Known(training), len(inside))
-        scores = np.empty((len(members), len(horizons)))
+        kept = Kept(checkpoints, training.by, self.canary, observer)
+        scores = kept.scores((len(members), len(horizons)))
         column = {step: i for i, step in enumerate(horizons)}
         own = _copied(self.canary)
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
-        path = training.run(inside, seed, own, self.adversary.period, watch)
-        for step in _seen(path, observer if isinstance(observer, TrajectoryObserver) else None):
+        path = training.run(inside, seed, own, self.adversary.period, watch, kept)
+        seeing = observer if isinstance(observer, TrajectoryObserver) else None
+        for step, theta in _seen(path, seeing, kept.step):
             if step in column:
                 scores[:, column[step]] = _checked(observer.scores(), inside, observer)
+            kept.offer(step, theta, scores)
         return scores
 
 
-def _seen(path: Iterator[Tensor], observer: TrajectoryObserver | None) -> Iterator[int]:
-    """Walks `path` and yields the step that was taken, once the observer has seen it."""
+def _seen(
+    path: Iterator[Tensor], observer: TrajectoryObserver | None, start: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Walks `path` from after step `start` on; yields each step and θ once it was seen."""
     last = next(path).clone()
     before, after = torch.empty_like(last), torch.empty_like(last)
-    for step, theta in enumerate(path, start=1):
+    for step, theta in enumerate(path, start=start + 1):
         if observer is not None:
             observer.see(step, before.copy_(last), after.copy_(theta))
             last.copy_(theta)
-        yield step
+        yield step, theta
 
 
 def _copied(canary: Canary) -> Canary:
