@@ -12,14 +12,14 @@ from typing import Any, Literal
 import pandas as pd
 
 from . import plan as planning
-from .errors import DamagedScoresError
+from .errors import DamagedArraysError, DamagedScoresError
 from .orchestration import retrying
 from .orchestration.driver import Driver
 from .orchestration.executors import Executor
 from .orchestration.interrupt import Stop
 from .orchestration.ledger import Ledger
 from .orchestration.progress import Progress
-from .plan import decisions, failures, gathering, prefix, provenance, salvage
+from .plan import decisions, failures, gathering, prefix, preparing, provenance, salvage
 from .plan.failures import Failure
 from .plan.model import Pack, Plan
 from .storage import lease, patience
@@ -137,13 +137,17 @@ class _Job:
             while True:
                 try:
                     return self._run(executor, address, retry_failed)
-                except DamagedScoresError:
+                except (DamagedScoresError, DamagedArraysError):
                     # Every file is looked at now, so that this happens once.
                     if not salvage.set_aside(self.directory, self.plan, self.tell, thorough=True):
                         raise
 
     def _run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
         recorded = failures.read(self.directory, self.plan)
+        if retry_failed:
+            preparing.write(self.directory, self.plan, ())
+        for line in preparing.lines(preparing.read(self.directory, self.plan), self.plan):
+            self.tell(line)
         remaining = self._remaining([] if retry_failed else recorded)
         name: ExecutorName = executor if remaining else "inline"
         with self._executor(name, len(remaining), address) as chosen:
@@ -159,7 +163,9 @@ class _Job:
         left_out = {failure.pack for failure in recorded}
         enough = decisions.decided(self.directory, self.sweep)
         packs = self.plan.remaining(self.directory, enough)
-        return [pack for pack in packs if pack not in left_out]
+        waiting = preparing.unprepared(self.directory, self.plan)
+        left = [p for p in packs if p not in left_out and p.audit not in waiting]
+        return [*preparing.left(self.directory, self.plan, left), *left]
 
     def _granted(self, executor: Executor, recorded: list[Failure]) -> list[Failure]:
         """Failures of packs that are due and may be run again."""
@@ -178,8 +184,11 @@ class _Job:
         """Packs whose turn did not come once more are misses again."""
         executor.give_up(granted)
         executor.flush()
-        known = failures.read(self.directory, self.plan)
-        return dataclasses.replace(result, failures=tuple(known))
+        return dataclasses.replace(result, failures=self._failures())
+
+    def _failures(self) -> tuple[Failure, ...]:
+        of_packs = failures.read(self.directory, self.plan)
+        return (*of_packs, *preparing.read(self.directory, self.plan))
 
     def _ledger(self, recorded: list[Failure]) -> Ledger:
         labels = [audit.label for audit in self.plan.audits]
@@ -200,9 +209,9 @@ class _Job:
         summary = Driver(executor, remaining, ledger, self.stop, show, hours, require).run()
         self.directory.require_owned()
         complete = self.directory.complete
-        known = failures.read(self.directory, self.plan)
+        known = self._failures()
         stopped = summary.stopped and not complete
-        return Result(self.directory.location, complete, tuple(known), summary.lost, stopped)
+        return Result(self.directory.location, complete, known, summary.lost, stopped)
 
     @contextlib.contextmanager
     def _executor(self, name: ExecutorName, packs: int, address: str | None) -> Iterator[Executor]:

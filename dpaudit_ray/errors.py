@@ -5,6 +5,7 @@
     ├── DataError           exit 2    a data set is missing or unusable
     ├── RunDirectoryError   exit 2    a run directory cannot be used as it is
     │   ├── DamagedScoresError  a score file is damaged: its trials can be run again
+    │   ├── DamagedArraysError  a preparation or a checkpoint is damaged: it can be made again
     │   └── ChangedCodeError    it was run with other code; says what has changed
     ├── NoClusterError      exit 2    the cluster cannot be joined, or never fits this sweep
     ├── StorageError        exit 4    storage failed while the sweep ran; the run can be resumed
@@ -64,6 +65,10 @@ class RunDirectoryError(DpauditError):
 
 class DamagedScoresError(RunDirectoryError):
     """A score file that is damaged: its trials can be run again."""
+
+
+class DamagedArraysError(RunDirectoryError):
+    """A part of a preparation, or a checkpoint, that is damaged: it can be made again."""
 
 
 class ChangedCodeError(RunDirectoryError):

@@ -141,6 +141,22 @@ def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., A
     return train
 
 
+def preparing(path: str, key: str) -> Callable[..., Any]:
+    """The function of the user's that prepares: called as `prepare(part, seed)`.
+
+    Raises:
+        SpecError: under `key`, for what is no such function.
+    """
+    prepare = _called(path, key)
+    if not _is_users(prepare):
+        raise SpecError(key, f"{path} is installed code; call it from a function of your own")
+    try:
+        inspect.signature(prepare).bind(0, 0)
+    except TypeError as error:
+        raise SpecError(key, f"{path} does not take (part, seed) ({error})") from error
+    return prepare
+
+
 def network(path: str, key: str) -> Callable[..., Any]:
     """The class or function that gives a network, seen to do so before anything is called.
 

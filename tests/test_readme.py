@@ -106,6 +106,31 @@ def test_own_training_example_runs(workplace: Path) -> None:
     assert estimates["epsilon_lower"].between(2, 4).any()  # of a claim of 4.377
 
 
+def test_recipe_examples_run(workplace: Path) -> None:
+    """That of the sweep file as it is, and again with all three classes of one's own."""
+    block = next(block for block in blocks("yaml") if "sampling: poisson" in block)
+    raw = yamlfile.parse_yaml(block, "README.md")
+    assert spec.from_raw(raw).cells[0].mechanism.noise > 0.5
+    own = {"sampling": "my_sampling:Drawn", "optimizer": "my_optimizer:RmsProp"}
+    for name in ("my_sampling", "my_optimizer", "my_schedule"):
+        example = next(block for block in blocks("python") if f"# {name}.py" in block)
+        assert len(example.splitlines()) <= 40
+        (workplace / f"{name}.py").write_text(example)
+    raw["mechanism"] |= own | {"schedule": {"name": "my_schedule:InverseRoot", "warmup": 3}}
+    raw |= {"grid": {"mechanism.engine": ["packed", "opacus"]}, "resources": {"pack_size": 10}}
+    raw["mechanism"]["steps"], raw["audit"]["trials"] = 10, 20
+    (workplace / "sweep.yaml").write_text(yaml.safe_dump(raw))
+    done = shell(["dpaudit", "run", "sweep.yaml", "--executor", "inline"], workplace)
+    assert done.returncode == 0, done.stderr
+    scores = da.Result(str(workplace / "runs/recipe"), complete=True).scores
+    assert len(scores) == 40
+    assert scores["score"].notna().all()
+    for name in own.values():
+        (workplace / name.replace(":", ".").partition(".")[0]).with_suffix(".py").unlink()
+    told = shell(["dpaudit", "status", "runs/recipe"], workplace)  # imports none of them
+    assert told.returncode == 0, told.stderr
+
+
 def test_estimator_and_accountant_examples_run(workplace: Path) -> None:
     for file in ("my_training.py", "cut.py", "zcdp.py"):
         example = next(block for block in blocks("python") if f"# {file}" in block)
@@ -133,29 +158,14 @@ def test_estimator_and_accountant_examples_run(workplace: Path) -> None:
     assert 0.4 < shown["epsilon_lower"] < 0.9  # ln(.69 / .31) = .8 is what the best guess shows
 
 
-def test_recipe_examples_run(workplace: Path) -> None:
-    """That of the sweep file as it is, and again with all three classes of one's own."""
-    block = next(block for block in blocks("yaml") if "sampling: poisson" in block)
-    raw = yamlfile.parse_yaml(block, "README.md")
-    assert spec.from_raw(raw).cells[0].mechanism.noise > 0.5
-    own = {"sampling": "my_sampling:Drawn", "optimizer": "my_optimizer:RmsProp"}
-    for name in ("my_sampling", "my_optimizer", "my_schedule"):
-        example = next(block for block in blocks("python") if f"# {name}.py" in block)
-        assert len(example.splitlines()) <= 40
-        (workplace / f"{name}.py").write_text(example)
-    raw["mechanism"] |= own | {"schedule": {"name": "my_schedule:InverseRoot", "warmup": 3}}
-    raw |= {"grid": {"mechanism.engine": ["packed", "opacus"]}, "resources": {"pack_size": 10}}
-    raw["mechanism"]["steps"], raw["audit"]["trials"] = 10, 20
-    (workplace / "sweep.yaml").write_text(yaml.safe_dump(raw))
+def test_preparation_example_runs(workplace: Path) -> None:
+    example = next(block for block in blocks("python") if "my_attack.py" in block)
+    (workplace / "my_attack.py").write_text(example)
+    sweep = next(block for block in blocks("yaml") if "my_attack:train" in block)
+    (workplace / "sweep.yaml").write_text(sweep)
     done = shell(["dpaudit", "run", "sweep.yaml", "--executor", "inline"], workplace)
     assert done.returncode == 0, done.stderr
-    scores = da.Result(str(workplace / "runs/recipe"), complete=True).scores
-    assert len(scores) == 40
-    assert scores["score"].notna().all()
-    for name in own.values():
-        (workplace / name.replace(":", ".").partition(".")[0]).with_suffix(".py").unlink()
-    told = shell(["dpaudit", "status", "runs/recipe"], workplace)  # imports none of them
-    assert told.returncode == 0, told.stderr
+    assert len(list(workplace.glob("runs/my-attack/preparations/*/*.parquet"))) == 4
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

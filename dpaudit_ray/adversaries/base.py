@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import Field
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class GradientCanary:
     """A gradient that is added to the clipped sum, norm at most C.
 
-    `direction` is float [p], or [n, p] with one for each of n models.
+    `direction` is float [p], or [n, p] with one for each of n models; of m canaries in each
+    training [m, p], one for each secret bit.
     """
 
     direction: Tensor
@@ -145,6 +146,9 @@ class Adversary(Plugin):
     # True: every trial of an audit inserts one and the same `GradientCanary`, whatever the model.
     fixed_gradient: ClassVar[bool] = False
 
+    # True: crafting is work that is done once, before anything is trained, and stored.
+    crafted_once: ClassVar[bool] = False
+
     period: int = Field(default=1, ge=1)
 
     @property
@@ -165,7 +169,7 @@ class FinalModelAdversary(Adversary, Generic[C]):
 
     @abstractmethod
     def score(self, canary: C, observed: FinalModel) -> Tensor:
-        """Float [n], higher = more confident that the canary was in."""
+        """Float [n], higher = more confident that the canary was in; [n, m] of several canaries."""
 
 
 class Observer(Protocol):
@@ -199,6 +203,17 @@ class UpdateObserver(Observer, Protocol):
         `update` is the sum of clipped gradients, canary and noise, over |B|. Both are copies, made
         for this call. It comes before `see` of the same step.
         """
+
+
+@runtime_checkable
+class SavedObserver(Observer, Protocol):
+    """Can be put away with a training that is to go on elsewhere; others can not be interrupted."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All that it remembers: tensors of numbers, by name."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Remembers that, in place of what it has seen."""
 
 
 class TrajectoryAdversary(Adversary, Generic[C]):

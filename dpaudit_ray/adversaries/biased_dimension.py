@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from ..errors import SpecError
 from .base import FinalModel, FinalModelAdversary, GradientCanary, PublicKnowledge
 
 if TYPE_CHECKING:
@@ -23,27 +24,50 @@ Strategy = Literal["noiseless-per-step", "noiseless-final", "noisy-per-step", "n
 
 
 class BiasedDimension(FinalModelAdversary[GradientCanary]):
-    """Biases a random dimension (A_GC-R) or the one that simulations move least (A_GC-S)."""
+    """Biases a random dimension (A_GC-R) or the one that simulations move least (A_GC-S).
+
+    `count` canaries in every training bias as many dimensions, each by a secret bit of its own.
+    """
 
     fixed_gradient: ClassVar[bool] = True  # C e_d
     name: Literal["biased-dimension"] = "biased-dimension"
     choice: Literal["random", "simulated"] = "random"
     strategy: Strategy = "noiseless-per-step"
     simulations: int = Field(default=4, ge=1)
+    count: int = Field(default=1, ge=1)
+
+    @property
+    def canaries(self) -> int:
+        """As many as dimensions are biased."""
+        return self.count
 
     def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
-        """Picks the dimension d and returns C e_d."""
-        if self.choice == "random":
-            dimension = int(rng.integers(len(known.initial)))
+        """Picks the dimension d and returns C e_d; of several canaries, one in each row.
+
+        Raises:
+            SpecError: more canaries than parameters.
+        """
+        parameters = len(known.initial)
+        if self.count > parameters:
+            raise SpecError(
+                "adversary.count",
+                f"is {self.count}, but the model has {parameters} parameters, and each canary "
+                "biases one of its own; use fewer, or a larger model",
+            )
+        if self.choice == "simulated":
+            moved = self._movement(known, int(rng.integers(2**63)))
+            dimensions = moved.argsort()[: self.count] if self.count > 1 else moved.argmin()[None]
         else:
-            dimension = int(self._movement(known, int(rng.integers(2**63))).argmin())
-        direction = known.initial.new_zeros(len(known.initial))
-        direction[dimension] = known.clip_norm
-        return GradientCanary(direction)
+            one = self.count == 1  # drawn as it was before there were several
+            drawn = rng.integers(parameters, size=1) if one else rng.permutation(parameters)
+            dimensions = known.initial.new_tensor(drawn[: self.count]).long()
+        directions = known.initial.new_zeros(self.count, parameters)
+        directions[range(self.count), dimensions] = known.clip_norm
+        return GradientCanary(directions if self.count > 1 else directions[0])
 
     def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
         """-(θ_T - θ_0)[d]: descent moves along minus the gradient."""
-        dimension = int(canary.direction.argmax())
+        dimension = canary.direction.argmax(-1)
         return -(observed.final[:, dimension] - observed.initial[dimension])
 
     def _movement(self, known: PublicKnowledge, seed: int) -> Tensor:

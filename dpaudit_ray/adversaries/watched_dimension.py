@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from .base import GradientCanary, PublicKnowledge, TrajectoryAdversary
@@ -78,3 +79,11 @@ class LikelihoodRatio:
     def scores(self) -> Tensor:
         """The sums."""
         return self.shown.clone()
+
+    def state(self) -> dict[str, Tensor]:
+        """The sums."""
+        return {"shown": self.shown}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on from these."""
+        self.shown = state["shown"]

@@ -100,7 +100,7 @@ def run(  # noqa: PLR0913 (options of a command line)
         terminal.complain(line)
     if result.stopped:
         terminal.complain(_STOPPED)
-    elif result.failures:
+    elif any(failure.pack.size for failure in result.failures):
         terminal.complain("the trials of failed packs count as misses, until run --retry-failed")
     terminal.say(f"results in {result.location}; next: dpaudit report {result.location}")
     if result.complete:
@@ -143,7 +143,7 @@ def status(
 ) -> None:
     """Progress, estimates, failures by kind and who drives, from the run directory alone."""
     from ..orchestration import fleet
-    from ..plan import decisions, failures
+    from ..plan import decisions, failures, preparing
     from ..report.tables import best, overview
     from ..storage import lease
 
@@ -156,6 +156,7 @@ def status(
         entries["complete"] = opened.directory.complete
         entries["driver"] = dataclasses.asdict(driver) if driver else None
         raw = [dataclasses.asdict(failure) for failure in known]
+        entries["preparations"] = preparing.entries(opened.directory, opened.plan)
         decided = {opened.plan.audits[index].id: trials for index, trials in enough.items()}
         rest = {"audits": overview(opened), "best_certified": best(opened)}
         rest |= {"decided": decided, "failures": raw}
@@ -164,7 +165,7 @@ def status(
     cli_tables.show_overview(opened)
     for index, trials in enough.items():
         terminal.say(f"{opened.plan.audits[index].label}: ended by stop_when after {trials} trials")
-    for line in _failures(opened):
+    for line in [*preparing.shown(opened.directory, opened.plan), *_failures(opened)]:
         terminal.say(line)
     if len(kinds := fleet.recorded(opened.directory)) > 1:
         terminal.say(f"trained on several kinds of machine: {'; '.join(kinds)}")

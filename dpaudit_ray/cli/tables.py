@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
             "needed: trials that would give it 4 times in 5"
         )
         _say_what_is_assumed([audit for audit in outlook.audits if audit.sampled])
+        _say_what_is_prepared(outlook)
         trainers = f"{outlook.workers} trainer" + "s" * (outlook.workers > 1)
         terminal.say(
             f"left to do: about {terminal.duration(outlook.wall_seconds)} on this machine with "
@@ -40,6 +42,19 @@ def show_plan(name: str, outlook: Outlook) -> None:
         terminal.say(f"exact, no trials: `dpaudit run` computes eps of {_audits(exact)}")
     if outlook.problem is not None:
         terminal.say(f"time unknown: the calibration pack fails on this machine: {outlook.problem}")
+
+
+def _say_what_is_prepared(outlook: Outlook) -> None:
+    for each in outlook.preparations:
+        first, *more = each.audits
+        waiting = f"{first} and {len(more)} more wait" if more else f"{first} waits"
+        terminal.say(
+            f"{waiting} for a preparation: {each.done} of {each.parts} parts done, "
+            f"about {terminal.duration(each.seconds)} with one trainer"
+        )
+    unknown = any(audit.sampled and math.isnan(audit.seconds) for audit in outlook.audits)
+    if outlook.problem is None and unknown:
+        terminal.explain("time ?: packs can be timed once what they wait for is done")
 
 
 def show_code(code: Code) -> None:

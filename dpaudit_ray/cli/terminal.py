@@ -167,6 +167,11 @@ def _eta(progress: Progress, rate: float) -> str:
 
 def _line(progress: Progress, rate: float) -> str:
     current = next((a for a in progress.audits if a.done < a.trials), progress.audits[-1])
+    if current.waits:
+        return (
+            f"{progress.done}/{progress.trials} trials; {current.label}: waits for its "
+            f"preparation, {current.parts_done} of {current.parts} parts done"
+        )
     return (
         f"{progress.done}/{progress.trials} trials, {_speed(rate)}/s, ETA {_eta(progress, rate)}; "
         f"{current.label}: {current.done}/{current.trials}, "
@@ -182,6 +187,8 @@ def _table(progress: Progress, rate: float) -> Table:
         table.add_column(column, justify="left" if column in _TEXT else "right")
     for audit in progress.audits:
         done = f"{audit.done:,} / {audit.trials:,}"
+        if audit.waits:
+            done = f"prepared {audit.parts_done:,} / {audit.parts:,}"
         bound, claim = f"{audit.epsilon_lower:.2f}", f"{audit.claim:.2f}"
         table.add_row(printable(audit.label), done, bound, audit.status, claim)
     return table

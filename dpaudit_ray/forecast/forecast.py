@@ -12,11 +12,12 @@ from .. import stats
 from ..api import check_inputs
 from ..errors import DpauditError
 from ..orchestration.trainer import Brief, Trainer
-from ..plan import decisions, failures, gathering
-from ..plan.model import Pack, Plan, PlannedAudit
+from ..plan import decisions, failures, gathering, preparing
+from ..plan.model import Pack, PlannedAudit
 from ..storage.run_directory import RunDirectory
 from ..sweep.spec import Cell, Sweep
 from .calibration import Calibration
+from .rehearsal import Preparing, Rehearsal, UnpreparedError
 
 CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
 USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
@@ -51,11 +52,16 @@ class AuditOutlook:
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """A whole sweep on this machine; `problem` says why no time could be measured."""
+    """A whole sweep on this machine; `problem` says why no time could be measured.
+
+    Packs that wait for one of `preparations` can be timed once that is done: until then their
+    `seconds` are NaN.
+    """
 
     audits: tuple[AuditOutlook, ...]
     workers: int
     problem: str | None = None
+    preparations: tuple[Preparing, ...] = ()
 
     @property
     def trials(self) -> int:
@@ -75,7 +81,7 @@ class Outlook:
     @property
     def seconds(self) -> float:
         """Trainer seconds that are left."""
-        return sum(a.seconds for a in self.audits)
+        return sum(a.seconds for a in self.audits) + sum(p.seconds for p in self.preparations)
 
     @property
     def wall_seconds(self) -> float:
@@ -100,13 +106,17 @@ def of(
     left_out = {failure.pack for failure in failures.read(run, plan)}
     enough = decisions.decided(run, sweep)
     remaining = [pack for pack in plan.remaining(run, enough) if pack not in left_out]
-    seconds, problem = _seconds_per_trial(sweep, plan, remaining, measured)
+    rehearsal = Rehearsal(run, plan)
+    trainer = Trainer(sweep.raw, Brief.of(plan), rehearsal.prepared)
+    preparations = rehearsal.of(trainer, preparing.left(run, plan, remaining))
+    seconds, problem = _seconds_per_trial(sweep, trainer, remaining, measured)
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         left = [pack for pack in remaining if pack.audit == index]
         done = len(gathering.finished(run, audit))
         audits.append(_outlook((audit, cell), left, done, seconds.get(index, 0.0)))
-    return Outlook(tuple(audits), _workers(sweep), problem)
+    problem = rehearsal.problem or problem
+    return Outlook(tuple(audits), _workers(sweep), problem, preparations)
 
 
 def _outlook(
@@ -152,13 +162,12 @@ def _trials_needed(audit: PlannedAudit, level: tuple[float, float]) -> int | Non
 
 
 def _seconds_per_trial(
-    sweep: Sweep, plan: Plan, remaining: list[Pack], calibration: Calibration | None
+    sweep: Sweep, trainer: Trainer, remaining: list[Pack], calibration: Calibration | None
 ) -> tuple[dict[int, float], str | None]:
     """By audit, measured once per mechanism on its first pack that is left; stores nothing.
 
     NaN and the reason where a pack cannot run on this machine, such as a GPU's on a laptop.
     """
-    trainer = Trainer(sweep.raw, Brief.of(plan))
     measured: dict[str, float] = {}
     result, problem = {}, None
     for pack in remaining:
@@ -173,6 +182,8 @@ def _seconds_per_trial(
                 measured[mechanism] = trainer.seconds(pack) / pack.size
             except DpauditError:
                 raise
+            except UnpreparedError:
+                measured[mechanism] = math.nan
             except Exception as error:  # noqa: BLE001 (the user's training may raise anything)
                 measured[mechanism] = math.nan
                 problem = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ..adversaries.base import Adversary
     from ..data.base import Dataset
     from ..stats import Estimate
+
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,26 @@ class Claimed:
         return self.sample_rate == 1 or self.sampling is Sampling.SHUFFLE
 
 
+@dataclasses.dataclass(frozen=True)
+class Preparation:
+    """Work that is done once, in so many `parts`, before the packs of an audit are run.
+
+    `identity` is plain JSON: the options that determine the arrays. With the sweep's seed and the
+    data's files it names what is stored, so audits that give the same share one preparation.
+    """
+
+    parts: int
+    identity: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class PartSeeds:
+    """`sweep`: the sweep's seed, as in `open`; `part`: 128 bits, of this part alone."""
+
+    sweep: int
+    part: int
+
+
 class Session(Protocol):
     """A mechanism opened for one adversary: crafted once, then run pack by pack."""
 
@@ -76,6 +98,34 @@ class Session(Protocol):
         Returns:
             float64 [n, len(horizons)], higher = more "in"; NaN or inf where training diverged.
         """
+
+
+class Checkpoints(Protocol):
+    """What a pack keeps of itself while it is trained, so that it can go on elsewhere."""
+
+    def last(self) -> tuple[int, Arrays] | None:
+        """The step that was reached and what was saved there; None at the beginning."""
+
+    @property
+    def due(self) -> bool:
+        """Whether enough was done since the last time."""
+
+    def save(self, step: int, arrays: Arrays) -> None:
+        """Saves what is needed to go on after `step`, with nothing lost where that fails."""
+
+
+@runtime_checkable
+class LongSession(Protocol):
+    """A session whose packs may outlast the node that they began on."""
+
+    def run_on(
+        self,
+        members: npt.NDArray[np.bool_],
+        seed: int,
+        horizons: tuple[int, ...],
+        checkpoints: Checkpoints,
+    ) -> npt.NDArray[np.float64]:
+        """`Session.run` from the last of `checkpoints` on; the same scores, bit for bit."""
 
 
 class Mechanism(Plugin):
@@ -143,6 +193,38 @@ class Mechanism(Plugin):
             craft_seed: 128-bit seed of the adversary's own choices.
             gpu: compute on the trainer's GPU.
         """
+
+    def preparation(self, adversary: Adversary) -> Preparation | None:
+        """What packs against this adversary wait for; None where they wait for nothing."""
+        return None
+
+    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+        """One part of `preparation`: a function of the arguments and of its identity alone.
+
+        Nothing here, nor in what it can reach, knows a secret bit. Parts know nothing of each
+        other, and run anywhere, in any order.
+
+        Args:
+            adversary: of an audit that waits for it.
+            part: its number, from 0.
+            seeds: of what is public, and of everything random in this part.
+            gpu: compute on the trainer's GPU.
+
+        Returns:
+            Arrays of numbers by name, which are stored.
+        """
+        raise NotImplementedError(f"{self.name} has a preparation, and no prepare_part()")
+
+    def open_prepared(
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: tuple[Arrays, ...],
+    ) -> Session:
+        """`open` for an audit with a preparation: `prepared` has its parts, in order."""
+        raise NotImplementedError(f"{self.name} has a preparation, and no open_prepared()")
 
     def exact(
         self, adversary: Adversary, horizons: tuple[int, ...], delta: float

@@ -5,6 +5,10 @@
 It trains with the canary if `member`, without it if not, seeds everything random from `seed`, and
 returns a score: higher = more confident that the canary was in. What the training promises is
 said beside it, as Gaussian releases for an accountant.
+
+    def prepare(part: int, seed: int) -> dict[str, np.ndarray]
+
+Work that is done once, if there is any. Then `train` takes all that it gave as `prepared`, too.
 """
 
 from __future__ import annotations
@@ -15,14 +19,14 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from .. import imports
 from ..adversaries.base import Adversary
 from ..adversaries.own import Own
 from ..errors import SpecError
 from ..stats import TradeOff
-from .base import Claimed, Mechanism, Session
+from .base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session
 
 Train = Callable[..., float]
 
@@ -34,6 +38,9 @@ class Function(Mechanism):
     is the claim that the audit is held against. `curve: gaussian` states that the training's
     trade-off curve is Gaussian, for some μ: with fixed noise that the canary shifts, and nothing
     hidden. Whoever says so answers for every ε that is then called certified.
+
+    `prepare`, if any, is called for each of `parts` before anything is trained; the training gets
+    a tuple of what it returned. Audits with the same `prepare` and `parts` share it.
     """
 
     name: Literal["function"] = "function"
@@ -43,11 +50,13 @@ class Function(Mechanism):
     noise_multiplier: float = Field(gt=0)
     sample_rate: float = Field(default=1.0, gt=0, le=1)
     curve: Literal["gaussian", "unknown"] = "unknown"
+    prepare: str | None = Field(default=None, pattern=r"^[\w.]+:[\w.]+$")
+    parts: int = Field(default=1, ge=1)
 
-    @field_validator("path")
+    @field_validator("path", "prepare")
     @classmethod
-    def _may_be_imported(cls, path: str) -> str:
-        return imports.check(path, "path")
+    def _may_be_imported(cls, path: str | None, info: ValidationInfo) -> str | None:
+        return None if path is None else imports.check(path, str(info.field_name))
 
     @property
     def auto_pack_size(self) -> int:
@@ -72,11 +81,15 @@ class Function(Mechanism):
 
     def check_inputs(self) -> None:
         """Imports the function, and holds the options against what it takes."""
-        imports.training(self.path, self.options, "mechanism")
+        self._train()
+        if self.prepare is not None:
+            imports.preparing(self.prepare, "mechanism.prepare")
 
     def named_modules(self) -> tuple[str, ...]:
-        """The module that `path` names."""
-        return (*super().named_modules(), self.path.partition(":")[0])
+        """The modules that `path` and `prepare` name."""
+        paths = [path for path in (self.path, self.prepare) if path is not None]
+        named = dict.fromkeys(path.partition(":")[0] for path in paths)
+        return (*super().named_modules(), *named)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """All releases: the function scores the whole training."""
@@ -88,8 +101,34 @@ class Function(Mechanism):
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         """Nothing is shared between trials but the function itself."""
-        train = imports.training(self.path, self.options, "mechanism")
-        return _Calls(train, self.options, self.path)
+        return _Calls(self._train(), self.options, self.path)
+
+    def preparation(self, adversary: Adversary) -> Preparation | None:
+        """What `prepare` gives; the options of the training are no part of it."""
+        if self.prepare is None:
+            return None
+        return Preparation(self.parts, {"name": self.name, "prepare": self.prepare})
+
+    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+        """Calls `prepare`."""
+        prepare = imports.preparing(str(self.prepare), "mechanism.prepare")
+        found: Arrays = prepare(part, seeds.part % 2**63)
+        return found
+
+    def open_prepared(
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: tuple[Arrays, ...],
+    ) -> Session:
+        """Every call gets what was prepared."""
+        return _Calls(self._train(), self.options | {"prepared": prepared}, self.path)
+
+    def _train(self) -> Train:
+        given = {} if self.prepare is None else {"prepared": ()}
+        return imports.training(self.path, self.options | given, "mechanism")
 
 
 @dataclasses.dataclass(frozen=True)

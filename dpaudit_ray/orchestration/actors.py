@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.util.metrics import Gauge
@@ -19,18 +19,21 @@ from ray.util.metrics import Gauge
 from ..data.base import provide
 from ..plan import provenance
 from ..plan.failures import Failure
-from ..plan.model import Pack
+from ..plan.model import Pack, Part
 from ..plan.provenance import Machine
 from ..storage import patience
+from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores
 from . import metrics
 from .aggregation import KEEP_UP_SECONDS, Aggregation
+from .checkpoints import Saved
 from .executors import Checked, Done
 from .progress import Activity, Progress
 from .trainer import Brief, runs_of
 from .trainer import Trainer as PackTrainer
 
+P = TypeVar("P", bound=Pack)
 _log = logging.getLogger("dpaudit")
 WRITERS = 32  # packs that the aggregator stores at once: most of the time they wait for storage
 
@@ -76,6 +79,22 @@ class Aggregator:
         """Stores and folds a pack; safe to call twice."""
         self._open().fold(pack, scores)
 
+    def checkpoint(self, pack: Pack) -> Saved | None:
+        """The last checkpoint of a pack."""
+        return self._open().checkpoint(pack)
+
+    def save(self, pack: Pack, saved: Saved) -> None:
+        """Keeps a checkpoint."""
+        self._open().save(pack, saved)
+
+    def keep(self, part: Part, arrays: Arrays) -> None:
+        """Stores a part of a preparation; safe to call twice."""
+        self._open().keep(part, arrays)
+
+    def prepared(self, audit: int) -> tuple[Arrays, ...]:
+        """The parts of what an audit waits for."""
+        return self._open().prepared(audit)
+
     def give_up(self, failed: list[Failure]) -> None:
         """Records packs whose trials are misses; safe to call twice."""
         self._open().give_up(failed)
@@ -99,6 +118,20 @@ class Aggregator:
         self._open().flush()
 
 
+class _Keeper:
+    """Checkpoints go through the aggregator."""
+
+    def __init__(self, aggregator: Any) -> None:
+        self._aggregator = aggregator
+
+    def checkpoint(self, pack: Pack) -> Saved | None:
+        found: Saved | None = ray.get(self._aggregator.checkpoint.remote(pack))
+        return found
+
+    def save(self, pack: Pack, saved: Saved) -> None:
+        ray.get(self._aggregator.save.remote(pack, saved))
+
+
 @ray.remote
 class Trainer:
     """Trains packs one after another and hands their scores to the aggregator."""
@@ -108,7 +141,7 @@ class Trainer:
     ) -> None:
         _settle_in()
         provide(dict(zip(datasets, ray.get(list(datasets.values())), strict=True)))
-        self._trainer = PackTrainer(raw_sweep, brief)
+        self._trainer = PackTrainer(raw_sweep, brief, self._prepared, _Keeper(aggregator))
         self._brief = brief
         self._aggregator = aggregator
 
@@ -121,20 +154,28 @@ class Trainer:
         place = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         return *place, machine
 
+    def _prepared(self, audit: int) -> tuple[Arrays, ...]:
+        found: tuple[Arrays, ...] = ray.get(self._aggregator.prepared.remote(audit))
+        return found
+
     def run_pack(self, pack: Pack) -> Done | Failure:
         """Returns when the pack is stored, or with the failure of the user's code."""
+        if isinstance(pack, Part):
+            return self._run(pack, self._trainer.attempt_part, 1)
         return self._run(pack, self._trainer.attempt, 1)
 
     def retry_pack(self, pack: Pack, before: Failure) -> Done | Failure:
         """Runs a pack that failed elsewhere, several times, and stores it where they agree."""
+        if isinstance(pack, Part):
+            return self.run_pack(pack)
         return self._run(pack, lambda pack: self._trainer.retry(pack, before), runs_of(pack))
 
     def _run(
-        self, pack: Pack, train: Callable[[Pack], PackScores | Failure], runs: int
+        self, pack: P, train: Callable[[P], PackScores | Arrays | Failure], runs: int
     ) -> Done | Failure:
         started = time.perf_counter()
         label = self._brief.audits[pack.audit].label
-        what = f"{label}, trials {pack.first}-{pack.last}"
+        what = f"{label}, {pack.what}"
         _log.info("%s: starts", what)
         result = train(pack)
         if isinstance(result, Failure):
@@ -142,8 +183,9 @@ class Trainer:
             return result
         trained = time.perf_counter() - started
         # Not after its trials: Ray keeps metrics by task name, 15 kB for each, in every process.
-        fold = self._aggregator.fold.options(name=f"Aggregator.fold {label}")
-        ray.get(fold.remote(pack, result))
+        method = "keep" if isinstance(pack, Part) else "fold"
+        store = getattr(self._aggregator, method).options(name=f"Aggregator.{method} {label}")
+        ray.get(store.remote(pack, result))
         seconds = time.perf_counter() - started
         _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
         return Done(pack, seconds / runs)

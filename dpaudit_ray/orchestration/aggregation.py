@@ -13,6 +13,7 @@ a core. Packs are gathered into larger files there, too.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Collection, Iterable
@@ -22,13 +23,16 @@ from .. import plan as planning
 from ..plan import decisions, failures, gathering, prefix
 from ..plan.failures import Failure
 from ..plan.gathering import Stretch
-from ..plan.model import Pack, Plan
+from ..plan.model import Pack, Part, Plan
+from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores
 from ..sweep.spec import Sweep
+from .checkpoints import Checkpoints, Saved
 from .folding import AuditState, Taken
 from .gatherer import Gatherer
-from .progress import Activity, Progress
+from .prepared import Prepared
+from .progress import Activity, AuditProgress, Progress
 from .replay import Ahead
 
 KEEP_UP_SECONDS = 1.0
@@ -45,6 +49,8 @@ class Aggregation:
         self._writing = threading.Lock()  # held by whoever flushes or gathers; the turn comes after
         self._ahead = Ahead()
         self._gatherer = Gatherer(run, plan)
+        self._prepared = Prepared(run, plan)
+        self._checkpoints = Checkpoints(run, plan)
         self._failures = {failure.pack: failure for failure in failures.read(run, plan)}
         self._audits = [self._opened(index) for index in range(len(plan.audits))]
         self._due = time.monotonic() + FLUSH_SECONDS
@@ -64,20 +70,47 @@ class Aggregation:
         if self._audits[pack.audit].holds(pack):
             return
         self._run.write_scores(self._plan.audits[pack.audit].id, scores)
+        self._checkpoints.drop(pack)
         with self._turn:
             if pack in self._failures:  # of a trainer that was taken for lost: a score after all
                 self._forget([pack])
             if self._audits[pack.audit].add(pack, scores):
                 self._gatherer.stored(pack, scores)
 
+    def checkpoint(self, pack: Pack) -> Saved | None:
+        """The last checkpoint of a pack that is whole."""
+        return self._checkpoints.checkpoint(pack)
+
+    def save(self, pack: Pack, saved: Saved) -> None:
+        """Keeps a checkpoint of a pack that is not done. Raises StorageError."""
+        if not self._audits[pack.audit].holds(pack):
+            self._checkpoints.save(pack, saved)
+
+    def keep(self, part: Part, arrays: Arrays) -> None:
+        """Stores a part of a preparation; storing it again changes nothing.
+
+        Raises:
+            StorageError: it could not be written, and does not count as done.
+        """
+        self._prepared.keep(part, arrays)
+
+    def prepared(self, audit: int) -> tuple[Arrays, ...]:
+        """The parts of what an audit waits for. Raises DamagedArraysError."""
+        return self._prepared.parts(audit)
+
     def give_up(self, failed: Iterable[Failure]) -> None:
         """Records packs that will not be run again, then folds their trials as misses.
 
-        A pack whose scores are stored is left alone; telling it twice changes nothing.
+        A pack whose scores are stored is left alone; telling it twice changes nothing. Parts of
+        preparations that failed are recorded apart: they have no trials.
 
         Raises:
             StorageError: the record could not be written, and nothing was folded.
         """
+        told = list(failed)
+        failed = [failure for failure in told if not isinstance(failure.pack, Part)]
+        if len(failed) < len(told):
+            self._prepared.give_up(each for each in told if isinstance(each.pack, Part))
         with self._turn:
             new = {
                 failure.pack: failure
@@ -117,7 +150,7 @@ class Aggregation:
         """What to show now; cheap."""
         activity = activity or Activity()
         with self._turn:
-            audits = [audit.progress(i, activity) for i, audit in enumerate(self._audits)]
+            audits = [self._shown(index, activity) for index in range(len(self._audits))]
         return Progress(tuple(audits), activity)
 
     def keep_up(self) -> None:
@@ -155,6 +188,11 @@ class Aggregation:
             self._gatherer.work()
             cost = time.thread_time() - started
             self._due = time.monotonic() + max(FLUSH_SECONDS, cost / SHARE - cost)
+
+    def _shown(self, index: int, activity: Activity) -> AuditProgress:
+        done, parts = self._prepared.progress(index)
+        shown = self._audits[index].progress(index, activity)
+        return dataclasses.replace(shown, parts_done=done, parts=parts) if parts else shown
 
     def _settled(self, index: int) -> tuple[AuditState, Taken]:
         """An audit, whose estimates know all that was folded by now."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from ..plan.model import Pack
+from ..plan.model import Pack, Part
 
 FACTOR = 10  # times the slowest pack of the audit, trial for trial
 SHORTEST = 120.0  # seconds: opening an audit, a cold file cache, storage that fails for a minute
@@ -16,19 +16,21 @@ QUIET = 10.0  # seconds without an answer of the aggregator: longer than it take
 LONG = 60.0  # seconds of that, before the user is told
 FIRST = 1800.0  # seconds, while no pack of the audit was timed; doubled after each that is lost so
 
+_Kind = tuple[int, bool]
+
 
 class Deadlines:
     """Deadlines in seconds, from the packs that were timed or as the sweep sets them."""
 
     def __init__(self, fixed: float | Literal["auto"]) -> None:
         self._fixed = fixed
-        self._slowest: dict[int, float] = {}  # seconds per trial, by audit
+        self._slowest: dict[_Kind, float] = {}  # seconds per trial, or of a part
         self._missed: collections.Counter[Pack] = collections.Counter()
 
     def measured(self, pack: Pack, seconds: float) -> None:
         """A pack took that long."""
-        slowest = self._slowest.get(pack.audit, 0.0)
-        self._slowest[pack.audit] = max(slowest, seconds / pack.size)
+        slowest = self._slowest.get(_kind(pack), 0.0)
+        self._slowest[_kind(pack)] = max(slowest, seconds / (pack.size or 1))
 
     def missed(self, pack: Pack) -> None:
         """Its trainer was silent for longer than the limit: it hung, or the limit is too low."""
@@ -36,7 +38,7 @@ class Deadlines:
 
     def unknown(self, pack: Pack) -> bool:
         """Whether the limit is a guess."""
-        return self._fixed == "auto" and pack.audit not in self._slowest
+        return self._fixed == "auto" and _kind(pack) not in self._slowest
 
     def of(self, pack: Pack) -> float:
         """The limit for a pack; a guess until a pack of its audit was timed."""
@@ -44,7 +46,12 @@ class Deadlines:
             return self._fixed
         if self.unknown(pack):
             return FIRST * 2.0 ** self._missed[pack]
-        return max(SHORTEST, FACTOR * self._slowest[pack.audit] * pack.size)
+        return max(SHORTEST, FACTOR * self._slowest[_kind(pack)] * (pack.size or 1))
+
+
+def _kind(pack: Pack) -> _Kind:
+    """What is as slow as this: packs of the same audit, or parts of its preparation."""
+    return pack.audit, isinstance(pack, Part)
 
 
 class Silence:

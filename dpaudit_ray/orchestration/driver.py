@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import ClusterError, StorageError
 from ..plan.failures import Failure
-from ..plan.model import Pack
+from ..plan.model import Pack, Part
 from .executors import Done, Executor, Lost, Outcome
 from .interrupt import Stop
 from .ledger import Ledger
+from .order import Order
 from .progress import Activity, Progress
 
 SHOW_SECONDS = 0.5
@@ -37,6 +38,9 @@ class Summary:
 class Driver:
     """Runs packs to the end of the sweep, until it is asked to stop, or a budget is spent.
 
+    Parts of preparations come first among `packs`. Packs that wait for them are held, and never
+    run where a part failed.
+
     `hours` are the time budgets of audits that have one. `require` is called all the time, and
     raises when this driver must stop where it is.
     """
@@ -52,9 +56,7 @@ class Driver:
         require: Callable[[], None] = lambda: None,
     ) -> None:
         self._executor = executor
-        self._packs = iter(packs)
-        self._again: collections.deque[Pack] = collections.deque()
-        self._all_out = False  # every pack was handed out once
+        self._order = Order(packs, self._over)
         self._ledger = ledger
         self._stop = stop
         self._show = show
@@ -110,11 +112,11 @@ class Driver:
     def _top_up(self) -> bool:
         """Fills the window; False when no pack is left to hand out."""
         while not self._stop.requested and not self._ledger.exhausted:
-            pack = self._next()
+            pack = self._order.next()
             if pack is None:
                 return False
             if self._in_flight >= self._executor.slots:
-                self._again.appendleft(pack)
+                self._order.again([pack])
                 return True
             self._executor.submit(pack)
             self._in_flight += 1
@@ -124,15 +126,7 @@ class Driver:
         """Packs that are still to be handed out; inf where nobody has looked how many come."""
         if self._stop.requested or self._ledger.exhausted:
             return 0
-        return len(self._again) if self._all_out else math.inf
-
-    def _next(self) -> Pack | None:
-        """The next pack of an audit that goes on; a lost one before a new one."""
-        while True:
-            pack = self._again.popleft() if self._again else next(self._packs, None)
-            self._all_out |= pack is None
-            if pack is None or not self._over(pack.audit):
-                return pack
+        return self._order.backlog
 
     def _over(self, audit: int) -> bool:
         return audit in self._ledger.closed or audit in self._decided or self._out_of_time(audit)
@@ -148,12 +142,14 @@ class Driver:
         self._last_result = time.time()
         if isinstance(outcome, Lost):
             self._in_flight -= len(outcome.packs)
-            self._again.extendleft(reversed(self._ledger.lost(outcome)))
+            self._order.again(self._ledger.lost(outcome))
         elif isinstance(outcome, Done):
             self._in_flight -= 1
             self._ledger.done(outcome.pack)
-            self._pack_seconds = outcome.seconds
-            self._worked[outcome.pack.audit] += outcome.seconds
+            self._order.done(outcome.pack)
+            if not isinstance(outcome.pack, Part):
+                self._pack_seconds = outcome.seconds
+                self._worked[outcome.pack.audit] += outcome.seconds
         elif isinstance(outcome, Failure):
             self._in_flight -= 1
             self._ledger.failed(outcome)

@@ -6,7 +6,7 @@ import collections
 import time
 
 from ..plan.failures import Failure
-from ..plan.model import Pack, Plan
+from ..plan.model import Pack, Part, Plan
 from ..storage.run_directory import RunDirectory
 from ..sweep.spec import Sweep
 from .aggregation import KEEP_UP_SECONDS, Aggregation
@@ -20,7 +20,9 @@ class InlineExecutor:
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         self._aggregation = Aggregation(sweep, plan, run)
-        self._trainer = Trainer(sweep.raw, Brief.of(plan))
+        self._trainer = Trainer(
+            sweep.raw, Brief.of(plan), self._aggregation.prepared, self._aggregation
+        )
         self._queue: collections.deque[Pack] = collections.deque()
         self._kept_up = time.monotonic()
         self._checks: dict[Pack, bool] = {}  # of the packs in the queue, and whether finished
@@ -48,6 +50,12 @@ class InlineExecutor:
         if pack in self._checks:
             compare = self._aggregation.difference if self._checks.pop(pack) else None
             return [Checked(pack, self._trainer.difference(pack, compare))]
+        if isinstance(pack, Part):
+            made = self._trainer.attempt_part(pack)
+            if isinstance(made, Failure):
+                return [made]
+            self._aggregation.keep(pack, made)
+            return [Done(pack, time.perf_counter() - started)]
         result = self._trainer.attempt(pack)
         if isinstance(result, Failure):
             return [result]

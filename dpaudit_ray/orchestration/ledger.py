@@ -6,8 +6,9 @@ import collections
 from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import ClusterError
+from ..plan import preparing
 from ..plan.failures import Failure
-from ..plan.model import Pack
+from ..plan.model import Pack, Part
 from ..sweep.resources import ResourceSpec
 from .executors import Lost
 
@@ -56,7 +57,10 @@ class Ledger:
         """Counts a pack that raised."""
         self.failures.append(failure)
         self.trials_failed[failure.pack.audit] += failure.pack.size
-        self._in_a_row(failure)
+        if isinstance(failure.pack, Part):
+            self._unprepared(failure, failure.pack.waiting)
+        else:
+            self._in_a_row(failure)
         limit = self._resources.max_trial_failures
         if len(self.failures) > limit and not self.exhausted:
             self.exhausted = True
@@ -101,6 +105,13 @@ class Ledger:
             )
         count = f"{self.losses} of at most {limit}"
         self._tell(f"worker lost ({count}) with {len(lost.packs)} packs: {lost.reason}")
+
+    def _unprepared(self, failure: Failure, waiting: tuple[int, ...]) -> None:
+        """Audits that wait for a part that failed are not started; told once."""
+        new = [audit for audit in waiting if audit not in self.closed]
+        self.closed.update(new)
+        if new:
+            self._tell(preparing.line([self._labels[each] for each in new], failure))
 
     def _in_a_row(self, failure: Failure) -> None:
         audit = failure.pack.audit

@@ -30,7 +30,7 @@ class AuditProgress:
     `epsilon_lower` is as far to be trusted as `status` says. `epsilon_together` is what may be
     held against the claim: it allows for the number of audits, and for claims that no Gaussian
     curve has. `decided` is the number of trials that were enough by `stop_when`; None while it
-    goes on.
+    goes on. Its trials wait for the `parts` of its preparation.
     """
 
     label: str
@@ -43,6 +43,13 @@ class AuditProgress:
     decided: int | None = None
     status: stats.Status = stats.Status.IF_GAUSSIAN
     epsilon_together: float = 0.0
+    parts_done: int = 0
+    parts: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether its preparation is not complete."""
+        return self.parts_done < self.parts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,8 +73,8 @@ class Suspects:
         assert here is not None
         assert there is not None
         self._tell(
-            f"{case.worker.name} on node {here.address} failed ({case.failure.message}) at trials "
-            f"{pack.first}-{pack.last}, which {by.name} on node {there.address} did: it is replaced"
+            f"{case.worker.name} on node {here.address} failed ({case.failure.message}) at "
+            f"{pack.what}, which {by.name} on node {there.address} did: it is replaced"
         )
         if here.node != there.node:
             self._nodes.fault(here)

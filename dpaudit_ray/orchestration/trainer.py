@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from .. import seeds
 from ..errors import DpauditError
-from ..mechanisms.base import Session
+from ..mechanisms.base import LongSession, PartSeeds, Session
 from ..plan.failures import Failure
-from ..plan.model import Pack, Plan
+from ..plan.model import Pack, Part, Plan, PlannedPreparation
+from ..storage import arrays
+from ..storage.arrays import Arrays
 from ..storage.scores import PackScores
 from ..sweep import spec
 from ..sweep.spec import Sweep
+from .checkpoints import Keeper, OfPack
+
+T = TypeVar("T")
+P = TypeVar("P", bound=Pack)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +34,7 @@ class AuditBrief:
     label: str
     fingerprint: str
     horizons: tuple[int, ...]
+    preparation: PlannedPreparation | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +47,9 @@ class Brief:
     @classmethod
     def of(cls, plan: Plan) -> Brief:
         """The same for any number of packs."""
-        audits = (AuditBrief(a.label, a.fingerprint, a.horizons) for a in plan.audits)
+        audits = (
+            AuditBrief(a.label, a.fingerprint, a.horizons, a.preparation) for a in plan.audits
+        )
         return cls(plan.seed, tuple(audits))
 
 
@@ -46,35 +57,68 @@ RETRIED = 32  # trials that are run again, or more, where a pack that failed is 
 
 
 def runs_of(pack: Pack) -> int:
-    """How often a pack that failed elsewhere is run."""
+    """How often a pack that failed elsewhere is run. A part knows no bit to pick outcomes by."""
+    if isinstance(pack, Part):
+        return 1
     return 1 + math.ceil(RETRIED / pack.size)
 
 
 class Trainer:
-    """Turns packs into scores. The secret bits are drawn here and reach the mechanism only."""
+    """Turns packs into scores. The secret bits are drawn here and reach the mechanism only.
 
-    def __init__(self, raw_sweep: dict[str, object], brief: Brief) -> None:
+    `prepared` gives all parts that an audit waits for; what it raises is no failure of a pack.
+    The `keeper` has checkpoints; without one, packs are trained in one piece.
+    """
+
+    def __init__(
+        self,
+        raw_sweep: dict[str, object],
+        brief: Brief,
+        prepared: Callable[[int], tuple[Arrays, ...]] = lambda audit: (),
+        keeper: Keeper | None = None,
+    ) -> None:
+        self._keeper = keeper
         self._raw = raw_sweep
         self._brief = brief
+        self._prepared = prepared
+        self._at_hand: tuple[int, tuple[Arrays, ...]] | None = None  # parts, by audit
         self._opened: tuple[int, Session] | None = None
 
     def train(self, pack: Pack) -> PackScores:
-        """Trains and scores one pack; the same pack gives the same scores on every call."""
+        """Trains and scores one pack; the same pack gives the same scores on every call.
+
+        Where it was interrupted, it goes on from the last checkpoint.
+        """
         audit = self._brief.audits[pack.audit]
         members = seeds.bits(self._brief.seed, audit.fingerprint, pack.first, pack.last)
         noise = seeds.noise_seed(self._brief.seed, audit.fingerprint, pack.first)
-        scores = self._session(pack.audit).run(members, noise, audit.horizons)
+        session = self._session(pack.audit)
+        minutes = self._sweep.resources.checkpoint_minutes
+        if self._keeper is not None and minutes and isinstance(session, LongSession):
+            kept = OfPack(self._keeper, pack, minutes)
+            scores = session.run_on(members, noise, audit.horizons, kept)
+        else:
+            scores = session.run(members, noise, audit.horizons)
         return PackScores(pack.first, members, audit.horizons, scores)
+
+    def prepare(self, part: Part) -> Arrays:
+        """One part of a preparation: no bit is drawn for it, and none is at hand."""
+        audit, cell = self._brief.audits[part.audit], self._sweep.cells[part.audit]
+        assert audit.preparation is not None
+        own = seeds.derive("prepare", self._brief.seed, audit.preparation.id, part.first)
+        known = PartSeeds(self._brief.seed, own)
+        gpu = self._sweep.resources.num_gpus > 0
+        found = cell.mechanism.prepare_part(cell.adversary, part.first, known, gpu)
+        return arrays.checked(found, f"the preparation of {cell.mechanism.name}")
 
     def attempt(self, pack: Pack) -> PackScores | Failure:
         """`train`, with anything the user's code may raise turned into a `Failure`."""
-        try:
-            return self.train(pack)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (boundary: a user's error is data)
-            kind = type(error).__name__
-            detail = "".join(traceback.format_exception(error)[-8:])
-            message = str(error) if isinstance(error, DpauditError) else f"{kind}: {error}"
-            return Failure(pack, kind, message.splitlines()[0] if message else kind, detail)
+        self._fetch(pack.audit)  # what it raises is not of the user's code
+        return _attempt(self.train, pack)
+
+    def attempt_part(self, part: Part) -> Arrays | Failure:
+        """`prepare`, likewise."""
+        return _attempt(self.prepare, part)
 
     def retry(self, pack: Pack, before: Failure) -> PackScores | Failure:
         """Another try of a pack that failed: scores only where every run of it gives the same.
@@ -82,15 +126,16 @@ class Trainer:
         Of code that is not a function of its seed, a retry would pick among outcomes, and what
         fails for one bit more often than for the other would count for the adversary.
         """
-        first = self.attempt(pack)
-        for _ in range(runs_of(pack) - 1):
-            if isinstance(first, Failure):
-                return first
-            again = self.attempt(pack)
-            if isinstance(again, Failure) or first.difference(again) is not None:
-                why = "; another trainer could do it, but not twice the same"
-                return dataclasses.replace(before, message=before.message + why)
-        return first
+        with self._afresh():
+            first = self.attempt(pack)
+            for _ in range(runs_of(pack) - 1):
+                if isinstance(first, Failure):
+                    return first
+                again = self.attempt(pack)
+                if isinstance(again, Failure) or first.difference(again) is not None:
+                    why = "; another trainer could do it, but not twice the same"
+                    return dataclasses.replace(before, message=before.message + why)
+            return first
 
     def difference(
         self, pack: Pack, compare: Callable[[Pack, PackScores], str | None] | None = None
@@ -99,10 +144,11 @@ class Trainer:
 
         `compare` does so with what is stored of it; without, it is run twice.
         """
-        first = self.attempt(pack)
-        if compare is not None and not isinstance(first, Failure):
-            return compare(pack, first)
-        second = self.attempt(pack) if compare is None else None
+        with self._afresh():
+            first = self.attempt(pack)
+            if compare is not None and not isinstance(first, Failure):
+                return compare(pack, first)
+            second = self.attempt(pack) if compare is None else None
         failed = [one for one in (first, second) if isinstance(one, Failure)]
         if isinstance(first, PackScores) and isinstance(second, PackScores):
             return first.difference(second)
@@ -114,6 +160,24 @@ class Trainer:
         started = time.perf_counter()
         self.train(pack)
         return time.perf_counter() - started
+
+    @contextlib.contextmanager
+    def _afresh(self) -> Iterator[None]:
+        """Runs that are compared begin at the beginning, all of them."""
+        keeper, self._keeper = self._keeper, None
+        try:
+            yield
+        finally:
+            self._keeper = keeper
+
+    def _fetch(self, index: int) -> tuple[Arrays, ...]:
+        """The parts that an audit waits for; nothing where it waits for nothing."""
+        if self._brief.audits[index].preparation is None:
+            return ()
+        if self._at_hand is None or self._at_hand[0] != index:
+            self._at_hand = None
+            self._at_hand = index, self._prepared(index)
+        return self._at_hand[1]
 
     @functools.cached_property
     def _sweep(self) -> Sweep:
@@ -134,11 +198,25 @@ class Trainer:
         if self._opened is None or self._opened[0] != index:
             self._opened = None
             cell, audit = self._sweep.cells[index], self._brief.audits[index]
-            session = cell.mechanism.open(
+            known = (
                 cell.adversary,
                 self._brief.seed,
                 seeds.derive("craft", self._brief.seed, audit.fingerprint),
-                gpu=self._sweep.resources.num_gpus > 0,
+                self._sweep.resources.num_gpus > 0,
             )
+            if audit.preparation is None:
+                session = cell.mechanism.open(*known)
+            else:
+                session = cell.mechanism.open_prepared(*known, self._fetch(index))
             self._opened = (index, session)
         return self._opened[1]
+
+
+def _attempt(work: Callable[[P], T], pack: P) -> T | Failure:
+    try:
+        return work(pack)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (boundary: a user's error is data)
+        kind = type(error).__name__
+        detail = "".join(traceback.format_exception(error)[-8:])
+        message = str(error) if isinstance(error, DpauditError) else f"{kind}: {error}"
+        return Failure(pack, kind, message.splitlines()[0] if message else kind, detail)

@@ -84,8 +84,12 @@ def keep_sources(sweep: Sweep, run: RunDirectory) -> None:
 
 
 def _begun(plan: Plan, run: RunDirectory) -> set[int]:
-    """Audits of which a trial was computed, or failed to be."""
-    found = {index for index, audit in enumerate(plan.audits) if run.score_files(audit.id)}
+    """Audits of which a trial or a preparation was computed, or failed to be."""
+    found = {
+        index
+        for index, audit in enumerate(plan.audits)
+        if run.score_files(audit.id) or (audit.preparation and run.parts(audit.preparation.id))
+    }
     try:
         return found | {int(entry["pack"]["audit"]) for entry in run.read_json(FAILURES) or ()}
     except (KeyError, TypeError, ValueError):  # whoever needs the record tells what is wrong

@@ -19,7 +19,7 @@ from ..stats import Status
 from ..storage.run_directory import RESTORE, RunDirectory
 from ..sweep.spec import Cell, Sweep
 from . import claims
-from .model import Plan, PlannedAudit
+from .model import MAX_PARTS, Plan, PlannedAudit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +54,11 @@ def check_audit(audit: PlannedAudit, index: int) -> None:
     steps = audit.horizons
     if not steps or list(steps) != sorted(set(steps)) or not 1 <= steps[0] <= steps[-1] <= _LARGEST:
         raise ValueError(f"the steps of {audit.id} do not rise")
+    awaited = audit.preparation
+    if awaited is not None and not (
+        _FINGERPRINT.fullmatch(awaited.id) and 1 <= awaited.parts <= MAX_PARTS
+    ):
+        raise ValueError(f"{audit.id} waits for {awaited.parts} parts of {awaited.id!r:.60}")
     asked = audit.claimed
     if not audit.claims or {len(one) for one in (*audit.claims.values(), asked or steps)} != {
         len(steps)

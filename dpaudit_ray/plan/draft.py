@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..errors import SpecError
 from ..sweep.spec import Cell, Sweep
-from . import claims, inputs, provenance
+from . import claims, inputs, preparing, provenance
 from .model import Plan, PlannedAudit
 
 MAX_PACKS = 1_000_000  # per audit: one file each
@@ -16,12 +18,16 @@ def make(sweep: Sweep, previous: Plan | None = None, extends: bool = True) -> Pl
     `extends`: trials of `previous` were seen, so that more of them are a declaration of their own.
     """
     before = previous.audits if previous else (None,) * len(sweep.cells)
+    files = inputs.of(sweep)
     audits = tuple(
-        _plan_audit(i, cell, sweep, old, extends)
+        dataclasses.replace(
+            _plan_audit(i, cell, sweep, old, extends),
+            preparation=preparing.planned(cell, sweep.seed, files),
+        )
         for i, (cell, old) in enumerate(zip(sweep.cells, before, strict=True))
     )
     code = (provenance.of(sweep),)
-    return Plan(sweep.seed, sweep.fingerprint, audits, inputs.of(sweep), code)
+    return Plan(sweep.seed, sweep.fingerprint, audits, files, code)
 
 
 def _plan_audit(

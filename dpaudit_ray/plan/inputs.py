@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ..errors import DataError
 from ..storage.files import reason
-from ..sweep.spec import Sweep
+from ..sweep.spec import Cell, Sweep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +36,14 @@ def of(sweep: Sweep) -> tuple[InputFile, ...]:
     Raises:
         DataError: a file is there and cannot be read.
     """
-    found = dict.fromkeys(path for path in _files(sweep) if path.is_file())
+    found = dict.fromkeys(path for path in _files(sweep.cells) if path.is_file())
     return tuple(InputFile(str(path), _digest(path)) for path in found)
+
+
+def of_cell(cell: Cell, known: tuple[InputFile, ...]) -> list[str]:
+    """SHA-256 of the files that one audit reads, of those that are `known` for its sweep."""
+    digests = {file.file: file.sha256 for file in known}
+    return [digests[str(path)] for path in _files([cell]) if str(path) in digests]
 
 
 def other(recorded: tuple[InputFile, ...], now: tuple[InputFile, ...]) -> str | None:
@@ -56,8 +62,8 @@ def _short(file: InputFile | None) -> str:
     return "of no file" if file is None else f"{file.sha256[:12]}..."
 
 
-def _files(sweep: Sweep) -> Iterator[Path]:
-    for cell in sweep.cells:
+def _files(cells: Iterable[Cell]) -> Iterator[Path]:
+    for cell in cells:
         for name in type(cell.mechanism).model_fields:
             part = getattr(cell.mechanism, name)
             if isinstance(part, _Reads):

@@ -15,6 +15,8 @@ from . import gathering
 from .inputs import InputFile
 from .provenance import Code
 
+MAX_PARTS = 100_000  # of a preparation: one file each
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pack:
@@ -29,6 +31,39 @@ class Pack:
         """Number of trials."""
         return self.last - self.first + 1
 
+    @property
+    def what(self) -> str:
+        """What it is, in a message that names its audit."""
+        return f"trials {self.first}-{self.last}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part(Pack):
+    """Part number `first` (and `last`) of a preparation: work as packs are, and without trials.
+
+    `audit` is the first of those that are `waiting` for it.
+    """
+
+    waiting: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Its trials: none."""
+        return 0
+
+    @property
+    def what(self) -> str:
+        """See `Pack.what`."""
+        return f"part {self.first + 1} of its preparation"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedPreparation:
+    """A preparation as its plan has it: `id` is a digest of what determines its arrays."""
+
+    id: str
+    parts: int
+
 
 @dataclasses.dataclass(frozen=True)
 class PlannedAudit:
@@ -38,7 +73,7 @@ class PlannedAudit:
     its trials were computed by more than one version of the code. `claimed` is what accountants
     were asked at each horizon, where it takes code of somebody's own to tell. So many trials in a
     row as it has `canaries` are of one training, and a pack holds whole trainings; 0 stands for all
-    trials, in however many packs.
+    trials, in however many packs. Its packs wait for `preparation`.
     """
 
     id: str
@@ -52,6 +87,7 @@ class PlannedAudit:
     mixed: bool = False
     claimed: tuple[Claimed, ...] | None = None
     canaries: int = 1
+    preparation: PlannedPreparation | None = None
 
     @property
     def extended(self) -> bool:

@@ -14,7 +14,7 @@ from ..sweep.spec import Sweep
 from ..version import __version__
 from . import claims, commitments
 from .inputs import InputFile
-from .model import Plan, PlannedAudit
+from .model import Plan, PlannedAudit, PlannedPreparation
 from .provenance import Code
 
 FILE = "plan.json"
@@ -118,7 +118,14 @@ def _entry(audit: PlannedAudit) -> dict[str, Any]:
     for name, usual in (("mixed", False), ("canaries", 1)):
         if entry[name] == usual:
             del entry[name]
+    awaited = entry.pop("preparation")
+    if awaited is not None:
+        entry["preparation"] = dataclasses.asdict(awaited)
     return entry
+
+
+def _preparation(entry: Mapping[str, Any] | None) -> PlannedPreparation | None:
+    return None if entry is None else PlannedPreparation(str(entry["id"]), int(entry["parts"]))
 
 
 def _audit(index: int, entry: Mapping[str, Any], seed: int) -> PlannedAudit:
@@ -134,6 +141,7 @@ def _audit(index: int, entry: Mapping[str, Any], seed: int) -> PlannedAudit:
         mixed=entry.get("mixed", False) is True,
         claimed=claims.from_json(entry["claimed"]) if "claimed" in entry else None,
         canaries=int(entry.get("canaries", 1)),
+        preparation=_preparation(entry.get("preparation")),
     )
     commitments.check_audit(audit, index)
     if entry["bits_sha256"] != audit.commitment(seed):

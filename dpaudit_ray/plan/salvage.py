@@ -1,4 +1,4 @@
-"""Score files that are damaged are set aside, and their trials run again: bits and seeds are known.
+"""Files that are damaged are set aside, and computed again: bits and seeds are known.
 
 A run that is opened is looked over at the cost of one listing: a file that is too short to be one
 is found by its size. What belongs to the prefix is read in full before anything is trained, so only
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from ..errors import DamagedScoresError
+from ..errors import DamagedArraysError, DamagedScoresError
 from ..storage.run_directory import RunDirectory
-from . import gathering
+from . import gathering, preparing
 from .gathering import Bounds
-from .model import Plan, PlannedAudit
+from .model import Part, Plan, PlannedAudit
 
 SHORTEST = 12  # bytes: twice the magic number, and the length of a footer
 READERS = 32  # most of the time they wait for storage
@@ -25,7 +25,7 @@ NAMED = 5  # damaged files that are named, each on a line of its own
 def set_aside(
     run: RunDirectory, plan: Plan, tell: Callable[[str], None], *, thorough: bool = False
 ) -> int:
-    """Renames damaged score files of `plan`; returns how many. `tell` names them.
+    """Renames damaged scores and preparations of `plan`; returns how many. `tell` names them.
 
     Args:
         thorough: read every file, not only those that nobody else will read soon.
@@ -34,7 +34,7 @@ def set_aside(
         StorageError, RunDirectoryError: a file cannot be read.
         LeaseLostError: another driver took over.
     """
-    found = 0
+    found = aside = 0
     for audit in plan.audits:
         for first, last in _damaged(run, audit, thorough):
             if not found:
@@ -46,9 +46,36 @@ def set_aside(
                     f"{run.location}/scores/{audit.id}/{first}-{last}.parquet is damaged: set "
                     f"aside as {place.rpartition('/')[2]}, its trials are run again"
                 )
+    for part in _damaged_parts(run, plan, thorough):
+        aside += 1
+        place = preparing.set_aside(run, plan, part)
+        tell(
+            f"{plan.audits[part.audit].label}: {part.what} is damaged: set aside as "
+            f"{place.rpartition('/')[2]}, and made again"
+        )
     if found > NAMED:
         tell(f"{found - NAMED} more score files are damaged: set aside, and run again")
-    return found
+    return found + aside
+
+
+def _damaged_parts(run: RunDirectory, plan: Plan, thorough: bool) -> Iterator[Part]:
+    sizes: dict[str, dict[int, int]] = {}
+    is_good = _part_is_readable if thorough else RunDirectory.whole_part
+    for part in preparing.all_parts(plan, range(len(plan.audits))):
+        name = preparing.name(plan, part)
+        if name not in sizes:
+            sizes[name] = run.parts(name)
+        size = sizes[name].get(part.first)
+        if size is not None and (size < SHORTEST or not is_good(run, name, part.first)):
+            yield part
+
+
+def _part_is_readable(run: RunDirectory, preparation: str, part: int) -> bool:
+    try:
+        run.read_part(preparation, part)
+    except DamagedArraysError:
+        return False
+    return True
 
 
 def _damaged(run: RunDirectory, audit: PlannedAudit, thorough: bool) -> Iterator[Bounds]:

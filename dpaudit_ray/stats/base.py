@@ -41,8 +41,8 @@ class Estimator(ABC):
     interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
     within_planned: ClassVar[bool] = False  # ... but up to the planned number of trials only
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
-    assumes: ClassVar[str] = ""  # "the noise has a density", for which ε is certified then
     by_run: ClassVar[bool] = False  # judges trainings of several canaries as wholes
+    assumes: ClassVar[str] = ""  # "the noise has a density", for which ε is certified then
 
     @property
     def learns(self) -> bool:
@@ -152,8 +152,7 @@ def make(
 
 def option_names(method: type[Estimator]) -> list[str]:
     """The fields that a user may set; what the trials are is for the caller to know."""
-    given = ("planned", "independent", "canaries", *_FAMILY)
-    return [name for name in _fields(method) if name not in given]
+    return [name for name in _fields(method) if name not in _GIVEN]
 
 
 def takes_family(method: type[Estimator]) -> bool:
@@ -162,6 +161,7 @@ def takes_family(method: type[Estimator]) -> bool:
 
 
 _FAMILY = ("family",)
+_GIVEN = ("planned", "independent", "canaries", *_FAMILY)
 
 
 def _fields(method: type[Estimator]) -> list[str]:

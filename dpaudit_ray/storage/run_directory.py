@@ -3,8 +3,11 @@
     sweep.yaml                              the specification as run
     plan.json                               audits, packs and claims
     scores/<audit>/<first>-<last>.parquet   a finished pack, or many that follow each other
+    preparations/<id>/<part>.parquet        what packs wait for; audits with the same id share it
+    checkpoints/<audit>/<first>-<last>-<step>.parquet   of packs that are trained for long
     estimates.parquet                       replaced at every flush
     failures.json                           packs that were given up: their trials are misses
+    unprepared.json                         parts of preparations that failed
     decisions.json                          audits that `stop_when` ended early
     driver.json                             who works on the run now; gone when nobody does
     .driver.lock                            locked while that changes
@@ -16,153 +19,35 @@ Every file is absent or whole, and damage to one that is there is found by check
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
-import secrets
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
 from ..errors import DamagedScoresError, RunDirectoryError, StorageError
-from .fence import FILE as OWNER
-from .fence import LOCK, Fence
-from .files import Folder, reason
-from .patience import Patience, may_pass
+from .arrays import Arrays
+from .arrays import encoded as encoded_arrays
+from .place import RESTORE as RESTORE
+from .place import Place
 from .scores import ESTIMATE_SCHEMA, PackScores, decoded, encoded, frame, score_frame
 
-T = TypeVar("T")
-
-# A new name alone repeats the trials, bit for bit: it would not be seen that they had been looked
-# at, nor how many were declared then.
-RESTORE = "restore it, or use a new name and a new seed"
 RERUN = "run the sweep again: it is set aside and its trials are run again"
 FAILURES = "failures.json"
+UNPREPARED = "unprepared.json"
 _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
 _MAGIC = b"PAR1"  # what a Parquet file begins and ends with
 _PACK = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)\.parquet")
+_CHECKPOINT = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-([1-9]\d*)\.parquet")
+_PART = re.compile(r"(0|[1-9]\d*)\.parquet")
+
+Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
 
 
-class RunDirectory:
-    """One sweep's directory, local (also NFS) or at an `s3://`, `gs://`, `file://` address.
-
-    Every access goes through `patience`, which asks storage that fails for a while again. Where
-    `owner` is given, the token of a driver, nothing is written unless that driver holds the lease.
-
-    Raises:
-        RunDirectoryError: from reads, when a file is damaged or not where it should be.
-        StorageError: from writes, and from reads that may succeed later; what was acknowledged
-            before is safe.
-        LeaseLostError: from writes, when the owner is not the owner any more.
-    """
-
-    def __init__(
-        self, location: str, patience: Patience | None = None, owner: str | None = None
-    ) -> None:
-        self._patience = patience or Patience()
-        self.owner = owner
-        try:
-            self._folder = Folder(location)
-        except (ValueError, OSError) as error:
-            raise RunDirectoryError(
-                f"cannot use storage path {location} ({reason(error)}); give a folder, or an "
-                "address such as s3://bucket/folder"
-            ) from error
-        self.location = self._folder.location
-        self._fence = None if owner is None else Fence(self._folder, owner)
-        self._passage = contextlib.nullcontext if self._fence is None else self._fence.passing
-
-    @classmethod
-    def under(cls, storage_path: str, name: str, patience: Patience | None = None) -> RunDirectory:
-        """The directory `storage_path/name`."""
-        scheme, separator, rest = storage_path.rpartition("://")
-        if not rest.strip("/") and (separator or not rest):
-            raise RunDirectoryError(
-                f"storage path {storage_path!r} names no place; give a folder, or an address such "
-                "as s3://bucket/folder"
-            )
-        place = f"{scheme}{separator}{rest.rstrip('/')}/{name}"
-        return cls(place if separator else str(Path(rest) / name), patience)
-
-    def patient(self, patience: Patience) -> RunDirectory:
-        """The same directory, asked with another patience."""
-        return RunDirectory(self.location, patience, self.owner)
-
-    def owned_by(self, owner: str) -> RunDirectory:
-        """The same directory, for the driver with this token to write."""
-        return RunDirectory(self.location, self._patience, owner)
-
-    def require_owned(self) -> None:
-        """Raises LeaseLostError when the run is another driver's, or gone."""
-        if self._fence is not None:
-            self._try(OWNER, self._fence.check)
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[bool]:
-        """While this is open no driver puts a file in place; False where storage has no locks."""
-        with contextlib.ExitStack() as stack:
-            try:
-                locked = stack.enter_context(self._folder.locked(LOCK, alone=True))
-            except OSError as error:
-                raise RunDirectoryError(
-                    f"another driver holds {self.location}/{LOCK} ({reason(error)}): it is paused "
-                    "in the midst of a write; let it go on, or stop it"
-                ) from error
-            yield locked
-
-    def require_writable(self) -> None:
-        """Raises RunDirectoryError now, rather than StorageError after an hour of training."""
-        try:
-            self._patience(self._folder.write, ".writable", b"")
-            self._patience(self._folder.delete, ".writable")
-        except OSError as error:
-            raise RunDirectoryError(
-                f"storage path {self.location} cannot be written ({reason(error)}); "
-                "choose another with --storage-path"
-            ) from error
-
-    # Text files ---------------------------------------------------------------------------
-
-    def read_text(self, name: str) -> str | None:
-        """Content of a small file, None when it does not exist."""
-        content = self._read(name)
-        try:
-            return None if content is None else content.decode()
-        except UnicodeDecodeError as error:
-            raise self._unusable(name, error) from error
-
-    def write_text(self, name: str, text: str) -> None:
-        """Writes a small file whole or not at all."""
-        self._write(name, text.encode())
-
-    def read_json(self, name: str) -> Any:
-        """Parsed JSON, None when the file does not exist."""
-        text = self.read_text(name)
-        try:
-            return None if text is None else json.loads(text)
-        except ValueError as error:
-            raise self._unusable(name, error) from error
-
-    def write_json(self, name: str, value: Any) -> None:
-        """Writes JSON whole or not at all."""
-        self.write_text(name, json.dumps(value, indent=1))
-
-    def create_json(self, name: str, value: Any) -> Any:
-        """Writes JSON where there is no such file; returns what is there if it is something else.
-
-        See `Folder.create` for how far that holds in an object store.
-        """
-        content = json.dumps(value, indent=1).encode()
-        there = self._try(name, self._folder.create, name, content, self._passage)
-        return None if there is None else self.read_json(name)
-
-    def delete(self, name: str) -> None:
-        """Removes a file if it is there."""
-        self._try(name, self._folder.delete, name, self._passage)
+class RunDirectory(Place):
+    """One sweep's directory: what it holds, by kind; see `Place` for what is raised."""
 
     # Scores -------------------------------------------------------------------------------
 
@@ -222,19 +107,11 @@ class RunDirectory:
         Raises:
             StorageError, RunDirectoryError: it cannot be read.
         """
-        name = self._pack(audit, first, last)
-        try:
-            ends = self._patience(self._folder.ends, name, len(_MAGIC))
-        except OSError as error:
-            raise self._unread(name, error) from error
-        return ends == (_MAGIC, _MAGIC)
+        return self._whole(self._pack(audit, first, last))
 
     def set_aside(self, audit: str, first: int, last: int) -> str:
         """Renames a score file, so that its packs are not finished; returns its new name."""
-        name = self._pack(audit, first, last)
-        aside = f"{name}.damaged-{secrets.token_hex(4)}"
-        self._try(name, self._folder.move, name, aside, self._passage)
-        return aside
+        return self._set_aside(self._pack(audit, first, last))
 
     @property
     def has_scores(self) -> bool:
@@ -249,6 +126,60 @@ class RunDirectory:
         """
         files = sorted(self.score_files(audit))
         return score_frame(audit, [self.read_scores(audit, *file) for file in files])
+
+    # Preparations -------------------------------------------------------------------------
+
+    def write_part(self, preparation: str, part: int, arrays: Arrays) -> None:
+        """Puts a part in place; only then is it done. It is never replaced.
+
+        Raises:
+            StorageError: it could not be written, or another result of it is stored.
+        """
+        self._create_arrays(_part(preparation, part), arrays)
+
+    def read_part(self, preparation: str, part: int) -> Arrays:
+        """Reads a part of a preparation and checks it.
+
+        Raises:
+            DamagedArraysError: it is not what was written, or gone.
+            RunDirectoryError, StorageError: it cannot be read, or not now.
+        """
+        return self._read_arrays(_part(preparation, part))
+
+    def parts(self, preparation: str) -> dict[int, int]:
+        """The parts of a preparation that are done, and the bytes of each."""
+        sizes = self._list(self._folder.sizes, f"preparations/{preparation}")
+        known = ((_PART.fullmatch(name), size) for name, size in sizes.items())
+        return {int(found[1]): size for found, size in known if found}
+
+    def whole_part(self, preparation: str, part: int) -> bool:
+        """Whether a part begins and ends as Parquet does; see `whole`."""
+        return self._whole(_part(preparation, part))
+
+    def set_part_aside(self, preparation: str, part: int) -> str:
+        """Renames a part, so that it is not done; returns its new name."""
+        return self._set_aside(_part(preparation, part))
+
+    # Checkpoints --------------------------------------------------------------------------
+
+    def write_checkpoint(self, audit: str, pack: Bounds, step: int, arrays: Arrays) -> None:
+        """Puts what a pack's training goes on from after `step` in place."""
+        self._write(_checkpoint(audit, pack, step), encoded_arrays(arrays))
+
+    def read_checkpoint(self, audit: str, pack: Bounds, step: int) -> Arrays:
+        """Reads a checkpoint; see `read_part` for what is raised."""
+        return self._read_arrays(_checkpoint(audit, pack, step))
+
+    def delete_checkpoint(self, audit: str, pack: Bounds, step: int) -> None:
+        """Removes a checkpoint if it is there."""
+        self.delete(_checkpoint(audit, pack, step))
+
+    def checkpoints(self, audit: str) -> Iterator[tuple[Bounds, int]]:
+        """First and last trial of each pack that has some, and the step of each."""
+        for name in self._list(self._folder.names, f"checkpoints/{audit}"):
+            if found := _CHECKPOINT.fullmatch(name):
+                first, last, step = map(int, found.groups())
+                yield (first, last), step
 
     # Results ------------------------------------------------------------------------------
 
@@ -291,49 +222,27 @@ class RunDirectory:
         else:
             self.delete(_SUCCESS)
 
+    def _whole(self, name: str) -> bool:
+        try:
+            ends = self._patience(self._folder.ends, name, len(_MAGIC))
+        except OSError as error:
+            raise self._unread(name, error) from error
+        return ends == (_MAGIC, _MAGIC)
+
     @staticmethod
     def _pack(audit: str, first: int, last: int) -> str:
         return f"scores/{audit}/{first}-{last}.parquet"
-
-    def _list(self, listing: Callable[..., T], *arguments: Any) -> T:
-        try:
-            return self._patience(listing, *arguments)
-        except OSError as error:
-            raise self._unread(str(arguments[0]), error) from error
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            return self._patience(self._folder.read, name)
-        except OSError as error:
-            raise self._unread(name, error) from error
-
-    def _write(self, name: str, content: bytes) -> None:
-        self._try(name, self._folder.write, name, content, self._passage)
-
-    def _try(self, name: str, action: Callable[..., T], *arguments: Any) -> T:
-        """Something that writes."""
-        try:
-            return self._patience(action, *arguments)
-        except OSError as error:
-            raise StorageError(
-                f"cannot write {self.location}/{name} ({reason(error)}); free or repair the "
-                "storage, then run the same command again"
-            ) from error
-
-    def _unread(self, name: str, error: OSError) -> StorageError | RunDirectoryError:
-        """What could not be read says nothing about what it holds: nothing is to be deleted."""
-        what = f"cannot read {self.location}/{name} ({reason(error)})"
-        if may_pass(error):
-            return StorageError(f"{what}; run the same command again once the storage answers")
-        return RunDirectoryError(f"{what}; make it readable, then run the same command again")
-
-    def _unusable(self, name: str, error: Exception, remedy: str = RESTORE) -> RunDirectoryError:
-        return RunDirectoryError(
-            f"{self.location}/{name} is not readable ({reason(error)}); {remedy}"
-        )
 
 
 def _bounds(name: str) -> tuple[int, int] | None:
     """First and last trial of a score file, None for another file."""
     match = _PACK.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]))
+
+
+def _checkpoint(audit: str, pack: Bounds, step: int) -> str:
+    return f"checkpoints/{audit}/{pack[0]}-{pack[1]}-{step}.parquet"
+
+
+def _part(preparation: str, part: int) -> str:
+    return f"preparations/{preparation}/{part}.parquet"

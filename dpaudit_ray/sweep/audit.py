@@ -1,4 +1,4 @@
-"""The `audit` section of a sweep file."""
+"""The section `audit` of a sweep file: how many trials, and what is made of them."""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ class EstimatorSpec(Strict):
         """
         method = self.method if ":" in self.name else self.name
         options = self.options | ({} if family is None else {"family": family})
-        return stats.make(method, planned, independent=canaries == 1, canaries=canaries, **options)
+        return stats.make(
+            method, planned=planned, independent=canaries == 1, canaries=canaries, **options
+        )
 
     @property
     def method(self) -> type[stats.Estimator]:

@@ -67,7 +67,9 @@ class ResourceSpec(Strict):
     `max_trial_failures` packs may raise (the user's code), `max_worker_losses` trainers may die
     (infrastructure) before the sweep stops. A trainer that is silent for longer than
     `pack_deadline` seconds is replaced; auto follows from the packs that were timed.
-    `grace_seconds` is what running packs are given when the sweep is asked to stop.
+    `grace_seconds` is what running packs are given when the sweep is asked to stop. A pack that is
+    trained for longer than `checkpoint_minutes` is saved that often, if its mechanism can be
+    interrupted, and goes on from there when its trainer dies; null: it begins again.
 
     `memory` (bytes, or text such as 8GiB), `custom_resources` and `label_selector` are Ray's: they
     choose among kinds of nodes. On a cluster that grows with demand, `max_concurrent_trainers` is
@@ -85,6 +87,7 @@ class ResourceSpec(Strict):
     max_worker_losses: int = Field(default=100, ge=0)
     pack_deadline: AutoOrSeconds = "auto"
     grace_seconds: float = Field(default=30, ge=0)
+    checkpoint_minutes: float | None = Field(default=10, gt=0)
 
     @field_validator("num_gpus")
     @classmethod

@@ -56,8 +56,8 @@ class Cell(Strict):
         for index, estimator in enumerate(self.audit.estimators):
             if estimator.unread:
                 continue
-            method = estimator.method
-            if not (method.one_run or (method.by_run and not self.adversary.one_run)):
+            takes = estimator.method
+            if not (takes.one_run or (takes.by_run and not self.adversary.one_run)):
                 raise SpecError(
                     f"audit.estimators.{index}",
                     f"{estimator.name} takes scores of many training runs, one of each, which "

@@ -74,7 +74,7 @@ def test_steps_below_the_last_place_show_no_more_than_the_claim(
 
     Added after θ was rounded, the canary showed μ of -0.01, 16 and 10.6.
     """
-    training = Training.prepare(small_steps(options, units).recipe, seed=1, gpu=False)
+    training = Training.prepare(small_steps(options, units), seed=1, gpu=False)
     direction = torch.zeros_like(training.initial)
     direction[31] = training.clip_norm
     assert float(training.initial[31]) == 0.75

@@ -152,8 +152,10 @@ def in_place_of_noise(tiny: dict, epsilon: float, **options: Any) -> dict:
     [
         ("gaussian", {}),
         ("rdp", {}),
-        ("pld", {"sampling": "poisson"}),
-        ("prv", {"sampling": "poisson", "epsilon": 0.5}),
+        ("prv", {"sampling": "poisson"}),
+        ("rdp", {"sampling": "poisson", "epsilon": 0.5}),
+        ("gaussian", {"sampling": "shuffle"}),
+        ("prv", {"sampling": "balls-and-bins"}),
     ],
 )
 def test_an_epsilon_finds_its_noise(accountant: str, options: dict, tiny: dict) -> None:
@@ -166,7 +168,7 @@ def test_an_epsilon_finds_its_noise(accountant: str, options: dict, tiny: dict) 
     assert isinstance(cell.mechanism, DpSgd)
     last = cell.mechanism.claimed(cell.adversary, 6)
     assert cell.mechanism.recipe.noise_multiplier == last.noise_multiplier
-    if accountant == "gaussian":
+    if accountant == "gaussian" and not options:
         exact = accounting.noise_multiplier(asked, 6, 1e-5)
         assert exact <= last.noise_multiplier <= exact * (1 + 1e-5)
 

@@ -13,8 +13,9 @@ import torch
 
 from dpaudit_ray import accounting, plugins
 from dpaudit_ray.accounting import Sampling
-from dpaudit_ray.adversaries.base import GradientCanary
+from dpaudit_ray.adversaries.base import GradientCanary, SampleCanary
 from dpaudit_ray.mechanisms.base import Claimed
+from dpaudit_ray.mechanisms.dp_sgd.insertion import Insertion
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.sampling.base import Sampler, Sizes
 from dpaudit_ray.mechanisms.dp_sgd.sampling.poisson import Poisson
@@ -209,3 +210,16 @@ def test_coins_that_a_sweep_shares_make_false_alarms() -> None:
     assert own <= 10
     assert shared >= 9
     assert shared > 2 * own
+
+
+def test_each_canary_of_a_model_has_coins_of_its_own() -> None:
+    """Two samples in each of four models: every bit meets the coin of its place."""
+    inside = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    tossed = np.array([[True, False], [True, True], [True, True], [False, True]])
+    pair = SampleCanary(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))
+    insertion = Insertion(pair, inside, 2, itertools.repeat(tossed), 1.0)
+    theta = torch.zeros(4, 5)
+    assert insertion.at(1, theta) is None, "the period does not divide it"
+    inserted = insertion.at(2, theta)
+    assert inserted is not None
+    assert [rows.tolist() for rows in inserted.rows] == [[0, 1], [2, 3]]

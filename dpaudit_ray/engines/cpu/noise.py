@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,6 +16,12 @@ class NoiseSource(Protocol):
 
     def fill(self, out: Tensor) -> None:
         """Overwrites `out` with independent standard normals."""
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Where the stream is, as one array named after its generator."""
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Goes on from there. Raises KeyError for the state of another generator."""
 
 
 class CpuNoise:
@@ -31,6 +39,22 @@ class CpuNoise:
         array = out.numpy()
         self._generator.standard_normal(dtype=array.dtype, out=array)
 
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Four words of SFC64, and the half word that float32 may have left over."""
+        known = self._generator.bit_generator.state
+        rest = [known["has_uint32"], known["uinteger"]]
+        return {"sfc64": np.array([*known["state"]["state"], *rest], dtype=np.uint64)}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """See `NoiseSource`."""
+        *words, has, rest = state["sfc64"]
+        self._generator.bit_generator.state = {
+            "bit_generator": "SFC64",
+            "state": {"state": np.array(words, dtype=np.uint64)},
+            "has_uint32": int(has),
+            "uinteger": int(rest),
+        }
+
 
 class CudaNoise:
     """Torch's Philox generator on the GPU, keyed by 63 bits of the seed."""
@@ -41,6 +65,14 @@ class CudaNoise:
     def fill(self, out: Tensor) -> None:
         """Fills a tensor on the generator's device."""
         out.normal_(generator=self._generator)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Torch's own bytes."""
+        return {"philox": self._generator.get_state().numpy()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """See `NoiseSource`."""
+        self._generator.set_state(torch.from_numpy(state["philox"].copy()))
 
 
 def noise_source(seed: int, device: torch.device) -> NoiseSource:

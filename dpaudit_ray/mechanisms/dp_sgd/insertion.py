@@ -20,7 +20,7 @@ _LARGEST = 1e15  # entry of a crafted example: squares and their sums must not o
 class Inserted:
     """A canary at one step, and which models have it.
 
-    `inside` is [n], 1 where it is in, else 0; or [n, m] for each of a `SampleCanary`'s m examples.
+    `inside` is [n], 1 where it is in, else 0; or [n, m] for each of m examples or directions.
     """
 
     canary: GradientCanary | SampleCanary
@@ -78,6 +78,12 @@ def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -
     `coins`: the secret bits that each model has; every one stands for one example.
     """
     if isinstance(canary, GradientCanary):
+        if coins > 1 and canary.direction.shape != (coins, parameters):
+            raise SpecError(
+                "adversary.name",
+                f"crafted gradients of shape {tuple(canary.direction.shape)} for {coins} secret "
+                f"bits; it must be ({coins}, {parameters}), one for each bit",
+            )
         if canary.direction.shape[-1:] != (parameters,):
             raise SpecError(
                 "adversary.name",

@@ -26,17 +26,11 @@ def solved(
     Raises:
         SpecError: no noise keeps ε, or the accountant cannot tell.
     """
-    if sampling is not Sampling.POISSON:
-        raise SpecError(
-            "mechanism.epsilon",
-            f"is {epsilon:g}, but noise is not solved for with sampling {sampling}; state "
-            "mechanism.noise_multiplier",
-        )
     try:
         if accountant == "gaussian":
-            found = accounting.noise_multiplier(epsilon, steps, delta, rate, accountant)
+            found = _exact(epsilon, delta, steps, rate, sampling)
         else:
-            found = _searched(epsilon, delta, accountant, steps, rate)
+            found = _searched(epsilon, delta, accountant, steps, rate, sampling)
         if found > _LARGEST:
             raise ValueError(f"it would take more than {_LARGEST:g}")
     except (ValueError, ArithmeticError) as error:
@@ -49,14 +43,26 @@ def solved(
     return float(f"{math.ceil(found / unit) * unit:.{_DIGITS}g}")
 
 
-def _searched(epsilon: float, delta: float, accountant: str, steps: int, rate: float) -> float:
-    """By secants in log σ from where the central limit theorem points; a claim may take seconds."""
+def _exact(epsilon: float, delta: float, steps: int, rate: float, sampling: Sampling) -> float:
+    return accounting.noise_multiplier(epsilon, steps, delta, rate, "gaussian", sampling=sampling)
+
+
+def _searched(
+    epsilon: float, delta: float, accountant: str, steps: int, rate: float, sampling: Sampling
+) -> float:
+    """By secants in log σ from a value close by; one claim may take seconds.
+
+    That is where the central limit theorem points, or the closed form where sampling adds nothing.
+    """
     tolerance = min(0.01, epsilon / 100)
     aim = math.log(epsilon - tolerance / 2)
-    noise = accounting.clt_noise_multiplier(epsilon, steps, delta, rate, tolerance)
+    if sampling is Sampling.POISSON:
+        noise = accounting.clt_noise_multiplier(epsilon, steps, delta, rate, tolerance)
+    else:
+        noise = _exact(epsilon, delta, steps, rate, sampling)
     power, tried = 1.0, list[tuple[float, float]]()
     for _ in range(_TRIED):
-        claim = accounting.epsilon(noise, steps, delta, rate, accountant)
+        claim = accounting.epsilon(noise, steps, delta, rate, accountant, sampling=sampling)
         if epsilon - tolerance <= claim <= epsilon:
             return noise
         tried.append((math.log(noise), math.log(claim)))

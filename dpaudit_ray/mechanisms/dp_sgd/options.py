@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from ...accounting import Sampling, accountants
+from ... import accounting
+from ...accounting import Sampling
 from ...adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
 from ...data.base import Data, Dataset
 from ...errors import SpecError
 from ...models.base import Model
 from ...plugins import Plugin, nested
 from ...stats import TradeOff
-from ..base import Claimed, Mechanism, Session
+from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session
 from . import noise
 from .optimizers.base import Optimizer
 from .optimizers.sgd import Sgd
@@ -86,9 +87,11 @@ class DpSgd(Mechanism):
         if self.epsilon is None and (self.delta is not None or self.accountant is not None):
             key = "accountant" if self.delta is None else "delta"
             raise SpecError(key, "belongs to epsilon, which is not given; leave it out")
-        if self.accountant is not None and self.accountant not in accountants():
-            known = ", ".join(accountants())
-            raise SpecError("accountant", f"unknown accountant {self.accountant!r}; known: {known}")
+        known, asked = accounting.accountants(), self.accountant
+        if asked is not None and ":" not in asked and asked not in known:
+            raise SpecError(
+                "accountant", f"unknown accountant {asked!r}; known: {', '.join(known)}"
+            )
         if self.batches == "secret" and self.engine != "opacus":
             raise SpecError(
                 "batches",
@@ -238,10 +241,31 @@ class DpSgd(Mechanism):
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         """Prepares the training and lets the adversary craft its canary."""
-        from .sessions import FinalModelSession, TrajectorySession
+        from . import crafting
 
-        if isinstance(adversary, FinalModelAdversary):
-            return FinalModelSession.craft(self.training(seed, gpu), adversary, craft_seed)
-        if isinstance(adversary, TrajectoryAdversary):
-            return TrajectorySession.craft(self.training(seed, gpu), adversary, craft_seed)
-        raise TypeError(f"{adversary.name} passed no check() of this mechanism")
+        return crafting.opened(self.training(seed, gpu), adversary, craft_seed)
+
+    def preparation(self, adversary: Adversary) -> Preparation | None:
+        """The canary of an adversary that is `crafted_once`."""
+        if not adversary.crafted_once:
+            return None
+        return Preparation(1, {"mechanism": self.identity(), "adversary": adversary.identity()})
+
+    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+        """Crafts the canary."""
+        from . import crafting
+
+        return crafting.crafted(self.training(seeds.sweep, gpu), adversary, seeds.part)
+
+    def open_prepared(
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: tuple[Arrays, ...],
+    ) -> Session:
+        """`open` with the canary that was prepared."""
+        from . import crafting
+
+        return crafting.opened(self.training(seed, gpu), adversary, craft_seed, prepared[0])

@@ -23,6 +23,8 @@ from ...adversaries.base import (
 )
 from ...engines.packing.packed import PackedModel
 from ...errors import SpecError
+from ..base import Checkpoints
+from .keeping import Kept
 from .training import Training
 
 Scores = npt.NDArray[np.float64]
@@ -125,22 +127,35 @@ class FinalModelSession:
     ) -> FinalModelSession:
         """Crafts the canary; refuses one that breaks the sensitivity of the claim."""
         canary = adversary.craft(_Known(training), np.random.default_rng(seed))
-        training.check_claim(canary)
+        training.check_claim(canary, adversary.canaries)
         return cls(training, adversary, canary)
 
     def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Scores:
         """See `Session.run`. Every horizon is judged alone, from θ_0 and θ there."""
-        training = self.training
-        inside = torch.from_numpy(members).to(training.initial)
-        scores = np.empty((len(members), len(horizons)))
+        return self.run_on(members, seed, horizons, None)
+
+    def run_on(
+        self,
+        members: npt.NDArray[np.bool_],
+        seed: int,
+        horizons: tuple[int, ...],
+        checkpoints: Checkpoints | None,
+    ) -> Scores:
+        """See `LongSession`."""
+        training, kept = self.training, Kept(checkpoints, self.training.by, self.canary)
+        inside = _coins(members, self.adversary.canaries).to(training.initial)
+        scores = kept.scores((len(members), len(horizons)))
         column = {step: i for i, step in enumerate(horizons)}
         own = _copied(self.canary)
-        path = training.run(inside, seed, own, self.adversary.period)
-        for step, theta in enumerate(path):
+        path = training.run(inside, seed, own, self.adversary.period, kept=kept)
+        for step, theta in enumerate(path, start=kept.step):
+            if step == kept.step:
+                continue
             if step in column:
                 released = _Released(training.initial.clone(), theta.clone(), training.model)
                 observed = self.adversary.score(self.canary, released)
-                scores[:, column[step]] = _checked(observed, len(members), self.adversary)
+                scores[:, column[step]] = _checked(observed, inside, self.adversary)
+            kept.offer(step, theta, scores)
         return scores
 
 
@@ -158,37 +173,52 @@ class TrajectorySession:
     ) -> TrajectorySession:
         """See `FinalModelSession.craft`."""
         canary = adversary.craft(_Known(training), np.random.default_rng(seed))
-        training.check_claim(canary)
+        training.check_claim(canary, adversary.canaries)
         return cls(training, adversary, canary)
 
     def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Scores:
-        """See `Session.run`. A score at a horizon is that of the steps up to there.
+        """See `Session.run`. A score at a horizon is that of the steps up to there."""
+        return self.run_on(members, seed, horizons, None)
+
+    def run_on(
+        self,
+        members: npt.NDArray[np.bool_],
+        seed: int,
+        horizons: tuple[int, ...],
+        checkpoints: Checkpoints | None,
+    ) -> Scores:
+        """See `LongSession`.
 
         The observer gets copies. Two of θ a step cost 1 % of a step of `fcnn`, less of others.
         """
         training = self.training
-        inside = torch.from_numpy(members).to(training.initial)
-        observer = self.adversary.observer(self.canary, _Known(training), len(members))
-        scores = np.empty((len(members), len(horizons)))
+        inside = _coins(members, self.adversary.canaries).to(training.initial)
+        observer = self.adversary.observer(self.canary, _Known(training), len(inside))
+        kept = Kept(checkpoints, training.by, self.canary, observer)
+        scores = kept.scores((len(members), len(horizons)))
         column = {step: i for i, step in enumerate(horizons)}
         own = _copied(self.canary)
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
-        path = training.run(inside, seed, own, self.adversary.period, watch)
-        for step in _seen(path, observer if isinstance(observer, TrajectoryObserver) else None):
+        path = training.run(inside, seed, own, self.adversary.period, watch, kept)
+        seeing = observer if isinstance(observer, TrajectoryObserver) else None
+        for step, theta in _seen(path, seeing, kept.step):
             if step in column:
-                scores[:, column[step]] = _checked(observer.scores(), len(members), observer)
+                scores[:, column[step]] = _checked(observer.scores(), inside, observer)
+            kept.offer(step, theta, scores)
         return scores
 
 
-def _seen(path: Iterator[Tensor], observer: TrajectoryObserver | None) -> Iterator[int]:
-    """Walks `path` and yields the step that was taken, once the observer has seen it."""
+def _seen(
+    path: Iterator[Tensor], observer: TrajectoryObserver | None, start: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Walks `path` from after step `start` on; yields each step and θ once it was seen."""
     last = next(path).clone()
     before, after = torch.empty_like(last), torch.empty_like(last)
-    for step, theta in enumerate(path, start=1):
+    for step, theta in enumerate(path, start=start + 1):
         if observer is not None:
             observer.see(step, before.copy_(last), after.copy_(theta))
             last.copy_(theta)
-        yield step
+        yield step, theta
 
 
 def _copied(canary: Canary) -> Canary:
@@ -200,14 +230,21 @@ def _copied(canary: Canary) -> Canary:
     return canary
 
 
-def _checked(scores: Any, models: int, whose: object) -> Scores:
-    """One number per model, float64 [n]; numbers that would be spread over models are none."""
-    if not isinstance(scores, Tensor) or scores.shape != (models,):
+def _coins(members: npt.NDArray[np.bool_], canaries: int) -> Tensor:
+    """[n], or [n, m] where each of n trainings has m canaries."""
+    bits = torch.from_numpy(members)
+    return bits if canaries == 1 else bits.view(-1, canaries)
+
+
+def _checked(scores: Any, inside: Tensor, whose: object) -> Scores:
+    """A number for each bit, float64 [n m]; numbers that would be spread over models are none."""
+    if not isinstance(scores, Tensor) or scores.shape != inside.shape:
         shape = f"shape {tuple(scores.shape)}" if hasattr(scores, "shape") else f"{scores!r:.40}"
+        each = "canary" if inside.dim() > 1 else "model"
         raise SpecError(
             "adversary.name",
             f"the scores of {type(whose).__name__} are a {type(scores).__name__} of {shape}; they "
-            f"must be a Tensor of shape ({models},), one for each model",
+            f"must be a Tensor of shape {tuple(inside.shape)}, one for each {each}",
         )
-    found: Scores = scores.double().cpu().numpy()
+    found: Scores = scores.double().flatten().cpu().numpy()
     return found

@@ -14,8 +14,11 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +30,8 @@ from .insertion import Inserted
 from .optimizers.base import Noisy, State
 from .recipe import Recipe
 from .start import generator
+
+Array = npt.NDArray[Any]
 
 
 class Steps(Protocol):
@@ -45,6 +50,12 @@ class Steps(Protocol):
             The noisy sums, float [n, p]; the next step may overwrite them.
         """
 
+    def state(self) -> dict[str, Array]:
+        """All but θ that the steps to come depend on, by name."""
+
+    def restore(self, state: Mapping[str, Array], taken: int) -> None:
+        """Goes on as if `taken` steps had been done. Raises KeyError for another engine's state."""
+
 
 class PackedSteps:
     """Gradients of all models at once; noise from one stream for the whole pack."""
@@ -52,6 +63,7 @@ class PackedSteps:
     def __init__(self, recipe: Recipe, model: PackedModel, seed: int, device: torch.device) -> None:
         self._recipe = recipe
         self._model = model
+        self._device = device
         self._noise = noise_source(seed, device)
         self._update: Tensor | None = None
         self._state: State = {}
@@ -74,15 +86,29 @@ class PackedSteps:
         recipe.optimizer.move(theta, noisy, self._state)
         return update
 
+    def state(self) -> dict[str, Array]:
+        """See `Steps`."""
+        kept = {f"optimizer.{name}": one.cpu().numpy() for name, one in self._state.items()}
+        return self._noise.state() | kept
+
+    def restore(self, state: Mapping[str, Array], taken: int) -> None:
+        """See `Steps`."""
+        self._noise.restore(state)
+        self._taken = taken
+        self._state.update(
+            (name.removeprefix("optimizer."), tensor(array, self._device))
+            for name, array in state.items()
+            if name.startswith("optimizer.")
+        )
+
     def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
         """Adds to the rows of models that have the canary; whatever it is, no other row changes."""
-        canary = inserted.canary
+        canary, several = inserted.canary, inserted.inside.dim() > 1
         for j, rows in enumerate(inserted.rows):
             if not len(rows):
                 continue
             if isinstance(canary, GradientCanary):
-                direction = canary.direction
-                update[rows] += direction if direction.dim() == 1 else direction[rows]
+                update[rows] += canary.direction[j] if several else _own(canary.direction, rows)
             else:
                 x, y = canary.x[j : j + 1], canary.y[j : j + 1]
                 update[rows] += self._model.clipped_sums(theta[rows], x, y, self._recipe.clip_norm)
@@ -138,6 +164,28 @@ class OpacusSteps:
         gradient = torch.cat([p.grad.flatten() for p in self._parameters if p.grad is not None])
         return gradient * self._recipe.batch_size
 
+    def state(self) -> dict[str, Array]:
+        """See `Steps`: torch's generator, and what its optimizer remembers of each model."""
+        found = {"generator": self._optimizer.generator.get_state().numpy()}
+        for model, remembered in self._states.items():
+            for index, parameter in enumerate(self._parameters):
+                for name, value in remembered[parameter].items():
+                    if value is not None:
+                        array = torch.as_tensor(value).cpu().numpy().copy()
+                        found[f"optimizer.{model}.{index}.{name}"] = array
+        return found
+
+    def restore(self, state: Mapping[str, Array], taken: int) -> None:
+        """See `Steps`."""
+        self._optimizer.generator.set_state(torch.from_numpy(state["generator"].copy()))
+        self._taken = defaultdict(lambda: taken)
+        for key, array in state.items():
+            if key.startswith("optimizer."):
+                _, model, index, name = key.split(".", 3)
+                parameter = self._parameters[int(index)]
+                device = torch.device("cpu") if name == "step" else parameter.device
+                self._states[int(model)][parameter][name] = tensor(array, device)
+
     def _part(self, x: Tensor, y: Tensor) -> None:
         self._optimizer.zero_grad()
         with torch.enable_grad(), warnings.catch_warnings():
@@ -153,6 +201,11 @@ class OpacusSteps:
         parts = torch.split(self._direction, [p.numel() for p in self._parameters])
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad += part.view(parameter.shape) / self._recipe.batch_size
+
+
+def tensor(array: Array, device: torch.device) -> Tensor:
+    """A tensor with a copy of these numbers, aligned as torch has it: last bits depend on that."""
+    return torch.tensor(np.array(array), device=device)
 
 
 def parts(examples: int, recipe: Recipe) -> list[slice]:
@@ -172,7 +225,11 @@ def _joined(x: Tensor, y: Tensor, inserted: Inserted | None, model: int) -> tupl
 def _direction(inserted: Inserted | None, model: int) -> Tensor | None:
     if inserted is None or not isinstance(inserted.canary, GradientCanary):
         return None
-    if not inserted.inside[model]:
-        return None
-    direction = inserted.canary.direction
-    return direction if direction.dim() == 1 else direction[model]
+    inside, direction = inserted.inside[model], inserted.canary.direction
+    if inside.dim():
+        return inside @ direction
+    return _own(direction, model) if inside else None
+
+
+def _own(direction: Tensor, models: Tensor | int) -> Tensor:
+    return direction if direction.dim() == 1 else direction[models]

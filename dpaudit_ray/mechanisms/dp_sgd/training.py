@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -20,6 +21,7 @@ from ...engines.rules.layers import slots_of
 from ...errors import SpecError
 from ...seeds import derive
 from .insertion import Insertion, check_claim
+from .keeping import Kept
 from .optimizers.base import Noisy, State
 from .recipe import Recipe
 from .start import network, seeded
@@ -87,6 +89,11 @@ class Training:
         return self.recipe.clip_norm
 
     @property
+    def by(self) -> str:
+        """What trains, in words: the engine, and on which kind of device."""
+        return f"{self.recipe.engine} on {self.initial.device.type}"
+
+    @property
     def examples(self) -> int:
         """Number of training examples."""
         return len(self.y)
@@ -139,8 +146,11 @@ class Training:
         canary: Canary | None,
         period: int,
         watch: Watch | None = None,
+        kept: Kept | None = None,
     ) -> Iterator[Tensor]:
         """Yields θ_0, ..., θ_T [n, p]; a yielded tensor changes when the next one is asked for.
+
+        From θ at `kept.step` on, where the training has got as far elsewhere.
 
         Args:
             inside: [n], 1 where the canary is in, else 0; or [n, m] for each of m samples.
@@ -151,10 +161,14 @@ class Training:
         """
         steps = self._steps(seed)
         theta = self.starts(len(inside), seed)
+        done = 0 if kept is None else kept.step
+        theta = theta if kept is None else kept.begin(steps, theta)
         yield theta
         insertion = None if canary is None else self._insertion(canary, inside, period, seed)
         own = self._own_batches(len(inside), seed)
-        for step, batch in enumerate(self.batches, start=1):
+        for past in [*own, *([] if insertion is None else [insertion.coins])]:
+            collections.deque(itertools.islice(past, done), maxlen=0)
+        for step, batch in enumerate(self.batches[done:], start=done + 1):
             inserted = None if insertion is None else insertion.at(step, theta)
             before = None if watch is None else theta.clone()
             if own and isinstance(steps, OpacusSteps):
@@ -184,9 +198,9 @@ class Training:
         drawn = [derive("secret batches", seed, i) for i in range(models)]
         return [iter(_batches(self.recipe, self.examples, one, device)) for one in drawn]
 
-    def check_claim(self, canary: Canary) -> None:
-        """See `insertion.check_claim`, for one secret bit."""
-        check_claim(canary, len(self.initial), self.clip_norm, 1)
+    def check_claim(self, canary: Canary, coins: int = 1) -> None:
+        """See `insertion.check_claim`."""
+        check_claim(canary, len(self.initial), self.clip_norm, coins)
 
     def _steps(self, seed: int) -> Steps:
         device = self.initial.device

@@ -1,0 +1,65 @@
+"""Canaries that are crafted once for all trainers: a preparation of one part, stored as arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...adversaries.base import (
+    Adversary,
+    Canary,
+    FinalModelAdversary,
+    GradientCanary,
+    SampleCanary,
+    TrajectoryAdversary,
+)
+from ...errors import SpecError
+from ..base import Arrays
+from .sessions import FinalModelSession, TrajectorySession
+
+if TYPE_CHECKING:
+    from .training import Training
+
+_FIELDS = {GradientCanary: ("direction",), SampleCanary: ("x", "y")}
+
+
+def crafted(training: Training, adversary: Adversary, seed: int) -> Arrays:
+    """The canary's tensors by their names. Raises SpecError for one that is more than tensors."""
+    canary = opened(training, adversary, seed).canary
+    for kind, fields in _FIELDS.items():
+        if isinstance(canary, kind):
+            return {name: getattr(canary, name).detach().cpu().numpy() for name in fields}
+    raise SpecError(
+        "adversary.name",
+        f"crafts a {type(canary).__name__}, which is more than tensors; leave out crafted_once",
+    )
+
+
+def opened(
+    training: Training, adversary: Adversary, seed: int, prepared: Arrays | None = None
+) -> FinalModelSession | TrajectorySession:
+    """A session with the canary that was `prepared`; crafted now where none was."""
+    kind: Any
+    if isinstance(adversary, FinalModelAdversary):
+        kind = FinalModelSession
+    elif isinstance(adversary, TrajectoryAdversary):
+        kind = TrajectorySession
+    else:
+        raise TypeError(f"{adversary.name} passed no check() of this mechanism")
+    if prepared is None:
+        found: FinalModelSession | TrajectorySession = kind.craft(training, adversary, seed)
+        return found
+    canary = _canary(prepared, training)
+    training.check_claim(canary)
+    known: FinalModelSession | TrajectorySession = kind(training, adversary, canary)
+    return known
+
+
+def _canary(arrays: Arrays, training: Training) -> Canary:
+    device = training.initial.device
+    tensors = {name: torch.from_numpy(np.array(a)).to(device) for name, a in arrays.items()}
+    if "direction" in tensors:
+        return GradientCanary(tensors["direction"])
+    return SampleCanary(tensors["x"], tensors["y"])

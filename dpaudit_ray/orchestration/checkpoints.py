@@ -1,0 +1,113 @@
+"""Checkpoints of packs that are trained for long: written by the aggregator, asked for by trainers.
+
+They travel as messages, as scores do: trainers touch no storage, and what a driver that lost its
+lease still has to write is refused at one place. The last two of a pack are kept, so that damage
+to one costs the time since the one before. They are deleted once the pack's scores are stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Protocol
+
+from ..errors import DamagedArraysError
+from ..plan.model import Pack, Plan
+from ..storage.arrays import Arrays
+from ..storage.run_directory import RunDirectory
+
+_log = logging.getLogger("dpaudit")
+KEPT = 2  # of a pack
+
+Saved = tuple[int, Arrays]  # a step, and what training goes on from after it
+
+
+class Keeper(Protocol):
+    """Where checkpoints are kept."""
+
+    def checkpoint(self, pack: Pack) -> Saved | None:
+        """The last one of a pack that is whole; None where there is none."""
+
+    def save(self, pack: Pack, saved: Saved) -> None:
+        """Keeps one, and the one before."""
+
+
+class Checkpoints:
+    """Those of all packs, in the run directory. Any thread may call it."""
+
+    def __init__(self, run: RunDirectory, plan: Plan) -> None:
+        self._run, self._plan = run, plan
+        self._turn = threading.Lock()
+        self._steps: dict[Pack, set[int]] = {}
+        for index, audit in enumerate(plan.audits):
+            for bounds, step in run.checkpoints(audit.id):
+                self._steps.setdefault(Pack(index, *bounds), set()).add(step)
+
+    def checkpoint(self, pack: Pack) -> Saved | None:
+        """See `Keeper`."""
+        with self._turn:
+            steps = sorted(self._steps.get(pack, ()), reverse=True)
+        for step in steps:
+            try:
+                return step, self._run.read_checkpoint(*self._place(pack), step)
+            except DamagedArraysError as error:
+                _log.warning("%s; the checkpoint before is used", str(error).partition(";")[0])
+        return None
+
+    def save(self, pack: Pack, saved: Saved) -> None:
+        """See `Keeper`. Raises StorageError."""
+        step, arrays = saved
+        self._run.write_checkpoint(*self._place(pack), step, arrays)
+        with self._turn:
+            steps = self._steps.setdefault(pack, set())
+            steps.add(step)
+            old = set(sorted(steps)[:-KEPT])
+            steps -= old
+        self._delete(pack, old)
+
+    def drop(self, pack: Pack) -> None:
+        """Deletes those of a pack that is done."""
+        with self._turn:
+            steps = self._steps.pop(pack, set())
+        self._delete(pack, steps)
+
+    def _delete(self, pack: Pack, steps: set[int]) -> None:
+        for step in steps:
+            self._run.delete_checkpoint(*self._place(pack), step)
+
+    def _place(self, pack: Pack) -> tuple[str, tuple[int, int]]:
+        return self._plan.audits[pack.audit].id, (pack.first, pack.last)
+
+
+class OfPack:
+    """The checkpoints of one pack, as the mechanism sees them; see `mechanisms.base.Checkpoints`.
+
+    What goes wrong with them stops no training: whatever is the matter with the storage is told
+    when the pack's scores are stored.
+    """
+
+    def __init__(self, keeper: Keeper, pack: Pack, minutes: float) -> None:
+        self._keeper, self._pack, self._seconds = keeper, pack, 60 * minutes
+        self._since = time.monotonic()
+
+    def last(self) -> Saved | None:
+        """What to go on from; nothing where it cannot be had."""
+        try:
+            return self._keeper.checkpoint(self._pack)
+        except Exception as error:  # noqa: BLE001 (boundary: a call to another process, see above)
+            _log.warning("%s begins anew: %s", self._pack.what, error)
+            return None
+
+    @property
+    def due(self) -> bool:
+        """Whether the pack was trained for so many minutes since it was saved last."""
+        return time.monotonic() - self._since >= self._seconds
+
+    def save(self, step: int, arrays: Arrays) -> None:
+        """Has the keeper save it."""
+        try:
+            self._keeper.save(self._pack, (step, arrays))
+        except Exception as error:  # noqa: BLE001 (boundary: a call to another process, see above)
+            _log.warning("no checkpoint of %s after step %d: %s", self._pack.what, step, error)
+        self._since = time.monotonic()

@@ -1,0 +1,61 @@
+"""Preparations in the run directory: parts are stored, counted and handed to who opens an audit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from ..plan import preparing
+from ..plan.failures import Failure
+from ..plan.model import Part, Plan, PlannedPreparation
+from ..storage.arrays import Arrays
+from ..storage.run_directory import RunDirectory
+
+
+class Prepared:
+    """Any thread may call it."""
+
+    def __init__(self, run: RunDirectory, plan: Plan) -> None:
+        self._run, self._plan = run, plan
+        self._turn = threading.Lock()
+        self._done = {entry["id"]: entry["done"] for entry in preparing.entries(run, plan)}
+
+    def keep(self, part: Part, arrays: Arrays) -> None:
+        """Stores a part; storing it again changes nothing.
+
+        Raises:
+            StorageError: it could not be written, or is stored with other arrays.
+        """
+        name = self._named(part.audit).id
+        self._run.write_part(name, part.first, arrays)
+        with self._turn:
+            self._done[name] = preparing.done(self._run, self._plan.audits[part.audit])
+
+    def parts(self, audit: int) -> tuple[Arrays, ...]:
+        """All parts that an audit waits for, checked.
+
+        Raises:
+            DamagedArraysError: one is not what was written, or gone.
+        """
+        named = self._named(audit)
+        return tuple(self._run.read_part(named.id, part) for part in range(named.parts))
+
+    def give_up(self, failed: Iterable[Failure]) -> None:
+        """Records parts that failed; telling it twice changes nothing. Raises StorageError."""
+        with self._turn:
+            known = preparing.read(self._run, self._plan)
+            found = {preparing.key(self._plan, each.pack): each for each in known}
+            for failure in failed:
+                found.setdefault(preparing.key(self._plan, failure.pack), failure)
+            if len(found) > len(known):
+                preparing.write(self._run, self._plan, found.values())
+
+    def progress(self, audit: int) -> tuple[int, int]:
+        """Parts of an audit's preparation that are done, and all of them."""
+        known = self._plan.audits[audit].preparation
+        return (0, 0) if known is None else (self._done[known.id], known.parts)
+
+    def _named(self, audit: int) -> PlannedPreparation:
+        known = self._plan.audits[audit].preparation
+        assert known is not None
+        return known

@@ -1,0 +1,214 @@
+"""A folder of one sweep, whatever lies in it: asked with patience, and written by its owner only.
+
+Every file is absent or whole, and damage to one that is there is found by checksums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+
+from ..errors import DamagedArraysError, RunDirectoryError, StorageError
+from . import arrays
+from .arrays import Arrays
+from .fence import FILE as OWNER
+from .fence import LOCK, Fence
+from .files import Folder, reason
+from .patience import Patience, may_pass
+
+T = TypeVar("T")
+
+# A new name alone repeats the trials, bit for bit: it would not be seen that they had been looked
+# at, nor how many were declared then.
+RESTORE = "restore it, or use a new name and a new seed"
+
+
+class Place:
+    """A sweep's directory, local (also NFS) or at an `s3://`, `gs://`, `file://` address.
+
+    Every access goes through `patience`, which asks storage that fails for a while again. Where
+    `owner` is given, the token of a driver, nothing is written unless that driver holds the lease.
+
+    Raises:
+        RunDirectoryError: from reads, when a file is damaged or not where it should be.
+        StorageError: from writes, and from reads that may succeed later; what was acknowledged
+            before is safe.
+        LeaseLostError: from writes, when the owner is not the owner any more.
+    """
+
+    def __init__(
+        self, location: str, patience: Patience | None = None, owner: str | None = None
+    ) -> None:
+        self._patience = patience or Patience()
+        self.owner = owner
+        try:
+            self._folder = Folder(location)
+        except (ValueError, OSError) as error:
+            raise RunDirectoryError(
+                f"cannot use storage path {location} ({reason(error)}); give a folder, or an "
+                "address such as s3://bucket/folder"
+            ) from error
+        self.location = self._folder.location
+        self._fence = None if owner is None else Fence(self._folder, owner)
+        self._passage = contextlib.nullcontext if self._fence is None else self._fence.passing
+
+    @classmethod
+    def under(cls, storage_path: str, name: str, patience: Patience | None = None) -> Self:
+        """The directory `storage_path/name`."""
+        scheme, separator, rest = storage_path.rpartition("://")
+        if not rest.strip("/") and (separator or not rest):
+            raise RunDirectoryError(
+                f"storage path {storage_path!r} names no place; give a folder, or an address such "
+                "as s3://bucket/folder"
+            )
+        place = f"{scheme}{separator}{rest.rstrip('/')}/{name}"
+        return cls(place if separator else str(Path(rest) / name), patience)
+
+    def patient(self, patience: Patience) -> Self:
+        """The same directory, asked with another patience."""
+        return type(self)(self.location, patience, self.owner)
+
+    def owned_by(self, owner: str) -> Self:
+        """The same directory, for the driver with this token to write."""
+        return type(self)(self.location, self._patience, owner)
+
+    def require_owned(self) -> None:
+        """Raises LeaseLostError when the run is another driver's, or gone."""
+        if self._fence is not None:
+            self._try(OWNER, self._fence.check)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[bool]:
+        """While this is open no driver puts a file in place; False where storage has no locks."""
+        with contextlib.ExitStack() as stack:
+            try:
+                locked = stack.enter_context(self._folder.locked(LOCK, alone=True))
+            except OSError as error:
+                raise RunDirectoryError(
+                    f"another driver holds {self.location}/{LOCK} ({reason(error)}): it is paused "
+                    "in the midst of a write; let it go on, or stop it"
+                ) from error
+            yield locked
+
+    def require_writable(self) -> None:
+        """Raises RunDirectoryError now, rather than StorageError after an hour of training."""
+        try:
+            self._patience(self._folder.write, ".writable", b"")
+            self._patience(self._folder.delete, ".writable")
+        except OSError as error:
+            raise RunDirectoryError(
+                f"storage path {self.location} cannot be written ({reason(error)}); "
+                "choose another with --storage-path"
+            ) from error
+
+    # Text files ---------------------------------------------------------------------------
+
+    def read_text(self, name: str) -> str | None:
+        """Content of a small file, None when it does not exist."""
+        content = self._read(name)
+        try:
+            return None if content is None else content.decode()
+        except UnicodeDecodeError as error:
+            raise self._unusable(name, error) from error
+
+    def write_text(self, name: str, text: str) -> None:
+        """Writes a small file whole or not at all."""
+        self._write(name, text.encode())
+
+    def read_json(self, name: str) -> Any:
+        """Parsed JSON, None when the file does not exist."""
+        text = self.read_text(name)
+        try:
+            return None if text is None else json.loads(text)
+        except ValueError as error:
+            raise self._unusable(name, error) from error
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Writes JSON whole or not at all."""
+        self.write_text(name, json.dumps(value, indent=1))
+
+    def create_json(self, name: str, value: Any) -> Any:
+        """Writes JSON where there is no such file; returns what is there if it is something else.
+
+        See `Folder.create` for how far that holds in an object store.
+        """
+        content = json.dumps(value, indent=1).encode()
+        there = self._try(name, self._folder.create, name, content, self._passage)
+        return None if there is None else self.read_json(name)
+
+    def delete(self, name: str) -> None:
+        """Removes a file if it is there."""
+        self._try(name, self._folder.delete, name, self._passage)
+
+    # Arrays -------------------------------------------------------------------------------
+
+    def _create_arrays(self, name: str, found: Arrays) -> None:
+        """Writes a file of arrays once; StorageError where others are stored under its name."""
+        content = arrays.encoded(found)
+        there = self._try(name, self._folder.create, name, content, self._passage)
+        if there is None or arrays.same(found, self._read_arrays(name)):
+            return
+        raise StorageError(
+            f"{self.location}/{name} was written by somebody else, and is never replaced (this try "
+            "gave other arrays): what makes it is no function of its seed, or ran on another kind "
+            "of device; run the same command again to go on with what is stored"
+        )
+
+    def _read_arrays(self, name: str) -> Arrays:
+        content = self._read(name)
+        try:
+            if content is None:
+                raise ValueError("it is gone")
+            return arrays.decoded(content)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            remedy = "run the sweep again: it is set aside and made again"
+            raise DamagedArraysError(str(self._unusable(name, error, remedy))) from error
+
+    def _set_aside(self, name: str) -> str:
+        """Gives a damaged file a name that nobody looks for; returns it."""
+        aside = f"{name}.damaged-{secrets.token_hex(4)}"
+        self._try(name, self._folder.move, name, aside, self._passage)
+        return aside
+
+    def _list(self, listing: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return self._patience(listing, *arguments)
+        except OSError as error:
+            raise self._unread(str(arguments[0]), error) from error
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self._patience(self._folder.read, name)
+        except OSError as error:
+            raise self._unread(name, error) from error
+
+    def _write(self, name: str, content: bytes) -> None:
+        self._try(name, self._folder.write, name, content, self._passage)
+
+    def _try(self, name: str, action: Callable[..., T], *arguments: Any) -> T:
+        """Something that writes."""
+        try:
+            return self._patience(action, *arguments)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {self.location}/{name} ({reason(error)}); free or repair the "
+                "storage, then run the same command again"
+            ) from error
+
+    def _unread(self, name: str, error: OSError) -> StorageError | RunDirectoryError:
+        """What could not be read says nothing about what it holds: nothing is to be deleted."""
+        what = f"cannot read {self.location}/{name} ({reason(error)})"
+        if may_pass(error):
+            return StorageError(f"{what}; run the same command again once the storage answers")
+        return RunDirectoryError(f"{what}; make it readable, then run the same command again")
+
+    def _unusable(self, name: str, error: Exception, remedy: str = RESTORE) -> RunDirectoryError:
+        return RunDirectoryError(
+            f"{self.location}/{name} is not readable ({reason(error)}); {remedy}"
+        )

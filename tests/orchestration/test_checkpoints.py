@@ -1,0 +1,199 @@
+"""Long trainings: saved through the aggregator, gone on with after any number of kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import dpaudit_ray as da
+from dpaudit_ray import plan as planning
+from dpaudit_ray.errors import LeaseLostError
+from dpaudit_ray.orchestration.aggregation import Aggregation
+from dpaudit_ray.orchestration.checkpoints import Checkpoints, OfPack
+from dpaudit_ray.plan.model import Pack, Plan
+from dpaudit_ray.storage.arrays import same
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.sweep import spec
+from tests.command import changed
+from tests.orchestration.test_aggregation import scores_of
+from tests.orchestration.test_faults import assert_same, start
+
+STEPS = 2000
+
+
+def files(location: Path) -> list[Path]:
+    """Checkpoints, the oldest first."""
+    found = location.glob("checkpoints/*/*.parquet")
+    return sorted(found, key=lambda file: int(file.stem.rpartition("-")[2]))
+
+
+@pytest.fixture
+def planned(tiny: dict[str, Any], tmp_path: Path) -> tuple[Plan, RunDirectory]:
+    run = RunDirectory(str(tmp_path / "run"))
+    return planning.open_run(spec.from_raw(tiny), run), run
+
+
+def saved(step: int) -> dict[str, Any]:
+    return {"theta": np.full((2, 3), step, dtype=np.float32)}
+
+
+def test_the_last_two_are_kept_and_the_one_before_is_used_where_one_is_damaged(
+    planned: tuple[Plan, RunDirectory],
+) -> None:
+    plan, run = planned
+    pack, other = Pack(1, 10, 19), Pack(0, 0, 9)
+    kept = Checkpoints(run, plan)
+    assert kept.checkpoint(pack) is None
+    for step in (90, 100, 1000):
+        kept.save(pack, (step, saved(step)))
+    kept.save(other, (5, saved(5)))
+    here = files(Path(run.location))
+    assert [file.stem for file in here] == ["0-9-5", "10-19-100", "10-19-1000"]
+    again = Checkpoints(run, plan)
+    step, found = again.checkpoint(pack)
+    assert step == 1000
+    assert same(found, saved(1000))
+    content = bytearray(here[2].read_bytes())
+    content[len(content) // 4] ^= 1
+    here[2].write_bytes(content)
+    assert again.checkpoint(pack)[0] == 100
+    again.drop(pack)
+    assert files(Path(run.location)) == here[:1]
+    assert again.checkpoint(pack) is None
+
+
+def test_scores_that_are_stored_need_no_checkpoint(
+    tiny: dict[str, Any], planned: tuple[Plan, RunDirectory]
+) -> None:
+    plan, run = planned
+    aggregation, pack = Aggregation(spec.from_raw(tiny), plan, run), Pack(0, 0, 9)
+    aggregation.save(pack, (3, saved(3)))
+    assert aggregation.checkpoint(pack)[0] == 3
+    aggregation.fold(pack, scores_of(plan, pack))
+    assert files(Path(run.location)) == []
+    aggregation.save(pack, (4, saved(4)))  # of another trainer that was taken for lost
+    assert files(Path(run.location)) == []
+
+
+def test_who_lost_the_lease_saves_nothing(planned: tuple[Plan, RunDirectory]) -> None:
+    plan, run = planned
+    run.write_json("driver.json", {"owner": "another"})
+    with pytest.raises(LeaseLostError):
+        Checkpoints(run.owned_by("me"), plan).save(Pack(0, 0, 9), (3, saved(3)))
+    assert files(Path(run.location)) == []
+
+
+def test_what_goes_wrong_with_checkpoints_stops_no_training() -> None:
+    class Broken:
+        def checkpoint(self, pack: Pack) -> Any:
+            raise OSError("gone")
+
+        def save(self, pack: Pack, saved: Any) -> None:
+            raise OSError("full")
+
+    kept = OfPack(Broken(), Pack(0, 0, 9), 1e-9)
+    assert kept.last() is None
+    assert kept.due
+    kept.save(3, saved(3))
+    assert not OfPack(Broken(), Pack(0, 0, 9), 1.0).due
+
+
+def long(tiny: dict[str, Any], minutes: float | None) -> dict[str, Any]:
+    """One pack of 2000 steps, watched by an adversary that remembers."""
+    changed(tiny, "mechanism.steps", STEPS)
+    changed(tiny, "audit.record_every", 500)
+    changed(tiny, "audit.trials", 20)
+    tiny["grid"] = {"adversary": ["watched-dimension"]}
+    tiny["resources"] |= {"pack_size": 20, "checkpoint_minutes": minutes}
+    return tiny
+
+
+FORKS = """
+import os, signal, sys, time
+from pathlib import Path
+import torch, dpaudit_ray as da
+
+sweep, storage, kills = sys.argv[1], sys.argv[2], int(sys.argv[3])
+def steps():
+    found = Path(storage).glob("*/checkpoints/*/*.parquet")
+    return [int(file.stem.split("-")[2]) for file in found]
+
+# What is compiled and loaded once is so in every child; nothing here may start a thread.
+torch.set_num_threads(1)
+short = {"name": "short", "mechanism.steps": 2, "audit.record_every": 2}
+da.run(sweep, storage_path=storage, executor="inline", overrides=short)
+for kill in range(kills):
+    child = os.fork()
+    if not child:
+        da.run(sweep, storage_path=storage, executor="inline")
+        os._exit(1)  # it was to be killed
+    deadline = time.monotonic() + 60
+    while max(steps(), default=0) < 300 * (kill + 1):
+        assert time.monotonic() < deadline and os.waitpid(child, os.WNOHANG)[0] == 0
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    print(max(steps()), flush=True)
+"""
+
+
+def test_killed_five_times_a_training_of_2000_steps_is_the_same(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    quiet = da.run(long(tiny, None), storage_path=str(tmp_path / "quiet"), executor="inline")
+    assert not files(Path(quiet.location))
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(long(tiny, 0.0005)))
+    arguments = [str(tmp_path / "sweep.yaml"), str(tmp_path / "killed"), "5"]
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    reached = [int(line) for line in done.stdout.split()]
+    assert len(reached) == 5
+    assert sorted(set(reached)) == reached, "every one goes on where the one before was"
+    assert reached[-1] < STEPS
+    location = tmp_path / "killed/tiny"
+    assert 2 <= len(files(location)) <= 3, "two, and one that was to be deleted"
+    assert not (location / "scores").exists()
+    files(location)[-1].write_bytes(b"PAR1 damaged PAR1")
+    result = da.run(arguments[0], storage_path=arguments[1], executor="inline")
+    assert result.complete
+    assert not files(location)
+    assert_same(location, quiet.location)
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_is_followed_by_one_that_goes_on(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    quiet = da.run(long(tiny, None), storage_path=str(tmp_path / "quiet"), executor="inline")
+    process = start(long(tiny, 0.0005), tmp_path / "ray")
+    location = tmp_path / "ray/tiny"
+    deadline = time.monotonic() + 90
+    while not (there := files(location)):
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for trainer in busy(process):
+        os.kill(trainer, signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "worker lost" in output
+    assert there
+    assert not files(location)
+    assert_same(location, quiet.location)
+
+
+def busy(process: subprocess.Popen[str]) -> list[int]:
+    from tests.orchestration.test_faults import actors
+
+    return [one.pid for one in actors(process, "Trainer.run_pack")]

@@ -1,0 +1,398 @@
+"""Preparations: made once, stored, waited for, and the same after any number of kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray import plan as planning
+from dpaudit_ray import seeds
+from dpaudit_ray.adversaries.base import ChangingCanary
+from dpaudit_ray.errors import RunDirectoryError, SpecError
+from dpaudit_ray.mechanisms.dp_sgd import crafting
+from dpaudit_ray.orchestration.order import Order
+from dpaudit_ray.orchestration.prepared import Prepared
+from dpaudit_ray.orchestration.trainer import Brief, Trainer
+from dpaudit_ray.plan import preparing
+from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan.model import Pack, Part
+from dpaudit_ray.storage import arrays
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.sweep import spec
+from tests.command import changed, dpaudit, inline, write_sweep
+from tests.orchestration import shadows
+from tests.orchestration.test_faults import assert_same, start
+
+HERE = Path(__file__).parent
+PARTS = 4
+
+
+@pytest.fixture(autouse=True)
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the preparation leaves its traces; it can be imported here and in other processes."""
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
+    monkeypatch.syspath_prepend(str(HERE))
+    folder = tmp_path / "log"
+    folder.mkdir()
+    monkeypatch.setenv(shadows.LOG, str(folder))
+    return folder
+
+
+def sweep(**mechanism: Any) -> dict[str, Any]:
+    """Two audits that share a preparation of four parts."""
+    prepared = {"prepare": "shadows:shadow", "parts": PARTS}
+    return {
+        "name": "prepared",
+        "seed": 5,
+        "mechanism": {"name": "function", "path": "shadows:train", "steps": 4}
+        | {"noise_multiplier": 1.0, **prepared, **mechanism},
+        "adversary": "own",
+        "audit": {"trials": 40, "delta": 1e-5, "accountants": ["gaussian"]},
+        "grid": {"mechanism.options": [{"noise": 1.0}, {"noise": 2.0}]},
+        "resources": {"pack_size": 10},
+    }
+
+
+def made(log: Path) -> list[int]:
+    """The parts that were begun, in their order."""
+    files = sorted(log.iterdir(), key=lambda file: file.name.partition("-")[2])
+    return [int(file.name.partition("-")[0]) for file in files]
+
+
+@pytest.fixture
+def quiet(tmp_path: Path, log: Path) -> Path:
+    """Where an undisturbed run is; its traces are gone."""
+    result = da.run(sweep(), storage_path=str(tmp_path / "quiet"), executor="inline")
+    assert result.complete
+    for file in log.iterdir():
+        file.unlink()
+    return Path(result.location)
+
+
+def parts_of(location: Path) -> list[Path]:
+    return sorted(location.glob("preparations/*/*.parquet"))
+
+
+def test_parts_are_made_once_for_all_audits_and_reach_every_training(
+    tmp_path: Path, log: Path
+) -> None:
+    result = da.run(sweep(), storage_path=str(tmp_path), executor="inline")
+    assert result.complete
+    assert made(log) == [0, 1, 2, 3]
+    location = Path(result.location)
+    assert [file.name for file in parts_of(location)] == [f"{i}.parquet" for i in range(PARTS)]
+    assert len({file.parent for file in parts_of(location)}) == 1
+    run = RunDirectory(str(location))
+    plan = planning.require(run)
+    found = [run.read_part(plan.audits[0].preparation.id, part) for part in range(PARTS)]
+    assert found[2]["none"].shape == (0, 2)
+    moved = sum(float(each["weights"].sum()) for each in found)
+    scores = result.scores.groupby(["audit", "member"])["score"].mean().to_numpy()
+    assert np.allclose(scores - moved, [0, 2, 0, 2], atol=1.0)
+    again = da.run(sweep(), storage_path=str(tmp_path), executor="inline")
+    assert again.complete
+    assert made(log) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "other", [{"seed": 6}, {"mechanism.parts": 3}, {"mechanism.prepare": "shadows:listing"}]
+)
+def test_what_determines_a_preparation_names_it(other: dict[str, Any]) -> None:
+    def named(raw: dict[str, Any]) -> str:
+        return planning.make(spec.from_raw(raw)).audits[0].preparation.id
+
+    assert named(sweep()) == named(sweep(steps=5)), "no part of what is prepared"
+    (key, value) = next(iter(other.items()))
+    assert named(changed(sweep(), key, value)) != named(sweep())
+
+
+def test_an_old_plan_and_one_without_preparation_are_alike(tiny: dict) -> None:
+    plan = planning.make(spec.from_raw(tiny))
+    raw = planning.to_json(plan)
+    assert not any("preparation" in audit for audit in raw["audits"])
+    assert planning.from_json(json.loads(json.dumps(raw))) == plan
+
+
+def test_a_plan_that_leads_elsewhere_is_refused() -> None:
+    raw = planning.to_json(planning.make(spec.from_raw(sweep())))
+    assert planning.from_json(raw).audits[0].preparation.parts == PARTS
+    for altered in ({"id": "../../scores", "parts": 4}, {"id": "0" * 32, "parts": 0}):
+        raw["audits"][0]["preparation"] = altered
+        with pytest.raises(ValueError, match="waits for"):
+            planning.from_json(raw)
+
+
+def test_no_secret_bit_is_drawn_for_a_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = spec.from_raw(sweep())
+    plan = planning.make(prepared)
+    trainer = Trainer(prepared.raw, Brief.of(plan))
+
+    def refused(*_: Any) -> Any:
+        raise AssertionError("a bit was asked for")
+
+    for name in ("bits", "noise_seed"):
+        monkeypatch.setattr(seeds, name, refused)
+    first, second = (trainer.prepare(part) for part in preparing.all_parts(plan, [0, 1])[:2])
+    assert not np.array_equal(first["weights"], second["weights"])
+
+
+def test_packs_wait_for_their_parts_and_others_do_not() -> None:
+    parts = [Part(0, part, part, (0, 2)) for part in range(2)]
+    packs = [Pack(audit, first, first) for audit in range(3) for first in range(2)]
+    over: set[int] = set()
+    order = Order([*parts, *packs], over.__contains__)
+    assert [order.next() for _ in range(5)] == [*parts, *packs[2:4], None]
+    order.again([parts[1]])  # lost
+    order.done(parts[0])
+    assert order.next() == parts[1]
+    assert order.next() is None
+    assert order.backlog == 4
+    order.done(parts[1])
+    order.done(parts[1])  # stored twice
+    assert [order.next() for _ in range(5)] == [*packs[:2], *packs[4:], None]
+    assert order.backlog == 0
+
+
+def test_packs_of_a_part_that_failed_are_never_run() -> None:
+    part = Part(0, 0, 0, (0,))
+    over: set[int] = set()
+    order = Order([part, Pack(0, 0, 9), Pack(1, 0, 9)], over.__contains__)
+    assert [order.next() for _ in range(3)] == [part, Pack(1, 0, 9), None]
+    over.add(0)
+    order.done(part)
+    assert order.next() is None
+
+
+def test_a_preparation_that_fails_holds_up_its_audits_only(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, quiet: Path
+) -> None:
+    monkeypatch.setenv(shadows.FAILS, "2")
+    own = sweep()
+    own["grid"] = {"mechanism": [own["mechanism"] | {"options": {"noise": n}} for n in (1.0, 2.0)]}
+    other = {"name": "function", "path": "shadows:plain", "steps": 4, "noise_multiplier": 1.0}
+    own["grid"]["mechanism"].append(other)
+    file = write_sweep(tmp_path, own)
+    failed = inline(file, tmp_path)
+    assert failed.code == 3
+    (line,) = failed.err.splitlines()
+    assert "and 1 more: not started, part 3 of its preparation failed" in line
+    assert "ValueError: no memory left" in line
+    assert "run --retry-failed" in line
+    location = tmp_path / "prepared"
+    assert [int(folder.name[:3]) for folder in location.glob("scores/*")] == [2]
+    assert made(log) == [0, 1, 2]
+    monkeypatch.delenv(shadows.FAILS)
+    again = inline(file, tmp_path)
+    assert (again.code, again.err) == (3, failed.err), "not tried again unless asked"
+    shown = dpaudit("status", location, "--trust", "shadows")
+    assert "not started, part 3 of its preparation failed" in shown.out
+    assert "2 of 4 parts prepared" in shown.out
+    assert made(log) == [0, 1, 2]
+    retried = inline(file, tmp_path, "--retry-failed")
+    assert (retried.code, retried.err) == (0, "")
+    assert made(log) == [0, 1, 2, 2, 3]
+    assert same_scores(location, quiet, audits=2)
+
+
+def test_a_record_of_parts_is_read_whoever_waits_for_them(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path / "run"))
+    plan = planning.open_run(spec.from_raw(sweep()), run)
+    told = ("ValueError", "ValueError: boom", "")
+    first, second = (Failure(Part(1, part, part, (1,)), *told) for part in (0, 2))
+    prepared = Prepared(run, plan)
+    for failed in ([first], [first, second], [second]):
+        prepared.give_up(failed)
+    found = preparing.read(run, plan)
+    assert [each.pack for each in found] == [Part(0, part, part, (0, 1)) for part in (0, 2)]
+    prepared.keep(found[0].pack, {"made": np.ones(1)})
+    assert [each.pack.first for each in preparing.read(run, plan)] == [2], "it is done after all"
+    assert prepared.progress(1) == (1, PARTS)
+    raw = run.read_json(preparing.FILE)
+    run.write_json(preparing.FILE, [{**raw[0], "preparation": "0" * 32}])
+    assert preparing.read(run, plan) == []
+    run.write_json(preparing.FILE, [{"part": 0}])
+    with pytest.raises(RunDirectoryError, match=r"is damaged .* its parts are then made"):
+        preparing.read(run, plan)
+
+
+def same_scores(one: Path, other: Path, audits: int) -> bool:
+    """Whether the first audits have the same scores, bit for bit."""
+    found = [da.Result(str(place), complete=True).scores for place in (one, other)]
+    first = [each[each["audit"].str[:3].astype(int) < audits]["score"] for each in found]
+    return first[0].to_numpy().tobytes() == first[1].to_numpy().tobytes()
+
+
+def test_what_is_no_array_is_a_failure_with_its_reason(tmp_path: Path) -> None:
+    told: list[str] = []
+    raw = sweep(prepare="shadows:listing")
+    result = da.run(raw, storage_path=str(tmp_path), executor="inline", tell=told.append)
+    assert not result.complete
+    assert len(told) == 1
+    assert "gave weights of type object; it must hold numbers" in told[0]
+    assert parts_of(Path(result.location)) == []
+
+
+@pytest.mark.parametrize("damage", ["short", "flipped", "gone"])
+def test_a_damaged_part_is_set_aside_and_made_again(
+    damage: str, tmp_path: Path, log: Path, quiet: Path
+) -> None:
+    half = changed(sweep(), "audit.trials", 20)
+    result = da.run(half, storage_path=str(tmp_path), executor="inline")
+    part = parts_of(Path(result.location))[1]
+    content = bytearray(part.read_bytes())
+    content[len(content) // 4] ^= 1
+    part.write_bytes(content[:7] if damage == "short" else content)
+    if damage == "gone":
+        part.unlink()
+    told: list[str] = []
+    again = da.run(sweep(), storage_path=str(tmp_path), executor="inline", tell=told.append)
+    assert again.complete
+    assert made(log) == [0, 1, 2, 3, 1]
+    assert same_scores(Path(again.location), quiet, audits=2)
+    if damage != "gone":
+        assert any(
+            "part 2 of its preparation is damaged: set aside as 1.parquet" in t for t in told
+        )
+
+
+def test_killed_in_the_midst_of_it_twice_the_rest_is_the_same(
+    tmp_path: Path, log: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(shadows.SECONDS, "0.3")
+    for begun in (2, 4):  # the second part is lost with its driver, and so is the third
+        process = start(sweep(), tmp_path / "killed", "--executor", "inline")
+        wait_until(log, begun, process)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    monkeypatch.delenv(shadows.SECONDS)
+    location = tmp_path / "killed/prepared"
+    assert len(parts_of(location)) == 2
+    assert not (location / "scores").exists()
+    result = da.run(sweep(), storage_path=str(tmp_path / "killed"), executor="inline")
+    assert result.complete
+    assert made(log) == [0, 1, 1, 2, 2, 3], "what was stored is not made again"
+    assert_same(location, quiet)
+    for mine, theirs in zip(parts_of(location), parts_of(quiet), strict=True):
+        assert mine.read_bytes() == theirs.read_bytes()
+
+
+def wait_until(log: Path, begun: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while len(made(log)) < begun:
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_plan_shows_what_is_prepared_and_what_it_costs(tmp_path: Path, log: Path) -> None:
+    file = write_sweep(tmp_path, sweep())
+    shown = dpaudit("plan", file, "--storage-path", tmp_path).out
+    assert "noise=1.0 and 1 more wait for a preparation: 0 of 4 parts done, about" in shown
+    assert "packs can be timed once what they wait for is done" in shown
+    assert made(log) == [0]
+    assert not (tmp_path / "prepared").exists()
+    assert inline(file, tmp_path).code == 0
+    shown = dpaudit("plan", file, "--storage-path", tmp_path, "--set", "audit.trials=60").out
+    assert "4 of 4 parts done, about 0s" in shown
+    assert "packs can be timed" not in shown
+    entries = json.loads(dpaudit("status", tmp_path / "prepared", "--json").out)["preparations"]
+    assert [(each["parts"], each["done"]) for each in entries] == [(4, 4)]
+
+
+ONCE = """
+import os, time, numpy as np
+from pathlib import Path
+from typing import ClassVar
+from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
+
+class Once(BiasedDimension):
+    name: str = "once:Once"
+    crafted_once: ClassVar[bool] = True
+
+    def craft(self, known, rng):
+        (Path(os.environ["DPAUDIT_TEST_PREPARED"]) / f"0-{time.time_ns()}").touch()
+        return super().craft(known, np.random.default_rng(1))
+
+class Often(Once):
+    name: str = "once:Often"
+    crafted_once: ClassVar[bool] = False
+"""
+
+
+def test_an_expensive_canary_is_crafted_once_for_all_trainers(
+    tiny: dict, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "once.py").write_text(ONCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    results = {}
+    for name in ("Once", "Often"):
+        tiny |= {"grid": {"adversary": [f"once:{name}", "loss"]}, "name": name}
+        for trials in (60, 90):  # two runs, of a trainer each
+            changed(tiny, "audit.trials", trials)
+            results[name] = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+        assert results[name].complete
+        assert len(made(log)) == {"Once": 1, "Often": 3}[name]
+    assert len(parts_of(Path(results["Once"].location))) == 1
+    sys.modules.pop("once", None)
+
+
+def recipe(tiny: dict, adversary: str) -> Any:
+    cell = spec.from_raw(tiny | {"grid": {"adversary": [adversary]}}).cells[0]
+    return cell.mechanism.training(seed=3, gpu=False), cell.adversary
+
+
+@pytest.mark.parametrize("name", ["loss", "biased-dimension"])
+def test_what_was_stored_is_the_canary_that_was_crafted(name: str, tiny: dict) -> None:
+    training, adversary = recipe(tiny, name)
+    fresh = crafting.opened(training, adversary, 7)
+    stored = arrays.decoded(arrays.encoded(crafting.crafted(training, adversary, 7)))
+    again = crafting.opened(training, adversary, 8, stored)
+    members, seed, horizons = np.arange(10) % 2 == 0, 11, (3, 6)
+    want = fresh.run(members, seed, horizons)
+    assert want.tobytes() == again.run(members, seed, horizons).tobytes()
+
+
+def test_a_canary_that_changes_is_not_crafted_once(
+    tiny: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Changing(ChangingCanary):
+        def at(self, step: int, theta: Any) -> Any: ...
+
+    training, adversary = recipe(tiny, "loss")
+    monkeypatch.setattr(type(adversary), "craft", lambda *_: Changing())
+    with pytest.raises(SpecError, match="a Changing, which is more than tensors"):
+        crafting.crafted(training, adversary, 7)
+
+
+@pytest.mark.slow
+def test_trainers_of_a_cluster_share_what_was_prepared(
+    tmp_path: Path, log: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is killed while it prepares: its part is made again, and nothing else."""
+    monkeypatch.setenv(shadows.SECONDS, "1.0")
+    process = start(sweep(), tmp_path / "ray")
+    wait_until(log, 1, process)
+    time.sleep(0.3)  # a file is there before it is written
+    os.kill(int(next(log.iterdir()).read_text()), signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "worker lost" in output
+    again = sorted(made(log))
+    assert len(again) == PARTS + 1
+    assert set(again) == set(range(PARTS))
+    assert_same(tmp_path / "ray/prepared", quiet)
+    pd.testing.assert_frame_equal(
+        RunDirectory(str(tmp_path / "ray/prepared")).estimates(),
+        RunDirectory(str(quiet)).estimates(),
+    )
