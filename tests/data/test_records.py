@@ -85,7 +85,9 @@ def test_what_is_no_such_text_is_told(content: str | bytes, problem: str, tmp_pa
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"text", gzip.compress(TEXT.encode())[:40]])
+@pytest.mark.parametrize(
+    "content", [b"", b"text", gzip.compress(TEXT.encode())[:40]], ids=["empty", "text", "cut"]
+)
 @pytest.mark.filterwarnings("error")
 def test_a_damaged_archive_is_told(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
