@@ -10,8 +10,10 @@ from scipy import special
 
 from dpaudit_ray.stats import gdp
 from jobs.studies.extending import Extending, errors
+from tests.long import long
 
 
+@long("the study itself, a twentieth of it")
 def test_extending_until_it_pleases_does_not_void_what_is_certified() -> None:
     """1000 trials, doubled up to 8000, at ε = 1.
 

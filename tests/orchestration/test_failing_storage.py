@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import long
 from tests.orchestration.test_faults import assert_same
 
 pytestmark = pytest.mark.slow
@@ -49,6 +50,7 @@ def run(
     return done.returncode, done.stderr
 
 
+@long("storms have failing writes, and test_stopping the same without Ray")
 def test_one_write_in_five_fails(sweep_of_400: Path, quiet_400: str, tmp_path: Path) -> None:
     """In every process of the run. A write syncs twice: 1 - (8/9)^2 = 0.21 of them fail."""
     record = tmp_path / "faults"
