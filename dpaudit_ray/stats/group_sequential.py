@@ -66,7 +66,7 @@ class GroupSequential(Guesses, Estimator):
     def _miss(self, members: Members) -> None:
         self._look(len(members), lambda a, b: self._counter.miss(b - a))
 
-    def _look(self, trials: int, add: Callable[[int, int], None]) -> None:
+    def _look(self, trials: int, add: Callable[[int, int], object]) -> None:
         """Adds trials by `add(first, end)`, stopping at every look that is due."""
         done, start = self._counter.trials, 0
         due = self._ends[(self._ends > done) & (self._ends <= done + trials)]

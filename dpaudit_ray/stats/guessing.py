@@ -39,8 +39,12 @@ class GuessCounter:
     _sums: tuple[float, float] = (0.0, 0.0)
     _counts: tuple[int, int] = (0, 0)
 
-    def fold(self, scores: Scores, members: Members) -> None:
-        """Adds trials in order; cumulative sums run on, so any split gives the same counts."""
+    def fold(self, scores: Scores, members: Members, each: int = 1) -> tuple[Members, Members]:
+        """Adds trials in order; cumulative sums run on, so any split gives the same counts.
+
+        `each` in a row are guessed by what was known before the first of them. Returns which were
+        guessed, and which guesses were right, bool [n] each.
+        """
         finite = np.isfinite(scores)
         totals, seen, lost = [], [], []
         for world in (0, 1):
@@ -57,30 +61,25 @@ class GuessCounter:
         threshold = np.where(seen[1][:-1] == 0, np.inf, threshold)
         threshold = np.where(seen[0][:-1] == 0, -np.inf, threshold)
         known = ((seen[0] + lost[0] > 0) & (seen[1] + lost[1] > 0))[:-1]
-        guessed = known & (self.trials + np.arange(len(scores)) >= self.warmup)
-        guess = np.where(finite, scores > threshold, (lost[1] >= lost[0])[:-1])
+        more_inside = (lost[1] >= lost[0])[:-1]
+        start = np.arange(len(scores))
+        if each > 1:
+            start -= start % each
+            threshold, known, more_inside = threshold[start], known[start], more_inside[start]
+        guessed = known & (self.trials + start >= self.warmup)
+        right = guessed & (np.where(finite, scores > threshold, more_inside) == members)
         self.trials += len(scores)
         self.guesses += int(guessed.sum())
-        self.hits += int((guessed & (guess == members)).sum())
+        self.hits += int(right.sum())
         self._sums = (float(totals[0][-1]), float(totals[1][-1]))
         self._counts = (int(seen[0][-1]), int(seen[1][-1]))
         self.diverged = (int(lost[0][-1]), int(lost[1][-1]))
+        return guessed, right
 
     def miss(self, trials: int) -> None:
         """Adds trials without an output: wrong guesses, after the warm-up."""
         self.guesses += max(self.trials + trials - max(self.trials, self.warmup), 0)
         self.trials += trials
-
-    def guess(self, scores: Scores) -> Members | None:
-        """How the next trials would all be guessed, bool [n]; None until both worlds were seen."""
-        outside, inside = (self._counts[world] + self.diverged[world] for world in (0, 1))
-        if min(outside, inside) == 0:
-            return None
-        threshold = self.threshold
-        if math.isnan(threshold):
-            threshold = math.inf if self._counts[1] == 0 else -math.inf
-        diverged_in = self.diverged[1] >= self.diverged[0]
-        return np.where(np.isfinite(scores), scores > threshold, diverged_in)
 
     @property
     def threshold(self) -> float:

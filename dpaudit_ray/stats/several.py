@@ -35,9 +35,9 @@ class RunAccuracies:
         if canaries < 1:
             raise ValueError(f"canaries must be at least 1, got {canaries}")
         self.canaries = canaries
-        self.counter = GuessCounter(warmup=0)
-        self.shares: list[float] = []
+        self.counter = GuessCounter(WARMUP)
         self.skipped = 0  # runs before the first that is judged
+        self._shares: list[Scores] = []
         self._rest = (np.empty(0), np.empty(0, np.bool_), np.empty(0, np.bool_))
 
     def fold(self, scores: Scores, members: Members, ran: bool = True) -> None:
@@ -47,30 +47,35 @@ class RunAccuracies:
             np.concatenate([old, new]) for old, new in zip(self._rest, came, strict=True)
         )
         whole = len(values) // self.canaries * self.canaries
-        for first in range(0, whole, self.canaries):
-            own = slice(first, first + self.canaries)
-            self._add(values[own], bits[own], bool(lived[own].all()))
         self._rest = (values[whole:], bits[whole:], lived[whole:])
+        alive = np.asarray(lived[:whole].reshape(-1, self.canaries).all(axis=1))
+        for stretch in np.split(np.arange(len(alive)), np.flatnonzero(np.diff(alive)) + 1):
+            if len(stretch):
+                own = slice(stretch[0] * self.canaries, (stretch[-1] + 1) * self.canaries)
+                self._add(values[own], bits[own], bool(alive[stretch[0]]))
 
     def _add(self, scores: Scores, members: Members, ran: bool) -> None:
-        guess = self.counter.guess(scores)
-        if self.counter.trials >= WARMUP and guess is not None:
-            self.shares.append(float(np.mean(guess == members)) if ran else 0.0)
-        else:
-            self.skipped += 1
+        """Adds whole runs, all of which gave an output, or none."""
+        starts = self.counter.trials + np.arange(0, len(scores), self.canaries)
+        judged, shares = starts >= WARMUP, np.zeros(len(starts))
         if ran:
-            self.counter.fold(scores, members)
+            guessed, right = self.counter.fold(scores, members, self.canaries)
+            judged = guessed[:: self.canaries]
+            shares = right.reshape(-1, self.canaries).mean(axis=1)
         else:
             self.counter.miss(len(members))
+        self.skipped += int((~judged).sum())
+        self._shares.append(shares[judged])
 
     @property
     def trials(self) -> int:
         """Scores folded so far."""
-        return (self.skipped + len(self.shares)) * self.canaries + len(self._rest[0])
+        return self.counter.trials + len(self._rest[0])
 
     def outcomes(self) -> betting.Outcomes:
         """The shares so far, float64 [runs that are judged]."""
-        return np.array(self.shares)
+        self._shares = [np.concatenate([*self._shares, np.empty(0)])]
+        return self._shares[0]
 
 
 @dataclasses.dataclass
@@ -92,7 +97,7 @@ class SeveralCanaries(Estimator):
         if self.curve not in ("gaussian", "any"):
             raise ValueError(f"curve must be gaussian or any, got {self.curve!r}")
         self._runs = RunAccuracies(self.canaries)
-        self._known: tuple[int, float, float] = (0, 0.0, 0.5)  # of so many runs, at alpha
+        self._known: tuple[int, float, float] = (0, 0.0, 0.5)  # of so many trials, at alpha
 
     def _fold(self, scores: Scores, members: Members) -> None:
         self._runs.fold(scores, members)
@@ -102,9 +107,8 @@ class SeveralCanaries(Estimator):
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         runs, alpha = self._runs, 1 - confidence
-        if self._known[:2] != (len(runs.shares), alpha):
-            rate = betting.mean_lower(runs.outcomes(), alpha)
-            self._known = (len(runs.shares), alpha, rate)
+        if self._known[:2] != (runs.trials, alpha):
+            self._known = (runs.trials, alpha, betting.mean_lower(runs.outcomes(), alpha))
         rate = self._known[2]
         level, threshold = (delta, confidence), runs.counter.threshold
         if self.curve == "any":

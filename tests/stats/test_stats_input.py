@@ -135,7 +135,10 @@ def test_confidence_outside_its_bounds_is_refused(confidence):
         (lambda: stats.make("accurate", 10), "unknown method 'accurate'; known: accuracy"),
         (lambda: stats.make("accuracy", 10, looks=3), "accuracy does not take looks; it takes"),
         (lambda: stats.make("accuracy", 10, warmup=-1), "warmup must be at least 0, got -1"),
-        (lambda: stats.make("accuracy", 10, curve="x"), "curve must be gaussian or any, got 'x'"),
+        (
+            lambda: stats.make("accuracy", 10, curve="x"),
+            "curve must be gaussian, any or claimed, got 'x'",
+        ),
         (lambda: stats.make("anytime", 10, expected=1.0), r"expected must lie in \[0.5, 1\)"),
         (lambda: stats.make("group-sequential", 10, looks=0), "looks must be at least 1, got 0"),
         (lambda: stats.make("group-sequential", 9, spending="x"), "obrien-fleming or pocock"),

@@ -72,7 +72,7 @@ def test_a_million_scores(method):
     scores, members = gaussian_trials(np.random.default_rng(3), 1_000_000, 1.0)
 
     def whole() -> None:
-        state = stats.make(method, 1_000_000)
+        state = stats.make(method, 1_000_000, canaries=100)  # where a method asks for them
         state.fold(scores, members)
         state.bound(1e-5, 0.95)
 
