@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -13,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
 from dpaudit_ray.orchestration import aggregation as aggregations
@@ -34,7 +36,8 @@ from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.resources import ResourceSpec
-from jobs.scale import empty, measure, played
+from jobs.scale import empty, played
+from tests.conftest import ROOT
 
 
 def planned(folder: Path, packs: int, size: int) -> tuple[spec.Sweep, Plan, RunDirectory]:
@@ -264,15 +267,27 @@ def test_a_pack_costs_the_driver_the_same_with_many_trainers(tmp_path: Path) -> 
     assert many < 4 * few
 
 
+THOUSAND = """
+import json, sys
+import dpaudit_ray as da
+from jobs.scale import empty, measure
+sampled = measure.Memory()
+result = da.run(empty.sweep("scale", 20_000, 20, trainers=1), sys.argv[1], show=sampled)
+found = [result.complete, len(measure.stored(result.location)), len(result.scores), sampled.rate]
+print(json.dumps([*found, sampled.samples[0], sampled.samples[-1]]))
+"""
+
+
 def test_a_thousand_packs_on_ray(tmp_path: Path) -> None:
-    """What grows only with minutes, such as the metrics that Ray keeps, `make scale` shows."""
-    sampled = measure.Memory()
-    sweep = empty.sweep("scale", 20_000, 20, trainers=1)
-    result = da.run(sweep, str(tmp_path), show=sampled)
-    assert result.complete
-    assert len(measure.stored(result.location)) == 4, "packs are gathered by 256"
-    assert len(result.scores) == 20_000
-    assert sampled.rate > 200, "trials/s: ten packs"
-    early, late = sampled.samples[0], sampled.samples[-1]
+    """What grows only with minutes, such as the metrics that Ray keeps, `make scale` shows.
+
+    In a process of its own: that of the tests has a heap that other tests have left behind.
+    """
+    command = [sys.executable, "-c", THOUSAND, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    complete, files, trials, rate, early, late = json.loads(done.stdout.splitlines()[-1])
+    assert (complete, files, trials) == (True, 4, 20_000), "packs are gathered by 256"
+    assert rate > 200, "trials/s: ten packs"
     assert late[1] - early[1] < 10, "MiB of the driver"
     assert late[2] < 300, "MiB of the aggregator"
