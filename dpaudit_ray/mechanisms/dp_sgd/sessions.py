@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from .keeping import Kept
 from .training import Training
 
 Scores = npt.NDArray[np.float64]
+A = TypeVar("A", FinalModelAdversary[Any], TrajectoryAdversary[Any])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,26 +116,25 @@ class _Released:
 
 
 @dataclasses.dataclass(frozen=True)
-class FinalModelSession:
-    """DP-SGD against an adversary that sees only where training ended."""
+class _Crafted(ABC, Generic[A]):
+    """DP-SGD against one adversary, whose canary is crafted."""
 
     training: Training
-    adversary: FinalModelAdversary[Any]
+    adversary: A
     canary: Canary
 
     @classmethod
-    def craft(
-        cls, training: Training, adversary: FinalModelAdversary[Any], seed: int
-    ) -> FinalModelSession:
+    def craft(cls, training: Training, adversary: A, seed: int) -> Self:
         """Crafts the canary; refuses one that breaks the sensitivity of the claim."""
         canary = adversary.craft(_Known(training), np.random.default_rng(seed))
         training.check_claim(canary, adversary.canaries)
         return cls(training, adversary, canary)
 
     def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Scores:
-        """See `Session.run`. Every horizon is judged alone, from θ_0 and θ there."""
+        """See `Session.run`."""
         return self.run_on(members, seed, horizons, None)
 
+    @abstractmethod
     def run_on(
         self,
         members: npt.NDArray[np.bool_],
@@ -142,6 +143,19 @@ class FinalModelSession:
         checkpoints: Checkpoints | None,
     ) -> Scores:
         """See `LongSession`."""
+
+
+class FinalModelSession(_Crafted[FinalModelAdversary[Any]]):
+    """DP-SGD against an adversary that sees only where training ended."""
+
+    def run_on(
+        self,
+        members: npt.NDArray[np.bool_],
+        seed: int,
+        horizons: tuple[int, ...],
+        checkpoints: Checkpoints | None,
+    ) -> Scores:
+        """See `LongSession`. Every horizon is judged alone, from θ_0 and θ there."""
         training, kept = self.training, Kept(checkpoints, self.training.by, self.canary)
         inside = _coins(members, self.adversary.canaries).to(training.initial)
         scores = kept.scores((len(members), len(horizons)))
@@ -159,26 +173,8 @@ class FinalModelSession:
         return scores
 
 
-@dataclasses.dataclass(frozen=True)
-class TrajectorySession:
+class TrajectorySession(_Crafted[TrajectoryAdversary[Any]]):
     """DP-SGD against an adversary that watches every step."""
-
-    training: Training
-    adversary: TrajectoryAdversary[Any]
-    canary: Canary
-
-    @classmethod
-    def craft(
-        cls, training: Training, adversary: TrajectoryAdversary[Any], seed: int
-    ) -> TrajectorySession:
-        """See `FinalModelSession.craft`."""
-        canary = adversary.craft(_Known(training), np.random.default_rng(seed))
-        training.check_claim(canary, adversary.canaries)
-        return cls(training, adversary, canary)
-
-    def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Scores:
-        """See `Session.run`. A score at a horizon is that of the steps up to there."""
-        return self.run_on(members, seed, horizons, None)
 
     def run_on(
         self,
@@ -187,7 +183,7 @@ class TrajectorySession:
         horizons: tuple[int, ...],
         checkpoints: Checkpoints | None,
     ) -> Scores:
-        """See `LongSession`.
+        """See `LongSession`. A score at a horizon is that of the steps up to there.
 
         The observer gets copies. Two of θ a step cost 1 % of a step of `fcnn`, less of others.
         """

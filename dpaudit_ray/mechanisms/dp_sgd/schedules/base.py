@@ -46,3 +46,19 @@ class Schedule(Plugin):
                 f"is {self.name} over {needed} steps ({self.warmup} of them to warm up), but there "
                 f"are only {steps}; shorten it, or raise mechanism.steps",
             )
+
+
+class Falling(Schedule):
+    """From the whole rate to `final` of it over `over` steps, all that there are if left out."""
+
+    final: float = Field(default=0.0, ge=0)
+    over: int | None = Field(default=None, ge=1)
+
+    @property
+    def length(self) -> int:
+        """`over`."""
+        return self.over or 1
+
+    def done(self, step: int, steps: int) -> float:
+        """Share of the way down; the last step is the one before `final`: it moves θ too."""
+        return min(1.0, step / (self.over or steps))
