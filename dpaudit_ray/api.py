@@ -62,7 +62,7 @@ class Result:
 
     @property
     def scores(self) -> pd.DataFrame:
-        """All scores: columns audit, trial, member, step, score."""
+        """All scores: columns audit, trial, member, step, score; accuracy, loss where measured."""
         run = RunDirectory(self.location)
         plan = planning.require(run)
         return pd.concat([prefix.scores(run, plan, index) for index in range(len(plan.audits))])

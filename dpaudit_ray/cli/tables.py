@@ -89,9 +89,15 @@ def _say_what_is_assumed(audits: Sequence[AuditOutlook]) -> None:
 def show_overview(run: Run) -> None:
     """A line per audit, and what the words beside the numbers mean."""
     from ..report.tables import best, overview
+    from ..storage.scores import UTILITY
 
     rows = overview(run)
     names = {row["estimator"] for row in rows}
+
+    def measured(name: str) -> list[float] | None:
+        values = [row[name] for row in rows]
+        return None if all(map(math.isnan, values)) else values
+
     by = f": lower bounds by {', '.join(names)}" if len(names) == 1 else ""
     table = {
         "audit": [row["label"] for row in rows],
@@ -103,6 +109,7 @@ def show_overview(run: Run) -> None:
         "eps any": [row["epsilon_lower_free"] for row in rows],
         "claim": [row["epsilon_upper"] for row in rows],
         "ratio": [row["ratio"] for row in rows],
+        **{name: measured(name) for name in UTILITY},
         "note": _notes(rows),
     }
     _show(f"{run.sweep.name}{by}", table)

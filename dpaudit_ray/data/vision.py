@@ -1,4 +1,4 @@
-"""CIFAR-10 and MNIST through torchvision: the training sets."""
+"""CIFAR-10 and MNIST through torchvision."""
 
 from __future__ import annotations
 
@@ -29,42 +29,50 @@ _FAILURES = (
 class _Images(Data):
     """Images below `root` in torchvision's layout; `download: true` fetches what is not there.
 
-    Pixels are in 0..1. With `normalize`, every channel then gets mean 0 and deviation 1 over the
-    whole training set.
+    Pixels are in 0..1. With `normalize`, every channel then gets the shift and the scale that give
+    it mean 0 and deviation 1 over the whole training set. `split: test` is for `held_out`.
     """
 
     locations: ClassVar[frozenset[str]] = frozenset({"root", "download"})
     folder: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
+    test_parts: ClassVar[tuple[str, ...]]
 
     root: str
+    split: Literal["train", "test"] = "train"
     download: bool = False
     normalize: bool = False
 
     def files(self) -> tuple[Path, ...]:
-        """The unpacked files of the training set."""
+        """The unpacked files that it reads."""
         folder = self._root / self.folder
-        return tuple(folder / part for part in self.parts)
+        trained = self.split == "train" or self.normalize
+        tested = self.test_parts if self.split == "test" else ()
+        return tuple(folder / part for part in (*(self.parts if trained else ()), *tested))
 
     def read(self) -> Dataset:
         """Has torchvision check and read the files."""
+        train = self.split == "train"
+        x, y = self._read(train)
+        if self.normalize:
+            _normalize(x, x if train else self._read(train=True)[0])
+        return checked(x, y, str(self._root / self.folder))
+
+    def _read(self, train: bool) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         try:
-            source = self._source()
+            source = self._source(train)
             pixels, y = np.asarray(source.data), np.asarray(source.targets, np.int64)
         except _FAILURES as error:
             raise DataError(self._problem(error)) from error
-        x = scaled_images(pixels[..., None] if pixels.ndim == 3 else pixels)
-        if self.normalize:
-            _normalize(x)
-        return checked(x, y, str(self._root / self.folder))
+        return scaled_images(pixels[..., None] if pixels.ndim == 3 else pixels), y
 
     @property
     def _root(self) -> Path:
         return Path(self.root).expanduser().absolute()
 
     @abstractmethod
-    def _source(self) -> Any:
-        """torchvision's training set, with uint8 `data` [N, H, W(, channels)] and `targets`."""
+    def _source(self, train: bool) -> Any:
+        """torchvision's training or test set: uint8 `data` [N, H, W(, channels)] and `targets`."""
 
     def _problem(self, error: Exception) -> str:
         folder = self._root / self.folder
@@ -82,39 +90,47 @@ class _Images(Data):
 
 
 class Cifar10(_Images):
-    """50,000 colour images of 32 x 32 pixels, 10 classes (Krizhevsky 2009): [N, 3, 32, 32]."""
+    """50,000 colour images of 32 x 32 pixels, 10 classes (Krizhevsky 2009): [N, 3, 32, 32].
+
+    The test set has 10,000.
+    """
 
     folder: ClassVar[str] = "cifar-10-batches-py"
     parts: ClassVar[tuple[str, ...]] = tuple(f"data_batch_{i}" for i in range(1, 6))
+    test_parts: ClassVar[tuple[str, ...]] = ("test_batch",)
 
     name: Literal["cifar10"] = "cifar10"
 
-    def _source(self) -> Any:
+    def _source(self, train: bool) -> Any:
         from torchvision.datasets import CIFAR10
 
-        return CIFAR10(self._root, train=True, download=self.download)
+        return CIFAR10(self._root, train=train, download=self.download)
 
 
 class Mnist(_Images):
     """60,000 grey digits of 28 x 28 pixels (LeCun et al. 1998): [N, 1, 28, 28].
 
-    `download: true` also unpacks archives that lie in `MNIST/raw` already.
+    The test set has 10,000. `download: true` also unpacks archives that lie in `MNIST/raw` already.
     """
 
     folder: ClassVar[str] = "MNIST/raw"
     parts: ClassVar[tuple[str, ...]] = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+    test_parts: ClassVar[tuple[str, ...]] = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
     name: Literal["mnist"] = "mnist"
 
-    def _source(self) -> Any:
+    def _source(self, train: bool) -> Any:
         from torchvision.datasets import MNIST
 
-        return MNIST(self._root, train=True, download=self.download)
+        return MNIST(self._root, train=train, download=self.download)
 
 
-def _normalize(x: npt.NDArray[np.float32]) -> None:
-    """Gives every channel of x [N, channels, H, W] mean 0 and deviation 1, in place."""
+def _normalize(x: npt.NDArray[np.float32], trained: npt.NDArray[np.float32]) -> None:
+    """Gives every channel of `trained`, [N, channels, H, W], mean 0 and deviation 1; changes x."""
     for channel in range(x.shape[1]):
-        plane = x[:, channel]
-        plane -= plane.mean(dtype=np.float64)
-        plane /= plane.std(dtype=np.float64) or 1.0
+        known = trained[:, channel].copy()
+        shift = known.mean(dtype=np.float64)
+        known -= shift
+        scale = known.std(dtype=np.float64) or 1.0
+        x[:, channel] -= shift
+        x[:, channel] /= scale

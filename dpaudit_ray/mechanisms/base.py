@@ -82,12 +82,23 @@ class PartSeeds:
     part: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Scores of a pack, float64 [n, horizons], and what its models are worth, each likewise.
+
+    `utility` has the names of `Mechanism.measured`.
+    """
+
+    scores: npt.NDArray[np.float64]
+    utility: Mapping[str, npt.NDArray[np.float64]] = dataclasses.field(default_factory=dict)
+
+
 class Session(Protocol):
     """A mechanism opened for one adversary: crafted once, then run pack by pack."""
 
     def run(
         self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
-    ) -> npt.NDArray[np.float64]:
+    ) -> npt.NDArray[np.float64] | Outcome:
         """Trains `len(members)` models and scores each at every horizon.
 
         Args:
@@ -96,7 +107,8 @@ class Session(Protocol):
             horizons: increasing steps; scores at each are those of a run that ends there.
 
         Returns:
-            float64 [n, len(horizons)], higher = more "in"; NaN or inf where training diverged.
+            float64 [n, len(horizons)], higher = more "in"; NaN or inf where training diverged. An
+            `Outcome` where the mechanism measures more than that.
         """
 
 
@@ -124,7 +136,7 @@ class LongSession(Protocol):
         seed: int,
         horizons: tuple[int, ...],
         checkpoints: Checkpoints,
-    ) -> npt.NDArray[np.float64]:
+    ) -> npt.NDArray[np.float64] | Outcome:
         """`Session.run` from the last of `checkpoints` on; the same scores, bit for bit."""
 
 
@@ -146,6 +158,11 @@ class Mechanism(Plugin):
     @property
     def claim_parts(self) -> tuple[Plugin, ...]:
         """Those of its options that are plug-ins and decide, beside itself, what is claimed."""
+        return ()
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """What is told of the trained models beside scores: of `storage.scores.UTILITY`."""
         return ()
 
     @property

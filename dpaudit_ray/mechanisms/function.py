@@ -6,6 +6,9 @@ It trains with the canary if `member`, without it if not, seeds everything rando
 returns a score: higher = more confident that the canary was in. What the training promises is
 said beside it, as Gaussian releases for an accountant.
 
+With `measures: [accuracy]` it returns `score, {"accuracy": ...}`: what its model is worth, on
+examples that it was not trained on.
+
     def prepare(part: int, seed: int) -> dict[str, np.ndarray]
 
 Work that is done once, if there is any. Then `train` takes all that it gave as `prepared`, too.
@@ -26,9 +29,9 @@ from ..adversaries.base import Adversary
 from ..adversaries.own import Own
 from ..errors import SpecError
 from ..stats import TradeOff
-from .base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session
+from .base import Arrays, Claimed, Mechanism, Outcome, PartSeeds, Preparation, Session
 
-Train = Callable[..., float]
+Train = Callable[..., Any]
 
 
 class Function(Mechanism):
@@ -52,11 +55,24 @@ class Function(Mechanism):
     curve: Literal["gaussian", "unknown"] = "unknown"
     prepare: str | None = Field(default=None, pattern=r"^[\w.]+:[\w.]+$")
     parts: int = Field(default=1, ge=1)
+    measures: tuple[Literal["accuracy", "loss"], ...] = ()
+
+    @field_validator("measures", mode="before")
+    @classmethod
+    def _once_each(cls, names: Any) -> Any:
+        if isinstance(names, list) and len(names) == len(set(map(str, names))):
+            return tuple(names)
+        return names
 
     @field_validator("path", "prepare")
     @classmethod
     def _may_be_imported(cls, path: str | None, info: ValidationInfo) -> str | None:
         return None if path is None else imports.check(path, str(info.field_name))
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """As the user states."""
+        return self.measures
 
     @property
     def auto_pack_size(self) -> int:
@@ -101,7 +117,7 @@ class Function(Mechanism):
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         """Nothing is shared between trials but the function itself."""
-        return _Calls(self._train(), self.options, self.path)
+        return _Calls(self._train(), self.options, self.path, self.measures)
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
         """What `prepare` gives; the options of the training are no part of it."""
@@ -124,7 +140,8 @@ class Function(Mechanism):
         prepared: tuple[Arrays, ...],
     ) -> Session:
         """Every call gets what was prepared."""
-        return _Calls(self._train(), self.options | {"prepared": prepared}, self.path)
+        options = self.options | {"prepared": prepared}
+        return _Calls(self._train(), options, self.path, self.measures)
 
     def _train(self) -> Train:
         given = {} if self.prepare is None else {"prepared": ()}
@@ -136,18 +153,28 @@ class _Calls:
     train: Train
     options: dict[str, Any]
     path: str
+    measures: tuple[str, ...]
 
     def run(
         self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
-    ) -> npt.NDArray[np.float64]:
+    ) -> npt.NDArray[np.float64] | Outcome:
         """See `Session.run`; every trial has a 63-bit seed of its own."""
         children = np.random.SeedSequence(seed).spawn(len(members))
-        scores = np.empty((len(members), 1))
+        rows = np.empty((1 + len(self.measures), len(members)))
         for row, (member, child) in enumerate(zip(members.tolist(), children, strict=True)):
             own = int(child.generate_state(1, np.uint64)[0] >> 1)
-            score = self.train(member, own, **self.options)
-            try:
-                scores[row] = float(score)
-            except (TypeError, ValueError) as error:
-                raise TypeError(f"{self.path} returned {score!r:.60}, no number") from error
-        return scores
+            rows[:, row] = self._numbers(self.train(member, own, **self.options))
+        scores, *measured = rows[..., None]
+        utility = dict(zip(self.measures, measured, strict=True))
+        return Outcome(scores, utility) if utility else scores
+
+    def _numbers(self, returned: Any) -> list[float]:
+        try:
+            if not self.measures:
+                return [float(returned)]
+            score, utility = returned
+            return [float(score), *(float(utility[name]) for name in self.measures)]
+        except (TypeError, ValueError, KeyError, IndexError) as error:
+            told = ", ".join(f"{name!r}: ..." for name in self.measures)
+            wanted = f"not score, {{{told}}}" if self.measures else "no number"
+            raise TypeError(f"{self.path} returned {returned!r:.60}, {wanted}") from error

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
-
 from ..errors import RunDirectoryError, StorageError
 from ..plan import prefix
 from ..plan.gathering import Bounds, Gathering, Groups, Stretch
@@ -63,10 +61,7 @@ class Gatherer:
         file = packs.bounds(audit)
         if file not in packs.files:
             parts = [self._part(index, part) for part in packs.parts]
-            members = np.concatenate([part.members for part in parts])
-            scores = np.concatenate([part.scores for part in parts])
-            one = PackScores(file[0], members, audit.horizons, scores)
-            self._run.write_scores(audit.id, one)
+            self._run.write_scores(audit.id, PackScores.joined(parts))
         whole = Stretch(file, packs.parts[0].start, packs.parts[-1].stop)
         prefix.stretch(self._run, self._plan, index, whole)
         for other in packs.files - {file}:

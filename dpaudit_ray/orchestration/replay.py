@@ -28,14 +28,14 @@ class Ahead:
     def put(self, owner: object, pack: PackScores) -> None:
         """Keeps a pack, and drops the oldest ones if that is too much."""
         self._packs[owner, pack.first] = pack
-        self._bytes += _size(pack)
+        self._bytes += pack.nbytes
         while self._bytes > self._limit:
-            self._bytes -= _size(self._packs.popitem(last=False)[1])
+            self._bytes -= self._packs.popitem(last=False)[1].nbytes
 
     def take(self, owner: object, first: int) -> PackScores | None:
         """Hands a pack out; None when it is not kept."""
         pack = self._packs.pop((owner, first), None)
-        self._bytes -= 0 if pack is None else _size(pack)
+        self._bytes -= 0 if pack is None else pack.nbytes
         return pack
 
 
@@ -65,7 +65,3 @@ class Replay:
         if packs.file != self._audit.packs[packs.start]:
             return None
         return self._ahead.take(self, self._audit.packs[packs.start][0])
-
-
-def _size(pack: PackScores) -> int:
-    return pack.scores.nbytes + pack.members.nbytes

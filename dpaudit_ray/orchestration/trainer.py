@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from .. import seeds
 from ..errors import DpauditError
-from ..mechanisms.base import LongSession, PartSeeds, Session
+from ..mechanisms.base import LongSession, Mechanism, Outcome, PartSeeds, Session
 from ..plan.failures import Failure
 from ..plan.model import Pack, Part, Plan, PlannedPreparation
 from ..storage import arrays
@@ -96,10 +96,12 @@ class Trainer:
         minutes = self._sweep.resources.checkpoint_minutes
         if self._keeper is not None and minutes and isinstance(session, LongSession):
             kept = OfPack(self._keeper, pack, minutes)
-            scores = session.run_on(members, noise, audit.horizons, kept)
+            found = session.run_on(members, noise, audit.horizons, kept)
         else:
-            scores = session.run(members, noise, audit.horizons)
-        return PackScores(pack.first, members, audit.horizons, scores)
+            found = session.run(members, noise, audit.horizons)
+        outcome = found if isinstance(found, Outcome) else Outcome(found)
+        _check_measures(self._sweep.cells[pack.audit].mechanism, outcome)
+        return PackScores(pack.first, members, audit.horizons, outcome.scores, outcome.utility)
 
     def prepare(self, part: Part) -> Arrays:
         """One part of a preparation: no bit is drawn for it, and none is at hand."""
@@ -210,6 +212,15 @@ class Trainer:
                 session = cell.mechanism.open_prepared(*known, self._fetch(index))
             self._opened = (index, session)
         return self._opened[1]
+
+
+def _check_measures(mechanism: Mechanism, outcome: Outcome) -> None:
+    told = {name: values.shape for name, values in outcome.utility.items()}
+    if told != dict.fromkeys(mechanism.measured, outcome.scores.shape):
+        raise TypeError(
+            f"{mechanism.name} told of {told} beside scores of shape {outcome.scores.shape}; it "
+            f"measures {', '.join(mechanism.measured) or 'nothing'}, each of that shape"
+        )
 
 
 def _attempt(work: Callable[[P], T], pack: P) -> T | Failure:

@@ -14,7 +14,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -196,13 +196,14 @@ def values(pack: FoldedPack, column: int = -1) -> npt.NDArray[np.float64]:
 class Trials:
     """A whole prefix: `members` bool [n], `scores` float64 [n, steps], `missed` bool [n].
 
-    A missed trial has NaN at every step.
+    A missed trial has NaN at every step. `utility` has what was measured beside, like `scores`.
     """
 
     steps: tuple[int, ...]
     members: npt.NDArray[np.bool_]
     scores: npt.NDArray[np.float64]
     missed: npt.NDArray[np.bool_]
+    utility: Mapping[str, npt.NDArray[np.float64]]
 
     @classmethod
     def of(cls, audit: PlannedAudit, packs: Iterable[FoldedPack]) -> Trials:
@@ -211,21 +212,29 @@ class Trials:
         n, k, reached = ends[-1], len(audit.horizons), 0
         members, missed = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
         scores = np.full((n, k), math.nan)
+        utility: dict[str, npt.NDArray[np.float64]] = {}
         for pack in packs:
             here = slice(pack.first, pack.last + 1)
             members[here], missed[here] = pack.members, isinstance(pack, MissedPack)
             if isinstance(pack, PackScores):
                 scores[here] = pack.scores
+                for name, values in pack.utility.items():
+                    utility.setdefault(name, np.full((n, k), math.nan))[here] = values
             reached = pack.last + 1
-        return cls(audit.horizons, members[:reached], scores[:reached], missed[:reached])
+        found = cls(audit.horizons, members, scores, missed, utility)
+        return found._of(slice(reached))
 
     @property
     def shown(self) -> Trials:
         """Without those that were missed."""
         if not self.missed.any():
             return self
-        kept = ~self.missed
-        return Trials(self.steps, self.members[kept], self.scores[kept], self.missed[kept])
+        return self._of(~self.missed)
+
+    def _of(self, rows: slice | npt.NDArray[np.bool_]) -> Trials:
+        utility = {name: values[rows] for name, values in self.utility.items()}
+        members, scores = self.members[rows], self.scores[rows]
+        return Trials(self.steps, members, scores, self.missed[rows], utility)
 
     def with_errors(self) -> npt.NDArray[np.float64]:
         """Scores at the last step, float64 [n]; missed trials are errors at every threshold.

@@ -36,7 +36,7 @@ STYLE: Any = {
 def audit_figure(title: str, estimates: pd.DataFrame, trials: Trials) -> bytes:
     """A PNG: bounds over steps, and, where there are trials, their scores at the last step.
 
-    Where several steps are recorded, a third panel has the scores over steps.
+    Where several steps are recorded, more panels have the scores over steps, and the accuracy.
 
     Args:
         title: printed above.
@@ -47,7 +47,9 @@ def audit_figure(title: str, estimates: pd.DataFrame, trials: Trials) -> bytes:
     if len(trials.members):
         panels.append(functools.partial(_histogram, trials=trials))
         if len(trials.steps) > 1:
-            panels.append(functools.partial(_path, trials=trials))
+            panels.append(functools.partial(_path, trials=trials, what="score"))
+            if "accuracy" in trials.utility:
+                panels.append(functools.partial(_path, trials=trials, what="accuracy"))
     with mpl.rc_context(STYLE):
         figure, row = side_by_side(len(panels))
         figure.suptitle(title, fontsize=10)
@@ -62,7 +64,7 @@ def side_by_side(panels: int) -> tuple[Figure, list[Any]]:
     They hold tick labels of up to six characters. A layout engine would measure them, and take
     most of a report's time: it draws everything three times more.
     """
-    width = 9 if panels < 3 else 12
+    width = max(9, 4 * panels)
     figure = Figure(figsize=(width, 3.4))
     row = figure.subplots(1, panels, squeeze=False)[0]
     figure.subplots_adjust(left=0.6 / width, right=1 - 0.15 / width, bottom=0.145, top=0.9)
@@ -103,11 +105,12 @@ def _histogram(axes: Any, trials: Trials) -> None:
     axes.set_ylabel("trials")
 
 
-def _path(axes: Any, trials: Trials) -> None:
+def _path(axes: Any, trials: Trials, what: str) -> None:
     """Mean ± 2 standard deviations over the trials of each world, at every step."""
+    values = trials.scores if what == "score" else trials.utility[what]
     for world, colour, name in ((False, COLOURS[0], "out"), (True, COLOURS[1], "in")):
         steps, mean, spread = [], np.empty(0), np.empty(0)
-        for step, column in zip(trials.steps, trials.scores.T, strict=True):
+        for step, column in zip(trials.steps, values.T, strict=True):
             inside = column[(trials.members == world) & np.isfinite(column)]
             if len(inside):
                 steps.append(step)
@@ -115,7 +118,7 @@ def _path(axes: Any, trials: Trials) -> None:
         axes.plot(steps, mean, color=colour, lw=1.2, label=f"canary {name}, ± 2 deviations")
         axes.fill_between(steps, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0)
     axes.set_xlabel("step")
-    axes.set_ylabel("score")
+    axes.set_ylabel(what)
     axes.legend(frameon=False, fontsize=7)
 
 

@@ -18,7 +18,7 @@ from .tables import Run
 
 AGAIN_SECONDS = 10.0
 SHARE = 0.1  # of one core, at most: a page of 50,000 packs takes a minute
-LAST_SECONDS = 10.0  # that a driver waits for the last page; a longer one is finished without it
+LAST_SECONDS = 60.0  # that a driver waits for the last page; a longer one is finished without it
 
 
 def _sleep(seconds: float) -> bool:

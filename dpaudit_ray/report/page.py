@@ -15,8 +15,9 @@ from ..plan.model import PlannedAudit
 from ..plan.prefix import Trials
 from ..printable import lines
 from ..stats import Status
+from ..storage.scores import UTILITY
 from ..version import __version__
-from . import figures, groups, overviews, words
+from . import figures, groups, overviews, utility, words
 from .profiles import Profile
 from .tables import Run, all_estimates, best, overview
 
@@ -43,6 +44,7 @@ def write(run: Run, again: float | None = None) -> str:
         fingerprint=run.plan.fingerprint,
         written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         rows=rows,
+        measured=[name for name in UTILITY if any(row[name] == row[name] for row in rows)],
         pictures=_pictures(run),
         audits=audits,
         words=words,
@@ -106,6 +108,7 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
         "curve_free": _curve_free(final),
         "figure": None,
         "sampled": len(shown.members) > 0,
+        "utility": utility.of(audit, trials),
     }
     if len(mine):
         png = figures.audit_figure(audit.label, mine, shown)

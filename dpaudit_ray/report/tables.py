@@ -19,6 +19,7 @@ from ..stats import Status
 from ..storage.run_directory import RunDirectory
 from ..sweep.audit import AuditSpec
 from ..sweep.spec import Sweep
+from . import utility
 
 EXACT = "exact"  # the estimator of an audit without trials that certifies something
 
@@ -122,7 +123,8 @@ def overview(run: Run) -> list[dict[str, Any]]:
     """One entry per audit: progress, and its first estimator at the last step with the claim.
 
     `epsilon_lower` is to be read with `status`; `epsilon_lower_free` is certified without any
-    assumption, by `free_estimator`. `above_claim` speaks for all steps and estimators.
+    assumption, by `free_estimator`. `above_claim` speaks for all steps and estimators. `accuracy`
+    and `loss` are means over all trainings at the last step, NaN where nothing is held out.
     """
     table = all_estimates(run)
     return [_entry(run, audit, table[table["audit"] == audit.id]) for audit in run.plan.audits]
@@ -133,6 +135,7 @@ def _entry(run: Run, audit: PlannedAudit, table: pd.DataFrame) -> dict[str, Any]
     mine = table[(table["step"] == audit.horizons[-1]) & (table["estimator"] == first)]
     numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
     found = {name: float(mine[name].iloc[0]) if len(mine) else math.nan for name in numbers}
+    measured = run.sweep.cells[run.plan.audits.index(audit)].mechanism.measured
     ratio = found["epsilon_lower"] / audit.claim if audit.claim > 0 else math.nan
     return {
         "audit": audit.id,
@@ -147,6 +150,7 @@ def _entry(run: Run, audit: PlannedAudit, table: pd.DataFrame) -> dict[str, Any]
         "ratio": ratio,
         "interim": bool(mine["interim"].iloc[0]) if len(mine) else first not in _anytime(run),
         "above_claim": bool(table["above_claim"].any()),
+        **utility.means(audit, run.prefix(audit) if measured else ()),
     }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ SCORE_SCHEMA = pa.schema(
         ("score", pa.float64()),
     ]
 )
+UTILITY = ("accuracy", "loss")  # on held-out examples; columns after the score where measured
 ESTIMATE_SCHEMA = pa.schema(
     [
         ("audit", pa.string()),
@@ -43,12 +45,16 @@ ESTIMATE_SCHEMA = pa.schema(
 
 @dataclasses.dataclass(frozen=True)
 class PackScores:
-    """Scores of trials first..first+n-1: `members` bool [n], `scores` float64 [n, len(steps)]."""
+    """Scores of trials first..first+n-1: `members` bool [n], `scores` float64 [n, len(steps)].
+
+    `utility`, like `scores`, by names of UTILITY: what the trained models are worth.
+    """
 
     first: int
     members: npt.NDArray[np.bool_]
     steps: tuple[int, ...]
     scores: npt.NDArray[np.float64]
+    utility: Mapping[str, npt.NDArray[np.float64]] = dataclasses.field(default_factory=dict)
 
     @property
     def last(self) -> int:
@@ -58,9 +64,23 @@ class PackScores:
     def part(self, first: int, last: int) -> PackScores:
         """Trials `first` to `last` of these."""
         rows = slice(first - self.first, last - self.first + 1)
-        return dataclasses.replace(
-            self, first=first, members=self.members[rows], scores=self.scores[rows]
-        )
+        utility = {name: values[rows] for name, values in self.utility.items()}
+        members, scores = self.members[rows], self.scores[rows]
+        return PackScores(first, members, self.steps, scores, utility)
+
+    @classmethod
+    def joined(cls, packs: Sequence[PackScores]) -> Self:
+        """Packs that follow each other as one."""
+        before = packs[0]
+        utility = {n: np.concatenate([pack.utility[n] for pack in packs]) for n in before.utility}
+        members = np.concatenate([pack.members for pack in packs])
+        scores = np.concatenate([pack.scores for pack in packs])
+        return cls(before.first, members, before.steps, scores, utility)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(one.nbytes for one in (self.members, self.scores, *self.utility.values()))
 
     def difference(self, again: PackScores) -> str | None:
         """The first trial that has another score there, bit for bit, in words; None for none."""
@@ -80,7 +100,7 @@ class PackScores:
         return f"gave {after:.6g} for trial {self.first + row}, not {before:.6g}"
 
     def table(self, audit: str) -> pa.Table:
-        """One row per trial and step."""
+        """One row per trial and step; columns of utility where it was measured."""
         n, k = self.scores.shape
         trials = np.arange(self.first, self.first + n)
         columns = [
@@ -88,14 +108,20 @@ class PackScores:
             pa.array(np.repeat(trials, k)),
             pa.array(np.repeat(self.members, k)),
             pa.array(np.tile(np.asarray(self.steps, dtype=np.int32), n)),
-            pa.array(self.scores.reshape(-1), from_pandas=False),
+            *(pa.array(one.reshape(-1), from_pandas=False) for one in self._values),
         ]
-        return pa.Table.from_arrays(columns, schema=SCORE_SCHEMA)
+        return pa.Table.from_arrays(columns, schema=_schema(self.utility))
+
+    @property
+    def _values(self) -> list[npt.NDArray[np.float64]]:
+        return [self.scores, *(self.utility[name] for name in UTILITY if name in self.utility)]
 
     @classmethod
     def from_table(cls, table: pa.Table, audit: str, first: int, last: int) -> PackScores:
         """The inverse of `table`; raises ValueError when rows are missing or not of this pack."""
-        if not table.schema.equals(SCORE_SCHEMA) or any(c.null_count for c in table.columns):
+        measured = [name for name in UTILITY if name in table.column_names]
+        known = table.schema.equals(_schema(measured))
+        if not known or any(c.null_count for c in table.columns):
             raise ValueError("its columns are not those of a score file")
         n = last - first + 1
         k = max(len(table) // n, 1)
@@ -104,12 +130,21 @@ class PackScores:
             table["member"].to_numpy()[::k],
             tuple(table["step"].to_pylist()[:k]),
             np.resize(table["score"].to_numpy(), (n, k)),
+            {name: np.resize(table[name].to_numpy(), (n, k)) for name in measured},
         )
-        if len(pack.members) != n or not pack.table(audit).drop(["score"]).equals(
-            table.drop(["score"])
+        numbers = ["score", *measured]
+        if len(pack.members) != n or not pack.table(audit).drop(numbers).equals(
+            table.drop(numbers)
         ):
             raise ValueError(f"it does not hold trials {first} to {last} of {audit}")
         return pack
+
+
+def _schema(measured: Iterable[str]) -> pa.Schema:
+    found = SCORE_SCHEMA
+    for name in sorted(measured, key=UTILITY.index):
+        found = found.append(pa.field(name, pa.float64()))
+    return found
 
 
 def score_frame(audit: str, packs: Iterable[PackScores]) -> pd.DataFrame:

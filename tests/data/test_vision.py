@@ -85,6 +85,26 @@ def test_digits_have_one_channel(digits: tuple[Path, np.ndarray]) -> None:
     assert data.y.tolist() == [i % 10 for i in range(30)]
 
 
+def test_test_sets_are_scaled_as_training_sets_are(
+    cifar: tuple[Path, np.ndarray], digits: tuple[Path, np.ndarray]
+) -> None:
+    root, images = cifar
+    tests = images[:20] // 2
+    content = {"data": tests.reshape(20, -1), "labels": [i % 10 for i in range(20)]}
+    (root / "cifar-10-batches-py/test_batch").write_bytes(pickle.dumps(content))
+    plain = Cifar10(root=str(root), split="test")
+    assert [file.name for file in plain.files()] == ["test_batch"]
+    assert np.array_equal(plain.load().x, tests.astype(np.float32) / 255)
+    pixels = images.astype(np.float64) / 255
+    scaled = Cifar10(root=str(root), split="test", normalize=True)
+    assert [file.name for file in scaled.files()][-2:] == ["data_batch_5", "test_batch"]
+    mean, spread = (f(axis=(0, 2, 3), keepdims=True) for f in (pixels.mean, pixels.std))
+    wanted = (tests.astype(np.float64) / 255 - mean) / spread
+    np.testing.assert_allclose(scaled.load().x, wanted, atol=1e-5)
+    root, images = digits
+    assert Mnist(root=str(root), split="test").load().x.shape == (30, 1, 28, 28)
+
+
 def test_channels_are_normalized_when_asked(
     cifar: tuple[Path, np.ndarray], digits: tuple[Path, np.ndarray]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -42,6 +43,37 @@ def assert_same(left: PackScores, right: PackScores) -> None:
     assert (left.first, left.last, left.steps) == (right.first, right.last, right.steps)
     assert np.array_equal(left.members, right.members)
     assert left.scores.tobytes() == right.scores.tobytes()
+    assert left.utility.keys() == right.utility.keys()
+    for name, values in left.utility.items():
+        assert values.tobytes() == right.utility[name].tobytes()
+
+
+def measured(first: int = 10, trials: int = 6) -> PackScores:
+    """With both measures, named in another order than columns have."""
+    plain = pack(first, trials)
+    return dataclasses.replace(
+        plain, utility={"loss": plain.scores - 5, "accuracy": plain.scores * 2}
+    )
+
+
+@pytest.mark.parametrize("names", [("accuracy", "loss"), ("loss",)])
+def test_what_models_are_worth_lies_beside_their_scores(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    run, whole = RunDirectory(str(tmp_path / "run")), measured()
+    whole = dataclasses.replace(whole, utility={name: whole.utility[name] for name in names})
+    run.write_scores("a", whole)
+    (file,) = (tmp_path / "run/scores/a").glob("*.parquet")
+    assert pq.read_schema(file).names == [*SCORE_COLUMNS, *names]
+    assert_same(run.read_scores("a", 10, 15), whole)
+    assert_same(PackScores.joined([whole.part(10, 12), whole.part(13, 15)]), whole)
+
+
+def test_a_score_file_with_an_unknown_column_is_refused(tmp_path: Path) -> None:
+    table = measured().table("a")
+    for other in (table.append_column("auc", table["score"]), table.rename_columns({"loss": "x"})):
+        with pytest.raises(ValueError, match="columns"):
+            PackScores.from_table(other, "a", 10, 15)
 
 
 def row(**changes: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -63,14 +62,12 @@ class Kept:
             self._observer.restore(_tensors(found, theta.device))
         return tensor(found["theta"], theta.device)
 
-    def scores(self, shape: tuple[int, int]) -> npt.NDArray[np.float64]:
-        """Scores as far as they are known, float64 [n, horizons]."""
-        found: npt.NDArray[np.float64] = np.full(shape, np.nan)
-        if self.step:
-            found[:] = self._found["scores"]
-        return found
+    @property
+    def known(self) -> Arrays:
+        """What was recorded up to `step`, by name. Asked before `begin`."""
+        return self._found
 
-    def offer(self, step: int, theta: Tensor, scores: npt.NDArray[np.float64]) -> None:
+    def offer(self, step: int, theta: Tensor, recorded: Arrays) -> None:
         """Saves what there is after `step`, if it is time."""
         if self._checkpoints is None or self._steps is None or not self._checkpoints.due:
             return
@@ -78,7 +75,8 @@ class Kept:
             _tell(self._why)
             self._checkpoints = None
             return
-        own = {"by": self._by, "theta": theta.cpu().numpy().copy(), "scores": scores.copy()}
+        own = {name: values.copy() for name, values in recorded.items()}
+        own |= {"by": self._by, "theta": theta.cpu().numpy().copy()}
         if isinstance(self._observer, SavedObserver):
             seen = self._observer.state().items()
             own |= {_WATCHED + name: one.cpu().numpy().copy() for name, one in seen}

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from ... import accounting
 from ...accounting import Sampling
@@ -20,9 +20,10 @@ from ...adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdvers
 from ...data.base import Data, Dataset
 from ...errors import SpecError
 from ...models.base import Model
-from ...plugins import Plugin, nested
+from ...plugins import Plugin, nested, parse
 from ...stats import TradeOff
 from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session
+from . import held_out as holding
 from . import noise
 from .optimizers.base import Optimizer
 from .optimizers.sgd import Sgd
@@ -37,6 +38,14 @@ if TYPE_CHECKING:
     from .training import Training
 
 
+def _held_out(raw: Any) -> Any:
+    if raw is None or isinstance(raw, float):
+        return raw
+    if isinstance(raw, int):
+        raise SpecError("held_out", f"is {raw}; must be a share of the data, as 0.2, or a data set")
+    return parse(Data, raw, "held_out")
+
+
 class DpSgd(Mechanism):
     """The options of DP-SGD. `seed` varies θ_0 and the mini-batches, for repetitions.
 
@@ -48,6 +57,9 @@ class DpSgd(Mechanism):
     draws them for each trial, through Opacus. `epsilon` at `delta`, by `accountant`, stands for
     the noise multiplier that keeps it over all steps; an audit fills in its own δ and its first
     accountant. A batch of more than `physical_batch_size` is processed in parts of at most that.
+
+    On `held_out`, a data set or a share of the data that is then not trained on, accuracy and loss
+    of every trained model are measured, at the steps at which scores are recorded.
 
     Revision 2: the canary joins the sum before θ is rounded; θ_0 is keyed by a whole seed.
     """
@@ -70,6 +82,7 @@ class DpSgd(Mechanism):
     optimizer: Annotated[SerializeAsAny[Optimizer], nested(Optimizer)] = Sgd()
     schedule: Annotated[SerializeAsAny[Schedule], nested(Schedule)] = Constant()
     physical_batch_size: int | None = Field(default=None, ge=1)
+    held_out: Annotated[SerializeAsAny[Data] | float | None, BeforeValidator(_held_out)] = None
     engine: Literal["packed", "opacus"] = "packed"
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     seed: int = Field(default=0, ge=0)
@@ -98,8 +111,15 @@ class DpSgd(Mechanism):
                 f"is secret, but the {self.engine} engine gives all models of a pack the same "
                 "batches; use known, or engine: opacus",
             )
+        if isinstance(self.held_out, float) and not 0 < self.held_out < 1:
+            raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
         self.schedule.check(self.steps)
         return self
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Accuracy and loss, if anything is held out."""
+        return () if self.held_out is None else holding.MEASURES
 
     def for_audit(self, delta: float, accountant: str) -> Self:
         """With the δ and the accountant that `epsilon` is meant at, where it does not say."""
@@ -150,11 +170,13 @@ class DpSgd(Mechanism):
     @property
     def _sizes(self) -> Sizes:
         """Loads the data to know N, and holds the batch size against it."""
-        size = len(self.data.load().y)
+        every = len(self.data.load().y)
+        size = every - holding.size(self.held_out, every)
         if self.batch_size > size:
+            left = "" if size == every else f", {every - size} of {every} held out"
             raise SpecError(
                 "mechanism.batch_size",
-                f"is {self.batch_size}, but {self.data.name} has {size} examples; "
+                f"is {self.batch_size}, but {self.data.name} has {size} examples{left}; "
                 f"use at most {size}",
             )
         return Sizes(size, self.batch_size)
@@ -190,12 +212,14 @@ class DpSgd(Mechanism):
             raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")
 
     def datasets(self) -> Mapping[str, Dataset]:
-        """The training data."""
-        return {self.data.key: self.data.load()}
+        """The training data, and what is held out where it is other data."""
+        used = [self.data, *([self.held_out] if isinstance(self.held_out, Data) else [])]
+        return {data.key: data.load() for data in used}
 
     def check_inputs(self) -> None:
         """Loads the data, holds the batch size against it, and holds the model against autograd."""
         data, _ = self.data.load(), self._sizes
+        holding.split(self.recipe, data, 0)
         if self.engine == "opacus" and self.precision == "bfloat16":
             raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
         from . import rounding

@@ -36,6 +36,7 @@ class Recipe:
     optimizer: Optimizer = _SGD
     schedule: Schedule = _CONSTANT
     physical_batch_size: int | None = None
+    held_out: Data | float | None = None
 
     def rate(self, step: int) -> float:
         """The learning rate of `step`, from 1 on."""

@@ -24,9 +24,10 @@ from ...adversaries.base import (
 )
 from ...engines.packing.packed import PackedModel
 from ...errors import SpecError
-from ..base import Checkpoints
+from ..base import Checkpoints, Outcome
 from .keeping import Kept
 from .training import Training
+from .utility import Record
 
 Scores = npt.NDArray[np.float64]
 A = TypeVar("A", FinalModelAdversary[Any], TrajectoryAdversary[Any])
@@ -130,9 +131,17 @@ class _Crafted(ABC, Generic[A]):
         training.check_claim(canary, adversary.canaries)
         return cls(training, adversary, canary)
 
-    def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Scores:
+    def run(
+        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
+    ) -> Scores | Outcome:
         """See `Session.run`."""
         return self.run_on(members, seed, horizons, None)
+
+    def record(self, shape: tuple[int, int], kept: Kept) -> Record:
+        """Of a pack of `shape`, [n, horizons], as far as it was `kept`."""
+        training = self.training
+        measured = None if training.held_out is None else (training.model, training.held_out)
+        return Record(shape, self.adversary.canaries, measured, kept.known)
 
     @abstractmethod
     def run_on(
@@ -141,7 +150,7 @@ class _Crafted(ABC, Generic[A]):
         seed: int,
         horizons: tuple[int, ...],
         checkpoints: Checkpoints | None,
-    ) -> Scores:
+    ) -> Scores | Outcome:
         """See `LongSession`."""
 
 
@@ -154,11 +163,11 @@ class FinalModelSession(_Crafted[FinalModelAdversary[Any]]):
         seed: int,
         horizons: tuple[int, ...],
         checkpoints: Checkpoints | None,
-    ) -> Scores:
+    ) -> Scores | Outcome:
         """See `LongSession`. Every horizon is judged alone, from θ_0 and θ there."""
         training, kept = self.training, Kept(checkpoints, self.training.by, self.canary)
         inside = _coins(members, self.adversary.canaries).to(training.initial)
-        scores = kept.scores((len(members), len(horizons)))
+        record = self.record((len(members), len(horizons)), kept)
         column = {step: i for i, step in enumerate(horizons)}
         own = _copied(self.canary)
         path = training.run(inside, seed, own, self.adversary.period, kept=kept)
@@ -168,9 +177,9 @@ class FinalModelSession(_Crafted[FinalModelAdversary[Any]]):
             if step in column:
                 released = _Released(training.initial.clone(), theta.clone(), training.model)
                 observed = self.adversary.score(self.canary, released)
-                scores[:, column[step]] = _checked(observed, inside, self.adversary)
-            kept.offer(step, theta, scores)
-        return scores
+                record.put(column[step], _checked(observed, inside, self.adversary), theta)
+            kept.offer(step, theta, record.arrays)
+        return record.outcome
 
 
 class TrajectorySession(_Crafted[TrajectoryAdversary[Any]]):
@@ -182,7 +191,7 @@ class TrajectorySession(_Crafted[TrajectoryAdversary[Any]]):
         seed: int,
         horizons: tuple[int, ...],
         checkpoints: Checkpoints | None,
-    ) -> Scores:
+    ) -> Scores | Outcome:
         """See `LongSession`. A score at a horizon is that of the steps up to there.
 
         The observer gets copies. Two of θ a step cost 1 % of a step of `fcnn`, less of others.
@@ -191,7 +200,7 @@ class TrajectorySession(_Crafted[TrajectoryAdversary[Any]]):
         inside = _coins(members, self.adversary.canaries).to(training.initial)
         observer = self.adversary.observer(self.canary, _Known(training), len(inside))
         kept = Kept(checkpoints, training.by, self.canary, observer)
-        scores = kept.scores((len(members), len(horizons)))
+        record = self.record((len(members), len(horizons)), kept)
         column = {step: i for i, step in enumerate(horizons)}
         own = _copied(self.canary)
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
@@ -199,9 +208,9 @@ class TrajectorySession(_Crafted[TrajectoryAdversary[Any]]):
         seeing = observer if isinstance(observer, TrajectoryObserver) else None
         for step, theta in _seen(path, seeing, kept.step):
             if step in column:
-                scores[:, column[step]] = _checked(observer.scores(), inside, observer)
-            kept.offer(step, theta, scores)
-        return scores
+                record.put(column[step], _checked(observer.scores(), inside, observer), theta)
+            kept.offer(step, theta, record.arrays)
+        return record.outcome
 
 
 def _seen(

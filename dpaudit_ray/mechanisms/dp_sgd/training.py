@@ -20,12 +20,14 @@ from ...engines.packing.packed import PackedModel
 from ...engines.rules.layers import slots_of
 from ...errors import SpecError
 from ...seeds import derive
+from .held_out import split
 from .insertion import Insertion, check_claim
 from .keeping import Kept
 from .optimizers.base import Noisy, State
 from .recipe import Recipe
 from .start import network, seeded
 from .steps import OpacusSteps, PackedSteps, Steps, parts
+from .utility import HeldOut
 
 if TYPE_CHECKING:
     from ...data.base import Dataset
@@ -48,6 +50,7 @@ class Training:
     y: Tensor  # [N]
     batches: tuple[Tensor, ...]  # of the others, at each of T steps: indices [any number]
     classes: int
+    held_out: HeldOut | None = None
 
     @classmethod
     def prepare(
@@ -64,10 +67,15 @@ class Training:
         drawn = derive("initialization", seed, recipe.seed)
         with seeded(drawn):
             body = recipe.model.body(data.x.shape[1:])
-        features = _features(data, body, device, dtype)
+        trained, kept = split(recipe, data, seed)
+
+        def loaded(part: Dataset) -> tuple[Tensor, Tensor]:
+            y = torch.from_numpy(part.y.copy()).to(device)
+            return _features(part, body, device, dtype), y
+
+        features, y = loaded(trained)
         module = network(recipe.model, tuple(features.shape[1:]), data.classes, drawn)
         compute = torch.bfloat16 if recipe.precision == "bfloat16" else None
-        y = torch.from_numpy(data.y.copy()).to(device)
         slots_of(module)  # refuses parameters that could not be moved as they are
         model = PackedModel(module.to(device, dtype), compute=compute)
         model.settle(features[: recipe.batch_size], y[: recipe.batch_size])
@@ -79,8 +87,9 @@ class Training:
             initial=torch.zeros_like(initial) if recipe.hidden_start else initial,
             x=features,
             y=y,
-            batches=_batches(recipe, len(data.y), derive("batches", seed, recipe.seed), device),
+            batches=_batches(recipe, len(y), derive("batches", seed, recipe.seed), device),
             classes=data.classes,
+            held_out=None if kept is None else HeldOut(*loaded(kept)),
         )
 
     @property

@@ -1,0 +1,231 @@
+"""What trained models are worth, measured beside their scores on examples held out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+import dpaudit_ray as da
+from dpaudit_ray.mechanisms.base import Outcome
+from dpaudit_ray.mechanisms.dp_sgd.utility import HeldOut
+from dpaudit_ray.sweep import spec
+from tests.command import changed, dpaudit, inline, refused, write_sweep
+from tests.mechanisms.test_keeping import Cut, CutError
+
+HORIZONS = (2, 4)
+
+
+def mechanism(tiny: dict[str, Any], **changes: Any) -> Any:
+    raw = changed(tiny, "mechanism.steps", 4)
+    raw["mechanism"] |= changes
+    return spec.from_raw(raw).cells[0]
+
+
+def session(tiny: dict[str, Any], **changes: Any) -> Any:
+    cell = mechanism(tiny, **changes)
+    return cell.mechanism.open(cell.adversary, 3, 4, gpu=False)
+
+
+def by_hand(training: Any, theta: torch.Tensor) -> list[list[float]]:
+    """The twin: one model at a time, through the module itself, one example at a time."""
+    found = []
+    for row in theta:
+        torch.nn.utils.vector_to_parameters(row, training.module.parameters())
+        right, total = 0, 0.0
+        for x, y in zip(training.held_out.x, training.held_out.y, strict=True):
+            with torch.no_grad():
+                outputs = training.module(x[None])[0].double()
+            if len(outputs) == 1:
+                outputs = torch.cat([torch.zeros(1, dtype=torch.float64), outputs])
+            right += int(outputs.argmax() == y)
+            total -= float(outputs.log_softmax(0)[y])
+        found.append([right / len(training.held_out.y), total / len(training.held_out.y)])
+    return found
+
+
+@pytest.mark.parametrize("model", ["fcnn", "mlp3"])
+@pytest.mark.parametrize("engine", ["packed", "opacus"])
+def test_accuracy_and_loss_are_those_of_the_module(
+    model: str, engine: str, tiny: dict[str, Any]
+) -> None:
+    opened = session(tiny, model=model, engine=engine, held_out=0.5)
+    training = opened.training
+    members = np.arange(5) % 2 == 0
+    outcome = opened.run(members, 7, HORIZONS)
+    assert isinstance(outcome, Outcome)
+    path = training.run(torch.from_numpy(members).float(), 7, opened.canary, 1)
+    wanted = dict(enumerate(theta.clone() for theta in path))
+    for column, step in enumerate(HORIZONS):
+        twin = np.array(by_hand(training, wanted[step]))
+        assert np.array_equal(outcome.utility["accuracy"][:, column], twin[:, 0])
+        np.testing.assert_allclose(outcome.utility["loss"][:, column], twin[:, 1], rtol=1e-5)
+
+
+def test_examples_that_are_held_out_are_not_trained_on(tiny: dict[str, Any]) -> None:
+    cell = mechanism(tiny, held_out=0.25)
+    whole = cell.mechanism.data.load()
+    training = cell.mechanism.training(3, gpu=False)
+    assert training.examples + len(training.held_out.y) == len(whole.y)
+    assert len(training.held_out.y) == round(len(whole.y) / 4)
+    rows = {tuple(row) for row in training.x.tolist()}
+    assert not rows & {tuple(row) for row in training.held_out.x.tolist()}
+    assert max(int(batch.max()) for batch in training.batches) < training.examples
+    again, other = (cell.mechanism.training(seed, gpu=False) for seed in (3, 4))
+    assert torch.equal(again.held_out.x, training.held_out.x)
+    assert not torch.equal(other.held_out.x, training.held_out.x)
+
+
+def test_a_model_that_diverged_has_no_accuracy(tiny: dict[str, Any]) -> None:
+    training = mechanism(tiny, held_out=0.5).mechanism.training(3, gpu=False)
+    theta = torch.stack([training.initial, torch.full_like(training.initial, torch.nan)])
+    found = training.held_out.measured(training.model, theta)
+    assert np.isfinite(found[:, 0]).all()
+    assert np.isnan(found[:, 1]).all()
+
+
+def test_other_data_change_no_score(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """A test set of one's own is only looked at."""
+    cell = mechanism(tiny)
+    data = cell.mechanism.data.load()
+    np.savez(tmp_path / "test.npz", x=data.x[:40], y=data.y[:40])
+    other = {"name": "npz", "path": str(tmp_path / "test.npz")}
+    members = np.arange(6) % 2 == 0
+    plain = session(tiny).run(members, 7, HORIZONS)
+    measured = session(tiny, held_out=other).run(members, 7, HORIZONS)
+    assert plain.tobytes() == measured.scores.tobytes()
+    assert measured.utility["accuracy"].shape == (6, 2)
+
+
+def test_cut_off_and_gone_on_it_is_worth_the_same(tiny: dict[str, Any]) -> None:
+    members = np.arange(6) % 2 == 0
+    whole = session(tiny, held_out=0.3).run(members, 7, HORIZONS)
+    cut = Cut(3)
+    with pytest.raises(CutError):
+        session(tiny, held_out=0.3).run_on(members, 7, HORIZONS, cut)
+    rest = session(tiny, held_out=0.3).run_on(members, 7, HORIZONS, Cut(-1, cut.found))
+    for name in ("accuracy", "loss"):
+        assert rest.utility[name].tobytes() == whole.utility[name].tobytes()
+
+
+def test_canaries_of_one_training_share_what_it_is_worth(tiny: dict[str, Any]) -> None:
+    raw = changed(tiny, "grid.adversary", [{"name": "biased-dimension", "count": 3}])
+    raw["audit"]["estimators"] = ["several-canaries"]
+    outcome = session(raw, held_out=0.3).run(np.arange(12) % 2 == 0, 7, HORIZONS)
+    rows = outcome.utility["loss"].reshape(4, 3, 2)
+    assert (rows == rows[:, :1]).all()
+    assert len(np.unique(rows[:, 0, 1])) == 4
+
+
+class TestRun:
+    """From a sweep file to the report."""
+
+    @pytest.fixture
+    def done(self, tiny: dict[str, Any], tmp_path: Path) -> Path:
+        tiny["mechanism"] |= {"held_out": 0.3}
+        tiny["audit"] |= {"record_every": 5}
+        assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
+        return tmp_path / "tiny"
+
+    def test_scores_have_columns_of_it(self, done: Path) -> None:
+        files = sorted((done / "scores").glob("*/*.parquet"))
+        scores = pd.concat(map(pd.read_parquet, files))
+        assert list(scores)[5:] == ["accuracy", "loss"]
+        assert scores["accuracy"].between(0, 1).all()
+        assert scores.groupby("step")["loss"].mean().is_monotonic_decreasing  # it learns
+
+    def test_every_view_shows_it(self, done: Path) -> None:
+        result = da.api.Result(str(done), True)
+        row = result.overview.iloc[0]
+        last = result.scores.query("audit == @row.audit and step == step.max()")
+        assert row["accuracy"] == pytest.approx(last["accuracy"].mean())
+        shown = dpaudit("status", done)
+        assert "accuracy" in shown.out
+        assert f"{row['accuracy']:.3f}" in shown.out
+        assert dpaudit("report", done).code == 0
+        html = (done / "report.html").read_text()
+        assert f"accuracy {row['accuracy']:.4f} ±" in html
+        assert "with the canary in" in html
+
+    def test_nothing_is_said_where_nothing_is_held_out(
+        self, tiny: dict[str, Any], tmp_path: Path
+    ) -> None:
+        assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
+        told = json.loads(dpaudit("status", tmp_path / "tiny", "--json").out)
+        assert [(row["accuracy"], row["loss"]) for row in told["audits"]] == 2 * [(None, None)]
+        dpaudit("report", tmp_path / "tiny")
+        assert "held-out" not in (tmp_path / "tiny/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("held_out", "said"),
+    [
+        (0.0, "above 0, below 1"),
+        (1.0, "above 0, below 1"),
+        (0.0001, "hold out at least one"),
+        (100, "share of the data"),
+        (0.95, "held out; use at most"),
+        ("breast_cancers", "breast_cancer"),
+        ({"name": "npz", "path": "none.npz"}, "no file"),
+        ({"name": "npz", "path": "wide.npz"}, "same features"),
+        ({"name": "npz", "path": "many.npz"}, "3 classes"),
+    ],
+)
+def test_bad_input_is_one_line(
+    held_out: Any, said: str, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    shape = mechanism(tiny).mechanism.data.load().x.shape[1:]
+    wide = np.zeros((4, shape[0] + 1), np.float32)
+    np.savez(tmp_path / "wide.npz", x=wide, y=np.array([0, 1, 0, 1]))
+    many = np.zeros((4, *shape), np.float32)
+    np.savez(tmp_path / "many.npz", x=many, y=np.array([0, 1, 2, 1]))
+    tiny["mechanism"]["held_out"] = held_out
+    refused(inline(write_sweep(tmp_path, tiny), tmp_path), said)
+
+
+def worth(member: bool, seed: int) -> tuple[float, dict[str, float]]:
+    rng = np.random.default_rng(seed)
+    return float(member + rng.normal()), {"accuracy": 0.75 + 0.01 * member, "loss": 1.0}
+
+
+def worthless(member: bool, seed: int) -> Any:
+    return float(member), {"loss": 1.0}
+
+
+def function(train: str, measures: Any) -> dict[str, Any]:
+    path = f"{__name__}:{train}"
+    own = {"name": "function", "path": path, "steps": 1, "noise_multiplier": 1.0}
+    own["measures"] = measures
+    audit = {"trials": 100, "delta": 1e-5, "estimators": ["accuracy"], "accountants": ["gaussian"]}
+    return {"name": "own", "mechanism": own, "adversary": "own", "audit": audit}
+
+
+def test_a_function_tells_what_its_model_is_worth(tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, function("worth", ["accuracy"]))
+    assert inline(file, tmp_path).code == 0
+    scores = da.api.Result(str(tmp_path / "own"), True).scores
+    assert list(scores)[5:] == ["accuracy"]
+    assert np.array_equal(scores["accuracy"], 0.75 + 0.01 * scores["member"])
+
+
+def test_a_function_that_does_not_fails_in_one_line(tmp_path: Path) -> None:
+    done = inline(write_sweep(tmp_path, function("worthless", ["accuracy"])), tmp_path)
+    assert done.code == 3
+    assert "not score, {'accuracy': ...}" in done.err
+
+
+@pytest.mark.parametrize("measures", [["auc"], ["loss", "loss"], "loss"])
+def test_measures_are_known_ones(measures: Any, tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, function("worth", measures))
+    refused(inline(file, tmp_path), "mechanism.measures")
+
+
+def test_no_sweep_of_before_has_another_fingerprint(tiny: dict[str, Any]) -> None:
+    assert "held_out" not in yaml.safe_dump(mechanism(tiny).mechanism.identity())
+    assert HeldOut.__name__ not in yaml.safe_dump(mechanism(tiny, held_out=0.5).identity())
