@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..mechanisms.dp_sgd.steps import Steps
-    from ..mechanisms.dp_sgd.training import Training
+    from ..mechanisms.dp_sgd.training import DpSgdTraining
 
 _SIDE = 2048  # of the matrix whose product is the roofline
 _STEPS = 250  # of a trial, as in Cebere et al.
@@ -149,10 +149,10 @@ def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Ben
     return Benchmark(device, threads, gpu, _matmul(training.initial.device, repeats), tuple(rows))
 
 
-def _training(work: Workload, gpu: bool) -> Training:
-    from ..mechanisms.dp_sgd.training import Training
+def _training(work: Workload, gpu: bool) -> DpSgdTraining:
+    from ..mechanisms.dp_sgd.training import DpSgdTraining
 
-    return Training.prepare(_recipe(work), seed=0, gpu=gpu)
+    return DpSgdTraining.prepare(_recipe(work), seed=0, gpu=gpu)
 
 
 def _recipe(work: Workload) -> Recipe:
@@ -181,7 +181,7 @@ class _Synthetic(Data):
         return Dataset(x, np.arange(self.examples, dtype=np.int64) % self.classes)
 
 
-def _packed(training: Training, models: int, repeats: int) -> float:
+def _packed(training: DpSgdTraining, models: int, repeats: int) -> float:
     from ..mechanisms.dp_sgd.steps import PackedSteps
 
     steps = PackedSteps(training.recipe, training.model, 0, training.initial.device)
@@ -189,7 +189,7 @@ def _packed(training: Training, models: int, repeats: int) -> float:
     return _seconds(steps, theta, _batch(training), repeats) / models
 
 
-def _opacus(training: Training, repeats: int) -> float:
+def _opacus(training: DpSgdTraining, repeats: int) -> float:
     from ..mechanisms.dp_sgd.steps import OpacusSteps
 
     steps = OpacusSteps(training.recipe, training.module, 0, training.initial.device)
@@ -203,7 +203,7 @@ def _apart(name: str, threads: int, repeats: int) -> float:
 
 
 def _as_it_comes(name: str, threads: int, repeats: int) -> float:
-    """Opacus with the allocator as it is: `Training` would change that."""
+    """Opacus with the allocator as it is: `DpSgdTraining` would change that."""
     import torch
 
     from ..mechanisms.dp_sgd.start import network
@@ -221,7 +221,7 @@ def _as_it_comes(name: str, threads: int, repeats: int) -> float:
     return _seconds(steps, theta, batch, repeats)
 
 
-def _batch(training: Training) -> tuple[Tensor, Tensor]:
+def _batch(training: DpSgdTraining) -> tuple[Tensor, Tensor]:
     own = training.batches[0]
     return training.x[own], training.y[own]
 
@@ -247,7 +247,7 @@ def _timed(call: Callable[[], object], device: torch.device, repeats: int) -> It
         yield time.perf_counter() - start
 
 
-def _flop(training: Training) -> float:
+def _flop(training: DpSgdTraining) -> float:
     """Of one plain forward and backward pass: what any engine must do at least."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode

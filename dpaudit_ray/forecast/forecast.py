@@ -11,7 +11,7 @@ from .. import plan as planning
 from .. import stats
 from ..api import check_inputs
 from ..errors import DpauditError
-from ..orchestration.trainer import Brief, Trainer
+from ..orchestration.trainer import Brief, PackTrainer
 from ..plan import decisions, failures, gathering, preparing
 from ..plan.model import Pack, PlannedAudit
 from ..storage.run_directory import RunDirectory
@@ -107,7 +107,7 @@ def of(
     enough = decisions.decided(run, sweep)
     remaining = [pack for pack in plan.remaining(run, enough) if pack not in left_out]
     rehearsal = Rehearsal(run, plan)
-    trainer = Trainer(sweep.raw, Brief.of(plan), rehearsal.prepared)
+    trainer = PackTrainer(sweep.raw, Brief.of(plan), rehearsal.prepared)
     preparations = rehearsal.of(trainer, preparing.left(run, plan, remaining))
     seconds, problem = _seconds_per_trial(sweep, trainer, remaining, measured)
     audits = []
@@ -162,7 +162,7 @@ def _trials_needed(audit: PlannedAudit, level: tuple[float, float]) -> int | Non
 
 
 def _seconds_per_trial(
-    sweep: Sweep, trainer: Trainer, remaining: list[Pack], calibration: Calibration | None
+    sweep: Sweep, trainer: PackTrainer, remaining: list[Pack], calibration: Calibration | None
 ) -> tuple[dict[int, float], str | None]:
     """By audit, measured once per mechanism on its first pack that is left; stores nothing.
 

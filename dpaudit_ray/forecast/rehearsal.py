@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from ..orchestration.trainer import Trainer
+from ..orchestration.trainer import PackTrainer
 from ..plan import preparing
 from ..plan.failures import Failure
 from ..plan.model import Part, Plan
@@ -37,7 +37,7 @@ class Rehearsal:
         self._made: dict[tuple[str, int], Arrays] = {}
         self.problem: str | None = None  # why a part could not be made
 
-    def of(self, trainer: Trainer, left: Sequence[Part]) -> tuple[Preparing, ...]:
+    def of(self, trainer: PackTrainer, left: Sequence[Part]) -> tuple[Preparing, ...]:
         """Every preparation of the plan; `left` are the parts that packs still wait for."""
         by_name: dict[str, list[Part]] = {}
         for part in left:
@@ -64,7 +64,7 @@ class Rehearsal:
             raise UnpreparedError
         return self._run.read_part(name, part)
 
-    def _seconds(self, trainer: Trainer, left: list[Part]) -> float:
+    def _seconds(self, trainer: PackTrainer, left: list[Part]) -> float:
         if not left:
             return 0.0
         started = time.perf_counter()

@@ -83,7 +83,7 @@ class PartSeeds:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class Measured:
     """Scores of a pack, float64 [n, horizons], and what its models are worth, each likewise.
 
     `utility` has the names of `Mechanism.measured`.
@@ -98,7 +98,7 @@ class Session(Protocol):
 
     def run(
         self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
-    ) -> npt.NDArray[np.float64] | Outcome:
+    ) -> npt.NDArray[np.float64] | Measured:
         """Trains `len(members)` models and scores each at every horizon.
 
         Args:
@@ -108,7 +108,7 @@ class Session(Protocol):
 
         Returns:
             float64 [n, len(horizons)], higher = more "in"; NaN or inf where training diverged. An
-            `Outcome` where the mechanism measures more than that.
+            `Measured` where the mechanism measures more than that.
         """
 
 
@@ -136,7 +136,7 @@ class LongSession(Protocol):
         seed: int,
         horizons: tuple[int, ...],
         checkpoints: Checkpoints,
-    ) -> npt.NDArray[np.float64] | Outcome:
+    ) -> npt.NDArray[np.float64] | Measured:
         """`Session.run` from the last of `checkpoints` on; the same scores, bit for bit."""
 
 

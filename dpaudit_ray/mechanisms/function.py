@@ -29,7 +29,7 @@ from ..adversaries.base import Adversary
 from ..adversaries.own import Own
 from ..errors import SpecError
 from ..stats import TradeOff
-from .base import Arrays, Claimed, Mechanism, Outcome, PartSeeds, Preparation, Session
+from .base import Arrays, Claimed, Measured, Mechanism, PartSeeds, Preparation, Session
 
 Train = Callable[..., Any]
 
@@ -157,7 +157,7 @@ class _Calls:
 
     def run(
         self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
-    ) -> npt.NDArray[np.float64] | Outcome:
+    ) -> npt.NDArray[np.float64] | Measured:
         """See `Session.run`; every trial has a 63-bit seed of its own."""
         children = np.random.SeedSequence(seed).spawn(len(members))
         rows = np.empty((1 + len(self.measures), len(members)))
@@ -166,7 +166,7 @@ class _Calls:
             rows[:, row] = self._numbers(self.train(member, own, **self.options))
         scores, *measured = rows[..., None]
         utility = dict(zip(self.measures, measured, strict=True))
-        return Outcome(scores, utility) if utility else scores
+        return Measured(scores, utility) if utility else scores
 
     def _numbers(self, returned: Any) -> list[float]:
         try:

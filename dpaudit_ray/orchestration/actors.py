@@ -30,8 +30,7 @@ from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .checkpoints import Saved
 from .executors import Checked, Done
 from .progress import Activity, Progress
-from .trainer import Brief, runs_of
-from .trainer import Trainer as PackTrainer
+from .trainer import Brief, PackTrainer, runs_of
 
 P = TypeVar("P", bound=Pack)
 _log = logging.getLogger("dpaudit")

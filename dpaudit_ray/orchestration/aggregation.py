@@ -17,7 +17,6 @@ import dataclasses
 import threading
 import time
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from .. import plan as planning
 from ..plan import decisions, failures, gathering, prefix
@@ -26,7 +25,7 @@ from ..plan.gathering import Stretch
 from ..plan.model import Pack, Part, Plan
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
-from ..storage.scores import PackScores
+from ..storage.scores import EstimateRow, PackScores
 from ..sweep.spec import Sweep
 from .checkpoints import Checkpoints, Saved
 from .folding import AuditState, Taken
@@ -170,7 +169,7 @@ class Aggregation:
         """Writes the current estimates and decisions, and _SUCCESS when nothing is left to do."""
         with self._writing:
             started = time.thread_time()
-            rows: list[dict[str, Any]] = []
+            rows: list[EstimateRow] = []
             enough: dict[int, int] = {}
             complete = True
             for index in range(len(self._plan.audits)):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import queue
-from typing import Any
 
-from .pool import Worker
+from .pool import Reference, Worker
 
 
 class Answers:
@@ -16,19 +15,19 @@ class Answers:
     """
 
     def __init__(self) -> None:
-        self._owners: dict[Any, Worker] = {}
-        self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._owners: dict[Reference, Worker] = {}
+        self._arrived: queue.SimpleQueue[Reference] = queue.SimpleQueue()
 
-    def expect(self, reference: Any, worker: Worker) -> None:
+    def expect(self, reference: Reference, worker: Worker) -> None:
         """Takes a reference that `worker` is to answer."""
         self._owners[reference] = worker
         reference.future().add_done_callback(functools.partial(self._arrive, reference))
 
-    def forget(self, reference: Any) -> None:
+    def forget(self, reference: Reference) -> None:
         """Whatever comes of it is of no interest any more."""
         self._owners.pop(reference, None)
 
-    def wait(self, timeout: float) -> list[tuple[Worker, Any]]:
+    def wait(self, timeout: float) -> list[tuple[Worker, Reference]]:
         """Those that have arrived; waits up to `timeout` seconds for the first."""
         found = []
         try:
@@ -39,5 +38,5 @@ class Answers:
             pass
         return [(self._owners.pop(one), one) for one in found if one in self._owners]
 
-    def _arrive(self, reference: Any, _: object) -> None:
+    def _arrive(self, reference: Reference, _: object) -> None:
         self._arrived.put(reference)

@@ -12,6 +12,7 @@ from ..plan.model import PlannedAudit
 from ..plan.prefix import FoldedPack
 from ..stats import Estimate, Estimator, Status, preferred
 from ..stats.budget import SweepBudget
+from ..storage.scores import EstimateRow
 from ..sweep.estimator import EstimatorSpec
 from ..sweep.spec import Cell
 
@@ -46,11 +47,11 @@ class Estimating:
         if self._free is not None:
             prefix.fold(self._free, pack)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per step, estimator and accountant, as estimates.parquet has them."""
+    def rows(self) -> list[EstimateRow]:
+        """One row per step, estimator and accountant."""
         audit, cell, level = self._audit, self._cell, self._cell.audit
         exact = cell.mechanism.exact(cell.adversary, audit.horizons, level.delta)
-        rows = []
+        rows: list[EstimateRow] = []
         for index, (step, states) in enumerate(zip(audit.horizons, self._states, strict=True)):
             known = cell.mechanism.trade_off(cell.adversary, step)
             found = [(one.given(known), one.epsilon_lower) for one in exact.get(step, ())]
@@ -64,11 +65,11 @@ class Estimating:
                 for state, bound in zip(states, bounds, strict=True)
             ]
             for estimate, together in found:
-                row = _row(estimate, together, free)
                 for accountant, claims in audit.claims.items():
                     claim = claims[index] if math.isfinite(claims[index]) else math.inf
-                    named = {"audit": audit.id, "step": step, "accountant": accountant}
-                    rows.append(row | named | {"epsilon_upper": claim})
+                    beside = {"audit": audit.id, "step": step, "accountant": accountant}
+                    beside |= {"epsilon_upper": claim}
+                    rows.append(_row(estimate, together, free, beside))
         return rows
 
     @property
@@ -148,17 +149,20 @@ class Estimating:
         return state.time_uniform() or not self._audit.extended
 
 
-def _row(estimate: Estimate, together: float, free: Estimate | None) -> dict[str, Any]:
-    return {
-        "trials": estimate.trials,
-        "estimator": estimate.method,
-        "status": estimate.status.value,
-        "epsilon_lower": estimate.epsilon_lower,
-        "mu_lower": estimate.mu_lower,
-        "delta": estimate.delta,
-        "confidence": estimate.confidence,
-        "threshold": estimate.threshold,
-        "epsilon_lower_together": together,
-        "epsilon_lower_free": math.nan if free is None else free.epsilon_lower,
-        "free_estimator": "" if free is None else free.method,
-    }
+def _row(
+    estimate: Estimate, together: float, free: Estimate | None, beside: dict[str, Any]
+) -> EstimateRow:
+    return EstimateRow(
+        trials=estimate.trials,
+        estimator=estimate.method,
+        status=estimate.status.value,
+        epsilon_lower=estimate.epsilon_lower,
+        mu_lower=estimate.mu_lower,
+        delta=estimate.delta,
+        confidence=estimate.confidence,
+        threshold=estimate.threshold,
+        epsilon_lower_together=together,
+        epsilon_lower_free=math.nan if free is None else free.epsilon_lower,
+        free_estimator="" if free is None else free.method,
+        **beside,
+    )

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from .. import stats
 from ..plan import gathering, prefix
@@ -14,7 +13,7 @@ from ..plan.gathering import Bounds, Stretch
 from ..plan.model import Pack, Plan, PlannedAudit
 from ..plan.prefix import FoldedPack
 from ..storage.run_directory import RunDirectory
-from ..storage.scores import PackScores
+from ..storage.scores import EstimateRow, PackScores
 from ..sweep.estimator import EstimatorSpec
 from ..sweep.spec import Sweep
 from .deciding import Decider
@@ -61,7 +60,7 @@ class AuditState:
         self._taken: list[FoldedPack] = []  # those that the estimates do not know yet
         self.decided: int | None = None  # trials that were enough; later ones are not folded
         self._shown: tuple[stats.Estimate, float] | None = None  # kept until the next fold, as
-        self._rows: list[dict[str, Any]] | None = None  # are these: most audits are at rest
+        self._rows: list[EstimateRow] | None = None  # are these: most audits are at rest
         read = functools.partial(prefix.stretch, run, plan, index)
         self._replay = Replay(read, audit, ahead)
         for _ in self._advance(gathering.prefix(audit, there, self._missed)):
@@ -179,7 +178,7 @@ class AuditState:
         cell = self._cell
         return cell.mechanism.claimed(cell.adversary, self._audit.horizons[-1]).gaussian
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[EstimateRow]:
         """The audit's part of estimates.parquet."""
         if self._rows is None:
             self._rows = self._estimates.rows()

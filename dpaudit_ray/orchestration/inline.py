@@ -12,7 +12,7 @@ from ..sweep.spec import Sweep
 from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .executors import Checked, Done, Outcome
 from .progress import Activity, Progress
-from .trainer import Brief, Trainer
+from .trainer import Brief, PackTrainer
 
 
 class InlineExecutor:
@@ -20,7 +20,7 @@ class InlineExecutor:
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         self._aggregation = Aggregation(sweep, plan, run)
-        self._trainer = Trainer(
+        self._trainer = PackTrainer(
             sweep.raw, Brief.of(plan), self._aggregation.prepared, self._aggregation
         )
         self._queue: collections.deque[Pack] = collections.deque()

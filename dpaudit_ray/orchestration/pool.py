@@ -6,7 +6,8 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from ..plan.model import Pack
 from .nodes import Place, Room
@@ -14,6 +15,13 @@ from .nodes import Place, Room
 PACKS_PER_TRAINER = 2  # one running, one waiting: no trainer idles while the driver reacts
 RESIZE_SECONDS = 2.0
 PATIENT_SECONDS = 60.0  # without any trainer, before the user is told again
+
+
+class Reference(Protocol):
+    """What Ray gives for an answer that is still to come; a key for it, too."""
+
+    def future(self) -> Future[Any]:
+        """Done when the answer is there."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -26,10 +34,10 @@ class Worker:
     """
 
     name: str
-    actor: Any
-    greeting: Any
+    actor: Any  # Ray's handle, whose methods are those of `actors.Trainer`
+    greeting: Reference
     place: Place | None = None
-    packs: dict[Any, Pack] = dataclasses.field(default_factory=dict)
+    packs: dict[Reference, Pack] = dataclasses.field(default_factory=dict)
     suspected: set[Pack] = dataclasses.field(default_factory=set)
     leaving: bool = False
     proven: bool = False  # it has done a pack
@@ -45,13 +53,13 @@ class Worker:
         """Whether it may be given new packs."""
         return self.ready and not self.leaving and not self.suspected
 
-    def given(self, reference: Any, pack: Pack) -> None:
+    def given(self, reference: Reference, pack: Pack) -> None:
         """Takes a pack on; it runs from now on if it is the only one."""
         if not self.packs:
             self.since = time.monotonic()
         self.packs[reference] = pack
 
-    def answered(self, reference: Any) -> Pack:
+    def answered(self, reference: Reference) -> Pack:
         """Takes a pack off; the next one runs from now on."""
         self.since = time.monotonic()
         return self.packs.pop(reference)

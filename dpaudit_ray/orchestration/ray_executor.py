@@ -21,7 +21,7 @@ from .executors import Done, Lost, Outcome
 from .fleet import Fleet
 from .link import Link, ours
 from .nodes import Nodes, Place, beside_the_driver, last_line
-from .pool import Pool, Worker
+from .pool import Pool, Reference, Worker
 from .progress import Activity, Progress
 from .sharing import TRAINER
 from .suspects import Suspects
@@ -217,7 +217,7 @@ class RayExecutor:
             else:
                 self._hand(worker, "retry_pack", pack, case.failure)
 
-    def _collect(self, worker: Worker, reference: Any) -> Outcome | None:
+    def _collect(self, worker: Worker, reference: Reference) -> Outcome | None:
         """None for a greeting, for what is given up already, and for what is tried once more."""
         if worker not in self._pool.workers:
             return None
@@ -236,7 +236,7 @@ class RayExecutor:
             return None
         return self._answered(worker, self._off(worker, reference), outcome)
 
-    def _off(self, worker: Worker, reference: Any) -> Pack:
+    def _off(self, worker: Worker, reference: Reference) -> Pack:
         pack = worker.answered(reference)
         self._pool.changed(worker)
         return pack

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from .. import seeds
 from ..errors import DpauditError
-from ..mechanisms.base import LongSession, Mechanism, Outcome, PartSeeds, Session
+from ..mechanisms.base import LongSession, Measured, Mechanism, PartSeeds, Session
 from ..plan.failures import Failure
 from ..plan.model import Pack, Part, Plan, PlannedPreparation
 from ..storage import arrays
@@ -63,7 +63,7 @@ def runs_of(pack: Pack) -> int:
     return 1 + math.ceil(RETRIED / pack.size)
 
 
-class Trainer:
+class PackTrainer:
     """Turns packs into scores. The secret bits are drawn here and reach the mechanism only.
 
     `prepared` gives all parts that an audit waits for; what it raises is no failure of a pack.
@@ -99,7 +99,7 @@ class Trainer:
             found = session.run_on(members, noise, audit.horizons, kept)
         else:
             found = session.run(members, noise, audit.horizons)
-        outcome = found if isinstance(found, Outcome) else Outcome(found)
+        outcome = found if isinstance(found, Measured) else Measured(found)
         _check_measures(self._sweep.cells[pack.audit].mechanism, outcome)
         return PackScores(pack.first, members, audit.horizons, outcome.scores, outcome.utility)
 
@@ -214,7 +214,7 @@ class Trainer:
         return self._opened[1]
 
 
-def _check_measures(mechanism: Mechanism, outcome: Outcome) -> None:
+def _check_measures(mechanism: Mechanism, outcome: Measured) -> None:
     told = {name: values.shape for name, values in outcome.utility.items()}
     if told != dict.fromkeys(mechanism.measured, outcome.scores.shape):
         raise TypeError(

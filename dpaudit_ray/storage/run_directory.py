@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -31,7 +30,7 @@ from .arrays import Arrays
 from .arrays import encoded as encoded_arrays
 from .place import RESTORE as RESTORE
 from .place import Place
-from .scores import ESTIMATE_SCHEMA, PackScores, decoded, encoded, frame, score_frame
+from .scores import ESTIMATE_SCHEMA, EstimateRow, PackScores, decoded, encoded, frame, score_frame
 
 RERUN = "run the sweep again: it is set aside and its trials are run again"
 FAILURES = "failures.json"
@@ -183,9 +182,10 @@ class RunDirectory(Place):
 
     # Results ------------------------------------------------------------------------------
 
-    def write_estimates(self, rows: list[dict[str, Any]]) -> None:
+    def write_estimates(self, rows: list[EstimateRow]) -> None:
         """Replaces estimates.parquet."""
-        self._write(_ESTIMATES, encoded(pa.Table.from_pylist(rows, ESTIMATE_SCHEMA)))
+        table = pa.Table.from_pylist(list(map(vars, rows)), ESTIMATE_SCHEMA)
+        self._write(_ESTIMATES, encoded(table))
 
     def estimates(self) -> pd.DataFrame:
         """The latest estimates, empty when none were written yet."""

@@ -44,6 +44,32 @@ ESTIMATE_SCHEMA = pa.schema(
 
 
 @dataclasses.dataclass(frozen=True)
+class EstimateRow:
+    """A bound at one recorded step beside one claim: a row of estimates.parquet, in its order.
+
+    So it is from the aggregator to the report, which reads many as one frame. `epsilon_lower` is
+    at the audit's confidence, `epsilon_lower_together` at the sweep's split level, and
+    `epsilon_lower_free` the audit's bound without an assumption, by `free_estimator`.
+    """
+
+    audit: str
+    step: int
+    trials: int
+    estimator: str
+    status: str
+    epsilon_lower: float
+    mu_lower: float
+    delta: float
+    confidence: float
+    epsilon_upper: float
+    accountant: str
+    threshold: float
+    epsilon_lower_together: float
+    epsilon_lower_free: float
+    free_estimator: str
+
+
+@dataclasses.dataclass(frozen=True)
 class PackScores:
     """Scores of trials first..first+n-1: `members` bool [n], `scores` float64 [n, len(steps)].
 

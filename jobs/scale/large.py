@@ -53,7 +53,7 @@ class Flush:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trainer:
+class PackTrainer:
     """Memory (USS) that a trainer has more with a plan of so many packs than with one of ten."""
 
     packs: int
@@ -135,9 +135,9 @@ class Timed:
         self._lock.release()
 
 
-def trainer(packs: int) -> Trainer:
+def trainer(packs: int) -> PackTrainer:
     """Unpickles, in a process of its own, what Ray hands to a trainer."""
-    return Trainer(packs, _held(packs) - _held(10))
+    return PackTrainer(packs, _held(packs) - _held(10))
 
 
 def _held(packs: int) -> float:

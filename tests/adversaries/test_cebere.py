@@ -19,7 +19,7 @@ from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession
-from dpaudit_ray.mechanisms.dp_sgd.training import Training
+from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.plugins import parse
 
 
@@ -38,14 +38,14 @@ class Released:
 
 
 @pytest.fixture
-def training(tiny: dict) -> Training:
+def training(tiny: dict) -> DpSgdTraining:
     return opened(tiny["mechanism"])
 
 
-def opened(raw: dict) -> Training:
+def opened(raw: dict) -> DpSgdTraining:
     options = parse(Mechanism, raw, "mechanism")
     assert isinstance(options, DpSgd)
-    return Training.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
+    return DpSgdTraining.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
 
 
 def test_cosine_is_minus_the_cosine_of_each_model() -> None:
@@ -60,7 +60,7 @@ def test_cosine_is_minus_the_cosine_of_each_model() -> None:
         assert float(score) == pytest.approx(-twin, rel=1e-12)
 
 
-def test_cosine_inserts_all_that_the_claim_allows_in_any_direction(training: Training) -> None:
+def test_cosine_inserts_all_that_the_claim_allows_in_any_direction(training: DpSgdTraining) -> None:
     """Coordinates of 400 unit vectors have mean 0 and variance 1/p; z of 4.5, 1 seed in 2,000."""
     rng = np.random.default_rng(0)
     drawn = [Cosine().craft(training, rng).direction for _ in range(400)]
@@ -73,7 +73,7 @@ def test_cosine_inserts_all_that_the_claim_allows_in_any_direction(training: Tra
 
 @pytest.mark.parametrize("adversary", [Cosine(), BiasedDimension()], ids=lambda a: a.name)
 def test_scores_are_higher_where_the_canary_is_in(
-    training: Training, adversary: Cosine | BiasedDimension
+    training: DpSgdTraining, adversary: Cosine | BiasedDimension
 ) -> None:
     """With little noise every "in" lies above every "out"."""
     quiet = dataclasses.replace(
@@ -85,7 +85,7 @@ def test_scores_are_higher_where_the_canary_is_in(
     assert scores[members].min() > scores[~members].max()
 
 
-def test_the_norm_of_the_canary_is_that_of_its_own_gradient(training: Training) -> None:
+def test_the_norm_of_the_canary_is_that_of_its_own_gradient(training: DpSgdTraining) -> None:
     """The slow twin asks autograd, model by model. It is not clipped."""
     adversary = Loss(statistic="gradient-norm", example=7)
     session = FinalModelSession.craft(training, adversary, seed=3)
@@ -103,7 +103,7 @@ def test_the_norm_of_the_canary_is_that_of_its_own_gradient(training: Training) 
             assert -scores[i, column] == pytest.approx(float(norm), rel=1e-9)
 
 
-def test_both_statistics_insert_the_same_example(training: Training) -> None:
+def test_both_statistics_insert_the_same_example(training: DpSgdTraining) -> None:
     one, two = (
         FinalModelSession.craft(training, Loss(statistic=kind), seed=3).canary
         for kind in ("loss", "gradient-norm")

@@ -15,7 +15,7 @@ from dpaudit_ray.adversaries.base import Canary, PublicKnowledge, UpdateObserver
 from dpaudit_ray.adversaries.watched_dimension import WatchedDimension
 from dpaudit_ray.mechanisms.base import Session
 from dpaudit_ray.mechanisms.dp_sgd.sessions import TrajectorySession
-from dpaudit_ray.mechanisms.dp_sgd.training import Training
+from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.sweep import spec
 from tests.long import long
 
@@ -91,7 +91,7 @@ def test_the_others_stay_in_where_they_are_not_subtracted(tiny: dict) -> None:
     assert spread[True] < 6 * 6 / 0.05 < spread[False]
 
 
-def moving(training: Training) -> Tensor:
+def moving(training: DpSgdTraining) -> Tensor:
     """C along the dimension that the others push most in the first step."""
     first = training.x[training.batches[0]], training.y[training.batches[0]]
     found = training.sums(training.initial[None], *first, training.clip_norm)[0].abs()
@@ -165,7 +165,7 @@ def test_an_observer_may_ask_for_losses_and_gradients_at_any_theta(tiny: dict) -
     assert known.sample_rate == 64 / 569
 
 
-def _named(training: Training, flat: Tensor) -> dict[str, Tensor]:
+def _named(training: DpSgdTraining, flat: Tensor) -> dict[str, Tensor]:
     parts = dict(training.module.named_parameters())
     cut = torch.split(flat, [part.numel() for part in parts.values()])
     return {k: one.view(parts[k].shape) for k, one in zip(parts, cut, strict=True)}

@@ -23,7 +23,7 @@ from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import ClusterError
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.driver import Driver
-from dpaudit_ray.orchestration.trainer import Trainer
+from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
@@ -72,15 +72,15 @@ def broken_off(
     sweep: Path, storage: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> Outcome:
     """`dpaudit run`, with an error in the fifth pack of the first audit."""
-    train = Trainer.train
+    train = PackTrainer.train
 
-    def breaking(self: Trainer, pack: Any) -> PackScores:
+    def breaking(self: PackTrainer, pack: Any) -> PackScores:
         if (pack.audit, pack.first) == (0, 40):
             raise error
         return train(self, pack)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "train", breaking)
+        patch.setattr(PackTrainer, "train", breaking)
         return inline(sweep, storage)
 
 
@@ -290,7 +290,7 @@ def test_an_extension_that_fails_is_not_complete(
         raise ValueError("boom")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "train", fails)
+        patch.setattr(PackTrainer, "train", fails)
         assert inline(sweep, finished.parent, "--set", "audit.trials=100").code == 3
     assert not (finished / "_SUCCESS").exists()
     status = dpaudit("status", finished)
@@ -344,7 +344,7 @@ def test_plan_counts_what_is_done_and_writes_nothing(
 def test_plan_of_a_finished_run_trains_nothing(
     finished: Path, sweep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trainer, "train", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(PackTrainer, "train", lambda *_: pytest.fail("trained"))
     outcome = dpaudit("plan", sweep, "--storage-path", finished.parent)
     assert outcome.code == 0
     assert "left to do: about 0s on this machine" in outcome.out

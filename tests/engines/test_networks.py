@@ -22,7 +22,7 @@ from dpaudit_ray.engines.cpu.noise import CpuNoise
 from dpaudit_ray.engines.packing import fallback
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
-from dpaudit_ray.mechanisms.dp_sgd.training import Training
+from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.models.base import Model
 from tests.engines.networks import BATCH, CASES, Kind, Outcome
 from tests.engines.test_packed import loss_of
@@ -55,7 +55,7 @@ class Drawn(Data):
         return Dataset(x.astype(np.float32), np.arange(len(x)) % classes)
 
 
-def prepared(name: str) -> Training:
+def prepared(name: str) -> DpSgdTraining:
     options = DpSgd(
         data=Drawn(network=name),
         model=Network(network=name),
@@ -65,10 +65,10 @@ def prepared(name: str) -> Training:
         clip_norm=0.7,
         noise_multiplier=0.5,
     )
-    return Training.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
+    return DpSgdTraining.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
 
 
-def original(training: Training) -> nn.Module:
+def original(training: DpSgdTraining) -> nn.Module:
     """The user's module, built again and touched by nobody."""
     from dpaudit_ray.mechanisms.dp_sgd.start import network
     from dpaudit_ray.seeds import derive
@@ -93,7 +93,9 @@ def clipped(module: nn.Module, flat: Tensor, x: Tensor, y: Tensor, clip: float) 
     return total
 
 
-def by_hand(training: Training, inside: Tensor, canary: GradientCanary | SampleCanary) -> Tensor:
+def by_hand(
+    training: DpSgdTraining, inside: Tensor, canary: GradientCanary | SampleCanary
+) -> Tensor:
     options, noise, module = training.recipe, CpuNoise(9), original(training)
     theta = training.initial.repeat(len(inside), 1)
     for batch in training.batches:
@@ -111,7 +113,7 @@ def by_hand(training: Training, inside: Tensor, canary: GradientCanary | SampleC
     return theta
 
 
-def canaries(training: Training) -> list[GradientCanary | SampleCanary]:
+def canaries(training: DpSgdTraining) -> list[GradientCanary | SampleCanary]:
     direction = torch.zeros_like(training.initial)
     direction[len(direction) // 2] = training.clip_norm
     x, y = training.example(3)

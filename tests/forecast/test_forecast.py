@@ -12,7 +12,7 @@ import pytest
 
 from dpaudit_ray import stats
 from dpaudit_ray.forecast import forecast
-from dpaudit_ray.orchestration.trainer import Trainer
+from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, inline, refused, write_sweep
 
@@ -24,7 +24,7 @@ def outlook(sweep: dict[str, Any], folder: Path) -> forecast.Outlook:
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pack of this machine takes half a second."""
-    monkeypatch.setattr(Trainer, "seconds", lambda *_: 0.5)
+    monkeypatch.setattr(PackTrainer, "seconds", lambda *_: 0.5)
 
 
 @pytest.mark.usefixtures("steady")
@@ -46,11 +46,11 @@ def test_one_pack_is_trained_per_mechanism(
 ) -> None:
     timed: list[tuple[int, int]] = []
 
-    def seconds(_: Trainer, pack: Any) -> float:
+    def seconds(_: PackTrainer, pack: Any) -> float:
         timed.append((pack.audit, pack.first))
         return 1.0
 
-    monkeypatch.setattr(Trainer, "seconds", seconds)
+    monkeypatch.setattr(PackTrainer, "seconds", seconds)
     tiny["grid"]["mechanism.steps"] = [5, 6]
     outlook(tiny, tmp_path)
     assert timed == [(0, 0), (1, 0)]
@@ -154,7 +154,7 @@ def test_a_pack_that_cannot_run_here_leaves_the_time_open(
     def fails(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(Trainer, "seconds", fails)
+    monkeypatch.setattr(PackTrainer, "seconds", fails)
     planned = outlook(tiny, tmp_path)
     assert math.isnan(planned.seconds)
     assert planned.audits[0].claim > 0

@@ -26,13 +26,13 @@ from dpaudit_ray.mechanisms.dp_sgd import rounding
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.recipe import Recipe
 from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession, TrajectorySession
-from dpaudit_ray.mechanisms.dp_sgd.training import Training
+from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.models.base import Model
 
 
 @pytest.fixture
-def training(options: DpSgd) -> Training:
-    return Training.prepare(options.recipe, seed=1, gpu=False)
+def training(options: DpSgd) -> DpSgdTraining:
+    return DpSgdTraining.prepare(options.recipe, seed=1, gpu=False)
 
 
 class Quiet(nn.Module):
@@ -74,7 +74,7 @@ def test_steps_below_the_last_place_show_no_more_than_the_claim(
 
     Added after θ was rounded, the canary showed μ of -0.01, 16 and 10.6.
     """
-    training = Training.prepare(small_steps(options, units), seed=1, gpu=False)
+    training = DpSgdTraining.prepare(small_steps(options, units), seed=1, gpu=False)
     direction = torch.zeros_like(training.initial)
     direction[31] = training.clip_norm
     assert float(training.initial[31]) == 0.75
@@ -93,7 +93,7 @@ def test_steps_below_the_last_place_show_no_more_than_the_claim(
 def test_a_step_with_its_canary_is_rounded_once(options: DpSgd, engine: str) -> None:
     """Half a unit in the last place at most; a canary added afterwards would make it a whole."""
     change = {"engine": engine, "noise_multiplier": 1e-9, "learning_rate": 1e-5, "steps": 1}
-    training = Training.prepare(options.model_copy(update=change).recipe, seed=1, gpu=False)
+    training = DpSgdTraining.prepare(options.model_copy(update=change).recipe, seed=1, gpu=False)
     size = len(training.initial)
     direction = torch.full((size,), training.clip_norm / math.sqrt(size))
     *_, found = training.run(torch.ones(1), 5, GradientCanary(direction), 1)
@@ -140,7 +140,7 @@ class Several(FinalModelAdversary[SampleCanary]):
         return observed.final[:, 0]
 
 
-def test_a_canary_of_several_examples_is_refused(training: Training) -> None:
+def test_a_canary_of_several_examples_is_refused(training: DpSgdTraining) -> None:
     with pytest.raises(SpecError, match="crafted 2 examples with 2 labels for 1 secret bit"):
         FinalModelSession.craft(training, Several(), 0)
     with pytest.raises(SpecError, match="crafted 0 examples"):
@@ -157,7 +157,7 @@ class Changing(ChangingCanary):
         return self.canary
 
 
-def test_a_changing_canary_of_several_examples_is_refused(training: Training) -> None:
+def test_a_changing_canary_of_several_examples_is_refused(training: DpSgdTraining) -> None:
     canary = Changing(SampleCanary(training.x[:2], training.y[:2]))
     with pytest.raises(SpecError, match="2 examples"):
         list(training.run(torch.ones(3), 5, canary, 1))
@@ -165,12 +165,12 @@ def test_a_changing_canary_of_several_examples_is_refused(training: Training) ->
 
 
 @pytest.mark.parametrize("entry", [1e16, math.inf, math.nan])
-def test_an_example_without_a_norm_is_refused(training: Training, entry: float) -> None:
+def test_an_example_without_a_norm_is_refused(training: DpSgdTraining, entry: float) -> None:
     with pytest.raises(SpecError, match="has no norm in float32"):
         training.check_claim(SampleCanary(training.x[:1] * 0 + entry, training.y[:1]))
 
 
-def test_a_gradient_of_another_size_is_refused(training: Training) -> None:
+def test_a_gradient_of_another_size_is_refused(training: DpSgdTraining) -> None:
     with pytest.raises(SpecError, match="its last dimension must be"):
         training.check_claim(GradientCanary(torch.zeros(3)))
 
@@ -180,7 +180,7 @@ def test_a_gradient_of_another_size_is_refused(training: Training) -> None:
 def test_who_has_no_canary_does_not_feel_it(options: DpSgd, engine: str, entry: float) -> None:
     """Bit for bit: a row beyond 1.8e19 has a square beyond float32, and 0 times that is NaN."""
     changed = options.model_copy(update={"engine": engine})
-    training = Training.prepare(changed.recipe, seed=1, gpu=False)
+    training = DpSgdTraining.prepare(changed.recipe, seed=1, gpu=False)
     inside = torch.tensor([0.0, 1.0, 0.0])
     for canary in (
         SampleCanary(training.x[:1] * 0 + entry, training.y[:1]),
@@ -220,7 +220,7 @@ class InPlace(FinalModelAdversary[GradientCanary]):
 def test_a_score_that_works_in_place_changes_no_training(options: DpSgd) -> None:
     members, found = np.arange(6) % 2 == 0, []
     for rude in (False, True):
-        training = Training.prepare(options.recipe, seed=1, gpu=False)
+        training = DpSgdTraining.prepare(options.recipe, seed=1, gpu=False)
         session = FinalModelSession.craft(training, InPlace(rude=rude), 0)
         found.append(session.run(members, 8, (1, 3, 6)))
     np.testing.assert_array_equal(*found)
@@ -252,7 +252,7 @@ class Watching(TrajectoryAdversary[Canary]):
         return Observer(models, self.rude, self.shape)
 
 
-def test_an_observer_that_works_in_place_changes_no_training(training: Training) -> None:
+def test_an_observer_that_works_in_place_changes_no_training(training: DpSgdTraining) -> None:
     members, found = np.arange(6) % 2 == 0, []
     for rude in (False, True):
         session = TrajectorySession.craft(training, Watching(rude=rude), 0)
@@ -260,7 +260,9 @@ def test_an_observer_that_works_in_place_changes_no_training(training: Training)
     np.testing.assert_array_equal(*found)
 
 
-def test_a_canary_that_works_in_place_on_the_models_changes_no_training(training: Training) -> None:
+def test_a_canary_that_works_in_place_on_the_models_changes_no_training(
+    training: DpSgdTraining,
+) -> None:
     canary = GradientCanary(torch.full_like(training.initial, 0.01))
     ends = []
     for inserted in (canary, Changing(canary)):
@@ -270,7 +272,9 @@ def test_a_canary_that_works_in_place_on_the_models_changes_no_training(training
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4, 1), (1, 4), (5,)])
-def test_scores_of_another_shape_are_refused(training: Training, shape: tuple[int, ...]) -> None:
+def test_scores_of_another_shape_are_refused(
+    training: DpSgdTraining, shape: tuple[int, ...]
+) -> None:
     """None is spread over trials."""
     session = TrajectorySession.craft(training, Watching(shape=shape), 0)
     with pytest.raises(SpecError, match=r"the scores of Observer .* of shape \(4,\), one"):
@@ -278,7 +282,7 @@ def test_scores_of_another_shape_are_refused(training: Training, shape: tuple[in
 
 
 @pytest.mark.parametrize("scores", [1.5, None, np.zeros(4), torch.tensor(2.0)], ids=repr)
-def test_what_is_no_tensor_of_scores_is_refused(training: Training, scores: object) -> None:
+def test_what_is_no_tensor_of_scores_is_refused(training: DpSgdTraining, scores: object) -> None:
     class Odd(InPlace):
         def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
             return scores  # type: ignore[return-value]

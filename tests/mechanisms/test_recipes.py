@@ -17,7 +17,7 @@ from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.recipe import Recipe
 from dpaudit_ray.mechanisms.dp_sgd.schedules.base import Schedule
-from dpaudit_ray.mechanisms.dp_sgd.training import Training
+from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.plan import claims
 from dpaudit_ray.sweep import spec
 from tests.command import changed
@@ -31,7 +31,7 @@ def recipe(tiny: dict, **options: Any) -> Recipe:
 
 def end(found: Recipe, kind: str = "gradient", seed: int = 2) -> Tensor:
     """Where three models end, [3, p] in float64; the first and the last have the canary."""
-    training = Training.prepare(found, seed=1, gpu=False, dtype=torch.float64)
+    training = DpSgdTraining.prepare(found, seed=1, gpu=False, dtype=torch.float64)
     x, y = training.example(4)
     direction = torch.zeros_like(training.initial)
     direction[2] = training.clip_norm
@@ -63,7 +63,7 @@ def test_empty_batches_are_noise_alone(engine: str, tiny: dict) -> None:
     """At |B| = 1, one of the others' batches is empty here, and the canary is in none of two."""
     options = {"sampling": "poisson", "batch_size": 1, "steps": 16, "engine": engine}
     found = recipe(tiny, **options)
-    training = Training.prepare(found, seed=1, gpu=False)
+    training = DpSgdTraining.prepare(found, seed=1, gpu=False)
     assert sum(len(batch) == 0 for batch in training.batches) == 1
     seen: list[Tensor] = []
     path = training.run(torch.zeros(2), 3, None, 1, lambda _, __, update: seen.append(update))
@@ -90,7 +90,7 @@ def test_optimizers_take_the_steps_of_their_papers(tiny: dict) -> None:
     for name in ("momentum", "adam"):
         optimizer = {"name": name} | ({"betas": [0.8, 0.9], "eps": 1e-3} if name == "adam" else {})
         found = recipe(tiny, optimizer=optimizer, schedule="linear")
-        training = Training.prepare(found, seed=1, gpu=False, dtype=torch.float64)
+        training = DpSgdTraining.prepare(found, seed=1, gpu=False, dtype=torch.float64)
         seen: list[Tensor] = []
         inside = torch.zeros(2, dtype=torch.float64)
         path = training.run(inside, 3, None, 1, lambda _, __, u, own=seen: own.append(u))
@@ -134,7 +134,7 @@ def test_simulations_follow_optimizer_and_schedule(tiny: dict) -> None:
         "optimizer": {"name": "adam", "eps": 1e-3},
     }
     large = {"clip_norm": 1e6, "noise_multiplier": 1e-18}
-    training = Training.prepare(recipe(tiny, **options, **large), 1, False, torch.float64)
+    training = DpSgdTraining.prepare(recipe(tiny, **options, **large), 1, False, torch.float64)
     trained = [t.clone() for t in training.run(torch.zeros(1).double(), 0, None, 1)]
     for found, expected in zip(training.simulate(1, False, 0), trained, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)

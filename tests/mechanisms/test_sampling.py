@@ -19,7 +19,7 @@ from dpaudit_ray.mechanisms.dp_sgd.insertion import Insertion
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.sampling.base import Sampler, Sizes
 from dpaudit_ray.mechanisms.dp_sgd.sampling.poisson import Poisson
-from dpaudit_ray.mechanisms.dp_sgd.training import Training
+from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.seeds import derive
 from dpaudit_ray.stats import curve
 from dpaudit_ray.stats.claim_test import ClaimTest
@@ -85,7 +85,7 @@ def test_fixed_batches_have_the_canary_always() -> None:
 def test_coins_are_those_of_the_pack_and_not_of_its_bits(options: DpSgd, name: str) -> None:
     """A trial that has the canary differs from itself without one where its coins say so."""
     sampled = options.model_copy(update={"sampling": scheme(name), "noise_multiplier": 1e-9})
-    training = Training.prepare(sampled.recipe, seed=1, gpu=False, dtype=torch.float64)
+    training = DpSgdTraining.prepare(sampled.recipe, seed=1, gpu=False, dtype=torch.float64)
     direction = torch.zeros_like(training.initial)
     direction[3] = training.clip_norm
     seen: list[npt.NDArray[np.bool_]] = []
@@ -110,7 +110,7 @@ def test_coins_are_those_of_the_pack_and_not_of_its_bits(options: DpSgd, name: s
 
 def test_who_is_not_sampled_takes_the_same_steps_bit_for_bit(options: DpSgd) -> None:
     rare = options.model_copy(update={"sampling": Poisson(), "batch_size": 2})
-    training = Training.prepare(rare.recipe, seed=1, gpu=False)
+    training = DpSgdTraining.prepare(rare.recipe, seed=1, gpu=False)
     direction = torch.zeros_like(training.initial)
     direction[3] = training.clip_norm
     ends = []
@@ -128,7 +128,7 @@ def test_secret_batches_are_those_of_one_trial(options: DpSgd) -> None:
     ends = {}
     for batches_are in ("known", "secret"):
         chosen = options.model_copy(update={**common, "batches": batches_are})
-        training = Training.prepare(chosen.recipe, seed=1, gpu=False, dtype=torch.float64)
+        training = DpSgdTraining.prepare(chosen.recipe, seed=1, gpu=False, dtype=torch.float64)
         inside = torch.zeros(4, dtype=torch.float64)
         *_, end = (t.clone() for t in training.run(inside, 5, None, 1))
         ends[batches_are] = torch.cdist(end, end)[~torch.eye(4, dtype=torch.bool)]

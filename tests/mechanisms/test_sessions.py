@@ -24,11 +24,11 @@ from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession, TrajectorySession
-from dpaudit_ray.mechanisms.dp_sgd.training import Training
+from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 
 
-def opened(options: DpSgd, dtype: torch.dtype = torch.float64) -> Training:
-    return Training.prepare(options.recipe, seed=1, gpu=False, dtype=dtype)
+def opened(options: DpSgd, dtype: torch.dtype = torch.float64) -> DpSgdTraining:
+    return DpSgdTraining.prepare(options.recipe, seed=1, gpu=False, dtype=dtype)
 
 
 class LeastMoved(ChangingCanary):
@@ -161,7 +161,7 @@ def test_opacus_takes_the_same_steps(options: DpSgd, kind: str) -> None:
 
 
 def scores_of(options: DpSgd, models: int) -> tuple[np.ndarray, np.ndarray]:
-    training = Training.prepare(options.recipe, seed=1, gpu=False)
+    training = DpSgdTraining.prepare(options.recipe, seed=1, gpu=False)
     session = FinalModelSession.craft(training, BiasedDimension(choice="simulated"), seed=3)
     members = np.arange(models) % 2 == 0
     scores = session.run(members, 12345, (options.steps,))[:, 0]

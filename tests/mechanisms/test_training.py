@@ -25,12 +25,12 @@ from dpaudit_ray.engines.cpu.noise import CpuNoise
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession
-from dpaudit_ray.mechanisms.dp_sgd.training import Training
+from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 
 
 @pytest.fixture
-def training(options: DpSgd) -> Training:
-    return Training.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
+def training(options: DpSgd) -> DpSgdTraining:
+    return DpSgdTraining.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
 
 
 def last(path: Iterator[torch.Tensor]) -> torch.Tensor:
@@ -40,7 +40,7 @@ def last(path: Iterator[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("period", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["gradient", "sample"])
-def test_update_is_equation_2(training: Training, period: int, kind: str) -> None:
+def test_update_is_equation_2(training: DpSgdTraining, period: int, kind: str) -> None:
     """Two models, one with the canary, stepped by hand: noise sigma C on the sum, fixed |B|."""
     size = len(training.initial)
     direction = torch.zeros(size, dtype=torch.float64)
@@ -67,7 +67,7 @@ def test_update_is_equation_2(training: Training, period: int, kind: str) -> Non
     assert not torch.equal(fast[0], fast[1])
 
 
-def test_horizons_are_runs_that_end_there(training: Training, options: DpSgd) -> None:
+def test_horizons_are_runs_that_end_there(training: DpSgdTraining, options: DpSgd) -> None:
     session = FinalModelSession.craft(training, BiasedDimension(), seed=2)
     members = np.array([True, False, True])
     every = session.run(members, 4, (1, 3, 6))
@@ -80,21 +80,21 @@ def test_horizons_are_runs_that_end_there(training: Training, options: DpSgd) ->
     np.testing.assert_array_equal(every[:, 1], stopped[:, 0])
 
 
-def test_the_same_pack_gives_the_same_scores(training: Training) -> None:
+def test_the_same_pack_gives_the_same_scores(training: DpSgdTraining) -> None:
     session = FinalModelSession.craft(training, Loss(), seed=2)
     members = np.array([True, False] * 5)
     np.testing.assert_array_equal(session.run(members, 4, (6,)), session.run(members, 4, (6,)))
     assert not np.array_equal(session.run(members, 4, (6,)), session.run(members, 5, (6,)))
 
 
-def test_batches_are_full_and_without_repeats_within_an_epoch(training: Training) -> None:
+def test_batches_are_full_and_without_repeats_within_an_epoch(training: DpSgdTraining) -> None:
     per_epoch = training.examples // training.recipe.batch_size
     epoch = torch.cat(training.batches[:per_epoch])
     assert [len(b) for b in training.batches] == [training.recipe.batch_size] * 6
     assert len(set(epoch.tolist())) == len(epoch)
 
 
-def test_a_canary_above_the_clip_norm_is_refused(training: Training) -> None:
+def test_a_canary_above_the_clip_norm_is_refused(training: DpSgdTraining) -> None:
     class Loud(FinalModelAdversary[GradientCanary]):
         name: str = "loud"
 
@@ -108,7 +108,7 @@ def test_a_canary_above_the_clip_norm_is_refused(training: Training) -> None:
         FinalModelSession.craft(training, Loud(), seed=0)
 
 
-def test_simulated_choice_takes_the_dimension_that_moves_least(training: Training) -> None:
+def test_simulated_choice_takes_the_dimension_that_moves_least(training: DpSgdTraining) -> None:
     """The slow twin: simulate, keep the whole trajectory, rank as Algorithm 3 says."""
     strategies = ("noiseless-per-step", "noiseless-final", "noisy-per-step", "noisy-final")
     for strategy in strategies:
@@ -128,7 +128,7 @@ def test_simulated_choice_takes_the_dimension_that_moves_least(training: Trainin
         assert float(moved[chosen]) == pytest.approx(float(moved.min()), abs=1e-12)
 
 
-def test_noiseless_simulation_neither_clips_nor_adds_noise(training: Training) -> None:
+def test_noiseless_simulation_neither_clips_nor_adds_noise(training: DpSgdTraining) -> None:
     theta = training.initial.repeat(1, 1)
     for batch in training.batches:
         sums = training.model.clipped_sums(theta, training.x[batch], training.y[batch], math.inf)
@@ -143,7 +143,7 @@ def test_biased_dimension_separates_the_worlds_as_the_claim_says(options: DpSgd)
     probability 6e-5.
     """
     quiet = options.model_copy(update={"learning_rate": 1e-6, "noise_multiplier": 2.0})
-    training = Training.prepare(quiet.recipe, seed=1, gpu=False)
+    training = DpSgdTraining.prepare(quiet.recipe, seed=1, gpu=False)
     session = FinalModelSession.craft(training, BiasedDimension(choice="simulated"), seed=3)
     members = np.random.default_rng(5).permutation(400) % 2 == 1
     scores = session.run(members, 77, (6,))[:, 0]
@@ -155,7 +155,7 @@ def test_biased_dimension_separates_the_worlds_as_the_claim_says(options: DpSgd)
     assert stats.estimate(scores, members, 1e-5, 0.95).epsilon_lower > 0
 
 
-def test_loss_canary_is_a_real_example_with_another_label(training: Training) -> None:
+def test_loss_canary_is_a_real_example_with_another_label(training: DpSgdTraining) -> None:
     canary = Loss(example=11).craft(training, np.random.default_rng(0))
     x, y = training.example(11)
     assert torch.equal(canary.x, x)

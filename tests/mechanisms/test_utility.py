@@ -13,7 +13,7 @@ import torch
 import yaml
 
 import dpaudit_ray as da
-from dpaudit_ray.mechanisms.base import Outcome
+from dpaudit_ray.mechanisms.base import Measured
 from dpaudit_ray.mechanisms.dp_sgd.utility import HeldOut
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, inline, refused, write_sweep
@@ -59,7 +59,7 @@ def test_accuracy_and_loss_are_those_of_the_module(
     training = opened.training
     members = np.arange(5) % 2 == 0
     outcome = opened.run(members, 7, HORIZONS)
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, Measured)
     path = training.run(torch.from_numpy(members).float(), 7, opened.canary, 1)
     wanted = dict(enumerate(theta.clone() for theta in path))
     for column, step in enumerate(HORIZONS):

@@ -23,7 +23,7 @@ from dpaudit_ray.errors import RunDirectoryError, SpecError
 from dpaudit_ray.mechanisms.dp_sgd import crafting
 from dpaudit_ray.orchestration.order import Order
 from dpaudit_ray.orchestration.prepared import Prepared
-from dpaudit_ray.orchestration.trainer import Brief, Trainer
+from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
 from dpaudit_ray.plan import preparing
 from dpaudit_ray.plan.failures import Failure
 from dpaudit_ray.plan.model import Pack, Part
@@ -136,7 +136,7 @@ def test_a_plan_that_leads_elsewhere_is_refused() -> None:
 def test_no_secret_bit_is_drawn_for_a_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = spec.from_raw(sweep())
     plan = planning.make(prepared)
-    trainer = Trainer(prepared.raw, Brief.of(plan))
+    trainer = PackTrainer(prepared.raw, Brief.of(plan))
 
     def refused(*_: Any) -> Any:
         raise AssertionError("a bit was asked for")

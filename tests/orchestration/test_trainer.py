@@ -10,7 +10,7 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
-from dpaudit_ray.orchestration.trainer import Brief, Trainer
+from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
 from dpaudit_ray.plan.failures import Failure
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
@@ -45,7 +45,7 @@ def test_an_error_in_user_code_is_a_failure_with_its_reason(tiny: dict) -> None:
     tiny["grid"]["adversary"] = ["faulty:Faulty"]
     sweep = spec.from_raw(tiny)
     plan = planning.make(sweep)
-    trainer = Trainer(sweep.raw, Brief.of(plan))
+    trainer = PackTrainer(sweep.raw, Brief.of(plan))
     failure = trainer.attempt(next(plan.remaining(RunDirectory("nowhere"))))
     assert isinstance(failure, Failure)
     assert failure.message == "ZeroDivisionError: scores went wrong"

@@ -17,7 +17,7 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import StorageError
-from dpaudit_ray.orchestration.trainer import Trainer
+from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.plan import failures, salvage
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage.files import Folder
@@ -255,9 +255,9 @@ def test_failures_are_on_record_before_the_driver_ends(
     tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third pack raises; the driver dies in the fifth."""
-    train, count = Trainer.train, [0]
+    train, count = PackTrainer.train, [0]
 
-    def fails(self: Trainer, *arguments: Any) -> Any:
+    def fails(self: PackTrainer, *arguments: Any) -> Any:
         count[0] += 1
         if count[0] == 3:
             raise ValueError("boom")
@@ -265,7 +265,7 @@ def test_failures_are_on_record_before_the_driver_ends(
             raise KeyboardInterrupt
         return train(self, *arguments)
 
-    monkeypatch.setattr(Trainer, "train", fails)
+    monkeypatch.setattr(PackTrainer, "train", fails)
     file = write_sweep(tmp_path, changed(tiny, "mechanism.steps", 3))
     with pytest.raises(KeyboardInterrupt):
         da.run(file, storage_path=str(tmp_path), executor="inline")

@@ -23,7 +23,7 @@ from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.report.tables import Run, all_estimates, best, overview
 from dpaudit_ray.stats import TradeOff
 from dpaudit_ray.storage.run_directory import RunDirectory
-from dpaudit_ray.storage.scores import PackScores
+from dpaudit_ray.storage.scores import EstimateRow, PackScores
 from dpaudit_ray.sweep import spec
 
 SWEEPS = 120
@@ -124,7 +124,7 @@ def test_a_violation_is_marked_and_the_best_is_what_is_certified(tmp_path: Path)
     assert not table["above_claim"].any()
     less = table.assign(epsilon_upper=table["epsilon_upper"] / 20)
     less = less.drop(columns=["label", "interim", "above_claim"])
-    run.directory.write_estimates(less.to_dict("records"))
+    run.directory.write_estimates([EstimateRow(**row) for row in less.to_dict("records")])
     with pytest.raises(RunDirectoryError, match=r"estimates.parquet is not of this plan \("):
         Run.open(run.directory.location)
     again = dataclasses.replace(run, estimates=less)

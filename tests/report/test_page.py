@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import dpaudit_ray as da
@@ -22,6 +23,7 @@ from dpaudit_ray.report import page
 from dpaudit_ray.report.tables import Run, all_estimates, overview
 from dpaudit_ray.stats.thresholds import Worlds
 from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import EstimateRow
 from dpaudit_ray.sweep import spec
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -59,7 +61,7 @@ def test_page_holds_every_audit_with_its_bound_without_assumption(finished: Run)
 def test_the_overview_is_the_same_from_python(finished: Run) -> None:
     table = da.Result(finished.directory.location, complete=True).overview
     assert table["status"].tolist() == ["certified", "if-gaussian"]
-    assert table.to_dict("records") == overview(finished)
+    pd.testing.assert_frame_equal(table, pd.DataFrame(overview(finished)), check_exact=True)
     for column in ("mu_lower", "epsilon_lower", "epsilon_lower_free", "epsilon_lower_together"):
         assert table[column].notna().all()
 
@@ -82,11 +84,9 @@ def test_a_partial_run_is_marked_interim(finished: Run) -> None:
     audit = finished.plan.audits[0]
     (Path(finished.directory.location) / f"scores/{audit.id}/40-49.parquet").unlink()
     table = finished.estimates
-    finished.directory.write_estimates(
-        table.assign(trials=table["trials"].where(table["audit"] != audit.id, 40)).to_dict(
-            "records"
-        )
-    )
+    fewer = table.assign(trials=table["trials"].where(table["audit"] != audit.id, 40))
+    rows = [EstimateRow(**row) for row in fewer.to_dict("records")]
+    finished.directory.write_estimates(rows)
     partial = Run.open(finished.directory.location)
     assert [row["interim"] for row in overview(partial)] == [True, False]
     marks = all_estimates(partial).groupby(["audit", "estimator"])["interim"].all()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray.orchestration.trainer import Trainer
+from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.report import live, page
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage import lease
@@ -102,11 +102,11 @@ def test_status_knows_the_driver_and_the_failures_while_the_sweep_runs(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked from within the last pack, when an earlier one has failed."""
-    train = Trainer.train
+    train = PackTrainer.train
     seen: list[str] = []
     raw: list[Any] = []
 
-    def looking(self: Trainer, pack: Any) -> PackScores:
+    def looking(self: PackTrainer, pack: Any) -> PackScores:
         if (pack.audit, pack.first) == (0, 40):
             raise ValueError("boom")
         if (pack.audit, pack.first) == (1, 80):
@@ -114,7 +114,7 @@ def test_status_knows_the_driver_and_the_failures_while_the_sweep_runs(
             raw.append(json.loads(dpaudit("status", tmp_path / "tiny", "--json").out))
         return train(self, pack)
 
-    monkeypatch.setattr(Trainer, "train", looking)
+    monkeypatch.setattr(PackTrainer, "train", looking)
     assert inline(sweep, tmp_path).code == 3
     assert "trials 40-49 failed: ValueError: boom" in seen[0]
     assert seen[0].splitlines()[-1].startswith("not complete; a driver is at work: process ")
@@ -128,14 +128,14 @@ class TestPage:
     def test_it_is_written_anew_while_the_run_goes_on_and_ends_with_it(
         self, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        train, trained = Trainer.train, threading.Semaphore(9)  # packs of 18
+        train, trained = PackTrainer.train, threading.Semaphore(9)  # packs of 18
         file = tmp_path / "tiny/report.html"
 
-        def waiting(self: Trainer, pack: Any) -> PackScores:
+        def waiting(self: PackTrainer, pack: Any) -> PackScores:
             assert trained.acquire(timeout=60)
             return train(self, pack)
 
-        monkeypatch.setattr(Trainer, "train", waiting)
+        monkeypatch.setattr(PackTrainer, "train", waiting)
         driver = threading.Thread(target=da.run, args=(sweep, str(tmp_path), "inline"))
         driver.start()
         pages: list[str] = []

@@ -18,7 +18,7 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray.errors import DpauditError, LeaseLostError, RunDirectoryError
-from dpaudit_ray.orchestration.trainer import Trainer
+from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.storage import fence, files, lease
 from dpaudit_ray.storage.files import Folder
 from dpaudit_ray.storage.lease import Lease
@@ -277,15 +277,15 @@ def at_the_third_pack(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[],
     """Has something happen, once, while a run trains its third pack."""
 
     def arrange(action: Callable[[], object]) -> None:
-        attempt, count = Trainer.attempt, [0]
+        attempt, count = PackTrainer.attempt, [0]
 
-        def counted(self: Trainer, *arguments: Any) -> Any:
+        def counted(self: PackTrainer, *arguments: Any) -> Any:
             count[0] += 1
             if count[0] == 3:
                 action()
             return attempt(self, *arguments)
 
-        monkeypatch.setattr(Trainer, "attempt", counted)
+        monkeypatch.setattr(PackTrainer, "attempt", counted)
 
     return arrange
 

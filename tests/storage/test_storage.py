@@ -21,7 +21,7 @@ from pyarrow import fs
 
 from dpaudit_ray.errors import RunDirectoryError, StorageError
 from dpaudit_ray.storage.run_directory import RunDirectory
-from dpaudit_ray.storage.scores import ESTIMATE_SCHEMA, SCORE_SCHEMA, PackScores
+from dpaudit_ray.storage.scores import ESTIMATE_SCHEMA, SCORE_SCHEMA, EstimateRow, PackScores
 
 SCORE_COLUMNS = ["audit", "trial", "member", "step", "score"]
 ESTIMATE_COLUMNS = [
@@ -76,10 +76,10 @@ def test_a_score_file_with_an_unknown_column_is_refused(tmp_path: Path) -> None:
             PackScores.from_table(other, "a", 10, 15)
 
 
-def row(**changes: Any) -> dict[str, Any]:
+def row(**changes: Any) -> EstimateRow:
     values = ["a", 6, 90, "accuracy", "certified", 1.5, np.nan, 1e-5, 0.95, np.inf, "prv", np.nan]
     values += [1.4, 0.7, "eps-delta"]
-    return dict(zip(ESTIMATE_COLUMNS, values, strict=True)) | changes
+    return EstimateRow(**dict(zip(ESTIMATE_COLUMNS, values, strict=True)) | changes)
 
 
 def memory(monkeypatch: pytest.MonkeyPatch) -> str:

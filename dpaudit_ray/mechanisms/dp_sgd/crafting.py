@@ -20,12 +20,12 @@ from ..base import Arrays
 from .sessions import FinalModelSession, TrajectorySession
 
 if TYPE_CHECKING:
-    from .training import Training
+    from .training import DpSgdTraining
 
 _FIELDS = {GradientCanary: ("direction",), SampleCanary: ("x", "y")}
 
 
-def crafted(training: Training, adversary: Adversary, seed: int) -> Arrays:
+def crafted(training: DpSgdTraining, adversary: Adversary, seed: int) -> Arrays:
     """The canary's tensors by their names. Raises SpecError for one that is more than tensors."""
     canary = opened(training, adversary, seed).canary
     for kind, fields in _FIELDS.items():
@@ -38,7 +38,7 @@ def crafted(training: Training, adversary: Adversary, seed: int) -> Arrays:
 
 
 def opened(
-    training: Training, adversary: Adversary, seed: int, prepared: Arrays | None = None
+    training: DpSgdTraining, adversary: Adversary, seed: int, prepared: Arrays | None = None
 ) -> FinalModelSession | TrajectorySession:
     """A session with the canary that was `prepared`; crafted now where none was."""
     kind: Any
@@ -57,7 +57,7 @@ def opened(
     return known
 
 
-def _canary(arrays: Arrays, training: Training) -> Canary:
+def _canary(arrays: Arrays, training: DpSgdTraining) -> Canary:
     device = training.initial.device
     tensors = {name: torch.from_numpy(np.array(a)).to(device) for name, a in arrays.items()}
     if "direction" in tensors:

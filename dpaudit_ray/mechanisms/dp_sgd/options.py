@@ -35,7 +35,7 @@ from .schedules.base import Schedule
 from .schedules.constant import Constant
 
 if TYPE_CHECKING:
-    from .training import Training
+    from .training import DpSgdTraining
 
 
 def _held_out(raw: Any) -> Any:
@@ -257,11 +257,11 @@ class DpSgd(Mechanism):
             return TradeOff.CLAIMED
         return TradeOff.GAUSSIAN if self.sampling.known else TradeOff.UNKNOWN
 
-    def training(self, seed: int, gpu: bool) -> Training:
+    def training(self, seed: int, gpu: bool) -> DpSgdTraining:
         """Everything public about the training: data, θ_0, batches, and the engine."""
-        from .training import Training
+        from .training import DpSgdTraining
 
-        return Training.prepare(self.recipe, seed, gpu)
+        return DpSgdTraining.prepare(self.recipe, seed, gpu)
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         """Prepares the training and lets the adversary craft its canary."""

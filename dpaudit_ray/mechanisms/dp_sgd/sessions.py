@@ -24,9 +24,9 @@ from ...adversaries.base import (
 )
 from ...engines.packing.packed import PackedModel
 from ...errors import SpecError
-from ..base import Checkpoints, Outcome
+from ..base import Checkpoints, Measured
 from .keeping import Kept
-from .training import Training
+from .training import DpSgdTraining
 from .utility import Record
 
 Scores = npt.NDArray[np.float64]
@@ -37,7 +37,7 @@ A = TypeVar("A", FinalModelAdversary[Any], TrajectoryAdversary[Any])
 class _Known:
     """What `PublicKnowledge` grants, as copies: an adversary may work in place on all it gets."""
 
-    training: Training
+    training: DpSgdTraining
 
     @property
     def initial(self) -> Tensor:
@@ -120,12 +120,12 @@ class _Released:
 class _Crafted(ABC, Generic[A]):
     """DP-SGD against one adversary, whose canary is crafted."""
 
-    training: Training
+    training: DpSgdTraining
     adversary: A
     canary: Canary
 
     @classmethod
-    def craft(cls, training: Training, adversary: A, seed: int) -> Self:
+    def craft(cls, training: DpSgdTraining, adversary: A, seed: int) -> Self:
         """Crafts the canary; refuses one that breaks the sensitivity of the claim."""
         canary = adversary.craft(_Known(training), np.random.default_rng(seed))
         training.check_claim(canary, adversary.canaries)
@@ -133,7 +133,7 @@ class _Crafted(ABC, Generic[A]):
 
     def run(
         self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
-    ) -> Scores | Outcome:
+    ) -> Scores | Measured:
         """See `Session.run`."""
         return self.run_on(members, seed, horizons, None)
 
@@ -150,7 +150,7 @@ class _Crafted(ABC, Generic[A]):
         seed: int,
         horizons: tuple[int, ...],
         checkpoints: Checkpoints | None,
-    ) -> Scores | Outcome:
+    ) -> Scores | Measured:
         """See `LongSession`."""
 
 
@@ -163,7 +163,7 @@ class FinalModelSession(_Crafted[FinalModelAdversary[Any]]):
         seed: int,
         horizons: tuple[int, ...],
         checkpoints: Checkpoints | None,
-    ) -> Scores | Outcome:
+    ) -> Scores | Measured:
         """See `LongSession`. Every horizon is judged alone, from θ_0 and θ there."""
         training, kept = self.training, Kept(checkpoints, self.training.by, self.canary)
         inside = _coins(members, self.adversary.canaries).to(training.initial)
@@ -179,7 +179,7 @@ class FinalModelSession(_Crafted[FinalModelAdversary[Any]]):
                 observed = self.adversary.score(self.canary, released)
                 record.put(column[step], _checked(observed, inside, self.adversary), theta)
             kept.offer(step, theta, record.arrays)
-        return record.outcome
+        return record.result
 
 
 class TrajectorySession(_Crafted[TrajectoryAdversary[Any]]):
@@ -191,7 +191,7 @@ class TrajectorySession(_Crafted[TrajectoryAdversary[Any]]):
         seed: int,
         horizons: tuple[int, ...],
         checkpoints: Checkpoints | None,
-    ) -> Scores | Outcome:
+    ) -> Scores | Measured:
         """See `LongSession`. A score at a horizon is that of the steps up to there.
 
         The observer gets copies. Two of θ a step cost 1 % of a step of `fcnn`, less of others.
@@ -210,7 +210,7 @@ class TrajectorySession(_Crafted[TrajectoryAdversary[Any]]):
             if step in column:
                 record.put(column[step], _checked(observer.scores(), inside, observer), theta)
             kept.offer(step, theta, record.arrays)
-        return record.outcome
+        return record.result
 
 
 def _seen(

@@ -39,7 +39,7 @@ Watch = Callable[[int, Tensor, Tensor], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
+class DpSgdTraining:
     """The public part of DP-SGD, on one device; also what an adversary may know beforehand."""
 
     recipe: Recipe
@@ -55,7 +55,7 @@ class Training:
     @classmethod
     def prepare(
         cls, recipe: Recipe, seed: int, gpu: bool, dtype: torch.dtype = torch.float32
-    ) -> Training:
+    ) -> DpSgdTraining:
         """Loads the data, draws θ_0 and the mini-batches from (sweep seed, `recipe.seed`)."""
         device = torch.device("cuda" if gpu else "cpu")
         if gpu:

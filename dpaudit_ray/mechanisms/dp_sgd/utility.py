@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.losses import losses
-from ..base import Outcome
+from ..base import Measured
 from .held_out import MEASURES
 
 Floats = npt.NDArray[np.float64]
@@ -77,9 +77,9 @@ class Record:
                 self.arrays[name][:, column] = np.repeat(values, self._canaries)
 
     @property
-    def outcome(self) -> Floats | Outcome:
+    def result(self) -> Floats | Measured:
         """All of it: the scores alone where nothing else was measured."""
         if self._measured is None:
             return self.arrays["scores"]
         utility = {name: values for name, values in self.arrays.items() if name != "scores"}
-        return Outcome(self.arrays["scores"], utility)
+        return Measured(self.arrays["scores"], utility)
