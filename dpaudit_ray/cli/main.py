@@ -315,6 +315,7 @@ def _failures(opened: Run) -> list[str]:
 
 def _opened(location: str) -> Run:
     """A run to read; says what of it is known from its record only."""
+    from ..mechanisms.recorded import Recorded
     from ..report.tables import Run
 
     opened = Run.open(location)
@@ -323,5 +324,10 @@ def _opened(location: str) -> Run:
         terminal.complain(
             f"what takes code of {modules} to tell, claims among it, is as plan.json has it; "
             f"--trust {modules} runs that code"
+        )
+    elif any(isinstance(cell.mechanism, Recorded) for cell in opened.sweep.cells):
+        terminal.complain(
+            "data of the sweep cannot be read here, so claims that depend on how many there are "
+            "are as plan.json has them"
         )
     return opened

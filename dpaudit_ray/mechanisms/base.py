@@ -161,6 +161,11 @@ class Mechanism(Plugin):
         return ()
 
     @property
+    def claim_reads_data(self) -> bool:
+        """Whether it takes the data to tell what is claimed: their number, mostly."""
+        return False
+
+    @property
     def measured(self) -> tuple[str, ...]:
         """What is told of the trained models beside scores: of `storage.scores.UTILITY`."""
         return ()

@@ -187,7 +187,7 @@ class Trainer:
         ray.get(store.remote(pack, result))
         seconds = time.perf_counter() - started
         _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
-        return Done(pack, seconds / runs)
+        return Done(pack, seconds / runs, not self._trainer.resumed)
 
     def check_pack(self, pack: Pack, finished: bool) -> Checked:
         """Runs a pack again and compares; stores nothing."""

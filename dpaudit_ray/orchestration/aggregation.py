@@ -150,7 +150,7 @@ class Aggregation:
         activity = activity or Activity()
         with self._turn:
             audits = [self._shown(index, activity) for index in range(len(self._audits))]
-        return Progress(tuple(audits), activity)
+        return Progress(tuple(audits), activity, self._checkpoints.last)
 
     def keep_up(self) -> None:
         """What is to be done beside folding: to be called every KEEP_UP_SECONDS or so.

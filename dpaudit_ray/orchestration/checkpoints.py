@@ -44,6 +44,12 @@ class Checkpoints:
             for bounds, step in run.checkpoints(audit.id):
                 self._steps.setdefault(Pack(index, *bounds), set()).add(step)
 
+    @property
+    def last(self) -> dict[Pack, int]:
+        """The last step of each pack that has some."""
+        with self._turn:
+            return {pack: max(steps) for pack, steps in self._steps.items() if steps}
+
     def checkpoint(self, pack: Pack) -> Saved | None:
         """See `Keeper`."""
         with self._turn:
@@ -90,11 +96,14 @@ class OfPack:
     def __init__(self, keeper: Keeper, pack: Pack, minutes: float) -> None:
         self._keeper, self._pack, self._seconds = keeper, pack, 60 * minutes
         self._since = time.monotonic()
+        self.resumed = False
 
     def last(self) -> Saved | None:
         """What to go on from; nothing where it cannot be had."""
         try:
-            return self._keeper.checkpoint(self._pack)
+            found = self._keeper.checkpoint(self._pack)
+            self.resumed = found is not None
+            return found
         except Exception as error:  # noqa: BLE001 (boundary: a call to another process, see above)
             _log.warning("%s begins anew: %s", self._pack.what, error)
             return None

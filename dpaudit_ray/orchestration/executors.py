@@ -12,10 +12,14 @@ from .progress import Activity, Progress
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """The pack is stored and folded; its trainer worked on it for `seconds`."""
+    """The pack is stored and folded; its trainer worked on it for `seconds`.
+
+    Which says nothing of how long a whole one takes where it went on from a checkpoint.
+    """
 
     pack: Pack
     seconds: float = 0.0
+    whole: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -95,6 +95,7 @@ class Pool:
         # Trusted trainers that have so many packs, who came first first.
         self._having: list[dict[Worker, None]] = [{} for _ in range(PACKS_PER_TRAINER + 1)]
         self._loads: dict[Worker, int] = {}  # where they are listed
+        self._saved: dict[Pack, int] = {}  # the step that each pack has reached, as far as told
         self._started = 0
         self._resized = -math.inf
         self._quiet_since = time.monotonic()  # some trainer had its place, or the user was told
@@ -164,6 +165,14 @@ class Pool:
     def least_busy(self, among: list[Worker]) -> Worker:
         """The trainer that a new pack goes to."""
         return min(among, key=lambda worker: len(worker.packs))
+
+    def heard(self, saved: Mapping[Pack, int]) -> None:
+        """Who saves a checkpoint is not silent; `saved` has the last step of each pack so far."""
+        fresh = {pack for pack, step in saved.items() if self._saved.get(pack) != step}
+        self._saved = dict(saved)
+        for worker in self.ready if fresh else ():
+            if next(iter(worker.packs.values()), None) in fresh:
+                worker.since = time.monotonic()
 
     def overdue(
         self, limit: Callable[[Pack], float], since: float = -math.inf

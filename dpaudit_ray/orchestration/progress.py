@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from .. import stats
+from ..plan.model import Pack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +55,14 @@ class AuditProgress:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """A snapshot of the whole sweep."""
+    """A snapshot of the whole sweep.
+
+    `saved` has the step of the last checkpoint of each pack that is trained for long.
+    """
 
     audits: tuple[AuditProgress, ...]
     activity: Activity = Activity()
+    saved: Mapping[Pack, int] = dataclasses.field(default_factory=dict)
 
     @property
     def done(self) -> int:

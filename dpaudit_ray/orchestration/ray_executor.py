@@ -152,7 +152,9 @@ class RayExecutor:
 
     def progress(self, activity: Activity) -> Progress:
         """The last answer of the aggregator; asks for the next one without waiting for it."""
-        return self._link.progress(activity)
+        seen = self._link.progress(activity)
+        self._pool.heard(seen.saved)
+        return seen
 
     def flush(self) -> None:
         """Writes the estimates and fetches the snapshot that belongs to them."""
@@ -259,7 +261,7 @@ class RayExecutor:
             return None
         worker.proven = True
         if isinstance(outcome, Done):
-            if not self._link.silence.within(outcome.seconds):
+            if outcome.whole and not self._link.silence.within(outcome.seconds):
                 self._deadlines.measured(outcome.pack, outcome.seconds)
             guilty = self._suspects.done(pack, worker)
             if guilty in self._pool.workers:

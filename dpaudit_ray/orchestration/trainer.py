@@ -83,6 +83,7 @@ class PackTrainer:
         self._prepared = prepared
         self._at_hand: tuple[int, tuple[Arrays, ...]] | None = None  # parts, by audit
         self._opened: tuple[int, Session] | None = None
+        self.resumed = False  # whether the last pack went on from a checkpoint
 
     def train(self, pack: Pack) -> PackScores:
         """Trains and scores one pack; the same pack gives the same scores on every call.
@@ -93,10 +94,12 @@ class PackTrainer:
         members = seeds.bits(self._brief.seed, audit.fingerprint, pack.first, pack.last)
         noise = seeds.noise_seed(self._brief.seed, audit.fingerprint, pack.first)
         session = self._session(pack.audit)
+        self.resumed = False
         minutes = self._sweep.resources.checkpoint_minutes
         if self._keeper is not None and minutes and isinstance(session, LongSession):
             kept = OfPack(self._keeper, pack, minutes)
             found = session.run_on(members, noise, audit.horizons, kept)
+            self.resumed = kept.resumed
         else:
             found = session.run(members, noise, audit.horizons)
         outcome = found if isinstance(found, Measured) else Measured(found)

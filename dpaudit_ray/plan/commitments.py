@@ -2,7 +2,7 @@
 
 A run directory may come from anybody. Whatever follows from `sweep.yaml` is computed again rather
 than believed; what takes code of somebody's own to tell is known from the plan's record, until that
-code is trusted and imported.
+code is trusted and imported, and so is what takes data that cannot be read here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from .. import stats
-from ..errors import RunDirectoryError
+from ..errors import DataError, RunDirectoryError
 from ..mechanisms.recorded import Recorded
 from ..plugins import Unread
 from ..stats import Status
@@ -67,10 +67,11 @@ def check_audit(audit: PlannedAudit, index: int) -> None:
 
 
 def filled(sweep: Sweep, plan: Plan, run: RunDirectory) -> Sweep:
-    """The sweep with what its plan recorded, in place of classes that were not imported."""
+    """The sweep with what its plan recorded, in place of what cannot be told here.
+
+    Of classes that were not imported, and of data that cannot be read.
+    """
     _check_numbers(sweep, plan, run)
-    if not any(cell.unread for cell in sweep.cells):
-        return sweep
     cells = tuple(map(_filled, sweep.cells, plan.audits))
     return sweep.model_copy(update={"cells": cells})
 
@@ -139,10 +140,21 @@ def _other(run: RunDirectory) -> RunDirectoryError:
     return RunDirectoryError(f"{run.location}/plan.json is the plan of another sweep; {RESTORE}")
 
 
+def _lacks_data(cell: Cell) -> bool:
+    """Whether its claim takes data that cannot be read."""
+    try:
+        if cell.mechanism.claim_reads_data:
+            cell.mechanism.claimed(cell.adversary, cell.horizons[-1])
+    except DataError:
+        return True
+    return False
+
+
 def _filled(cell: Cell, audit: PlannedAudit) -> Cell:
     telling = (cell.mechanism, *cell.mechanism.claim_parts)
     known = not any(isinstance(part, Unread) for part in telling)
-    if known and (audit.claimed is None or not isinstance(cell.adversary, Unread)):
+    lacking = known and audit.claimed is not None and _lacks_data(cell)
+    if known and (audit.claimed is None or not isinstance(cell.adversary, Unread)) and not lacking:
         return cell
     mechanism = Recorded(
         name=cell.mechanism.name,

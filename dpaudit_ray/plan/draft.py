@@ -54,7 +54,7 @@ def _plan_audit(
         packs=(*kept, *added),
         declared=_declared(trials, old.declared if old else (), extends),
         mixed=old.mixed if old else False,
-        claimed=claims.asked(cell) if cell.foreign else None,
+        claimed=claims.asked(cell) if cell.foreign or cell.mechanism.claim_reads_data else None,
         canaries=cell.canaries if cell.mechanism.sampled else 1,
     )
 

@@ -19,6 +19,7 @@ from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import LeaseLostError
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.checkpoints import Checkpoints, OfPack
+from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
 from dpaudit_ray.plan.model import Pack, Plan
 from dpaudit_ray.storage.arrays import same
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -82,6 +83,38 @@ def test_scores_that_are_stored_need_no_checkpoint(
     assert files(Path(run.location)) == []
     aggregation.save(pack, (4, saved(4)))  # of another trainer that was taken for lost
     assert files(Path(run.location)) == []
+
+
+def test_what_is_shown_while_it_runs_has_the_last_step_of_each(
+    tiny: dict[str, Any], planned: tuple[Plan, RunDirectory]
+) -> None:
+    plan, run = planned
+    aggregation, pack = Aggregation(spec.from_raw(tiny), plan, run), Pack(0, 0, 9)
+    for step in (3, 5):
+        aggregation.save(pack, (step, saved(step)))
+    assert aggregation.progress().saved == {pack: 5}
+    aggregation.fold(pack, scores_of(plan, pack))
+    assert aggregation.progress().saved == {}
+
+
+def test_a_pack_that_goes_on_tells_nothing_of_how_long_one_takes(
+    tiny: dict[str, Any], planned: tuple[Plan, RunDirectory]
+) -> None:
+    """Else one that was resumed at its last step would make all others count as hung."""
+    plan, run = planned
+    sweep, pack = spec.from_raw(tiny), Pack(0, 0, 9)
+    brief = Brief.of(plan)
+    first = Aggregation(sweep, plan, run)
+    whole = PackTrainer(sweep.raw, brief, keeper=first)
+    changed(sweep.raw, "resources.checkpoint_minutes", 1e-9)
+    scores = whole.train(pack)
+    assert not whole.resumed
+    assert first.checkpoint(pack) is not None
+    again = PackTrainer(sweep.raw, brief, keeper=first)
+    assert again.train(pack).difference(scores) is None
+    assert again.resumed
+    again.train(Pack(0, 10, 19))
+    assert not again.resumed
 
 
 def test_who_lost_the_lease_saves_nothing(planned: tuple[Plan, RunDirectory]) -> None:

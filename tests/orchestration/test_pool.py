@@ -191,3 +191,24 @@ def test_what_was_before_a_silence_is_not_held_against_a_trainer(played: Played)
     played.now += 100
     assert [seconds for _, seconds in played.pool.overdue(lambda pack: 50.0)] == [50.0]
     assert list(played.pool.overdue(lambda pack: 50.0, since=played.now - 40)) == []
+
+
+def test_who_saves_a_checkpoint_is_not_silent(played: Played) -> None:
+    played.resize()
+    played.place("a", "b")
+    played.work(2, 1)
+    first, second = list(played.pool.workers)[:2]
+    second.packs = {9: Pack(0, 9, 9)}
+
+    def overdue() -> list[str]:
+        return [worker.name for worker, _ in played.pool.overdue(lambda pack: 50.0)]
+
+    played.now += 40
+    played.pool.heard({Pack(0, 0, 0): 100, Pack(0, 1, 1): 100})  # that one only waits
+    played.now += 40
+    assert overdue() == [second.name]
+    played.pool.heard({Pack(0, 0, 0): 100})  # nothing new
+    played.now += 20
+    assert overdue() == [first.name, second.name]
+    played.pool.heard({Pack(0, 0, 0): 200, Pack(0, 9, 9): 100})
+    assert overdue() == []

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.spec import Cell
+from tests.command import dpaudit, inline, refused, write_sweep
 
 ACCOUNTANTS = ["gaussian", "rdp", "pld", "prv"]
 
@@ -73,3 +77,41 @@ def test_what_accountants_were_asked_is_read_as_it_was_written() -> None:
     for key, damage in damages:
         with pytest.raises(ValueError, match="training"):
             claims.from_json(claims.to_json(asked) | {key: damage})
+
+
+class TestAwayFromTheData:
+    """A sampled run is read where its data are not: how many there are is as it was recorded."""
+
+    @pytest.fixture
+    def run(self, tiny: dict[str, Any], tmp_path: Path) -> Path:
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(200, 3)).astype(np.float32)
+        np.savez(tmp_path / "mine.npz", x=x, y=(x[:, 0] > 0).astype(int))
+        tiny["mechanism"] |= {
+            "data": {"name": "npz", "path": str(tmp_path / "mine.npz")},
+            "sampling": "poisson",
+            "batch_size": 20,
+        }
+        tiny["audit"]["accountants"] = ["rdp"]
+        assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
+        return tmp_path / "tiny"
+
+    def test_every_view_is_the_same(self, run: Path) -> None:
+        views = (("status", run, "--json"), ("report", run, "--format", "csv"), ("verify", run))
+        here = [dpaudit(*view) for view in views]
+        (run.parent / "mine.npz").unlink()
+        for view, before in zip(views, here, strict=True):
+            away = dpaudit(*view)
+            assert (away.code, away.out) == (before.code, before.out)
+            assert "as plan.json has them" in away.err
+            assert not before.err
+
+    def test_what_is_recorded_is_held_against_the_data_where_they_are(self, run: Path) -> None:
+        plan = json.loads((run / "plan.json").read_text())
+        assert plan["audits"][0]["claimed"]["sample_rate"] == 0.1
+        for audit in plan["audits"]:
+            audit["claims"] = {name: [9.9, 9.9] for name in audit["claims"]}
+        (run / "plan.json").write_text(json.dumps(plan))
+        assert "is not what its sweep promises" in refused("status", run)
+        (run.parent / "mine.npz").unlink()
+        assert "is not what its sweep promises" in refused("status", run)  # by its own record

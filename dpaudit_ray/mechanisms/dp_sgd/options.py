@@ -117,6 +117,11 @@ class DpSgd(Mechanism):
         return self
 
     @property
+    def claim_reads_data(self) -> bool:
+        """Sampling is at a rate of N."""
+        return not self.sampling.known
+
+    @property
     def measured(self) -> tuple[str, ...]:
         """Accuracy and loss, if anything is held out."""
         return () if self.held_out is None else holding.MEASURES
