@@ -160,6 +160,14 @@ class Mechanism(Plugin):
         """Those of its options that are plug-ins and decide, beside itself, what is claimed."""
         return ()
 
+    def worked_out(self) -> Mapping[str, float]:
+        """What takes long to tell from its options: trainers are given it, by `given`."""
+        return {}
+
+    def given(self, worked_out: Mapping[str, float]) -> Self:
+        """Itself, with what was `worked_out` elsewhere."""
+        return self
+
     @property
     def claim_reads_data(self) -> bool:
         """Whether it takes the data to tell what is claimed: their number, mostly."""

@@ -21,7 +21,7 @@ class InlineExecutor:
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         self._aggregation = Aggregation(sweep, plan, run)
         self._trainer = PackTrainer(
-            sweep.raw, Brief.of(plan), self._aggregation.prepared, self._aggregation
+            sweep.raw, Brief.of(plan, sweep), self._aggregation.prepared, self._aggregation
         )
         self._queue: collections.deque[Pack] = collections.deque()
         self._kept_up = time.monotonic()

@@ -67,7 +67,7 @@ class RayExecutor:
 
         ray, sweep, nodes, tell = self._ray, self._sweep, self._nodes, self._tell
         self._trainer_class = actors.Trainer
-        self._shared = (ray.put(sweep.raw), ray.put(Brief.of(self._plan)))
+        self._shared = (ray.put(sweep.raw), ray.put(Brief.of(self._plan, sweep)))
         # Ray keeps one copy on every node that asks, and all trainers there map its memory.
         self._datasets = {key: ray.put(data) for key, data in _datasets(sweep).items()}
         self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]

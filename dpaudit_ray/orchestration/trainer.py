@@ -8,7 +8,7 @@ import functools
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from .. import seeds
@@ -29,12 +29,13 @@ P = TypeVar("P", bound=Pack)
 
 @dataclasses.dataclass(frozen=True)
 class AuditBrief:
-    """What a trainer must know of an audit."""
+    """What a trainer must know of an audit; `worked_out` is of its mechanism."""
 
     label: str
     fingerprint: str
     horizons: tuple[int, ...]
     preparation: PlannedPreparation | None = None
+    worked_out: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +46,11 @@ class Brief:
     audits: tuple[AuditBrief, ...]
 
     @classmethod
-    def of(cls, plan: Plan) -> Brief:
+    def of(cls, plan: Plan, sweep: Sweep) -> Brief:
         """The same for any number of packs."""
         audits = (
-            AuditBrief(a.label, a.fingerprint, a.horizons, a.preparation) for a in plan.audits
+            AuditBrief(a.label, a.fingerprint, a.horizons, a.preparation, c.mechanism.worked_out())
+            for a, c in zip(plan.audits, sweep.cells, strict=True)
         )
         return cls(plan.seed, tuple(audits))
 
@@ -103,18 +105,19 @@ class PackTrainer:
         else:
             found = session.run(members, noise, audit.horizons)
         outcome = found if isinstance(found, Measured) else Measured(found)
-        _check_measures(self._sweep.cells[pack.audit].mechanism, outcome)
+        _check_measures(self._mechanism(pack.audit), outcome)
         return PackScores(pack.first, members, audit.horizons, outcome.scores, outcome.utility)
 
     def prepare(self, part: Part) -> Arrays:
         """One part of a preparation: no bit is drawn for it, and none is at hand."""
-        audit, cell = self._brief.audits[part.audit], self._sweep.cells[part.audit]
+        audit, adversary = self._brief.audits[part.audit], self._sweep.cells[part.audit].adversary
         assert audit.preparation is not None
         own = seeds.derive("prepare", self._brief.seed, audit.preparation.id, part.first)
         known = PartSeeds(self._brief.seed, own)
         gpu = self._sweep.resources.num_gpus > 0
-        found = cell.mechanism.prepare_part(cell.adversary, part.first, known, gpu)
-        return arrays.checked(found, f"the preparation of {cell.mechanism.name}")
+        mechanism = self._mechanism(part.audit)
+        found = mechanism.prepare_part(adversary, part.first, known, gpu)
+        return arrays.checked(found, f"the preparation of {mechanism.name}")
 
     def attempt(self, pack: Pack) -> PackScores | Failure:
         """`train`, with anything the user's code may raise turned into a `Failure`."""
@@ -198,21 +201,24 @@ class PackTrainer:
             torch.cuda.set_per_process_memory_fraction(share)
         return sweep
 
+    def _mechanism(self, index: int) -> Mechanism:
+        return self._sweep.cells[index].mechanism.given(self._brief.audits[index].worked_out)
+
     def _session(self, index: int) -> Session:
         # Packs come audit by audit, so keeping one session open is enough.
         if self._opened is None or self._opened[0] != index:
             self._opened = None
-            cell, audit = self._sweep.cells[index], self._brief.audits[index]
+            mechanism, audit = self._mechanism(index), self._brief.audits[index]
             known = (
-                cell.adversary,
+                self._sweep.cells[index].adversary,
                 self._brief.seed,
                 seeds.derive("craft", self._brief.seed, audit.fingerprint),
                 self._sweep.resources.num_gpus > 0,
             )
             if audit.preparation is None:
-                session = cell.mechanism.open(*known)
+                session = mechanism.open(*known)
             else:
-                session = cell.mechanism.open_prepared(*known, self._fetch(index))
+                session = mechanism.open_prepared(*known, self._fetch(index))
             self._opened = (index, session)
         return self._opened[1]
 

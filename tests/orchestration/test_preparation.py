@@ -136,7 +136,7 @@ def test_a_plan_that_leads_elsewhere_is_refused() -> None:
 def test_no_secret_bit_is_drawn_for_a_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = spec.from_raw(sweep())
     plan = planning.make(prepared)
-    trainer = PackTrainer(prepared.raw, Brief.of(plan))
+    trainer = PackTrainer(prepared.raw, Brief.of(plan, prepared))
 
     def refused(*_: Any) -> Any:
         raise AssertionError("a bit was asked for")

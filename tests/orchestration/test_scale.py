@@ -254,7 +254,7 @@ def test_what_a_trainer_is_given_does_not_grow_with_the_packs(tmp_path: Path) ->
         sweep = spec.from_raw(empty.sweep("scale", packs, 1))
         plan = planning.make(sweep)
         assert len(plan.audits[0].packs) == packs
-        sizes.append(len(pickle.dumps(Brief.of(plan))))
+        sizes.append(len(pickle.dumps(Brief.of(plan, sweep))))
     assert sizes[0] == sizes[1] < 500
 
 

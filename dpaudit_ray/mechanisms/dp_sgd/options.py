@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_validator
 
 from ... import accounting
 from ...accounting import Sampling
@@ -86,6 +86,7 @@ class DpSgd(Mechanism):
     engine: Literal["packed", "opacus"] = "packed"
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     seed: int = Field(default=0, ge=0)
+    _noise: float | None = PrivateAttr(default=None)  # as worked out elsewhere
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -115,6 +116,16 @@ class DpSgd(Mechanism):
             raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
         self.schedule.check(self.steps)
         return self
+
+    def worked_out(self) -> Mapping[str, float]:
+        """The noise that keeps `epsilon`: seconds, for some accountants."""
+        return {} if self.epsilon is None else {"noise": self.noise}
+
+    def given(self, worked_out: Mapping[str, float]) -> Self:
+        """See `Mechanism.given`."""
+        found = self.model_copy()
+        found._noise = worked_out.get("noise")
+        return found
 
     @property
     def claim_reads_data(self) -> bool:
@@ -157,8 +168,9 @@ class DpSgd(Mechanism):
             SpecError: no noise keeps ε.
             DataError: the data cannot be read, whose size sampling needs.
         """
-        if self.noise_multiplier is not None:
-            return self.noise_multiplier
+        stated = self._noise if self.noise_multiplier is None else self.noise_multiplier
+        if stated is not None:
+            return stated
         if self.epsilon is None or self.delta is None or self.accountant is None:
             raise SpecError("mechanism.delta", "is required beside epsilon outside of an audit")
         target = (self.epsilon, self.delta, self.accountant)
