@@ -20,6 +20,8 @@ from dpaudit_ray.storage import lease
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import changed, dpaudit, inline, write_sweep
 from tests.head import free_port, wait_for
+from tests.orchestration import test_preparation
+from tests.orchestration.test_checkpoints import long
 from tests.storage.test_storage import pack
 
 pytest.importorskip("moto.server", reason="moto[server] is not installed: no S3 server to test on")
@@ -148,3 +150,31 @@ def test_a_lease_in_a_bucket(bucket: str, monkeypatch: pytest.MonkeyPatch) -> No
             paused.run.write_scores("a", pack())
     assert packs() == set()
     assert not run.estimates().size
+
+
+def test_checkpoints_and_preparations_in_a_bucket(
+    tiny: dict, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = write_sweep(tmp_path, long(tiny, 0.002))
+    quiet = da.run(str(sweep), storage_path=str(tmp_path / "quiet"), executor="inline")
+    command = [*(sys.executable, "-m", "dpaudit_ray", "run", str(sweep)), "--storage-path", bucket]
+    with subprocess.Popen([*command, "--executor", "inline"], stdout=subprocess.DEVNULL) as driver:
+        wait_for(lambda: len(packs()) >= 2 or driver.poll() is not None, 120)
+        driver.kill()
+    left = packs()
+    assert left
+    assert all("/checkpoints/" in key for key in left)
+    result = da.run(str(sweep), storage_path=bucket, executor="inline")
+    assert result.complete
+    assert not any("/checkpoints/" in key for key in packs())
+    pd.testing.assert_frame_equal(result.scores, quiet.scores, check_exact=True)
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    waiting = test_preparation.sweep(parts=3)
+    there, here = (
+        da.run(waiting, storage_path=place, executor="inline")
+        for place in (bucket, str(tmp_path / "quiet"))
+    )
+    parts = [key for key in packs() if "/preparations/" in key]
+    assert sorted(key.rpartition("/")[2] for key in parts) == [f"{n}.parquet" for n in range(3)]
+    pd.testing.assert_frame_equal(there.scores, here.scores, check_exact=True)
