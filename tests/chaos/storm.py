@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.head import Head, head, wait_for
-from tests.orchestration.nodes import Driver, Node, Nodes, actors, drained, nodes, tree
+from tests.orchestration.nodes import Driver, Node, Nodes, actors, drained, ids, nodes, tree
 
 Kind = Literal["trainer", "node", "drain", "aggregator", "driver", "pause", "gcs"]
 IN_A_ROW = 4  # blows that may follow each other without any progress between them
@@ -170,7 +170,7 @@ class Storm:
 
     def _drain(self) -> str | None:
         victim = self._chosen()
-        if not victim.joined:
+        if not victim.joined or victim.address not in ids(self._cluster.head):
             return None
         drained(self._cluster.head, victim)
         other = self._cluster.nodes.joined()
@@ -183,9 +183,11 @@ class Storm:
         self.driver = self._another()
         return f"process {before.process.pid}, {self.driver.process.pid} takes over"
 
-    def _pause_driver(self) -> str:
+    def _pause_driver(self) -> str | None:
         """It comes back when another driver has worked on the run for a while, and must go."""
         before, around = self.driver, self._cluster.nodes
+        if before.at_work != before.process.pid:
+            return None  # one that was stopped at its start is refused, like any second one
         before.process.send_signal(signal.SIGSTOP)
         extra = around.joined()  # the paused one's trainers keep their places
         deadline, trials = time.monotonic() + TAKEN_OVER, before.trials

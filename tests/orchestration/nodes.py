@@ -146,6 +146,14 @@ class Driver:
         return sum(last - first + 1 for first, last in finished(self._storage))
 
     @property
+    def at_work(self) -> int | None:
+        """The process that holds the run."""
+        for file in self._storage.glob("*/driver.json"):
+            with contextlib.suppress(OSError, ValueError):  # it is replaced just now
+                return int(json.loads(file.read_text())["pid"])
+        return None
+
+    @property
     def works(self) -> bool:
         assert self.process.poll() is None, self.output
         return True
@@ -178,10 +186,11 @@ def drained(center: Head, node: Node) -> None:
     notice = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
     command = ["ray", "drain-node", f"--address={center.gcs}", *notice]
     found = ids(center)[node.address]
-    subprocess.run(
+    done = subprocess.run(
         [*command, f"--node-id={found}", "--deadline-remaining-seconds=60"],
-        env=center.environment, check=True, capture_output=True,
+        env=center.environment, capture_output=True, text=True,
     )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @contextlib.contextmanager
