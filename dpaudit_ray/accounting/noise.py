@@ -6,8 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from scipy import optimize
-
 from ..stats import gdp
 from .claims import epsilon_of
 from .training import Adjacency, Sampling, Training, check_delta
@@ -97,6 +95,8 @@ def _bisected(claim: Callable[[float], float], epsilon: float, tolerance: float)
             low = middle
     if epsilon - found <= tolerance:
         return high
+    from scipy import optimize  # as long to import as all else of this package
+
     # Bisection has bracketed the noise; a finer answer takes a few more claims, not dozens.
     aim = epsilon - tolerance / 2
     return float(

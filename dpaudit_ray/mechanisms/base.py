@@ -145,6 +145,9 @@ class Mechanism(Plugin):
 
     kind: ClassVar[str] = "mechanism"
     home: ClassVar[str] = "dpaudit_ray.mechanisms"
+    # Whether it computes in torch, whose threads are then those of the sweep before it is opened.
+    # A trainer is there in half the time without.
+    uses_torch: ClassVar[bool] = True
 
     @property
     def auto_pack_size(self) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from .. import stats
-from ..plan.model import Pack
+
+if TYPE_CHECKING:
+    from ..plan.model import Pack
 
 
 @dataclasses.dataclass(frozen=True)

@@ -190,9 +190,11 @@ class PackTrainer:
     @functools.cached_property
     def _sweep(self) -> Sweep:
         """Parsed on first use: what a worker cannot import is a failure, not a dead worker."""
+        sweep = spec.from_raw(self._raw)
+        if not any(cell.mechanism.uses_torch for cell in sweep.cells):
+            return sweep
         import torch
 
-        sweep = spec.from_raw(self._raw)
         # Thread counts come from the sweep, not from the machine: they may change last bits.
         torch.set_num_threads(max(1, int(sweep.resources.num_cpus)))
         share = sweep.resources.num_gpus

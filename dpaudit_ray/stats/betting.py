@@ -14,7 +14,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize
 
 from .binomial import check_alpha
 
@@ -62,6 +61,8 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float, floor: float = 0.5) -> flo
         high = 1 - 1e-12
         if excess(high) >= 0:
             return high
+    from scipy import optimize  # as long to import as all else of this package
+
     return float(optimize.brentq(excess, low, high, xtol=1e-10))
 
 

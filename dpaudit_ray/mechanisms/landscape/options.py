@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,8 @@ class Landscape(Mechanism):
     threshold. `width` is in standard deviations of a step's noise; `tuned` is the one with the
     largest ε at δ = 1e-5 after the last step. `seed` draws other trials, for repetitions.
     """
+
+    uses_torch: ClassVar[bool] = False
 
     name: Literal["landscape"] = "landscape"
     steps: int = Field(ge=1, le=10**7)
