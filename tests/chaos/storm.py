@@ -84,6 +84,7 @@ class Storm:
         self._random = random.Random(seed)
         self._started = time.monotonic()
         self.blows: list[Blow] = []
+        self._killed = set[int]()
         self.again = Counter[int]()  # by the exit code of the driver before
         self.driver = self._another()
 
@@ -149,10 +150,12 @@ class Storm:
         """Strikes one of a kind; returns its description, None when there is none just now."""
         if kind in ("trainer", "aggregator"):
             found = actors(os.getpid(), kind.capitalize())
+            found = [one for one in found if one.pid not in self._killed]  # it takes a moment
             if not found:
                 return None
             chosen = self._random.choice(found)
             chosen.kill()
+            self._killed.add(chosen.pid)
             return f"process {chosen.pid}"
         strikes = {
             "node": self._lose, "drain": self._drain, "driver": self._kill_driver,

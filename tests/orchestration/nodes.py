@@ -178,7 +178,8 @@ def ids(center: Head) -> dict[str, str]:
     ask += "{n['NodeManagerAddress']: n['NodeID'] for n in ray.nodes() if n['Alive']}))"
     command = [sys.executable, "-c", ask, center.gcs]
     done = subprocess.run(command, env=center.environment, check=True, capture_output=True)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    (found,) = [line for line in done.stdout.splitlines() if line.startswith('{"')]  # Ray logs too
+    return dict(json.loads(found))
 
 
 def drained(center: Head, node: Node) -> None:
