@@ -248,6 +248,8 @@ def check_inputs(sweep: Sweep) -> None:
         cell.mechanism.model_dump_json(): cell.mechanism for cell in sweep.cells
     }.values():
         mechanism.check_inputs()
+    for cell in {cell.fingerprint: cell for cell in sweep.cells}.values():
+        cell.mechanism.check_records(cell.adversary)
 
 
 def _load(sweep: str | Path | Mapping[str, Any] | Sweep, overrides: Mapping[str, Any]) -> Sweep:

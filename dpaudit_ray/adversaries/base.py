@@ -112,6 +112,20 @@ class PublicKnowledge(Protocol):
         Each is clipped to `clip_norm`, or not at all where it is left out.
         """
 
+    @property
+    def outside(self) -> tuple[Tensor, Tensor] | None:
+        """Records like the private ones that are not trained on: x [m, ...], y [m].
+
+        Those that its shadows were trained on, or that are in reserve; None where there are none.
+        """
+
+    @property
+    def shadows(self) -> Tensor | None:
+        """The adversary's own shadow models, float [s, p]; None where it trains none."""
+
+    def input_gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Gradient by x [m, ...] of the summed loss of these examples, averaged over `theta`."""
+
     def simulate(self, runs: int, noisy: bool, seed: int) -> Iterator[Tensor]:
         """Yields θ_0, θ_1, ..., θ_T of `runs` simulated trainings without the canary, [runs, p].
 
@@ -150,6 +164,11 @@ class Adversary(Plugin):
     crafted_once: ClassVar[bool] = False
 
     period: int = Field(default=1, ge=1)
+
+    @property
+    def reserves(self) -> float | None:
+        """The share of the data that it needs for itself, not trained on; None for none."""
+        return None
 
     @property
     def canaries(self) -> int:

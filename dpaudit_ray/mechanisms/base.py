@@ -158,6 +158,10 @@ class Mechanism(Plugin):
         """Itself, with what it takes from an audit: the δ, and the first of its accountants."""
         return self
 
+    def against(self, adversary: Adversary) -> Self:
+        """Itself, with what it takes from an adversary."""
+        return self
+
     @property
     def claim_parts(self) -> tuple[Plugin, ...]:
         """Those of its options that are plug-ins and decide, beside itself, what is claimed."""
@@ -201,6 +205,9 @@ class Mechanism(Plugin):
     @abstractmethod
     def check_inputs(self) -> None:
         """Loads what the mechanism reads; raises DataError or SpecError if it is unusable."""
+
+    def check_records(self, adversary: Adversary) -> None:
+        """Loads what the adversary reads; raises DataError or SpecError if it is unusable."""
 
     @abstractmethod
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:

@@ -64,10 +64,11 @@ def _short(file: InputFile | None) -> str:
 
 def _files(cells: Iterable[Cell]) -> Iterator[Path]:
     for cell in cells:
-        for name in type(cell.mechanism).model_fields:
-            part = getattr(cell.mechanism, name)
-            if isinstance(part, _Reads):
-                yield from part.files()
+        for owner in (cell.mechanism, cell.adversary):
+            for name in type(owner).model_fields:
+                part = getattr(owner, name)
+                if isinstance(part, _Reads):
+                    yield from part.files()
 
 
 def _digest(path: Path) -> str:

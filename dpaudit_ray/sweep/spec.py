@@ -260,7 +260,7 @@ def _cell(sections: Mapping[str, Any], label: str) -> Cell:
     mechanism = parse(Mechanism, sections["mechanism"], "mechanism")
     adversary = parse(Adversary, sections["adversary"], "adversary")
     audit = validated(AuditSpec, sections["audit"], "audit")
-    mechanism = mechanism.for_audit(audit.delta, audit.accountants[0])
+    mechanism = mechanism.for_audit(audit.delta, audit.accountants[0]).against(adversary)
     cell = Cell(
         mechanism=mechanism, adversary=adversary, audit=audit, label=label or adversary.name
     )

@@ -168,9 +168,9 @@ class TestRun:
     [
         (0.0, "above 0, below 1"),
         (1.0, "above 0, below 1"),
-        (0.0001, "hold out at least one"),
+        (0.0001, "none of 569 examples"),
         (100, "share of the data"),
-        (0.95, "held out; use at most"),
+        (0.95, "to train on, of 569; use at most"),
         ("breast_cancers", "breast_cancer"),
         ({"name": "npz", "path": "none.npz"}, "no file"),
         ({"name": "npz", "path": "wide.npz"}, "same features"),

@@ -178,7 +178,8 @@ def ids(center: Head) -> dict[str, str]:
     ask += "{n['NodeManagerAddress']: n['NodeID'] for n in ray.nodes() if n['Alive']}))"
     command = [sys.executable, "-c", ask, center.gcs]
     done = subprocess.run(command, env=center.environment, check=True, capture_output=True)
-    (found,) = [line for line in done.stdout.splitlines() if line.startswith('{"')]  # Ray logs too
+    told = done.stdout.decode().splitlines()
+    (found,) = [line for line in told if line.startswith('{"')]  # Ray logs there too
     return dict(json.loads(found))
 
 

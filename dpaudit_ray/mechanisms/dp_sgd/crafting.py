@@ -15,9 +15,12 @@ from ...adversaries.base import (
     SampleCanary,
     TrajectoryAdversary,
 )
+from ...adversaries.shadows import Shadowed
 from ...errors import SpecError
 from ..base import Arrays
+from . import shadowing
 from .sessions import FinalModelSession, TrajectorySession
+from .shadowing import Shadows
 
 if TYPE_CHECKING:
     from .training import DpSgdTraining
@@ -38,9 +41,12 @@ def crafted(training: DpSgdTraining, adversary: Adversary, seed: int) -> Arrays:
 
 
 def opened(
-    training: DpSgdTraining, adversary: Adversary, seed: int, prepared: Arrays | None = None
+    training: DpSgdTraining, adversary: Adversary, seed: int, prepared: tuple[Arrays, ...] = ()
 ) -> FinalModelSession | TrajectorySession:
-    """A session with the canary that was `prepared`; crafted now where none was."""
+    """A session with the canary that was `prepared`; crafted now where none was.
+
+    With shadow models that were, where the adversary has some.
+    """
     kind: Any
     if isinstance(adversary, FinalModelAdversary):
         kind = FinalModelSession
@@ -48,13 +54,25 @@ def opened(
         kind = TrajectorySession
     else:
         raise TypeError(f"{adversary.name} passed no check() of this mechanism")
-    if prepared is None:
-        found: FinalModelSession | TrajectorySession = kind.craft(training, adversary, seed)
+    if isinstance(adversary, Shadowed) or not prepared:
+        shadowed = _shadows(training, adversary, prepared)
+        found: FinalModelSession | TrajectorySession
+        found = kind.craft(training, adversary, seed, shadowed)
         return found
-    canary = _canary(prepared, training)
+    canary = _canary(prepared[0], training)
     training.check_claim(canary)
     known: FinalModelSession | TrajectorySession = kind(training, adversary, canary)
     return known
+
+
+def _shadows(
+    training: DpSgdTraining, adversary: Adversary, prepared: tuple[Arrays, ...]
+) -> Shadows | None:
+    if not isinstance(adversary, Shadowed):
+        return None
+    own = shadowing.records(training, adversary)
+    assert own is not None  # else no part was prepared
+    return Shadows(shadowing.together(prepared, training.initial), own)
 
 
 def _canary(arrays: Arrays, training: DpSgdTraining) -> Canary:

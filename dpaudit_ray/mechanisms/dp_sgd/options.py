@@ -17,14 +17,14 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_
 from ... import accounting
 from ...accounting import Sampling
 from ...adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
+from ...adversaries.shadows import Shadowed
 from ...data.base import Data, Dataset
 from ...errors import SpecError
 from ...models.base import Model
 from ...plugins import Plugin, nested, parse
 from ...stats import TradeOff
 from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session
-from . import held_out as holding
-from . import noise
+from . import division, noise
 from .optimizers.base import Optimizer
 from .optimizers.sgd import Sgd
 from .recipe import Recipe
@@ -59,7 +59,9 @@ class DpSgd(Mechanism):
     accountant. A batch of more than `physical_batch_size` is processed in parts of at most that.
 
     On `held_out`, a data set or a share of the data that is then not trained on, accuracy and loss
-    of every trained model are measured, at the steps at which scores are recorded.
+    of every trained model are measured, at the steps at which scores are recorded. `reserved` is
+    a share of the data that is not trained on and that adversaries have; those that need some take
+    half of it where the sweep does not say.
 
     Revision 2: the canary joins the sum before θ is rounded; θ_0 is keyed by a whole seed.
     """
@@ -83,6 +85,7 @@ class DpSgd(Mechanism):
     schedule: Annotated[SerializeAsAny[Schedule], nested(Schedule)] = Constant()
     physical_batch_size: int | None = Field(default=None, ge=1)
     held_out: Annotated[SerializeAsAny[Data] | float | None, BeforeValidator(_held_out)] = None
+    reserved: float | None = Field(default=None, gt=0, lt=1)
     engine: Literal["packed", "opacus"] = "packed"
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     seed: int = Field(default=0, ge=0)
@@ -135,7 +138,7 @@ class DpSgd(Mechanism):
     @property
     def measured(self) -> tuple[str, ...]:
         """Accuracy and loss, if anything is held out."""
-        return () if self.held_out is None else holding.MEASURES
+        return () if self.held_out is None else division.MEASURES
 
     def for_audit(self, delta: float, accountant: str) -> Self:
         """With the δ and the accountant that `epsilon` is meant at, where it does not say."""
@@ -143,6 +146,12 @@ class DpSgd(Mechanism):
             return self
         named = {"delta": self.delta or delta, "accountant": self.accountant or accountant}
         return self.model_copy(update=named)
+
+    def against(self, adversary: Adversary) -> Self:
+        """With records in reserve where the adversary needs some, and nothing says how many."""
+        if self.reserved is not None or adversary.reserves is None:
+            return self
+        return self.model_copy(update={"reserved": adversary.reserves})
 
     @property
     def claim_parts(self) -> tuple[Plugin, ...]:
@@ -188,9 +197,9 @@ class DpSgd(Mechanism):
     def _sizes(self) -> Sizes:
         """Loads the data to know N, and holds the batch size against it."""
         every = len(self.data.load().y)
-        size = every - holding.size(self.held_out, every)
+        size = division.trained(self, every)
         if self.batch_size > size:
-            left = "" if size == every else f", {every - size} of {every} held out"
+            left = "" if size == every else f" to train on, of {every}"
             raise SpecError(
                 "mechanism.batch_size",
                 f"is {self.batch_size}, but {self.data.name} has {size} examples{left}; "
@@ -236,13 +245,20 @@ class DpSgd(Mechanism):
     def check_inputs(self) -> None:
         """Loads the data, holds the batch size against it, and holds the model against autograd."""
         data, _ = self.data.load(), self._sizes
-        holding.split(self.recipe, data, 0)
+        division.divide(self.recipe, data, 0)
         if self.engine == "opacus" and self.precision == "bfloat16":
             raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
         from . import rounding
         from .trial_run import check_model
 
         rounding.check(self.recipe, check_model(self.model, data))
+
+    def check_records(self, adversary: Adversary) -> None:
+        """Holds the records of an adversary's shadow models against the private ones."""
+        if isinstance(adversary, Shadowed):
+            from . import shadowing
+
+            shadowing.check(adversary, self.data.load(), self.batch_size)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """Counts the steps that may have the canary; the others are post-processing."""
@@ -287,15 +303,21 @@ class DpSgd(Mechanism):
         return crafting.opened(self.training(seed, gpu), adversary, craft_seed)
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
-        """The canary of an adversary that is `crafted_once`."""
+        """Shadow models, or the canary of an adversary that is `crafted_once`."""
+        if isinstance(adversary, Shadowed):
+            identity = {"mechanism": self.identity(), **adversary.shadow_identity}
+            return Preparation(adversary.shadow_parts, identity)
         if not adversary.crafted_once:
             return None
         return Preparation(1, {"mechanism": self.identity(), "adversary": adversary.identity()})
 
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
-        """Crafts the canary."""
-        from . import crafting
+        """Trains a pack of shadows, or crafts the canary."""
+        from . import crafting, shadowing
 
+        if isinstance(adversary, Shadowed):
+            training = self.training(seeds.sweep, gpu)
+            return shadowing.part(training, adversary, part, seeds.part)
         return crafting.crafted(self.training(seeds.sweep, gpu), adversary, seeds.part)
 
     def open_prepared(
@@ -306,7 +328,7 @@ class DpSgd(Mechanism):
         gpu: bool,
         prepared: tuple[Arrays, ...],
     ) -> Session:
-        """`open` with the canary that was prepared."""
+        """`open` with the canary, or the shadow models, that were prepared."""
         from . import crafting
 
-        return crafting.opened(self.training(seed, gpu), adversary, craft_seed, prepared[0])
+        return crafting.opened(self.training(seed, gpu), adversary, craft_seed, prepared)

@@ -37,6 +37,7 @@ class Recipe:
     schedule: Schedule = _CONSTANT
     physical_batch_size: int | None = None
     held_out: Data | float | None = None
+    reserved: float | None = None
 
     def rate(self, step: int) -> float:
         """The learning rate of `step`, from 1 on."""

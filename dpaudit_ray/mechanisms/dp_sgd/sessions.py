@@ -26,6 +26,7 @@ from ...engines.packing.packed import PackedModel
 from ...errors import SpecError
 from ..base import Checkpoints, Measured
 from .keeping import Kept
+from .shadowing import Shadows, input_gradient
 from .training import DpSgdTraining
 from .utility import Record
 
@@ -38,6 +39,22 @@ class _Known:
     """What `PublicKnowledge` grants, as copies: an adversary may work in place on all it gets."""
 
     training: DpSgdTraining
+    shadowed: Shadows | None = None
+
+    @property
+    def shadows(self) -> Tensor | None:
+        """See `PublicKnowledge.shadows`."""
+        return None if self.shadowed is None else self.shadowed.theta.clone()
+
+    @property
+    def outside(self) -> tuple[Tensor, Tensor] | None:
+        """See `PublicKnowledge.outside`."""
+        own = self.training.reserved if self.shadowed is None else self.shadowed.records
+        return None if own is None else (own[0].clone(), own[1].clone())
+
+    def input_gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """See `PublicKnowledge.input_gradient`."""
+        return input_gradient(self.training, theta, x, y)
 
     @property
     def initial(self) -> Tensor:
@@ -123,13 +140,16 @@ class _Crafted(ABC, Generic[A]):
     training: DpSgdTraining
     adversary: A
     canary: Canary
+    shadowed: Shadows | None = None
 
     @classmethod
-    def craft(cls, training: DpSgdTraining, adversary: A, seed: int) -> Self:
+    def craft(
+        cls, training: DpSgdTraining, adversary: A, seed: int, shadowed: Shadows | None = None
+    ) -> Self:
         """Crafts the canary; refuses one that breaks the sensitivity of the claim."""
-        canary = adversary.craft(_Known(training), np.random.default_rng(seed))
+        canary = adversary.craft(_Known(training, shadowed), np.random.default_rng(seed))
         training.check_claim(canary, adversary.canaries)
-        return cls(training, adversary, canary)
+        return cls(training, adversary, canary, shadowed)
 
     def run(
         self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
@@ -198,7 +218,8 @@ class TrajectorySession(_Crafted[TrajectoryAdversary[Any]]):
         """
         training = self.training
         inside = _coins(members, self.adversary.canaries).to(training.initial)
-        observer = self.adversary.observer(self.canary, _Known(training), len(inside))
+        known = _Known(training, self.shadowed)
+        observer = self.adversary.observer(self.canary, known, len(inside))
         kept = Kept(checkpoints, training.by, self.canary, observer)
         record = self.record((len(members), len(horizons)), kept)
         column = {step: i for i, step in enumerate(horizons)}

@@ -20,7 +20,7 @@ from ...engines.packing.packed import PackedModel
 from ...engines.rules.layers import slots_of
 from ...errors import SpecError
 from ...seeds import derive
-from .held_out import split
+from .division import divide
 from .insertion import Insertion, check_claim
 from .keeping import Kept
 from .optimizers.base import Noisy, State
@@ -50,7 +50,9 @@ class DpSgdTraining:
     y: Tensor  # [N]
     batches: tuple[Tensor, ...]  # of the others, at each of T steps: indices [any number]
     classes: int
+    loaded: Callable[[Dataset], tuple[Tensor, Tensor]]  # other data, as the model sees it
     held_out: HeldOut | None = None
+    reserved: tuple[Tensor, Tensor] | None = None  # x [m, ...] and y [m] that only adversaries have
 
     @classmethod
     def prepare(
@@ -67,13 +69,13 @@ class DpSgdTraining:
         drawn = derive("initialization", seed, recipe.seed)
         with seeded(drawn):
             body = recipe.model.body(data.x.shape[1:])
-        trained, kept = split(recipe, data, seed)
+        divided = divide(recipe, data, seed)
 
         def loaded(part: Dataset) -> tuple[Tensor, Tensor]:
             y = torch.from_numpy(part.y.copy()).to(device)
             return _features(part, body, device, dtype), y
 
-        features, y = loaded(trained)
+        features, y = loaded(divided.trained)
         module = network(recipe.model, tuple(features.shape[1:]), data.classes, drawn)
         compute = torch.bfloat16 if recipe.precision == "bfloat16" else None
         slots_of(module)  # refuses parameters that could not be moved as they are
@@ -89,8 +91,15 @@ class DpSgdTraining:
             y=y,
             batches=_batches(recipe, len(y), derive("batches", seed, recipe.seed), device),
             classes=data.classes,
-            held_out=None if kept is None else HeldOut(*loaded(kept)),
+            held_out=None if divided.held_out is None else HeldOut(*loaded(divided.held_out)),
+            reserved=None if divided.reserved is None else loaded(divided.reserved),
+            loaded=loaded,
         )
+
+    def elsewhere(self, x: Tensor, y: Tensor, seed: int) -> DpSgdTraining:
+        """The same training on other records, with batches drawn from `seed`."""
+        batches = _batches(self.recipe, len(y), seed, self.initial.device)
+        return dataclasses.replace(self, x=x, y=y, batches=batches)
 
     @property
     def clip_norm(self) -> float:

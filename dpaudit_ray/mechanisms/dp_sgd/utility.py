@@ -14,7 +14,7 @@ from torch import Tensor
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.losses import losses
 from ..base import Measured
-from .held_out import MEASURES
+from .division import MEASURES
 
 Floats = npt.NDArray[np.float64]
 _AT_ONCE = 256  # examples

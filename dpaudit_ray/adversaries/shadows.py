@@ -1,0 +1,47 @@
+"""Shadow models: trainings that an adversary runs itself, on records that are not the private ones.
+
+They are a preparation: trained once in packs of their own, stored, and shared by all audits whose
+mechanism, shadow records and number of shadows are the same, whatever adversary asks for them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import Field, SerializeAsAny
+
+from ..data.base import Data
+from ..plugins import nested
+from .base import Adversary
+
+PER_PART = 16  # shadows that are trained together
+
+
+class Shadowed(Adversary):
+    """Options of adversaries that train shadow models.
+
+    They are trained as the private models are, on `shadow_data`, or on half of the data, which is
+    then not private. Records of `shadow_data` that are private too are refused, unless
+    `allow_overlap`: who knows them by heart attacks better than who knows their like.
+    """
+
+    shadows: int = Field(default=PER_PART, ge=1, le=10_000)
+    shadow_data: Annotated[SerializeAsAny[Data] | None, nested(Data)] = None
+    allow_overlap: bool = False
+
+    @property
+    def reserves(self) -> float | None:
+        """Half of the data, where the sweep has no other for the shadows."""
+        return 0.5 if self.shadow_data is None else None
+
+    @property
+    def shadow_parts(self) -> int:
+        """Packs of shadows."""
+        return math.ceil(self.shadows / PER_PART)
+
+    @property
+    def shadow_identity(self) -> dict[str, Any]:
+        """What the shadows depend on beside the mechanism, as plain JSON."""
+        data = None if self.shadow_data is None else self.shadow_data.identity()
+        return {"shadows": self.shadows, "data": data}
