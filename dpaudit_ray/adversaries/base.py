@@ -123,6 +123,9 @@ class PublicKnowledge(Protocol):
     def shadows(self) -> Tensor | None:
         """The adversary's own shadow models, float [s, p]; None where it trains none."""
 
+    def pretrained(self, steps: int, seed: int) -> Tensor:
+        """θ after so many steps without noise or clipping on records `outside`, float [p]."""
+
     def input_gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Gradient by x [m, ...] of the summed loss of these examples, averaged over `theta`."""
 
@@ -170,6 +173,12 @@ class Adversary(Plugin):
         """The share of the data that it needs for itself, not trained on; None for none."""
         return None
 
+    def check_steps(self, steps: int) -> None:
+        """Raises SpecError where it cannot attack a training of so many steps."""
+
+    def check_size(self, parameters: int) -> None:
+        """Raises SpecError where it cannot attack a model of so many parameters."""
+
     @property
     def canaries(self) -> int:
         """How many each training has, every one with a bit and a score of its own.
@@ -181,6 +190,14 @@ class Adversary(Plugin):
 
 class FinalModelAdversary(Adversary, Generic[C]):
     """An adversary under `final_model` access, for the canary type it crafts."""
+
+    def begin(self, known: PublicKnowledge, rng: np.random.Generator) -> Tensor | None:
+        """θ_0 as it likes it best, float [p]; None for that of the mechanism.
+
+        A claim holds for every start that does not depend on the secret bit. Called before `craft`,
+        which then knows it.
+        """
+        return None
 
     @abstractmethod
     def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> C:

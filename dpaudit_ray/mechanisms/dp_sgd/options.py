@@ -234,6 +234,7 @@ class DpSgd(Mechanism):
                 f"is {adversary.period}, but no claim holds for sampling {self.sampling.name} "
                 "where steps are left out; use 1, or mechanism.sampling: poisson",
             )
+        adversary.check_steps(self.steps)
         if not isinstance(adversary, FinalModelAdversary | TrajectoryAdversary):
             raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")
 
@@ -254,7 +255,11 @@ class DpSgd(Mechanism):
         rounding.check(self.recipe, check_model(self.model, data))
 
     def check_records(self, adversary: Adversary) -> None:
-        """Holds the records of an adversary's shadow models against the private ones."""
+        """Holds it against the model's size, and its shadows' records against the private ones."""
+        if type(adversary).check_size is not Adversary.check_size:
+            from .trial_run import check_model
+
+            adversary.check_size(len(check_model(self.model, self.data.load())))
         if isinstance(adversary, Shadowed):
             from . import shadowing
 

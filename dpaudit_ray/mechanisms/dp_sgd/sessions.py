@@ -26,6 +26,7 @@ from ...engines.packing.packed import PackedModel
 from ...errors import SpecError
 from ..base import Checkpoints, Measured
 from .keeping import Kept
+from .schedules.constant import Constant
 from .shadowing import Shadows, input_gradient
 from .training import DpSgdTraining
 from .utility import Record
@@ -51,6 +52,16 @@ class _Known:
         """See `PublicKnowledge.outside`."""
         own = self.training.reserved if self.shadowed is None else self.shadowed.records
         return None if own is None else (own[0].clone(), own[1].clone())
+
+    def pretrained(self, steps: int, seed: int) -> Tensor:
+        """See `PublicKnowledge.pretrained`."""
+        own = self.outside
+        if own is None:
+            raise SpecError("mechanism.reserved", "is needed to pretrain on; give a share")
+        recipe = dataclasses.replace(self.training.recipe, steps=steps, schedule=Constant())
+        elsewhere = dataclasses.replace(self.training, recipe=recipe).elsewhere(*own, seed)
+        *_, last = elsewhere.simulate(1, noisy=False, seed=seed)
+        return last[0]
 
     def input_gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """See `PublicKnowledge.input_gradient`."""
@@ -147,7 +158,11 @@ class _Crafted(ABC, Generic[A]):
         cls, training: DpSgdTraining, adversary: A, seed: int, shadowed: Shadows | None = None
     ) -> Self:
         """Crafts the canary; refuses one that breaks the sensitivity of the claim."""
-        canary = adversary.craft(_Known(training, shadowed), np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        if isinstance(adversary, FinalModelAdversary):
+            begin = adversary.begin(_Known(training, shadowed), rng)
+            training = training if begin is None else training.starting(begin)
+        canary = adversary.craft(_Known(training, shadowed), rng)
         training.check_claim(canary, adversary.canaries)
         return cls(training, adversary, canary, shadowed)
 

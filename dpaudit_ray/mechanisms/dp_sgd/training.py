@@ -101,6 +101,16 @@ class DpSgdTraining:
         batches = _batches(self.recipe, len(y), seed, self.initial.device)
         return dataclasses.replace(self, x=x, y=y, batches=batches)
 
+    def starting(self, initial: Tensor) -> DpSgdTraining:
+        """The same training from another θ_0, float [p], which everybody knows."""
+        if self.recipe.hidden_start:
+            raise SpecError(
+                "model.initialization",
+                "is random, so that every trial draws its own start; the adversary chooses one "
+                "for all: use fixed",
+            )
+        return dataclasses.replace(self, initial=initial.to(self.initial))
+
     @property
     def clip_norm(self) -> float:
         """C."""

@@ -1,0 +1,101 @@
+"""What an adversary that knows its canary's gradient makes of every step's release.
+
+Given θ_{t-1} and the batch of the others, step t shows the sum of their clipped gradients, which
+is known, the noise, and g* where the canary is in and sampled. Along g*, less what is known, in
+units of C: s_t ~ N(b c_t, σ²) for |g*| = C, with a coin c_t of chance q. The most powerful test
+for b adds up
+
+    log(1 - q + q exp((s_t - 1/2) / σ²))
+
+over the steps (Neyman and Pearson), where coins of different steps are independent: exact for
+Poisson sampling, and for fixed batches, at q = 1. For one batch an epoch it is close to it. The
+plain sum of s_t is as good at q = 1 only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from .base import GradientCanary, PublicKnowledge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Statistic = Literal["likelihood-ratio", "sum"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How steps are read: which of them have the canary, and what is added up of them.
+
+    With `subtract`, the others' clipped sum is computed and taken away, which costs about as much
+    as training; it needs batches that are known.
+    """
+
+    period: int
+    subtract: bool = True
+    statistic: Statistic = "likelihood-ratio"
+
+    def of(self, shown: Tensor, known: PublicKnowledge) -> Tensor:
+        """What steps add that show `shown` along the canary, in units of C, any shape."""
+        import torch
+
+        if self.statistic == "sum":
+            return shown
+        ratio, q = (shown - 0.5) / known.noise_multiplier**2, known.sample_rate
+        if q == 1:
+            return ratio
+        absent = torch.full_like(ratio, math.log1p(-q))
+        return torch.logaddexp(absent, ratio + math.log(q))
+
+
+@dataclasses.dataclass
+class Projected:
+    """An observer: the sum over the steps so far of what each model shows along a canary of norm C.
+
+    It looks at the dimensions in which the canary is not zero.
+    """
+
+    known: PublicKnowledge
+    reading: Reading
+    indices: Tensor  # [k]
+    weights: Tensor  # [k], the canary's entries over C
+    shown: Tensor  # [n]
+
+    @classmethod
+    def of(
+        cls, canary: GradientCanary, known: PublicKnowledge, models: int, reading: Reading
+    ) -> Projected:
+        """Of `models` trainings that have not begun."""
+        indices = canary.direction.nonzero()[:, 0]
+        weights = canary.direction[indices] / known.clip_norm
+        return cls(known, reading, indices, weights, known.initial.new_zeros(models))
+
+    def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
+        """Adds what `step` shows, where the canary may be in it."""
+        if step % self.reading.period:
+            return
+        total = self._along(update) * self.known.batch_size
+        batch = self.known.batch(step) if self.reading.subtract else None
+        if batch is not None:
+            others = self.known.gradients(before, *batch, clip_norm=self.known.clip_norm)
+            total = total - self._along(others)
+        self.shown += self.reading.of(total / self.known.clip_norm, self.known)
+
+    def _along(self, gradients: Tensor) -> Tensor:
+        return (gradients[:, self.indices] * self.weights).sum(1)
+
+    def scores(self) -> Tensor:
+        """The sums."""
+        return self.shown.clone()
+
+    def state(self) -> dict[str, Tensor]:
+        """The sums."""
+        return {"shown": self.shown}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on from these."""
+        self.shown = state["shown"]
