@@ -163,6 +163,9 @@ class Adversary(Plugin):
     # True: every trial of an audit inserts one and the same `GradientCanary`, whatever the model.
     fixed_gradient: ClassVar[bool] = False
 
+    # True: it has the training stand still, with a learning rate of zero.
+    frozen: ClassVar[bool] = False
+
     # True: crafting is work that is done once, before anything is trained, and stored.
     crafted_once: ClassVar[bool] = False
 

@@ -15,22 +15,27 @@ from ...adversaries.base import (
     SampleCanary,
     TrajectoryAdversary,
 )
+from ...adversaries.malicious_dataset import MaliciousDataset
 from ...adversaries.shadows import Shadowed
 from ...errors import SpecError
 from ..base import Arrays
 from . import shadowing
+from .frozen import FrozenSession
 from .sessions import FinalModelSession, TrajectorySession
 from .shadowing import Shadows
 
 if TYPE_CHECKING:
     from .training import DpSgdTraining
 
+Opened = FinalModelSession | TrajectorySession | FrozenSession
 _FIELDS = {GradientCanary: ("direction",), SampleCanary: ("x", "y")}
 
 
 def crafted(training: DpSgdTraining, adversary: Adversary, seed: int) -> Arrays:
     """The canary's tensors by their names. Raises SpecError for one that is more than tensors."""
-    canary = opened(training, adversary, seed).canary
+    session = opened(training, adversary, seed)
+    assert not isinstance(session, FrozenSession)  # which crafts within a second
+    canary = session.canary
     for kind, fields in _FIELDS.items():
         if isinstance(canary, kind):
             return {name: getattr(canary, name).detach().cpu().numpy() for name in fields}
@@ -42,11 +47,13 @@ def crafted(training: DpSgdTraining, adversary: Adversary, seed: int) -> Arrays:
 
 def opened(
     training: DpSgdTraining, adversary: Adversary, seed: int, prepared: tuple[Arrays, ...] = ()
-) -> FinalModelSession | TrajectorySession:
+) -> Opened:
     """A session with the canary that was `prepared`; crafted now where none was.
 
     With shadow models that were, where the adversary has some.
     """
+    if isinstance(adversary, MaliciousDataset):
+        return FrozenSession.craft(training, adversary, seed)
     kind: Any
     if isinstance(adversary, FinalModelAdversary):
         kind = FinalModelSession
@@ -56,12 +63,12 @@ def opened(
         raise TypeError(f"{adversary.name} passed no check() of this mechanism")
     if isinstance(adversary, Shadowed) or not prepared:
         shadowed = _shadows(training, adversary, prepared)
-        found: FinalModelSession | TrajectorySession
+        found: Opened
         found = kind.craft(training, adversary, seed, shadowed)
         return found
     canary = _canary(prepared[0], training)
     training.check_claim(canary)
-    known: FinalModelSession | TrajectorySession = kind(training, adversary, canary)
+    known: Opened = kind(training, adversary, canary)
     return known
 
 

@@ -235,8 +235,21 @@ class DpSgd(Mechanism):
                 "where steps are left out; use 1, or mechanism.sampling: poisson",
             )
         adversary.check_steps(self.steps)
+        if adversary.frozen:
+            self._check_frozen(adversary)
         if not isinstance(adversary, FinalModelAdversary | TrajectoryAdversary):
             raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")
+
+    def _check_frozen(self, adversary: Adversary) -> None:
+        for key, wrong, remedy in (
+            ("held_out", self.held_out is not None, "leave it out: a model that is not trained"),
+            ("engine", self.engine != "packed", "use packed: no step is taken"),
+            ("batches", self.batches != "known", "use known: all records are the adversary's"),
+            ("model.initialization", self.model.initialization == "random", "use fixed: records "
+             "are labelled by the first model"),
+        ):  # fmt: skip
+            if wrong:
+                raise SpecError(f"mechanism.{key}", f"is of no use to {adversary.name}; {remedy}")
 
     def datasets(self) -> Mapping[str, Dataset]:
         """The training data, and what is held out where it is other data."""

@@ -36,7 +36,7 @@ A = TypeVar("A", FinalModelAdversary[Any], TrajectoryAdversary[Any])
 
 
 @dataclasses.dataclass(frozen=True)
-class _Known:
+class Known:
     """What `PublicKnowledge` grants, as copies: an adversary may work in place on all it gets."""
 
     training: DpSgdTraining
@@ -160,9 +160,9 @@ class _Crafted(ABC, Generic[A]):
         """Crafts the canary; refuses one that breaks the sensitivity of the claim."""
         rng = np.random.default_rng(seed)
         if isinstance(adversary, FinalModelAdversary):
-            begin = adversary.begin(_Known(training, shadowed), rng)
+            begin = adversary.begin(Known(training, shadowed), rng)
             training = training if begin is None else training.starting(begin)
-        canary = adversary.craft(_Known(training, shadowed), rng)
+        canary = adversary.craft(Known(training, shadowed), rng)
         training.check_claim(canary, adversary.canaries)
         return cls(training, adversary, canary, shadowed)
 
@@ -233,7 +233,7 @@ class TrajectorySession(_Crafted[TrajectoryAdversary[Any]]):
         """
         training = self.training
         inside = _coins(members, self.adversary.canaries).to(training.initial)
-        known = _Known(training, self.shadowed)
+        known = Known(training, self.shadowed)
         observer = self.adversary.observer(self.canary, known, len(inside))
         kept = Kept(checkpoints, training.by, self.canary, observer)
         record = self.record((len(members), len(horizons)), kept)
