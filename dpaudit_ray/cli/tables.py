@@ -32,6 +32,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
             "needed: trials that would give it 4 times in 5"
         )
         _say_what_is_assumed([audit for audit in outlook.audits if audit.sampled])
+        _say_what_rates_show(outlook)
         _say_what_is_prepared(outlook)
         trainers = f"{outlook.workers} trainer" + "s" * (outlook.workers > 1)
         terminal.say(
@@ -42,6 +43,18 @@ def show_plan(name: str, outlook: Outlook) -> None:
         terminal.say(f"exact, no trials: `dpaudit run` computes eps of {_audits(exact)}")
     if outlook.problem is not None:
         terminal.say(f"time unknown: the calibration pack fails on this machine: {outlook.problem}")
+
+
+def _say_what_rates_show(outlook: Outlook) -> None:
+    """Clopper-Pearson bounds on two rates end far below what some claims are."""
+    short = [a for a in outlook.audits if (a.ceiling_of_rates or a.claim) < a.claim]
+    if short:
+        lowest = min(short, key=lambda audit: audit.ceiling_of_rates or 0.0)
+        more = f", and of {len(short) - 1} more less than their claim" * (len(short) > 1)
+        terminal.explain(
+            f"eps-delta, paper-eps-delta: at most {lowest.ceiling_of_rates:.4f} of "
+            f"{lowest.label} with {lowest.trials:,} trials, however good the attack{more}"
+        )
 
 
 def _say_what_is_prepared(outlook: Outlook) -> None:

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
-from ..errors import DataError
+from ..errors import DataError, SpecError
 from ..plugins import Plugin
 
 
@@ -31,11 +32,16 @@ class Dataset:
 
 
 class Data(Plugin):
-    """Base of all data sets. `path` and `root` locate files and are no part of a run's identity."""
+    """Base of all data sets. `path` and `root` locate files and are no part of a run's identity.
+
+    `records` takes the first so many only.
+    """
 
     kind: ClassVar[str] = "data set"
     home: ClassVar[str] = "dpaudit_ray.data"
     locations: ClassVar[frozenset[str]] = frozenset({"path", "root"})
+
+    records: int | None = Field(default=None, ge=2)
 
     @abstractmethod
     def read(self) -> Dataset:
@@ -60,9 +66,18 @@ class Data(Plugin):
         if (given := _PROVIDED.get(self.key)) is not None:
             return given
         stamps = _stamps(self.files())
-        if stamps is None:
-            return self.read()
-        return _load(_Source(self.key, stamps, self))
+        return self._taken() if stamps is None else _load(_Source(self.key, stamps, self))
+
+    def _taken(self) -> Dataset:
+        found, count = self.read(), self.records
+        if count is None:
+            return found
+        if count > len(found.y):
+            raise SpecError(
+                "mechanism.data.records",
+                f"is {count}, but {self.name} has {len(found.y)}; use at most that",
+            )
+        return checked(found.x[:count], found.y[:count], f"the first {count} of {self.name}")
 
 
 _PROVIDED: dict[str, Dataset] = {}
@@ -84,7 +99,7 @@ class _Source:
 
 @functools.lru_cache(maxsize=2)  # a data set of images takes hundreds of MB
 def _load(source: _Source) -> Dataset:
-    return source.data.read()
+    return source.data._taken()
 
 
 # A file can change twice within the resolution of its time stamp, so a young one is read anew.

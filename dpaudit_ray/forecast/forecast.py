@@ -20,6 +20,7 @@ from .calibration import Calibration
 from .rehearsal import Preparing, Rehearsal, UnpreparedError
 
 CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
+OF_RATES = ("eps-delta", "paper-eps-delta")  # each rate's upper bound, at half of the error
 USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
 
 
@@ -30,7 +31,8 @@ class AuditOutlook:
     `status` is what that ε would be, and `largest_certifiable`: converted from the μ of `accuracy`,
     both are certified where the mechanism's trade-off curve is known to be Gaussian.
     `trials_needed` would do so with a chance of 80 %; None where no feasible number does. An audit
-    that runs no trials leaves nothing to chance: all three are None.
+    that runs no trials leaves nothing to chance: all three are None. `ceiling_of_rates` is what
+    estimators of two error rates give if no guess is wrong; None where none is asked for.
     """
 
     label: str
@@ -43,6 +45,7 @@ class AuditOutlook:
     trials_needed: int | None
     seconds: float  # of one trainer's time, for the packs that are left
     status: stats.Status = stats.Status.CERTIFIED
+    ceiling_of_rates: float | None = None
 
     @property
     def sampled(self) -> bool:
@@ -142,6 +145,11 @@ def _outlook(
         trials_needed=_trials_needed(audit, level) if sampled else None,
         seconds=sum(pack.size for pack in left) * seconds,
         status=_status(cell) if sampled else stats.Status.CERTIFIED,
+        ceiling_of_rates=(
+            stats.power.largest_certifiable(trainings, *level, method="eps-delta")
+            if sampled and any(one.name in OF_RATES for one in cell.audit.estimators)
+            else None
+        ),
     )
 
 

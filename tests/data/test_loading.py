@@ -14,7 +14,7 @@ from dpaudit_ray.data.arrays import Npz
 from dpaudit_ray.data.base import Data, Dataset
 from dpaudit_ray.data.tabular import BreastCancer, CaliforniaHousing
 from dpaudit_ray.data.vision import Cifar10, Mnist
-from dpaudit_ray.errors import DataError
+from dpaudit_ray.errors import DataError, SpecError
 
 
 @pytest.fixture
@@ -99,3 +99,18 @@ def test_relative_files_are_named_in_full(tmp_path: Path, monkeypatch: Any) -> N
     assert Npz(path="x.npz").files() == (tmp_path / "x.npz",)
     assert Npz(path="~/x.npz").files() == (Path("/home/me/x.npz"),)
     assert Cifar10(root="~").files()[0].parent == Path("/home/me/cifar-10-batches-py")
+
+
+def test_the_first_records_only(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "d.npz", x=rng.normal(size=(10, 2)), y=np.arange(10) % 3)
+    whole = Npz(path=str(tmp_path / "d.npz")).load()
+    some = Npz(path=str(tmp_path / "d.npz"), records=6).load()
+    assert np.array_equal(some.x, whole.x[:6])
+    assert np.array_equal(some.y, whole.y[:6])
+    assert Npz(path="x", records=6).identity() != Npz(path="x").identity()
+    with pytest.raises(SpecError, match=r"mechanism.data.records: is 11, but npz has 10"):
+        Npz(path=str(tmp_path / "d.npz"), records=11).load()
+    np.savez(tmp_path / "e.npz", x=np.eye(3), y=np.array([0, 0, 1]))
+    with pytest.raises(DataError, match=r"first 2 of npz: y holds the classes 0;"):
+        Npz(path=str(tmp_path / "e.npz"), records=2).load()

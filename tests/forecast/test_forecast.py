@@ -104,6 +104,17 @@ def test_what_can_be_certified_is_what_perfect_guesses_give(tiny: dict, tmp_path
 
 
 @pytest.mark.usefixtures("steady")
+def test_a_thousand_perfect_trials_of_each_world_have_a_ceiling(tiny: dict, tmp_path: Path) -> None:
+    """5.6006 (Nasr et al. 2021, section III-C): said before anything is trained."""
+    changed(tiny, "audit.trials", 2000)
+    changed(tiny, "mechanism.noise_multiplier", 1.0)
+    done = dpaudit("plan", write_sweep(tmp_path, tiny))
+    assert "eps-delta, paper-eps-delta: at most 5.6006 of biased-dimension with 2,000" in done.out
+    assert "and of 1 more less than their claim" in done.out
+    changed(tiny, "mechanism.noise_multiplier", 20.0)
+    assert "however good" not in dpaudit("plan", write_sweep(tmp_path, tiny)).out
+
+
 def test_a_plan_promises_certified_bounds_only_where_the_curve_is_known(
     tiny: dict, tmp_path: Path
 ) -> None:

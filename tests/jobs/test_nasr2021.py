@@ -1,0 +1,50 @@
+"""The sweep files of Nasr et al.: each runs as it is written, only with less of everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from dpaudit_ray.report.tables import Run
+from tests.command import inline
+
+FOLDER = Path(__file__).resolve().parents[2] / "jobs/nasr2021"
+PLACES = "grid.mechanism.data, mechanism.model, mechanism.learning_rate"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file like MNIST's, of 40 images of noise."""
+    rng = np.random.default_rng(0)
+    file = tmp_path_factory.mktemp("data") / "images.npz"
+    x = rng.integers(0, 256, size=(40, 28, 28, 1), dtype=np.uint8)
+    np.savez(file, x=x, y=np.arange(40, dtype=np.uint8) % 4)
+    return file
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in FOLDER.glob("*.yaml")))
+def test_every_sweep_file_runs(name: str, images: Path, tmp_path: Path) -> None:
+    raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    data = f"{{name: npz, path: {images}}}"
+    sets = ["mechanism.batch_size=8", "mechanism.steps=4", "audit.trials=6", "resources={}"]
+    by_grid = PLACES.removeprefix("grid.") in raw.get("grid", {})
+    sets.append(f"{PLACES}=[[{data}, cnn4, 0.5]]" if by_grid else f"mechanism.data={data}")
+    if "mechanism.epsilon" in raw.get("grid", {}):
+        sets.append("grid.mechanism.epsilon=[4]")
+    if "held_out" in raw["mechanism"]:
+        sets.append("mechanism.held_out=0.1")
+    sets.append("audit.accountants=[rdp]")  # to solve for ε by others takes seconds
+    if name == "worst_case_start":
+        start = "{name: api-access, canary: blank, start: pretrained, start_steps: 3}"
+        sets.append(f"grid.adversary=[api-access, {start}]")
+    if "record_every" in raw["audit"]:
+        sets.append("audit.record_every=2")
+    arguments = [part for each in sets for part in ("--set", each)]
+    done = inline(FOLDER / f"{name}.yaml", tmp_path, *arguments)
+    assert done.code == 0, done.err
+    run = Run.open(str(next(tmp_path.iterdir())))
+    assert len(run.plan.audits) == len(run.sweep.cells)
+    assert run.directory.complete
