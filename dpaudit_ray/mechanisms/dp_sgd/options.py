@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_validator
 
-from ... import accounting
 from ...accounting import Sampling
 from ...adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
 from ...adversaries.shadows import Shadowed
@@ -28,6 +27,7 @@ from . import division, noise
 from .optimizers.base import Optimizer
 from .optimizers.sgd import Sgd
 from .recipe import Recipe
+from .refusals import check_frozen, check_noise, check_period
 from .sampling.base import Sampler, Sizes
 from .sampling.fixed import Fixed
 from .sampling.poisson import Poisson
@@ -93,22 +93,8 @@ class DpSgd(Mechanism):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        if self.noise_multiplier is None and self.epsilon is None:
-            raise SpecError("noise_multiplier", "is required, or epsilon in its place")
-        if self.noise_multiplier is not None and self.epsilon is not None:
-            raise SpecError(
-                "epsilon",
-                f"is {self.epsilon:g}, and noise_multiplier is {self.noise_multiplier:g}: each "
-                "says how much noise there is; leave one out",
-            )
-        if self.epsilon is None and (self.delta is not None or self.accountant is not None):
-            key = "accountant" if self.delta is None else "delta"
-            raise SpecError(key, "belongs to epsilon, which is not given; leave it out")
-        known, asked = accounting.accountants(), self.accountant
-        if asked is not None and ":" not in asked and asked not in known:
-            raise SpecError(
-                "accountant", f"unknown accountant {asked!r}; known: {', '.join(known)}"
-            )
+        belongs: dict[str, object] = {"delta": self.delta, "accountant": self.accountant}
+        check_noise(self.noise_multiplier, self.epsilon, belongs)
         if self.batches == "secret" and self.engine != "opacus":
             raise SpecError(
                 "batches",
@@ -214,42 +200,17 @@ class DpSgd(Mechanism):
 
     def check(self, adversary: Adversary) -> None:
         """Refuses a period that does not divide the steps, and adversaries of other mechanisms."""
-        if adversary.period > self.steps:
-            raise SpecError(
-                "adversary.period",
-                f"is {adversary.period}, but there are only {self.steps} steps: the canary would "
-                "never be inserted; lower it or raise mechanism.steps",
-            )
-        if self.steps % adversary.period:
-            whole = self.steps - self.steps % adversary.period
-            raise SpecError(
-                "adversary.period",
-                f"is {adversary.period}, which does not divide the {self.steps} steps: training "
-                f"would end between two insertions; set mechanism.steps to {whole}",
-            )
-        skips = adversary.period > 1 and not self.sampling.known
-        if skips and self.sampling.claim is not Sampling.POISSON:
-            raise SpecError(
-                "adversary.period",
-                f"is {adversary.period}, but no claim holds for sampling {self.sampling.name} "
-                "where steps are left out; use 1, or mechanism.sampling: poisson",
-            )
+        check_period(adversary, self.steps, self.sampling)
         adversary.check_steps(self.steps)
-        if adversary.frozen:
-            self._check_frozen(adversary)
+        asked = {
+            "held_out": self.held_out is not None,
+            "engine": self.engine != "packed",
+            "batches": self.batches != "known",
+            "model.initialization": self.model.initialization == "random",
+        }
+        check_frozen(adversary, asked)
         if not isinstance(adversary, FinalModelAdversary | TrajectoryAdversary):
             raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")
-
-    def _check_frozen(self, adversary: Adversary) -> None:
-        for key, wrong, remedy in (
-            ("held_out", self.held_out is not None, "leave it out: a model that is not trained"),
-            ("engine", self.engine != "packed", "use packed: no step is taken"),
-            ("batches", self.batches != "known", "use known: all records are the adversary's"),
-            ("model.initialization", self.model.initialization == "random", "use fixed: records "
-             "are labelled by the first model"),
-        ):  # fmt: skip
-            if wrong:
-                raise SpecError(f"mechanism.{key}", f"is of no use to {adversary.name}; {remedy}")
 
     def datasets(self) -> Mapping[str, Dataset]:
         """The training data, and what is held out where it is other data."""
