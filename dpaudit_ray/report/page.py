@@ -17,7 +17,7 @@ from ..printable import lines
 from ..stats import Status
 from ..storage.scores import UTILITY
 from ..version import __version__
-from . import figures, groups, overviews, utility, words
+from . import figures, groups, hits, overviews, utility, words
 from .profiles import Profile
 from .tables import Run, all_estimates, best, overview
 
@@ -45,7 +45,7 @@ def write(run: Run, again: float | None = None) -> str:
         written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         rows=rows,
         measured=[name for name in UTILITY if any(row[name] == row[name] for row in rows)],
-        pictures=_pictures(run),
+        pictures=[*_pictures(run), *_hit_rates(run, audits)],
         audits=audits,
         words=words,
         conditions=words.conditions({*table["status"], Status.IF_GAUSSIAN}, run.sweep.cells),
@@ -90,6 +90,17 @@ def _pictures(run: Run) -> list[dict[str, str]]:
     return found
 
 
+def _hit_rates(run: Run, audits: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The rates of all audits side by side, where there are several."""
+    known = [(audit["label"], audit["hits"]) for audit in audits if audit.get("hits")]
+    if len(known) < 2:
+        return []
+    content = hits.figure(*zip(*known, strict=True))
+    run.directory.write_figure("hits.png", content)
+    text = "How often the bit of a trial is guessed right, from the trials before it"
+    return [{"text": text, "source": _embedded(content)}]
+
+
 def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
     trials = Trials.of(audit, run.prefix(audit))
     shown = trials.shown
@@ -124,6 +135,7 @@ def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
             "missed": int(trials.missed.sum()),
             "canaries": audit.in_a_training,
             "profile": None,
+            "hits": None,
         }
         if audit.independent:  # bands and bounds of curves take trials for independent
             entry |= _profile(run, audit, trials)
@@ -134,7 +146,10 @@ def _profile(run: Run, audit: PlannedAudit, trials: Trials) -> dict[str, Any]:
     curves = Profile.of(run, audit, trials.with_errors(), trials.members)
     png = curves.figure()
     run.directory.write_figure(f"{audit.id}-profile.png", png)
+    sure = curves.claim.epsilons[0] == 0  # not of an accountant that may not be imported
+    most = (1 + float(curves.claim.deltas[0])) / 2 if sure else math.nan
     return {
+        "hits": hits.HitRate.of(trials, run.settings(audit).confidence, most),
         "profile": _embedded(png),
         "gaussian": curves.gaussian,
         "fit": curves.tradeoff.mu,

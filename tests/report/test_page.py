@@ -54,7 +54,7 @@ def test_page_holds_every_audit_with_its_bound_without_assumption(finished: Run)
         }
         assert f"ε ≥ {free:.4f} (one-run)" in html
         assert (Path(finished.directory.location) / f"figures/{audit.id}.png").stat().st_size > 5000
-    assert html.count("data:image/png") == 2 + 2 * len(finished.plan.audits)
+    assert html.count("data:image/png") == 3 + 2 * len(finished.plan.audits)
     assert html.count("<img") == html.count("alt=")
 
 
@@ -161,5 +161,5 @@ def test_a_real_browser_draws_every_figure_without_complaint(finished: Run, tmp_
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     drawn = re.search(r'data-probe="(\d+) of (\d+)"', done.stdout)
     assert drawn, done.stderr[-2000:]
-    assert drawn[1] == drawn[2] == "6"
+    assert drawn[1] == drawn[2] == "7"
     assert "CONSOLE" not in done.stderr
