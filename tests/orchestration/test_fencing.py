@@ -43,7 +43,7 @@ def test_a_paused_driver_that_was_overtaken_writes_nothing(
     The aggregator goes on first: its trainers have packs for it. Then the driver does.
     """
     pace.of(changed(light, "audit.trials", 300))
-    pace.slow(0.2)
+    pace.slow(0.5)
     paused = start(light, tmp_path)
     wait_for_packs(tmp_path, 10, paused)
     (aggregator,) = actors(paused, "Aggregator")
