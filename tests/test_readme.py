@@ -65,6 +65,7 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_command_of_the_readme_runs_in_its_order(commanded: Path) -> None:
     status = shell(["dpaudit", "status", "runs/quickstart", "--json"], commanded).stdout
     entries = yaml.safe_load(status)["audits"]
