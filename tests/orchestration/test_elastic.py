@@ -45,7 +45,7 @@ def test_trainers_with_a_gpu_stay_off_nodes_without(
 ) -> None:
     """The GPU is one that Ray is told of: a landscape audit computes on the CPU anyway."""
     light["resources"] |= {"num_gpus": 0.5}
-    pace.slow(0.2)
+    pace.slow(0.4)
     sweep = write_sweep(tmp_path, pace.of(changed(light, "audit.trials", 10_000)))
     storage = tmp_path / "runs"
     with driver(around.head, sweep, storage) as run:
@@ -77,7 +77,7 @@ def test_a_node_that_does_not_see_the_storage_trains_too(
     """Scores go through the aggregator, which is where the driver is: no one else needs it."""
     runs = tmp_path / "runs"
     node = around.joined(inside=alone(runs))
-    pace.slow(0.2)
+    pace.slow(0.4)
     with driver(around.head, sweep_of_400, runs) as run:
         (near,) = run.wait_for(lambda: run.packs and trainers(besides=node))
         near.suspend()  # from here on only the node without the storage works
@@ -128,7 +128,7 @@ def test_a_node_joins_and_is_lost(
     around: Nodes, sweep_of_400: Path, quiet_400: str, pace: Pace, tmp_path: Path
 ) -> None:
     """Trainers without num_gpus take a node with a GPU as well as one without."""
-    pace.slow(0.2)
+    pace.slow(0.4)
     with driver(around.head, sweep_of_400, tmp_path / "runs") as run:
         (first,) = run.wait_for(lambda: run.packs and trainers())
         first.suspend()  # from here on only the new node works

@@ -122,7 +122,7 @@ def test_real_nodes_with_another_version_or_kind(
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: numba\nVersion: 9.9\n")
     storage = tmp_path / "runs"
-    pace.slow(0.5)
+    pace.slow(1.0)
     with head(cpus=1, dashboard=False) as center, nodes(center) as around:
         refused = around.join(inside=["env", f"PYTHONPATH={other.parent}"])
         strange = around.join(inside=["env", "ATEN_CPU_CAPABILITY=avx2"])

@@ -39,11 +39,11 @@ def place(tmp_path: Path, light: dict, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def lasting(place: Path, light: dict, pace: Pace) -> dict:
-    """A sweep of 200 packs there instead, of a class that lies beside it: a second for each."""
+    """A sweep of 200 packs there instead, of a class that lies beside it: two seconds for each."""
     shutil.copy(ROOT / "tests" / "pace.py", place / "own_pace.py")
     light["resources"]["pack_size"] = 20
     pace.of(changed(light, "audit.trials", 2000), "own_pace:Paced")
-    pace.slow(1.0)
+    pace.slow(2.0)
     write_sweep(place, light)
     return light
 

@@ -37,7 +37,7 @@ def test_one_trainer_that_always_fails(
     file = write_sweep(tmp_path, changed(breaking, "audit.trials", 400 * trainers))
     quiet = da.run(breaking, storage_path=str(tmp_path / "quiet"), executor="inline")
     monkeypatch.setenv(TRAINER, str(tmp_path / "broken"))
-    pace.slow(0.2)
+    pace.slow(0.5)
     with (
         head(cpus=trainers, dashboard=False) as center,
         driver(center, file, tmp_path / "runs") as run,
@@ -54,7 +54,7 @@ def test_one_trainer_that_always_fails(
 def test_a_node_whose_trainers_always_fail(breaking: dict, tmp_path: Path, pace: Pace) -> None:
     file = write_sweep(tmp_path, changed(breaking, "audit.trials", 2000))
     quiet = da.run(breaking, storage_path=str(tmp_path / "quiet"), executor="inline")
-    pace.slow(0.2)
+    pace.slow(0.5)
     with head(cpus=1, dashboard=False) as center, nodes(center) as around:
         bad = around.joined(cpus=2, inside=["env", f"{NODE}=1"])
         with driver(center, file, tmp_path / "runs") as run:
