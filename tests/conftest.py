@@ -12,6 +12,7 @@ from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.plugins import parse
 from tests.command import changed, write_sweep
+from tests.pace import Pace
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("DPAUDIT_SHARED", ROOT.parent / "shared"))
@@ -52,6 +53,34 @@ def tiny() -> dict:
 
 
 @pytest.fixture
+def light() -> dict:
+    """A sweep like the tiny one that trains nothing: its processes wait for no torch.
+
+    For tests of who runs packs and where: each costs half, and no core is busy.
+    """
+    return {
+        "name": "tiny",
+        "seed": 3,
+        "mechanism": {"name": "landscape", "steps": 6, "batch_size": 2, "noise_multiplier": 2.0},
+        "adversary": {"name": "landscape"},
+        "audit": {
+            "trials": 90,
+            "delta": 1e-5,
+            "record_every": 3,
+            "estimators": ["accuracy", "paper-gdp", "eps-delta", "anytime"],
+        },
+        "grid": {"mechanism.gradient": ["threshold", "constant"]},
+        "resources": {"pack_size": 10, "num_cpus": 1},
+    }
+
+
+@pytest.fixture
+def pace(tmp_path: Path) -> Pace:
+    """Decides how long the packs of sweeps `of` it last: no time, until it is `slow`."""
+    return Pace(tmp_path)
+
+
+@pytest.fixture
 def options(tiny: dict) -> DpSgd:
     """The mechanism of the tiny sweep."""
     mechanism = parse(Mechanism, tiny["mechanism"], "mechanism")
@@ -60,9 +89,9 @@ def options(tiny: dict) -> DpSgd:
 
 
 @pytest.fixture
-def sweep_of_400(tiny: dict, tmp_path: Path) -> Path:
-    """The tiny sweep with 80 packs, as a file."""
-    return write_sweep(tmp_path, changed(tiny, "audit.trials", 400))
+def sweep_of_400(light: dict, pace: Pace, tmp_path: Path) -> Path:
+    """The light sweep with 80 packs, as a file, in no hurry where `pace` says so."""
+    return write_sweep(tmp_path, pace.of(changed(light, "audit.trials", 400)))
 
 
 @pytest.fixture

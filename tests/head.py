@@ -77,6 +77,7 @@ def head(
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
+        "RAY_health_check_period_ms": "1000",  # a lost node is noticed in 5 s and not in 15
         "AUTOSCALER_METRIC_PORT": str(free_port()),
         "DASHBOARD_METRIC_PORT": str(free_port()),
     }

@@ -6,7 +6,9 @@ import os
 
 import pytest
 
+LONG = "DPAUDIT_LONG" in os.environ
+
 
 def long(why: str) -> pytest.MarkDecorator:
     """Skips unless DPAUDIT_LONG is set, for the reason that is given."""
-    return pytest.mark.skipif("DPAUDIT_LONG" not in os.environ, reason=f"{why}; set DPAUDIT_LONG=1")
+    return pytest.mark.skipif(not LONG, reason=f"{why}; set DPAUDIT_LONG=1")

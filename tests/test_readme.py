@@ -39,8 +39,11 @@ def shell(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
-def test_every_command_of_the_readme_runs_in_its_order(workplace: Path) -> None:
+@pytest.fixture(scope="module")
+def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Such a folder after every command, and what else is said of them."""
+    workplace = tmp_path_factory.mktemp("clone")
+    shutil.copytree(ROOT / "jobs", workplace / "jobs")
     lines = [line for block in blocks("console") for line in block.splitlines()]
     commands = [line.split("#")[0].split() for line in lines if line.startswith("dpaudit")]
     # `submit` needs a cluster: test_submission.py runs it.
@@ -58,7 +61,13 @@ def test_every_command_of_the_readme_runs_in_its_order(workplace: Path) -> None:
         done = shell(command, workplace)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         assert "holds 3000 trials of each audit, more than audit.trials = 2000" in done.stderr
-    status = shell(["dpaudit", "status", "runs/quickstart", "--json"], workplace).stdout
+    return workplace
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_of_the_readme_runs_in_its_order(commanded: Path) -> None:
+    status = shell(["dpaudit", "status", "runs/quickstart", "--json"], commanded).stdout
     entries = yaml.safe_load(status)["audits"]
     simulated, loss = (entry["epsilon_lower"] for entry in entries)
     assert [entry["trials"] for entry in entries] == [3000, 3000]
@@ -67,9 +76,10 @@ def test_every_command_of_the_readme_runs_in_its_order(workplace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_python_example_runs(workplace: Path) -> None:
+def test_python_example_runs(commanded: Path) -> None:
+    """On a run that is complete: `dpaudit run` is the same call, and has started it."""
     example = next(block for block in blocks("python") if "da.run" in block)
-    done = shell([sys.executable, "-c", example], workplace)
+    done = shell([sys.executable, "-c", example], commanded)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()[-1]
     assert printed == "9.482 if-gaussian, claim 9.997"

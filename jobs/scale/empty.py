@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ class Empty(Mechanism):
 
     `number` only tells the audits of a sweep apart; `steps` are all recorded.
     """
+
+    uses_torch: ClassVar[bool] = False
 
     name: str = "jobs.scale.empty:Empty"
     seconds: float = Field(default=0.0, ge=0)

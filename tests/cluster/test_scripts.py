@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.command import changed, write_sweep
 from tests.conftest import ROOT
 from tests.head import free_port, wait_for
+from tests.pace import Pace
 
 pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent
@@ -57,12 +60,13 @@ def typed(command: str, place: Path, token: str) -> subprocess.Popen[str]:
 
 
 def test_what_it_prints_works_while_a_node_is_killed_and_it_stops_at_once(
-    tiny: dict, tmp_path: Path
+    light: dict, pace: Pace, tmp_path: Path
 ) -> None:
     (tmp_path / "jobs").mkdir()
-    changed(tiny, "mechanism.steps", 400)
-    changed(tiny, "audit.record_every", 400)
-    sweep = write_sweep(tmp_path / "jobs", changed(tiny, "audit.trials", 400))
+    shutil.copy(ROOT / "tests" / "pace.py", tmp_path / "own_pace.py")
+    pace.of(changed(light, "audit.trials", 400), "own_pace:Paced")
+    pace.slow(0.5)
+    sweep = write_sweep(tmp_path / "jobs", light)
     sweep.rename(tmp_path / "jobs/quickstart.yaml")
     more = {"PORT": str(free_port()), "DASHBOARD_PORT": str(free_port())}
     log = tmp_path / "log"
@@ -82,10 +86,13 @@ def test_what_it_prints_works_while_a_node_is_killed_and_it_stops_at_once(
         job = typed(advertised(log.read_text(), "submit"), tmp_path, token)
         wait_for(lambda: list(packs.rglob("*.parquet")) or job.poll() is not None, 120)
         os.kill(int(victim), signal.SIGTERM)
+        wait_for(lambda: not psutil.pid_exists(int(victim)))
+        pace.hurry()
         said, _ = job.communicate(timeout=200)
         assert job.returncode == 0, said
         assert (tmp_path / "runs/tiny/_SUCCESS").exists()
 
+        pace.slow(0.5)
         longer = advertised(log.read_text(), "run") + " --set audit.trials=40000"
         run = typed(longer, tmp_path, token)
         wait_for(lambda: len(list(packs.rglob("*.parquet"))) > 82 or run.poll() is not None, 120)

@@ -127,7 +127,8 @@ def place(scheduler: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     sweep = {
         "name": "slow", "seed": 3, "adversary": "own",
         "mechanism": {
-            "name": "function", "path": "slow_training:train", "steps": 4, "noise_multiplier": 1.0,
+            "name": "tests.pace:WithoutTorch", "path": "slow_training:train",
+            "steps": 4, "noise_multiplier": 1.0,
         },
         "audit": {"trials": 1000, "delta": 1e-5, "estimators": ["accuracy"]},
         "resources": {"pack_size": 5, "num_cpus": 1},

@@ -21,6 +21,7 @@ from tests.command import write_sweep
 from tests.conftest import ROOT
 from tests.dashboards.test_dashboards import builder
 from tests.head import Head, free_port, head, wait_for
+from tests.pace import Pace
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,34 +33,30 @@ pytestmark = [
 # One mechanism that leaks more than it claims, and one whose training raises.
 PLUGINS = """
 from dpaudit_ray.mechanisms.base import Claimed
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from own_pace import Paced
 
-class Quiet(DpSgd):
+class Quiet(Paced):
     '''Its noise is a third of what it claims.'''
     name: str = "plugins:Quiet"
     def claimed(self, adversary, horizon):
-        return Claimed(self.noise_multiplier * 3, horizon // adversary.period)
+        return Claimed(self.noise_multiplier * 3, 1)
 
-class Broken(DpSgd):
+class Broken(Paced):
     name: str = "plugins:Broken"
     def open(self, *arguments, **more):
         raise RuntimeError("on purpose")
 """
 
 
-def sweep(tiny: dict) -> dict:
-    """Two minutes of work: a leak, a failure, and an audit like any other."""
-    training = tiny["mechanism"] | {
-        "steps": 600, "learning_rate": 1e-3, "noise_multiplier": 20.0, "engine": "packed"
-    }  # fmt: skip
-    training.pop("name")
-    names = ["plugins:Broken", "plugins:Quiet", "dp-sgd"]
-    tiny["grid"] = {"mechanism": [{"name": name, **training} for name in names]}
-    tiny["adversary"] = {"name": "biased-dimension", "choice": "simulated"}
-    tiny["audit"] |= {"trials": 4000, "record_every": 600}
-    tiny["resources"]["pack_size"] = 50
-    tiny.pop("mechanism")
-    return tiny
+def sweep(light: dict, pace: Pace) -> dict:
+    """Four minutes of sleep: a leak, a failure, and an audit like any other."""
+    pace.slow(2.0)
+    mechanism = pace.of(light).pop("mechanism") | {"noise_multiplier": 0.5}
+    names = ["plugins:Broken", "plugins:Quiet", "own_pace:Paced"]
+    light["grid"] = {"mechanism": [mechanism | {"name": name} for name in names]}
+    light["audit"] |= {"trials": 6000, "record_every": 6}
+    light["resources"]["pack_size"] = 50
+    return light
 
 
 class Prometheus:
@@ -147,9 +144,12 @@ def firing(server: Prometheus) -> dict[str, set[str]]:
     return found
 
 
-def test_every_expression_has_data_while_a_sweep_runs(tiny: dict, folder: Path) -> None:
+def test_every_expression_has_data_while_a_sweep_runs(
+    light: dict, pace: Pace, folder: Path
+) -> None:
     (folder / "plugins.py").write_text(PLUGINS)
-    file = write_sweep(folder, sweep(tiny))
+    shutil.copy(ROOT / "tests" / "pace.py", folder / "own_pace.py")
+    file = write_sweep(folder, sweep(light, pace))
     with head(cpus=2) as cluster, prometheus(cluster, folder) as server:
         command = [
             *(sys.executable, "-m", "dpaudit_ray", "submit", file.name),

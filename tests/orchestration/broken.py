@@ -1,27 +1,47 @@
-"""A training that works, except in processes that play a broken device."""
+"""A mechanism that works, except in processes that play a broken device."""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
+
+from dpaudit_ray.mechanisms.base import Measured, Session
+from tests.pace import Paced
 
 TRAINER = "DPAUDIT_TEST_BROKEN_TRAINER"  # a file: the first process to write its id is broken
 NODE = "DPAUDIT_TEST_BROKEN_NODE"  # set on a node all of whose processes are
 
 
-def train(member: bool, seed: int) -> float:
-    """N(2 b, 1), a function of the seed."""
-    if _broken():
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    time.sleep(0.02)
-    return _score(member, seed)
+class Broken(Paced):
+    """What its packs do in a broken process: fail, hang, or take eight seconds each."""
+
+    name: str = "tests.orchestration.broken:Broken"  # type: ignore[assignment]
+    there: Literal["fails", "hangs", "dawdles"] = "fails"
+
+    def open(self, *arguments: Any) -> Session:
+        """Breaks at its first pack."""
+        return _Broken(super().open(*arguments), self.there)
 
 
-def _score(member: bool, seed: int) -> float:
-    return float(np.random.default_rng(seed).normal() + 2 * member)
+class _Broken:
+    def __init__(self, session: Session, there: str) -> None:
+        self._session, self._there = session, there
+
+    def run(
+        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
+    ) -> npt.NDArray[np.float64] | Measured:
+        if _broken():
+            if self._there == "fails":
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            while self._there == "hangs":
+                time.sleep(1)
+            time.sleep(8)
+        return self._session.run(members, seed, horizons)
 
 
 def _broken() -> bool:
@@ -35,16 +55,3 @@ def _broken() -> bool:
     except FileExistsError:
         return file.read_text() == str(os.getpid())
     return True
-
-
-def hang(member: bool, seed: int) -> float:
-    """As `train`, but what would fail hangs."""
-    while _broken():
-        time.sleep(1)
-    return train(member, seed)
-
-
-def slow(member: bool, seed: int) -> float:
-    """As `train`, but what would fail takes most of a second."""
-    time.sleep(0.8 if _broken() else 0.02)
-    return _score(member, seed)

@@ -101,7 +101,7 @@ class Nodes:
         return node
 
     def lose(self, node: Node) -> None:
-        """Takes a node away without a warning; the head notices in a quarter of a minute."""
+        """Takes a node away without a warning; the head notices in some seconds."""
         self.all.remove(node)
         node.kill()
 

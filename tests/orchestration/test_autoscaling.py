@@ -14,6 +14,7 @@ from tests.command import changed, write_sweep
 from tests.head import Head, head, wait_for
 from tests.orchestration.nodes import SMALL, actors, driver, tree
 from tests.orchestration.test_faults import assert_same
+from tests.pace import Pace
 
 pytestmark = pytest.mark.slow
 
@@ -48,14 +49,15 @@ def running() -> int:
     return len(actors(os.getpid(), "Trainer"))
 
 
-def test_two_sweeps_on_nodes_that_come_and_go(growing: Head, tiny: dict, tmp_path: Path) -> None:
+def test_two_sweeps_on_nodes_that_come_and_go(
+    growing: Head, light: dict, pace: Pace, tmp_path: Path
+) -> None:
     """The first gets all nodes, gives the second its share and has it back; then all nodes go."""
-    changed(tiny, "mechanism.steps", 300)
-    changed(tiny, "audit.record_every", 100)
-    short = write_sweep(tmp_path, changed(tiny, "audit.trials", 100))
+    short = write_sweep(tmp_path, pace.of(changed(light, "audit.trials", 100)))
     quiet = da.run(short, storage_path=str(tmp_path / "quiet"), executor="inline").location
     (tmp_path / "long").mkdir()
-    long = write_sweep(tmp_path / "long", changed(tiny, "audit.trials", 100_000))
+    long = write_sweep(tmp_path / "long", changed(light, "audit.trials", 20_000))
+    pace.slow(0.4)
     assert raylets() == 0
     with driver(growing, long, tmp_path / "first") as first:
         first.wait_for(lambda: running() == 3)

@@ -28,21 +28,21 @@ def run(sweep: dict, folder: Path, address: str, environment: dict[str, str]) ->
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_protected_cluster_lets_in_who_has_the_token(tiny: dict, tmp_path: Path) -> None:
+def test_a_protected_cluster_lets_in_who_has_the_token(light: dict, tmp_path: Path) -> None:
     with head(dashboard=False) as protected:
-        code, output = run(tiny, tmp_path, protected.gcs, protected.environment)
+        code, output = run(light, tmp_path, protected.gcs, protected.environment)
         assert code == 0, output
-        tiny["name"] = "other"
+        light["name"] = "other"
         refused = protected.environment | {"RAY_AUTH_TOKEN": "wrong"}
-        code, output = run(tiny, tmp_path, protected.gcs, refused)
+        code, output = run(light, tmp_path, protected.gcs, refused)
     assert code == 2
     assert "RAY_AUTH_TOKEN" in output.splitlines()[-1]
     assert "Traceback" not in output
 
 
-def test_nobody_listening_is_told_at_once(tiny: dict, tmp_path: Path) -> None:
+def test_nobody_listening_is_told_at_once(light: dict, tmp_path: Path) -> None:
     started = time.monotonic()
-    code, output = run(tiny, tmp_path, f"127.0.0.1:{free_port()}", dict(os.environ))
+    code, output = run(light, tmp_path, f"127.0.0.1:{free_port()}", dict(os.environ))
     assert code == 2
     assert "cannot reach a Ray cluster" in output
     assert len(output.splitlines()) == 1
@@ -50,24 +50,24 @@ def test_nobody_listening_is_told_at_once(tiny: dict, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
-def test_an_address_of_another_kind_is_refused(address: str, tiny: dict, tmp_path: Path) -> None:
+def test_an_address_of_another_kind_is_refused(address: str, light: dict, tmp_path: Path) -> None:
     told = refused(
-        "run", write_sweep(tmp_path, tiny), "--storage-path", tmp_path, "--address", address
+        "run", write_sweep(tmp_path, light), "--storage-path", tmp_path, "--address", address
     )
     assert told.startswith(f"{address} is not the address of a cluster's head, which is HOST:6379")
 
 
-def test_what_ray_does_not_take_is_one_line(tiny: dict, tmp_path: Path) -> None:
+def test_what_ray_does_not_take_is_one_line(light: dict, tmp_path: Path) -> None:
     """Kinds of accelerators have rules of their own, which Ray knows."""
-    tiny["resources"]["custom_resources"] = {"TPU": 3}
-    told = refused("run", write_sweep(tmp_path, tiny), "--storage-path", tmp_path)
+    light["resources"]["custom_resources"] = {"TPU": 3}
+    told = refused("run", write_sweep(tmp_path, light), "--storage-path", tmp_path)
     assert told.startswith("Ray refuses the resources of a trainer (")
 
 
-def test_a_user_may_import_ray_first(tiny: dict, tmp_path: Path) -> None:
+def test_a_user_may_import_ray_first(light: dict, tmp_path: Path) -> None:
     """Ray reads its authentication when it is imported; ours is decided after that."""
     script = tmp_path / "own.py"
-    file = write_sweep(tmp_path, tiny)
+    file = write_sweep(tmp_path, light)
     script.write_text(
         "import ray\nimport dpaudit_ray as da\n"
         "if __name__ == '__main__':\n"

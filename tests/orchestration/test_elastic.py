@@ -14,6 +14,7 @@ from tests.command import changed, write_sweep
 from tests.head import head
 from tests.orchestration.nodes import Node, Nodes, actors, drained, driver, nodes
 from tests.orchestration.test_faults import assert_same
+from tests.pace import Pace
 
 pytestmark = pytest.mark.slow
 
@@ -26,11 +27,11 @@ def around() -> Iterator[Nodes]:
 
 
 @pytest.fixture
-def lasting(tiny: dict) -> dict:
-    """The tiny sweep with more work in it, so that there is time to take a node away."""
-    changed(tiny, "mechanism.steps", 300)
-    changed(tiny, "audit.record_every", 100)
-    return changed(tiny, "audit.trials", 500)
+def lasting(light: dict, pace: Pace) -> dict:
+    """A light sweep in which no node may be lost; slow, so that there is time to take one away."""
+    changed(light, "resources.max_worker_losses", 0)
+    pace.slow(0.4)
+    return pace.of(changed(light, "audit.trials", 1000))
 
 
 def trainers(besides: Node | None = None) -> list[psutil.Process]:
@@ -40,16 +41,13 @@ def trainers(besides: Node | None = None) -> list[psutil.Process]:
 
 
 def test_trainers_with_a_gpu_stay_off_nodes_without(
-    around: Nodes, tiny: dict, tmp_path: Path
+    around: Nodes, light: dict, pace: Pace, tmp_path: Path
 ) -> None:
     """The GPU is one that Ray is told of: a landscape audit computes on the CPU anyway."""
-    tiny["mechanism"] = {"name": "landscape", "steps": 50, "batch_size": 2, "noise_multiplier": 2.0}
-    tiny["resources"] |= {"num_gpus": 0.5, "pack_size": 100}
-    tiny["adversary"] = {"name": "landscape"}
-    del tiny["grid"]
-    changed(tiny, "audit.record_every", 50)
-    changed(tiny, "audit.trials", 1_000_000)
-    sweep, storage = write_sweep(tmp_path, tiny), tmp_path / "runs"
+    light["resources"] |= {"num_gpus": 0.5}
+    pace.slow(0.4)
+    sweep = write_sweep(tmp_path, pace.of(changed(light, "audit.trials", 10_000)))
+    storage = tmp_path / "runs"
     with driver(around.head, sweep, storage) as run:
         assert run.ends() == 2
         assert "no node of this cluster fits a trainer of 1 CPU and 0.5 GPU" in run.output
@@ -74,11 +72,12 @@ def alone(place: Path) -> list[str]:
 
 
 def test_a_node_that_does_not_see_the_storage_trains_too(
-    around: Nodes, sweep_of_400: Path, quiet_400: str, tmp_path: Path
+    around: Nodes, sweep_of_400: Path, quiet_400: str, pace: Pace, tmp_path: Path
 ) -> None:
     """Scores go through the aggregator, which is where the driver is: no one else needs it."""
     runs = tmp_path / "runs"
     node = around.joined(inside=alone(runs))
+    pace.slow(0.4)
     with driver(around.head, sweep_of_400, runs) as run:
         (near,) = run.wait_for(lambda: run.packs and trainers(besides=node))
         near.suspend()  # from here on only the node without the storage works
@@ -87,16 +86,16 @@ def test_a_node_that_does_not_see_the_storage_trains_too(
         assert len(actors(os.getpid(), "Aggregator")) == 1
         assert not node.actors("Aggregator")
         near.resume()
+        pace.hurry()
         assert run.ends() == 0, run.output
     around.leave(node)
     assert_same(runs / "tiny", quiet_400)
 
 
 def test_a_drained_node_is_given_no_more_and_its_loss_is_no_failure(
-    around: Nodes, lasting: dict, tmp_path: Path
+    around: Nodes, lasting: dict, pace: Pace, tmp_path: Path
 ) -> None:
     """As when the owner of a spot node takes it back: a notice first, the end a moment later."""
-    changed(lasting, "resources.max_worker_losses", 0)
     sweep = write_sweep(tmp_path, lasting)
     node = around.joined(cpus=2)
     with driver(around.head, sweep, tmp_path / "runs") as run:
@@ -105,27 +104,31 @@ def test_a_drained_node_is_given_no_more_and_its_loss_is_no_failure(
         run.wait_for(lambda: not node.actors("Trainer"))  # they end what they have, and go
         assert "worker lost" not in run.output
         around.lose(node)
+        pace.hurry()
         assert run.ends() == 0, run.output
     assert "Traceback" not in run.output
 
 
-def test_a_node_that_vanishes_is_no_failure(around: Nodes, lasting: dict, tmp_path: Path) -> None:
-    changed(lasting, "resources.max_worker_losses", 0)
+def test_a_node_that_vanishes_is_no_failure(
+    around: Nodes, lasting: dict, pace: Pace, tmp_path: Path
+) -> None:
     sweep = write_sweep(tmp_path, lasting)
     node = around.joined(cpus=2)
     with driver(around.head, sweep, tmp_path / "runs") as run:
         run.wait_for(lambda: run.packs and len(node.actors("Trainer")) == 2)
         around.lose(node)
+        run.wait_for(lambda: f"node {node.address} has left (" in run.output)
+        pace.hurry()
         assert run.ends() == 0, run.output
-    assert f"node {node.address} has left (" in run.output
     assert "not a failure" in run.output
     assert "worker lost" not in run.output
 
 
 def test_a_node_joins_and_is_lost(
-    around: Nodes, sweep_of_400: Path, quiet_400: str, tmp_path: Path
+    around: Nodes, sweep_of_400: Path, quiet_400: str, pace: Pace, tmp_path: Path
 ) -> None:
     """Trainers without num_gpus take a node with a GPU as well as one without."""
+    pace.slow(0.4)
     with driver(around.head, sweep_of_400, tmp_path / "runs") as run:
         (first,) = run.wait_for(lambda: run.packs and trainers())
         first.suspend()  # from here on only the new node works
@@ -136,6 +139,7 @@ def test_a_node_joins_and_is_lost(
         around.lose(node)
         assert run.packs < 80
         first.resume()
+        pace.hurry()
         assert run.ends() == 0, run.output
     assert "Traceback" not in run.output
     assert_same(tmp_path / "runs/tiny", quiet_400)

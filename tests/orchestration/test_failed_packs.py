@@ -16,17 +16,9 @@ from dpaudit_ray.plan import failures
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import inline, write_sweep
 from tests.orchestration.test_faults import actors, start
-from tests.plan.test_failed_trials import FLAG, sweep
+from tests.plan.failing import FLAG, SECONDS, sweep
 
 pytestmark = pytest.mark.slow
-TRAINING = Path(__file__).resolve().parents[1] / "plan"
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainers import the training from the tests."""
-    monkeypatch.setenv("PYTHONPATH", str(TRAINING))
-    monkeypatch.syspath_prepend(str(TRAINING))
 
 
 def finished(sweep: dict, folder: Path, *arguments: str) -> tuple[int, str]:
@@ -52,9 +44,11 @@ def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(
 ) -> None:
     """The aggregator is killed once a failure is on record and while packs are still running."""
     monkeypatch.setenv(FLAG, "1")
-    # Packs 2, 9, 20 and 43 fail: never three in a row, whatever order they end in.
-    slow = sweep("steady", 300, seconds=0.02) | {"seed": 37}
+    # Packs 2, 9, 32 and 50 fail: never three in a row, whatever order they end in.
+    slow = sweep("steady", 300) | {"seed": 1236}
+    monkeypatch.setenv(SECONDS, "0.05")
     process = start(slow, tmp_path / "ray")
+    monkeypatch.delenv(SECONDS)
     deadline = time.monotonic() + 90
     while recorded(tmp_path / "ray/failing") == 0:
         assert process.poll() is None, process.stdout.read()
@@ -87,9 +81,8 @@ def test_scores_that_differ_the_second_time_keep_the_misses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FLAG, "1")
-    clocked = sweep("clocked", 300) | {"seed": 37}  # as above
-    code, output = finished(clocked, tmp_path)
-    assert code == 3, output
+    clocked = sweep("clocked", 300) | {"seed": 1236}  # packs 6, 19, 20, 23 and 49 fail
+    assert inline(write_sweep(tmp_path, clocked), tmp_path).code == 3
     before = (tmp_path / "failing/failures.json").read_text()
     assert len(json.loads(before)) > 0
     table = estimates(tmp_path / "failing")

@@ -18,17 +18,17 @@ import yaml
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.storage.run_directory import RunDirectory
+from tests.command import changed
 from tests.long import long
+from tests.pace import Pace
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def lasting(tiny: dict) -> dict:
-    """The tiny sweep with more work in it, so that there is time to kill something."""
-    tiny["mechanism"]["steps"] = 60
-    tiny["audit"] |= {"trials": 600, "record_every": 20}
-    return tiny
+def lasting(light: dict, pace: Pace) -> dict:
+    """A light sweep of 120 packs, so that there is time to kill something where it is slow."""
+    return pace.of(changed(light, "audit.trials", 600))
 
 
 def contents(location: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -71,21 +71,17 @@ def actors(process: subprocess.Popen, name: str) -> list[psutil.Process]:
     ]
 
 
-@pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One undisturbed run to compare with, made on first use."""
-    return {"folder": tmp_path_factory.mktemp("quiet")}
-
-
-def undisturbed(sweep: dict, quiet: dict[str, Path]) -> Path:
-    if not (quiet["folder"] / "tiny").exists():
-        da.run(sweep, storage_path=str(quiet["folder"]), executor="inline")
-    return quiet["folder"] / "tiny"
+@pytest.fixture
+def quiet(lasting: dict, tmp_path: Path) -> Path:
+    """An undisturbed run to compare with."""
+    folder = tmp_path / "quiet"
+    return Path(da.run(lasting, storage_path=str(folder), executor="inline").location)
 
 
 @long("tests/chaos kills a driver, too")
-def test_killed_driver_resumes(lasting: dict, tmp_path: Path, quiet: dict[str, Path]) -> None:
+def test_killed_driver_resumes(lasting: dict, tmp_path: Path, pace: Pace, quiet: Path) -> None:
     """SIGKILL at a random moment, twice; the third start ends like a run left alone."""
+    pace.slow(0.1)
     moments = random.Random(11)
     for _ in range(2):
         process = start(lasting, tmp_path)
@@ -94,19 +90,21 @@ def test_killed_driver_resumes(lasting: dict, tmp_path: Path, quiet: dict[str, P
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     before = packs_done(tmp_path)
+    pace.hurry()
     final = start(lasting, tmp_path)
     output, _ = final.communicate(timeout=120)
     assert final.returncode == 0, output
     assert 0 < before < packs_done(tmp_path) == 120
     assert "Traceback" not in output
-    assert_same(tmp_path / "tiny", undisturbed(lasting, quiet))
+    assert_same(tmp_path / "tiny", quiet)
 
 
 @long("tests/chaos kills both, too")
 @pytest.mark.parametrize("victim", ["Trainer", "Aggregator"])
 def test_killed_actor_is_replaced(
-    victim: str, lasting: dict, tmp_path: Path, quiet: dict[str, Path]
+    victim: str, lasting: dict, tmp_path: Path, pace: Pace, quiet: Path
 ) -> None:
+    pace.slow(0.1)
     process = start(lasting, tmp_path)
     for packs in (2, 40):
         wait_for_packs(tmp_path, packs, process)
@@ -116,24 +114,27 @@ def test_killed_actor_is_replaced(
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert packs_done(tmp_path) == 120
-    assert_same(tmp_path / "tiny", undisturbed(lasting, quiet))
+    assert_same(tmp_path / "tiny", quiet)
 
 
-def test_a_hung_trainer_is_replaced(lasting: dict, tmp_path: Path, quiet: dict[str, Path]) -> None:
+def test_a_hung_trainer_is_replaced(lasting: dict, tmp_path: Path, pace: Pace, quiet: Path) -> None:
     """Stopped by SIGSTOP it lives, holds its packs and says nothing."""
     lasting["resources"]["pack_deadline"] = 15.0
+    pace.slow(0.5)
     process = start(lasting, tmp_path)
     wait_for_packs(tmp_path, 2, process)
     actors(process, "Trainer")[0].suspend()
+    pace.hurry()
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert "worker lost (1 of at most 100) with" in output
     assert "was silent for 15 s" in output
-    assert_same(tmp_path / "tiny", undisturbed(lasting, quiet))
+    assert_same(tmp_path / "tiny", quiet)
 
 
-def test_too_many_lost_workers_stop_the_sweep(lasting: dict, tmp_path: Path) -> None:
+def test_too_many_lost_workers_stop_the_sweep(lasting: dict, tmp_path: Path, pace: Pace) -> None:
     lasting["resources"]["max_worker_losses"] = 0
+    pace.slow(0.5)
     process = start(lasting, tmp_path)
     wait_for_packs(tmp_path, 2, process)
     actors(process, "Trainer")[0].kill()
@@ -143,37 +144,30 @@ def test_too_many_lost_workers_stop_the_sweep(lasting: dict, tmp_path: Path) -> 
     assert "Traceback" not in output
 
 
-def test_nothing_is_written_into_the_home(tiny: dict, tmp_path: Path) -> None:
+def test_ray_and_inline_agree(tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also: a run directory that is complete already. Nothing is written into the home."""
     home = tmp_path / "home"
     home.mkdir()
-    file = tmp_path / "sweep.yaml"
-    file.write_text(yaml.safe_dump(tiny))
-    command = [sys.executable, "-m", "dpaudit_ray", "run", str(file), "--storage-path", tmp_path]
-    subprocess.run(command, env=os.environ | {"HOME": str(home)}, check=True, capture_output=True)
-    assert list(home.iterdir()) == []
-
-
-def test_ray_and_inline_agree(tiny: dict, tmp_path: Path) -> None:
-    """Also: a run directory that is complete already."""
-    (tmp_path / "ray").mkdir()
+    monkeypatch.setenv("HOME", str(home))
     for _ in range(2):
         process = start(tiny, tmp_path / "ray")
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
+        assert list(home.iterdir()) == []
         assert da.run(tiny, storage_path=str(tmp_path / "inline"), executor="inline").complete
     assert_same(tmp_path / "ray/tiny", tmp_path / "inline/tiny")
 
 
-def test_damaged_scores_are_set_aside_and_run_again(tiny: dict, tmp_path: Path) -> None:
+def test_damaged_scores_are_set_aside_and_run_again(light: dict, tmp_path: Path) -> None:
     """One that the aggregator comes upon, and one that a listing shows."""
-    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
-    da.run(tiny, storage_path=str(tmp_path / "quiet"), executor="inline")
+    result = da.run(light, storage_path=str(tmp_path), executor="inline")
+    da.run(light, storage_path=str(tmp_path / "quiet"), executor="inline")
     audit = planning.require(RunDirectory(result.location)).audits[0].id
     scores = tmp_path / "tiny/scores" / audit
     (scores / "0-9.parquet").write_bytes(b"PAR1 cut off in transfer PAR1")
     (scores / "30-39.parquet").write_bytes(b"")
     (scores / "50-59.parquet").unlink()
-    process = start(tiny, tmp_path)
+    process = start(light, tmp_path)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     for name in ("0-9", "30-39"):

@@ -15,7 +15,9 @@ import dpaudit_ray as da
 from dpaudit_ray.errors import RunDirectoryError
 from dpaudit_ray.storage import files, lease
 from dpaudit_ray.storage.run_directory import RunDirectory
+from tests.command import changed
 from tests.orchestration.test_faults import actors, assert_same, start, wait_for_packs
+from tests.pace import Pace
 from tests.storage.test_lease import snapshot
 
 pytestmark = pytest.mark.slow
@@ -34,15 +36,15 @@ def stop(run: RunDirectory, *processes: psutil.Process) -> None:
 
 
 def test_a_paused_driver_that_was_overtaken_writes_nothing(
-    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    light: dict, pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Driver and aggregator stop in the midst of work; another driver completes the run.
 
     The aggregator goes on first: its trainers have packs for it. Then the driver does.
     """
-    tiny["mechanism"]["steps"] = 30
-    tiny["audit"] |= {"trials": 300, "record_every": 30}
-    paused = start(tiny, tmp_path)
+    pace.of(changed(light, "audit.trials", 300))
+    pace.slow(0.5)
+    paused = start(light, tmp_path)
     wait_for_packs(tmp_path, 10, paused)
     (aggregator,) = actors(paused, "Aggregator")
     driver = psutil.Process(paused.pid)
@@ -50,8 +52,9 @@ def test_a_paused_driver_that_was_overtaken_writes_nothing(
     stop(RunDirectory(str(tmp_path / "tiny")), driver, aggregator)
     assert not (tmp_path / "tiny/_SUCCESS").exists()
 
+    pace.hurry()
     monkeypatch.setattr(lease, "held", functools.partial(lease.held, watch=1.5))
-    assert da.run(tiny, storage_path=str(tmp_path), executor="inline").complete
+    assert da.run(light, storage_path=str(tmp_path), executor="inline").complete
     before = snapshot(tmp_path / "tiny")
     aggregator.resume()
     time.sleep(1)
@@ -64,5 +67,5 @@ def test_a_paused_driver_that_was_overtaken_writes_nothing(
     assert "another driver had taken over and has ended" in told[0]
     assert "Traceback" not in output
     assert snapshot(tmp_path / "tiny") == before
-    da.run(tiny, storage_path=str(tmp_path / "quiet"), executor="inline")
+    da.run(light, storage_path=str(tmp_path / "quiet"), executor="inline")
     assert_same(tmp_path / "tiny", tmp_path / "quiet/tiny")

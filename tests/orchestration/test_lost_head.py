@@ -13,10 +13,10 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray.orchestration.watch import GONE_SECONDS, LEAVE_SECONDS
-from tests.command import changed, write_sweep
 from tests.head import head
 from tests.orchestration.nodes import driver, tree
 from tests.orchestration.test_faults import assert_same
+from tests.pace import Pace
 
 pytestmark = pytest.mark.slow
 
@@ -31,12 +31,12 @@ def processes(name: str) -> list[psutil.Process]:
     return found
 
 
-def test_a_lost_head_ends_the_sweep_and_another_one_resumes(tiny: dict, tmp_path: Path) -> None:
+def test_a_lost_head_ends_the_sweep_and_another_one_resumes(
+    sweep_of_400: Path, quiet_400: str, pace: Pace, tmp_path: Path
+) -> None:
     """Ray alone would end the driver after a minute with exit code 1, which is a violation."""
-    changed(tiny, "mechanism.steps", 100)
-    changed(tiny, "audit.record_every", 50)
-    sweep = write_sweep(tmp_path, changed(tiny, "audit.trials", 200))
-    with head(dashboard=False) as center, driver(center, sweep, tmp_path / "runs") as run:
+    pace.slow(2.0)
+    with head(dashboard=False) as center, driver(center, sweep_of_400, tmp_path / "runs") as run:
         run.wait_for(lambda: run.packs)
         (server,) = processes("gcs_server")
         server.kill()
@@ -49,7 +49,7 @@ def test_a_lost_head_ends_the_sweep_and_another_one_resumes(tiny: dict, tmp_path
     assert seen, run.output
     assert line.endswith("run the same command again to resume")
     assert "Traceback" not in run.output
-    assert 0 < run.packs < 40
-    quiet = da.run(sweep, storage_path=str(tmp_path / "quiet"), executor="inline").location
-    da.run(sweep, storage_path=str(tmp_path / "runs"), executor="inline")
-    assert_same(tmp_path / "runs/tiny", quiet)
+    assert 0 < run.packs < 80
+    pace.hurry()
+    da.run(sweep_of_400, storage_path=str(tmp_path / "runs"), executor="inline")
+    assert_same(tmp_path / "runs/tiny", quiet_400)

@@ -55,7 +55,7 @@ def sweep(**mechanism: Any) -> dict[str, Any]:
     return {
         "name": "prepared",
         "seed": 5,
-        "mechanism": {"name": "function", "path": "shadows:train", "steps": 4}
+        "mechanism": {"name": "tests.pace:WithoutTorch", "path": "shadows:train", "steps": 4}
         | {"noise_multiplier": 1.0, **prepared, **mechanism},
         "adversary": "own",
         "audit": {"trials": 40, "delta": 1e-5, "accountants": ["gaussian"]},

@@ -18,10 +18,11 @@ import dpaudit_ray as da
 from dpaudit_ray.errors import LeaseLostError
 from dpaudit_ray.storage import lease
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import changed, dpaudit, inline, write_sweep
+from tests.command import dpaudit, inline, write_sweep
 from tests.head import free_port, wait_for
 from tests.orchestration import test_preparation
 from tests.orchestration.test_checkpoints import long
+from tests.pace import Pace
 from tests.storage.test_storage import pack
 
 pytest.importorskip("moto.server", reason="moto[server] is not installed: no S3 server to test on")
@@ -72,11 +73,9 @@ def packs() -> set[str]:
     return {entry["Key"] for entry in found if entry["Key"].endswith(".parquet")}
 
 
-def test_run_kill_resume(tiny: dict, tmp_path: Path, bucket: str) -> None:
-    changed(tiny, "mechanism.steps", 60)
-    changed(tiny, "audit.record_every", 20)
-    changed(tiny, "audit.trials", 400)
-    sweep = write_sweep(tmp_path, tiny)
+def test_run_kill_resume(sweep_of_400: Path, pace: Pace, tmp_path: Path, bucket: str) -> None:
+    sweep = sweep_of_400
+    pace.slow(0.5)
     command = [*(sys.executable, "-m", "dpaudit_ray", "run", str(sweep)), "--storage-path", bucket]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as driver:
         wait_for(lambda: len(packs()) >= 3 or driver.poll() is not None, 120)
@@ -85,12 +84,13 @@ def test_run_kill_resume(tiny: dict, tmp_path: Path, bucket: str) -> None:
     partial = packs()
     assert 3 <= len(partial) < 80
 
+    pace.hurry()
     assert dpaudit("status", f"{bucket}/tiny").code == 0
     resumed = dpaudit("run", sweep, "--storage-path", bucket)
     assert resumed.code == 0, resumed.err
     assert partial < packs()
     assert dpaudit("report", f"{bucket}/tiny").code == 0
-    assert dpaudit("verify", f"{bucket}/tiny").code in (0, 5)
+    assert dpaudit("verify", f"{bucket}/tiny", "--trust", "tests.pace").code in (0, 5)
 
     assert inline(sweep, tmp_path / "quiet").code == 0
     quiet = da.Result(str(tmp_path / "quiet" / "tiny"), complete=True)

@@ -17,7 +17,9 @@ from dpaudit_ray.orchestration import aggregation
 from dpaudit_ray.storage import files, lease
 from dpaudit_ray.storage.patience import Patience
 from dpaudit_ray.storage.run_directory import RunDirectory
+from tests.command import changed
 from tests.orchestration.test_faults import assert_same, start, wait_for_packs
+from tests.pace import Pace
 
 
 def test_patience_backs_off_and_ends() -> None:
@@ -119,10 +121,10 @@ def test_a_lease_that_was_left_behind_is_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_ends_in_exit_4_and_resumes(tiny: dict, tmp_path: Path) -> None:
-    tiny["mechanism"]["steps"] = 60
-    tiny["audit"] |= {"trials": 600, "record_every": 20}
-    process = start(tiny, tmp_path)
+def test_sigterm_ends_in_exit_4_and_resumes(light: dict, pace: Pace, tmp_path: Path) -> None:
+    pace.of(changed(light, "audit.trials", 600))
+    pace.slow(0.2)
+    process = start(light, tmp_path)
     wait_for_packs(tmp_path, 5, process)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=90)
@@ -130,6 +132,7 @@ def test_sigterm_ends_in_exit_4_and_resumes(tiny: dict, tmp_path: Path) -> None:
     assert "stopped; finished packs are safe" in output
     assert "Traceback" not in output
     assert not (tmp_path / "tiny/driver.json").exists()
-    assert da.run(tiny, storage_path=str(tmp_path), executor="inline").complete
-    da.run(tiny, storage_path=str(tmp_path / "quiet"), executor="inline")
+    pace.hurry()
+    assert da.run(light, storage_path=str(tmp_path), executor="inline").complete
+    da.run(light, storage_path=str(tmp_path / "quiet"), executor="inline")
     assert_same(tmp_path / "tiny", tmp_path / "quiet/tiny")

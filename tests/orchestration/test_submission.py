@@ -20,6 +20,7 @@ from tests.conftest import ROOT
 from tests.head import Head, head, wait_for
 from tests.long import long
 from tests.orchestration.nodes import finished
+from tests.pace import Pace
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +30,22 @@ def cluster() -> Iterator[Head]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, tiny: dict, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a sweep that takes a minute if nobody stops it."""
+def place(tmp_path: Path, light: dict, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a sweep."""
     monkeypatch.chdir(tmp_path)
-    changed(tiny, "mechanism.steps", 800)
-    changed(tiny, "audit.record_every", 800)
-    changed(tiny, "audit.trials", 4000)
-    changed(tiny, "resources.pack_size", 20)
-    write_sweep(tmp_path, tiny)
+    write_sweep(tmp_path, light)
     return tmp_path
+
+
+@pytest.fixture
+def lasting(place: Path, light: dict, pace: Pace) -> dict:
+    """A sweep of 200 packs there instead, of a class that lies beside it: two seconds for each."""
+    shutil.copy(ROOT / "tests" / "pace.py", place / "own_pace.py")
+    light["resources"]["pack_size"] = 20
+    pace.of(changed(light, "audit.trials", 2000), "own_pace:Paced")
+    pace.slow(2.0)
+    write_sweep(place, light)
+    return light
 
 
 def submitting(
@@ -77,7 +85,12 @@ def screen(cluster: Head, page: str, place: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_submit_see_stop_resume(cluster: Head, place: Path) -> None:
+def test_submit_see_stop_resume(
+    cluster: Head, place: Path, lasting: dict, tiny: dict, pace: Pace
+) -> None:
+    """Real DP-SGD."""
+    lasting |= {key: tiny[key] for key in ("mechanism", "adversary", "grid")}
+    write_sweep(place, pace.of(lasting, "own_pace:PacedDpSgd"))
     first = submitting(cluster, place)
     wait_for(lambda: packs(place) >= 5 or first.poll() is not None, 120)
     (job,) = [j for j in cluster.jobs().values() if j["metadata"]["sweep"] == "tiny"]
@@ -91,8 +104,8 @@ def test_submit_see_stop_resume(cluster: Head, place: Path) -> None:
 
     again = submitting(cluster, place, "--no-wait", "--storage-path", f"{place}/runs/")
     assert f"already running as job {job['submission_id']}" in again.communicate(timeout=60)[1]
-    more = submitting(cluster, place, "--set", "audit.trials=4100")
-    assert "audit.trials: 4000 there, 4100 here" in more.communicate(timeout=60)[1]
+    more = submitting(cluster, place, "--set", "audit.trials=2100")
+    assert "audit.trials: 2000 there, 2100 here" in more.communicate(timeout=60)[1]
     assert more.returncode == 2
 
     stop = ["ray", "job", "stop", job["submission_id"], "--address", cluster.dashboard]
@@ -102,19 +115,21 @@ def test_submit_see_stop_resume(cluster: Head, place: Path) -> None:
     assert "stopped; finished packs are safe" in out  # the driver went on until it had finished
     assert " INFO " not in (out + err).replace("\t", " ")  # Ray's word on itself
     stopped_at = packs(place)
-    assert 5 <= stopped_at < 400
+    assert 5 <= stopped_at < 200
 
+    pace.hurry()
     second = submitting(cluster, place)
     out, err = second.communicate(timeout=400)
     assert second.returncode == 0, (out, err)
     assert "attempt 2" in err
     assert (place / "runs" / "tiny" / "_SUCCESS").exists()
-    assert packs(place) == 400
+    assert packs(place) == 200
     assert "Interim" not in (place / "runs/tiny/report.html").read_text()  # where metadata says
     assert {j["metadata"]["attempt"] for j in cluster.jobs().values()} == {"1", "2"}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("lasting")
 def test_a_browser_shows_the_job_and_the_actors(cluster: Head, place: Path) -> None:
     running = submitting(cluster, place, "--set", "name=seen")
     try:
@@ -133,6 +148,7 @@ def test_a_browser_shows_the_job_and_the_actors(cluster: Head, place: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("lasting")
 def test_a_driver_that_is_killed_and_a_python_without_the_package(
     cluster: Head, place: Path
 ) -> None:
@@ -157,13 +173,12 @@ def test_a_driver_that_is_killed_and_a_python_without_the_package(
 
 @long("one sweep as a job takes the same way")
 @pytest.mark.slow
-def test_several_sweeps_at_once(cluster: Head, place: Path, tiny: dict) -> None:
+def test_several_sweeps_at_once(cluster: Head, place: Path, light: dict) -> None:
     files = []
     for name in ("first", "second"):
         (place / name).mkdir()
-        small = changed(changed(tiny, "name", name), "mechanism.steps", 6)
-        small["audit"] |= {"trials": 40, "record_every": 6}
-        files.append(str(write_sweep(place / name, small).relative_to(place)))
+        file = write_sweep(place / name, changed(light, "name", name))
+        files.append(str(file.relative_to(place)))
     command = [sys.executable, str(ROOT / "jobs" / "submit.py"), *files]
     command += ["--address", cluster.dashboard, "--storage-path", str(place / "runs")]
     done = subprocess.run(

@@ -90,7 +90,9 @@ sys.exit(1)
 
 
 @pytest.mark.slow
-def test_a_sweep_that_cannot_start_is_not_watched_when_ray_ends(tiny: dict, tmp_path: Path) -> None:
+def test_a_sweep_that_cannot_start_is_not_watched_when_ray_ends(
+    light: dict, tmp_path: Path
+) -> None:
     """The watch took the end of Ray, after the error, for a lost node, and ended the process."""
     script = tmp_path / "own.py"
     script.write_text(
@@ -99,7 +101,7 @@ def test_a_sweep_that_cannot_start_is_not_watched_when_ray_ends(tiny: dict, tmp_
         "def failing(sweep): raise MemoryError\n"
         "ray_executor._datasets = failing\n"
         "try:\n"
-        f"    da.run({str(write_sweep(tmp_path, tiny))!r}, storage_path={str(tmp_path)!r})\n"
+        f"    da.run({str(write_sweep(tmp_path, light))!r}, storage_path={str(tmp_path)!r})\n"
         "except MemoryError:\n"
         "    time.sleep(2)\n"
         "    print('alive')\n"

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import time
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
-from scipy import special
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
@@ -28,58 +23,9 @@ from dpaudit_ray.stats.preferred import curve_free_method
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep.spec import Sweep
 from tests.command import Outcome, dpaudit, inline, write_sweep
+from tests.plan.failing import FLAG, sweep
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
-
-
-FLAG = "FAILS_NOW"  # an environment variable: what a training depends on and its seed does not
-
-
-def steady(member: bool, seed: int, seconds: float = 0.0) -> float:
-    """N(2 b, 1), a function of the seed; while the flag is set one training in 31 raises."""
-    time.sleep(seconds)
-    if seed % 31 == 0 and FLAG in os.environ:
-        raise ValueError("out of memory")
-    return float(np.random.default_rng(seed).normal() + 2 * member)
-
-
-def telling(member: bool, seed: int) -> float:
-    """Noise alone, but a training that looks wrong raises: what is left tells the bit."""
-    score = float(np.random.default_rng(seed).normal())
-    if (score > 0) != member:
-        raise ValueError("boom")
-    return score
-
-
-def clocked(member: bool, seed: int) -> float:
-    """N(2 b, 1), seeded by the clock; it raises where and while `steady` does."""
-    return steady(member, seed) + float(np.random.default_rng().normal())
-
-
-def restless(member: bool, seed: int) -> float:
-    """Randomised response at ε = 2, seeded by the clock; half of its misses raise."""
-    rng = np.random.default_rng()
-    truthful = rng.random() < special.expit(2.0)
-    if not truthful and rng.random() < 0.5:
-        raise ValueError("boom")
-    return float(member == truthful)
-
-
-def sweep(name: str, trials: int, **options: Any) -> dict[str, Any]:
-    return {
-        "name": "failing",
-        "seed": 8,
-        "mechanism": {
-            "name": "function", "path": f"test_failed_trials:{name}", "steps": 4,
-            "noise_multiplier": 1.0, "options": options,
-        },
-        "adversary": "own",
-        "audit": {
-            "trials": trials, "delta": 1e-5, "accountants": ["gaussian"],
-            "estimators": ["accuracy", "eps-delta", "anytime", "group-sequential"],
-        },
-        "resources": {"pack_size": 5, "max_trial_failures": 1000},
-    }  # fmt: skip
 
 
 @pytest.fixture
@@ -314,12 +260,6 @@ def test_code_that_is_not_deterministic_is_not_retried(
     }.items() <= stored.items()
     assert (location / "failures.json").read_text() == record
     assert before.loc["eps-delta", "epsilon_lower"] < 2
-
-
-def first_try(member: bool, seed: int, steady: bool) -> float:
-    if FLAG in os.environ:
-        raise ValueError("boom")
-    return float(np.random.default_rng(seed if steady else None).normal())
 
 
 @pytest.mark.parametrize("steady", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from dpaudit_ray.stats.claim_test import ClaimTest
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
+from tests.long import LONG
 
 QUIET = """
 from dpaudit_ray.mechanisms.base import Claimed
@@ -114,22 +116,24 @@ def made_up_run(
     return Run.open(directory.location)
 
 
-def test_true_claims_are_not_refuted_in_200_runs(
+def test_true_claims_are_not_refuted(
     strong: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole path from score files to verdict, looking after every pack, on a tight claim.
 
-    At most 5 % may be refuted; 200 fixed seeds with 17 or more would have probability 2 % at
-    exactly 5 %, and the test is far more careful than that.
+    At most 5 % may be refuted; 200 fixed seeds with 17 or more, or 100 with 11, would have
+    probability 2 to 3 % at exactly 5 %, and the test is far more careful than that.
     """
     monkeypatch.setattr(verdict, "_SIMULATIONS", 1)
+    monkeypatch.setattr(ClaimTest, "effective_noise", lambda *_: None)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     strong["audit"] |= {"trials": 400}
     mu = np.sqrt(20) / 4
     refuted = 0
-    for seed in range(200):
+    for seed in range(200 if LONG else 100):
         run = made_up_run(strong, tmp_path / str(seed), mu, seed)
         refuted += verdict.of(run).verdict is Verdict.VIOLATION
-    assert refuted <= 16
+    assert refuted <= (16 if LONG else 10)
 
 
 def test_the_budget_is_shared_by_all_audits(tiny: dict, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from scipy import special
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import bayes, claim, gdp, katz, one_run, rates_gdp, several, thresholds
+from tests.long import LONG
 from tests.stats.reference import (
     ORACLES,
     gaussian_trials,
@@ -87,7 +88,7 @@ MECHANISMS: dict[str, tuple[Draw, Callable[[float], float], list[tuple[str, dict
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_certified_bounds_err_at_their_level_at_most(mechanism, epsilon):
     draw, exact, methods = MECHANISMS[mechanism]
-    rng, repetitions, trials = np.random.default_rng(1), 150, 300
+    rng, repetitions, trials = np.random.default_rng(1), 150 if LONG else 75, 300
     errors = dict.fromkeys(range(len(methods)), 0)
     truth = exact(epsilon)
     for _ in range(repetitions):

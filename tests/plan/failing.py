@@ -1,0 +1,66 @@
+"""Trainings that fail, and a sweep of one."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+FLAG = "FAILS_NOW"  # an environment variable: what a training depends on and its seed does not
+SECONDS = "EACH_TAKES"  # another one: how long `steady` takes
+
+
+def steady(member: bool, seed: int) -> float:
+    """N(2 b, 1), a function of the seed; while the flag is set one training in 31 raises."""
+    time.sleep(float(os.environ.get(SECONDS, 0)))
+    if seed % 31 == 0 and FLAG in os.environ:
+        raise ValueError("out of memory")
+    return float(np.random.default_rng(seed).normal() + 2 * member)
+
+
+def telling(member: bool, seed: int) -> float:
+    """Noise alone, but a training that looks wrong raises: what is left tells the bit."""
+    score = float(np.random.default_rng(seed).normal())
+    if (score > 0) != member:
+        raise ValueError("boom")
+    return score
+
+
+def clocked(member: bool, seed: int) -> float:
+    """N(2 b, 1), seeded by the clock; it raises where and while `steady` does."""
+    return steady(member, seed) + float(np.random.default_rng().normal())
+
+
+def restless(member: bool, seed: int) -> float:
+    """Randomised response at ε = 2, seeded by the clock; half of its misses raise."""
+    rng = np.random.default_rng()
+    truthful = rng.random() < special.expit(2.0)
+    if not truthful and rng.random() < 0.5:
+        raise ValueError("boom")
+    return float(member == truthful)
+
+
+def first_try(member: bool, seed: int, steady: bool) -> float:
+    if FLAG in os.environ:
+        raise ValueError("boom")
+    return float(np.random.default_rng(seed if steady else None).normal())
+
+
+def sweep(name: str, trials: int, **options: Any) -> dict[str, Any]:
+    return {
+        "name": "failing",
+        "seed": 8,
+        "mechanism": {
+            "name": "tests.pace:WithoutTorch", "path": f"tests.plan.failing:{name}", "steps": 4,
+            "noise_multiplier": 1.0, "options": options,
+        },
+        "adversary": "own",
+        "audit": {
+            "trials": trials, "delta": 1e-5, "accountants": ["gaussian"],
+            "estimators": ["accuracy", "eps-delta", "anytime", "group-sequential"],
+        },
+        "resources": {"pack_size": 5, "max_trial_failures": 1000},
+    }  # fmt: skip
