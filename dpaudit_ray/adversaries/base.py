@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from ..data.base import Dataset
+
 
 @dataclasses.dataclass(frozen=True)
 class GradientCanary:
@@ -175,6 +177,10 @@ class Adversary(Plugin):
     def reserves(self) -> float | None:
         """The share of the data that it needs for itself, not trained on; None for none."""
         return None
+
+    def datasets(self) -> Mapping[str, Dataset]:
+        """What it loads, by `Data.key`; see `Mechanism.datasets`."""
+        return {}
 
     def check_steps(self, steps: int) -> None:
         """Raises SpecError where it cannot attack a training of so many steps."""

@@ -7,11 +7,12 @@ mechanism, shadow records and number of shadows are the same, whatever adversary
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny
 
-from ..data.base import Data
+from ..data.base import Data, Dataset
 from ..plugins import nested
 from .base import Adversary
 
@@ -34,6 +35,11 @@ class Shadowed(Adversary):
     def reserves(self) -> float | None:
         """Half of the data, where the sweep has no other for the shadows."""
         return 0.5 if self.shadow_data is None else None
+
+    def datasets(self) -> Mapping[str, Dataset]:
+        """Records for the shadows, where they are others than the mechanism's."""
+        data = self.shadow_data
+        return {} if data is None else {data.key: data.load()}
 
     @property
     def shadow_parts(self) -> int:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..data.base import Dataset
 from ..plan.failures import Failure
 from ..plan.model import Pack, Plan
 from ..plan.provenance import Machine
@@ -68,8 +67,10 @@ class RayExecutor:
         ray, sweep, nodes, tell = self._ray, self._sweep, self._nodes, self._tell
         self._trainer_class = actors.Trainer
         self._shared = (ray.put(sweep.raw), ray.put(Brief.of(self._plan, sweep)))
+        owners = [owner for cell in sweep.cells for owner in (cell.mechanism, cell.adversary)]
+        data = {key: each for owner in owners for key, each in owner.datasets().items()}
         # Ray keeps one copy on every node that asks, and all trainers there map its memory.
-        self._datasets = {key: ray.put(data) for key, data in _datasets(sweep).items()}
+        self._datasets = {key: ray.put(each) for key, each in data.items()}
         self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
             name=f"{sweep.name}-aggregator",
             namespace=nodes.share.namespace,
@@ -341,11 +342,3 @@ class RayExecutor:
         worker = Worker(name, actor, actor.ready.remote(self._fleet.modules))
         self._answers.expect(worker.greeting, worker)
         return worker
-
-
-def _datasets(sweep: Sweep) -> dict[str, Dataset]:
-    """Every data set of the sweep, once."""
-    found: dict[str, Dataset] = {}
-    for cell in sweep.cells:
-        found.update(cell.mechanism.datasets())
-    return found
