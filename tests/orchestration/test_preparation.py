@@ -357,7 +357,7 @@ def test_what_was_stored_is_the_canary_that_was_crafted(name: str, tiny: dict) -
     training, adversary = recipe(tiny, name)
     fresh = crafting.opened(training, adversary, 7)
     stored = arrays.decoded(arrays.encoded(crafting.crafted(training, adversary, 7)))
-    again = crafting.opened(training, adversary, 8, stored)
+    again = crafting.opened(training, adversary, 8, (stored,))
     members, seed, horizons = np.arange(10) % 2 == 0, 11, (3, 6)
     want = fresh.run(members, seed, horizons)
     assert want.tobytes() == again.run(members, seed, horizons).tobytes()

@@ -202,6 +202,12 @@ class DpSgd(Mechanism):
         """Refuses a period that does not divide the steps, and adversaries of other mechanisms."""
         check_period(adversary, self.steps, self.sampling)
         adversary.check_steps(self.steps)
+        chooses = isinstance(adversary, FinalModelAdversary) and (
+            type(adversary).begin is not FinalModelAdversary.begin
+        )
+        if chooses and adversary.crafted_once:
+            raise SpecError("adversary.name", f"{adversary.name} has begin(), which is not stored; "
+                            "leave out crafted_once")  # fmt: skip
         asked = {
             "held_out": self.held_out is not None,
             "engine": self.engine != "packed",
