@@ -199,6 +199,11 @@ class Adversary(Plugin):
         """The share of the data that it needs for itself, not trained on; None for none."""
         return None
 
+    @property
+    def chooses_start(self) -> bool:
+        """Whether it has training begin elsewhere than the mechanism says; see `begin`."""
+        return False
+
     def check_steps(self, steps: int) -> None:
         """Raises SpecError where it cannot attack a training of so many steps."""
 

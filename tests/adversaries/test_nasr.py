@@ -266,14 +266,18 @@ ATTACKS = ["api-access", "static-poison", "intermediate-poison", "adaptive-poiso
 
 
 def test_every_attack_runs_with_its_defaults(tiny: dict, tmp_path: Path) -> None:
-    """On a table with two networks, and on images with a small convolutional one."""
+    """On a table with two networks, and on images with a tiny convolutional one."""
     rng = np.random.default_rng(0)
-    images = {"x": rng.integers(0, 255, (48, 14, 14, 1), np.uint8), "y": np.arange(48) % 3}
+    images = {"x": rng.integers(0, 255, (48, 8, 8, 1), np.uint8), "y": np.arange(48) % 3}
     np.savez(tmp_path / "images.npz", **images)
-    small = {"steps": 2, "batch_size": 16}
+    small = {"steps": 2, "batch_size": 16, "reserved": 0.5}
     table = tiny["mechanism"] | small
     pictures = table | {"data": {"name": "npz", "path": str(tmp_path / "images.npz")}}
-    mechanisms = [table, table | {"model": "mlp3"}, pictures | {"model": "cnn4"}]
+    mechanisms = [
+        table,
+        table | {"model": "mlp3"},
+        pictures | {"model": "tests.adversaries.networks:TinyCnn"},
+    ]
     tiny["audit"] |= {"trials": 4, "record_every": 2, "estimators": ["accuracy"]}
     tiny["grid"] = {"mechanism": mechanisms, "adversary": ATTACKS}
     told: list[str] = []

@@ -27,7 +27,7 @@ from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session
 from . import division, noise
 from .optimizers.base import Optimizer
 from .optimizers.sgd import Sgd
-from .recipe import Recipe
+from .recipe import Recipe, check_known_start
 from .sampling.base import Sampler, Sizes
 from .sampling.fixed import Fixed
 from .sampling.poisson import Poisson
@@ -235,6 +235,8 @@ class DpSgd(Mechanism):
                 "where steps are left out; use 1, or mechanism.sampling: poisson",
             )
         adversary.check_steps(self.steps)
+        if adversary.chooses_start:
+            check_known_start(self.model)
         if not isinstance(adversary, FinalModelAdversary | TrajectoryAdversary):
             raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")
 
@@ -263,7 +265,11 @@ class DpSgd(Mechanism):
         if isinstance(adversary, Shadowed):
             from . import shadowing
 
-            shadowing.check(adversary, self.data.load(), self.batch_size)
+            data = self.data.load()
+            shadowing.check(adversary, data, self.batch_size)
+            if adversary.shadow_data is None:
+                count = division.reserved(self, len(data.y))
+                shadowing.check_reserve(count, self.batch_size)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """Counts the steps that may have the canary; the others are post-processing."""
