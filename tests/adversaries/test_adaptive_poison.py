@@ -59,6 +59,16 @@ MODELS = {
 }
 
 
+_OPENED: dict[str, Any] = {}
+
+
+def shared(tiny: dict, model: str) -> Any:
+    """Opened once, in float64, for tests that only ask."""
+    if model not in _OPENED:
+        _OPENED[model] = opened(tiny, ADAPTIVE, PRECISE, model=MODELS[model])
+    return _OPENED[model]
+
+
 def twin(session: Any, step: int, theta: Tensor) -> tuple[Tensor, Tensor]:
     """Crafter 3 with its sign put right, for one model [p]: the example, the clipped gradient.
 
@@ -96,7 +106,7 @@ def loss(module: nn.Module, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_pack_crafts_what_each_model_alone_would(model: str, tiny: dict) -> None:
-    session = opened(tiny, ADAPTIVE, PRECISE, model=MODELS[model])
+    session = shared(tiny, model)
     draw = torch.Generator().manual_seed(0)
     spread = 0.3 * torch.randn(4, len(session.training.initial), generator=draw, dtype=PRECISE)
     theta = session.training.initial + spread
@@ -114,7 +124,7 @@ def test_both_ways_to_look_ahead_agree(
     model: str, tiny: dict, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Mapped over models, and one by one on the module itself, which is said where it must be."""
-    session = opened(tiny, ADAPTIVE, PRECISE, model=MODELS[model])
+    session = shared(tiny, model)
     module, query = session.training.module, session.canary.query
     theta = session.training.initial + torch.tensor([[0.0], [0.1], [-0.1]], dtype=PRECISE)
     x, y = query.x * torch.tensor([[1.0], [0.5], [-1.0]], dtype=PRECISE), query.y.repeat(3)
@@ -133,7 +143,7 @@ def test_both_ways_to_look_ahead_agree(
 
 def test_looking_ahead_is_a_derivative(tiny: dict) -> None:
     """Central differences of the query's loss after the step, by every feature."""
-    session = opened(tiny, ADAPTIVE, PRECISE, model=MODELS["tied"])
+    session = shared(tiny, "tied")
     training, query = session.training, session.canary.query
 
     def later(x: Tensor) -> float:
