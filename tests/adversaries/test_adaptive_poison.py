@@ -141,6 +141,15 @@ def test_both_ways_to_look_ahead_agree(
         torch.testing.assert_close(quick, ahead, **close)
 
 
+def test_rounding_is_no_reason_to_be_slow(tiny: dict, caplog: pytest.LogCaptureFixture) -> None:
+    """A long step on the query itself leaves little of its loss but rounding, in float32."""
+    steps = {"steps": 30, "learning_rate": 0.5, "noise_multiplier": 4.0}
+    session = opened(tiny, "adaptive-poison", **steps)
+    query, theta = session.canary.query, session.training.initial[None]
+    OneEach(session.training.module).ahead(theta, query.x, query.y, query, rate=15.0)
+    assert "slowly" not in caplog.text
+
+
 def test_looking_ahead_is_a_derivative(tiny: dict) -> None:
     """Central differences of the query's loss after the step, by every feature."""
     session = shared(tiny, "tied")

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ...adversaries.base import SampleCanary
-from ...engines.packing.samplewise import Samplewise, placed
+from ...engines.packing.samplewise import Samplewise, in_dtype, placed
 from ...engines.rules.losses import losses
 
 _log = logging.getLogger("dpaudit")
 _NUMBERS = 1 << 24  # parameters of the models that are computed at once: 64 MiB of float32
-_BOUND = 1e-3  # how far both ways may differ in float32, by the scale of what they compute
+_BOUND = 1e-3  # how far both ways may differ, by the scale of what they compute
 
 Values = dict[str, Tensor]  # parameters, by their names
 Own = Callable[[Tensor, Tensor, Tensor], Tensor]  # of one model [p], its x [...] and its y []
@@ -63,19 +63,29 @@ class OneEach:
 
 
 def _maps(module: nn.Module, of: tuple[Tensor, SampleCanary, float]) -> bool:
-    """Whether both ways agree on the query in one model, [1, p]."""
+    """Whether both ways agree on the query in one model, [1, p]; in float64 where that is allowed.
+
+    In float32 a step on the query may leave nothing of its loss but rounding.
+    """
+    for dtype in (torch.float64, torch.float32):
+        try:
+            with in_dtype(module, dtype):
+                return _agree(module, of, dtype)
+        except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
+            continue
+    return False
+
+
+def _agree(module: nn.Module, of: tuple[Tensor, SampleCanary, float], dtype: torch.dtype) -> bool:
     theta, query, rate = of
-    own = (theta, query.x[:1], query.y[:1])
-    ways = [OneEach(module, mapped) for mapped in (False, True)]
-    alone = [ways[0].ahead(*own, query, rate), ways[0].gradients(*own)]
-    try:
-        mapped = [ways[1].ahead(*own, query, rate), ways[1].gradients(*own)]
-    except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
-        return False
-    return all(
-        float((one - other).abs().max()) <= _BOUND * float(other.abs().max())
-        for one, other in zip(mapped, alone, strict=True)
-    )
+    x = query.x[:1].to(dtype) if query.x.is_floating_point() else query.x[:1]
+    own, same = (theta.to(dtype), x, query.y[:1]), SampleCanary(x, query.y[:1])
+    alone, mapped = (OneEach(module, way) for way in (False, True))
+    pairs = [
+        (mapped.ahead(*own, same, rate), alone.ahead(*own, same, rate)),
+        (mapped.gradients(*own), alone.gradients(*own)),
+    ]
+    return all(float((a - b).abs().max()) <= _BOUND * float(b.abs().max()) for a, b in pairs)
 
 
 def _spread(own: Own, mapped: bool, of: tuple[Tensor, Tensor, Tensor]) -> Tensor:
