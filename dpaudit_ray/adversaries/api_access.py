@@ -36,6 +36,11 @@ class ApiAccess(FinalModelAdversary[SampleCanary]):
         """Half of the data."""
         return 0.5
 
+    @property
+    def chooses_start(self) -> bool:
+        """Where it is pretrained."""
+        return self.start == "pretrained"
+
     def begin(self, known: PublicKnowledge, rng: np.random.Generator) -> Tensor | None:
         """Where training begins, if it is not where the mechanism says."""
         if self.start == "drawn":

@@ -49,13 +49,21 @@ class SampleCanary:
 
 
 class ChangingCanary(ABC):
-    """A canary that is crafted anew at every insertion, from the models as they are then."""
+    """A canary that is crafted anew at every insertion, from the models as they are then.
+
+    `memoryless`: what it inserts into a model depends on the step and that model alone. So it can
+    go on elsewhere, and is asked only of models that the step samples, in or not: it must remember
+    nothing that tells an observer which those were.
+    """
+
+    memoryless: ClassVar[bool] = False
 
     @abstractmethod
     def at(self, step: int, theta: Tensor) -> GradientCanary | SampleCanary:
         """What is inserted at `step` (from 1) into models `theta`, float [n, p].
 
         It must not depend on which of the models are "in": the mechanism adds it to those only.
+        `n` is of the pack, or as many as are sampled, where it is `memoryless`.
         `theta` is a copy.
         """
 
@@ -90,6 +98,9 @@ class PublicKnowledge(Protocol):
     @property
     def sample_rate(self) -> float:
         """The chance that a step has the canary; 1 where batches are fixed."""
+
+    def rate(self, step: int) -> float:
+        """The learning rate of `step`, from 1 on."""
 
     @property
     def classes(self) -> int:
@@ -130,6 +141,21 @@ class PublicKnowledge(Protocol):
 
     def input_gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Gradient by x [m, ...] of the summed loss of these examples, averaged over `theta`."""
+
+    def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Gradient of every model's loss on an example of its own, float [n, p].
+
+        Models `theta` [n, p], examples x [n, ...], y [n].
+        """
+
+    def look_ahead(
+        self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
+    ) -> Tensor:
+        """Gradient by x_i of the query's loss in model i once it took a step on (x_i, y_i).
+
+        The step goes along its plain gradient, neither clipped nor noisy, at `rate`. Shaped as x
+        is, [n, ...]; models `theta` [n, p], y [n]. The query is one example.
+        """
 
     def simulate(self, runs: int, noisy: bool, seed: int) -> Iterator[Tensor]:
         """Yields θ_0, θ_1, ..., θ_T of `runs` simulated trainings without the canary, [runs, p].
@@ -181,6 +207,11 @@ class Adversary(Plugin):
     def datasets(self) -> Mapping[str, Dataset]:
         """What it loads, by `Data.key`; see `Mechanism.datasets`."""
         return {}
+
+    @property
+    def chooses_start(self) -> bool:
+        """Whether it has training begin elsewhere than the mechanism says; see `begin`."""
+        return False
 
     def check_steps(self, steps: int) -> None:
         """Raises SpecError where it cannot attack a training of so many steps."""

@@ -37,12 +37,11 @@ class Poisoner(Shadowed):
     ascent: int = Field(default=50, ge=0, le=10_000)
     rate: float = Field(default=0.02, gt=0, le=1)
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+    def poison(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         """A random record of the shadows' kind, made worse for them."""
-        shadows, outside = known.shadows, known.outside
+        shadows = known.shadows
         assert shadows is not None
-        assert outside is not None
-        low, high = outside[0].amin(0, keepdim=True), outside[0].amax(0, keepdim=True)
+        low, high = ranges(known)
         x, y = drawn(known, rng)
         for _ in range(self.ascent):
             upwards = known.input_gradient(shadows, x, y).sign()
@@ -50,10 +49,21 @@ class Poisoner(Shadowed):
         return SampleCanary(x, y)
 
 
+def ranges(known: PublicKnowledge) -> tuple[Tensor, Tensor]:
+    """Least and largest value of every feature among records that are not trained on: [1, ...]."""
+    outside = known.outside
+    assert outside is not None  # those who are shadowed have some
+    return outside[0].amin(0, keepdim=True), outside[0].amax(0, keepdim=True)
+
+
 class StaticPoison(Poisoner, FinalModelAdversary[SampleCanary]):
     """Scores by the poison's loss under the final model."""
 
     name: Literal["static-poison"] = "static-poison"
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+        """The poison."""
+        return self.poison(known, rng)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
         """Minus its loss."""
@@ -69,6 +79,10 @@ class IntermediatePoison(Poisoner, TrajectoryAdversary[SampleCanary]):
 
     name: Literal["intermediate-poison"] = "intermediate-poison"
     statistic: Literal["mean", "max"] = "mean"
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+        """The poison."""
+        return self.poison(known, rng)
 
     def observer(self, canary: SampleCanary, known: PublicKnowledge, models: int) -> LossPath:
         """Losses of one record along the way."""

@@ -83,7 +83,7 @@ NAMES: list[tuple[str, Any, str]] = [
     ("mechanism.data.name", "foo", "mechanism.data.name: unknown data set 'foo'; known: bank"),
     ("mechanism.model", "foo", "mechanism.model.name: unknown model 'foo'; known: alexnet, cnn4"),
     ("mechanism.engine", "foo", "mechanism.engine: must be 'packed'"),
-    ("adversary.name", "foo", "adversary.name: unknown adversary 'foo'; known: biased-dimension"),
+    ("adversary.name", "foo", "adversary.name: unknown adversary 'foo'; known: adaptive-poison"),
     ("audit.estimators", ["foo"], "audit.estimators.0.name: unknown estimator 'foo'; known: acc"),
     ("audit.accountants", ["rdp", "foo"], "audit.accountants.1: unknown accountant 'foo'; known: "),
     ("stepz", 1, "stepz: unknown key; known: name, seed, mechanism"),

@@ -43,14 +43,19 @@ def trained(shares: Shares, examples: int) -> int:
         SpecError: no record is held out or reserved though some should be, or fewer than two left.
     """
     held = _count(shares.held_out, "held_out", examples)
-    reserved = _count(shares.reserved, "reserved", examples)
-    left = examples - held - reserved
+    own = reserved(shares, examples)
+    left = examples - held - own
     if left < 2:
         raise SpecError(
-            "mechanism.reserved" if reserved else "mechanism.held_out",
+            "mechanism.reserved" if own else "mechanism.held_out",
             f"leaves {max(left, 0)} of {examples} examples to train on; lower it, leave two",
         )
     return left
+
+
+def reserved(shares: Shares, examples: int) -> int:
+    """How many of the `examples` of a data set only adversaries have."""
+    return _count(shares.reserved, "reserved", examples)
 
 
 def divide(recipe: Recipe, data: Dataset, seed: int) -> Division:

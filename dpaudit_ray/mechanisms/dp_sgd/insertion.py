@@ -56,13 +56,29 @@ class Insertion:
             return None
         everywhere = self._everywhere
         if isinstance(self.canary, ChangingCanary):
-            crafted = self.canary.at(step, theta.clone())
-            bits = 1 if self.inside.dim() == 1 else self.inside.shape[1]
-            check_claim(crafted, theta.shape[1], self.clip_norm, bits)
-            everywhere = Inserted(crafted, self.inside)
+            if self.canary.memoryless and not coins.any():
+                return None
+            everywhere = Inserted(self._crafted(self.canary, step, theta, coins), self.inside)
         if everywhere is None or coins.all():
             return everywhere
         return Inserted(everywhere.canary, self.inside * torch.from_numpy(coins).to(theta))
+
+    def _crafted(
+        self, canary: ChangingCanary, step: int, theta: Tensor, coins: Coins
+    ) -> GradientCanary | SampleCanary:
+        """What it inserts now; asked of all models, or of those that may get it."""
+        several = self.inside.dim() > 1
+        if several or not canary.memoryless or coins.all():
+            crafted = canary.at(step, theta.clone())
+            bits = self.inside.shape[1] if several else 1
+            check_claim(crafted, theta.shape[1], self.clip_norm, bits)
+            return crafted
+        rows = torch.from_numpy(coins).nonzero()[:, 0].to(theta.device)
+        crafted = canary.at(step, theta[rows])
+        check_claim(crafted, theta.shape[1], self.clip_norm, 1)
+        if isinstance(crafted, SampleCanary) or crafted.direction.dim() == 1:
+            return crafted
+        return GradientCanary(torch.zeros_like(theta).index_copy_(0, rows, crafted.direction))
 
     @functools.cached_property
     def _everywhere(self) -> Inserted | None:

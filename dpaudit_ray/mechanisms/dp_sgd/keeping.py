@@ -90,7 +90,7 @@ def _tell(why: str) -> None:
 
 def _hindrance(canary: Canary, observer: object) -> str | None:
     """Why a pack cannot be interrupted; None where it can."""
-    if isinstance(canary, ChangingCanary):
+    if isinstance(canary, ChangingCanary) and not canary.memoryless:
         return f"{type(canary).__name__} changes as it likes, and what it remembers is not known"
     if observer is not None and not isinstance(observer, SavedObserver):
         return f"{type(observer).__name__} has no state() and restore()"

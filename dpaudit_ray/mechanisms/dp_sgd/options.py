@@ -26,7 +26,7 @@ from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session
 from . import division, noise
 from .optimizers.base import Optimizer
 from .optimizers.sgd import Sgd
-from .recipe import Recipe
+from .recipe import Recipe, check_known_start
 from .refusals import check_frozen, check_noise, check_period
 from .sampling.base import Sampler, Sizes
 from .sampling.fixed import Fixed
@@ -202,6 +202,8 @@ class DpSgd(Mechanism):
         """Refuses a period that does not divide the steps, and adversaries of other mechanisms."""
         check_period(adversary, self.steps, self.sampling)
         adversary.check_steps(self.steps)
+        if adversary.chooses_start:
+            check_known_start(self.model)
         chooses = isinstance(adversary, FinalModelAdversary) and (
             type(adversary).begin is not FinalModelAdversary.begin
         )
@@ -243,7 +245,11 @@ class DpSgd(Mechanism):
         if isinstance(adversary, Shadowed):
             from . import shadowing
 
-            shadowing.check(adversary, self.data.load(), self.batch_size)
+            data = self.data.load()
+            shadowing.check(adversary, data, self.batch_size)
+            if adversary.shadow_data is None:
+                count = division.reserved(self, len(data.y))
+                shadowing.check_reserve(count, self.batch_size)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """Counts the steps that may have the canary; the others are post-processing."""

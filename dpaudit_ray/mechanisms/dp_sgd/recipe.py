@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal
 
 from ...data.base import Data
+from ...errors import SpecError
 from ...models.base import Model
 from .optimizers.base import Optimizer
 from .optimizers.sgd import Sgd
@@ -51,3 +52,13 @@ class Recipe:
     def hidden_start(self) -> bool:
         """Whether every trial draws its own θ_0, which the adversary does not know."""
         return self.model.initialization == "random"
+
+
+def check_known_start(model: Model) -> None:
+    """Raises SpecError where no adversary can choose θ_0, as every trial draws its own."""
+    if model.initialization == "random":
+        raise SpecError(
+            "mechanism.model.initialization",
+            "is random, so that every trial draws its own start; the adversary chooses one for "
+            "all: use fixed",
+        )

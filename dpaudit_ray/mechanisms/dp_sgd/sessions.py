@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from ...engines.packing.packed import PackedModel
 from ...errors import SpecError
 from ..base import Checkpoints, Measured
 from .keeping import Kept
+from .lookahead import OneEach
 from .schedules.constant import Constant
 from .shadowing import Shadows, input_gradient
 from .training import DpSgdTraining
@@ -93,6 +95,10 @@ class Known:
         recipe = self.training.recipe
         return recipe.sampling.rate(recipe.sizes(self.examples))
 
+    def rate(self, step: int) -> float:
+        """See `PublicKnowledge.rate`."""
+        return self.training.recipe.rate(step)
+
     @property
     def classes(self) -> int:
         """Number of classes."""
@@ -121,6 +127,20 @@ class Known:
     def gradients(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
         """See `PublicKnowledge.gradients`."""
         return self.training.sums(theta, x, y, clip_norm)
+
+    def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """See `PublicKnowledge.own_gradients`."""
+        return self._own.gradients(theta, x, y)
+
+    def look_ahead(
+        self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
+    ) -> Tensor:
+        """See `PublicKnowledge.look_ahead`."""
+        return self._own.ahead(theta, x, y, query, rate)
+
+    @functools.cached_property
+    def _own(self) -> OneEach:
+        return OneEach(self.training.module)
 
     def simulate(self, runs: int, noisy: bool, seed: int) -> Iterator[Tensor]:
         """See `PublicKnowledge.simulate`."""

@@ -56,19 +56,22 @@ def check(adversary: Shadowed, data: Dataset, batch_size: int) -> None:
         )
 
 
+def check_reserve(records: int, batch_size: int) -> None:
+    """Raises SpecError where so few records are in reserve that no shadow can be trained."""
+    if records < batch_size:
+        raise SpecError(
+            "mechanism.reserved",
+            f"leaves {records} records to shadow models, fewer than a batch of {batch_size}; "
+            "raise it, or lower mechanism.batch_size",
+        )
+
+
 def part(training: DpSgdTraining, adversary: Shadowed, number: int, seed: int) -> Arrays:
     """The final models of one pack of shadows: theta, float [at most PER_PART, p]."""
     own = records(training, adversary)
     if own is None:
         raise SpecError(
             "mechanism.reserved", "is needed by this adversary's shadow models; give a share"
-        )
-    batch = training.recipe.batch_size
-    if len(own[1]) < batch:
-        raise SpecError(
-            "mechanism.reserved",
-            f"leaves {len(own[1])} records to shadow models, fewer than a batch of {batch}; raise "
-            "it, or lower mechanism.batch_size",
         )
     first = number * PER_PART
     models = min(PER_PART, adversary.shadows - first)

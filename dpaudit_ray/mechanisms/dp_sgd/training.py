@@ -24,7 +24,7 @@ from .division import divide
 from .insertion import Insertion, check_claim
 from .keeping import Kept
 from .optimizers.base import Noisy, State
-from .recipe import Recipe
+from .recipe import Recipe, check_known_start
 from .start import network, seeded
 from .steps import OpacusSteps, PackedSteps, Steps, parts
 from .utility import HeldOut
@@ -103,12 +103,7 @@ class DpSgdTraining:
 
     def starting(self, initial: Tensor) -> DpSgdTraining:
         """The same training from another θ_0, float [p], which everybody knows."""
-        if self.recipe.hidden_start:
-            raise SpecError(
-                "model.initialization",
-                "is random, so that every trial draws its own start; the adversary chooses one "
-                "for all: use fixed",
-            )
+        check_known_start(self.recipe.model)
         return dataclasses.replace(self, initial=initial.to(self.initial))
 
     @property

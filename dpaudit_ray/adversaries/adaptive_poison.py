@@ -1,0 +1,90 @@
+"""Adaptive poison: another example at every step, made for the model as it is then.
+
+Nasr et al. 2021, section IV-D, Crafter 3 and Distinguisher 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from .base import (
+    ChangingCanary,
+    GradientCanary,
+    PublicKnowledge,
+    SampleCanary,
+    TrajectoryAdversary,
+)
+from .poison import LossPath, Poisoner, ranges
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
+    """Scores by the loss, over all models of the training, of a query that is never inserted.
+
+    The query is the poison of `static-poison`. What is inserted at a step starts as an input of
+    zeros with the query's label and is moved `inner` times by `inner_rate` of each feature's range,
+    within it, by the signs of a gradient through one step of training on it, at `look_ahead` times
+    the learning rate. It descends: it lowers the query's loss after that step. The paper's text
+    says so too; line 8 of its pseudo-code ascends, against a distinguisher that takes a small loss
+    for a sign of the canary. The score is minus the loss, so the canary has to lower it.
+
+    To first order nothing lowers it more than the query's own clipped gradient, so this need not
+    beat `intermediate-poison`, which inserts that; and more so the longer gradients are than C.
+
+    Crafting takes for 8 models, as a multiple of a packed step on 128 examples, on one core: 0.4
+    for `cnn4` on 28 x 28 pixels, 2.6 for `convnet`, 5.7 for `mlp3` on 600 features, and 60 for
+    `fcnn`, of which a step takes 0.3 ms. Models that a step does not sample are left out.
+    """
+
+    name: Literal["adaptive-poison"] = "adaptive-poison"
+    inner: int = Field(default=5, ge=1, le=10_000)
+    inner_rate: float = Field(default=0.2, gt=0, le=1)
+    look_ahead: float = Field(default=1.0, gt=0)
+    statistic: Literal["mean", "max"] = "mean"
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> ChangingCanary:
+        """Makes the query; the rest is crafted as training goes."""
+        return Adapted(known, self.poison(known, rng), ranges(known), self)
+
+    def observer(self, canary: ChangingCanary, known: PublicKnowledge, models: int) -> LossPath:
+        """The query's losses along the way."""
+        assert isinstance(canary, Adapted)
+        return LossPath(known, canary.query, self.statistic, known.initial.new_zeros(models))
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted(ChangingCanary):
+    """For every model the clipped gradient of an example of its own; `query` is one example."""
+
+    memoryless: ClassVar[bool] = True
+
+    known: PublicKnowledge
+    query: SampleCanary
+    ranges: tuple[Tensor, Tensor]  # within which features stay, [1, ...] each
+    options: AdaptivePoison
+
+    def at(self, step: int, theta: Tensor) -> GradientCanary:
+        """Gradients of norm C at most, float [n, p]; zero for a model that has diverged."""
+        x = self.examples(step, theta)
+        found = self.known.own_gradients(theta, x, self.query.y.repeat(len(theta)))
+        norms = found.norm(dim=1, keepdim=True)
+        clip_norm = self.known.clip_norm
+        found *= clip_norm / norms.clamp(min=clip_norm)
+        return GradientCanary(found.where(norms.isfinite(), 0.0))
+
+    def examples(self, step: int, theta: Tensor) -> Tensor:
+        """What is inserted into models `theta`, float [n, p], at `step`: [n, ...]."""
+        low, high = self.ranges
+        x = low.new_zeros(len(theta), *low.shape[1:]).clamp(low, high)
+        y = self.query.y.repeat(len(theta))
+        rate = self.options.look_ahead * self.known.rate(step)
+        for _ in range(self.options.inner):
+            upwards = self.known.look_ahead(theta, x, y, self.query, rate).sign()
+            x = (x - self.options.inner_rate * (high - low) * upwards).clamp(low, high)
+        return x

@@ -1,0 +1,278 @@
+"""Adaptive poison: what it inserts, step by step, and that a pack computes it right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpaudit_ray.adversaries.adaptive_poison import Adapted
+from dpaudit_ray.adversaries.base import SampleCanary
+from dpaudit_ray.engines.rules.losses import losses
+from dpaudit_ray.mechanisms.dp_sgd.lookahead import OneEach
+from dpaudit_ray.models.base import Model
+from tests.adversaries.shadowed import PRECISE, opened
+from tests.mechanisms.test_keeping import Cut, CutError
+
+ADAPTIVE = {"name": "adaptive-poison", "shadows": 3, "ascent": 10}
+
+
+class Tied(nn.Module):
+    """One layer that is held twice, and whose parameters are read through a list as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(30, 30), nn.Linear(30, 1)
+        self.second = self.first
+        self.behind = [self.first.weight, self.first.bias]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.second(torch.tanh(self.first(x))))
+        return self.out(torch.tanh(nn.functional.linear(x, *self.behind)))
+
+
+class TiedModel(Model):
+    name: str = f"{__name__}:TiedModel"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return Tied()
+
+
+class Convolved(Model):
+    """A tiny network on records as images of 5 x 6."""
+
+    name: str = f"{__name__}:Convolved"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        convolved = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Softplus(), nn.MaxPool2d(2))
+        return nn.Sequential(nn.Unflatten(1, (1, 5, 6)), *convolved, nn.Flatten(), nn.Linear(12, 2))
+
+
+MODELS = {
+    "fcnn": "fcnn",
+    "mlp3": {"name": "mlp3", "width": 16},
+    "convolved": Convolved.model_fields["name"].default,
+    "tied": TiedModel.model_fields["name"].default,
+}
+
+
+_OPENED: dict[str, Any] = {}
+
+
+def shared(tiny: dict, model: str) -> Any:
+    """Opened once, in float64, for tests that only ask."""
+    if model not in _OPENED:
+        _OPENED[model] = opened(tiny, ADAPTIVE, PRECISE, model=MODELS[model])
+    return _OPENED[model]
+
+
+def twin(session: Any, step: int, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """Crafter 3 with its sign put right, for one model [p]: the example, the clipped gradient.
+
+    Plain autograd on the module itself, through parameters that took a step.
+    """
+    training, options, query = session.training, session.adversary, session.canary.query
+    others = training.reserved[0]
+    low, high = others.min(0).values[None], others.max(0).values[None]
+    rate = training.recipe.rate(step) * options.look_ahead
+    x = torch.zeros_like(query.x).clamp(low, high)
+    for _ in range(options.inner):
+        x = x.clone().requires_grad_()
+        leaf = theta.clone().requires_grad_()
+        own = loss(training.module, leaf, x, query.y)
+        (gradient,) = torch.autograd.grad(own, leaf, create_graph=True)
+        later = loss(training.module, leaf - rate * gradient, query.x, query.y)
+        (slope,) = torch.autograd.grad(later, x)
+        x = (x - options.inner_rate * (high - low) * slope.sign()).clamp(low, high).detach()
+    leaf = theta.clone().requires_grad_()
+    (found,) = torch.autograd.grad(loss(training.module, leaf, x, query.y), leaf)
+    return x, found * min(1.0, training.clip_norm / float(found.norm()))
+
+
+def loss(module: nn.Module, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    named = dict(module.named_parameters())
+    parts = torch.split(flat, [one.numel() for one in named.values()])
+    values = {k: one.view(named[k].shape) for k, one in zip(named, parts, strict=True)}
+    if isinstance(module, Tied):  # its layer, as often as it is used
+        w, b, out, bias = values.values()
+        for _ in range(3):
+            x = torch.tanh(x @ w.T + b)
+        return losses(x @ out.T + bias, y).sum()
+    return losses(torch.func.functional_call(module, values, (x,)), y).sum()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_pack_crafts_what_each_model_alone_would(model: str, tiny: dict) -> None:
+    session = shared(tiny, model)
+    draw = torch.Generator().manual_seed(0)
+    spread = 0.3 * torch.randn(4, len(session.training.initial), generator=draw, dtype=PRECISE)
+    theta = session.training.initial + spread
+    examples, canary = session.canary.examples(2, theta), session.canary.at(2, theta)
+    assert float(canary.direction.norm(dim=1).min()) > 0.01
+    for own_x, direction, row in zip(examples, canary.direction, theta, strict=True):
+        x, gradient = twin(session, 2, row)
+        torch.testing.assert_close(own_x[None], x, rtol=0, atol=1e-6)
+        torch.testing.assert_close(direction, gradient, rtol=0, atol=1e-6)
+    assert len({tuple(one.flatten().tolist()) for one in examples}) > 1, "each has its own"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_both_ways_to_look_ahead_agree(
+    model: str, tiny: dict, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Mapped over models, and one by one on the module itself, which is said where it must be."""
+    session = shared(tiny, model)
+    module, query = session.training.module, session.canary.query
+    theta = session.training.initial + torch.tensor([[0.0], [0.1], [-0.1]], dtype=PRECISE)
+    x, y = query.x * torch.tensor([[1.0], [0.5], [-1.0]], dtype=PRECISE), query.y.repeat(3)
+    found, alone = OneEach(module), OneEach(module, mapped=False)
+    close = {"rtol": 1e-9, "atol": 1e-12}
+    ahead = alone.ahead(theta, x, y, query, 0.7)
+    assert float(ahead.abs().max()) > 1e-6
+    torch.testing.assert_close(found.ahead(theta, x, y, query, 0.7), ahead, **close)
+    torch.testing.assert_close(found.gradients(theta, x, y), alone.gradients(theta, x, y), **close)
+    mapped = model != "tied"
+    assert ("does not run under torch.func" in caplog.text) is not mapped
+    if mapped:
+        quick = OneEach(module, mapped=True).ahead(theta, x, y, query, 0.7)
+        torch.testing.assert_close(quick, ahead, **close)
+
+
+def test_rounding_is_no_reason_to_be_slow(tiny: dict, caplog: pytest.LogCaptureFixture) -> None:
+    """A long step on the query itself leaves little of its loss but rounding, in float32."""
+    steps = {"steps": 30, "learning_rate": 0.5, "noise_multiplier": 4.0}
+    session = opened(tiny, "adaptive-poison", **steps)
+    query, theta = session.canary.query, session.training.initial[None]
+    OneEach(session.training.module).ahead(theta, query.x, query.y, query, rate=15.0)
+    assert "slowly" not in caplog.text
+
+
+def test_looking_ahead_is_a_derivative(tiny: dict) -> None:
+    """Central differences of the query's loss after the step, by every feature."""
+    session = shared(tiny, "tied")
+    training, query = session.training, session.canary.query
+
+    def later(x: Tensor) -> float:
+        leaf = training.initial.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(training.module, leaf, x, query.y), leaf)
+        return float(loss(training.module, training.initial - 2.0 * gradient, query.x, query.y))
+
+    x, small = query.x * 0.5, 1e-5
+    moved = small * torch.eye(30, dtype=PRECISE)
+    slopes = [(later(x + one) - later(x - one)) / (2 * small) for one in moved]
+    found = OneEach(training.module).ahead(training.initial[None], x, query.y, query, 2.0)
+    np.testing.assert_allclose(found[0], slopes, rtol=1e-5, atol=1e-8)
+
+
+def test_what_is_inserted_lowers_the_querys_loss(tiny: dict) -> None:
+    """After the step it looks ahead to, further than an input of zeros, and by more each time."""
+    session = opened(tiny, ADAPTIVE, model=MODELS["mlp3"])
+    training, query = session.training, session.canary.query
+    theta = training.initial[None]
+    rate = training.recipe.rate(1)
+
+    def after(x: Tensor) -> float:
+        stepped = theta - rate * training.sums(theta, x, query.y, np.inf)
+        return float(training.model.losses(stepped, query.x, query.y))
+
+    before = float(training.model.losses(theta, query.x, query.y))
+    zeros = after(torch.zeros_like(query.x))
+    fewer = opened(tiny, ADAPTIVE | {"inner": 2}, model=MODELS["mlp3"])
+    assert torch.equal(fewer.canary.query.x, query.x)
+    little, much = (after(one.canary.examples(1, theta)) for one in (fewer, session))
+    assert much < little < zeros
+    assert much < before
+
+
+def test_examples_stay_within_the_range_of_their_features(tiny: dict) -> None:
+    session = opened(tiny, ADAPTIVE | {"inner_rate": 1.0})
+    others = session.training.reserved[0]
+    theta = session.training.initial[None] * torch.tensor([[1.0], [-1.0]])
+    found = session.canary.examples(1, theta)
+    assert (found >= others.amin(0)).all()
+    assert (found <= others.amax(0)).all()
+
+
+@pytest.mark.parametrize("engine", ["packed", "opacus"])
+def test_trainings_without_it_are_those_of_anybody(engine: str, tiny: dict) -> None:
+    """What joins the others depends on no bit; each gets its own, clipped, and no other."""
+    session = opened(tiny, ADAPTIVE, noise_multiplier=1e-6, engine=engine, model=MODELS["mlp3"])
+    training = session.training
+    paths = {}
+    for inside in ([0, 0, 0], [0, 1, 0]):
+        members = torch.tensor(inside, dtype=torch.float32)
+        run = training.run(members, 9, session.canary, 1)
+        paths[sum(inside)] = [theta.clone() for theta in run]
+    nobody, one = paths[0][-1], paths[1][-1]
+    assert torch.equal(nobody[[0, 2]], one[[0, 2]])
+    first = paths[1][1][1] - paths[0][1][1]
+    step = training.recipe.rate(1) / training.recipe.batch_size
+    expected = -step * session.canary.at(1, training.initial[None]).direction[0]
+    torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-7)
+
+
+def test_a_diverged_model_is_left_alone(tiny: dict) -> None:
+    session = opened(tiny, ADAPTIVE)
+    theta = session.training.initial.repeat(3, 1)
+    theta[1] = torch.nan
+    theta[2] = 1e30
+    found = session.canary.at(1, theta).direction
+    assert found.isfinite().all()
+    assert (found[1] == 0).all()
+    assert float(found[0].norm()) > 0
+
+
+def test_it_is_crafted_for_those_alone_that_a_step_samples(
+    tiny: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is in; what they get is what they would have got beside all others."""
+    asked: list[int] = []
+    at = Adapted.at
+
+    def counted(self: Adapted, step: int, theta: Tensor) -> Any:
+        asked.append(len(theta))
+        return at(self, step, theta)
+
+    monkeypatch.setattr(Adapted, "at", counted)
+    poisson = {"sampling": "poisson", "batch_size": 28, "steps": 12}
+    session = opened(tiny, ADAPTIVE, PRECISE, **poisson)
+    members = np.arange(6) % 2 == 0
+    some = session.run(members, 5, (12,))
+    (q,) = {session.canary.known.sample_rate}
+    assert q < 0.2
+    assert len(asked) < 12
+    assert max(asked) < 6
+    often = list(asked)
+    session.run(~members, 5, (12,))
+    assert asked == often * 2, "it does not depend on who is in"
+    monkeypatch.setattr(Adapted, "memoryless", False)
+    whole = session.run(members, 5, (12,))
+    assert asked[len(often) * 2 :] == [6] * 12
+    np.testing.assert_allclose(some, whole, rtol=1e-9)
+
+
+def test_cut_off_and_gone_on_it_has_the_same_scores(tiny: dict) -> None:
+    members, horizons = np.arange(4) % 2 == 0, (3, 6)
+    whole = opened(tiny, ADAPTIVE).run(members, 5, horizons)
+    cut = Cut(4)
+    with pytest.raises(CutError):
+        opened(tiny, ADAPTIVE).run_on(members, 5, horizons, cut)
+    rest = opened(tiny, ADAPTIVE).run_on(members, 5, horizons, Cut(-1, cut.found))
+    assert rest.tobytes() == whole.tobytes()
+
+
+def test_it_tells_the_worlds_apart(tiny: dict) -> None:
+    """Hardly any noise, ten times C: the query's loss is lower in every one of 8 trainings."""
+    loud = {"noise_multiplier": 1e-3, "clip_norm": 10.0, "model": MODELS["mlp3"]}
+    session = opened(tiny, ADAPTIVE, **loud)
+    scores = session.run(np.arange(16) < 8, 5, (6,))[:, 0]
+    assert min(scores[:8]) > max(scores[8:])
+
+
+def test_the_query_is_one_example(tiny: dict) -> None:
+    canary = opened(tiny, ADAPTIVE).canary
+    assert isinstance(canary.query, SampleCanary)
+    assert len(canary.query.y) == 1

@@ -1,0 +1,289 @@
+"""The attacks of Nasr et al.: what they insert, where training begins, and what they score."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import dpaudit_ray as da
+from dpaudit_ray.adversaries.base import GradientCanary
+from dpaudit_ray.adversaries.likelihood import Projected, Reading
+from dpaudit_ray.engines.rules.losses import losses
+from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
+from tests.adversaries.shadowed import PRECISE, opened
+
+MLP = {"name": "mlp3", "width": 8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What a toy of one parameter grants: nobody but the canary, in units of C = 2."""
+
+    noise_multiplier: float
+    sample_rate: float
+    clip_norm: float = 2.0
+    batch_size: int = 4
+
+    @property
+    def initial(self) -> Tensor:
+        return torch.zeros(1, dtype=PRECISE)
+
+    def batch(self, step: int) -> None:
+        return None
+
+
+@pytest.mark.parametrize(("sigma", "q"), [(1.0, 0.3), (0.4, 0.01), (3.0, 0.999), (2.0, 1.0)])
+def test_the_score_of_a_step_is_its_log_likelihood_ratio(sigma: float, q: float) -> None:
+    """One step shows s ~ N(0, σ²), or (1-q) N(0, σ²) + q N(1, σ²): both densities are known."""
+    shown = np.concatenate([np.linspace(-6, 7, 40), np.random.default_rng(0).normal(size=20)])
+    known: Any = Told(sigma, q)
+    canary = GradientCanary(torch.full((1,), known.clip_norm, dtype=PRECISE))
+    observer = Projected.of(canary, known, len(shown), Reading(period=1))
+    update = torch.tensor(shown)[:, None] * known.clip_norm / known.batch_size
+    observer.see_update(1, torch.zeros_like(update), update)
+    absent, present = stats.norm.logpdf(shown, 0, sigma), stats.norm.logpdf(shown, 1, sigma)
+    with np.errstate(divide="ignore"):
+        mixture = np.logaddexp(np.log1p(-q) + absent, np.log(q) + present)
+    np.testing.assert_allclose(observer.scores(), mixture - absent, rtol=0, atol=1e-10)
+
+
+def clipped(training: DpSgdTraining, row: Tensor, step: int) -> Tensor:
+    """The others' clipped sum, one example after another."""
+    total = torch.zeros_like(row)
+    for index in training.batches[step - 1]:
+        found = gradient(training, row, training.x[index][None], training.y[index][None])
+        total += found * min(1.0, training.clip_norm / float(found.norm()))
+    return total
+
+
+def gradient(training: DpSgdTraining, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    leaf = row.clone().requires_grad_()
+    (found,) = torch.autograd.grad(loss(training, leaf, x, y), leaf)
+    return found
+
+
+def loss(training: DpSgdTraining, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Of all these examples together, by plain autograd."""
+    named = dict(training.module.named_parameters())
+    parts = torch.split(row, [one.numel() for one in named.values()])
+    values = {k: one.view(named[k].shape) for k, one in zip(named, parts, strict=True)}
+    return losses(torch.func.functional_call(training.module, values, (x,)), y).sum()
+
+
+@pytest.mark.parametrize("statistic", ["likelihood-ratio", "sum"])
+def test_the_gradient_attack_adds_up_what_steps_show(statistic: str, tiny: dict) -> None:
+    """Against loops over models, steps and examples; the sum is the paper's, less the others."""
+    attack = {"name": "gradient", "parameters": 8, "statistic": statistic}
+    small = {"sampling": "poisson", "batch_size": 16, "steps": 3, "noise_multiplier": 1.0}
+    session = opened(tiny, attack, PRECISE, **small)
+    training, members = session.training, np.array([True, False, True])
+    seen: list[tuple[int, Tensor, Tensor]] = []
+
+    def watch(step: int, before: Tensor, update: Tensor) -> None:
+        seen.append((step, before.clone(), update.clone()))
+
+    inside = torch.from_numpy(members).to(training.initial)
+    list(training.run(inside, 5, session.canary, 1, watch))
+    along, q = session.canary.direction / training.clip_norm**2, 16 / 569
+    expected = np.zeros(3)
+    for step, before, update in seen:
+        for i, row in enumerate(before):
+            s = float((update[i] * 16 - clipped(training, row, step)) @ along)
+            ratio = np.log(1 - q + q * np.exp(s - 0.5))
+            expected[i] += s if statistic == "sum" else ratio
+    np.testing.assert_allclose(session.run(members, 5, (3,))[:, 0], expected, rtol=1e-8)
+
+
+def test_the_watermark_is_on_what_training_moves_least(tiny: dict) -> None:
+    """Of the first four steps of a plain training without noise; up and down by turns."""
+    attack = {"name": "gradient", "parameters": 6, "observe": 4}
+    session = opened(tiny, attack, PRECISE, clip_norm=0.7, model=MLP)
+    training, direction = session.training, session.canary.direction
+    row, moved = training.initial.clone(), torch.zeros_like(training.initial)
+    for batch in training.batches[:4]:
+        step = 0.1 / 64 * gradient(training, row, training.x[batch], training.y[batch])
+        row, moved = row - step, moved + step.abs()
+    places = np.argsort(moved.numpy(), kind="stable")[:6]
+    assert set(direction.nonzero()[:, 0].tolist()) == set(places.tolist())
+    each = 0.7 / np.sqrt(6)
+    np.testing.assert_allclose(direction[places], each * np.array([1, -1] * 3), rtol=1e-12)
+    assert float(direction.norm()) == pytest.approx(0.7, rel=1e-12)
+
+
+def test_a_watermark_is_as_long_as_a_small_model_allows(tiny: dict) -> None:
+    session = opened(tiny, "gradient", model={"name": "mlp3", "width": 1})
+    assert len(session.training.initial) == 35
+    assert len(session.canary.direction.nonzero()) == 34
+    assert float(session.canary.direction.sum()) == pytest.approx(0, abs=1e-6)
+
+
+STATIC = {"name": "static-poison", "shadows": 3}
+
+
+def test_poison_makes_shadows_lose_and_stays_in_range(tiny: dict) -> None:
+    means = []
+    for ascent in (0, 3, 30):
+        session = opened(tiny, STATIC | {"ascent": ascent})
+        theta, canary = session.shadowed.theta, session.canary
+        means.append(np.mean([float(loss(session.training, r, canary.x, canary.y)) for r in theta]))
+    assert means[0] < means[1] < means[2]
+    others = session.training.reserved[0]
+    assert (canary.x >= others.amin(0)).all()
+    assert (canary.x <= others.amax(0)).all()
+    assert len(theta) == 3
+    assert len({tuple(row.tolist()) for row in theta}) == 3, "each shadow has its own noise"
+
+
+def test_what_is_poisoned_is_a_record_of_the_shadows(tiny: dict) -> None:
+    session = opened(tiny, STATIC | {"ascent": 0})
+    x, y = session.shadowed.records
+    (place,) = (x == session.canary.x).all(1).nonzero()[:, 0]
+    assert y[place] == session.canary.y[0]
+    assert not (session.training.x == session.canary.x).all(1).any()
+
+
+@pytest.mark.parametrize("statistic", ["mean", "max"])
+def test_intermediate_poison_goes_by_all_models(statistic: str, tiny: dict) -> None:
+    """Mean or largest loss of θ_1 to θ_t, against loops."""
+    attack = STATIC | {"name": "intermediate-poison", "statistic": statistic, "ascent": 5}
+    session = opened(tiny, attack, PRECISE, model=MLP)
+    training, members = session.training, np.array([True, False, False])
+    canary, inside = session.canary, torch.from_numpy(members).to(training.initial)
+    path = [theta.clone() for theta in training.run(inside, 5, canary, 1)][1:]
+    found = [[float(loss(training, row, canary.x, canary.y)) for row in theta] for theta in path]
+    scores = session.run(members, 5, (1, 3, 6))
+    for column, steps in enumerate((1, 3, 6)):
+        take = np.mean if statistic == "mean" else np.max
+        np.testing.assert_allclose(scores[:, column], -take(found[:steps], axis=0), rtol=1e-9)
+
+
+def test_static_poison_goes_by_the_last_model(tiny: dict) -> None:
+    session = opened(tiny, STATIC | {"ascent": 5}, PRECISE)
+    training, members = session.training, np.array([True, False])
+    inside = torch.from_numpy(members).to(training.initial)
+    *_, last = training.run(inside, 5, session.canary, 1)
+    expected = [-float(loss(training, r, session.canary.x, session.canary.y)) for r in last]
+    np.testing.assert_allclose(session.run(members, 5, (6,))[:, 0], expected, rtol=1e-9)
+
+
+def test_training_begins_where_records_of_ones_own_lead(tiny: dict) -> None:
+    """There the private records' gradients are smaller, and every trial begins there."""
+    drawn = opened(tiny, "api-access").training
+    start = {"name": "api-access", "start": "pretrained", "start_steps": 300}
+    session = opened(tiny, start)
+    training = session.training
+    first = next(training.run(torch.zeros(3), 5, session.canary, 1))
+    assert torch.equal(first, training.initial.repeat(3, 1))
+    assert torch.equal(training.x, drawn.x)
+    norms = []
+    for row in (drawn.initial, training.initial):
+        pairs = zip(training.x[:100], training.y[:100], strict=True)
+        norms.append(np.mean([float(gradient(training, row, x[None], y[None]).norm())
+                              for x, y in pairs]))  # fmt: skip
+    assert norms[1] < 0.8 * norms[0]
+    again = opened(tiny, start)
+    assert torch.equal(again.training.initial, training.initial)
+
+
+def test_the_start_is_a_plain_training_on_the_reserve(tiny: dict, monkeypatch: Any) -> None:
+    """No private record has a part in it: others of them lead to the same start."""
+    start = {"name": "api-access", "start": "pretrained", "start_steps": 5}
+    session = opened(tiny, start)
+    x, y = session.training.reserved
+    divide = DpSgdTraining.elsewhere
+    asked: list[tuple[Tensor, Tensor]] = []
+
+    def elsewhere(self: DpSgdTraining, x: Tensor, y: Tensor, seed: int) -> DpSgdTraining:
+        asked.append((x, y))
+        return divide(dataclasses.replace(self, x=self.x * torch.nan), x, y, seed)
+
+    monkeypatch.setattr(DpSgdTraining, "elsewhere", elsewhere)
+    again = opened(tiny, start)
+    ((on_x, on_y),) = asked
+    assert torch.equal(on_x, x)
+    assert torch.equal(on_y, y)
+    assert torch.equal(again.training.initial, session.training.initial)
+
+
+@pytest.mark.parametrize("kind", ["record", "mislabelled", "blank"])
+def test_canaries_of_api_access(kind: str, tiny: dict) -> None:
+    session = opened(tiny, {"name": "api-access", "canary": kind}, model={"name": "mlp3"})
+    training, (x, y) = session.training, (session.canary.x, session.canary.y)
+    others, labels = training.reserved
+    place = (others == x).all(1).nonzero()[:, 0]
+    if kind == "blank":
+        assert (x == 0).all()
+        return
+    (place,) = place
+    assert (labels[place] == y[0]) == (kind == "record")
+    if kind == "mislabelled":
+        right = loss(training, training.initial, x, labels[place][None])
+        assert torch.isfinite(right)
+    assert not (training.x == x).all(1).any()
+
+
+def test_the_wrong_label_is_the_least_likely(tiny: dict, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "five.npz", x=rng.normal(size=(60, 4)), y=np.arange(60) % 5)
+    data = {"name": "npz", "path": str(tmp_path / "five.npz")}
+    small = {"data": data, "batch_size": 8, "model": MLP}
+    session = opened(tiny, {"name": "api-access", "canary": "mislabelled"}, **small)
+    training, (x, y) = session.training, (session.canary.x, session.canary.y)
+    place = int((training.reserved[0] == x).all(1).nonzero()[0, 0])
+    right = int(training.reserved[1][place])
+    found = [float(loss(training, training.initial, x, torch.tensor([c]))) for c in range(5)]
+    found[right] = -np.inf
+    assert int(y[0]) == int(np.argmax(found)) != right
+
+
+def rows(x: Tensor) -> set[bytes]:
+    return {row.numpy().tobytes() for row in x}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_records_in_reserve_are_nobody_elses(seed: int, tiny: dict) -> None:
+    """All 569 are different; every one is private, held out, or the adversary's."""
+    split = {"held_out": 0.2, "reserved": 0.3, "seed": seed}
+    session = opened(tiny, STATIC | {"ascent": 0}, **split)
+    training = session.training
+    private, held, own = rows(training.x), rows(training.held_out.x), rows(training.reserved[0])
+    assert (len(private), len(held), len(own)) == (284, 114, 171)
+    assert not private & held
+    assert not private & own
+    assert not held & own
+    assert rows(session.shadowed.records[0]) == own
+    assert not rows(session.canary.x) & (private | held)
+
+
+ATTACKS = ["api-access", "static-poison", "intermediate-poison", "adaptive-poison", "gradient"]
+
+
+def test_every_attack_runs_with_its_defaults(tiny: dict, tmp_path: Path) -> None:
+    """On a table with two networks, and on images with a tiny convolutional one."""
+    rng = np.random.default_rng(0)
+    images = {"x": rng.integers(0, 255, (48, 8, 8, 1), np.uint8), "y": np.arange(48) % 3}
+    np.savez(tmp_path / "images.npz", **images)
+    small = {"steps": 2, "batch_size": 16, "reserved": 0.5}
+    table = tiny["mechanism"] | small
+    pictures = table | {"data": {"name": "npz", "path": str(tmp_path / "images.npz")}}
+    mechanisms = [
+        table,
+        table | {"model": "mlp3"},
+        pictures | {"model": "tests.adversaries.networks:TinyCnn"},
+    ]
+    tiny["audit"] |= {"trials": 4, "record_every": 2, "estimators": ["accuracy"]}
+    tiny["grid"] = {"mechanism": mechanisms, "adversary": ATTACKS}
+    told: list[str] = []
+    result = da.run(tiny, storage_path=str(tmp_path), executor="inline", tell=told.append)
+    assert result.complete, told
+    scores = result.scores
+    assert len(scores) == 3 * 5 * 4
+    assert np.isfinite(scores["score"]).all()
+    assert scores.groupby("audit")["score"].nunique().min() == 4
