@@ -18,7 +18,7 @@ quickstart: .venv/installed ## Installs, runs the first audit (under a minute) a
 	@echo "report: $$($(BIN)/dpaudit report runs/quickstart)"
 
 test: .venv/tested ## Installs the test extra and runs the whole suite
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 3
 
 long: .venv/tested ## Adds the tests that take minutes and repeat at length what a shorter one shows
 	DPAUDIT_LONG=1 $(BIN)/python -m pytest --numprocesses 2

@@ -182,9 +182,9 @@ def test_secret_batches_are_not_told(tiny: dict) -> None:
 
 
 def _known(session: Any) -> PublicKnowledge:
-    from dpaudit_ray.mechanisms.dp_sgd.sessions import _Known
+    from dpaudit_ray.mechanisms.dp_sgd.sessions import Known
 
-    return _Known(session.training)
+    return Known(session.training)
 
 
 @long("twenty packs of 250 trainings of 200 steps")

@@ -98,8 +98,9 @@ def test_a_sweep_that_cannot_start_is_not_watched_when_ray_ends(
     script.write_text(
         "import time, dpaudit_ray as da\n"
         "from dpaudit_ray.orchestration import ray_executor\n"
-        "def failing(sweep): raise MemoryError\n"
-        "ray_executor._datasets = failing\n"
+        "class Failing:\n"
+        "    def of(plan, sweep): raise MemoryError\n"
+        "ray_executor.Brief = Failing\n"
         "try:\n"
         f"    da.run({str(write_sweep(tmp_path, light))!r}, storage_path={str(tmp_path)!r})\n"
         "except MemoryError:\n"
