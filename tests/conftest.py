@@ -107,3 +107,8 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data sets are not at {folder}; set DPAUDIT_SHARED to their parent")
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes in one piece comes first: at the end, all other processes wait for it."""
+    items.sort(key=lambda item: item.path.name != "test_readme.py")
