@@ -53,25 +53,14 @@ def tiny() -> dict:
 
 
 @pytest.fixture
-def light() -> dict:
-    """A sweep like the tiny one that trains nothing: its processes wait for no torch.
+def light(tiny: dict) -> dict:
+    """The tiny sweep on what trains nothing: its processes wait for no torch.
 
     For tests of who runs packs and where: each costs half, and no core is busy.
     """
-    return {
-        "name": "tiny",
-        "seed": 3,
-        "mechanism": {"name": "landscape", "steps": 6, "batch_size": 2, "noise_multiplier": 2.0},
-        "adversary": {"name": "landscape"},
-        "audit": {
-            "trials": 90,
-            "delta": 1e-5,
-            "record_every": 3,
-            "estimators": ["accuracy", "paper-gdp", "eps-delta", "anytime"],
-        },
-        "grid": {"mechanism.gradient": ["threshold", "constant"]},
-        "resources": {"pack_size": 10, "num_cpus": 1},
-    }
+    mechanism = {"name": "landscape", "steps": 6, "batch_size": 2, "noise_multiplier": 2.0}
+    grid = {"mechanism.gradient": ["threshold", "constant"]}
+    return tiny | {"mechanism": mechanism, "adversary": {"name": "landscape"}, "grid": grid}
 
 
 @pytest.fixture
