@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+PACK = 256  # models at most, where nothing is asked
+_NUMBERS = 1 << 27
+
+
 class Model(Plugin):
     """Base of all models.
 
@@ -22,10 +26,22 @@ class Model(Plugin):
     kind: ClassVar[str] = "model"
     home: ClassVar[str] = "dpaudit_ray.models"
 
-    pack_size: ClassVar[int] = 256  # for `pack_size: auto`; smaller for large networks
-
     initialization: Literal["fixed", "random"] = "fixed"
     scheme: Literal["default", "kaiming", "xavier"] = "default"
+
+    @property
+    def parameters(self) -> int:
+        """About how many, by the options alone; 0 where they do not tell, or are few."""
+        return 0
+
+    @property
+    def pack_size(self) -> int:
+        """Models of a pack for `pack_size: auto`: θ of all of them takes 512 MiB at most.
+
+        Its update, sums and copies for who watches take as much each. What a batch adds does not
+        count: a pack is computed in groups that have room.
+        """
+        return max(1, min(PACK, _NUMBERS // max(1, self.parameters)))
 
     @abstractmethod
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from .base import Model
 from .parts import image, outputs
@@ -17,6 +17,8 @@ class ConvNet(Model):
     conv 3-6 k5, pool 2, conv 6-16 k5, pool 2, then 400-120-84-10; max-pooling, ReLU. The paper
     gives only the count, which is that of LeNet-5 with full connections and three colours.
     """
+
+    revision: ClassVar[int] = 2  # convolutions under pooling sum in another order
 
     name: Literal["convnet"] = "convnet"
 
@@ -49,6 +51,8 @@ class Cnn4(Model):
     32, linear; the network of Opacus' MNIST example. Nasr et al. 2021, appendix A, say only "four
     layers convolutional neural network".
     """
+
+    revision: ClassVar[int] = 2  # convolutions under pooling sum in another order
 
     name: Literal["cnn4"] = "cnn4"
 

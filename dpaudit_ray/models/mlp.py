@@ -24,6 +24,11 @@ class Mlp3(Model):
     name: Literal["mlp3"] = "mlp3"
     width: int = Field(default=128, ge=1)
 
+    @property
+    def parameters(self) -> int:
+        """Of as many inputs as the layers are wide: the data tells, which is not read for it."""
+        return 2 * self.width**2
+
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Flattens examples of any shape."""
         from torch import nn

@@ -24,6 +24,11 @@ class ResNet18(Model):
     name: Literal["resnet18"] = "resnet18"
     groups: Literal[1, 2, 4, 8, 16, 32, 64] = 32
 
+    @property
+    def parameters(self) -> int:
+        """Of 3 channels and 10 classes."""
+        return 11_173_962
+
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Takes images of at least 8 x 8 pixels."""
         from torch import nn
@@ -59,6 +64,17 @@ class Wrn16(Model):
     name: Literal["wrn16"] = "wrn16"
     width: int = Field(default=4, ge=1)
     groups: Literal[1, 2, 4, 8, 16] = 16
+
+    @property
+    def parameters(self) -> int:
+        """Of 3 channels and 10 classes."""
+        found, before = 9 * 3 * 16, 16
+        for width in (16 * self.width, 32 * self.width, 64 * self.width):
+            found += 9 * before * width + 3 * 9 * width * width
+            found += before * width if before != width else 0
+            found += 2 * (before + 3 * width)
+            before = width
+        return found + 2 * before + 10 * before + 10
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Takes images of at least 8 x 8 pixels."""

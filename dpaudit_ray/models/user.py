@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from .. import imports
-from ..errors import SpecError
+from ..errors import SpecError, first_line
 from .base import Model
 from .parts import outputs
 
@@ -24,6 +24,8 @@ class UserModule(Model):
     `path` is `package.module:name`. The module takes examples [B, ...] of the data and returns
     logits [B, classes]; [B, 1] for two classes means a logistic loss.
     """
+
+    revision: ClassVar[int] = 2  # convolutions under pooling sum in another order
 
     name: Literal["module"] = "module"
     path: str
@@ -53,7 +55,7 @@ class UserModule(Model):
             network = factory(**self.options)
         except (Exception, SystemExit) as error:  # a user's code may raise anything
             raise SpecError(
-                f"{_KEY}.options", f"{self.path} does not take them ({_first_line(error)})"
+                f"{_KEY}.options", f"{self.path} does not take them ({first_line(error)})"
             ) from error
         if not isinstance(network, nn.Module):
             raise SpecError(
@@ -76,7 +78,7 @@ class UserModule(Model):
         except Exception as error:  # a user's code may raise anything
             raise SpecError(
                 f"{_KEY}.path",
-                f"{self.path} fails on examples of shape {list(shape)} ({_first_line(error)})",
+                f"{self.path} fails on examples of shape {list(shape)} ({first_line(error)})",
             ) from error
         for module, training in modes.items():
             module.training = training
@@ -86,7 +88,3 @@ class UserModule(Model):
                 f"{self.path} returns {list(found)} for 2 examples of {classes} classes; must be "
                 f"[2, {outputs(classes)}]",
             )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpaudit_ray.engines.cpu import vectors
 from dpaudit_ray.engines.cpu.memory import Groups
-from dpaudit_ray.engines.packing import vectors
 from dpaudit_ray.engines.packing.packed import PackedModel
-from dpaudit_ray.engines.rules import convpool
-from dpaudit_ray.models.convnet import ConvNet
+from dpaudit_ray.engines.rules import convpool, convpool_layout
+from dpaudit_ray.models.convnet import Cnn4, ConvNet
 from tests.engines.test_packed import slow_clipped_sum
 
 
@@ -28,7 +28,7 @@ def block(inputs: int, outputs: int, size: int, **options: object) -> list[nn.Mo
 
 def used(model: PackedModel, x: Tensor) -> list[bool]:
     """Whether each merged layer would take its loops, for inputs of the first one's kind."""
-    merged = [part for part in model._module.merged if isinstance(part, convpool.ConvPool)]
+    merged = [part for part in model._passes.module.merged if isinstance(part, convpool.ConvPool)]
     return [part._rule.sizes(x.dtype) is not None for part in merged]
 
 
@@ -59,10 +59,51 @@ def test_the_convnet_of_the_paper(groups: Groups, monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(single.double(), alike, rtol=1e-5, atol=1e-5)
 
 
-def test_ties_go_where_torch_sends_them() -> None:
+CASES = {
+    "overlap": [nn.Conv2d(2, 5, (3, 2)), nn.ReLU(), nn.MaxPool2d(2, stride=1)],
+    "overlap, strides": [nn.Conv2d(2, 17, 2, stride=(2, 1)), nn.MaxPool2d(3, stride=2)],
+    "gaps": [nn.Conv2d(2, 5, 3, stride=(1, 3), padding=(0, 2)), nn.MaxPool2d((1, 2), stride=3)],
+    "two, no bias": [
+        nn.Conv2d(2, 5, 3, stride=2, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(5, 3, 2, stride=(2, 1), bias=False), nn.MaxPool2d((2, 1), stride=(1, 2)),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", CASES.values(), ids=CASES)
+def test_strides_and_windows(layers: list[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows that overlap or leave some out, edges that are dropped, channels of two models."""
+    torch.manual_seed(4)
+    shape = (2, 17, 19)
+    module = network(*layers, shape=shape).double()
+    x, y = torch.randn(6, *shape).double(), torch.randint(0, 3, (6,))
+    together, slow = PackedModel(module, Groups(4, 2)), apart(module, monkeypatch, Groups(4, 1))
+    assert all(used(together, x))
+    theta = together.initial + 0.1 * torch.randn(5, together.size).double()
+    for clip in (0.1, math.inf):
+        found, expected = (model.clipped_sums(theta, x, y, clip) for model in (together, slow))
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_the_network_of_the_papers_on_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strided convolutions, overlapping windows: all of it by the loops, in float32 as well."""
+    torch.manual_seed(5)
+    module = Cnn4().build((1, 28, 28), 10)
+    x, y = torch.randn(9, 1, 28, 28), torch.randint(0, 10, (9,))
+    theta = PackedModel(module).initial + 0.02 * torch.randn(3, 26_010)
+    single = PackedModel(module)
+    assert used(single, x) == [True, True]
+    twin = apart(module.double(), monkeypatch, Groups(3, 1))
+    exact = twin.clipped_sums(theta.double(), x.double(), y, 0.5)
+    found = single.clipped_sums(theta, x, y, 0.5)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(2, 1), nn.MaxPool2d(3, 2)], ids=str)
+def test_ties_go_where_torch_sends_them(pool: nn.Module) -> None:
     """Small integers tie in almost every window, and at ReLU's zero; all sums are exact."""
     torch.manual_seed(1)
-    module = network(*block(2, 3, 2), shape=(2, 8, 9)).double()
+    module = network(nn.Conv2d(2, 3, 2), nn.ReLU(), pool, shape=(2, 8, 9)).double()
     x, y = torch.randint(-1, 2, (40, 2, 8, 9)).double(), torch.randint(0, 3, (40,))
     model = PackedModel(module)
     theta = torch.randint(-1, 2, (2, model.size)).double()
@@ -87,39 +128,39 @@ def test_a_diverged_model_does_not_touch_its_neighbours(broken: float) -> None:
 
 
 def test_what_the_loops_cannot_do_is_done_apart() -> None:
-    """bfloat16; strides, dilations and other pools are never merged; wide rows fill no register."""
+    """bfloat16; dilations, groups, padded pools are never merged; wide rows fill no register."""
     module = network(*block(2, 3, 3), shape=(2, 8, 8))
     model = PackedModel(module, compute=torch.bfloat16)
-    assert not model._module.merged[0]._rule.fits(torch.zeros(4, 2, 8, 8, dtype=torch.bfloat16), 4)
+    images = torch.zeros(4, 2, 8, 8, dtype=torch.bfloat16)
+    assert not model._passes.module.merged[0]._rule.fits(images, 4)
     theta, x, y = model.initial[None], torch.randn(4, 2, 8, 8), torch.tensor([0, 1, 2, 0])
     exact = PackedModel(module).clipped_sums(theta, x, y, 1.0)
     torch.testing.assert_close(model.clipped_sums(theta, x, y, 1.0), exact, rtol=0.1, atol=0.05)
     for layers in (
-        block(2, 3, 3, stride=2),
         block(2, 3, 3, dilation=2),
         block(2, 4, 3, groups=2),
-        [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(3)],
+        [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(3, padding=1)],
+        [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(4)],
+        [nn.Conv2d(2, 3, 3), nn.ReLU()],
         [nn.Conv2d(2, 3, 3), nn.Tanh(), nn.MaxPool2d(2)],
     ):
         assert used(PackedModel(network(*layers, shape=(2, 12, 12))), x) == []
-    assert convpool._Sizes.of((4, 1000, 3, 3), torch.float32) is None
+    assert convpool_layout.Sizes.of((4, 1000, 3, 3), torch.float32) is None
 
 
 def test_fewer_registers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of patches, outputs and windows in several turns."""
     torch.manual_seed(3)
-    module = network(*block(2, 5, 3), *block(5, 7, 3), shape=(2, 24, 24)).double()
-    x, y = torch.randn(3, 2, 24, 24).double(), torch.tensor([0, 1, 2])
+    module = network(*block(5, 7, 3), shape=(5, 11, 24)).double()
+    x, y = torch.randn(3, 5, 11, 24).double(), torch.tensor([0, 1, 2])
     whole = PackedModel(module)
     theta = whole.initial + 0.1 * torch.randn(2, whole.size).double()
     expected = whole.clipped_sums(theta, x, y, 1.0)
-    row = math.ceil(15 / vectors.lanes(np.dtype(np.float64)))  # registers of the second layer
+    row = math.ceil(15 / vectors.lanes(np.dtype(np.float64), 15))  # registers of a row
     monkeypatch.setattr(vectors, "REGISTERS", 2 + max(4, 2 * row))
     cut = PackedModel(module)
-    sizes = [cut._module.merged[i]._rule.sizes(x.dtype) for i in (0, 1)]
-    assert sizes[1].rows == 1
-    assert sizes[1].outputs < 7
-    assert sizes[1].windows < 4
+    assert cut._passes.module.merged[0]._rule.sizes(x.dtype).rows == 1
+    assert math.prod(convpool_layout.tile((8, 22), vectors.REGISTERS - 2)) < 22
     torch.testing.assert_close(cut.clipped_sums(theta, x, y, 1.0), expected, rtol=1e-10, atol=1e-12)
 
 

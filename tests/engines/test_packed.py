@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -204,3 +206,31 @@ def test_noise_is_standard_normal_and_keyed_by_the_whole_seed() -> None:
     again = torch.empty(100_000)
     CpuNoise(5).fill(again)
     assert torch.equal(first, again)
+
+
+HELD = """
+import resource, torch
+from torch import nn
+from dpaudit_ray.engines.cpu.memory import keep_heap
+from dpaudit_ray.engines.packing.packed import PackedModel
+
+keep_heap()
+torch.set_num_threads(2)
+layers = nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 2)
+model = PackedModel(nn.Sequential(*layers))
+model._settled = True
+theta, x = model.initial.repeat(32, 1), torch.randn(512, 64)
+y, faults = torch.arange(512) % 2, []
+for _ in range(30):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    model.clipped_sums(theta, x, y, 1.0)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(*faults)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+def test_memory_of_a_step_on_two_threads_is_kept_for_the_next() -> None:
+    """Other heaps than the first go back to the kernel: some 4000 fresh pages a step."""
+    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
+    assert np.median([int(faults) for faults in done.stdout.split()[10:]]) < 1000

@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -281,17 +282,62 @@ def test_running_out_of_memory_halves_the_models(monkeypatch: pytest.MonkeyPatch
     module, theta, x, y = case("conv")
     expected = PackedModel(module).clipped_sums(theta, x, y, 1.0)
     model = PackedModel(module, Groups(4, 4))
-    original, sizes = model._gradients, []
+    original, sizes = model._passes._gradients, []
 
-    def tight(theta: Tensor, step: object) -> object:
+    def tight(theta: Tensor, *rest: Any) -> object:
         sizes.append(len(theta))
         if len(theta) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return original(theta, step)
+        return original(theta, *rest)
 
-    monkeypatch.setattr(model, "_gradients", tight)
+    monkeypatch.setattr(model._passes, "_gradients", tight)
     found = model.clipped_sums(theta, x, y, 1.0)
     assert sizes == [4, 2, 1, 1, 1, 1, 1]
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     with pytest.raises(MemoryError, match="batch_size"):
         model._groups.halved()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory",
+    ],
+)
+def test_outputs_run_out_of_memory_in_halves_too(
+    message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries of a GPU take memory past torch's allocator, and say so in words of their own."""
+    module, theta, x, _ = case("conv")
+    expected = PackedModel(module).outputs(theta, x)
+    model = PackedModel(module, Groups(4, 4))
+    model.settle(x, torch.zeros(len(x), dtype=torch.long))
+    original, sizes = model._passes.outputs, []
+
+    def tight(own: torch.Tensor, *rest: Any) -> list[torch.Tensor]:
+        sizes.append(len(own))
+        if len(own) > 2:
+            raise RuntimeError(message)
+        return original(own, *rest)
+
+    monkeypatch.setattr(model._passes, "outputs", tight)
+    torch.testing.assert_close(model.outputs(theta, x), expected, rtol=1e-12, atol=1e-12)
+    assert sizes[:2] == [4, 2]
+    assert max(sizes[1:]) == 2
+
+
+def test_one_model_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, theta, x, y = case("conv")
+    model = PackedModel(module)
+    model.settle(x, y)
+    model._loops = None
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(model._passes, "_forth_and_back", full)
+    with pytest.raises(MemoryError, match="batch_size"):
+        model.clipped_sums(theta, x, y, 1.0)

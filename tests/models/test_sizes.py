@@ -56,6 +56,37 @@ def test_sizes_are_those_of_the_papers(
     assert not list(network.buffers())  # nothing is remembered from one batch to the next
 
 
+@pytest.mark.parametrize(
+    ("options", "models"),
+    [
+        ({"name": "fcnn"}, 256),
+        ({"name": "mlp3"}, 256),
+        ({"name": "mlp3", "width": 4096}, 4),
+        ({"name": "cnn4"}, 256),
+        ({"name": "convnet"}, 256),
+        ({"name": "alexnet"}, 256),
+        ({"name": "resnet18"}, 12),
+        ({"name": "wrn16"}, 48),
+        ({"name": "wrn16", "width": 1}, 256),
+        ({"name": "wrn16", "width": 8}, 12),
+    ],
+)
+def test_a_pack_has_room_for_its_models(options: dict[str, Any], models: int) -> None:
+    """256 of ResNet-18 would take 11 GB for θ alone, and as much for each of its copies."""
+    model = plugins.parse(Model, options, "mechanism.model")
+    assert model.pack_size == models
+    assert models * model.parameters * 4 <= 512 << 20
+
+
+@pytest.mark.parametrize(
+    "options", [{"name": "resnet18"}, *({"name": "wrn16", "width": k} for k in (1, 2, 4, 8))]
+)
+def test_large_models_tell_their_size_without_being_built(options: dict[str, Any]) -> None:
+    model = plugins.parse(Model, options, "mechanism.model")
+    network = build(options, CIFAR, 10)
+    assert model.parameters == sum(p.numel() for p in network.parameters())
+
+
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_wide_networks_count_as_in_their_paper(width: int) -> None:
     network = build({"name": "wrn16", "width": width}, CIFAR, 10)
@@ -169,6 +200,8 @@ def test_wrong_options_are_told(options: dict[str, Any], problem: str) -> None:
 
 
 def test_options_at_their_default_are_no_part_of_the_identity() -> None:
-    for name in ("convnet", "cnn4", "mlp3", "resnet18", "wrn16", "alexnet"):
+    for name in ("mlp3", "resnet18", "wrn16", "alexnet"):
         assert plugins.parse(Model, name, "model").identity() == {"name": name}
+    for name in ("convnet", "cnn4"):
+        assert plugins.parse(Model, name, "model").identity() == {"name": name, "revision": 2}
     assert plugins.parse(Model, "convnet", "model").body(CIFAR) is None

@@ -1,7 +1,7 @@
 """How many models are computed at once: a choice of speed and memory, never of scores.
 
-Every model's numbers are computed from its own row, so the groups change at most the last bit of
-a float (a matrix product may sum in another order).
+Every model's numbers are computed from its own row. On a CPU no group changes a bit. On a GPU one
+may change the last, so groups there follow from options alone: see `packing.footprint`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -19,12 +20,19 @@ _SMALL = 64
 # Convolutions on CPU: one model at a time stays in cache (unfolding: 0.7 ms against 3.5 with 8);
 # the first layer alone is computed for so many together.
 _FIRST_LAYER = 8
-# Where loops compute all convolutions, sample by sample, nothing is lost from cache between models:
-# 3.5 ms a ConvNet's gradients with 16 together, 3.8 with 8 and 5.0 with one (on a busy machine).
-_LOOPS = 16
-_TAPE_BYTES = 1 << 28  # what the tapes of a set may hold on CPU
-_FREE_SHARE = 0.4  # of the memory that is free, for the tapes and what their use needs
-_MMAP_MAX, _TRIM_THRESHOLD = -4, -1  # glibc's names in malloc.h
+# Where loops compute all convolutions, little is lost from cache between models: 16 share a first
+# layer; with four at a time behind it `cnn4` takes 3.29 ms against 3.62 with eight and 3.48 with
+# two, and `convnet` 3.33 against 3.35 and 3.72 (two threads).
+_LOOPS = 16, 4
+_LEFT_BYTES = 1 << 28  # what the passes of a set may leave behind on a CPU
+_FREE_SHARE = 0.4  # of the memory that is free, for that and what its use needs
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",  # cuBLAS takes its workspace past torch's allocator
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "DEVICE_ALLOCATION_FAILED",  # cuDNN 9
+)
+_MMAP_MAX, _TRIM_THRESHOLD, _ARENA_MAX = -4, -1, -8  # glibc's names in malloc.h
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,23 +43,19 @@ class Groups:
     inner: int
 
     @classmethod
-    def of(cls, module: nn.Module, device: torch.device, by_loops: int = 0) -> Groups:
-        """What is fast for this kind of network, before its memory is known.
+    def of(cls, module: nn.Module, by_loops: int = 0) -> Groups:
+        """What is fast for this kind of network on a CPU, before its memory is known.
 
         `by_loops`: how many of its convolutions are pooled in loops (`convpool`).
         """
-        if device.type != "cpu":
-            return cls(256, 256)
         convolutions = sum(isinstance(layer, nn.Conv2d) for layer in module.modules())
         if convolutions > by_loops:
             return cls(_FIRST_LAYER, 1)
-        return cls(_LOOPS, _LOOPS) if convolutions else cls(_SMALL, _SMALL)
+        return cls(*_LOOPS) if convolutions else cls(_SMALL, _SMALL)
 
-    def fitted(self, bytes_per_model: int, device: torch.device) -> Groups:
-        """No larger than memory allows, given what one model's tape holds."""
-        budget = int(_FREE_SHARE * free_bytes(device))
-        if device.type == "cpu":
-            budget = min(budget, max(_TAPE_BYTES, bytes_per_model))
+    def fitted(self, bytes_per_model: int) -> Groups:
+        """No larger than memory allows, given what one model's pass leaves behind."""
+        budget = min(int(_FREE_SHARE * free_bytes()), max(_LEFT_BYTES, bytes_per_model))
         outer = max(1, min(self.outer, budget // max(1, 2 * bytes_per_model)))
         return Groups(outer, min(self.inner, outer))
 
@@ -62,33 +66,49 @@ class Groups:
             MemoryError: there is but one model left.
         """
         if self.outer == 1:
-            raise MemoryError(
-                "one model's batch does not fit into memory; lower mechanism.batch_size or use a "
-                "device with more memory"
-            )
+            raise no_room()
         outer = self.outer // 2
         return Groups(outer, min(self.inner, outer))
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that this process may still take on the device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+GPU_MOST = Groups(256, 256)  # more are hardly faster
+
+
+def slices(n: int, size: int) -> Iterator[slice]:
+    """All of n models, so many at a time."""
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def free_bytes() -> int:
+    """Memory that this process may still take."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def no_room() -> MemoryError:
+    """What is said where nothing is left to be halved."""
+    return MemoryError(
+        "one model's batch does not fit into memory; lower mechanism.batch_size or use a device "
+        "with more memory"
+    )
+
+
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch ran out of memory: its own error on a GPU, a plain one on CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Whether memory ran out: torch's own error on a GPU, a plain one on CPU, or a library's."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in _OUT_OF_MEMORY
+    )
 
 
 def keep_heap() -> None:
     """Lets this process keep freed memory for its next step instead of handing it back.
 
     glibc maps every large tensor afresh and the kernel zeroes its pages again; unfolding patches
-    took five times as long for that. Elsewhere than on glibc this does nothing.
+    took five times as long for that. All threads share one heap: others are cut into pieces of
+    64 MiB, which go back when they are empty (8000 fresh pages a step of `cnn4` on two threads).
+    Elsewhere than on glibc this does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_ARENA_MAX, 1)

@@ -1,27 +1,13 @@
-"""Gaussian noise for a whole pack, from one generator per pack."""
+"""Gaussian noise on a CPU, from one generator per pack."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
-
-
-class NoiseSource(Protocol):
-    """A stream of standard normals."""
-
-    def fill(self, out: Tensor) -> None:
-        """Overwrites `out` with independent standard normals."""
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Where the stream is, as one array named after its generator."""
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Goes on from there. Raises KeyError for the state of another generator."""
 
 
 class CpuNoise:
@@ -46,7 +32,7 @@ class CpuNoise:
         return {"sfc64": np.array([*known["state"]["state"], *rest], dtype=np.uint64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """See `NoiseSource`."""
+        """Goes on from there. Raises KeyError for the state of another generator."""
         *words, has, rest = state["sfc64"]
         self._generator.bit_generator.state = {
             "bit_generator": "SFC64",
@@ -54,27 +40,3 @@ class CpuNoise:
             "has_uint32": int(has),
             "uinteger": int(rest),
         }
-
-
-class CudaNoise:
-    """Torch's Philox generator on the GPU, keyed by 63 bits of the seed."""
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._generator = torch.Generator(device).manual_seed(seed % 2**63)
-
-    def fill(self, out: Tensor) -> None:
-        """Fills a tensor on the generator's device."""
-        out.normal_(generator=self._generator)
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Torch's own bytes."""
-        return {"philox": self._generator.get_state().numpy()}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """See `NoiseSource`."""
-        self._generator.set_state(torch.from_numpy(state["philox"].copy()))
-
-
-def noise_source(seed: int, device: torch.device) -> NoiseSource:
-    """The generator that belongs to `device`."""
-    return CpuNoise(seed) if device.type == "cpu" else CudaNoise(seed, device)

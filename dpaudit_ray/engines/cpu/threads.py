@@ -26,6 +26,17 @@ def spread(task: Callable[[int, slice], None], count: int) -> None:
         done.result()
 
 
+def beside(task: Callable[[], object], worth: bool) -> Callable[[], object]:
+    """Runs `task` while others compute, on a thread of its own, where torch has several.
+
+    Where it has one, or it is not `worth` a thread, at once. Who calls the result waits for it.
+    """
+    if not worth or torch.get_num_threads() < 2:
+        task()
+        return lambda: None
+    return _pool(1).submit(task).result
+
+
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "models", torch.set_num_threads, (1,))

@@ -10,28 +10,28 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from ..rules.base import Formed, LayerRule, SampleGradients, Slot
+from ..rules.base import Formed, InputRule, SampleGradients, Slot
 
 _LOG = logging.getLogger(__name__)
 
 Parameters = dict[str, Tensor]
 
 
-class FallbackRule(LayerRule):
+class FallbackRule(InputRule):
     """Per-sample gradients of a layer without a rule of its own, by one vjp per sample."""
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
         self._layer = copy.deepcopy(layer)
         self._slots = dict(slots)
 
-    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         wide = _by_model(x, len(theta))
         result: Tensor = vmap(self._call)(self._parameters(theta), wide)
-        return result.flatten(0, 1)
+        return result.flatten(0, 1), x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> Tensor:
+    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         result: Tensor = vmap(self._call, in_dims=(0, None))(self._parameters(theta), x)
-        return result
+        return result, x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
         def one_model(parameters: Parameters, of_x: Tensor, of_g: Tensor) -> Tensor:
@@ -77,3 +77,9 @@ def warn(where: str, layer: str, why: str, whole: bool) -> None:
     what = "the whole model's per-sample gradients go through autograd"
     own = "its per-sample gradients go through torch.func"
     _LOG.warning("%s (%s) %s: %s, slowly", where, layer, why, what if whole else own)
+
+
+@functools.cache
+def warn_of_kernels(why: str) -> None:
+    """Says once in a process that GPU kernels are left out."""
+    _LOG.warning("GPU kernels %s: the plain rules are used, slowly", why)

@@ -43,9 +43,13 @@ class FusedMlp:
 
     def fits(self, theta: Tensor, x: Tensor) -> bool:
         """Whether these are the examples that the first layer takes; else it is the rules' turn."""
+        return self.shaped(x) and x.dtype == theta.dtype
+
+    def shaped(self, x: Tensor) -> bool:
+        """Whether their shape is what the first layer takes."""
         features = x[0].numel() if len(x) else 0
-        shaped = x.dim() == 2 or (self.flattens and x.dim() > 2)
-        return shaped and features == int(self.widths[0]) and x.dtype == theta.dtype
+        vectors = x.dim() == 2 or (self.flattens and x.dim() > 2)
+        return vectors and features == int(self.widths[0])
 
     def clipped_sums(
         self,

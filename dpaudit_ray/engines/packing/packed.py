@@ -1,9 +1,7 @@
 """Gradients of n models at once: one forward and one backward pass over stacked parameters.
 
-The layers with parameters are replaced by their rules; everything between them (activations,
-pooling, flattening, sums) runs as the module's own code, through autograd. Per-sample norms, and
-then clipped sums, follow from what the passes leave on the tape, without any per-sample gradient
-of a large layer.
+Here is decided what way a network takes, how many models go together and on which threads;
+`passes` has the way that most take.
 """
 
 from __future__ import annotations
@@ -11,37 +9,26 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ..cpu.memory import Groups, out_of_memory
+from ...errors import first_line
+from ..cpu.memory import Groups, no_room, out_of_memory
 from ..cpu.threads import spread
-from ..rules.base import SampleGradients, Slot
-from ..rules.layers import Chain, Odd, refuse, replaced, slots_of, unpackable
+from ..gpu import kernels
+from ..rules.layers import KERNEL_RULES, RULES, Odd, refuse, replaced, slots_of, unpackable
 from ..rules.losses import losses as losses_of
-from .fallback import warn
-from .samplewise import Samplewise
-from .selfcheck import settled
-from .tape import Pass, Tap, Tapped
+from .fallback import warn, warn_of_kernels
+from .footprint import Footprint, What
+from .passes import Passes, Step
+from .samplewise import Samplewise, cast
+from .selfcheck import kernels_differ, settled
+from .shortcuts import chain_of, in_one_kernel, merged_by_loops
 
 if TYPE_CHECKING:
     from .fused import FusedMlp
-
-Found = tuple[slice, SampleGradients]  # of which models
-
-
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """A batch, how its gradients are clipped, and what rules keep about its examples."""
-
-    x: Tensor
-    y: Tensor
-    clip_norm: float
-    cache: dict[object, Tensor]
 
 
 class PackedModel:
@@ -49,8 +36,9 @@ class PackedModel:
 
     Args:
         module: the network; stays as it is.
-        groups: how many models are computed at once; found on the first batch when left out.
+        groups: how many models are computed at once; found on the batches when left out.
         compute: dtype of activations and gradients, that of the parameters when left out.
+        by_kernels: whether Triton's kernels are used; wherever they are at hand when left out.
 
     Raises:
         SpecError: the module has a layer that per-sample gradients cannot be had of.
@@ -60,17 +48,21 @@ class PackedModel:
     """
 
     def __init__(
-        self, module: nn.Module, groups: Groups | None = None, compute: torch.dtype | None = None
-    ) -> None:
+        self, module: nn.Module, groups: Groups | None = None,
+        compute: torch.dtype | None = None, by_kernels: bool | None = None,
+    ) -> None:  # fmt: skip
         self._source, self._groups, self._compute = module, groups, compute
         self._slots = slots_of(module)
         refuse(module)
         self.size = sum(slot.stop - slot.start for slot in self._slots.values())
         self.initial = torch.cat([p.detach().flatten() for p in module.parameters()])
+        self._kernels = kernels.at_hand(self.initial.device) if by_kernels is None else by_kernels
         self._threads, self._workers = 1, [self]
         self._alone: Samplewise | None = None
-        self._settled = False
-        self._run = Pass()
+        self._viewed: Samplewise | None = None
+        self._settled, self._threaded = False, True
+        self.footprint = Footprint(self._on_meta)
+        self._passes = Passes()
         self._loops: FusedMlp | None = None
         self._odd: list[Odd] = []
         self._no_rules = unpackable(module) or self._replace()
@@ -79,13 +71,16 @@ class PackedModel:
         """A copy of the module with rules for layers; what is odd where there can be none."""
         try:
             own = copy.deepcopy(self._source)
-            tap = functools.partial(Tapped, run=self._run)
-            self._module = replaced(own, self._slots, tap, self._odd)
+            self._odd.clear()
+            rules = KERNEL_RULES if self._kernels else RULES
+            odd, passes = self._odd, self._passes
+            passes.module = replaced(own, self._slots, passes, odd, rules=rules)
         except Exception as error:  # noqa: BLE001 (a user's module may not let itself be copied)
-            reason = (str(error) or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             return Odd.of(self._source, "", f"cannot be packed ({reason:.80})")
-        self._merged = _merged(self._module)
-        self._loops = None if self._compute is not None else _loops(self._source, self._slots)
+        self._merged = merged_by_loops(self._passes.module)
+        self._chain = chain_of(self._source, self._slots)
+        self._loops = None if self._compute is not None else self._chain
         return None
 
     def settle(self, x: Tensor, y: Tensor) -> None:
@@ -103,15 +98,35 @@ class PackedModel:
         if way.alone is not None:
             self._alone = dataclasses.replace(way.alone, compute=self._compute)
         if way.groups is not None:
-            self._groups, self._loops = way.groups, None
+            self._groups, self._loops, self._chain = way.groups, None, None
+        if self._kernels and self._alone is None and kernels.takes(self.initial.dtype):
+            self._settle_kernels(x, y)
         for odd in self._odd if way.odd is None else [way.odd]:
             warn(odd.where, odd.kind, odd.why, odd.whole)
 
-    def _copy(self, groups: Groups | None, loops: bool) -> PackedModel:
-        """Of the module as it is now, in the dtype of the parameters; taken as it comes."""
-        made = PackedModel(self._source, groups or self._groups)
+    def _settle_kernels(self, x: Tensor, y: Tensor) -> None:
+        """Goes back to the plain rules, and says so, where kernels fail or give something else."""
+        made = functools.partial(self._copy, self._groups, True)
+        why = kernels_differ(self._source, made, self._compute, (x, y))
+        if why is not None:
+            warn_of_kernels(why)
+            self._kernels, self._chain = False, None
+            self._replace()
+
+    def _copy(
+        self, groups: Groups | None, loops: bool, by_kernels: bool = False,
+        compute: torch.dtype | None = None,
+    ) -> PackedModel:  # fmt: skip
+        """Of the module as it is now; taken as it comes."""
+        made = PackedModel(self._source, groups or self._groups, compute, by_kernels)
         made._settled = True
         made._loops = made._loops if loops else None
+        made._threaded = groups is None  # else each thread would have a group of its own
+        return made
+
+    def _on_meta(self, groups: Groups) -> PackedModel:
+        made = PackedModel(copy.deepcopy(self._source).to("meta"), groups, self._compute, False)
+        made._settled = True
         return made
 
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -124,16 +139,16 @@ class PackedModel:
         self.settle(x, torch.zeros(len(x), dtype=torch.long, device=x.device))
         if self._alone is not None:
             return self._alone.outputs(theta, x)
-        found, x = [], self._cast(x)
-        groups = self._groups or self._fast(theta.device)
-        with torch.no_grad():
-            for own in torch.split(self._cast(theta), groups.outer):
-                self._run.begin(own, x)
-                for models in _slices(len(own), groups.inner):
-                    self._run.enter(models)
-                    count = len(range(*models.indices(len(own))))
-                    found.append(self._module(x).view(count, len(x), -1))
-                self._run.end()
+        found, x, start = [], self._cast(x), 0
+        while start < len(theta):
+            groups = self._chosen("outputs", theta, x)
+            own = self._cast(theta[start : start + groups.outer])
+            try:
+                found += self._passes.outputs(own, x, groups.inner)
+            except RuntimeError as error:
+                self._halve("outputs", x, error)
+                continue
+            start += len(own)
         return torch.cat(found).to(theta.dtype)
 
     def clipped_sums(
@@ -163,131 +178,90 @@ class PackedModel:
         x = self._cast(x)
 
         def sums(thread: int, rows: slice) -> None:
-            step = _Step(x, y, clip_norm, {})
+            step = Step(x, y, clip_norm, {})
             part = None if weights is None else weights[rows]
             self._workers[thread]._sums_into(out[rows], theta[rows], step, part)
 
-        if theta.device.type == "cpu":
+        # Triton's interpreter has one thread.
+        if theta.device.type == "cpu" and self._threaded and not self._kernels:
             self._hire(torch.get_num_threads())
             spread(sums, len(theta))
         else:
             sums(0, slice(0, len(theta)))
         return out
 
+    def viewed_sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
+        """`clipped_sums` of examples x [B, K, ...] with K views each, by the mean of their losses.
+
+        The views of an example have one gradient, so its norm follows from none of theirs: every
+        example is computed alone.
+        """
+        self.settle(x[:, 0], y)
+        if self._viewed is None:
+            slow = Samplewise(self._source, False, self._compute, views=True)
+            mapped = self._alone is None or self._alone.mapped
+            self._viewed = slow.mapped_if_right(theta[0], x[:2], y[:2]) if mapped else slow
+        return self._viewed.clipped_sums(theta, x, y, clip_norm, None)
+
     def _hire(self, threads: int) -> None:
-        """Every thread needs a tape of its own."""
+        """Every thread needs passes of its own."""
         while len(self._workers) < threads:
-            worker = PackedModel(self._source, self._groups, self._compute)
+            worker = PackedModel(self._source, self._groups, self._compute, by_kernels=False)
             worker._loops, worker._settled = self._loops, True
             self._workers.append(worker)
         for worker in self._workers:
             worker._threads = threads
 
-    def _sums_into(self, out: Tensor, theta: Tensor, step: _Step, weights: Tensor | None) -> None:
+    def _sums_into(self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None) -> None:
         on_cpu = theta.device.type == "cpu"
-        if self._loops is not None and on_cpu and self._loops.fits(theta, step.x):
-            self._loops.clipped_sums(out, theta, (step.x, step.y), step.clip_norm, weights)
+        batch = (step.x, step.y)
+        chain = self._chain if self._kernels else None
+        if in_one_kernel(chain, out, theta, batch, step.clip_norm, weights):
             return
-        if self._groups is None:
+        if self._loops is not None and on_cpu and self._loops.fits(theta, step.x):
+            self._loops.clipped_sums(out, theta, batch, step.clip_norm, weights)
+            return
+        if self._groups is None and on_cpu:
             self._groups = self._fitted(theta, step)
         start = 0
         while start < len(theta):
-            rows = slice(start, start + self._groups.outer)
+            groups = self._chosen("sums", theta, step.x)
+            rows = slice(start, start + groups.outer)
             part = None if weights is None else weights[rows]
             try:
-                self._clipped_sums(out[rows], theta[rows], step, part)
+                own = theta[rows]
+                self._passes.clipped_sums(out[rows], own, step, part, groups.inner, self._cast(own))
             except RuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-                self._groups = self._groups.halved()
+                self._halve("sums", step.x, error)
                 continue
             start = rows.stop
 
-    def _clipped_sums(
-        self, out: Tensor, theta: Tensor, step: _Step, weights: Tensor | None
-    ) -> None:
-        gradients = self._gradients(theta, step)
-        factors = torch.ones(len(out), len(step.y), dtype=out.dtype, device=out.device)
-        if math.isfinite(step.clip_norm):
-            squares = torch.zeros_like(factors)
-            for models, found in gradients:
-                squares[models] += found.squared_norms()
-            factors = step.clip_norm / squares.sqrt_().clamp_(min=step.clip_norm)
-        if weights is not None:
-            factors = factors * weights
-        for models, found in gradients:
-            found.weighted_sums(out[models], factors[models])
+    def _chosen(self, what: What, theta: Tensor, x: Tensor) -> Groups:
+        if self._groups is not None:
+            return self._groups
+        return self._fast() if theta.device.type == "cpu" else self.footprint.groups(what, x)
 
-    def _gradients(self, theta: Tensor, step: _Step) -> list[Found]:
-        """Per-sample gradients of every layer and group of models.
+    def _halve(self, what: What, x: Tensor, error: RuntimeError) -> None:
+        """Fewer models at a time from here on, if memory ran out; else raises `error`."""
+        if not out_of_memory(error):
+            raise error
+        if self._groups is not None or x.device.type == "cpu":
+            self._groups = (self._groups or self._fast()).halved()
+        else:
+            self.footprint.halve(what, x)
 
-        In the dtype of `theta`: gradients rounded to less would be longer than C once clipped.
-        """
-        assert self._groups is not None
-        wide = functools.partial(_widened, dtype=theta.dtype)
-        found: list[Found] = []
-        first: list[list[Tap]] = []
-        self._run.begin(self._cast(theta), step.x)
-        for models in _slices(len(theta), self._groups.inner):
-            taps = self._backward(models, step)
-            found += [
-                (models, tap.rule.samples(theta[models], wide(tap.x), wide(tap.g)))
-                for tap in taps
-                if not tap.shared
-            ]
-            first.append([tap for tap in taps if tap.shared])
-        self._run.end()
-        for group in zip(*first, strict=True):  # one layer, all groups
-            parts = [wide(tap.g).reshape(-1, len(step.x), *tap.g.shape[1:]) for tap in group]
-            samples = group[0].rule.samples_shared(theta, wide(group[0].x), parts, step.cache)
-            found.append((slice(0, len(theta)), samples))
-        return found
+    def _fitted(self, theta: Tensor, step: Step) -> Groups:
+        """Groups that fit on a CPU, from what one model's pass leaves behind."""
+        try:
+            held = self._passes.bytes_of_one(self._cast(theta[:1]), step)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            raise no_room() from error
+        return self._fast().fitted(held * self._threads)
 
-    def _backward(self, models: slice, step: _Step) -> list[Tap]:
-        self._run.enter(models)
-        with torch.enable_grad():
-            outputs = self._module(step.x)
-            count = len(self._run.theta)
-            if outputs.dim() != 2 or len(outputs) != count * len(step.y):
-                shape = tuple(outputs.shape)
-                raise ValueError(f"{count * len(step.y)} examples give scores of shape {shape}")
-            labels = step.y.repeat(count)
-            torch.autograd.backward(losses_of(outputs, labels).sum())
-        return list(self._run.tape)
-
-    def _fitted(self, theta: Tensor, step: _Step) -> Groups:
-        """Groups that fit, from what one model leaves on its tape."""
-        groups = self._fast(theta.device)
-        self._run.begin(self._cast(theta[:1]), step.x)
-        taps = self._backward(slice(0, 1), step)
-        self._run.end()
-        held = sum(t.x.nbytes * (not t.shared) + t.g.nbytes for t in taps)
-        return groups.fitted(held * self._threads, theta.device)
-
-    def _fast(self, device: torch.device) -> Groups:
-        return Groups.of(self._source, device, 0 if self._compute is not None else self._merged)
+    def _fast(self) -> Groups:
+        return Groups.of(self._source, 0 if self._compute is not None else self._merged)
 
     def _cast(self, values: Tensor) -> Tensor:
-        floating = values.is_floating_point() and self._compute is not None
-        return values.to(self._compute) if floating else values
-
-
-def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return values.to(dtype) if values.is_floating_point() else values
-
-
-def _loops(module: nn.Module, slots: dict[str, Slot]) -> FusedMlp | None:
-    from .fused import fused  # numba takes half a second to import
-
-    return fused(module, slots)
-
-
-def _merged(module: nn.Module) -> int:
-    from ..rules.convpool import ConvPool  # numba takes half a second to import
-
-    chains = [part.merged for part in module.modules() if isinstance(part, Chain)]
-    return sum(isinstance(part, ConvPool) for chain in chains for part in chain)
-
-
-def _slices(n: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, n)) for start in range(0, n, size))
+        return cast(values, self._compute)

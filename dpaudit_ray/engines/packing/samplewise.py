@@ -16,7 +16,8 @@ from torch.func import functional_call, grad, vmap
 
 from ..rules.losses import losses
 
-_NUMBERS = 1 << 24  # gradients of one model that exist at once: 64 MiB of float32
+# Gradients of one model that exist at once: 64 MiB of float32, or 2 GiB on a GPU.
+_NUMBERS, _ON_GPU = 1 << 24, 1 << 29
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +25,14 @@ class Samplewise:
     """Clipped sums as `PackedModel` gives them, by one backward pass per model and example.
 
     `mapped`: by `torch.func.vmap` over the examples, which some modules do not allow.
+    `views`: an example is several inputs [K, ...] of one class, and its loss is the mean of theirs.
     `compute`: dtype of activations and gradients, that of the parameters when left out.
     """
 
     module: nn.Module
     mapped: bool = False
     compute: torch.dtype | None = None
+    views: bool = False
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """See `PackedModel.outputs`."""
@@ -45,7 +48,7 @@ class Samplewise:
         """See `PackedModel.clipped_sums`."""
         out = torch.zeros_like(theta)
         for i, row in enumerate(theta):
-            for part in self._chunks(len(y), theta.shape[1]):
+            for part in self._chunks(len(y), theta):
                 gradients = self.gradients(row, x[part], y[part]).to(theta.dtype)
                 norms = torch.linalg.vector_norm(gradients, dim=1)
                 factors = clip_norm / norms.clamp(min=clip_norm)
@@ -66,11 +69,21 @@ class Samplewise:
                 self._alone(parameters, x[j : j + 1], y[j : j + 1], into)
         return found
 
+    def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> Samplewise:
+        """The same by `vmap` where that gives what backward passes give, on these examples."""
+        fast, few = dataclasses.replace(self, mapped=True), (row, x, y)
+        try:
+            agree = torch.allclose(fast.gradients(*few), self.gradients(*few), rtol=1e-3, atol=1e-5)
+        except RuntimeError:  # of operations that `torch.func` does not take
+            return self
+        return fast if agree else self
+
     def _alone(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, into: Tensor) -> None:
         for parameter in parameters:
             parameter.grad = None
         with torch.enable_grad():
-            loss = losses(self.module(x.clone()), y).sum()
+            x, y = (x[0], y.expand(x.shape[1])) if self.views else (x, y)
+            loss = losses(self.module(x.clone()), y).mean()
             if loss.requires_grad:
                 torch.autograd.backward(loss)
         torch.cat([_dense(parameter) for parameter in parameters], out=into)
@@ -83,19 +96,20 @@ class Samplewise:
 
         def loss(values: dict[str, Tensor], of_x: Tensor, of_y: Tensor) -> Tensor:
             # Torch does not put back what it ties in a layer that a module holds twice.
-            outputs = functional_call(self.module, values, (of_x.unsqueeze(0),), tie_weights=False)
-            return losses(outputs, of_y.unsqueeze(0)).sum()
+            of_x = of_x if self.views else of_x.unsqueeze(0)
+            outputs = functional_call(self.module, values, (of_x,), tie_weights=False)
+            return losses(outputs, of_y.expand(len(of_x))).mean()
 
         found: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(values, x, y)
         return torch.cat([found[name].flatten(1) for name in named], 1)
 
-    def _chunks(self, examples: int, size: int) -> Iterator[slice]:
-        step = max(1, _NUMBERS // size)
+    def _chunks(self, examples: int, theta: Tensor) -> Iterator[slice]:
+        numbers = _NUMBERS if theta.device.type == "cpu" else _ON_GPU
+        step = max(1, numbers // theta.shape[1])
         return (slice(start, start + step) for start in range(0, examples, step))
 
     def _cast(self, values: Tensor) -> Tensor:
-        floating = values.is_floating_point() and self.compute is not None
-        return values.to(self.compute) if floating else values
+        return cast(values, self.compute)
 
 
 @contextlib.contextmanager
@@ -123,9 +137,9 @@ def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     buffers = [(m, name, b) for m in module.modules() for name, b in m._buffers.items()]
     try:
         for parameter, data in parameters:
-            parameter.data = _to(data, dtype)
+            parameter.data = cast(data, dtype)
         for owner, name, buffer in buffers:
-            owner._buffers[name] = None if buffer is None else _to(buffer.clone(), dtype)
+            owner._buffers[name] = None if buffer is None else cast(buffer.clone(), dtype)
         yield
     finally:
         for parameter, data in parameters:
@@ -135,8 +149,9 @@ def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             owner._buffers[name] = buffer
 
 
-def _to(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return values.to(dtype) if values.is_floating_point() else values
+def cast(values: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Floating numbers in `dtype`; None leaves them as they are."""
+    return values.to(dtype) if dtype is not None and values.is_floating_point() else values
 
 
 def _dense(parameter: Tensor) -> Tensor:

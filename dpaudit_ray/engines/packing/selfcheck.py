@@ -16,18 +16,18 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ...errors import SpecError
-from ..cpu.memory import Groups
+from ...errors import SpecError, first_line
+from ..cpu.memory import GPU_MOST, Groups
 from ..rules.base import Slot
 from ..rules.layers import Odd
 from .samplewise import Samplewise, in_dtype
 from .vetting import vet
 
-_GPU = Groups(256, 256)
 ONE_BY_ONE = Groups(1, 1)
 _SPREAD = 0.05  # of the models' parameters around the module's own
 _LARGE = 1_000_000  # parameters from which on the least that shows a difference is computed
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}
+_ROUNDED = 0.05  # the like for activations in bfloat16
 
 
 class Sums(Protocol):
@@ -97,13 +97,53 @@ def settled(
                 raise
             except Exception as error:  # a user's code may raise anything
                 if dtype == torch.float32:
-                    reason = (str(error) or type(error).__name__).splitlines()[0]
+                    reason = first_line(error)
                     raise SpecError(
                         "mechanism.model", f"does not run on these examples: {reason}"
                     ) from error
                 continue
             return _first_right(module, slots, packed, case)
     raise AssertionError("the second dtype returns or raises")
+
+
+def kernels_differ(
+    module: nn.Module,
+    made: Callable[[bool, torch.dtype | None], Sums],
+    compute: torch.dtype | None,
+    batch: tuple[Tensor, Tensor],
+) -> str | None:
+    """What is wrong with kernels on the first examples of a batch; None if nothing is.
+
+    Held against autograd in float32, with weights and without: no farther from it than a bound, or
+    than twice what the plain rules are in the same precision.
+
+    Args:
+        module: the user's own; `settled` has found that rules fit it.
+        made: a packed model, by kernels or not, that computes in this dtype.
+        compute: dtype of activations in training, if another than that of the parameters.
+        batch: x [B, ...] and y [B].
+    """
+    x, y = batch
+    with in_dtype(module, torch.float32), _generators_kept():
+        few, labels = _few(module, _as(x, torch.float32), y)
+        case = _case(module, few, labels)
+        for dtype in dict.fromkeys((None, compute)):
+            bound = _ROUNDED if dtype == torch.bfloat16 else _BOUNDS[torch.float32]
+            for weights, expected in ((case.weights, case.weighted), (None, case.sums)):
+                if _large(module) and weights is None:
+                    continue
+                asked = (case.theta, few, labels, case.clip_norm, weights)
+                try:
+                    found = made(True, dtype).clipped_sums(*asked)
+                except MemoryError:
+                    raise
+                except Exception as error:  # noqa: BLE001 (compilers and drivers raise what they like)
+                    return f"cannot be run ({first_line(error):.80})"
+                plain = (made(False, dtype).clipped_sums(*asked) - expected).abs().amax(1)
+                allowed = torch.maximum(bound * _largest(expected), 2 * plain)
+                if not bool(((found - expected).abs().amax(1) <= allowed).all()):
+                    return "give other sums than autograd"
+    return None
 
 
 def _first_right(
@@ -115,9 +155,7 @@ def _first_right(
     odd = packed if isinstance(packed, Odd) else None
     if not isinstance(packed, Odd):
         fast = packed
-        tries = [lambda: fast(None, True)]
-        if not _large(module):  # whose groups are checked on the device that uses them
-            tries.append(lambda: fast(_GPU, False))
+        tries = [lambda: fast(None, True), lambda: fast(GPU_MOST, False)]
         if (odd := _wrong(module, slots, tries, case)) is None:
             return Way()
         alone = [lambda: fast(ONE_BY_ONE, False)]
@@ -189,7 +227,8 @@ def _wrong(
 ) -> Odd | None:
     """Where one of these differs from autograd; None where none does."""
     for number, make in enumerate(tries):
-        x, weights = case.x.clone(), case.weights if number % 2 == 0 else None
+        weighted = number % 2 == 0 or _large(module)
+        x, weights = case.x.clone(), case.weights if weighted else None
         expected = case.weighted if weights is not None else case.sums
         try:
             model = make()
@@ -198,7 +237,7 @@ def _wrong(
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 (a user's code may raise anything)
-            reason = (str(error) or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             return Odd.of(module, "", f"cannot be packed ({reason:.80})")
         where = _differs(found, expected, slots)
         if where is not None:

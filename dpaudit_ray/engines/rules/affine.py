@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from .base import Formed, LayerRule, SampleGradients, Slot
+from .base import Formed, InputRule, SampleGradients, Slot
 
 
-class AffineRule(LayerRule):
+class AffineRule(InputRule):
     """Scale and shift per channel (GroupNorm) or per normalised entry (LayerNorm)."""
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
@@ -21,11 +21,11 @@ class AffineRule(LayerRule):
         self._bias = slots.get("bias")
         self._by_channel = isinstance(layer, nn.GroupNorm)
 
-    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
-        return self._applied(theta, _by_model(x, len(theta))).flatten(0, 1)
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._applied(theta, _by_model(x, len(theta))).flatten(0, 1), x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> Tensor:
-        return self._applied(theta, x.unsqueeze(0))
+    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._applied(theta, x.unsqueeze(0)), x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
         wide = _by_model(g, len(theta))

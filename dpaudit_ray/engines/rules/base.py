@@ -3,7 +3,8 @@
 Activations keep the shape that the module's own code expects, batch first: [n*B, ...], model by
 model. Where several models see the same input (the first layer), a rule gets it once, [B, ...].
 
-To support another layer, subclass `LayerRule` and name its class in `layers.RULES`.
+To support another layer, subclass `Rule` (`InputRule`, if its input is all that the way back
+needs) and name its class in `layers.RULES`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -50,70 +52,69 @@ class SampleGradients(ABC):
         """
 
 
-class Backward(ABC):
-    """A layer on the way back. `theta` is float [n, p]."""
+class Kept(Protocol):
+    """What a rule wants to see again on the way back; for most its input."""
 
-    def laid_out(self, g: Tensor) -> Tensor:
-        """The output's gradient in the order of memory that the layer reads it in."""
-        return g
-
-    @abstractmethod
-    def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
-        """Gradient of the input `x` [n*B, ...] from that of the output, `g`."""
-
-    @abstractmethod
-    def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
-        """Per-sample gradients from the input [n*B, ...] and the output's gradient [n*B, ...]."""
-
-    def samples_shared(
-        self, theta: Tensor, x: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
-    ) -> SampleGradients:
-        """The same for an input [B, ...] that all models see.
-
-        Args:
-            theta: float [n, p].
-            x: float [B, ...].
-            parts: the output's gradients, [models, B, ...] each, n models in all.
-            cache: lives as long as the batch; what depends on `x` alone may be kept there.
-        """
-        repeated = x.repeat(len(theta), *[1] * (x.dim() - 1))
-        return self.samples(theta, repeated, torch.cat(list(parts)).flatten(0, 1))
+    @property
+    def nbytes(self) -> int:
+        """What it holds in memory."""
 
 
-class Rule(ABC):
-    """A layer on the way forth. `theta` is float [n, p]."""
-
-    owner: Rule | None = None  # another rule of the same parameters: a pass applies one of them
-
-    @abstractmethod
-    def applied(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Backward]:
-        """Output [n*B, ...] from input [n*B, ...], and the way back from it."""
-
-    @abstractmethod
-    def applied_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Backward]:
-        """Output [n, B, ...] from the input [B, ...] that all models see, and the way back."""
+K = TypeVar("K", bound=Kept)
 
 
-class LayerRule(Rule, Backward):
-    """A layer whose way back needs to know no more than its input."""
+class Rule(ABC, Generic[K]):
+    """One kind of layer, forth and back. `theta` is float [n, p]."""
+
+    owner: Rule[Any] | None = None  # another rule of the same parameters: a pass applies one
+    widens = True  # whether it wants what it kept in the dtype of θ, when it is to clip
 
     @abstractmethod
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
         """Keeps the layer's settings; its parameters are found through `slots` by name."""
 
     @abstractmethod
-    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Output [n*B, ...] from input [n*B, ...]."""
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, K]:
+        """Output [n*B, ...] from input [n*B, ...], and what the way back needs to know."""
 
     @abstractmethod
-    def forward_shared(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Output [n, B, ...] from the input [B, ...] that all models see."""
+    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, K]:
+        """Output [n, B, ...] from the input [B, ...] that all models see, and the same."""
 
-    def applied(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Backward]:
-        return self.forward(theta, x), self
+    def laid_out(self, g: Tensor) -> Tensor:
+        """The output's gradient in the order of memory that the layer reads it in."""
+        return g
 
-    def applied_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Backward]:
-        return self.forward_shared(theta, x), self
+    @abstractmethod
+    def input_gradient(self, theta: Tensor, kept: K, g: Tensor) -> Tensor:
+        """Gradient of the input [n*B, ...] from that of the output, `g`."""
+
+    @abstractmethod
+    def samples(self, theta: Tensor, kept: K, g: Tensor) -> SampleGradients:
+        """Per-sample gradients from what `forward` kept and the output's gradient [n*B, ...]."""
+
+    @abstractmethod
+    def samples_shared(
+        self, theta: Tensor, kept: K, parts: Sequence[Tensor], cache: dict[object, Tensor]
+    ) -> SampleGradients:
+        """The same for an input [B, ...] that all models see.
+
+        Args:
+            theta: float [n, p].
+            kept: by `forward_shared`.
+            parts: the output's gradients, [models, B, ...] each, n models in all.
+            cache: lives as long as the batch; what depends on the input alone may be kept there.
+        """
+
+
+class InputRule(Rule[Tensor]):
+    """A rule that keeps its input, and where all models share one can do with a copy for each."""
+
+    def samples_shared(
+        self, theta: Tensor, kept: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
+    ) -> SampleGradients:
+        repeated = kept.repeat(len(theta), *[1] * (kept.dim() - 1))
+        return self.samples(theta, repeated, torch.cat(list(parts)).flatten(0, 1))
 
 
 @dataclasses.dataclass(frozen=True)

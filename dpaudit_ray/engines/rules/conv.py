@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
-from .base import LayerRule, SampleGradients, Slot
+from .base import InputRule, SampleGradients, Slot
 from .outer import keeps, squared_norms
 
 Pair = tuple[int, int]
@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 _PATCHES = 1 << 24
 
 
-class Conv2dRule(LayerRule):
+class Conv2dRule(InputRule):
     """A convolution without groups. Padding other than zeros is applied before it (`Padding`)."""
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
@@ -31,20 +31,20 @@ class Conv2dRule(LayerRule):
         self.bias = slots.get("bias")
         self._kernel, self._stride, self._dilation, self._padding = geometry(layer)
 
-    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         weight, n = self.weight.of(theta), len(theta)
         bias = None if self.bias is None else self.bias.of(theta).flatten()
         y = F.conv2d(
             _side_by_side(x, n), weight.flatten(0, 1), bias,
             self._stride, self._padding, self._dilation, groups=n,
         )  # fmt: skip
-        return _in_turn(y, n)
+        return _in_turn(y, n), x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> Tensor:
+    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         weight = self.weight.of(theta)
         bias = None if self.bias is None else self.bias.of(theta).flatten()
         y = F.conv2d(x, weight.flatten(0, 1), bias, self._stride, self._padding, self._dilation)
-        return y.view(len(x), *weight.shape[:2], *y.shape[2:]).transpose(0, 1)
+        return y.view(len(x), *weight.shape[:2], *y.shape[2:]).transpose(0, 1), x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
         weight, n = self.weight.of(theta).flatten(0, 1), len(theta)
@@ -95,9 +95,14 @@ class Conv2dRule(LayerRule):
         return out
 
     @property
-    def dense(self) -> bool:
-        """Whether it looks at neighbours, one pixel after the other."""
-        return self._stride == self._dilation == (1, 1)
+    def in_runs(self) -> bool:
+        """Whether a row of a patch is one run of an image's row."""
+        return self._dilation == (1, 1)
+
+    @property
+    def stride(self) -> Pair:
+        """Between positions, down and across."""
+        return self._stride
 
     @property
     def _inputs(self) -> int:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from .base import LayerRule, SampleGradients, Slot
+from .base import InputRule, SampleGradients, Slot
 
 
-class EmbeddingRule(LayerRule):
+class EmbeddingRule(InputRule):
     """y_t = W[x_t]. The norm of a sample's gradient is that of its g, summed by token."""
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
@@ -19,14 +19,14 @@ class EmbeddingRule(LayerRule):
         self._weight = slots["weight"]
         self._ignored = layer.padding_idx
 
-    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         n, weight = len(theta), self._weight.of(theta)
         rows = weight.shape[1]
         first = torch.arange(n, device=x.device).repeat_interleave(len(x) // n) * rows
-        return weight.reshape(n * rows, -1)[x + first.view(-1, *[1] * (x.dim() - 1))]
+        return weight.reshape(n * rows, -1)[x + first.view(-1, *[1] * (x.dim() - 1))], x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> Tensor:
-        return self._weight.of(theta)[:, x]
+    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._weight.of(theta)[:, x], x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
         raise TypeError("tokens have no gradient")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -17,16 +17,17 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ...errors import SpecError
 from ..packing.fallback import FallbackRule
-from ..packing.tape import Tapped
+from ..packing.passes import Layer, Passes
 from . import affine, conv, pooling
 from .affine import AffineRule
-from .base import LayerRule, Rule, Slot
+from .base import Rule, Slot
 from .conv import Conv2dRule
 from .embedding import EmbeddingRule
+from .implicit import ImplicitConvRule
 from .linear import LinearRule
 from .plain import altered, plain
 
-RULES: dict[type[nn.Module], type[LayerRule]] = {
+RULES: dict[type[nn.Module], type[Rule[Any]]] = {
     nn.Linear: LinearRule,
     nn.Conv2d: Conv2dRule,
     nn.GroupNorm: AffineRule,
@@ -34,7 +35,9 @@ RULES: dict[type[nn.Module], type[LayerRule]] = {
     nn.Embedding: EmbeddingRule,
 }
 
-Tap = Callable[[Rule], Tapped]
+# The same by kernels on CUDA, where there are some.
+KERNEL_RULES = RULES | {nn.Conv2d: ImplicitConvRule}
+
 _ACTIVATIONS = nn.ReLU.__module__
 
 
@@ -97,34 +100,41 @@ def unpackable(module: nn.Module) -> Odd | None:
 
 
 def replaced(
-    module: nn.Module, slots: dict[str, Slot], tap: Tap, odd: list[Odd], path: str = ""
+    module: nn.Module,
+    slots: dict[str, Slot],
+    passes: Passes,
+    odd: list[Odd],
+    path: str = "",
+    rules: Mapping[type[nn.Module], type[Rule[Any]]] = RULES,
 ) -> nn.Module:
-    """`module`, changed in place, with `tap(rule)` where a layer has parameters.
+    """`module`, changed in place, with a `Layer` of the `passes` where a layer has parameters.
 
-    Layers without a rule are added to `odd`.
+    Layers without one of the `rules` are added to `odd`.
     """
     if (pool := pooling.replacement(module)) is not None:
         return pool
     if any(True for _ in module.parameters(recurse=False)):
         own = {name: slots[f"{path}{name}"] for name, _ in module.named_parameters()}
-        return _tapped(module, own, tap, odd, path)
+        if (rule := _rule(module, rules)) is None:
+            odd.append(Odd.of(module, path, "has no rule of its own", whole=False))
+        return _ruled(module, own, passes, rule or FallbackRule)
     for name, child in module.named_children():
-        setattr(module, name, replaced(child, slots, tap, odd, f"{path}{name}."))
+        setattr(module, name, replaced(child, slots, passes, odd, f"{path}{name}.", rules))
     if type(module).__module__ == _ACTIVATIONS and getattr(module, "inplace", False):
         vars(module)["inplace"] = False  # a rule's output may be a view of all models' outputs
     if plain(module, nn.Sequential):
-        return Chain(module, tap)
+        return Chain(module, passes)
     return module
 
 
 class Chain(nn.Sequential):
     """A Sequential whose call merges layers; to who indexes it or goes through it, itself."""
 
-    def __init__(self, layers: nn.Module, tap: Tap) -> None:
+    def __init__(self, layers: nn.Module, passes: Passes) -> None:
         super().__init__(OrderedDict(layers.named_children()))
         from .convpool import merged  # numba takes half a second to import
 
-        self.merged = tuple(merged(pooling.reordered(list(self)), tap))
+        self.merged = tuple(merged(pooling.reordered(list(self)), passes))
 
     def __getitem__(self, idx: slice | int) -> Any:
         if isinstance(idx, slice):
@@ -167,18 +177,21 @@ def _refuse_layer(layer: nn.Module, where: str, kind: str) -> None:
         )
 
 
-def _tapped(
-    module: nn.Module, own: dict[str, Slot], tap: Tap, odd: list[Odd], path: str
+def _rule(
+    module: nn.Module, rules: Mapping[type[nn.Module], type[Rule[Any]]]
+) -> type[Rule[Any]] | None:
+    grouped = isinstance(module, nn.Conv2d) and module.groups != 1
+    return None if grouped else rules.get(type(module))
+
+
+def _ruled(
+    module: nn.Module, own: dict[str, Slot], passes: Passes, rule: type[Rule[Any]]
 ) -> nn.Module:
-    rule = RULES.get(type(module))
-    if isinstance(module, nn.Conv2d) and module.groups != 1:
-        rule = None
-    if rule is None:
-        odd.append(Odd.of(module, path, "has no rule of its own", whole=False))
-        return tap(FallbackRule(module, own))
-    tapped = tap(rule(module, own))
+    layer = Layer(rule(module, own), passes)
+    if rule is FallbackRule:
+        return layer
     if isinstance(module, nn.Conv2d) and conv.needs_padding_first(module):
-        return nn.Sequential(conv.Padding(module), tapped)
+        return nn.Sequential(conv.Padding(module), layer)
     if isinstance(module, (nn.GroupNorm, nn.LayerNorm)):
-        return nn.Sequential(affine.without_parameters(module), tapped)
-    return tapped
+        return nn.Sequential(affine.without_parameters(module), layer)
+    return layer

@@ -13,40 +13,40 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from .base import LayerRule, SampleGradients, Slot
+from .base import InputRule, SampleGradients, Slot
 from .outer import outer_products
 
 
-class LinearRule(LayerRule):
+class LinearRule(InputRule):
     """y = W x + b. A sample's gradient is the outer product g xᵀ, of norm |g| |x|: never formed."""
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
         self._weight = slots["weight"]
         self._bias = slots.get("bias")
 
-    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         weight = self._weight.of(theta)
         n, out, width = weight.shape
         if x.dim() > 2:
             y = torch.bmm(x.reshape(n, -1, width), weight.transpose(1, 2))
             if self._bias is not None:
                 y = y + self._bias.of(theta).unsqueeze(1)
-            return y.view(*x.shape[:-1], out)
+            return y.view(*x.shape[:-1], out), x
         y = theta.new_empty(out, n, x.shape[0] // n)
         torch.bmm(weight, _columns(x, n), out=y.transpose(0, 1))
         self._add_bias(y, theta)
-        return y.view(out, -1).t()
+        return y.view(out, -1).t(), x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> Tensor:
+    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         weight = self._weight.of(theta)
         n, out, width = weight.shape
         if x.dim() > 2:
-            y = self.forward(theta, x.repeat(n, *[1] * (x.dim() - 1)))
-            return y.view(n, *x.shape[:-1], out)
+            y, _ = self.forward(theta, x.repeat(n, *[1] * (x.dim() - 1)))
+            return y.view(n, *x.shape[:-1], out), x
         stacked = weight.transpose(0, 1).reshape(out * n, width)
         y = (stacked @ x.t()).view(out, n, -1)  # one matrix product for all models
         self._add_bias(y, theta)
-        return y.permute(1, 2, 0)
+        return y.permute(1, 2, 0), x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
         weight = self._weight.of(theta)

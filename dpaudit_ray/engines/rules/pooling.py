@@ -6,6 +6,7 @@ single cost of a small convolutional network. Ties go to the first entry, as in 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -18,9 +19,28 @@ from .plain import plain
 
 _LARGEST = 3  # side of a window; every entry costs a pass
 
+Pair = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What is pooled: rows and columns, and how far windows are apart in both."""
+
+    size: Pair = (1, 1)
+    stride: Pair = (1, 1)
+
+    def count(self, positions: Pair) -> Pair:
+        """Rows and columns of windows."""
+        rows, columns = (
+            max(0, (positions[i] - self.size[i]) // self.stride[i] + 1) for i in (0, 1)
+        )
+        return rows, columns
+
 
 class PairPool(nn.Module):
     """Stands for nn.MaxPool2d(2); odd edges are dropped as there."""
+
+    window = Window((2, 2), (2, 2))
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, c, h, w] to [N, c, h // 2, w // 2]."""
@@ -40,6 +60,11 @@ class SlicePool(nn.Module):
         self._kernel, self._stride, self._padding = (
             _pair(value) for value in (layer.kernel_size, layer.stride, layer.padding)
         )
+
+    @property
+    def window(self) -> Window | None:
+        """None where edges are padded."""
+        return None if any(self._padding) else Window(self._kernel, self._stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, c, h, w] to [N, c, h', w']."""
@@ -67,7 +92,7 @@ def replacement(layer: nn.Module) -> nn.Module | None:
     return PairPool() if pairs else SlicePool(layer)
 
 
-def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+def _pair(value: int | tuple[int, ...]) -> Pair:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 

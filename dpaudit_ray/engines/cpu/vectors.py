@@ -1,6 +1,6 @@
 """Vector instructions, spelled out for LLVM.
 
-Compiled kernels are cached by the time stamp of `kernels`: touch that file after a change here.
+Compiled loops are cached by the time stamp of their file: see `forward`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,24 @@ def _machine() -> tuple[int, int]:
 _BYTES, REGISTERS = _machine()
 
 
-def lanes(dtype: np.dtype[Any]) -> int:
-    """Numbers in a vector register."""
-    return _BYTES // dtype.itemsize
+def lanes(dtype: np.dtype[Any], wide: int) -> int:
+    """Numbers in the vectors that rows of `wide` numbers are cut into: whole or half a register.
+
+    Half where that leaves less empty: two of those are as quick as a whole one.
+    """
+    whole = _BYTES // dtype.itemsize
+    return min((whole, whole // 2), key=lambda size: -wide % size)
 
 
 class Vectors:
-    """Emits vector code: `arrays` and `numbers` are an intrinsic's first two arguments."""
+    """Emits vector code: an intrinsic's arguments are `arrays`, `numbers` and sizes by length.
+
+    The first of these sizes is that of a vector.
+    """
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
         self.builder = builder
+        self.lanes, *self.sizes = (kind.count for kind in signature.args[2].types)
         kinds = signature.args[0].types
         self.pointers = [
             context.make_array(kind)(context, builder, builder.extract_value(args[0], i)).data
@@ -46,7 +54,6 @@ class Vectors:
         ]
         self.numbers = [builder.extract_value(args[1], i) for i in range(signature.args[1].count)]
         element = context.get_value_type(kinds[0].dtype)
-        self.lanes = _BYTES // (kinds[0].dtype.bitwidth // 8)
         self.type = ir.VectorType(element, self.lanes)
         self.zero = self.full(self.type, 0.0)
 
@@ -76,6 +83,12 @@ class Vectors:
         single = self.builder.insert_element(undefined, scalar, _I32(0))
         order = ir.Constant(ir.VectorType(_I32, self.lanes), [0] * self.lanes)
         return self.builder.shuffle_vector(single, undefined, order)
+
+    def below(self, first: int, count: Any) -> Any:
+        """Which lanes, numbered from `first`, are among so many."""
+        numbers = [first + lane for lane in range(self.lanes)]
+        lane = ir.Constant(ir.VectorType(I64, self.lanes), numbers)
+        return self.builder.icmp_signed("<", lane, self.splat(count))
 
     def sums(self, *counts: int) -> list[Any]:
         """Vectors of zeros, to be kept in registers; the last count runs fastest."""

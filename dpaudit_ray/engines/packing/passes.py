@@ -1,0 +1,245 @@
+"""A set of models on its way forth and back through a network, and on to its clipped sums.
+
+Every layer with parameters is a `Layer`, applied by its rule; on the way back it notes what its
+rule has seen. When the pass is over, rules give per-sample norms and then clipped sums from that,
+without any per-sample gradient of a large layer. All else in the network runs as its own code,
+through autograd.
+
+Models may go through in groups: a layer that sees the batch itself is then applied for all groups
+at once, on the first group's way through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..cpu.memory import slices
+from ..rules.base import Rule, SampleGradients
+from ..rules.losses import losses
+
+Found = tuple[slice, SampleGradients]  # of which models
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A batch, how its gradients are clipped, and what rules keep about its examples."""
+
+    x: Tensor
+    y: Tensor
+    clip_norm: float
+    cache: dict[object, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What a rule kept on the way forth, and its output's gradient.
+
+    `shared`: the layer's input [B, ...] is the same for all models of all groups; else it is
+    [n*B, ...] for this group's n models, as the gradient always is.
+    """
+
+    rule: Rule[Any]
+    kept: Any
+    g: Tensor
+    shared: bool
+
+    @property
+    def nbytes(self) -> int:
+        """What this holds for its models."""
+        return int(self.g.nbytes + self.kept.nbytes * (not self.shared))
+
+    def widened(self, dtype: torch.dtype) -> tuple[Any, Tensor]:
+        """`kept` and `g` as the rule wants them when it clips: in this dtype, or not."""
+        if not self.rule.widens:
+            return self.kept, self.g
+        real = self.kept.is_floating_point()
+        return (self.kept.to(dtype) if real else self.kept), self.g.to(dtype)
+
+
+class Passes:
+    """Takes models through `module`, whose layers were made for these passes; one at a time."""
+
+    module: nn.Module
+
+    def __init__(self) -> None:
+        self._noted: list[Seen] = []
+        self._applied: set[Rule[Any]] = set()
+        self._shared: dict[Rule[Any], tuple[Tensor, Any]] = {}
+
+    @property
+    def batch(self) -> int:
+        """Samples that every model sees."""
+        return len(self._input)
+
+    def outputs(self, theta: Tensor, x: Tensor, at_once: int) -> list[Tensor]:
+        """[n, B, c] in groups of so many models, of theta [n, p] and a batch x [B, ...]."""
+        found = []
+        with torch.no_grad():
+            self._begin(theta, x)
+            for models in slices(len(theta), at_once):
+                self._enter(models)
+                count = len(range(*models.indices(len(theta))))
+                found.append(self.module(x).view(count, len(x), -1))
+            self._end()
+        return found
+
+    def clipped_sums(
+        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None, at_once: int,
+        compute: Tensor,
+    ) -> None:  # fmt: skip
+        """Σ_j weights[:, j] · clip(gradient of sample j, C) into out [n, p].
+
+        `compute` is theta in the dtype of activations. Gradients are those of theta's: rounded to
+        less, they would be longer than C once clipped.
+        """
+        gradients = self._gradients(theta, step, at_once, compute)
+        factors = torch.ones(len(out), len(step.y), dtype=out.dtype, device=out.device)
+        if math.isfinite(step.clip_norm):
+            squares = torch.zeros_like(factors)
+            for models, found in gradients:
+                squares[models] += found.squared_norms()
+            factors = step.clip_norm / squares.sqrt_().clamp_(min=step.clip_norm)
+        if weights is not None:
+            factors = factors * weights
+        for models, found in gradients:
+            found.weighted_sums(out[models], factors[models])
+
+    def bytes_of_one(self, theta: Tensor, step: Step) -> int:
+        """What a pass of one model, theta [1, p], leaves behind."""
+        self._begin(theta, step.x)
+        noted = self._forth_and_back(slice(0, 1), step)
+        self._end()
+        return sum(seen.nbytes for seen in noted)
+
+    def _gradients(
+        self, theta: Tensor, step: Step, at_once: int, compute: Tensor
+    ) -> list[Found]:  # fmt: skip
+        """Per-sample gradients of every layer and group of so many models."""
+        found: list[Found] = []
+        first: list[list[Seen]] = []
+        self._begin(compute, step.x)
+        for models in slices(len(theta), at_once):
+            noted = self._forth_and_back(models, step)
+            found += [
+                (models, seen.rule.samples(theta[models], *seen.widened(theta.dtype)))
+                for seen in noted
+                if not seen.shared
+            ]
+            first.append([seen for seen in noted if seen.shared])
+        self._end()
+        for group in zip(*first, strict=True):  # one layer, all groups
+            wide = [seen.widened(theta.dtype) for seen in group]
+            parts = [g.reshape(-1, len(step.x), *g.shape[1:]) for _, g in wide]
+            samples = group[0].rule.samples_shared(theta, wide[0][0], parts, step.cache)
+            found.append((slice(0, len(theta)), samples))
+        return found
+
+    def _forth_and_back(self, models: slice, step: Step) -> list[Seen]:
+        self._enter(models)
+        with torch.enable_grad():
+            outputs = self.module(step.x)
+            count = len(self.theta)
+            if outputs.dim() != 2 or len(outputs) != count * len(step.y):
+                shape = tuple(outputs.shape)
+                raise ValueError(f"{count * len(step.y)} examples give scores of shape {shape}")
+            torch.autograd.backward(losses(outputs, step.y.repeat(count)).sum())
+        return list(self._noted)
+
+    def _begin(self, theta: Tensor, x: Tensor) -> None:
+        self._all = theta
+        self._input = x
+        self._shared.clear()
+
+    def _enter(self, models: slice) -> None:
+        """Starts one group of these models."""
+        self._models = models
+        self.theta = self._all[models]
+        # A leaf that needs a gradient, so that autograd visits the first layer too.
+        self.anchor = self.theta.new_zeros(()).requires_grad_()
+        self._applied.clear()
+        self._noted.clear()
+
+    def _end(self) -> None:
+        """Forgets everything but the last group's parameters."""
+        self._noted.clear()
+        self._shared.clear()
+
+    def note(self, seen: Seen) -> None:
+        """By a layer, on the way back."""
+        self._noted.append(seen)
+
+    def spread(self, rule: Rule[Any], x: Tensor) -> tuple[Tensor, bool]:
+        """The layer's input as a rule wants it, and whether all groups share it.
+
+        Raises:
+            ValueError: the layer is applied twice, or to something that is no batch.
+        """
+        if (owner := rule.owner or rule) in self._applied:
+            raise ValueError("a layer is applied twice")
+        self._applied.add(owner)
+        own, models = self._input, len(self.theta)
+        rows = x.shape[0] if x.dim() else 0
+        # The batch itself, or a reshaping of each example that is no copy.
+        if _begins_with(x, own) and x.numel() == own.numel() and rows == len(own):
+            if rows == 1 or x.stride(0) == own.stride(0):
+                return x, True
+            raise ValueError("a layer is given the batch the other way round")
+        if rows == len(own) and models > 1:  # the same for all models, but a new tensor
+            return x.repeat(models, *[1] * (x.dim() - 1)), False
+        if rows != models * len(own):
+            raise ValueError(f"a layer is given {rows} rows of {models * len(own)}")
+        return x, False
+
+    def output(self, rule: Rule[Any], x: Tensor, shared: bool) -> tuple[Tensor, Any]:
+        """The layer's output for this group's models, [n*B, ...], and what its rule keeps."""
+        if not shared:
+            return rule.forward(self.theta, x)
+        if rule not in self._shared:
+            self._shared[rule] = rule.forward_shared(self._all, x)
+        of_all, kept = self._shared[rule]
+        return of_all[self._models].flatten(0, 1), kept
+
+
+def _begins_with(x: Tensor, other: Tensor) -> bool:
+    """Whether both begin at one place; tensors without numbers (`meta`) have no address."""
+    same = x.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return same and bool(x.storage_offset() == other.storage_offset())
+
+
+class Layer(nn.Module):
+    """A layer with parameters, applied by its rule."""
+
+    def __init__(self, rule: Rule[Any], passes: Passes) -> None:
+        super().__init__()
+        self.rule = rule
+        self.passes = passes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n*B, ...], or [B, ...] where the input is still the same for all models."""
+        x, shared = self.passes.spread(self.rule, x)
+        result: Tensor = _Apply.apply(x, self.passes.anchor, self, shared)
+        return result
+
+
+class _Apply(torch.autograd.Function):
+    """How autograd is told of a `Layer`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, _anchor: Tensor, layer: Layer, shared: bool) -> Tensor:
+        ctx.layer, ctx.shared = layer, shared
+        y, ctx.kept = layer.passes.output(layer.rule, x.detach(), shared)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
+        rule, passes = ctx.layer.rule, ctx.layer.passes
+        g = rule.laid_out(g)
+        passes.note(Seen(rule, ctx.kept, g, ctx.shared))
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        return rule.input_gradient(passes.theta, ctx.kept, g), None, None, None

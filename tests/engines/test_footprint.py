@@ -1,0 +1,214 @@
+"""Groups on a GPU: by options alone, and of a size that fits."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from standin import GPU, distant, standing_in
+from torch import Tensor, nn
+
+from dpaudit_ray.engines.cpu import memory
+from dpaudit_ray.engines.cpu.memory import GPU_MOST, Groups
+from dpaudit_ray.engines.gpu import settings
+from dpaudit_ray.engines.packing import footprint
+from dpaudit_ray.engines.packing.footprint import Live
+from dpaudit_ray.engines.packing.packed import PackedModel
+from dpaudit_ray.forecast.bench import WORKLOADS
+from dpaudit_ray.models.base import Model
+from dpaudit_ray.plugins import parse
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    work = WORKLOADS[name]
+    return parse(Model, name, "model").build(work.shape, work.classes)
+
+
+def batch(name: str) -> Tensor:
+    return torch.empty(WORKLOADS[name].batch_size, *WORKLOADS[name].shape, device="meta")
+
+
+@pytest.fixture(autouse=True)
+def whole_gpu() -> Iterator[None]:
+    settings.take_share(1)
+    yield
+    settings.take_share(1)
+
+
+def peak(model: PackedModel, models: int, x: Tensor) -> int:
+    """Of a step at the very batch size, with all models at once."""
+    walked = model._on_meta(Groups(models, models))
+    theta, y = walked.initial.repeat(models, 1), torch.zeros(len(x), dtype=torch.long)
+    y = y.to("meta")
+    with Live(theta, x, y) as live:
+        walked.clipped_sums(theta, x, y, 1.0)
+    return live.peak
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_estimate_is_near_the_peak(name: str) -> None:
+    model, x = PackedModel(network(name)), batch(name)
+    groups = model.footprint.groups("sums", x)
+    estimate = model.footprint.bytes("sums", groups.outer, x)
+    assert estimate is not None
+    assert 1 / 1.5 <= peak(model, groups.outer, x) / estimate <= 1.5
+    assert estimate <= settings.budget() or groups == Groups(1, 1)
+
+
+def test_what_lives_is_what_torch_says_it_allocated() -> None:
+    """By torch's profiler, which sees the allocator: real tensors, no walk."""
+    model = PackedModel(network("mlp3"), Groups(32, 32))
+    model._settled = True
+    theta, x = model.initial.repeat(32, 1), torch.randn(128, 446)
+    y = torch.arange(128) % 30
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        model._sums_into(*step(model, theta, x, y))
+    events = profiler.profiler.kineto_results.events()
+    now = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    estimate = PackedModel(network("mlp3")).footprint.bytes("sums", 32, x)
+    assert estimate is not None
+    out = theta.nbytes  # made by a whole step
+    assert 1 / 1.5 <= (most + out) / estimate <= 1.5
+
+
+def step(model: PackedModel, theta: Tensor, x: Tensor, y: Tensor) -> tuple[object, ...]:
+    from dpaudit_ray.engines.packing.passes import Step
+
+    return torch.zeros_like(theta), theta, Step(x, y, 1.0, {}), None
+
+
+RESIDENT = """
+import re, sys, torch
+sys.path.insert(0, "tests/engines")
+from test_footprint import network
+from dpaudit_ray.engines.cpu.memory import Groups
+from dpaudit_ray.engines.packing.packed import PackedModel
+from dpaudit_ray.forecast.bench import WORKLOADS
+torch.set_num_threads(1)
+name, models, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+model = PackedModel(network(name), Groups(models, models))
+model._settled, model._loops = True, None
+x, y = torch.randn(batch, *WORKLOADS[name].shape), torch.zeros(batch, dtype=torch.long)
+theta = model.initial.repeat(models, 1)
+def resident(line):
+    return 1024 * int(re.search(line + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
+model.clipped_sums(theta[:1], x[:1], y[:1], 1.0)  # libraries and their threads
+open("/proc/self/clear_refs", "w").write("5")
+before = resident("VmRSS")
+model.clipped_sums(theta, x, y, 1.0)
+print(resident("VmHWM") - before, model.footprint.bytes("sums", models, x))
+"""
+
+
+@pytest.mark.parametrize(("name", "models", "examples"), [("wrn16", 2, 16), ("mlp3", 256, 256)])
+def test_a_process_takes_as_much_as_estimated(name: str, models: int, examples: int) -> None:
+    """What the kernel has given it, at most: real tensors on a CPU, on the way of a GPU."""
+    arguments = [name, str(models), str(examples)]
+    done = subprocess.run(
+        [sys.executable, "-c", RESIDENT, *arguments],
+        capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    most, estimate = map(int, done.stdout.split())
+    assert 1 / 1.5 <= most / estimate <= 1.5
+
+
+def test_groups_follow_from_options_and_not_from_what_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever was computed before: batches of other sizes, other numbers of models."""
+    x, free = batch("wrn16"), memory.free_bytes
+    first = PackedModel(network("wrn16")).footprint.groups("sums", x)
+    monkeypatch.setattr(memory, "free_bytes", lambda: free() // 1000)
+    later = PackedModel(network("wrn16"))
+    later.footprint.groups("sums", x[:3])
+    later.footprint.groups("outputs", x)
+    assert later.footprint.groups("sums", x) == first
+    assert 1 < first.outer < GPU_MOST.outer
+
+
+def test_a_share_of_a_gpu_has_a_share_of_the_budget() -> None:
+    model, x = PackedModel(network("wrn16")), batch("wrn16")
+    whole = model.footprint.groups("sums", x)
+    settings.take_share(0.25)
+    quarter = model.footprint.groups("sums", x)
+    assert whole.outer // 4 - 1 <= quarter.outer <= whole.outer // 4 + 1
+    estimate = model.footprint.bytes("sums", quarter.outer, x)
+    assert estimate is not None
+    assert estimate <= settings.budget()
+    settings.take_share(0)
+    assert model.footprint.groups("sums", x) == whole
+
+
+def test_batches_of_nearly_one_size_have_one_group() -> None:
+    """Batches drawn at random differ; a walk for each size would take as long as training."""
+    sizes = {footprint._rounded(n) for n in range(200, 312)}
+    assert len(sizes) <= 6
+    assert all(n <= footprint._rounded(n) <= 1.25 * n for n in range(1, 5000))
+
+
+class Asks(nn.Module):
+    """Reads a number from its own buffer, which has none on a walk."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x) * float(self.scale)
+
+
+def test_a_network_that_cannot_be_walked_through_has_groups_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = PackedModel(Asks())
+    assert model.footprint.bytes("sums", 3, torch.randn(5, 4)) is None
+    assert model.footprint.groups("sums", torch.randn(5, 4)) == Groups(16, 16)
+    (said,) = caplog.messages
+    assert "memory a step takes cannot be told" in said
+    assert said.endswith("16 models are computed at once")
+
+
+def test_running_out_halves_and_says_so_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    theta = torch.randn(20, PackedModel(module).size)
+    expected = PackedModel(module).clipped_sums(theta, x, y, 1.0)
+    footprint.warn.cache_clear()
+    sizes: list[int] = []
+    with standing_in():
+        model = PackedModel(module.to(GPU))
+        far = distant((theta, x, y))
+        model.settle(*far[1:])
+        original = model._passes._gradients
+
+        def tight(theta: Tensor, *rest: object) -> object:
+            sizes.append(len(theta))
+            if len(theta) > 8:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return original(theta, *rest)
+
+        monkeypatch.setattr(model._passes, "_gradients", tight)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                found = model.clipped_sums(*far, 1.0)
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
+    assert max(sizes[-3:]) == 8
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(set(said))
+    assert "ran out" in said[-1]
+    assert "8 models are" in said[-1]

@@ -1,0 +1,58 @@
+"""What is asked of torch before it touches a GPU, as far as torch without one says it back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dpaudit_ray.engines.gpu import settings
+from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
+
+ASKED = """
+import os, torch
+torch.backends.fp32_precision = "tf32"  # by other code of the process
+torch.backends.cuda.matmul.fp32_precision = "none"
+from dpaudit_ray.engines.gpu import settings
+settings.settle_in(tf32={tf32})
+backends = torch.backends
+print(
+    torch.are_deterministic_algorithms_enabled(),
+    torch.is_deterministic_algorithms_warn_only_enabled(),
+    backends.cudnn.benchmark,
+    {{backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision,
+      backends.cudnn.rnn.fp32_precision}},
+    os.environ["CUBLAS_WORKSPACE_CONFIG"],
+)
+"""
+
+
+@pytest.mark.parametrize(("tf32", "precision"), [(False, "ieee"), (True, "tf32")])
+def test_a_process_is_deterministic_in_one_precision(tf32: bool, precision: str) -> None:
+    """In a process of its own, since the settings are the process's."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("CUBLAS")}
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED.format(tf32=tf32)],
+        env=environment, capture_output=True, text=True, timeout=400, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "True", "False", f"{{'{precision}'}}", ":4096:8"]
+
+
+@pytest.mark.parametrize(("gpus", "share"), [(0.25, 0.25), (1, 1.0), (0, 1.0)])
+def test_a_trainer_takes_its_share_of_a_gpu(
+    gpus: float, share: float, tiny: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its sweep says: of the memory that torch may take, and of what groups are made for."""
+    told: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", told.append)
+    monkeypatch.setattr(settings, "_share", 0.5)
+    whole = settings._BUDGET
+    tiny["resources"]["num_gpus"] = gpus
+    trainer = PackTrainer(tiny, Brief(0, ()))
+    assert trainer._sweep.resources.num_gpus == gpus
+    assert settings.budget() == int(share * whole)
+    assert told == ([gpus] if 0 < gpus < 1 else [])

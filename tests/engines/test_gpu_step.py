@@ -1,0 +1,285 @@
+"""Whole audits on a stand-in for a GPU (`standin`): no tensor of two devices meets another.
+
+The same scores as on a CPU with the same noise; and, in a step, nothing that the host waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from standin import GPU, StandIn, standing_in
+from torch import nn
+
+from dpaudit_ray.adversaries.base import Adversary
+from dpaudit_ray.data.base import Data, Dataset
+from dpaudit_ray.engines.cpu.memory import GPU_MOST
+from dpaudit_ray.engines.gpu import settings
+from dpaudit_ray.engines.gpu.noise import GpuNoise
+from dpaudit_ray.engines.packing.footprint import Footprint
+from dpaudit_ray.mechanisms.base import Measured, PartSeeds, Session
+from dpaudit_ray.mechanisms.dp_sgd import crafting, steps
+from dpaudit_ray.mechanisms.dp_sgd.frozen import FrozenSession
+from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.models.base import Model
+from dpaudit_ray.plugins import parse
+from tests.long import long
+
+TRIALS, STEPS = 6, 4
+
+
+class Pictures(Data):
+    """Noise in the shape of images, or of a table."""
+
+    name: str = "pictures"
+    shape: tuple[int, ...]
+    classes: int = 3
+    examples: int = 64
+
+    def read(self) -> Dataset:
+        rng = np.random.default_rng(11)
+        x = rng.normal(size=(self.examples, *self.shape)).astype(np.float32)
+        return Dataset(x, np.arange(self.examples, dtype=np.int64) % self.classes)
+
+
+class Head(Model):
+    """A frozen body and a linear head, as `alexnet` has them."""
+
+    name: str = "head"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Linear(shape[0], classes)
+
+    def body(self, shape: tuple[int, ...]) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 7), nn.Tanh())
+
+
+def mechanism(**changed: Any) -> DpSgd:
+    settled = {
+        "data": Pictures(shape=(9,)),
+        "model": "fcnn",
+        "steps": STEPS,
+        "batch_size": 8,
+        "learning_rate": 0.2,
+        "clip_norm": 1.0,
+        "noise_multiplier": 1.0,
+    } | changed
+    if isinstance(settled["model"], str):
+        settled["model"] = parse(Model, settled["model"], "model")
+    return DpSgd(**settled)
+
+
+def opened(asked: DpSgd, adversary: Adversary, gpu: bool) -> Session:
+    """With everything that an adversary has prepared before."""
+    asked = asked.against(adversary)
+    asked.check(adversary)
+    known = (adversary, 3, 5, gpu)
+    if (before := asked.preparation(adversary)) is None:
+        return asked.open(*known)
+    seeds = [PartSeeds(3, 100 + part) for part in range(before.parts)]
+    parts = tuple(asked.prepare_part(adversary, i, s, gpu) for i, s in enumerate(seeds))
+    return asked.open_prepared(*known, parts)
+
+
+def scored(asked: DpSgd, adversary: Adversary, gpu: bool) -> np.ndarray:
+    """Of one pack, at two horizons."""
+    session, members = opened(asked, adversary, gpu), bits(adversary)
+    found = session.run(members, 7, (asked.steps // 2, asked.steps))
+    return found.scores if isinstance(found, Measured) else found
+
+
+def bits(adversary: Adversary) -> np.ndarray:
+    return np.arange(TRIALS * adversary.canaries) % 2 == 0
+
+
+@pytest.fixture(autouse=True)
+def one_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A GPU's, on both devices; and one thread, in which operations are seen."""
+    monkeypatch.setattr(steps, "noise_source", GpuNoise)
+    monkeypatch.setattr(settings, "settle_in", lambda tf32: None)
+    monkeypatch.setattr(settings, "device", lambda gpu: GPU if gpu else torch.device("cpu"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+ADVERSARIES: dict[str, dict[str, Any]] = {
+    "random dimension": {"name": "biased-dimension"},
+    "noiseless simulation": {"name": "biased-dimension", "choice": "simulated", "period": 2},
+    "noisy simulation": {
+        "name": "biased-dimension", "choice": "simulated", "strategy": "noisy-final",
+    },
+    "several dimensions": {"name": "biased-dimension", "count": 3},
+    "cosine": {"name": "cosine"},
+    "loss": {"name": "loss"},
+    "gradient norm": {"name": "loss", "statistic": "gradient-norm"},
+    "record": {"name": "api-access"},
+    "blank": {"name": "api-access", "canary": "blank"},
+    "pretrained": {"name": "api-access", "start": "pretrained", "start_steps": 2},
+    "query": {"name": "crafted-query", "rehearsals": 4, "ascent": 2},
+    "static poison": {"name": "static-poison", "shadows": 2, "ascent": 2},
+    "intermediate poison": {"name": "intermediate-poison", "shadows": 2, "ascent": 2},
+    "adaptive poison": {"name": "adaptive-poison", "shadows": 2, "ascent": 2},
+    "gradient": {"name": "gradient"},
+    "sum": {"name": "gradient", "statistic": "sum", "subtract": False},
+    "watched": {"name": "watched-dimension"},
+    "one run": {"name": "one-run", "kind": "dirac", "canaries": 4},
+    "directions": {"name": "one-run", "kind": "random", "canaries": 4},
+    "records": {"name": "one-run", "kind": "natural", "canaries": 4},
+    "replaced": {"name": "one-run", "kind": "mislabelled", "canaries": 4, "adjacency": "replace"},
+    "soft": {"name": "malicious-dataset"},
+    "hard": {"name": "malicious-dataset", "labels": "hard", "subtract": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_every_adversary_scores_as_on_a_cpu(name: str) -> None:
+    adversary = parse(Adversary, ADVERSARIES[name], "adversary")
+    near = scored(mechanism(), adversary, gpu=False)
+    with standing_in():
+        far = scored(mechanism(), adversary, gpu=True)
+    np.testing.assert_allclose(far, near, rtol=2e-4, atol=2e-5)
+
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    "momentum": {"optimizer": {"name": "momentum"}},
+    "adam": {"optimizer": {"name": "adam"}},
+    "schedule": {"schedule": {"name": "cosine"}},
+    "poisson": {"sampling": {"name": "poisson"}},
+    "shuffle": {"sampling": {"name": "shuffle"}},
+    "random start": {"model": {"name": "fcnn", "initialization": "random"}},
+    "accumulated": {"physical_batch_size": 3},
+    "held out": {"held_out": 0.25},
+    "bfloat16": {"precision": "bfloat16"},
+    "views": {"data": Pictures(shape=(3, 8, 8)), "augmentations": 2},
+    "frozen body": {"model": Head()},
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("adversary", ["biased-dimension", "loss"])
+def test_every_training_scores_as_on_a_cpu(name: str, adversary: str) -> None:
+    attack = parse(Adversary, adversary, "adversary")
+    near = scored(mechanism(**TRAININGS[name]), attack, gpu=False)
+    with standing_in():
+        far = scored(mechanism(**TRAININGS[name]), attack, gpu=True)
+    bound = 2e-2 if name == "bfloat16" else 2e-4
+    np.testing.assert_allclose(far, near, rtol=bound, atol=bound / 10)
+
+
+def waits(asked: DpSgd, adversary: Adversary) -> dict[str, int]:
+    with standing_in() as mode:
+        session = opened(asked, adversary, gpu=True)
+        mode.waits.clear()
+        session.run(bits(adversary), 7, (asked.steps,))
+        return dict(mode.waits)
+
+
+CHANGING = {"adaptive poison"}  # what it crafts for a step is looked at before it is inserted
+KINDS = {"random dimension", "records", "query", "watched"}  # one of each way into a step
+all_kinds = long("waits of every adversary; those of four kinds are always counted")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=() if n in KINDS else all_kinds)
+        for n in ADVERSARIES
+        if n not in CHANGING
+    ],
+)
+def test_nothing_waits_at_every_step_for_an_adversary(name: str) -> None:
+    """As many waits in eight steps as in four: all are of the pack, none of a step."""
+    adversary = parse(Adversary, ADVERSARIES[name], "adversary")
+    few, more = (waits(mechanism(steps=n), adversary) for n in (STEPS, 2 * STEPS))
+    assert few == more
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize(
+    "adversary",
+    [
+        "biased-dimension",
+        pytest.param("loss", marks=long("waits with records in place of a direction")),
+    ],
+)
+def test_nothing_waits_at_every_step_of_a_training(name: str, adversary: str) -> None:
+    attack = parse(Adversary, adversary, "adversary")
+    few, more = (
+        waits(mechanism(**TRAININGS[name] | {"steps": n}), attack) for n in (STEPS, 2 * STEPS)
+    )
+    assert few == more
+
+
+NETWORKS: dict[str, tuple[int, ...]] = {
+    "fcnn": (9,),
+    "mlp3": (9,),
+    "cnn4": (1, 14, 14),
+    "convnet": (3, 16, 16),
+    "wrn16": (3, 8, 8),  # of width 1, as deep
+    "resnet18": (3, 8, 8),
+}
+
+
+def one_step(asked: DpSgd, gpu: bool, kind: str, mode: StandIn | None) -> torch.Tensor:
+    """θ [3, p] after a step with a canary in two of three models; waits are those of the step."""
+    training = asked.training(3, gpu)
+    theta = training.initial.repeat(3, 1)
+    session = crafting.opened(training, parse(Adversary, kind, "adversary"), 5)
+    assert not isinstance(session, FrozenSession)
+    inside = torch.tensor([1.0, 0, 1]).to(theta)
+    insertion = training._insertion(session.canary, inside, 1, 7)
+    inserted = insertion.at(1, theta)
+    assert inserted is not None
+    _ = inserted.rows  # looked up once for a whole training
+    engine = training._steps(7)
+    x, y = training._taken(training.batches[0], 1)
+    engine.step(theta.clone(), x, y, inserted)
+    if mode is not None:
+        mode.waits.clear()
+    engine.step(theta, x, y, inserted)
+    return theta
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, "loss") for name in NETWORKS), ("mlp3", "cosine"), ("convnet", "cosine")],
+)
+def test_a_step_of_every_network_waits_for_nothing(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups by `test_footprint`: to find them takes as long as all the rest here."""
+    monkeypatch.setattr(Footprint, "groups", lambda *_: GPU_MOST)
+    monkeypatch.setattr(GpuNoise, "fill", lambda _, out: out.fill_(0.01))  # millions of numbers
+    model = {"name": name, "width": 1} if name == "wrn16" else name
+    asked = mechanism(model=model, data=Pictures(shape=NETWORKS[name]), batch_size=4)
+    near = one_step(asked, False, kind, None)
+    with standing_in() as mode:
+        far = one_step(asked, True, kind, mode)
+        waits = dict(mode.waits)
+        assert far.device == GPU
+        far = far.cpu()
+    assert not waits
+    moved = (near - near[1]).abs().max()
+    assert float((far - near).abs().max()) < 1e-3 * max(1.0, float(moved))
+
+
+def test_the_stand_in_sees_what_a_gpu_would_not_do() -> None:
+    """Else the tests above could not fail."""
+    with standing_in() as mode:
+        far, near = torch.ones(3, device=GPU), torch.arange(3.0)
+        with pytest.raises(RuntimeError, match="same device"):
+            far + near
+        with pytest.raises(RuntimeError, match="same device"):
+            far[torch.tensor([0, 1])]
+        with pytest.raises(TypeError, match="numpy"):
+            far.numpy()
+        assert not mode.waits
+        assert float(far.sum()) == 3
+        assert far[far > 0].shape == (3,)
+        assert len(far.nonzero()) == 3
+        assert sum(mode.waits.values()) >= 3
