@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import fft
 
 from .accountant import Accountant, Ends, UnansweredError
 from .training import Adjacency, Training
@@ -91,6 +90,7 @@ def _accountant(events: tuple[Training, ...], delta_error: float) -> Any:
 def _build(events: tuple[Training, ...], delta_error: float) -> Any:
     from prv_accountant import PRVAccountant
     from prv_accountant.accountant import compute_safe_domain_size
+    from scipy import fft
 
     variables, counts = [_variable(one) for one in events], [one.steps for one in events]
     reach = compute_safe_domain_size(variables, counts, EPSILON_ERROR, delta_error)

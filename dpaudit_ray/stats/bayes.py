@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, special
+from scipy import special
 
 from .base import Estimator
 from .binomial import check_alpha
@@ -61,6 +61,8 @@ def posterior_epsilon(
     Raises:
         ValueError: probability outside (0, 1), or counts outside 0..trials.
     """
+    from scipy import optimize  # as long to import as all else of this package
+
     check_alpha(probability)
     fp, fn, out, inside = counts
     if not (0 <= fp <= out and 0 <= fn <= inside):

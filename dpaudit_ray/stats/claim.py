@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, special
+from scipy import special
 
 from . import gdp
 from .base import Estimator, Members, Scores
@@ -152,6 +152,8 @@ def _mean(logs: npt.ArrayLike) -> float:
 
 def _end(excess: Callable[[float], float], low: float, high: float) -> float:
     """Where what is refuted ends, between `low` (nothing is) and `high` (all is)."""
+    from scipy import optimize  # as long to import as all else of this package
+
     if excess(low) < 0:
         return low
     if excess(high) >= 0:

@@ -33,7 +33,7 @@ LOOKS = 16
 _FEWEST = 8  # trials between two looks
 _SHARE = 0.7  # of the error, for the order of mistakes; the rest is for diverged trials
 _SHAPE = 0.4  # boundary ~ share of the trials to the power of -0.4: nearly all is kept for the end
-_DRAWS = 4000
+DRAWS = 4000
 _LESSONS = 8
 _RARE = 0.1  # share of the error of diverged trials, for how many of them there are
 
@@ -60,7 +60,7 @@ class DeclaredTest:
         """Adds trials that count as misses."""
         self._add(np.full(len(members), np.nan), members)
 
-    def refuted_after(self, curve: Curve, alpha: float, draws: int = _DRAWS) -> int | None:
+    def refuted_after(self, curve: Curve, alpha: float, draws: int = DRAWS) -> int | None:
         """Trials after which `curve` was refuted, None while it is not.
 
         A true claim is ever refuted with probability `alpha` at most; fewer simulated `draws` cost

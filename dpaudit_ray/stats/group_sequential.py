@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, special
+from scipy import special
 
 from .base import Estimator, Members, Scores
 from .binomial import check_alpha
@@ -134,6 +134,8 @@ def refuted_rate(
 def _root(
     low: float, high: float, looks: Sequence[Look], spent: npt.NDArray[np.float64]
 ) -> float:  # fmt: skip
+    from scipy import optimize  # as long to import as all else of this package
+
     return float(optimize.brentq(_excess, low, high, (looks, spent), xtol=1e-9, rtol=1e-12))
 
 

@@ -7,8 +7,9 @@ exactly Gaussian in either world, so the exact bound needs no threshold, dominat
 one and composes; the best attacker uses the whole gradient, not one direction.
 
 A flipped label *replaces* a record: the sum moves by up to 2 C, so the claim to compare with is
-that of replacement adjacency, μ ≤ 2 / σ per step, not μ ≤ 1 / σ. If the training clips more than
-this layer, pass `clipped` gradients' slices to `mu_of_gradients` instead.
+that of replacement adjacency, μ ≤ 2 / σ per step, not μ ≤ 1 / σ. As printed, the norm that is
+clipped is that of the attacked layer's gradient; DP-SGD clips the gradient of all parameters, whose
+norms `bounds` takes as `whole`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class LabelBounds:
     `hit` and `false_hit` are the chances that the published attack names the true label when it
     is true and when it is not (the paper's P0, P1). `epsilon` is the paper's bound from them and
     `epsilon_complement` the same from the opposite answer, both with δ. `mu_direction` is the
-    exact distance of the attacker's statistic, `mu` that of the whole gradient.
+    exact distance of the attacker's statistic, `mu` that of all that is released.
     """
 
     hit: Floats
@@ -51,16 +52,20 @@ def bounds(
     clip_norm: float,
     noise_multiplier: float,
     delta: float,
+    whole: npt.ArrayLike | None = None,
 ) -> LabelBounds:
     """Label bounds of one step, for every record.
 
     Args:
-        features: float [d, N], the layer's input of each record in a column.
+        features: float [d, N], the derivatives of each record's logit by the attacked weights, in
+            a column; for the last layer, its input.
         probabilities: float [N], the model's probability of label 1.
         labels: 0 or 1, [N].
         clip_norm: C, above 0.
         noise_multiplier: σ, above 0; the noise on the sum has standard deviation σ C.
         delta: δ of the bounds, in [0, 1).
+        whole: float [N], norms of the derivatives by all parameters, which are then clipped and
+            released together. None where the attacked weights are all there is.
 
     Raises:
         ValueError: shapes that do not fit, or a value outside its bounds.
@@ -69,18 +74,32 @@ def bounds(
     _check_noise(clip_norm, noise_multiplier)
     if not 0 <= delta < 1:
         raise ValueError(f"delta must lie in [0, 1), got {delta}")
+    gram = columns.T @ columns
+    return bounds_of_gram(gram, p, y, clip_norm, noise_multiplier, delta, whole)
+
+
+def bounds_of_gram(
+    gram: Floats,
+    p: Floats,
+    y: Floats,
+    clip_norm: float,
+    noise_multiplier: float,
+    delta: float,
+    whole: npt.ArrayLike | None = None,
+) -> LabelBounds:
+    """`bounds` from CᵀC, float64 [N, N], which is all that they take of the features."""
+    norms = _norms(np.sqrt(np.diag(gram)), whole)
     noise = noise_multiplier * clip_norm
-    true, flipped = (_coefficients(columns, p - label, clip_norm) for label in (y, 1 - y))
-    spread = noise * _directions(columns)
+    true, flipped = (clipped(norms, p - label, clip_norm) for label in (y, 1 - y))
+    spread = noise * _directions(gram)
     # The coefficient is negative for label 1 and positive for label 0: its sign is the answer.
     sign = 1.0 - 2.0 * y
-    hit, false_hit = special.ndtr(sign * true / spread), special.ndtr(sign * flipped / spread)
-    norms = np.linalg.norm(columns, axis=0)
+    above, below = sign * true / spread, sign * flipped / spread
     return LabelBounds(
-        hit=hit,
-        false_hit=false_hit,
-        epsilon=_epsilon(hit, false_hit, delta),
-        epsilon_complement=_epsilon(1 - false_hit, 1 - hit, delta),
+        hit=special.ndtr(above),
+        false_hit=special.ndtr(below),
+        epsilon=_epsilon(above, below, delta),
+        epsilon_complement=_epsilon(-below, -above, delta),
         mu_direction=np.abs(flipped - true) / spread,
         mu=np.abs(flipped - true) * norms / noise,
     )
@@ -134,27 +153,91 @@ def epsilon(mu: npt.ArrayLike, delta: float) -> Floats:
     return result
 
 
-def _coefficients(columns: Floats, residuals: Floats, clip_norm: float) -> Floats:
-    """Coefficient of each record's feature in its own clipped gradient, [N]."""
-    norms = np.linalg.norm(columns * residuals, axis=0)
+def coefficients(features: npt.ArrayLike, gradient: npt.ArrayLike) -> Floats:
+    """The least-squares coefficient of each record in a summed gradient, (CᵀC)⁺ Cᵀ g.
+
+    Yuan et al., equation 1: without clipping and noise they are p - y.
+
+    Args:
+        features: float [d, N], as in `bounds`.
+        gradient: float [d], the sum over records.
+
+    Returns:
+        float64 [N]; NaN where the system does not determine it: a dead neuron's, or a record whose
+        column lies in the span of the others.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    columns, total = np.asarray(features, np.float64), np.asarray(gradient, np.float64)
+    if columns.ndim != 2 or total.shape != columns.shape[:1]:
+        raise ValueError(
+            f"features must be [d, N] and gradient [d], got shapes {columns.shape}, {total.shape}"
+        )
+    inverse, kept = solver(columns.T @ columns)
+    return np.asarray(np.where(kept, inverse @ (columns.T @ total), np.nan))
+
+
+def growth(batch_size: int, batches: int) -> float:
+    """How much larger the largest of all records' bounds is expected to be than a batch's.
+
+    Appendix A.3.1 with its mistake mended: H_MN / H_N, harmonic numbers, if the bounds were
+    independent and exponential. An estimate of an expectation, no bound.
+
+    Raises:
+        ValueError: a number below 1.
+    """
+    if min(batch_size, batches) < 1:
+        raise ValueError(f"must be at least 1, got {batch_size} records and {batches} batches")
+    both = np.array([batches * batch_size, batch_size]) + 1.0
+    every, one = special.digamma(both) + np.euler_gamma
+    return float(every) / float(one)
+
+
+def printed_growth(batch_size: int, batches: int) -> float:
+    """The same as it is printed, 1 + log M / log N; 2 records at least."""
+    return 1 + math.log(batches) / math.log(batch_size)
+
+
+def _norms(own: Floats, whole: npt.ArrayLike | None) -> Floats:
+    if whole is None:
+        return own
+    norms = np.asarray(whole, dtype=np.float64)
+    if norms.shape != own.shape or not np.all(norms >= own * (1 - 1e-6)):
+        raise ValueError(
+            f"whole must be a norm for each of {len(own)} records, at least that of its column"
+        )
+    return norms
+
+
+def clipped(norms: Floats, residuals: Floats, clip_norm: float) -> Floats:
+    """Coefficient of each record's derivatives in its clipped gradient, [..., N]; `norms` [N]."""
     with np.errstate(divide="ignore"):
-        return np.asarray(residuals * np.minimum(1.0, clip_norm / norms))
+        return np.asarray(residuals * np.minimum(1.0, clip_norm / (norms * np.abs(residuals))))
 
 
-def _directions(columns: Floats) -> Floats:
+def _directions(gram: Floats) -> Floats:
     """√(rᵀ (CᵀC)⁻¹ r) of each record, [N]; NaN for features in the span of the others."""
-    gram = columns.T @ columns
-    inverse = np.linalg.pinv(gram, rcond=_RANK_TOLERANCE, hermitian=True)
-    # A record can be singled out only if its unit vector lies in the range of the Gram matrix.
-    kept = np.abs(np.diag(gram @ inverse) - 1) < 1e-6
+    inverse, kept = solver(gram)
     with np.errstate(invalid="ignore"):
         return np.where(kept, np.sqrt(np.diag(inverse)), np.nan)
 
 
+def solver(gram: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """(CᵀC)⁺ [N, N], and which records it singles out: those with a unit vector in its range."""
+    inverse = np.asarray(np.linalg.pinv(gram, rcond=_RANK_TOLERANCE, hermitian=True), np.float64)
+    return inverse, np.asarray(np.abs(np.diag(gram @ inverse) - 1) < 1e-6, np.bool_)
+
+
 def _epsilon(likely: Floats, unlikely: Floats, delta: float) -> Floats:
-    """ln((likely - δ) / unlikely), at least 0, NaN where the attack does not exist."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        bound = np.log(np.maximum(likely - delta, 0.0) / unlikely)
+    """ln((Φ(likely) - δ) / Φ(unlikely)), at least 0, NaN where the attack does not exist.
+
+    In logarithms: rare answers are rarer than a float can say, and 1 - Φ is 0 from 8.3 on.
+    """
+    chance = special.log_ndtr(likely)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        left = np.log1p(-np.minimum(delta * np.exp(-chance), 1.0))
+        bound = chance + left - special.log_ndtr(unlikely)
     return np.where(np.isnan(likely), np.nan, np.fmax(bound, 0.0))
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
-from scipy import linalg, optimize, special
+from scipy import special
 
 from .binomial import clopper_pearson_upper
 from .thresholds import Upper
@@ -70,6 +70,8 @@ def local_level(n: int, tail: float) -> float:
     Raises:
         ValueError: n outside 1..EXACT_LIMIT, or tail outside (0, 1).
     """
+    from scipy import optimize  # as long to import as all else of this package
+
     if not 1 <= n <= EXACT_LIMIT:
         raise ValueError(f"n must lie in 1..{EXACT_LIMIT}, got {n}")
     if not 0 < tail < 1:
@@ -94,6 +96,8 @@ def miss_probability(n: int, level: float) -> float:
 
     a triangular system of binomial probabilities with a unit diagonal.
     """
+    from scipy import linalg  # as long again
+
     k = np.arange(n)
     # 1 - u(k), accurate near 0
     above = np.asarray(special.betaincinv(n - k, k + 1, level), dtype=np.float64)

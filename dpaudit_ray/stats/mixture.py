@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from .binomial import check_alpha
 
@@ -24,6 +24,8 @@ def anytime_lower(hits: int, trials: int, alpha: float, prior: Prior = UNIFORM) 
     Raises:
         ValueError: `alpha` outside (0, 1), hits outside 0..trials, or a prior of no mass.
     """
+    from scipy import optimize  # as long to import as all else of this package
+
     check_alpha(alpha)
     if not 0 <= hits <= trials:
         raise ValueError(f"hits must lie in 0..{trials}, got {hits}")

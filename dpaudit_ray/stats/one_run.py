@@ -44,8 +44,8 @@ class Canaries:
 
     Canaries of one training: guesses go to the extremes, half of them "in" for the highest
     scores, half "out" for the lowest. A canary whose score is not a number is guessed first, and
-    wrong. `guesses` fixes how many to guess; 0 tries the `SHARES` of all canaries and splits the
-    error over them.
+    wrong. `guesses` fixes how many to guess, or as (k+, k-) how many of each kind; 0 tries the
+    `SHARES` of all canaries and splits the error over them.
 
     `independent` trainings: the first 5 % of the planned trials, 10 at least, teach which scores
     to guess and how, one-sided or not. Diverged trainings are an outcome like a score. A trial
@@ -53,12 +53,19 @@ class Canaries:
     """
 
     planned: int
-    guesses: int = 0
+    guesses: int | tuple[int, int] = 0
     independent: bool = False
 
     def __post_init__(self) -> None:
-        if self.guesses < 0:
-            raise ValueError(f"guesses must be at least 0, got {self.guesses}")
+        kinds = self.guesses if isinstance(self.guesses, tuple) else (self.guesses,)
+        if min(kinds) < 0:
+            raise ValueError(f"guesses must be at least 0, got {min(kinds)}")
+        if sum(kinds) > self.planned:
+            raise ValueError(f"guesses must be at most the {self.planned} trials, got {sum(kinds)}")
+        if len(kinds) > 1 and (self.independent or not sum(kinds)):
+            raise ValueError(
+                "guesses of two kinds are for several canaries in each training, 1 or more; use one"
+            )
         self._log, self._ran = TrialLog(), TrialLog()
 
     @property
@@ -78,12 +85,19 @@ class Canaries:
     def _attempts(self) -> list[tuple[int, int]]:
         """(right, guesses) of each number of guesses to be tried."""
         scores, members = self._log.arrays()
+        if isinstance(self.guesses, tuple):
+            return [hits_of(scores, members, *self.guesses)]
         right = confident_hits(scores, members)
         total = len(right)
         tried = {min(self.guesses, total)} if self.guesses else set()
         tried = tried or {math.ceil(share * total) for share in SHARES}
         hits = np.concatenate([[0], np.cumsum(right)])
         return [(int(hits[r]), r) for r in sorted(tried) if r > 0]
+
+    @property
+    def fixed(self) -> int:
+        """How many are to be guessed; 0 where that is left open."""
+        return sum(self.guesses) if isinstance(self.guesses, tuple) else self.guesses
 
     def _masks(self) -> tuple[Masks, int, int]:
         """The trials that gave output, how many to be judged did not, and how many there are."""
@@ -121,8 +135,8 @@ class OneRun(Canaries, Estimator):
     def _judged(self, delta: float, alpha: float) -> tuple[Judged, int]:
         """Guesses on independent trainings, those without output among them, and the trials."""
         masks, missed, trials = self._masks()
-        if self.guesses:
-            judged = masks.fixed(self.guesses - missed)
+        if self.fixed:
+            judged = masks.fixed(self.fixed - missed)
         else:
             allowed, spent = independent.told(trials, delta, alpha)
             judged = masks.adaptive(Target(alpha - spent, allowed, missed))
@@ -142,6 +156,21 @@ def confident_hits(scores: Scores, members: Members) -> npt.NDArray[np.bool_]:
     right = np.empty(count, dtype=np.bool_)
     right[0::2], right[1::2] = bits[high], ~bits[low]
     return np.concatenate([np.zeros(int((~finite).sum()), dtype=np.bool_), right])
+
+
+def hits_of(scores: Scores, members: Members, positive: int, negative: int) -> tuple[int, int]:
+    """(right, guesses) of the k+ highest scores as "in" and the k- lowest as "out".
+
+    Algorithm 1 of Steinke et al., where scores that are not finite are guessed first, and wrong.
+    """
+    finite = np.isfinite(scores)
+    bits = members[finite][np.argsort(scores[finite], kind="stable")]
+    wrong = min(len(scores) - len(bits), positive + negative)
+    above = max(positive - wrong, 0)
+    below = min(negative - max(wrong - positive, 0), len(bits) - min(above, len(bits)))
+    above = min(above, len(bits))
+    right = int(bits[len(bits) - above :].sum() + (~bits[:below]).sum())
+    return right, wrong + above + below
 
 
 def epsilon_lower(

@@ -51,7 +51,7 @@ class OneRunFdp(Canaries, Estimator):
     def _independent(self, confidence: float) -> tuple[float, float]:
         """(μ, threshold) of many trainings; those without output are among the guesses."""
         masks, missed, trials = self._masks()
-        wanted = min(self.guesses or math.ceil(SHARE * trials), trials)
+        wanted = min(self.fixed or math.ceil(SHARE * trials), trials)
         judged = masks.fixed(wanted - missed)
         if judged.guesses + missed != wanted:
             return 0.0, math.nan  # more trials gave nothing than were to be guessed

@@ -15,7 +15,7 @@ import functools
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, special
+from scipy import special
 
 from .binomial import check_alpha, check_counts
 
@@ -76,6 +76,8 @@ def gaussian_mu(correct: int, guesses: int, canaries: int, confidence: float) ->
     Raises:
         ValueError: counts out of order, or confidence outside (0, 1).
     """
+    from scipy import optimize  # as long to import as all else of this package
+
     check_alpha(1 - confidence)
     check_counts(correct, guesses, canaries)
 

@@ -97,6 +97,22 @@ def trials_needed(
     return high
 
 
+def likely_bound(
+    epsilon: float, trials: int, power: float, delta: float, confidence: float
+) -> float:
+    """The ε that the accuracy bound reaches with a chance of `power` when the truth is `epsilon`.
+
+    Raises:
+        ValueError: an argument outside its bounds.
+    """
+    check_level(delta, confidence)
+    _check_plan(epsilon, 0.5, power)
+    rate = float(special.ndtr(gdp.mu(epsilon, delta) / 2))
+    hits = _first(lambda count: _at_least(count + 1, trials, rate) < power, trials)
+    lower = clopper_pearson_lower(hits, trials, 1 - confidence) if trials else 0.0
+    return float(gdp.epsilon(mu_from_accuracy(lower), delta))
+
+
 def trials_needed_any_curve(
     epsilon: float, within: float, power: float, delta: float, confidence: float
 ) -> float:

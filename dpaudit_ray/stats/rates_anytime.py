@@ -11,7 +11,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from scipy import optimize, special
+from scipy import special
 
 from .base import Estimator, Members, Scores
 from .statement import Estimate, Status
@@ -43,6 +43,8 @@ class EpsDeltaAnytime(Estimator):
 
 def refuted_epsilon(wagers: Wagers, delta: float, alpha: float) -> float:
     """The largest ε whose wealth has reached 1/alpha; 0 when not even ε = 0 is refuted."""
+
+    from scipy import optimize  # as long to import as all else of this package
 
     def excess(epsilon: float) -> float:
         wealth = wagers.log_wealth([epsilon], [delta])

@@ -100,6 +100,7 @@ class Masks:
         last = len(guesses) - 1
         tried = np.searchsorted(guesses, guesses[-1] ** _EXPONENTS)
         tried[-1] = last  # as it is; rounding may have put it beyond
+        tried = np.unique(tried)
         rates = target.rate(guesses[tried].astype(np.float64), wrong[tried])
         best = tried[int(np.argmax(rates))]
         if rates.max() <= rates[-1]:

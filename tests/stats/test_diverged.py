@@ -144,13 +144,13 @@ def test_what_teaches_is_not_judged() -> None:
 def test_certified_bounds_keep_their_level_when_runs_diverge(
     method: str, inside: float, outside: float
 ) -> None:
-    """True μ at most 1 in either case. 100 audits: more than 15 have chance 1e-4 at 5 %."""
+    """True μ at most 1 in either case. 60 audits: more than 10 have chance 2e-4 at 5 %."""
     rng, wrong = np.random.default_rng(8), 0
     epsilon = float(stats.gdp.epsilon(1.0, 1e-5))
-    for _ in range(100):
+    for _ in range(60):
         scores, members = diverging(rng, 300, inside, outside)
         wrong += stats.estimate(scores, members, **LEVEL, method=method).epsilon_lower > epsilon
-    assert wrong <= 15
+    assert wrong <= 10
 
 
 def test_several_canaries_and_pairs_learn_it_too() -> None:

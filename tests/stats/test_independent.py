@@ -16,6 +16,7 @@ from scipy import integrate, special
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import gdp, independent, one_run, one_run_order, posterior, unmasking
+from tests.long import LONG
 from tests.stats.reference import gaussian_trials, randomised_response
 
 DELTA = 1e-5
@@ -247,9 +248,9 @@ MECHANISMS: dict[str, tuple[Draw, float, float]] = {  # draw, δ, true ε at δ
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_error_is_at_most_its_level(mechanism):
-    # The long form (2000 audits, R = 100 to 5000) is jobs/studies/coverage.yaml.
+    # The longest form (2000 audits, R = 100 to 5000) is jobs/studies/coverage.yaml.
     draw, delta, truth = MECHANISMS[mechanism]
-    rng, wrong, repetitions = np.random.default_rng(5), 0, 250
+    rng, wrong, repetitions = np.random.default_rng(5), 0, 250 if LONG else 150
     for _ in range(repetitions):
         wrong += certified(*draw(rng, 300), delta) > truth + 1e-3
     assert wrong <= allowed(repetitions)
@@ -383,8 +384,8 @@ def test_a_hundred_thousand_trainings(method):
         state = stats.make(method, 100_000, independent=True)
         state.fold(*draw(np.random.default_rng(15), 100_000))
         times = []
-        for _ in range(3):
-            start = time.process_time()
+        for _ in range(9):
+            start = time.thread_time()  # of this thread: others, of torch or BLAS, may spin
             state.bound(**LEVEL)
-            times.append(time.process_time() - start)
+            times.append(time.thread_time() - start)
         assert min(times) <= 0.05

@@ -20,9 +20,9 @@ def best_of(repeats: int, call: Callable[[], object]) -> float:
     """Shortest of several timings, in CPU seconds: what the code needs when left alone."""
     found = []
     for _ in range(repeats):
-        start = time.process_time()
+        start = time.thread_time()
         call()
-        found.append(time.process_time() - start)
+        found.append(time.thread_time() - start)
     return min(found)
 
 
@@ -58,10 +58,10 @@ def test_estimate_after_a_pack(method):
     state, times = stats.make(method, 5000), []
     for first in range(0, 4950, 50):
         state.fold(scores[first : first + 50], members[first : first + 50])
-        start = time.process_time()
+        start = time.thread_time()
         if first >= 4500:
             state.bound(1e-5, 0.95)
-            times.append(time.process_time() - start)
+            times.append(time.thread_time() - start)
     # 20 ms is the goal; a machine that is busy with other tests may take three times as long.
     assert np.median(times) <= 0.02
     assert min(times) <= 0.02

@@ -410,19 +410,21 @@ def test_posterior_by_sampling():
     assert found == pytest.approx(np.quantile(turned, 0.95), abs=0.015)
 
 
-def test_label_bounds_by_simulation():
-    # 100000 noisy gradients: standard error .0016, five of them allowed.
+@pytest.mark.parametrize("whole", [None, [3.0, 2.5, 9.0]])
+def test_label_bounds_by_simulation(whole):
+    # A million noisy gradients: standard error .0005 at most, eight of them allowed.
     rng = np.random.default_rng(11)
     features = rng.normal(size=(5, 3))
     p, y = np.array([0.7, 0.2, 0.5]), np.array([1, 0, 1])
     clip, sigma = 0.5, 1.3
-    found = label.bounds(features, p, y, clip, sigma, 1e-5)
+    found = label.bounds(features, p, y, clip, sigma, 1e-5, whole)
+    norms = np.linalg.norm(features, axis=0) if whole is None else np.array(whole)
 
     def total(labels: np.ndarray) -> np.ndarray:
-        each = features * (p - labels)
-        return (each * np.minimum(1, clip / np.linalg.norm(each, axis=0))).sum(axis=1)
+        scale = np.minimum(1, clip / (norms * np.abs(p - labels)))
+        return (features * (p - labels) * scale).sum(axis=1)
 
-    noise = sigma * clip * rng.normal(size=(100_000, 5))
+    noise = sigma * clip * rng.normal(size=(1_000_000, 5))
     solve = np.linalg.pinv(features)
     for record in range(3):
         flipped = y.copy()
@@ -432,14 +434,47 @@ def test_label_bounds_by_simulation():
             # The true label is what is named when the coefficient has its sign.
             named = coefficient < 0 if y[record] == 1 else coefficient > 0
             # other records shift the sum but not this coefficient
-            assert np.mean(named) == pytest.approx(expected[record], abs=0.008)
+            assert np.mean(named) == pytest.approx(expected[record], abs=0.004)
+        assert label.coefficients(features, total(y))[record] * (1 - 2 * y[record]) > 0
+
+
+def test_label_coefficients_are_residuals_where_the_system_determines_them():
+    rng = np.random.default_rng(15)
+    features, residuals = rng.normal(size=(6, 4)), rng.normal(size=4)
+    features[:, 1] = 0  # a dead neuron
+    features = np.c_[features, features[:, 2]]  # two records alike
+    residuals = np.r_[residuals, 0.5]
+    found = label.coefficients(features, features @ residuals)
+    np.testing.assert_allclose(found[[0, 3]], residuals[[0, 3]], atol=1e-9)
+    assert np.isnan(found[[1, 2, 4]]).all()
+    wide = rng.normal(size=(3, 5))  # more records than weights: nothing is determined
+    assert np.isnan(label.coefficients(wide, wide @ np.ones(5))).all()
+
+
+def test_label_bounds_grow_like_harmonic_numbers():
+    def harmonic(n: int) -> float:
+        return sum(1 / k for k in range(1, n + 1))
+
+    for size, batches in ((50, 15), (50, 80), (1, 3)):
+        expected = harmonic(size * batches) / harmonic(size)
+        assert label.growth(size, batches) == pytest.approx(expected, rel=1e-12)
+    rng = np.random.default_rng(16)
+    drawn = rng.exponential(size=(4000, 15, 50))
+    ratio = drawn.max(axis=(1, 2)).mean() / drawn.max(axis=2).mean()
+    assert label.growth(50, 15) == pytest.approx(ratio, abs=0.02)
+    assert label.printed_growth(50, 15) == pytest.approx(1.69, abs=0.005)
+    assert label.printed_growth(50, 80) == pytest.approx(2.12, abs=0.005)
+    with pytest.raises(ValueError, match="at least 1, got 50 records and 0 batches"):
+        label.growth(50, 0)
 
 
 def test_label_mu_dominates_the_published_bound():
     rng = np.random.default_rng(12)
     for _ in range(20):
         features = rng.normal(size=(6, 4))
-        found = label.bounds(features, rng.random(4), rng.integers(0, 2, 4), 1.0, 0.8, 1e-5)
+        whole = np.linalg.norm(features, axis=0) * rng.uniform(1, 5, 4)
+        asked = (features, rng.random(4), rng.integers(0, 2, 4), 1.0, 0.8, 1e-5)
+        found = label.bounds(*asked, whole if rng.random() < 0.5 else None)
         assert np.all(found.mu_direction <= found.mu + 1e-12)
         assert np.all(found.mu <= label.mu_upper(0.8) + 1e-12)
         published = np.fmax(found.epsilon, found.epsilon_complement)
