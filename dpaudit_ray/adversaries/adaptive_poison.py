@@ -71,9 +71,11 @@ class Adapted(ChangingCanary):
 
     def at(self, step: int, theta: Tensor) -> GradientCanary:
         """Gradients of norm C at most, float [n, p]; zero for a model that has diverged."""
+        import torch
+
         x = self.examples(step, theta)
         found = self.known.own_gradients(theta, x, self.query.y.repeat(len(theta)))
-        norms = found.norm(dim=1, keepdim=True)
+        norms = torch.linalg.vector_norm(found, dim=1, keepdim=True, dtype=torch.float64)
         clip_norm = self.known.clip_norm
         found *= clip_norm / norms.clamp(min=clip_norm)
         return GradientCanary(found.where(norms.isfinite(), 0.0))

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ApiAccess(FinalModelAdversary[SampleCanary]):
-    """Adds a record of the same kind, and scores by its loss under the final model.
+class RecordCanary(FinalModelAdversary[SampleCanary]):
+    """Which record is added, and where training begins.
 
     `canary: record` draws it from those that are not trained on, half of the data where the sweep
     does not say; `mislabelled` gives it the wrong label that is least likely at the start, `blank`
@@ -26,7 +26,6 @@ class ApiAccess(FinalModelAdversary[SampleCanary]):
     `start_steps` steps without noise on those records lead.
     """
 
-    name: Literal["api-access"] = "api-access"
     canary: Literal["record", "mislabelled", "blank"] = "record"
     start: Literal["drawn", "pretrained"] = "drawn"
     start_steps: int = Field(default=1000, ge=1)
@@ -47,13 +46,23 @@ class ApiAccess(FinalModelAdversary[SampleCanary]):
             return None
         return known.pretrained(self.start_steps, int(rng.integers(2**63)))
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
-        """Draws a record from those that are not trained on."""
+    def added(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+        """The record."""
         x, y = drawn(known, rng)
         if self.canary == "record":
             return SampleCanary(x, y)
         x = x.new_zeros(x.shape) if self.canary == "blank" else x
         return SampleCanary(x, least_likely(known, x, y))
+
+
+class ApiAccess(RecordCanary):
+    """Adds a record of the same kind, and scores by its loss under the final model."""
+
+    name: Literal["api-access"] = "api-access"
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+        """Draws a record from those that are not trained on."""
+        return self.added(known, rng)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
         """Minus its loss (Distinguisher 1)."""

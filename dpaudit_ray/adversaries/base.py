@@ -30,7 +30,7 @@ class GradientCanary:
     """A gradient that is added to the clipped sum, norm at most C.
 
     `direction` is float [p], or [n, p] with one for each of n models; of m canaries in each
-    training [m, p], one for each secret bit.
+    training [m, p], one for each secret bit, which may be sparse (COO).
     """
 
     direction: Tensor
@@ -99,6 +99,10 @@ class PublicKnowledge(Protocol):
     def sample_rate(self) -> float:
         """The chance that a step has the canary; 1 where batches are fixed."""
 
+    @property
+    def hidden_coins(self) -> bool:
+        """Whether every record joins every step by a coin of its own, and nobody knows how."""
+
     def rate(self, step: int) -> float:
         """The learning rate of `step`, from 1 on."""
 
@@ -139,8 +143,13 @@ class PublicKnowledge(Protocol):
     def pretrained(self, steps: int, seed: int) -> Tensor:
         """θ after so many steps without noise or clipping on records `outside`, float [p]."""
 
-    def input_gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Gradient by x [m, ...] of the summed loss of these examples, averaged over `theta`."""
+    def input_gradient(
+        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        """Gradient by x [m, ...] of the summed loss of these examples.
+
+        Averaged over models `theta` [n, p], or summed with `weights` [n].
+        """
 
     def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Gradient of every model's loss on an example of its own, float [n, p].
@@ -157,10 +166,16 @@ class PublicKnowledge(Protocol):
         is, [n, ...]; models `theta` [n, p], y [n]. The query is one example.
         """
 
-    def simulate(self, runs: int, noisy: bool, seed: int) -> Iterator[Tensor]:
-        """Yields θ_0, θ_1, ..., θ_T of `runs` simulated trainings without the canary, [runs, p].
+    def shown(self, theta: Tensor, x: Tensor, y: Tensor, direction: Tensor) -> Tensor:
+        """Products of these examples' clipped gradients with `direction` [p]: float64 [n, m]."""
 
-        Noiseless simulations neither clip nor add noise; they are all alike unless θ_0 is unknown.
+    def simulate(
+        self, runs: int, noisy: bool, seed: int, canary: SampleCanary | None = None, period: int = 1
+    ) -> Iterator[Tensor]:
+        """Yields θ_0, θ_1, ..., θ_T of `runs` simulated trainings, float [runs, p].
+
+        With the `canary` in all of them, every `period` steps, or in none. Noiseless simulations
+        have none, and neither clip nor add noise; they are all alike unless θ_0 is unknown.
         """
 
 
@@ -218,6 +233,17 @@ class Adversary(Plugin):
 
     def check_size(self, parameters: int) -> None:
         """Raises SpecError where it cannot attack a model of so many parameters."""
+
+    @property
+    def replaces(self) -> bool:
+        """Whether one canary takes the place of another, as the bit says.
+
+        Then its m canaries are 2 m, those that are in where the bit is 1 and those where it is 0.
+        """
+        return False
+
+    def check_reserve(self, records: int) -> None:
+        """Raises SpecError where so many records in reserve are too few."""
 
     @property
     def canaries(self) -> int:

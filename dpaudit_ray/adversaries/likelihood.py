@@ -9,7 +9,7 @@ for b adds up
 
 over the steps (Neyman and Pearson), where coins of different steps are independent: exact for
 Poisson sampling, and for fixed batches, at q = 1. For one batch an epoch it is close to it. The
-plain sum of s_t is as good at q = 1 only.
+plain sum of s_t is as good at q = 1 only. Where nobody knows the batches, see `hidden`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
+from . import hidden
 from .base import GradientCanary, PublicKnowledge
 
 if TYPE_CHECKING:
@@ -32,61 +33,41 @@ class Reading:
     """How steps are read: which of them have the canary, and what is added up of them.
 
     With `subtract`, the others' clipped sum is computed and taken away, which costs about as much
-    as training; it needs batches that are known.
+    as training. Where nobody knows their batches, their records' clipped gradients are computed one
+    by one, for the exact ratio given all records: N gradients of every model at every step.
     """
 
     period: int
     subtract: bool = True
     statistic: Statistic = "likelihood-ratio"
 
+    def guesses(self, known: PublicKnowledge) -> bool:
+        """Whether the others are a part of what is unknown."""
+        exact = self.subtract and self.statistic == "likelihood-ratio"
+        return exact and known.hidden_coins
+
     def of(self, shown: Tensor, known: PublicKnowledge) -> Tensor:
         """What steps add that show `shown` along the canary, in units of C, any shape."""
-        import torch
-
         if self.statistic == "sum":
             return shown
-        ratio, q = (shown - 0.5) / known.noise_multiplier**2, known.sample_rate
-        if q == 1:
-            return ratio
-        absent = torch.full_like(ratio, math.log1p(-q))
-        return torch.logaddexp(absent, ratio + math.log(q))
+        return sampled((shown - 0.5) / known.noise_multiplier**2, known.sample_rate)
+
+
+def sampled(ratio: Tensor, q: float) -> Tensor:
+    """The log ratio of what has a part at chance `q`, given that of what surely has it."""
+    import torch
+
+    if q == 1:
+        return ratio
+    absent = torch.full_like(ratio, math.log1p(-q))
+    return torch.logaddexp(absent, ratio + math.log(q))
 
 
 @dataclasses.dataclass
-class Projected:
-    """An observer: the sum over the steps so far of what each model shows along a canary of norm C.
+class Sums:
+    """What observers remember that add up what steps show: [n], or [n, m] of several canaries."""
 
-    It looks at the dimensions in which the canary is not zero.
-    """
-
-    known: PublicKnowledge
-    reading: Reading
-    indices: Tensor  # [k]
-    weights: Tensor  # [k], the canary's entries over C
-    shown: Tensor  # [n]
-
-    @classmethod
-    def of(
-        cls, canary: GradientCanary, known: PublicKnowledge, models: int, reading: Reading
-    ) -> Projected:
-        """Of `models` trainings that have not begun."""
-        indices = canary.direction.nonzero()[:, 0]
-        weights = canary.direction[indices] / known.clip_norm
-        return cls(known, reading, indices, weights, known.initial.new_zeros(models))
-
-    def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
-        """Adds what `step` shows, where the canary may be in it."""
-        if step % self.reading.period:
-            return
-        total = self._along(update) * self.known.batch_size
-        batch = self.known.batch(step) if self.reading.subtract else None
-        if batch is not None:
-            others = self.known.gradients(before, *batch, clip_norm=self.known.clip_norm)
-            total = total - self._along(others)
-        self.shown += self.reading.of(total / self.known.clip_norm, self.known)
-
-    def _along(self, gradients: Tensor) -> Tensor:
-        return (gradients[:, self.indices] * self.weights).sum(1)
+    shown: Tensor
 
     def scores(self) -> Tensor:
         """The sums."""
@@ -99,3 +80,54 @@ class Projected:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Goes on from these."""
         self.shown = state["shown"]
+
+
+@dataclasses.dataclass
+class Projected(Sums):
+    """An observer: the sum over the steps so far of what each model shows along a canary of norm C.
+
+    It looks at the dimensions in which the canary is not zero.
+    """
+
+    known: PublicKnowledge
+    reading: Reading
+    indices: Tensor  # [k]
+    weights: Tensor  # [k], the canary's entries over C
+
+    @classmethod
+    def of(
+        cls, canary: GradientCanary, known: PublicKnowledge, models: int, reading: Reading
+    ) -> Projected:
+        """Of `models` trainings that have not begun."""
+        indices = canary.direction.nonzero()[:, 0]
+        weights = canary.direction[indices] / known.clip_norm
+        return cls(known.initial.new_zeros(models), known, reading, indices, weights)
+
+    def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
+        """Adds what `step` shows, where the canary may be in it."""
+        if step % self.reading.period:
+            return
+        total = self._along(update) * self.known.batch_size
+        batch = self.known.batch(step) if self.reading.subtract else None
+        if batch is not None:
+            others = self.known.gradients(before, *batch, clip_norm=self.known.clip_norm)
+            total = total - self._along(others)
+        shown = total / self.known.clip_norm
+        if self.reading.guesses(self.known):
+            self.shown += self._among_hidden(before, shown)
+        else:
+            self.shown += self.reading.of(shown, self.known)
+
+    def _among_hidden(self, before: Tensor, shown: Tensor) -> Tensor:
+        import torch
+
+        unit = before.new_zeros(before.shape[1])
+        unit[self.indices] = self.weights / self.known.clip_norm
+        examples = [self.known.example(i) for i in range(self.known.examples)]
+        each = [self.known.shown(before, *one, unit) for one in examples]
+        q, sigma = self.known.sample_rate, self.known.noise_multiplier
+        others = hidden.Others(torch.cat(each, 1).cpu().numpy(), q, sigma)
+        return sampled(torch.from_numpy(others.ratio(shown.double().cpu().numpy())), q).to(shown)
+
+    def _along(self, gradients: Tensor) -> Tensor:
+        return (gradients[:, self.indices] * self.weights).sum(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Literal
 
@@ -25,10 +26,17 @@ class BreastCancer(Data):
 
     def read(self) -> Dataset:
         """Reads the copy inside scikit-learn; needs no network."""
-        from sklearn.datasets import load_breast_cancer
-
-        x, y = load_breast_cancer(return_X_y=True)
+        x, y = _patients()
         return checked(standardized(x), y.astype(np.int64), self.name)
+
+
+@functools.cache
+def _patients() -> tuple[np.ndarray, np.ndarray]:
+    """Parsed once: sweeps ask for them hundreds of times."""
+    from sklearn.datasets import load_breast_cancer
+
+    x, y = load_breast_cancer(return_X_y=True)
+    return x, y
 
 
 class CaliforniaHousing(Data):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import multiprocessing
 import statistics
 import time
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from ..mechanisms.dp_sgd.steps import Steps
     from ..mechanisms.dp_sgd.training import DpSgdTraining
 
-_SIDE = 2048  # of the matrix whose product is the roofline
+_SIDE, _SIDE_ON_GPU = 2048, 8192  # of the matrix whose product is the roofline
+PACKS = (1, 16, 64, 256, 1024, 8192)  # models together that are tried on a GPU
+_COPIES = 4  # of θ that a step holds: itself, its update, sums, and what is made in between
 _STEPS = 250  # of a trial, as in Cebere et al.
 
 
@@ -68,7 +71,9 @@ class Row:
     parameters: int
     batch_size: int
     flop: float  # per model-step: forward, backward, per-sample gradients not counted
+    models: int  # in the pack that is fastest
     packed_seconds: float
+    packs: dict[int, float]  # the same of every pack that was tried, by its models
     opacus_seconds: float  # in a process of its own, as it comes; on a GPU, as below
     opacus_same_process_seconds: float  # in the packed engine's process
 
@@ -113,8 +118,19 @@ class Benchmark:
         return dataclasses.asdict(self) | {"rows": rows}
 
 
-def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Benchmark:
+def measure(
+    models: Sequence[str],
+    threads: int,
+    repeats: int,
+    gpu: bool,
+    packs: Sequence[int] = (),
+    beside: bool = True,
+) -> Benchmark:
     """Measures `models`; every figure is the median of `repeats` runs.
+
+    In packs of so many models, of which the fastest counts. Where nothing is said, those of the
+    workloads on a CPU, and PACKS on a GPU as far as they have room. Opacus is measured `beside`
+    them, or NaN.
 
     Raises:
         SpecError: an unknown model, or a GPU asked for where there is none.
@@ -129,18 +145,23 @@ def measure(models: Sequence[str], threads: int, repeats: int, gpu: bool) -> Ben
         raise SpecError("--gpu", "torch finds no GPU here; leave it out to measure the CPU")
     torch.set_num_threads(threads)
     # Before anything else is in memory.
-    alone = {} if gpu else {name: _apart(name, threads, repeats) for name in models}
+    alone = {} if gpu or not beside else {name: _apart(name, threads, repeats) for name in models}
     trainings = {name: _training(WORKLOADS[name], gpu) for name in models}
     rows = []
     for name, training in trainings.items():
-        same = _opacus(training, repeats)
+        same = _opacus(training, repeats) if beside else math.nan
+        wanted = packs or (_room(training) if gpu else (WORKLOADS[name].models,))
+        tried = {n: _packed(training, n, repeats) for n in wanted}
+        fastest = min(tried, key=tried.__getitem__)
         rows.append(
             Row(
                 model=name,
                 parameters=training.model.size,
                 batch_size=training.recipe.batch_size,
                 flop=_flop(training),
-                packed_seconds=_packed(training, WORKLOADS[name].models, repeats),
+                models=fastest,
+                packed_seconds=tried[fastest],
+                packs=tried,
                 opacus_seconds=alone.get(name, same),
                 opacus_same_process_seconds=same,
             )
@@ -179,6 +200,14 @@ class _Synthetic(Data):
         """Standard normals; the same on every call."""
         x = np.random.default_rng(0).normal(size=(self.examples, *self.shape)).astype(np.float32)
         return Dataset(x, np.arange(self.examples, dtype=np.int64) % self.classes)
+
+
+def _room(training: DpSgdTraining) -> tuple[int, ...]:
+    """Packs whose parameters take no more than a step's activations may."""
+    from ..engines.gpu import settings
+
+    each = _COPIES * training.initial.nbytes
+    return tuple(n for n in PACKS if n == 1 or n * each <= settings.budget())
 
 
 def _packed(training: DpSgdTraining, models: int, repeats: int) -> float:
@@ -264,9 +293,10 @@ def _flop(training: DpSgdTraining) -> float:
 def _matmul(device: torch.device, repeats: int) -> float:
     import torch
 
-    a = torch.randn(_SIDE, _SIDE, device=device)
+    side = _SIDE if device.type == "cpu" else _SIDE_ON_GPU
+    a = torch.randn(side, side, device=device)
     seconds = statistics.median(_timed(lambda: a @ a, device, repeats))
-    return 2 * _SIDE**3 / seconds
+    return 2 * side**3 / seconds
 
 
 def _cpu_name() -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from ..errors import SpecError
+from ..errors import SpecError, first_line
 from ..mechanisms.base import Mechanism
 from ..mechanisms.dp_sgd.options import DpSgd
 from ..sweep.resources import ResourceSpec
@@ -33,7 +33,7 @@ class Calibration(BaseModel):
         try:
             return cls.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise SpecError(
                 "--bench", f"{file} is no file that `dpaudit bench --json` wrote ({reason})"
             ) from error

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from .. import plan as planning
 from .. import stats
 from ..api import check_inputs
-from ..errors import DpauditError
 from ..orchestration.trainer import Brief, PackTrainer
 from ..plan import decisions, failures, gathering, preparing
 from ..plan.model import Pack, PlannedAudit
 from ..storage.run_directory import RunDirectory
 from ..sweep.spec import Cell, Sweep
 from .calibration import Calibration
-from .rehearsal import Preparing, Rehearsal, UnpreparedError
+from .rehearsal import Preparing, Rehearsal
+from .timing import seconds_per_trial
 
 CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
 OF_RATES = ("eps-delta", "paper-eps-delta")  # each rate's upper bound, at half of the error
@@ -32,7 +32,8 @@ class AuditOutlook:
     both are certified where the mechanism's trade-off curve is known to be Gaussian.
     `trials_needed` would do so with a chance of 80 %; None where no feasible number does. An audit
     that runs no trials leaves nothing to chance: all three are None. `ceiling_of_rates` is what
-    estimators of two error rates give if no guess is wrong; None where none is asked for.
+    estimators of two error rates give if no guess is wrong; None where none is asked for. `likely`
+    is the ε that a tight attack shows with a chance of 80 %; NaN where the claim is no number.
     """
 
     label: str
@@ -46,11 +47,21 @@ class AuditOutlook:
     seconds: float  # of one trainer's time, for the packs that are left
     status: stats.Status = stats.Status.CERTIFIED
     ceiling_of_rates: float | None = None
+    training_seconds: float = math.nan  # of one; NaN where none is left to be timed
+    trainings: int = 0
+    likely: float = math.nan
 
     @property
     def sampled(self) -> bool:
         """Whether it runs trials."""
         return self.power is not None
+
+    @property
+    def needed_seconds(self) -> float:
+        """Of one trainer's time, for `trials_needed`; NaN where that is not known."""
+        if self.trials_needed is None:
+            return math.nan
+        return self.trials_needed * self.training_seconds * self.trainings / max(self.trials, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +109,7 @@ def of(
     measured: Calibration | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Outlook:
-    """Plans the sweep against what its run directory holds, and times a pack per mechanism.
+    """Plans the sweep against what its run directory holds, and times first steps of its packs.
 
     What is `measured` already is not timed again. `tell` takes a line for the user.
     """
@@ -112,7 +123,7 @@ def of(
     rehearsal = Rehearsal(run, plan)
     trainer = PackTrainer(sweep.raw, Brief.of(plan, sweep), rehearsal.prepared)
     preparations = rehearsal.of(trainer, preparing.left(run, plan, remaining))
-    seconds, problem = _seconds_per_trial(sweep, trainer, remaining, measured)
+    seconds, problem = seconds_per_trial(sweep, trainer, remaining, measured)
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         left = [pack for pack in remaining if pack.audit == index]
@@ -144,13 +155,22 @@ def _outlook(
         power=power if sampled else None,
         trials_needed=_trials_needed(audit, level) if sampled else None,
         seconds=sum(pack.size for pack in left) * seconds,
+        training_seconds=seconds * max(audit.in_a_training, 1) if left else math.nan,
         status=_status(cell) if sampled else stats.Status.CERTIFIED,
         ceiling_of_rates=(
             stats.power.largest_certifiable(trainings, *level, method="eps-delta")
             if sampled and any(one.name in OF_RATES for one in cell.audit.estimators)
             else None
         ),
+        trainings=trainings,
+        likely=_likely(audit.claim, trainings, level) if sampled else math.nan,
     )
+
+
+def _likely(claim: float, trainings: int, level: tuple[float, float]) -> float:
+    if not 0 < claim < math.inf:
+        return math.nan
+    return stats.power.likely_bound(claim, trainings, USUAL_POWER, *level)
 
 
 def _status(cell: Cell) -> stats.Status:
@@ -167,36 +187,6 @@ def _trials_needed(audit: PlannedAudit, level: tuple[float, float]) -> int | Non
     except ValueError:  # a claim of 0 or inf, or one that no billion trials would reach
         return None
     return trainings * audit.canaries
-
-
-def _seconds_per_trial(
-    sweep: Sweep, trainer: PackTrainer, remaining: list[Pack], calibration: Calibration | None
-) -> tuple[dict[int, float], str | None]:
-    """By audit, measured once per mechanism on its first pack that is left; stores nothing.
-
-    NaN and the reason where a pack cannot run on this machine, such as a GPU's on a laptop.
-    """
-    measured: dict[str, float] = {}
-    result, problem = {}, None
-    for pack in remaining:
-        cell = sweep.cells[pack.audit]
-        mechanism, known = cell.mechanism.model_dump_json(), None
-        if calibration is not None:
-            known = calibration.seconds_per_trial(cell.mechanism, sweep.resources)
-        if known is not None:
-            measured[mechanism] = known
-        if mechanism not in measured:
-            try:
-                measured[mechanism] = trainer.seconds(pack) / pack.size
-            except DpauditError:
-                raise
-            except UnpreparedError:
-                measured[mechanism] = math.nan
-            except Exception as error:  # noqa: BLE001 (the user's training may raise anything)
-                measured[mechanism] = math.nan
-                problem = f"{type(error).__name__}: {error}".splitlines()[0]
-        result[pack.audit] = measured[mechanism]
-    return result, problem
 
 
 def _workers(sweep: Sweep) -> int:

@@ -83,14 +83,27 @@ class PartSeeds:
 
 
 @dataclasses.dataclass(frozen=True)
+class Missed:
+    """A trial that gave no score: `message` says why in a line, `output` what is known of it."""
+
+    kind: str
+    message: str
+    output: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Measured:
     """Scores of a pack, float64 [n, horizons], and what its models are worth, each likewise.
 
-    `utility` has the names of `Mechanism.measured`.
+    `utility` has the names of `Mechanism.measured`. Trials in `missed`, by their place in the pack,
+    failed while others did not, and count as misses; their numbers are not looked at. Where
+    several trials are of one training, they are missed together. NaN and inf are no misses: a
+    training that diverged is an outcome.
     """
 
     scores: npt.NDArray[np.float64]
     utility: Mapping[str, npt.NDArray[np.float64]] = dataclasses.field(default_factory=dict)
+    missed: Mapping[int, Missed] = dataclasses.field(default_factory=dict)
 
 
 class Session(Protocol):
@@ -108,7 +121,7 @@ class Session(Protocol):
 
         Returns:
             float64 [n, len(horizons)], higher = more "in"; NaN or inf where training diverged. An
-            `Measured` where the mechanism measures more than that.
+            `Measured` where the mechanism measures more than that, or some trials failed.
         """
 
 
@@ -148,11 +161,18 @@ class Mechanism(Plugin):
     # Whether it computes in torch, whose threads are then those of the sweep before it is opened.
     # A trainer is there in half the time without.
     uses_torch: ClassVar[bool] = True
+    several_gpus: ClassVar[bool] = True  # whether a trainer of it may have use for more than one
+    for_free: ClassVar[frozenset[str]] = frozenset()  # options that change no training's time
 
     @property
     def auto_pack_size(self) -> int:
         """Trials per pack for `pack_size: auto`: a function of the options alone."""
         return 256
+
+    @property
+    def trial_limit(self) -> float | None:
+        """Seconds after which a trial is ended, and a miss: packs that wait for it do not hang."""
+        return None
 
     def for_audit(self, delta: float, accountant: str) -> Self:
         """Itself, with what it takes from an audit: the δ, and the first of its accountants."""
@@ -267,7 +287,20 @@ class Mechanism(Plugin):
         raise NotImplementedError(f"{self.name} has a preparation, and no open_prepared()")
 
     def exact(
-        self, adversary: Adversary, horizons: tuple[int, ...], delta: float
+        self,
+        adversary: Adversary,
+        horizons: tuple[int, ...],
+        delta: float,
+        prepared: tuple[Arrays, ...] = (),
     ) -> dict[int, tuple[Estimate, ...]]:
-        """What is known at each horizon without trials; nothing for most mechanisms."""
+        """What is known at each horizon without trials; nothing for most mechanisms.
+
+        `prepared` has the parts of its preparation, where it has one; none while one is missing.
+        """
+        return {}
+
+    def distributions(
+        self, adversary: Adversary, delta: float, prepared: tuple[Arrays, ...]
+    ) -> Mapping[str, npt.NDArray[np.float64]]:
+        """Numbers that a report draws as histograms, by what they are, float64 [any number]."""
         return {}

@@ -12,24 +12,28 @@ examples that it was not trained on.
     def prepare(part: int, seed: int) -> dict[str, np.ndarray]
 
 Work that is done once, if there is any. Then `train` takes all that it gave as `prepared`, too.
+
+Every call of `train` is a process of its own. One that raises, takes longer than `trial_seconds` or
+more than `trial_gib`, or dies, is a miss of its trial: what fails more often with the canary than
+without tells the bit, and counts against the adversary. NaN and inf are scores of a training that
+diverged.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
-import numpy.typing as npt
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from .. import imports
 from ..adversaries.base import Adversary
 from ..adversaries.own import Own
 from ..errors import SpecError
+from ..isolation import Limits
 from ..stats import TradeOff
-from .base import Arrays, Claimed, Measured, Mechanism, PartSeeds, Preparation, Session
+from .base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session
+from .calls import Apart, Called, Together
 
 Train = Callable[..., Any]
 
@@ -44,7 +48,20 @@ class Function(Mechanism):
 
     `prepare`, if any, is called for each of `parts` before anything is trained; the training gets
     a tuple of what it returned. Audits with the same `prepare` and `parts` share it.
+
+    `isolated`: each trial is a child process, forked from one that has imported what the module
+    imports of installed packages; the module itself is imported anew for each. A trial may take
+    `trial_seconds` and `trial_gib` GiB of memory, with all that it starts and all that was imported
+    (null: no limit); one that takes more, raises or dies is missed, and a pack that misses all has
+    failed. A pack with missed trials counts as one of `resources.max_trial_failures`. With
+    `isolated: false` trials are calls in the trainer's process, without limits, and one that raises
+    fails its whole pack: for trainings of milliseconds. None of the three changes the score of a
+    training that ends, so they are not in the fingerprint: a run may go on with other limits, and
+    what was missed stays so. `prepare` is called in the trainer's process in any case.
     """
+
+    locations: ClassVar[frozenset[str]] = frozenset({"isolated", "trial_seconds", "trial_gib"})
+    for_free: ClassVar[frozenset[str]] = frozenset({"trial_seconds", "trial_gib"})
 
     name: Literal["function"] = "function"
     path: str = Field(pattern=r"^[\w.]+:[\w.]+$")
@@ -56,6 +73,9 @@ class Function(Mechanism):
     prepare: str | None = Field(default=None, pattern=r"^[\w.]+:[\w.]+$")
     parts: int = Field(default=1, ge=1)
     measures: tuple[Literal["accuracy", "loss"], ...] = ()
+    isolated: bool = True
+    trial_seconds: float | None = Field(default=None, gt=0)
+    trial_gib: float | None = Field(default=None, gt=0)
 
     @field_validator("measures", mode="before")
     @classmethod
@@ -69,6 +89,14 @@ class Function(Mechanism):
     def _may_be_imported(cls, path: str | None, info: ValidationInfo) -> str | None:
         return None if path is None else imports.check(path, str(info.field_name))
 
+    @model_validator(mode="after")
+    def _limits_need_a_process(self) -> Self:
+        for key in ("trial_seconds", "trial_gib"):
+            if not self.isolated and (limit := getattr(self, key)) is not None:
+                said = f"is {limit:g}, but isolated is false, and calls cannot be ended"
+                raise SpecError(key, f"{said}; leave one of them out")
+        return self
+
     @property
     def measured(self) -> tuple[str, ...]:
         """As the user states."""
@@ -78,6 +106,11 @@ class Function(Mechanism):
     def auto_pack_size(self) -> int:
         """Trials run one after another, so small packs lose little when a worker dies."""
         return 16
+
+    @property
+    def trial_limit(self) -> float | None:
+        """As the user states."""
+        return self.trial_seconds
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
         """The end of the training: the function returns one score."""
@@ -117,7 +150,7 @@ class Function(Mechanism):
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         """Nothing is shared between trials but the function itself."""
-        return _Calls(self._train(), self.options, self.path, self.measures)
+        return self._opened(gpu)
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
         """What `prepare` gives; the options of the training are no part of it."""
@@ -140,41 +173,15 @@ class Function(Mechanism):
         prepared: tuple[Arrays, ...],
     ) -> Session:
         """Every call gets what was prepared."""
-        options = self.options | {"prepared": prepared}
-        return _Calls(self._train(), options, self.path, self.measures)
+        return self._opened(gpu, prepared)
+
+    def _opened(self, gpu: bool, prepared: tuple[Arrays, ...] | None = None) -> Session:
+        train = self._train()
+        called = Called(self.path, self.options, self.measures, prepared)
+        if not self.isolated:
+            return Together(called, train)
+        return Apart(called, Limits(self.trial_seconds, self.trial_gib), gpu)
 
     def _train(self) -> Train:
         given = {} if self.prepare is None else {"prepared": ()}
         return imports.training(self.path, self.options | given, "mechanism")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Calls:
-    train: Train
-    options: dict[str, Any]
-    path: str
-    measures: tuple[str, ...]
-
-    def run(
-        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
-    ) -> npt.NDArray[np.float64] | Measured:
-        """See `Session.run`; every trial has a 63-bit seed of its own."""
-        children = np.random.SeedSequence(seed).spawn(len(members))
-        rows = np.empty((1 + len(self.measures), len(members)))
-        for row, (member, child) in enumerate(zip(members.tolist(), children, strict=True)):
-            own = int(child.generate_state(1, np.uint64)[0] >> 1)
-            rows[:, row] = self._numbers(self.train(member, own, **self.options))
-        scores, *measured = rows[..., None]
-        utility = dict(zip(self.measures, measured, strict=True))
-        return Measured(scores, utility) if utility else scores
-
-    def _numbers(self, returned: Any) -> list[float]:
-        try:
-            if not self.measures:
-                return [float(returned)]
-            score, utility = returned
-            return [float(score), *(float(utility[name]) for name in self.measures)]
-        except (TypeError, ValueError, KeyError, IndexError) as error:
-            told = ", ".join(f"{name!r}: ..." for name in self.measures)
-            wanted = f"not score, {{{told}}}" if self.measures else "no number"
-            raise TypeError(f"{self.path} returned {returned!r:.60}, {wanted}") from error

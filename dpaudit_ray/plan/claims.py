@@ -33,7 +33,7 @@ _NUMERICAL = ("pld", "prv")
 def of(cell: Cell) -> dict[str, tuple[float, ...]]:
     """ε of every accountant at every recorded step. Raises SpecError where one has no answer."""
     claimed = asked(cell)
-    return {name: _curve(claimed, cell.audit.delta, name) for name in cell.audit.accountants}
+    return {name: by(claimed, cell.audit.delta, name) for name in cell.audit.accountants}
 
 
 def asked(cell: Cell) -> tuple[Claimed, ...]:
@@ -122,10 +122,11 @@ def _mu(training: Training) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _last(claimed: Claimed, delta: float, name: str) -> float:
-    return _curve((claimed,), delta, name)[0]
+    return by((claimed,), delta, name)[0]
 
 
-def _curve(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[float, ...]:
+def by(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[float, ...]:
+    """ε of one accountant at every recorded step. Raises SpecError where it has no answer."""
     last, releases = claimed[-1], [one.releases for one in claimed]
     try:
         found = accounting.curve(

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 _LARGEST = 100_000_000  # of trials and of steps, as in a sweep file
-_EXACT = ("exact", "exact-gdp")  # of audits without trials
+# Of audits without trials.
+_EXACT = ("exact", "exact-gdp", "closed-form", "complement", "extrapolated")
 _REBUILD = "delete it and run the sweep again: it is rebuilt from the scores"
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from ..errors import SpecError
+from ..models.base import PACK, Model
 from ..sweep.spec import Cell, Sweep
 from . import claims, inputs, preparing, provenance
 from .model import Plan, PlannedAudit
@@ -33,7 +35,7 @@ def make(sweep: Sweep, previous: Plan | None = None, extends: bool = True) -> Pl
 def _plan_audit(
     index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None, extends: bool
 ) -> PlannedAudit:
-    size = _pack_size(cell, sweep)
+    size = pack_size(cell, sweep)
     kept = old.packs if old else ()
     start = kept[-1][1] + 1 if kept else 0
     trials = cell.audit.trials if cell.mechanism.sampled else 0
@@ -42,21 +44,30 @@ def _plan_audit(
             "resources.pack_size",
             f"is {size}, which cuts {trials} trials into more than {MAX_PACKS} packs; raise it",
         )
-    added = ((first, min(first + size, trials) - 1) for first in range(start, trials, size))
-    name = "".join(c if c.isalnum() else "-" for c in cell.adversary.name)
     return PlannedAudit(
-        id=f"{index:03d}-{name}-{cell.fingerprint[:8]}",
+        id=identifier(index, cell),
         label=cell.label,
         fingerprint=cell.fingerprint,
         trials=trials,
         horizons=cell.horizons,
         claims=old.claims if old else claims.of(cell),
-        packs=(*kept, *added),
+        packs=(*kept, *cut(start, trials, size)),
         declared=_declared(trials, old.declared if old else (), extends),
         mixed=old.mixed if old else False,
         claimed=claims.asked(cell) if cell.foreign or cell.mechanism.claim_reads_data else None,
         canaries=cell.canaries if cell.mechanism.sampled else 1,
     )
+
+
+def identifier(index: int, cell: Cell) -> str:
+    """What names the folder of audit number `index`."""
+    name = "".join(c if c.isalnum() else "-" for c in cell.adversary.name)
+    return f"{index:03d}-{name}-{cell.fingerprint[:8]}"
+
+
+def cut(start: int, trials: int, size: int) -> Iterator[tuple[int, int]]:
+    """The bounds of packs of `size` from trial `start` on; the last one may be shorter."""
+    return ((first, min(first + size, trials) - 1) for first in range(start, trials, size))
 
 
 def _declared(trials: int, before: tuple[int, ...], extends: bool) -> tuple[int, ...]:
@@ -65,8 +76,16 @@ def _declared(trials: int, before: tuple[int, ...], extends: bool) -> tuple[int,
     return (*before, trials) if extends else (*before[:-1], trials)
 
 
-def _pack_size(cell: Cell, sweep: Sweep) -> int:
-    """Trials of a pack: whole trainings."""
+def earlier_pack_size(cell: Cell, sweep: Sweep) -> int:
+    """As versions up to 0.1.0 had it, in whose plans large models came in packs of 256, too."""
+    each, model = cell.adversary.canaries, getattr(cell.mechanism, "model", None)
+    if sweep.resources.pack_size != "auto" or not isinstance(model, Model):
+        return pack_size(cell, sweep)
+    return max(PACK // each, 1) * each
+
+
+def pack_size(cell: Cell, sweep: Sweep) -> int:
+    """Trials of a pack: whole trainings. Raises SpecError where they do not fit into one."""
     size, each = sweep.resources.pack_size, cell.adversary.canaries
     if size == "auto":
         return max(cell.mechanism.auto_pack_size // each, 1) * each

@@ -133,6 +133,11 @@ class Plan:
         """Trials over all audits."""
         return sum(audit.trials for audit in self.audits)
 
+    def what(self, packs: int) -> str:
+        """It in few words, when so many of its packs are to be run."""
+        audits = f"{len(self.audits)} audit{'s' * (len(self.audits) > 1)}"
+        return f"{self.trials:,} trials of {audits}, {packs:,} packs to run at the start"
+
     def remaining(
         self, run: RunDirectory, enough: Mapping[int, int] | None = None
     ) -> Iterator[Pack]:

@@ -1,7 +1,8 @@
 """The prefix of an audit: its trials, in order, that all that is said of it rests on.
 
 A pack belongs to it once its scores are stored, or its training has raised: bits are committed
-before training, so a trial that failed counts as a miss and is not left out. The prefix ends at
+before training, so a trial that failed, alone or with its pack, counts as a miss and is not left
+out. The prefix ends at
 the first pack that is neither, or with the trials that were enough by `stop_when`.
 
 Estimates, live bound, `stop_when`, the verdict and the report all take it from here. Packs that
@@ -13,6 +14,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,7 +41,7 @@ _VALUES = 2**22  # scores that are read ahead
 
 @dataclasses.dataclass(frozen=True)
 class MissedPack:
-    """Trials first..first+n-1, whose training raised: `members` bool [n], and no scores."""
+    """Trials first..first+n-1, all of which failed: `members` bool [n], and no scores."""
 
     first: int
     members: npt.NDArray[np.bool_]
@@ -48,6 +50,11 @@ class MissedPack:
     def last(self) -> int:
         """The last trial."""
         return self.first + len(self.members) - 1
+
+    @property
+    def lost(self) -> npt.NDArray[np.bool_]:
+        """Which trials were missed, bool [n]: all."""
+        return np.ones(len(self.members), dtype=np.bool_)
 
     def part(self, first: int, last: int) -> MissedPack:
         """Trials `first` to `last` of these."""
@@ -178,11 +185,28 @@ class Folding(Protocol):
 
 
 def fold(state: Folding, pack: FoldedPack, column: int = -1) -> None:
-    """Folds a pack into `state`, by its scores at recorded step number `column`."""
+    """Folds a pack into `state`, by its scores at recorded step number `column`.
+
+    In the order of its trials: those that were missed one by one come in their turn.
+    """
     if isinstance(pack, MissedPack):
         state.miss(pack.members)
-    else:
+    elif not pack.missed:
         state.fold(pack.scores[:, column], pack.members)
+    else:
+        for rows, missed in runs(pack.lost):
+            if missed:
+                state.miss(pack.members[rows])
+            else:
+                state.fold(pack.scores[rows, column], pack.members[rows])
+
+
+def runs(lost: npt.NDArray[np.bool_]) -> Iterator[tuple[slice, bool]]:
+    """Trials that follow each other and are alike: where they are, and whether they were missed."""
+    ends = [0, *(np.flatnonzero(np.diff(lost)) + 1).tolist(), len(lost)]
+    for start, stop in itertools.pairwise(ends):
+        if start < stop:
+            yield slice(start, stop), bool(lost[start])
 
 
 def values(pack: FoldedPack, column: int = -1) -> npt.NDArray[np.float64]:
@@ -215,7 +239,7 @@ class Trials:
         utility: dict[str, npt.NDArray[np.float64]] = {}
         for pack in packs:
             here = slice(pack.first, pack.last + 1)
-            members[here], missed[here] = pack.members, isinstance(pack, MissedPack)
+            members[here], missed[here] = pack.members, pack.lost
             if isinstance(pack, PackScores):
                 scores[here] = pack.scores
                 for name, values in pack.utility.items():

@@ -57,8 +57,10 @@ def all_parts(plan: Plan, audits: Iterable[int]) -> list[Part]:
 
 
 def left(run: RunDirectory, plan: Plan, packs: Iterable[Pack]) -> list[Part]:
-    """The parts that these packs wait for and that are not done."""
-    found = all_parts(plan, dict.fromkeys(pack.audit for pack in packs))
+    """The parts that are not done, and that these packs wait for, or audits without any."""
+    waiting = dict.fromkeys(pack.audit for pack in packs)
+    waiting |= dict.fromkeys(i for i, audit in enumerate(plan.audits) if not audit.packs)
+    found = all_parts(plan, waiting)
     done = {each: run.parts(each) for each in {name(plan, part) for part in found}}
     return [part for part in found if part.first not in done[name(plan, part)]]
 

@@ -7,7 +7,6 @@ a module is found as Python would find it, and what it imports is read off its t
 
 from __future__ import annotations
 
-import ast
 import collections
 import dataclasses
 import functools
@@ -22,7 +21,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from ..imports import is_own
+from ..imports import is_own, named_in
 from ..sweep.spec import Sweep
 from ..version import __version__
 
@@ -204,7 +203,7 @@ def _closure(named: Iterable[str]) -> dict[str, Path]:
             file = _file(name)
             if file is not None and is_own(file):
                 found[name] = file
-                queue += _imports(name, file)
+                queue += named_in(name, file)
     return found
 
 
@@ -244,26 +243,6 @@ def _found(name: str, folders: list[str] | None) -> ModuleSpec | None:
         if spec is not None:
             return spec
     return None
-
-
-def _imports(name: str, file: Path) -> list[str]:
-    """Modules that a source may import, at its top or later; none for what is no source."""
-    if file.suffix != ".py":
-        return []
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, RecursionError, OSError):
-        return []
-    package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            found += [base, *(f"{base}.{alias.name}" for alias in node.names)] if base else []
-    return found
 
 
 def _digest(file: Path) -> str:

@@ -10,6 +10,7 @@ from ..errors import RunDirectoryError, SpecError
 from ..printable import printable
 from ..storage.run_directory import RESTORE, RunDirectory
 from ..sweep import spec, yamlfile
+from ..sweep.fingerprint import RevisionError
 from ..sweep.spec import Sweep
 from ..version import __version__
 from . import claims, commitments
@@ -89,10 +90,12 @@ def recorded(run: RunDirectory) -> Sweep | None:
     try:
         source = f"{run.location}/{SWEEP_FILE}"
         return None if text is None else spec.from_raw(yamlfile.parse_yaml(text, source))
-    except spec.RevisionError as error:
+    except RevisionError as error:
         raise RunDirectoryError(f"{run.location}: its fingerprint {error.problem}") from error
     except SpecError as error:
-        what = str(error).partition(";")[0]  # its remedy is for a file of the user's own
+        what = str(error.problems[0]).partition(";")[
+            0
+        ]  # its remedy is for a file of the user's own
         raise RunDirectoryError(
             f"{run.location}/{SWEEP_FILE} is damaged ({what}); {RESTORE}"
         ) from error

@@ -16,7 +16,10 @@ from .model import Plan
 def check_same(new: Sweep, recorded: Sweep, run: RunDirectory) -> None:
     """The run was made for this sweep; the message shows where the two differ."""
     if new.fingerprint != recorded.fingerprint:
-        changes = list(_difference(recorded.identity(), new.identity()))
+        changes = [
+            f"{key}: {_shown(old)} there, {_shown(value)} here"
+            for key, old, value in differences(recorded.identity(), new.identity())
+        ]
         shown = "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" * (len(changes) > 4))
         # Bits depend on seed, mechanism and adversary: where these are equal, so are the trials.
         repeated = {cell.fingerprint for cell in new.cells} & {
@@ -78,13 +81,14 @@ def check_data(plan: Plan, previous: Plan, run: RunDirectory) -> None:
         raise RunDirectoryError(f"{run.location} was run on other data ({difference}); {RESTORE}")
 
 
-def _difference(old: Any, new: Any, key: str = "") -> Iterator[str]:
+def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two trees of plain data differ: dotted keys, and the value in each; None for none."""
     if isinstance(old, dict) and isinstance(new, dict):
         for part in sorted({*old, *new}):
             path = f"{key}.{part}" if key else part
-            yield from _difference(old.get(part), new.get(part), path)
+            yield from differences(old.get(part), new.get(part), path)
     elif old != new:
-        yield f"{key}: {_shown(old)} there, {_shown(new)} here"
+        yield key, old, new
 
 
 def _shown(value: Any) -> str:

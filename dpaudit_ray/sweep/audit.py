@@ -7,8 +7,8 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from .. import accounting, imports
-from ..errors import SpecError
-from ..plugins import Strict
+from ..errors import Mistakes, SpecError, unknown_name
+from ..plugins import Strict, carried
 from .estimator import EstimatorSpec
 from .stop_when import StopWhen
 
@@ -31,20 +31,36 @@ class AuditSpec(Strict):
     def _estimators(cls, raw: Any) -> Any:
         if not isinstance(raw, list):
             return raw
-        return [EstimatorSpec.parse(item, f"estimators.{i}") for i, item in enumerate(raw)]
+        found, mistakes = [], Mistakes()
+        for index, item in enumerate(raw):
+            with mistakes.noted():
+                found.append(EstimatorSpec.parse(item, f"estimators.{index}"))
+        with carried():
+            mistakes.settle()
+        return found
+
+    @field_validator("accountants")
+    @classmethod
+    def _accountants(cls, names: list[str]) -> list[str]:
+        mistakes = Mistakes()
+        for index, name in enumerate(names):
+            with mistakes.noted():
+                _check_accountant(name, f"accountants.{index}")
+        with mistakes.noted():
+            _refuse_repeats("accountants", names)
+        with carried():
+            mistakes.settle()
+        return names
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        _refuse_repeats("estimators", [e.name for e in self.estimators])
-        _refuse_repeats("accountants", self.accountants)
+        mistakes = Mistakes()
+        with mistakes.noted():
+            _refuse_repeats("estimators", [e.name for e in self.estimators])
         for index, estimator in enumerate(self.estimators):
-            try:
-                if not estimator.unread:
-                    estimator.make(planned=self.trials)
-            except ValueError as error:
-                raise SpecError(f"estimators.{index}", f"{estimator.name}: {error}") from error
-        for index, name in enumerate(self.accountants):
-            _check_accountant(name, f"accountants.{index}")
+            with mistakes.noted():
+                _check_estimator(estimator, self.trials, f"estimators.{index}")
+        mistakes.settle()
         return self
 
     @property
@@ -54,15 +70,19 @@ class AuditSpec(Strict):
         return {name.partition(":")[0] for name in named if ":" in name}
 
 
+def _check_estimator(estimator: EstimatorSpec, trials: int, key: str) -> None:
+    """Raises SpecError for an option outside its bounds."""
+    try:
+        if not estimator.unread:
+            estimator.make(planned=trials)
+    except ValueError as error:
+        raise SpecError(key, f"{estimator.name}: {error}") from error
+
+
 def _check_accountant(name: str, key: str) -> None:
     """Raises SpecError for one that is not known, nor can be imported, nor is only read."""
     if ":" not in name and name not in accounting.accountants():
-        known = ", ".join(accounting.accountants())
-        raise SpecError(
-            key,
-            f"unknown accountant {name!r}; known: {known}; one of your own is named "
-            "package.module:Class",
-        )
+        raise SpecError(key, unknown_name("accountant", name, accounting.accountants()))
     if ":" in name and not imports.is_data(name):
         try:
             accounting.find(name)

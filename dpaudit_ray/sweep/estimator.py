@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from .. import imports, stats
-from ..errors import SpecError
+from ..errors import Mistakes, SpecError, UnknownKeyError, suggestion, unknown_name
 from ..plugins import Strict, got, spec_error
 
 
@@ -35,13 +35,16 @@ class EstimatorSpec(Strict):
         if _unread(name):
             return cls(name=name, options={part: raw[part] for part in raw if part != "name"})
         types = _option_types(_found(name, f"{key}.name"))
-        options = {}
+        options, mistakes = {}, Mistakes()
         for option in (part for part in raw if part != "name"):
             path = f"{key}.{option}"
-            if option not in types:
-                takes = ", ".join(types) or "no options"
-                raise SpecError(path, f"unknown option of {name}; it takes {takes}")
-            options[option] = _typed(types[option], raw[option], path)
+            with mistakes.noted():
+                if option not in types:
+                    takes = f"it takes {', '.join(types) or 'no options'}"
+                    meant = suggestion(option, types)
+                    raise UnknownKeyError(path, f"unknown option of {name}{meant}{takes}")
+                options[option] = _typed(types[option], raw[option], path)
+        mistakes.settle()
         return cls(name=name, options=options)
 
     def make(
@@ -82,12 +85,7 @@ def _found(name: str, key: str) -> type[stats.Estimator]:
     known = stats.estimators()
     if ":" not in name:
         if name not in known:
-            shown = ", ".join(sorted(known))
-            raise SpecError(
-                key,
-                f"unknown estimator {name!r}; known: {shown}; one of your own is named "
-                "package.module:Class",
-            )
+            raise SpecError(key, unknown_name("estimator", name, known))
         return known[name]
     found = imports.imported(name, key)
     if not (isinstance(found, type) and issubclass(found, stats.Estimator)):
@@ -111,4 +109,4 @@ def _typed(expected: Any, value: Any, key: str) -> Any:
     try:
         return adapter.validate_json(json.dumps(value))
     except ValidationError as error:
-        raise spec_error(error, key) from error
+        raise spec_error(error, key, value) from error

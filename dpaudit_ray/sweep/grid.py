@@ -6,14 +6,16 @@ Nothing here knows what the keys mean; `spec` gives each cell its types.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import SpecError
+from ..errors import Mistakes, SpecError, suggestion
 from ..plugins import got
+from .labels import JOINT
 
 SECTIONS = ("mechanism", "adversary", "audit")  # what a cell has, and so what a grid may change
 _LOCATIONS = ("path", "root")
@@ -42,24 +44,56 @@ def override(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
                 raise SpecError(key, f"is set by the grid in every audit; set grid.{changed}")
 
 
-def cells(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The sections of every cell, and a label that tells it from the others.
+@dataclasses.dataclass(frozen=True)
+class Unrolled:
+    """The sections of one cell, and a label that tells it from the others.
+
+    `origins` has the place in the grid of every key that the grid has set: `grid.KEY.0`.
+    """
+
+    sections: dict[str, Any]
+    label: str
+    origins: Mapping[str, str]
+
+    def traced(self, problem: SpecError) -> SpecError:
+        """The same problem, with the place in the file where its key is written."""
+        for key, origin in self.origins.items():
+            if f"{problem.key}.".startswith(f"{key}."):
+                return problem.moved(written=origin + problem.key[len(key) :])
+        return problem
+
+
+def cells(tree: Mapping[str, Any]) -> Iterator[Unrolled]:
+    """Every cell.
 
     Keys joined by commas change together: `mechanism.steps, adversary.period: [[250, 1], ...]`.
     """
     grid = _checked(tree.get("grid"))
-    for chosen in itertools.product(*grid.values()):
+    for chosen in itertools.product(*(enumerate(values) for values in grid.values())):
         changes: dict[str, Any] = {}
-        for key, value in zip(grid, chosen, strict=True):
+        named: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        for key, (row, value) in zip(grid, chosen, strict=True):
             parts = _parts(key)
-            changes |= dict(zip(parts, [value] if len(parts) == 1 else value, strict=True))
+            together = dict(zip(parts, [value] if len(parts) == 1 else value, strict=True))
+            changes |= together
+            named |= {part: together[part] for part in _telling(parts, grid[key])}
+            columns = [""] if len(parts) == 1 else [f".{i}" for i in range(len(parts))]
+            origins |= {p: f"grid.{key}.{row}{c}" for p, c in zip(parts, columns, strict=True)}
         cell = copy.deepcopy({section: tree.get(section) for section in SECTIONS})
         for key, value in changes.items():
             _put(cell, key.split("."), f"grid.{key}", copy.deepcopy(value))
-        for section, content in cell.items():
-            if content is None:
-                raise SpecError(section, "is required")
-        yield cell, ", ".join(_label(key, value) for key, value in changes.items())
+        label = JOINT.join(_label(key, value) for key, value in named.items())
+        yield Unrolled(cell, label, origins)
+
+
+def check(tree: Mapping[str, Any]) -> None:
+    """Raises SpecError for a grid that cannot be unrolled, with all that is wrong."""
+    grid, mistakes = _checked(tree.get("grid")), Mistakes()
+    for part in (part for key in grid for part in _parts(key)):
+        with mistakes.noted():
+            _require_path(part.split("."), f"grid.{part}")
+    mistakes.settle()
 
 
 def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
@@ -79,20 +113,41 @@ def _checked(raw: Any) -> dict[str, list[Any]]:
         return {}
     if not isinstance(raw, dict):
         raise SpecError("grid", f"must map dotted keys to lists of values{got(raw)}")
+    mistakes = Mistakes()
     for key, values in raw.items():
-        parts = _parts(key)
-        if any(part.split(".")[0] not in SECTIONS for part in parts):
-            raise SpecError(f"grid.{key}", f"must start with one of {', '.join(SECTIONS)}")
-        if not isinstance(values, list) or not values:
-            raise SpecError(f"grid.{key}", f"must be a list of at least one value{got(values)}")
-        for value in values if len(parts) > 1 else ():
-            if not isinstance(value, list) or len(value) != len(parts):
-                raise SpecError(f"grid.{key}", f"must list {len(parts)} values each{got(value)}")
+        with mistakes.noted():
+            _check(key, values)
+    mistakes.settle()
     return raw
+
+
+def _check(key: str, values: Any) -> None:
+    parts = _parts(key)
+    for section in (part.split(".")[0] for part in parts):
+        if section not in SECTIONS:
+            meant = suggestion(section, SECTIONS).rstrip("; ")
+            raise SpecError(f"grid.{key}", f"must start with one of {', '.join(SECTIONS)}{meant}")
+    if not isinstance(values, list) or not values:
+        raise SpecError(f"grid.{key}", f"must be a list of at least one value{got(values)}")
+    for value in values if len(parts) > 1 else ():
+        if not isinstance(value, list) or len(value) != len(parts):
+            raise SpecError(f"grid.{key}", f"must list {len(parts)} values each{got(value)}")
 
 
 def _parts(key: str) -> list[str]:
     return [part.strip() for part in key.split(",")]
+
+
+def _telling(parts: list[str], rows: list[Any]) -> list[str]:
+    """Of keys that change together, those that say what is audited, where they are enough."""
+    found = [i for i, part in enumerate(parts) if not part.startswith("audit.")]
+    if (
+        len(parts) == 1
+        or not found
+        or len({repr([row[i] for i in found]) for row in rows}) < len(rows)
+    ):
+        return parts
+    return [parts[i] for i in found]
 
 
 def _label(key: str, value: Any) -> str:
@@ -106,8 +161,7 @@ def _label(key: str, value: Any) -> str:
 
 def _put(tree: dict[str, Any], path: list[str], key: str, value: Any) -> None:
     """Sets a value; `key` names it in errors."""
-    if not all(path):
-        raise SpecError(key, "has an empty part; write section.option")
+    _require_path(path, key)
     node = tree
     for parent in path[:-1]:
         if node.get(parent) is None:
@@ -116,6 +170,11 @@ def _put(tree: dict[str, Any], path: list[str], key: str, value: Any) -> None:
         if not isinstance(node, dict):
             raise SpecError(key, f"{parent} is {node!r}, no mapping that could hold {path[-1]}")
     node[path[-1]] = value
+
+
+def _require_path(path: list[str], key: str) -> None:
+    if not all(path):
+        raise SpecError(key, "has an empty part; write section.option")
 
 
 def _as_plain(value: Any) -> Any:

@@ -64,9 +64,10 @@ AutoOrSeconds = Annotated[float | Literal["auto"], BeforeValidator(_auto_or_seco
 class ResourceSpec(Strict):
     """What a trainer needs, how much of the cluster the sweep may use, and what it may lose.
 
-    `max_trial_failures` packs may raise (the user's code), `max_worker_losses` trainers may die
-    (infrastructure) before the sweep stops. A trainer that is silent for longer than
-    `pack_deadline` seconds is replaced; auto follows from the packs that were timed.
+    `max_trial_failures` packs may fail (the user's code), in all of their trials or in some, and
+    `max_worker_losses` trainers may die (infrastructure) before the sweep stops. A trainer that is
+    silent for longer than `pack_deadline` seconds is replaced; auto follows from the packs that
+    were timed, and from what a trial may take by its mechanism.
     `grace_seconds` is what running packs are given when the sweep is asked to stop. A pack that is
     trained for longer than `checkpoint_minutes` is saved that often, if its mechanism can be
     interrupted, and goes on from there when its trainer dies; null: it begins again.

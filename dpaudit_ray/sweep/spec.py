@@ -6,25 +6,27 @@ so an error names the key it came from before anything runs.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from ..adversaries.base import Adversary
-from ..errors import SpecError
+from ..errors import REQUIRED, Mistakes, SpecError, UnknownKeyError, together
 from ..mechanisms.base import Mechanism
 from ..plugins import Plugin, Strict, Unread, is_own, parse, parts, validated
 from ..stats.budget import Budget, SweepBudget
 from ..version import __version__
 from . import grid
 from .audit import AuditSpec
+from .fingerprint import check_recorded, digest
 from .resources import ResourceSpec
-from .yamlfile import dump_yaml, read_yaml
+from .source import Source
+from .yamlfile import dump_yaml, parse_yaml, read_text
 
 MAX_HORIZONS = 10_000  # steps whose scores are recorded, per audit
 _KEYS = ("name", "seed", *grid.SECTIONS, "grid", "resources")
@@ -62,7 +64,9 @@ class Cell(Strict):
                     f"audit.estimators.{index}",
                     f"{estimator.name} takes scores of many training runs, one of each, which "
                     f"{self.adversary.name} does not give; choose another estimator: one-run, "
-                    "one-run-fdp" + ", several-canaries" * (not self.adversary.one_run),
+                    "one-run-adaptive, one-run-fdp"
+                    + ", several-canaries"
+                    * (not self.adversary.one_run),
                 )
         each = self.adversary.canaries
         if rest := self.audit.trials % each:
@@ -108,7 +112,7 @@ class Cell(Strict):
     @property
     def fingerprint(self) -> str:
         """Hex digest of what determines bits and scores: mechanism and adversary."""
-        return _digest([self.mechanism.identity(), self.adversary.identity()])
+        return digest([self.mechanism.identity(), self.adversary.identity()])
 
     def identity(self) -> dict[str, Any]:
         """What changes a result of this audit; how many trials are run is not part of it."""
@@ -131,20 +135,38 @@ class Cell(Strict):
         deciding = (
             one.name
             for one in self.audit.estimators
-            if one.unread or one.make(planned=1).status.holds
+            if one.unread or one.make(planned=self.audit.trials).status.holds
         )
         return Budget(self.audit.confidence, tuple(deciding), self.horizons)
 
 
-class Sweep(Strict):
-    """A whole sweep: what `dpaudit run` takes. Build it with `load` or `from_raw`."""
+class _Heading(Strict):
+    """What says nothing of the audits."""
 
     name: Name
     seed: int = Field(default=0, ge=0)
+
+
+class Sweep(_Heading):
+    """A whole sweep: what `dpaudit run` takes. Build it with `load` or `from_raw`."""
+
     resources: ResourceSpec = ResourceSpec()
     cells: tuple[Cell, ...]
     raw: dict[str, Any]
     stated: str | None = None  # the fingerprint, where classes were not imported that tell it
+    _source: Source | None = PrivateAttr(default=None)
+
+    @contextlib.contextmanager
+    def placed(self, index: int = 0) -> Iterator[None]:
+        """Mistakes of a cell that are found while this is open are told with their place."""
+        try:
+            yield
+        except SpecError as error:
+            if self._source is None:
+                raise
+            cell = next(itertools.islice(grid.cells(self.raw), index, None))
+            problems = map(cell.traced, error.problems)
+            raise self._source.placed(together(problems)) from error
 
     @property
     def trials(self) -> int:
@@ -171,7 +193,7 @@ class Sweep(Strict):
     @property
     def fingerprint(self) -> str:
         """Hex digest of `identity`."""
-        return self.stated or _digest(self.identity())
+        return self.stated or digest(self.identity())
 
     def canonical(self) -> str:
         """The specification as run: a sweep file with its fingerprint and the version."""
@@ -182,9 +204,17 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
     """Reads a sweep file. `overrides` maps dotted keys to values (`--set a.b=v`).
 
     Raises:
-        SpecError: with the key's path and what to do.
+        SpecError: all that is wrong, each with the place in the file, the key and what to do.
     """
-    return from_raw(read_yaml(Path(path)), Path(path).resolve().parent, overrides)
+    file, text = Path(path), read_text(Path(path))
+    source = Source(str(path), text, tuple(overrides or {}))
+    raw = parse_yaml(text, str(path))
+    try:
+        sweep = from_raw(raw, file.resolve().parent, overrides)
+    except SpecError as error:
+        raise source.placed(error) from error
+    sweep._source = source
+    return sweep
 
 
 def from_raw(
@@ -194,84 +224,90 @@ def from_raw(
 
     Relative data paths are looked for in the working directory, then in `base`, and become
     absolute where something is found.
+
+    Raises:
+        SpecError: all that is wrong, each with the key and what to do.
     """
-    tree = grid.plain(raw)
+    tree, mistakes = grid.plain(raw), Mistakes()
     grid.override(tree, grid.plain(overrides or {}))
     tree = grid.located(tree, [Path(), *([base] if base else [])])
     recorded = tree.pop("fingerprint", None)
     tree.pop("version", None)
-    unknown = sorted(tree.keys() - set(_KEYS))
-    if unknown:
-        raise SpecError(unknown[0], f"unknown key; known: {', '.join(_KEYS)}")
-    cells = tuple(_cell(sections, label) for sections, label in grid.cells(tree))
-    _refuse_twins(cells)
+    for key in sorted(tree.keys() - set(_KEYS)):
+        with mistakes.noted():
+            raise UnknownKeyError.among(key, _KEYS)
     top = {k: tree[k] for k in ("name", "seed") if k in tree}
+    with mistakes.noted():
+        validated(_Heading, top, "")
+    with mistakes.noted():
+        cells = _cells(tree)
+    with mistakes.noted():
+        resources = validated(ResourceSpec, tree.get("resources", {}), "resources")
+    mistakes.settle()
+    _refuse_twins(cells)
     if any(cell.unread for cell in cells):
         top["stated"] = recorded
-    resources = validated(ResourceSpec, tree.get("resources", {}), "resources")
     sweep = validated(Sweep, top | {"resources": resources, "cells": cells, "raw": tree}, "")
-    _check_recorded(recorded, sweep)
+    if recorded is None:
+        _refuse_idle_gpus(sweep)
+    else:
+        check_recorded(recorded, sweep.fingerprint, sweep.identity())
     return sweep
 
 
-class RevisionError(SpecError):
-    """A recorded sweep of a version that computed something else from the same options."""
-
-
-def _check_recorded(recorded: Any, sweep: Sweep) -> None:
-    actual = sweep.fingerprint
-    if recorded is None or recorded == actual:
-        return
-    for older, changes in _revisions(sweep.identity()):
-        if recorded == _digest(older):
-            raise RevisionError(
-                "fingerprint",
-                f"is that of another version of the computation ({changes}), whose scores do not "
-                "mix with this one's; use a new name and a new seed, or the version that wrote it",
-            )
-    raise SpecError(
-        "fingerprint",
-        f"is {recorded} but the content gives {actual}, so it was edited or written by another "
-        "version; remove the line to use the file as it is",
-    )
-
-
-def _revisions(identity: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The identity as versions before would have had it, newest first, and what differs."""
-    found: dict[str, int] = {}
-
-    def at_most(value: Any, bound: int, key: str = "") -> Any:
-        if not isinstance(value, dict):
-            return value
-        kept = {k: at_most(part, bound, k) for k, part in value.items() if k != "revision"}
-        own = int(value.get("revision", 1))
-        found[key] = max(own, found.get(key, 1))
-        lowered = min(own, bound)
-        return kept | ({"revision": lowered} if lowered > 1 else {})
-
-    at_most(identity, 1)
-    for bound in range(max(found.values()) - 1, 0, -1):
-        changed = sorted((key, own) for key, own in found.items() if own > bound)
-        shown = "; ".join(f"{key}.revision: {bound} there, {own} here" for key, own in changed)
-        yield at_most(identity, bound), shown
+def _cells(tree: Mapping[str, Any]) -> tuple[Cell, ...]:
+    """Of every cell; where the grid is wrong, the sections are looked at without it."""
+    found, mistakes = [], Mistakes()
+    with mistakes.noted():
+        grid.check(tree)
+    spoiled = bool(mistakes.found)
+    for unrolled in grid.cells({**tree, "grid": None} if spoiled else tree):
+        try:
+            found.append(_cell(unrolled.sections, unrolled.label))
+        except SpecError as error:
+            traced = map(unrolled.traced, error.problems)
+            mistakes.found += [one for one in traced if not (spoiled and one.problem == REQUIRED)]
+    mistakes.settle()
+    return tuple(found)
 
 
 def _cell(sections: Mapping[str, Any], label: str) -> Cell:
-    mechanism = parse(Mechanism, sections["mechanism"], "mechanism")
-    adversary = parse(Adversary, sections["adversary"], "adversary")
-    audit = validated(AuditSpec, sections["audit"], "audit")
+    mistakes = Mistakes()
+    with mistakes.noted():
+        mechanism = parse(Mechanism, _required(sections, "mechanism"), "mechanism")
+    with mistakes.noted():
+        adversary = parse(Adversary, _required(sections, "adversary"), "adversary")
+    with mistakes.noted():
+        audit = validated(AuditSpec, _required(sections, "audit"), "audit")
+    mistakes.settle()
     mechanism = mechanism.for_audit(audit.delta, audit.accountants[0]).against(adversary)
     cell = Cell(
         mechanism=mechanism, adversary=adversary, audit=audit, label=label or adversary.name
     )
     if not cell.unread:
-        mechanism.check(adversary)
-        _check_recording(audit.record_every, mechanism)
+        with mistakes.noted():
+            mechanism.check(adversary)
+        with mistakes.noted():
+            _check_recording(audit.record_every, mechanism)
+        mistakes.settle()
     return cell
 
 
+def _required(sections: Mapping[str, Any], key: str) -> Any:
+    if sections[key] is None:
+        raise SpecError(key, REQUIRED)
+    return sections[key]
+
+
 def _check_recording(every: int | None, mechanism: Mechanism) -> None:
-    steps = mechanism.horizons(None)[-1]
+    known = mechanism.horizons(None)
+    steps = known[-1]
+    if every is None and len(known) > MAX_HORIZONS:
+        raise SpecError(
+            "audit.record_every",
+            f"is not given, which records {len(known)} steps, more than {MAX_HORIZONS}; give "
+            f"{-(-steps // MAX_HORIZONS)} or more",
+        )
     if every is not None and not steps / MAX_HORIZONS <= every <= steps:
         raise SpecError(
             "audit.record_every",
@@ -281,19 +317,26 @@ def _check_recording(every: int | None, mechanism: Mechanism) -> None:
         )
 
 
+def _refuse_idle_gpus(sweep: Sweep) -> None:
+    """A trainer of ours computes on one GPU; as many trainers use as many, and none waits."""
+    gpus = sweep.resources.num_gpus
+    idle = [cell.mechanism.name for cell in sweep.cells if not cell.mechanism.several_gpus]
+    if gpus > 1 and idle:
+        raise SpecError(
+            "resources.num_gpus",
+            f"is {gpus:g}, but a trainer of {idle[0]} computes on one GPU, and the others would be "
+            "idle; use 1, and Ray gives each GPU a trainer of its own",
+        )
+
+
 def _refuse_twins(cells: tuple[Cell, ...]) -> None:
     """The same audit twice would cost twice and show nothing more: all randomness is seeded."""
     seen: dict[str, str] = {}
     for cell in cells:
         data = cell.mechanism.model_dump(mode="json", serialize_as_any=True)  # with its paths
-        key = _digest([cell.identity(), cell.audit.trials, data])
+        key = digest([cell.identity(), cell.audit.trials, data])
         if key in seen:
             raise SpecError(
                 "grid", f"gives the same audit twice ({seen[key]}; {cell.label}); remove one"
             )
         seen[key] = cell.label
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit_ray.adversaries.adaptive_poison import Adapted
-from dpaudit_ray.adversaries.base import SampleCanary
+from dpaudit_ray.adversaries.base import GradientCanary, SampleCanary
 from dpaudit_ray.engines.rules.losses import losses
+from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.lookahead import OneEach
 from dpaudit_ray.models.base import Model
 from tests.adversaries.shadowed import PRECISE, opened
@@ -102,6 +104,27 @@ def loss(module: nn.Module, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
             x = torch.tanh(x @ w.T + b)
         return losses(x @ out.T + bias, y).sum()
     return losses(torch.func.functional_call(module, values, (x,)), y).sum()
+
+
+def test_what_is_inserted_is_as_long_as_the_claim_allows(tiny: dict, tmp_path: Path) -> None:
+    """In 180,000 parameters a float32 norm is off by more than the claim leaves room for."""
+    x = np.random.default_rng(0).normal(size=(64, 446)).astype(np.float32)
+    np.savez(tmp_path / "wide.npz", x=x, y=np.arange(64) % 3)
+    data = {"name": "npz", "path": str(tmp_path / "wide.npz")}
+    attack = {"name": "adaptive-poison", "shadows": 1, "inner": 1}
+    del tiny["audit"]["record_every"]
+    recipe = {"data": data, "clip_norm": 0.01, "reserved": 0.5, "batch_size": 16, "steps": 2}
+    session = opened(tiny, attack, model={"name": "mlp3", "width": 300}, **recipe)
+    training = session.training
+    theta = training.initial + 0.03 * torch.randn(8, len(training.initial))
+    inserted = session.canary.at(1, theta)
+    norms = inserted.direction.double().norm(dim=1)
+    np.testing.assert_allclose(norms, 0.01, rtol=1e-7)
+    training.check_claim(inserted)
+    by_float = inserted.direction * (0.01 / inserted.direction.norm(dim=1, keepdim=True))
+    training.check_claim(GradientCanary(by_float))
+    with pytest.raises(SpecError, match="above the clip norm"):
+        training.check_claim(GradientCanary(1.0001 * inserted.direction))
 
 
 @pytest.mark.parametrize("model", MODELS)

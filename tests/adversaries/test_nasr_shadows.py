@@ -89,7 +89,7 @@ def test_killed_while_shadows_are_trained_it_ends_the_same(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     process = start(asked, tmp_path / "killed", "--executor", "inline")
     location = tmp_path / "killed/tiny"
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while not parts_of(location):
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline

@@ -182,7 +182,7 @@ def test_secret_batches_are_not_told(tiny: dict) -> None:
 
 
 def _known(session: Any) -> PublicKnowledge:
-    from dpaudit_ray.mechanisms.dp_sgd.sessions import Known
+    from dpaudit_ray.mechanisms.dp_sgd.knowledge import Known
 
     return Known(session.training)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpaudit_ray import stats
-from dpaudit_ray.forecast import forecast
+from dpaudit_ray.forecast import forecast, timing
 from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, inline, refused, write_sweep
@@ -23,8 +23,8 @@ def outlook(sweep: dict[str, Any], folder: Path) -> forecast.Outlook:
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pack of this machine takes half a second."""
-    monkeypatch.setattr(PackTrainer, "seconds", lambda *_: 0.5)
+    """Every pack of this machine takes half a second: a quarter for each of two scores."""
+    monkeypatch.setattr(PackTrainer, "seconds", lambda _, pack, horizons: len(horizons) / 4)
 
 
 @pytest.mark.usefixtures("steady")
@@ -41,20 +41,58 @@ def test_time_is_that_of_the_packs_that_are_left(tiny: dict, tmp_path: Path) -> 
     assert longer.seconds == pytest.approx(6 * 0.5)
 
 
-def test_one_pack_is_trained_per_mechanism(
+def test_audits_that_take_equally_long_are_timed_once(
     tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed: list[tuple[int, int]] = []
+    timed = set[int]()
 
-    def seconds(_: PackTrainer, pack: Any) -> float:
-        timed.append((pack.audit, pack.first))
-        return 1.0
+    def seconds(_: PackTrainer, pack: Any, horizons: tuple[int, ...]) -> float:
+        timed.add(pack.audit)
+        return float(max(horizons))
 
     monkeypatch.setattr(PackTrainer, "seconds", seconds)
+    tiny["grid"]["mechanism.noise_multiplier"] = [0.5, 1.0]
     tiny["grid"]["mechanism.steps"] = [5, 6]
-    outlook(tiny, tmp_path)
-    assert timed == [(0, 0), (1, 0)]
+    planned = outlook(tiny, tmp_path)
+    assert (len(planned.audits), len(timed)) == (8, 4)  # two adversaries, two lengths
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("horizons", [(1,), (2,), (3, 9), (100,), (50, 1000, 10**6)])
+def test_the_first_steps_tell_how_long_a_pack_takes(horizons: tuple[int, ...]) -> None:
+    """Each step takes .02 s and each score .3 s; what is built at first takes ten more."""
+    asked: list[int] = []
+
+    def seconds(steps: int) -> float:
+        asked.append(steps)
+        return 0.02 * steps + 0.3 + 10 * (len(asked) == 1)
+
+    found = timing.extrapolated(seconds, horizons)
+    assert found == pytest.approx(0.02 * horizons[-1] + 0.3 * len(horizons))
+    assert max(asked) <= min(horizons[-1], 4 * 64)  # .02 (64 - 1) exceeds a second
+
+
+def test_a_plan_of_trainings_that_take_days_takes_seconds(
+    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a million steps a few thousand are taken, however fast or slow the machine is.
+
+    They are to take a second; here, a fifth of it.
+    """
+    monkeypatch.setattr(timing, "ENOUGH", 0.2)
+    changed(tiny, "mechanism.steps", 10**6)
+    changed(tiny, "audit.record_every", 10**6)
+    changed(tiny, "mechanism.noise_multiplier", 500.0)
+    timed, seconds = [0], PackTrainer.seconds
+
+    def counted(self: PackTrainer, pack: Any, horizons: tuple[int, ...]) -> float:
+        timed.append(max(horizons))
+        return seconds(self, pack, horizons)
+
+    monkeypatch.setattr(PackTrainer, "seconds", counted)
+    planned = outlook(tiny, tmp_path)
+    assert 4 <= max(timed) <= 4**8
+    assert planned.seconds > 60
 
 
 @pytest.mark.usefixtures("steady")

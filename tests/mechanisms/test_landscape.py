@@ -148,7 +148,7 @@ def test_sampled_sweep_of_the_paper_runs_with_few_trials(tmp_path: Path) -> None
             "mechanism.noise_multiplier: is 0.1, but exact densities need at least 0.25",
         ),
         (
-            {"mechanism.backend": "exact", "mechanism.steps": 10**6},
+            {"mechanism.backend": "exact", "mechanism.steps": 10**6, "audit.record_every": 10**6},
             "mechanism.steps: is 1000000, for which exact densities take",
         ),
     ],

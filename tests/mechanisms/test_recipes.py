@@ -194,7 +194,7 @@ REFUSED = [
     ),
     ({"noise_multiplier": None}, "mechanism.noise_multiplier: is required, or epsilon in its pla"),
     ({"delta": 1e-5}, "mechanism.delta: belongs to epsilon, which is not given; leave it out"),
-    ({"sampling": "posson"}, "mechanism.sampling.name: unknown sampling scheme 'posson'; known: b"),
+    ({"sampling": "posson"}, "mechanism.sampling.name: unknown sampling scheme 'posson'; did you"),
     ({"optimizer": "rms"}, "mechanism.optimizer.name: unknown optimizer 'rms'; known: adam, mome"),
     ({"schedule": "poly"}, "mechanism.schedule.name: unknown schedule 'poly'; known: constant, c"),
     ({"optimizer": {"name": "adam", "betas": [0.9, 1.0]}}, "mechanism.optimizer.betas.1: must be"),

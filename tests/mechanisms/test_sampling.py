@@ -94,7 +94,7 @@ def test_coins_are_those_of_the_pack_and_not_of_its_bits(options: DpSgd, name: s
         path = training.run(
             bits.double(), 11, GradientCanary(direction), 1,
             lambda step, before, update, own=updates: own.append(
-                update * 64 - training.sums(before, *training._taken(training.batches[step - 1]), 1)
+                update * 64 - training.sums(before, *training.batch(step), 1)
             ),
         )  # fmt: skip
         list(path)

@@ -201,7 +201,7 @@ def worthless(member: bool, seed: int) -> Any:
 def function(train: str, measures: Any) -> dict[str, Any]:
     path = f"{__name__}:{train}"
     own = {"name": "function", "path": path, "steps": 1, "noise_multiplier": 1.0}
-    own["measures"] = measures
+    own |= {"measures": measures, "isolated": False}
     audit = {"trials": 100, "delta": 1e-5, "estimators": ["accuracy"], "accountants": ["gaussian"]}
     return {"name": "own", "mechanism": own, "adversary": "own", "audit": audit}
 

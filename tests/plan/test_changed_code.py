@@ -57,7 +57,7 @@ def forget() -> None:
 def sweep(folder: Path) -> Path:
     mechanism = {
         "name": "function", "path": "own_train:train", "steps": 1, "noise_multiplier": 2.0,
-        "curve": "gaussian",
+        "curve": "gaussian", "isolated": False,
     }  # fmt: skip
     audit = {"trials": 40, "delta": 1e-5, "estimators": ["accuracy", "eps-delta", "paper-gdp"]}
     raw = {"name": "own", "mechanism": mechanism, "adversary": "own", "audit": audit}
@@ -235,6 +235,7 @@ def test_a_run_from_before_resumes_with_a_line(sweep: Path, folder: Path) -> Non
     assert outcome.code == 0, outcome.err
     assert outcome.err == (
         f"dpaudit: {folder}/runs/own: it was not recorded by which code; from now on it is\n"
+        "dpaudit: resuming at 40 of 80 trials\n"
     )
     assert len(plan(sweep)["code"]) == 1
 

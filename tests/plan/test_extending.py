@@ -30,7 +30,7 @@ def sweep(*estimators: Any, **audit: Any) -> dict[str, Any]:
         "seed": 5,
         "mechanism": {
             "name": "function", "path": "test_extending:train", "steps": 4, "noise_multiplier": 1.0,
-            "curve": "gaussian",
+            "curve": "gaussian", "isolated": False,
         },
         "adversary": "own",
         "audit": {

@@ -237,7 +237,7 @@ def test_code_that_is_not_deterministic_is_not_retried(
 ) -> None:
     """Retried until nothing fails, ε >= 2.70 was certified of a mechanism with ε = 2.
 
-    The scores are seeded by the clock: one retry in 2000 is not found out.
+    The scores are seeded by the clock: one retry in 200,000 is not found out (.8287 ** 65).
     """
     monkeypatch.setattr("dpaudit_ray.orchestration.ledger.SAME_FAILURES", 10**6)
     file = write_sweep(tmp_path, sweep("restless", 1000))

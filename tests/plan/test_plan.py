@@ -15,8 +15,10 @@ from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
 from dpaudit_ray.errors import RunDirectoryError, SpecError
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.models.base import Model
 from dpaudit_ray.plan import claims, failures
 from dpaudit_ray.plan.model import Pack, Plan
+from dpaudit_ray.plugins import parse
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
@@ -176,6 +178,17 @@ def test_preview_writes_nothing(tiny: dict, run: RunDirectory) -> None:
     longer = planning.preview(with_trials(tiny, 120), run)
     assert longer.trials == 240
     assert files(run) == before
+
+
+@pytest.mark.parametrize(
+    "model", ["convnet", "cnn4", {"name": "module", "path": "torch.nn:Identity"}], ids=str
+)
+def test_networks_that_may_pool_convolutions_are_computed_otherwise_than_before(
+    model: str | dict[str, str],
+) -> None:
+    """Their last bits changed: a run of before has another identity, and is refused."""
+    assert parse(Model, model, "model").identity()["revision"] == 2
+    assert "revision" not in parse(Model, "fcnn", "model").identity()
 
 
 def test_a_run_of_another_computation_is_refused_with_what_differs(

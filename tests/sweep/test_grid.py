@@ -14,7 +14,8 @@ from dpaudit_ray.sweep import grid
 
 
 def unrolled(tree: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
-    return list(grid.cells({"mechanism": {"steps": 1}, "adversary": "loss", "audit": {}} | tree))
+    whole = {"mechanism": {"steps": 1}, "adversary": "loss", "audit": {}} | tree
+    return [(cell.sections, cell.label) for cell in grid.cells(whole)]
 
 
 def test_the_grid_is_a_product_in_the_order_of_the_file() -> None:
@@ -52,12 +53,19 @@ def test_a_key_may_change_what_an_earlier_one_has_set() -> None:
         ({"mechanism.clip_norm": [1.5]}, "clip_norm=1.5"),
         ({"mechanism.data.name": ["npz"]}, "name=npz"),
         ({"mechanism.steps": [5], "adversary": ["loss"]}, "steps=5, loss"),
-        ({"mechanism.steps, audit.trials": [[5, 1]]}, "steps=5, trials=1"),
+        ({"mechanism.steps, audit.trials": [[5, 1]]}, "steps=5"),
+        ({"audit.delta, audit.trials": [[0.1, 1]]}, "delta=0.1, trials=1"),
         ({}, ""),
     ],
 )
 def test_labels_say_what_was_changed(changes: dict[str, Any], label: str) -> None:
     assert [text for _, text in unrolled({"grid": changes})] == [label]
+
+
+def test_labels_say_how_where_what_is_audited_is_the_same() -> None:
+    rows = [[5, 10], [5, 20]]
+    found = [text for _, text in unrolled({"grid": {"mechanism.steps, audit.trials": rows}})]
+    assert found == ["steps=5, trials=10", "steps=5, trials=20"]
 
 
 def test_keys_joined_by_commas_change_together() -> None:
@@ -81,8 +89,8 @@ def test_no_grid_is_one_cell(empty: dict[str, Any]) -> None:
 
 
 def test_a_grid_may_fill_a_section_that_the_file_leaves_out() -> None:
-    (cell, _), *_ = grid.cells({"mechanism": {}, "audit": {}, "grid": {"adversary": ["loss"]}})
-    assert cell["adversary"] == "loss"
+    (cell,) = grid.cells({"mechanism": {}, "audit": {}, "grid": {"adversary": ["loss"]}})
+    assert cell.sections["adversary"] == "loss"
 
 
 def test_overrides_reach_nested_new_and_grid_keys() -> None:

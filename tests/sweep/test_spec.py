@@ -246,3 +246,18 @@ def test_an_estimator_without_its_required_option_is_one_line(
         )
     changed(tiny, "audit.estimators", [{"name": "needy", "needle": 1.0}])
     assert spec.from_raw(tiny).cells[0].audit.estimators[0].options == {"needle": 1.0}
+
+
+def test_several_gpus_are_for_functions_of_ones_own(tiny: dict) -> None:
+    """A trainer of DP-SGD would use one of two; a run that asked for two before can be read."""
+    kept = spec.from_raw(changed(tiny, "resources.num_gpus", 1))
+    asked = changed(tiny, "resources.num_gpus", 2)
+    with pytest.raises(SpecError, match="would be idle; use 1"):
+        spec.from_raw(asked)
+    assert spec.from_raw(asked | {"fingerprint": kept.fingerprint}).resources.num_gpus == 2
+    own = {"name": "function", "path": "tests.mechanisms.torch_trials:trial", "steps": 3}
+    own |= {"noise_multiplier": 1.0}
+    asked = asked | {"mechanism": own, "adversary": {"name": "own"}, "grid": {}}
+    asked["audit"] = {k: v for k, v in asked["audit"].items() if k != "record_every"}
+    asked["resources"] = asked["resources"] | {"num_gpus": 2}
+    assert spec.from_raw(asked).resources.num_gpus == 2

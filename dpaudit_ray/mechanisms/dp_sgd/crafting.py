@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...adversaries.base import (
     Adversary,
-    Canary,
+    ChangingCanary,
     FinalModelAdversary,
     GradientCanary,
     SampleCanary,
     TrajectoryAdversary,
 )
+from ...adversaries.crafted_query import QueriedSample
 from ...adversaries.malicious_dataset import MaliciousDataset
 from ...adversaries.shadows import Shadowed
 from ...errors import SpecError
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
     from .training import DpSgdTraining
 
 Opened = FinalModelSession | TrajectorySession | FrozenSession
-_FIELDS = {GradientCanary: ("direction",), SampleCanary: ("x", "y")}
+_KINDS = (GradientCanary, SampleCanary, QueriedSample)  # which are tensors, and nothing else
+_START = "start"  # θ_0, where the adversary chooses it
 
 
 def crafted(training: DpSgdTraining, adversary: Adversary, seed: int) -> Arrays:
@@ -36,13 +40,15 @@ def crafted(training: DpSgdTraining, adversary: Adversary, seed: int) -> Arrays:
     session = opened(training, adversary, seed)
     assert not isinstance(session, FrozenSession)  # which crafts within a second
     canary = session.canary
-    for kind, fields in _FIELDS.items():
-        if isinstance(canary, kind):
-            return {name: getattr(canary, name).detach().cpu().numpy() for name in fields}
-    raise SpecError(
-        "adversary.name",
-        f"crafts a {type(canary).__name__}, which is more than tensors; leave out crafted_once",
-    )
+    if isinstance(canary, ChangingCanary) or type(canary) not in _KINDS:
+        raise SpecError(
+            "adversary.name",
+            f"crafts a {type(canary).__name__}, which is more than tensors; leave out crafted_once",
+        )
+    found = {name: getattr(canary, name) for name in _names(type(canary))}
+    if session.training is not training:
+        found[_START] = session.training.initial
+    return {name: one.detach().cpu().numpy() for name, one in found.items()}
 
 
 def opened(
@@ -66,7 +72,11 @@ def opened(
         found: Opened
         found = kind.craft(training, adversary, seed, shadowed)
         return found
-    canary = _canary(prepared[0], training)
+    tensors = _tensors(prepared[0], training)
+    if _START in tensors:
+        training = training.starting(tensors.pop(_START))
+    (made,) = (one for one in _KINDS if set(_names(one)) == set(tensors))
+    canary = made(**tensors)
     training.check_claim(canary)
     known: Opened = kind(training, adversary, canary)
     return known
@@ -82,9 +92,10 @@ def _shadows(
     return Shadows(shadowing.together(prepared, training.initial), own)
 
 
-def _canary(arrays: Arrays, training: DpSgdTraining) -> Canary:
+def _names(kind: type[GradientCanary | SampleCanary]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _tensors(arrays: Arrays, training: DpSgdTraining) -> dict[str, Tensor]:
     device = training.initial.device
-    tensors = {name: torch.from_numpy(np.array(a)).to(device) for name, a in arrays.items()}
-    if "direction" in tensors:
-        return GradientCanary(tensors["direction"])
-    return SampleCanary(tensors["x"], tensors["y"])
+    return {name: torch.from_numpy(np.array(a)).to(device) for name, a in arrays.items()}

@@ -19,7 +19,7 @@ from ...adversaries.base import GradientCanary
 from ...adversaries.likelihood import Reading
 from ...adversaries.malicious_dataset import MaliciousDataset
 from ...seeds import derive
-from .sessions import Known
+from .knowledge import Known
 from .training import DpSgdTraining
 
 Floats = npt.NDArray[np.float64]

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_validator
 
-from ...accounting import Sampling
+from ...accounting import Adjacency, Sampling
 from ...adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
 from ...adversaries.shadows import Shadowed
 from ...data.base import Data, Dataset
 from ...errors import SpecError
 from ...models.base import Model
-from ...plugins import Plugin, nested, parse
+from ...plugins import Plugin, carried, nested, parse
 from ...stats import TradeOff
 from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session
 from . import division, noise
 from .optimizers.base import Optimizer
 from .optimizers.sgd import Sgd
 from .recipe import Recipe, check_known_start
-from .refusals import check_frozen, check_noise, check_period
+from .refusals import check_augmentations, check_frozen, check_noise, check_period
 from .sampling.base import Sampler, Sizes
 from .sampling.fixed import Fixed
 from .sampling.poisson import Poisson
@@ -41,9 +41,11 @@ if TYPE_CHECKING:
 def _held_out(raw: Any) -> Any:
     if raw is None or isinstance(raw, float):
         return raw
-    if isinstance(raw, int):
-        raise SpecError("held_out", f"is {raw}; must be a share of the data, as 0.2, or a data set")
-    return parse(Data, raw, "held_out")
+    with carried():
+        if isinstance(raw, int):
+            what = f"is {raw}; must be a share of the data, as 0.2, or a data set"
+            raise SpecError("held_out", what)
+        return parse(Data, raw, "held_out")
 
 
 class DpSgd(Mechanism):
@@ -57,6 +59,8 @@ class DpSgd(Mechanism):
     draws them for each trial, through Opacus. `epsilon` at `delta`, by `accountant`, stands for
     the noise multiplier that keeps it over all steps; an audit fills in its own δ and its first
     accountant. A batch of more than `physical_batch_size` is processed in parts of at most that.
+    With `augmentations` an image has so many random crops, mirrored or not, in each step, whose
+    gradients are averaged and then clipped; a canary's example has one, itself.
 
     On `held_out`, a data set or a share of the data that is then not trained on, accuracy and loss
     of every trained model are measured, at the steps at which scores are recorded. `reserved` is
@@ -67,6 +71,10 @@ class DpSgd(Mechanism):
     """
 
     revision: ClassVar[int] = 2
+    several_gpus: ClassVar[bool] = False
+    for_free: ClassVar[frozenset[str]] = frozenset(
+        {"learning_rate", "clip_norm", "noise_multiplier", "epsilon", "delta", "accountant", "seed"}
+    )
 
     name: Literal["dp-sgd"] = "dp-sgd"
     data: Annotated[SerializeAsAny[Data], nested(Data)]
@@ -84,6 +92,7 @@ class DpSgd(Mechanism):
     optimizer: Annotated[SerializeAsAny[Optimizer], nested(Optimizer)] = Sgd()
     schedule: Annotated[SerializeAsAny[Schedule], nested(Schedule)] = Constant()
     physical_batch_size: int | None = Field(default=None, ge=1)
+    augmentations: int = Field(default=1, ge=1)
     held_out: Annotated[SerializeAsAny[Data] | float | None, BeforeValidator(_held_out)] = None
     reserved: float | None = Field(default=None, gt=0, lt=1)
     engine: Literal["packed", "opacus"] = "packed"
@@ -100,6 +109,10 @@ class DpSgd(Mechanism):
                 "batches",
                 f"is secret, but the {self.engine} engine gives all models of a pack the same "
                 "batches; use known, or engine: opacus",
+            )
+        if self.augmentations > 1 and self.engine != "packed":
+            raise SpecError(
+                "augmentations", f"is {self.augmentations}, which engine: {self.engine} does not do"
             )
         if isinstance(self.held_out, float) and not 0 < self.held_out < 1:
             raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
@@ -146,7 +159,7 @@ class DpSgd(Mechanism):
 
     @property
     def auto_pack_size(self) -> int:
-        """As many models as their parameters let one device hold."""
+        """As many models as have room by their parameters."""
         return self.model.pack_size
 
     @property
@@ -176,11 +189,11 @@ class DpSgd(Mechanism):
         """How often a step has the canary, and by which chance. Loads the data to know N."""
         if self.sampling.known:
             return 1.0, Sampling.POISSON
-        rate = self.sampling.rate(self._sizes)
+        rate = self.sampling.rate(self.sizes)
         return rate, self.sampling.claim if rate < 1 else Sampling.POISSON
 
     @property
-    def _sizes(self) -> Sizes:
+    def sizes(self) -> Sizes:
         """Loads the data to know N, and holds the batch size against it."""
         every = len(self.data.load().y)
         size = division.trained(self, every)
@@ -204,16 +217,11 @@ class DpSgd(Mechanism):
         adversary.check_steps(self.steps)
         if adversary.chooses_start:
             check_known_start(self.model)
-        chooses = isinstance(adversary, FinalModelAdversary) and (
-            type(adversary).begin is not FinalModelAdversary.begin
-        )
-        if chooses and adversary.crafted_once:
-            raise SpecError("adversary.name", f"{adversary.name} has begin(), which is not stored; "
-                            "leave out crafted_once")  # fmt: skip
         asked = {
             "held_out": self.held_out is not None,
             "engine": self.engine != "packed",
             "batches": self.batches != "known",
+            "augmentations": self.augmentations > 1,
             "model.initialization": self.model.initialization == "random",
         }
         check_frozen(adversary, asked)
@@ -227,8 +235,9 @@ class DpSgd(Mechanism):
 
     def check_inputs(self) -> None:
         """Loads the data, holds the batch size against it, and holds the model against autograd."""
-        data, _ = self.data.load(), self._sizes
+        data, _ = self.data.load(), self.sizes
         division.divide(self.recipe, data, 0)
+        check_augmentations(self.augmentations, data.x.shape[1:], type(self.model))
         if self.engine == "opacus" and self.precision == "bfloat16":
             raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
         from . import rounding
@@ -242,6 +251,8 @@ class DpSgd(Mechanism):
             from .trial_run import check_model
 
             adversary.check_size(len(check_model(self.model, self.data.load())))
+        if adversary.reserves is not None:
+            adversary.check_reserve(division.reserved(self, len(self.data.load().y)))
         if isinstance(adversary, Shadowed):
             from . import shadowing
 
@@ -253,7 +264,8 @@ class DpSgd(Mechanism):
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """Counts the steps that may have the canary; the others are post-processing."""
-        return Claimed(self.noise, horizon // adversary.period, *self._sampled)
+        kind = Adjacency.REPLACE if adversary.replaces else Adjacency.ADD_REMOVE
+        return Claimed(self.noise, horizon // adversary.period, *self._sampled, kind)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Gaussian for a gradient canary of one direction in every step, which is proved here.
@@ -278,7 +290,7 @@ class DpSgd(Mechanism):
         if not every_step or self.batches != "known":
             return TradeOff.UNKNOWN
         if isinstance(self.sampling, Poisson):
-            return TradeOff.CLAIMED
+            return TradeOff.UNKNOWN if adversary.replaces else TradeOff.CLAIMED
         return TradeOff.GAUSSIAN if self.sampling.known else TradeOff.UNKNOWN
 
     def training(self, seed: int, gpu: bool) -> DpSgdTraining:

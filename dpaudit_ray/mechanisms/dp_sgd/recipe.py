@@ -37,6 +37,7 @@ class Recipe:
     optimizer: Optimizer = _SGD
     schedule: Schedule = _CONSTANT
     physical_batch_size: int | None = None
+    augmentations: int = 1
     held_out: Data | float | None = None
     reserved: float | None = None
 

@@ -6,6 +6,7 @@ from ... import accounting
 from ...accounting import Sampling
 from ...adversaries.base import Adversary
 from ...errors import SpecError
+from ...models.base import Model
 from .sampling.base import Sampler
 
 
@@ -56,6 +57,7 @@ def check_frozen(adversary: Adversary, asked: dict[str, bool]) -> None:
         "held_out": "leave it out: a model that is not trained is worth nothing",
         "engine": "use packed: no step is taken",
         "batches": "use known: all records are the adversary's",
+        "augmentations": "leave it out: no record has a gradient",
         "model.initialization": "use fixed: the first model labels the records",
     }
     for key, wrong in asked.items():
@@ -63,3 +65,21 @@ def check_frozen(adversary: Adversary, asked: dict[str, bool]) -> None:
             raise SpecError(
                 f"mechanism.{key}", f"is of no use to {adversary.name}; {remedies[key]}"
             )
+
+
+def check_augmentations(count: int, shape: tuple[int, ...], model: type[Model]) -> None:
+    """Views are of images, and of the part of a model that is trained."""
+    if count == 1:
+        return
+    if len(shape) != 3 or min(shape[1:]) < 8:
+        raise SpecError(
+            "mechanism.augmentations",
+            f"is {count}, but examples have shape {list(shape)}; views are crops of images "
+            "[channels, height, width] of at least 8 x 8 pixels",
+        )
+    if model.body is not Model.body:
+        raise SpecError(
+            "mechanism.augmentations",
+            f"is {count}, but a frozen body sees every image once, before training; use a model "
+            "without one",
+        )

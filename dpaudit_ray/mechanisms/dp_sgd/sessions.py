@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...adversaries.base import (
+    Adversary,
     Canary,
     FinalModelAdversary,
     GradientCanary,
@@ -27,124 +27,13 @@ from ...engines.packing.packed import PackedModel
 from ...errors import SpecError
 from ..base import Checkpoints, Measured
 from .keeping import Kept
-from .lookahead import OneEach
-from .schedules.constant import Constant
-from .shadowing import Shadows, input_gradient
+from .knowledge import Known
+from .shadowing import Shadows
 from .training import DpSgdTraining
 from .utility import Record
 
 Scores = npt.NDArray[np.float64]
 A = TypeVar("A", FinalModelAdversary[Any], TrajectoryAdversary[Any])
-
-
-@dataclasses.dataclass(frozen=True)
-class Known:
-    """What `PublicKnowledge` grants, as copies: an adversary may work in place on all it gets."""
-
-    training: DpSgdTraining
-    shadowed: Shadows | None = None
-
-    @property
-    def shadows(self) -> Tensor | None:
-        """See `PublicKnowledge.shadows`."""
-        return None if self.shadowed is None else self.shadowed.theta.clone()
-
-    @property
-    def outside(self) -> tuple[Tensor, Tensor] | None:
-        """See `PublicKnowledge.outside`."""
-        own = self.training.reserved if self.shadowed is None else self.shadowed.records
-        return None if own is None else (own[0].clone(), own[1].clone())
-
-    def pretrained(self, steps: int, seed: int) -> Tensor:
-        """See `PublicKnowledge.pretrained`."""
-        own = self.outside
-        if own is None:
-            raise SpecError("mechanism.reserved", "is needed to pretrain on; give a share")
-        recipe = dataclasses.replace(self.training.recipe, steps=steps, schedule=Constant())
-        elsewhere = dataclasses.replace(self.training, recipe=recipe).elsewhere(*own, seed)
-        *_, last = elsewhere.simulate(1, noisy=False, seed=seed)
-        return last[0]
-
-    def input_gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """See `PublicKnowledge.input_gradient`."""
-        return input_gradient(self.training, theta, x, y)
-
-    @property
-    def initial(self) -> Tensor:
-        """θ_0, float [p]."""
-        return self.training.initial.clone()
-
-    @property
-    def clip_norm(self) -> float:
-        """C."""
-        return self.training.clip_norm
-
-    @property
-    def noise_multiplier(self) -> float:
-        """σ."""
-        return self.training.recipe.noise_multiplier
-
-    @property
-    def batch_size(self) -> int:
-        """|B|."""
-        return self.training.recipe.batch_size
-
-    @property
-    def sample_rate(self) -> float:
-        """See `PublicKnowledge.sample_rate`."""
-        recipe = self.training.recipe
-        return recipe.sampling.rate(recipe.sizes(self.examples))
-
-    def rate(self, step: int) -> float:
-        """See `PublicKnowledge.rate`."""
-        return self.training.recipe.rate(step)
-
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        return self.training.classes
-
-    @property
-    def examples(self) -> int:
-        """Number of training examples."""
-        return self.training.examples
-
-    def example(self, index: int) -> tuple[Tensor, Tensor]:
-        """Training example `index` as x [1, ...] and y [1]."""
-        return self.training.example(index)
-
-    def batch(self, step: int) -> tuple[Tensor, Tensor] | None:
-        """See `PublicKnowledge.batch`."""
-        if self.training.recipe.batches == "secret":
-            return None
-        own = self.training.batches[step - 1]
-        return self.training.x[own], self.training.y[own]  # indexed by a list: copies
-
-    def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """See `PublicKnowledge.losses`."""
-        return self.training.model.losses(theta, x, y)
-
-    def gradients(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
-        """See `PublicKnowledge.gradients`."""
-        return self.training.sums(theta, x, y, clip_norm)
-
-    def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """See `PublicKnowledge.own_gradients`."""
-        return self._own.gradients(theta, x, y)
-
-    def look_ahead(
-        self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
-    ) -> Tensor:
-        """See `PublicKnowledge.look_ahead`."""
-        return self._own.ahead(theta, x, y, query, rate)
-
-    @functools.cached_property
-    def _own(self) -> OneEach:
-        return OneEach(self.training.module)
-
-    def simulate(self, runs: int, noisy: bool, seed: int) -> Iterator[Tensor]:
-        """See `PublicKnowledge.simulate`."""
-        return (theta.clone() for theta in self.training.simulate(runs, noisy, seed))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +72,7 @@ class _Crafted(ABC, Generic[A]):
             begin = adversary.begin(Known(training, shadowed), rng)
             training = training if begin is None else training.starting(begin)
         canary = adversary.craft(Known(training, shadowed), rng)
-        training.check_claim(canary, adversary.canaries)
+        training.check_claim(canary, adversary.canaries * (2 if adversary.replaces else 1))
         return cls(training, adversary, canary, shadowed)
 
     def run(
@@ -225,7 +114,8 @@ class FinalModelSession(_Crafted[FinalModelAdversary[Any]]):
         record = self.record((len(members), len(horizons)), kept)
         column = {step: i for i, step in enumerate(horizons)}
         own = _copied(self.canary)
-        path = training.run(inside, seed, own, self.adversary.period, kept=kept)
+        placed = _placed(inside, self.adversary)
+        path = training.run(placed, seed, own, self.adversary.period, kept=kept)
         for step, theta in enumerate(path, start=kept.step):
             if step == kept.step:
                 continue
@@ -234,6 +124,8 @@ class FinalModelSession(_Crafted[FinalModelAdversary[Any]]):
                 observed = self.adversary.score(self.canary, released)
                 record.put(column[step], _checked(observed, inside, self.adversary), theta)
             kept.offer(step, theta, record.arrays)
+            if step == horizons[-1]:
+                break
         return record.result
 
 
@@ -260,12 +152,15 @@ class TrajectorySession(_Crafted[TrajectoryAdversary[Any]]):
         column = {step: i for i, step in enumerate(horizons)}
         own = _copied(self.canary)
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
-        path = training.run(inside, seed, own, self.adversary.period, watch, kept)
+        placed = _placed(inside, self.adversary)
+        path = training.run(placed, seed, own, self.adversary.period, watch, kept)
         seeing = observer if isinstance(observer, TrajectoryObserver) else None
         for step, theta in _seen(path, seeing, kept.step):
             if step in column:
                 record.put(column[step], _checked(observer.scores(), inside, observer), theta)
             kept.offer(step, theta, record.arrays)
+            if step == horizons[-1]:
+                break
         return record.result
 
 
@@ -295,6 +190,14 @@ def _coins(members: npt.NDArray[np.bool_], canaries: int) -> Tensor:
     """[n], or [n, m] where each of n trainings has m canaries."""
     bits = torch.from_numpy(members)
     return bits if canaries == 1 else bits.view(-1, canaries)
+
+
+def _placed(inside: Tensor, adversary: Adversary) -> Tensor:
+    """What is inserted where the bits are `inside`; both of each pair where canaries replace."""
+    if not adversary.replaces:
+        return inside
+    each = inside.view(len(inside), -1)
+    return torch.cat([each, 1 - each], 1)
 
 
 def _checked(scores: Any, inside: Tensor, whose: object) -> Scores:

@@ -87,18 +87,21 @@ def together(parts: tuple[Arrays, ...], like: Tensor) -> Tensor:
     return torch.from_numpy(joined).to(like)
 
 
-def input_gradient(training: DpSgdTraining, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Gradient by the examples x [m, ...] of their loss, summed over them, averaged over `theta`.
+def input_gradient(
+    training: DpSgdTraining, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None
+) -> Tensor:
+    """Gradient by the examples x [m, ...] of their summed loss, over `theta`, float [n, p].
 
-    `theta` is float [n, p], `y` [m]. By autograd on the module itself, one model after another.
+    The models' mean, or their sum with `weights` [n]. By autograd on the module itself, one model
+    after another.
     """
     total = torch.zeros_like(x)
-    for row in theta:
+    for row, weight in zip(theta, [1.0] * len(theta) if weights is None else weights, strict=True):
         with placed(training.module, row), torch.enable_grad():
             moved = x.clone().requires_grad_()
             loss = losses(training.module(moved), y).sum()
-            total += torch.autograd.grad(loss, moved)[0]
-    return total / len(theta)
+            total += weight * torch.autograd.grad(loss, moved)[0]
+    return total / len(theta) if weights is None else total
 
 
 @dataclasses.dataclass(frozen=True)

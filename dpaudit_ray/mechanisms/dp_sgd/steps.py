@@ -12,6 +12,7 @@ Both engines do this to the rows of one matrix. `PackedSteps` computes all model
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
@@ -23,15 +24,17 @@ import torch
 from torch import Tensor, nn
 
 from ...adversaries.base import GradientCanary, SampleCanary
-from ...engines.cpu.noise import noise_source
+from ...engines.cpu.threads import beside
+from ...engines.noise import noise_source
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.losses import losses
-from .insertion import Inserted
+from .insertion import Inserted, summed
 from .optimizers.base import Noisy, State
 from .recipe import Recipe
 from .start import generator
 
 Array = npt.NDArray[Any]
+_LARGE = 1 << 16  # numbers whose noise is drawn beside the gradients: half a millisecond
 
 
 class Steps(Protocol):
@@ -75,16 +78,24 @@ class PackedSteps:
             self._update = torch.empty_like(theta)
         update = self._update
         # Drawn for the whole pack, so that how it is split for the gradients changes nothing.
-        self._noise.fill(update)
-        update *= recipe.noise_multiplier * recipe.clip_norm
+        worth = update.device.type == "cpu" and update.numel() >= _LARGE
+        drawn = beside(functools.partial(self._draw, update), worth)
         for part in parts(len(y), recipe):
-            update += self._model.clipped_sums(theta, x[part], y[part], recipe.clip_norm)
+            norm, dims = recipe.clip_norm, x.dim() - (recipe.augmentations > 1)
+            summed_up = batch_sums(self._model, theta, x[part], y[part], norm, dims)
+            drawn()
+            update += summed_up
+        drawn()
         if inserted is not None:
             self._insert(update, theta, inserted)
         self._taken += 1
         noisy = Noisy(update, recipe.batch_size, recipe.rate(self._taken), self._taken)
         recipe.optimizer.move(theta, noisy, self._state)
         return update
+
+    def _draw(self, update: Tensor) -> None:
+        self._noise.fill(update)
+        update *= self._recipe.noise_multiplier * self._recipe.clip_norm
 
     def state(self) -> dict[str, Array]:
         """See `Steps`."""
@@ -104,14 +115,29 @@ class PackedSteps:
     def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
         """Adds to the rows of models that have the canary; whatever it is, no other row changes."""
         canary, several = inserted.canary, inserted.inside.dim() > 1
-        for j, rows in enumerate(inserted.rows):
-            if not len(rows):
-                continue
-            if isinstance(canary, GradientCanary):
-                update[rows] += canary.direction[j] if several else _own(canary.direction, rows)
-            else:
-                x, y = canary.x[j : j + 1], canary.y[j : j + 1]
-                update[rows] += self._model.clipped_sums(theta[rows], x, y, self._recipe.clip_norm)
+        if isinstance(canary, GradientCanary) and several:
+            update += summed(canary.direction, inserted.inside)
+        elif isinstance(canary, GradientCanary):
+            (rows,) = inserted.rows
+            update[rows] += _own(canary.direction, rows)
+        else:
+            self._insert_examples(update, theta, canary, inserted)
+
+    def _insert_examples(
+        self, update: Tensor, theta: Tensor, canary: SampleCanary, inserted: Inserted
+    ) -> None:
+        """Those of one model at once, or one for all its models, whichever takes fewer passes."""
+        clip_norm, count = self._recipe.clip_norm, len(canary.y)
+        if count <= len(theta):
+            for j, rows in enumerate(inserted.rows):
+                if len(rows):
+                    x, y = canary.x[j : j + 1], canary.y[j : j + 1]
+                    update[rows] += self._model.clipped_sums(theta[rows], x, y, clip_norm)
+            return
+        for i, own in enumerate(inserted.examples):
+            if len(own):
+                x, y = canary.x[own], canary.y[own]
+                update[i] += self._model.clipped_sums(theta[i : i + 1], x, y, clip_norm)[0]
 
 
 class OpacusSteps:
@@ -208,6 +234,15 @@ def tensor(array: Array, device: torch.device) -> Tensor:
     return torch.tensor(np.array(array), device=device)
 
 
+def batch_sums(
+    model: PackedModel, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float, dims: int
+) -> Tensor:
+    """Clipped sums of examples that have `dims` dimensions, or one more where each has views."""
+    if x.dim() > dims:
+        return model.viewed_sums(theta, x, y, clip_norm)
+    return model.clipped_sums(theta, x, y, clip_norm)
+
+
 def parts(examples: int, recipe: Recipe) -> list[slice]:
     """A logical batch in parts of at most `physical_batch_size`; none of an empty one."""
     size = recipe.physical_batch_size or max(examples, 1)
@@ -227,7 +262,7 @@ def _direction(inserted: Inserted | None, model: int) -> Tensor | None:
         return None
     inside, direction = inserted.inside[model], inserted.canary.direction
     if inside.dim():
-        return inside @ direction
+        return summed(direction, inside[None])[0]
     return _own(direction, model) if inside else None
 
 

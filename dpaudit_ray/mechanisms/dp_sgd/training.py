@@ -14,19 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...adversaries.base import Canary
+from ...adversaries.base import Canary, SampleCanary
 from ...engines.cpu import memory
+from ...engines.gpu import settings
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.layers import slots_of
 from ...errors import SpecError
 from ...seeds import derive
+from .augmenting import Views
 from .division import divide
 from .insertion import Insertion, check_claim
 from .keeping import Kept
 from .optimizers.base import Noisy, State
 from .recipe import Recipe, check_known_start
 from .start import network, seeded
-from .steps import OpacusSteps, PackedSteps, Steps, parts
+from .steps import OpacusSteps, PackedSteps, Steps, batch_sums, parts
 from .utility import HeldOut
 
 if TYPE_CHECKING:
@@ -53,16 +55,16 @@ class DpSgdTraining:
     loaded: Callable[[Dataset], tuple[Tensor, Tensor]]  # other data, as the model sees it
     held_out: HeldOut | None = None
     reserved: tuple[Tensor, Tensor] | None = None  # x [m, ...] and y [m] that only adversaries have
+    views: Views | None = None
 
     @classmethod
     def prepare(
         cls, recipe: Recipe, seed: int, gpu: bool, dtype: torch.dtype = torch.float32
     ) -> DpSgdTraining:
         """Loads the data, draws θ_0 and the mini-batches from (sweep seed, `recipe.seed`)."""
-        device = torch.device("cuda" if gpu else "cpu")
+        device = settings.device(gpu)
         if gpu:
-            torch.backends.cuda.matmul.allow_tf32 = recipe.precision == "tf32"
-            torch.backends.cudnn.allow_tf32 = recipe.precision == "tf32"
+            settings.settle_in(tf32=recipe.precision == "tf32")
         else:
             memory.keep_heap()
         data = recipe.data.load()
@@ -82,7 +84,9 @@ class DpSgdTraining:
         model = PackedModel(module.to(device, dtype), compute=compute)
         model.settle(features[: recipe.batch_size], y[: recipe.batch_size])
         initial = model.initial
+        views = Views(recipe.augmentations, derive("views", seed, recipe.seed))
         return cls(
+            views=None if recipe.augmentations == 1 else views,
             recipe=recipe,
             module=module,
             model=model,
@@ -128,17 +132,19 @@ class DpSgdTraining:
             raise SpecError("adversary.example", f"is {index}, but the data ends at {last}")
         return self.x[index : index + 1].clone(), self.y[index : index + 1].clone()
 
-    def simulate(self, runs: int, noisy: bool, seed: int) -> Iterator[Tensor]:
-        """Yields θ_0, ..., θ_T of `runs` trainings without the canary, [runs, p]."""
+    def simulate(
+        self, runs: int, noisy: bool, seed: int, canary: SampleCanary | None = None, period: int = 1
+    ) -> Iterator[Tensor]:
+        """See `PublicKnowledge.simulate`."""
         if noisy:
-            nobody = torch.zeros(runs, dtype=self.initial.dtype, device=self.initial.device)
-            yield from (theta.clone() for theta in self.run(nobody, seed, None, 1))
+            everybody = torch.ones(runs, dtype=self.initial.dtype, device=self.initial.device)
+            yield from (theta.clone() for theta in self.run(everybody, seed, canary, period))
             return
         theta = self.starts(runs, seed)
         yield theta
         state: State = {}
         for step, batch in enumerate(self.batches, start=1):
-            sums = self.sums(theta, self.x[batch], self.y[batch], math.inf)
+            sums = self.sums(theta, *self._taken(batch, step), math.inf)
             theta = theta.clone()
             whole = Noisy(sums, self.recipe.batch_size, self.recipe.rate(step), step)
             self.recipe.optimizer.move(theta, whole, state)
@@ -148,8 +154,12 @@ class DpSgdTraining:
         """Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) for models `theta` [n, p], as a step computes it."""
         total = torch.zeros_like(theta)
         for part in parts(len(y), self.recipe):
-            total += self.model.clipped_sums(theta, x[part], y[part], clip_norm)
+            total += batch_sums(self.model, theta, x[part], y[part], clip_norm, self.x.dim())
         return total
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """The others' examples at `step`, from 1 on: x [B, ...], or [B, K, ...] of views, y [B]."""
+        return self._taken(self.batches[step - 1], step)
 
     def starts(self, models: int, seed: int) -> Tensor:
         """θ_0 of every model, float [models, p]: one for all, or drawn from the pack's seed."""
@@ -195,16 +205,19 @@ class DpSgdTraining:
             inserted = None if insertion is None else insertion.at(step, theta)
             before = None if watch is None else theta.clone()
             if own and isinstance(steps, OpacusSteps):
-                turns = ((i, theta, *self._taken(next(o)), inserted) for i, o in enumerate(own))
+                turns = (
+                    (i, theta, *self._taken(next(o), step), inserted) for i, o in enumerate(own)
+                )
                 sums = torch.stack([steps.turn(*turn) for turn in turns])
             else:
-                sums = steps.step(theta, *self._taken(batch), inserted)
+                sums = steps.step(theta, *self._taken(batch, step), inserted)
             if watch is not None and before is not None:
                 watch(step, before, sums / self.recipe.batch_size)
             yield theta
 
-    def _taken(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        return self.x[batch], self.y[batch]
+    def _taken(self, batch: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        x = self.x[batch]  # indexed by a list: a copy
+        return x if self.views is None else self.views.of(x, step), self.y[batch]
 
     def _insertion(self, canary: Canary, inside: Tensor, period: int, seed: int) -> Insertion:
         """The coins depend on the pack alone: neither on a bit, nor on what other packs toss."""

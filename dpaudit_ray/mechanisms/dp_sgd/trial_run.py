@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...engines.packing.packed import PackedModel
-from ...errors import SpecError
+from ...errors import SpecError, first_line
 from .start import network, seeded
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from ...models.base import Model
 
 _TRIED = 64  # examples
+_REMEMBERED = 64  # networks
+_known: dict[Hashable, Tensor] = {}  # the audits of a sweep have few, and a trial takes a second
 
 
 def check_model(model: Model, data: Dataset) -> Tensor:
@@ -32,12 +36,14 @@ def check_model(model: Model, data: Dataset) -> Tensor:
         with torch.no_grad():
             x = x if body is None else body.eval()(x)
             module = network(model, tuple(x.shape[1:]), data.classes, 0)
+            if (key := _key(module, x, y, data.classes)) in _known:
+                return _known[key]
             packed = PackedModel(module)
             outputs = module(x[:2].clone())
     except SpecError:
         raise
     except Exception as error:  # a user's code may raise anything
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         shape = tuple(data.x.shape[1:])
         raise SpecError(
             "mechanism.model", f"{model.name} does not run on examples of shape {shape}: {reason}"
@@ -45,7 +51,24 @@ def check_model(model: Model, data: Dataset) -> Tensor:
     if isinstance(outputs, Tensor) and outputs.dim() == 2:
         _check_outputs(outputs.shape[1], data.classes)
     packed.settle(x, y)
+    _known[key] = packed.initial
+    while len(_known) > _REMEMBERED:
+        del _known[next(iter(_known))]
     return packed.initial
+
+
+def _key(module: nn.Module, x: Tensor, y: Tensor, classes: int) -> Hashable:
+    """The same for a network that was tried: of the same code, with these numbers.
+
+    Classes are compared as objects, so that one whose code was loaded anew is another one.
+    """
+    code = tuple((type(part), type(part).forward) for part in module.modules())
+    numbers = [*module.parameters(), *module.buffers(), x, y]
+    digest = hashlib.sha256()
+    for each in numbers:
+        digest.update(repr((each.shape, each.dtype)).encode())
+        digest.update(each.detach().flatten().view(torch.uint8).numpy().tobytes())
+    return code, repr(module), digest.digest(), classes
 
 
 def _check_outputs(outputs: int, classes: int) -> None:

@@ -18,7 +18,7 @@ from ...adversaries.base import Adversary
 from ...adversaries.landscape import LandscapeAdversary
 from ...errors import SpecError
 from ...stats import Estimate, Status, TradeOff
-from ..base import Claimed, Mechanism, Session
+from ..base import Arrays, Claimed, Mechanism, Session
 from .process import FirstStep, Gradient, Process
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Landscape(Mechanism):
     """
 
     uses_torch: ClassVar[bool] = False
+    several_gpus: ClassVar[bool] = False
 
     name: Literal["landscape"] = "landscape"
     steps: int = Field(ge=1, le=10**7)
@@ -131,7 +132,11 @@ class Landscape(Mechanism):
         return _Sampled(self.process(adversary))
 
     def exact(
-        self, adversary: Adversary, horizons: tuple[int, ...], delta: float
+        self,
+        adversary: Adversary,
+        horizons: tuple[int, ...],
+        delta: float,
+        prepared: tuple[Arrays, ...] = (),
     ) -> dict[int, tuple[Estimate, ...]]:
         """For `backend: exact`, the best test's μ read as Gaussian, and the true ε of the pair."""
         from .density import evolve

@@ -1,0 +1,93 @@
+"""A sample crafted for its loss: what is asked of the final model is not what was put in.
+
+After Yoon, Jeung, No 2024 (arXiv 2412.01756): losses of the canary itself need not be where models
+with and without it differ most, so an input is sought for which they do. The paper seeks it on half
+of the audited models; here on models that the adversary trains itself, with the canary and without,
+before any trial that counts, so that every trial counts.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from .api_access import RecordCanary
+from .base import FinalModel, PublicKnowledge, SampleCanary
+from .poison import ranges
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class QueriedSample(SampleCanary):
+    """An example that joins, and another one that is asked for: `query_x` [1, ...], `query_y`."""
+
+    query_x: Tensor
+    query_y: Tensor
+
+
+class CraftedQuery(RecordCanary):
+    """Adds a record as `api-access` does, and scores by the loss of a query.
+
+    The query begins as the record, and is moved `ascent` times by `rate` of each feature's range
+    among records that are not trained on, up the gradient's signs of what tells 2 `rehearsals`
+    models of its own apart: the difference of the mean losses without and with the record, over
+    their spread. Half of these models choose among the inputs on that way, the record included.
+    """
+
+    crafted_once: ClassVar[bool] = True
+    name: Literal["crafted-query"] = "crafted-query"
+    rehearsals: int = Field(default=64, ge=4, le=10_000)
+    ascent: int = Field(default=50, ge=0, le=10_000)
+    rate: float = Field(default=0.02, gt=0, le=1)
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> QueriedSample:
+        """Trains models with the record and without, with the same noise, and seeks the query."""
+        record = self.added(known, rng)
+        seed, half = int(rng.integers(2**63)), self.rehearsals // 2
+        absent, present = (self._rehearsed(known, seed, one) for one in (None, record))
+        seek, choose = (absent[:half], present[:half]), (absent[half:], present[half:])
+        low, high = ranges(known)
+        low, high = low.minimum(record.x), high.maximum(record.x)
+        x, best = record.x, (-float("inf"), record.x)
+        for move in range(self.ascent + 1):
+            found = float(gap(*(known.losses(theta, x, record.y)[:, 0] for theta in choose)))
+            best = max(best, (found, x), key=lambda one: one[0])
+            if move < self.ascent:
+                x = x + self.rate * (high - low) * _upwards(known, seek, x, record.y)
+                x = x.clamp(low, high)
+        return QueriedSample(record.x, record.y, best[1], record.y)
+
+    def _rehearsed(self, known: PublicKnowledge, seed: int, canary: SampleCanary | None) -> Tensor:
+        """Final models, float [rehearsals, p]."""
+        path = known.simulate(self.rehearsals, True, seed, canary, self.period)
+        (last,) = collections.deque(path, maxlen=1)
+        return last
+
+    def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
+        """Minus the query's loss."""
+        assert isinstance(canary, QueriedSample)
+        return -observed.losses(canary.query_x, canary.query_y)[:, 0]
+
+
+def gap(absent: Tensor, present: Tensor) -> Tensor:
+    """How far the mean losses [k] of two worlds are apart, in units of their spread; a scalar."""
+    spread = absent.var() + present.var()
+    return (absent.mean() - present.mean()) / (spread + 1e-12) ** 0.5
+
+
+def _upwards(known: PublicKnowledge, seek: tuple[Tensor, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """Signs of the gap's gradient by x, of its shape."""
+    import torch
+
+    theta = torch.cat(seek)
+    losses = known.losses(theta, x, y)[:, 0].detach()
+    with torch.enable_grad():
+        losses.requires_grad_()
+        (weights,) = torch.autograd.grad(gap(*torch.split(losses, len(seek[0]))), losses)
+    return known.input_gradient(theta, x, y, weights).sign()

@@ -1,0 +1,113 @@
+"""One training with thousands of canaries, thousands with one, or something in between.
+
+A budget pays for so many trainings. What each design can show is simulated: canaries that do not
+interfere, each as visible as the claim allows (a Gaussian pair of its μ), judged by the method that
+is valid for the design. A real attack shows less, and canaries that err together less still.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import statistics
+from collections.abc import Iterator
+
+import numpy as np
+
+from .. import stats
+from ..errors import SpecError
+from ..stats import gdp
+
+CANARIES = (1, 16, 64, 1000, 5000)  # in each training
+_DRAWS = 5  # simulated audits, of which the median counts
+_MOST = 100_000  # scores of one: a bound from more is hardly another one
+_ALIKE = 0.98  # of the best, where a design costs less
+_SEED = 20231
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+@dataclasses.dataclass(frozen=True)
+class Design:
+    """So many trainings of so many canaries, and the ε that is typically shown by `method`."""
+
+    trainings: int
+    canaries: int
+    method: str
+    epsilon: float
+    seconds: float  # of one trainer
+
+
+def parsed(budget: str) -> float:
+    """Seconds of `90s`, `10min`, `1.5h` or `2d`. Raises SpecError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", budget.strip())
+    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not 0 < seconds < math.inf:
+        raise SpecError("--budget", f"is {budget!r}; write a time as 90s, 10min, 1.5h or 2d")
+    return seconds
+
+
+def affordable(
+    claim: float, level: tuple[float, float], seconds: float, budget: float
+) -> list[Design]:
+    """The best method of every design that a `budget` of trainer seconds pays for.
+
+    Canaries are taken to cost nothing: gradients do not, and records cost a gradient each.
+
+    Args:
+        claim: ε that is claimed, at the level's δ.
+        level: δ, and the confidence of the bounds.
+        seconds: one training takes.
+        budget: seconds of all trainers together.
+    """
+    mu, found = float(gdp.mu(claim, level[0])), []
+    for trainings, canaries in _shapes(int(budget / seconds)):
+        shown = {
+            method: statistics.median(_simulated(method, options, (trainings, canaries), mu, level))
+            for method, options in _methods(trainings, canaries)
+        }
+        best = max(shown, key=lambda name: shown[name])
+        found.append(Design(trainings, canaries, best, shown[best], trainings * seconds))
+    return found
+
+
+def recommended(designs: list[Design]) -> Design | None:
+    """The cheapest of those that show about the most; None where none shows anything."""
+    most = max((one.epsilon for one in designs), default=0.0)
+    good = [one for one in designs if one.epsilon >= _ALIKE * most > 0]
+    return min(good, key=lambda one: (one.seconds, one.canaries), default=None)
+
+
+def _shapes(most: int) -> list[tuple[int, int]]:
+    shapes = {
+        (min(runs, max(_MOST // canaries, 1)), canaries)
+        for canaries in CANARIES
+        for runs in {1, most}
+        if runs >= 1 and runs * canaries >= 100
+    }
+    return sorted(shapes) if most else []
+
+
+def _methods(trainings: int, canaries: int) -> Iterator[tuple[str, dict[str, int]]]:
+    if canaries == 1:
+        yield "accuracy", {}
+        return
+    if trainings >= 20:
+        yield "several-canaries", {}
+    total = trainings * canaries
+    yield "one-run", {"guesses": total // 20}
+    yield "one-run-fdp", {"guesses": total // 10}
+
+
+def _simulated(
+    method: str, options: dict[str, int], shape: tuple[int, int], mu: float,
+    level: tuple[float, float],
+) -> Iterator[float]:  # fmt: skip
+    rng, total = np.random.default_rng(_SEED), shape[0] * shape[1]
+    for _ in range(_DRAWS):
+        bits = rng.random(total) < 0.5
+        made = stats.make(
+            method, planned=total, independent=shape[1] == 1, canaries=shape[1], **options
+        )
+        made.fold(mu * bits + rng.standard_normal(total), bits)
+        yield made.bound(*level).epsilon_lower

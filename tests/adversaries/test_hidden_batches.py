@@ -1,0 +1,121 @@
+"""The exact score where nobody knows the batches: against sums over all of them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from scipy import stats
+
+import dpaudit_ray as da
+from dpaudit_ray.adversaries.hidden import Others
+from tests.adversaries.shadowed import PRECISE, opened
+
+Floats = npt.NDArray[np.float64]
+
+
+def slow_log_density(parts: Floats, q: float, sigma: float, shown: float) -> float:
+    """Of one model: a sum over all batches of the others."""
+    found = -np.inf
+    for batch in itertools.product((0, 1), repeat=len(parts)):
+        size = sum(batch)
+        chance = size * np.log(q) + (len(parts) - size) * np.log1p(-q)
+        density = stats.norm.logpdf(shown, np.dot(batch, parts), sigma)
+        found = np.logaddexp(found, chance + density)
+    return float(found)
+
+
+def slow_ratio(parts: Floats, q: float, sigma: float, shown: float) -> float:
+    """log of (1 - q) f(s) + q f(s - 1) over f(s)."""
+    without = slow_log_density(parts, q, sigma, shown)
+    within = slow_log_density(parts, q, sigma, shown - 1)
+    return float(np.logaddexp(np.log1p(-q) + without, np.log(q) + within) - without)
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "scale"),
+    [(0.1, 0.7, 1.0), (0.5, 1.6, 1.0), (0.02, 0.4, 0.3), (0.9, 0.3, 1.0), (0.1, 1.0, 0.0)],
+)
+def test_the_density_is_the_sum_over_all_batches(q: float, sigma: float, scale: float) -> None:
+    """Also six standard deviations out, where f is 1e-8 of its peak and less."""
+    rng = np.random.default_rng(0)
+    parts = scale * rng.uniform(-1, 1, (7, 9))
+    shown = q * parts.sum(1) + np.array([-6, -2, -0.5, 0, 1, 3, 6]) * sigma
+    others = Others(parts, q, sigma)
+    slow = [slow_log_density(a, q, sigma, s) for a, s in zip(parts, shown, strict=True)]
+    np.testing.assert_allclose(others.log_density(shown), slow, rtol=0, atol=1e-10)
+
+
+def test_many_records_are_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = np.random.default_rng(0).uniform(-0.3, 0.3, (3, 50))
+    others, shown = Others(parts, 0.06, 1.1), np.array([-1.0, 0.0, 2.0])
+    whole = others.ratio(shown)
+    monkeypatch.setattr("dpaudit_ray.adversaries.hidden._BLOCK", 600)
+    np.testing.assert_allclose(others.ratio(shown), whole, rtol=0, atol=1e-12)
+
+
+def table(folder: Path, records: int) -> dict[str, str]:
+    """As many records of five features, in two classes."""
+    x = np.random.default_rng(0).normal(size=(records, 5)).astype(np.float32)
+    np.savez(folder / "table.npz", x=x, y=np.arange(records) % 2)
+    return {"name": "npz", "path": str(folder / "table.npz")}
+
+
+@pytest.mark.parametrize("attack", ["gradient", "watched-dimension"])
+def test_secret_batches_are_scored_by_all_that_they_may_be(
+    attack: str, tiny: dict, tmp_path: Path
+) -> None:
+    """Two steps of Opacus on eight records, against the sum over 2^8 batches of every step."""
+    tiny["mechanism"]["data"] = table(tmp_path, 8)
+    del tiny["audit"]["record_every"]
+    small = {"sampling": "poisson", "batch_size": 2, "steps": 2, "noise_multiplier": 0.8}
+    session = opened(tiny, attack, PRECISE, engine="opacus", batches="secret", **small)
+    training, members = session.training, np.array([True, False, True])
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def watch(step: int, before: torch.Tensor, update: torch.Tensor) -> None:
+        seen.append((before.clone(), update.clone()))
+
+    inside = torch.from_numpy(members).to(training.initial)
+    list(training.run(inside, 5, session.canary, 1, watch))
+    unit, q = session.canary.direction / training.clip_norm**2, 2 / 8
+    expected = np.zeros(3)
+    for before, update in seen:
+        for i, row in enumerate(before):
+            each = [
+                training.sums(row[None], *training.example(j), training.clip_norm)[0]
+                for j in range(8)
+            ]
+            parts = np.array([float(one @ unit) for one in each])
+            expected[i] += slow_ratio(parts, q, 0.8, float(update[i] @ unit) * 2)
+    np.testing.assert_allclose(session.run(members, 5, (2,))[:, 0], expected, rtol=0, atol=1e-9)
+
+
+def test_it_tells_more_than_a_score_that_takes_the_others_for_noise(tiny: dict) -> None:
+    """Twelve records of which half join a step, and as long as the canary: 4000 single steps.
+
+    Flake rate: the hit rates differ by eight standard errors.
+    """
+    rng, q, sigma, size = np.random.default_rng(1), 0.5, 0.4, 4000
+    parts = rng.uniform(-1, 1, (size, 1)) * rng.uniform(0.5, 1, (size, 12))
+    member = rng.random(size) < 0.5
+    others = ((rng.random((size, 12)) < q) * parts).sum(1)
+    shown = others + member * (rng.random(size) < q) + sigma * rng.standard_normal(size)
+    exact = Others(parts, q, sigma).ratio(shown)
+    hits = [np.mean((score > np.median(score)) == member) for score in (exact, shown)]
+    assert hits[0] > hits[1] + 3 * np.sqrt(0.25 / size)
+
+
+def test_secret_batches_run_from_a_sweep(tiny: dict, tmp_path: Path) -> None:
+    tiny["mechanism"] |= {"data": table(tmp_path, 16), "engine": "opacus"}
+    tiny["mechanism"] |= {"batches": "secret", "sampling": "poisson", "batch_size": 4, "steps": 2}
+    tiny["audit"] |= {"trials": 6, "record_every": 2, "estimators": ["accuracy"]}
+    tiny["audit"]["accountants"] = ["rdp"]
+    tiny["grid"] = {"adversary": ["gradient"]}
+    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    assert result.complete
+    assert np.isfinite(result.scores["score"]).all()

@@ -1,0 +1,242 @@
+"""One training, many canaries: what is inserted, what is scored, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import dpaudit_ray as da
+from dpaudit_ray import accounting
+from dpaudit_ray.adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.plugins import parse
+from dpaudit_ray.sweep import spec
+from tests.adversaries.shadowed import PRECISE, opened
+from tests.command import refused, write_sweep
+
+CANARIES = 6
+WHITE, BLACK = ("dirac", "random"), ("natural", "mislabelled")
+
+
+def attack(kind: str, canaries: int = CANARIES) -> dict[str, Any]:
+    return {"name": "one-run", "canaries": canaries, "kind": kind}
+
+
+@pytest.fixture(autouse=True)
+def for_canaries(tiny: dict) -> None:
+    """Only some methods take several canaries of a training."""
+    tiny["audit"] |= {"estimators": ["one-run"], "trials": 9 * CANARIES}
+
+
+@pytest.mark.parametrize("kind", WHITE + BLACK)
+def test_the_kind_says_what_is_seen(kind: str) -> None:
+    adversary = parse(Adversary, attack(kind), "adversary")
+    assert isinstance(adversary, TrajectoryAdversary) == (kind in WHITE)
+    assert isinstance(adversary, FinalModelAdversary) == (kind in BLACK)
+    assert adversary.canaries == CANARIES
+    assert adversary.identity() == attack(kind)
+    assert parse(Adversary, adversary.model_dump(), "adversary") == adversary
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize("kind", WHITE)
+def test_a_score_is_what_updates_show_along_a_canary(kind: str, sampling: str, tiny: dict) -> None:
+    """Two models with six canaries each, against loops over steps, models and canaries."""
+    session = opened(tiny, attack(kind), PRECISE, sampling=sampling, clip_norm=0.7)
+    training, bits = session.training, np.random.default_rng(0).random(2 * CANARIES) < 0.5
+    directions = session.canary.direction.to_dense()
+    np.testing.assert_allclose(directions.norm(dim=1), 0.7, rtol=1e-12)
+    if kind == "dirac":
+        assert (directions != 0).sum(0).max() == 1
+    inside = torch.from_numpy(bits).view(2, CANARIES).to(training.initial)
+    updates: list[Tensor] = []
+    list(training.run(inside, 5, session.canary, 1, lambda *one: updates.append(one[2].clone())))
+    expected = [
+        sum(float(update[i] @ directions[j]) * 64 / 0.7**2 for update in updates)
+        for i in range(2)
+        for j in range(CANARIES)
+    ]
+    np.testing.assert_allclose(session.run(bits, 5, (6,))[:, 0], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace"])
+@pytest.mark.parametrize("kind", WHITE + BLACK)
+def test_one_canary_is_as_many_as_any(kind: str, adjacency: str, sampling: str, tiny: dict) -> None:
+    """Three trainings of one each, beside what each of them scores alone."""
+    one = attack(kind, 1) | {"adjacency": adjacency}
+    session = opened(tiny, one, PRECISE, sampling=sampling, noise_multiplier=1e-6)
+    found = session.run(np.array([True, False, True]), 5, (6,))[:, 0]
+    assert found.shape == (3,)
+    if kind in WHITE and sampling == "fixed":
+        gained = 12.0 if adjacency == "replace" else 6.0
+        np.testing.assert_allclose(found[[0, 2]] - found[1], gained, atol=0.5)
+
+
+@pytest.mark.parametrize("kind", WHITE)
+def test_each_bit_adds_its_canary_to_every_sum(kind: str, tiny: dict) -> None:
+    """With the same noise: what the first step shows differs by the canaries that are in."""
+    session = opened(tiny, attack(kind), PRECISE)
+    training = session.training
+    bits = np.array([[True, False, True, True, False, False], [False] * 6])
+    first: list[Tensor] = []
+    for inside in (bits, ~bits):
+        coins = torch.from_numpy(inside).to(training.initial)
+        path = training.run(coins, 5, session.canary, 1, lambda *one: first.append(64 * one[2]))
+        next(path), next(path)
+    signs = torch.from_numpy(2.0 * bits - 1)
+    torch.testing.assert_close(first[0] - first[1], signs @ session.canary.direction.to_dense())
+
+
+@pytest.mark.parametrize("models", [1, 2, 9])
+@pytest.mark.parametrize("kind", BLACK)
+def test_records_score_by_their_loss(kind: str, models: int, tiny: dict) -> None:
+    """However the passes over models and canaries are nested; against one model after another."""
+    session = opened(tiny, attack(kind), PRECISE, model={"name": "mlp3", "width": 8})
+    training, (x, y) = session.training, (session.canary.x, session.canary.y)
+    others, labels = training.reserved
+    for record, label in zip(x, y, strict=True):
+        (place,) = (others == record).all(1).nonzero()[:, 0]
+        assert (labels[place] == label) == (kind == "natural")
+        assert not (training.x == record).all(1).any()
+    bits = np.random.default_rng(0).random(models * CANARIES) < 0.5
+    found = session.run(bits, 5, (6,))[:, 0].reshape(models, CANARIES)
+    inside = torch.from_numpy(bits).view(models, CANARIES).to(training.initial)
+    *_, theta = training.run(inside, 5, session.canary, 1)
+    np.testing.assert_allclose(found, -training.model.losses(theta, x, y), rtol=1e-12)
+    first: list[Tensor] = []
+    path = training.run(inside, 5, session.canary, 1, lambda *one: first.append(one[2].clone()))
+    next(path), next(path)
+    nobody = training.run(0 * inside, 5, None, 1, lambda *one: first.append(one[2].clone()))
+    next(nobody), next(nobody)
+    for i in range(models):
+        own = inside[i].bool()
+        row = training.initial[None]
+        added = training.sums(row, x[own], y[own], training.clip_norm)[0]
+        torch.testing.assert_close((first[0][i] - first[1][i]) * 64, added)
+
+
+@pytest.mark.parametrize("engine", ["packed", "opacus"])
+@pytest.mark.parametrize("kind", WHITE + BLACK)
+def test_a_coin_may_pick_one_of_two(kind: str, engine: str, tiny: dict) -> None:
+    """A gradient or its opposite, one record or another: one of each pair is always there."""
+    replaced = attack(kind, 3) | {"adjacency": "replace"}
+    session = opened(
+        tiny, replaced, PRECISE if engine == "packed" else torch.float32, engine=engine
+    )
+    training, canary = session.training, session.canary
+    bits = np.array([True, False, True, False, False, True])
+    if kind in WHITE:
+        given = canary.direction.to_dense()
+        np.testing.assert_allclose(given[3:], -given[:3])
+    else:
+        row = training.initial[None]
+        each = zip(torch.split(canary.x, 1), torch.split(canary.y, 1), strict=True)
+        given = torch.cat([training.sums(row, x, y, training.clip_norm) for x, y in each])
+        assert len(np.unique(canary.x.numpy(), axis=0)) == 6
+    shown: list[Tensor] = []
+    inside = torch.from_numpy(np.c_[bits.reshape(2, 3), ~bits.reshape(2, 3)]).to(training.initial)
+    for coins in (inside, 0 * inside):
+        path = training.run(coins, 5, canary, 1, lambda *one: shown.append(one[2].clone()))
+        next(path), next(path)
+    loose = {} if engine == "packed" else {"rtol": 1e-3, "atol": 2e-5}
+    torch.testing.assert_close((shown[0] - shown[1]) * 64, inside @ given, **loose)
+    scores = session.run(bits, 5, (6,))
+    assert scores.shape == (6, 1)
+    *_, theta = training.run(inside, 5, canary, 1)
+    if kind in BLACK:
+        losses = training.model.losses(theta, canary.x, canary.y)
+        np.testing.assert_allclose(
+            scores.reshape(2, 3), losses[:, 3:] - losses[:, :3], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_replacing_claims_more_than_adding(tiny: dict) -> None:
+    claims = []
+    for adjacency in ("add-remove", "replace"):
+        raw = tiny | {"grid": {}, "adversary": attack("dirac") | {"adjacency": adjacency}}
+        (cell,) = spec.from_raw(raw).cells
+        claimed = cell.mechanism.claimed(cell.adversary, 6)
+        claims.append(accounting.epsilon_of(claimed.training, 1e-5, "gaussian").upper)
+    assert claims[0] == pytest.approx(accounting.epsilon(2.0, 6, 1e-5))
+    assert claims[1] == pytest.approx(accounting.epsilon(1.0, 6, 1e-5))
+
+
+@pytest.mark.parametrize("kind", ["dirac", "natural"])
+def test_both_engines_insert_the_same(kind: str, tiny: dict) -> None:
+    bits = np.random.default_rng(0).random(CANARIES) < 0.5
+    quiet = {"noise_multiplier": 1e-6, "sampling": "poisson"}
+    scores = [
+        opened(tiny, attack(kind), engine=engine, **quiet).run(bits, 5, (6,))[:, 0]
+        for engine in ("packed", "opacus")
+    ]
+    np.testing.assert_allclose(*scores, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", WHITE + BLACK)
+def test_it_runs_from_a_sweep_and_resumes_to_the_same(
+    kind: str, tiny: dict, tmp_path: Path
+) -> None:
+    tiny["audit"] |= {"trials": 4 * CANARIES, "estimators": ["one-run", "one-run-fdp"]}
+    tiny |= {"grid": {}, "adversary": attack(kind), "resources": {"pack_size": 2 * CANARIES}}
+    whole = da.run(tiny, storage_path=str(tmp_path / "whole"), executor="inline")
+    assert whole.complete
+    tiny["audit"]["trials"] = 2 * CANARIES
+    da.run(tiny, storage_path=str(tmp_path / "parts"), executor="inline")
+    tiny["audit"]["trials"] = 4 * CANARIES
+    parts = da.run(tiny, storage_path=str(tmp_path / "parts"), executor="inline")
+    assert parts.scores["score"].to_numpy().tobytes() == whole.scores["score"].to_numpy().tobytes()
+
+
+def test_a_model_that_leaks_all_its_bits_is_told(tiny: dict, tmp_path: Path) -> None:
+    """With next to no noise nearly all of 60 bits are read off one training."""
+    tiny["mechanism"] |= {"noise_multiplier": 0.01, "batch_size": 4, "model": "mlp3"}
+    tiny["audit"] |= {"trials": 60, "estimators": [{"name": "one-run", "guesses": 60}]}
+    tiny |= {"grid": {}, "adversary": attack("dirac", 60), "resources": {}}
+    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    last = result.estimates.query("step == 6")
+    assert last["epsilon_lower"].max() > 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"adversary": attack("dirac", 5000)}, "adversary.canaries: is 5000, but the model has"),
+        (
+            {"adversary": attack("natural", 400)},
+            "adversary.canaries: is 400, which takes 400 records, but only",
+        ),
+        (
+            {"adversary": attack("natural", 150) | {"adjacency": "replace"}},
+            "adversary.canaries: is 150, which takes 300 records, but only",
+        ),
+        ({"adversary": attack("natural") | {"count": 3}}, "adversary.count: unknown key"),
+        ({"adversary": {"name": "one-run", "kind": "dirac"}}, "adversary.canaries: is required"),
+        ({"adversary": {"name": "one-run", "canaries": 3}}, "adversary.kind: is required"),
+        ({"adversary": attack("glass")}, "adversary.kind: must be"),
+        ({"estimators": ["accuracy"]}, "takes scores of many training runs"),
+        ({"estimators": [{"name": "one-run", "guesses": 7000}]}, "guesses must be at most"),
+        ({"trials": CANARIES + 1}, "each training has 6 canaries"),
+    ],
+)
+def test_bad_input_is_one_line(
+    changes: dict[str, Any], words: str, tiny: dict, tmp_path: Path
+) -> None:
+    adversary = changes.get("adversary", attack("dirac"))
+    trials = adversary.get("canaries", CANARIES)
+    tiny["audit"] |= {"trials": trials, "estimators": ["one-run"]}
+    tiny["audit"] |= {k: v for k, v in changes.items() if k != "adversary"}
+    tiny |= {"grid": {}, "adversary": adversary, "resources": {}}
+    assert words in refused("plan", write_sweep(tmp_path, tiny))
+
+
+def test_random_directions_that_would_not_fit_are_refused() -> None:
+    many = parse(Adversary, attack("random", 20_000), "adversary")
+    with pytest.raises(SpecError, match="GiB, of which 4 are allowed; use at most"):
+        many.check_size(62_006)
+    parse(Adversary, attack("dirac", 20_000), "adversary").check_size(62_006)

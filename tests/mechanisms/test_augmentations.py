@@ -1,0 +1,154 @@
+"""Augmentation multiplicity: views against loops, one gradient for all views of an example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import nn
+
+import dpaudit_ray as da
+from dpaudit_ray.engines.packing.packed import PackedModel
+from dpaudit_ray.mechanisms.dp_sgd.augmenting import Views
+from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
+from dpaudit_ray.sweep import spec
+from tests.command import inline, write_sweep
+
+
+@pytest.fixture
+def images(tiny: dict, tmp_path: Path) -> dict:
+    """A sweep of the ConvNet on images of noise, in three views each."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, size=(30, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", x=x, y=np.arange(30, dtype=np.uint8) % 3)
+    tiny["mechanism"] |= {
+        "data": {"name": "npz", "path": str(tmp_path / "images.npz")},
+        "model": {"name": "convnet"}, "batch_size": 8, "steps": 3, "augmentations": 3,
+    }  # fmt: skip
+    tiny["adversary"], tiny["grid"] = {"name": "watched-dimension"}, {}
+    tiny["audit"] |= {"record_every": 3, "trials": 20}
+    return tiny
+
+
+def mechanism(raw: dict[str, Any]) -> DpSgd:
+    (cell,) = spec.from_raw(raw).cells
+    assert isinstance(cell.mechanism, DpSgd)
+    return cell.mechanism
+
+
+def test_views_are_crops_and_mirror_images() -> None:
+    rng = np.random.default_rng(1)
+    x = torch.from_numpy(rng.normal(size=(40, 2, 9, 8)))
+    found = Views(5, 3).of(x, 2)
+    assert found.shape == (40, 5, 2, 9, 8)
+    padded = F.pad(x, (4,) * 4, mode="reflect")
+    seen = set()
+    for i in range(40):
+        crops = {}
+        for down in range(9):
+            for across in range(9):
+                crop = padded[i, :, down : down + 9, across : across + 8]
+                crops[crop.numpy().tobytes()] = (down, across, False)
+                crops[crop.flip(-1).numpy().tobytes()] = (down, across, True)
+        seen.update(crops[view.contiguous().numpy().tobytes()] for view in found[i])
+    assert len(seen) > 80, "of 162, some of which are the same, by 200 draws"
+    assert torch.equal(found, Views(5, 3).of(x, 2))
+    assert not torch.equal(found, Views(5, 3).of(x, 3))
+
+
+@pytest.mark.parametrize("physical", [None, 3])
+def test_a_step_clips_the_mean_gradient_of_an_examples_views(
+    images: dict, physical: int | None
+) -> None:
+    """Against autograd on the network itself, example by example."""
+    images["mechanism"]["physical_batch_size"] = physical
+    options = mechanism(images)
+    training = DpSgdTraining.prepare(options.recipe, 3, gpu=False, dtype=torch.float64)
+    x, y = training.batch(2)
+    assert x.shape == (8, 3, 3, 16, 16)
+    theta = training.initial[None]
+    total = torch.zeros_like(theta[0])
+    for views, label in zip(x, y, strict=True):
+        loss = F.cross_entropy(training.module(views), label.expand(3))
+        own = torch.autograd.grad(loss, list(training.module.parameters()))
+        gradient = torch.cat([each.reshape(-1) for each in own])
+        total += gradient * min(1.0, float(1.0 / gradient.norm()))
+    torch.testing.assert_close(training.sums(theta, x, y, 1.0)[0], total)
+    shown: list[torch.Tensor] = []
+    path = training.run(torch.zeros(1).double(), 5, None, 1, lambda *one: shown.append(one[2]))
+    thetas = [theta.clone() for theta in path]
+    again = training.run(torch.zeros(1).double(), 5, None, 1)
+    assert torch.equal(thetas[-1], [theta.clone() for theta in again][-1])
+    noise = 8 * shown[1] - training.sums(thetas[1], x, y, 1.0)
+    assert float(noise.std()) == pytest.approx(2.0, rel=0.02), "σ C, once the views are taken away"
+
+
+def test_an_audit_with_views_takes_the_others_away(images: dict, tmp_path: Path) -> None:
+    """The likelihood ratio knows the views of the others: else scores would be anywhere."""
+    images["mechanism"]["noise_multiplier"] = 0.05
+    done = inline(write_sweep(tmp_path, images), tmp_path)
+    assert done.code == 0, done.err
+    scores = da.Result(str(tmp_path / "tiny"), complete=True).scores
+    values = scores["score"] / (3 / 2 / 0.05**2)  # ± 1 for three steps of distance C each
+    assert np.abs(np.abs(values) - 1).max() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"engine": "opacus"}, "augmentations: is 3, which engine: opacus does not do"),
+        (
+            {"data": {"name": "breast_cancer"}, "model": {"name": "fcnn"}},
+            "have shape [30]",
+        ),
+        ({"augmentations": 0}, "augmentations: must be at least 1"),
+    ],
+)
+def test_views_that_cannot_be_had(
+    changes: dict[str, Any], words: str, images: dict, tmp_path: Path
+) -> None:
+    images["mechanism"] |= changes
+    done = inline(write_sweep(tmp_path, images), tmp_path)
+    assert done.code == 2
+    assert words in done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+class Own(torch.autograd.Function):
+    """As they are mostly written: `torch.func` does not take them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradients[0] * (x > 0)
+
+
+class Activation(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = Own.apply(x)
+        return found
+
+
+def test_what_cannot_be_mapped_is_taken_one_by_one() -> None:
+    torch.manual_seed(0)
+    layers = (nn.Flatten(), nn.Linear(12, 5), Activation(), nn.Linear(5, 3))
+    module = nn.Sequential(*layers).double()
+    x, y = torch.randn(4, 2, 3, 2, 2).double(), torch.tensor([0, 1, 2, 0])
+    model = PackedModel(module)
+    total = torch.zeros_like(model.initial)
+    for views, label in zip(x, y, strict=True):
+        loss = F.cross_entropy(module(views), label.expand(2))
+        own = torch.autograd.grad(loss, list(module.parameters()))
+        gradient = torch.cat([each.reshape(-1) for each in own])
+        total += gradient * min(1.0, float(0.5 / gradient.norm()))
+    torch.testing.assert_close(model.viewed_sums(model.initial[None], x, y, 0.5)[0], total)

@@ -1,0 +1,515 @@
+"""Labels from gradients: against torch, against the noisy attack itself, and as a sweep."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import special
+from torch import nn
+
+import dpaudit_ray as da
+from dpaudit_ray.adversaries.label import Label, crafted
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.mechanisms.dp_sgd.sampling.base import Indices, Sizes
+from dpaudit_ray.mechanisms.dp_sgd.sampling.fixed import Fixed
+from dpaudit_ray.mechanisms.dp_sgd.sampling.shuffle import Shuffle
+from dpaudit_ray.mechanisms.label_gradient import LabelGradient
+from dpaudit_ray.mechanisms.label_gradient.chain import Shape
+from dpaudit_ray.mechanisms.label_gradient.release import Noise, Release
+from dpaudit_ray.mechanisms.label_gradient.target import Target
+from dpaudit_ray.mechanisms.label_gradient.trials import Trials
+from dpaudit_ray.report.tables import Run
+from dpaudit_ray.stats import gdp
+from dpaudit_ray.stats import label as bounds
+from dpaudit_ray.sweep import spec
+from tests.command import dpaudit, inline, write_sweep
+
+EXACT = ("exact", "closed-form", "complement", "extrapolated")
+BATCH = 20
+
+
+def sweep(**changes: Any) -> dict[str, Any]:
+    """Two layers, sampled and exact, of a small network on bundled data."""
+    raw: dict[str, Any] = {
+        "name": "labels",
+        "seed": 5,
+        "mechanism": {
+            "name": "label-gradient",
+            "training": {
+                "name": "dp-sgd",
+                "data": {"name": "breast_cancer", "records": 100},
+                "model": {"name": "mlp3", "width": 40},
+                "steps": 8, "batch_size": BATCH, "sampling": "shuffle",
+                "learning_rate": 0.5, "clip_norm": 1.0, "noise_multiplier": 1.0,
+            },
+        },
+        "adversary": {"name": "label"},
+        "audit": {
+            "trials": 200, "delta": 1e-5, "estimators": ["accuracy"], "accountants": ["gaussian"],
+        },
+        "grid": {
+            "mechanism.backend": ["sampled", "exact"],
+            "adversary.layer": ["last", "second-last"],
+        },
+    }  # fmt: skip
+    for key, value in changes.items():
+        place = raw
+        *path, last = key.split("__")
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return raw
+
+
+def target(**changes: Any) -> tuple[LabelGradient, Label, Target]:
+    """The first audit of such a sweep, and its trained target."""
+    cell = spec.from_raw(sweep(grid={}, **changes)).cells[0]
+    mechanism, adversary = cell.mechanism, cell.adversary
+    assert isinstance(mechanism, LabelGradient)
+    assert isinstance(adversary, Label)
+    training = mechanism.target.training(5, gpu=False)
+    kept = Target.trained(training, mechanism.shape, mechanism.steps, 7)
+    return mechanism, adversary, kept
+
+
+@pytest.mark.parametrize("between", [nn.ReLU, nn.Tanh, nn.Sigmoid])
+def test_derivatives_are_those_of_autograd(between: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Flatten(), nn.Linear(6, 5), between(), nn.Linear(5, 4), between(), nn.Linear(4, 1)
+    ).double()
+    x = torch.randn(7, 2, 3, dtype=torch.float64)
+    shape = Shape.of(module)
+    assert shape.sizes == (6, 5, 4, 1)
+    theta = nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+    passed = shape.chain(theta).passed(x.numpy())
+    logits = module(x)[:, 0]
+    np.testing.assert_allclose(passed.probabilities, special.expit(logits.detach().numpy()))
+    parameters = list(module.parameters())
+    for i in range(7):
+        own = torch.autograd.grad(logits[i], parameters, retain_graph=True)
+        np.testing.assert_allclose(passed.norms[i], sum((g**2).sum() for g in own) ** 0.5)
+        for layer in range(3):
+            expected = own[2 * layer].numpy()
+            np.testing.assert_allclose(passed.columns(layer, None)[:, i], expected.ravel())
+            np.testing.assert_allclose(passed.columns(layer, 0)[:, i], expected[0])
+
+
+@pytest.mark.parametrize("layer", ["last", "second-last", "input"])
+def test_a_release_is_the_sum_that_training_clips(layer: str) -> None:
+    """Against DP-SGD's own engine, at the target's last step, for labels as they are and turned."""
+    mechanism, _, kept = target()
+    adversary = Label(layer=layer, neuron=0)
+    training = mechanism.target.training(5, gpu=False)
+    step = kept.steps - 1
+    theta = torch.from_numpy(kept.arrays["theta"][step])[None]
+    batch = kept.batch(step)
+    release, columns = Release.seen(kept, step, adversary, mechanism.noise)
+    for y in (batch.y, np.where(np.arange(BATCH) == 3, 1 - batch.y, batch.y)):
+        x = torch.from_numpy(kept.arrays["x"][step])
+        whole = training.sums(theta, x, torch.from_numpy(y), 1.0)[0].numpy()
+        sizes, at = kept.shape.sizes, 0
+        for into, out in list(itertools.pairwise(sizes))[: adversary.at(3)]:
+            at += (into + 1) * out
+        mine = columns @ release.coefficients(y)
+        np.testing.assert_allclose(mine, whole[at : at + len(mine)], atol=2e-6)
+
+
+def test_batches_of_an_epoch_share_no_record() -> None:
+    _, _, kept = target()
+    first = [batch.records for batch in kept.batches()][:5]
+    assert len(np.unique(first)) == 5 * BATCH
+    assert kept.steps == 8
+
+
+@pytest.mark.parametrize("layer", ["last", "second-last"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_closed_forms_are_what_trials_give(layer: str, whole: bool) -> None:
+    """400,000 trials of one record: rates to 4e-3 (standard error 8e-4), its distance to .01."""
+    _, _, kept = target(mechanism__training__noise_multiplier=0.5)
+    adversary = Label(layer=layer, neuron="all", record="largest")
+    noise = Noise(1.0, 0.5, whole)
+    trials = Trials.of(kept.arrays, adversary, noise)
+    b, record = np.unravel_index(np.nanargmax(trials.distances), trials.distances.shape)
+    found = trials.releases[b].bounds(1e-5)
+    members = np.random.default_rng(1).random(400_000) < 0.5
+    scores = trials.run(members, 2, (8,)).scores[:, 0]
+    # A score below 0 names the label as it is.
+    assert np.mean(scores[~members] < 0) == pytest.approx(found.hit[record], abs=0.004)
+    assert np.mean(scores[members] < 0) == pytest.approx(found.false_hit[record], abs=0.004)
+    apart = (scores[members].mean() - scores[~members].mean()) / scores[members].std()
+    assert apart == pytest.approx(found.mu_direction[record], abs=0.01)
+    assert scores[~members].std() == pytest.approx(1, abs=0.01)
+
+
+def test_the_noise_in_the_span_is_that_of_the_whole_gradient() -> None:
+    """A hundred thousand noisy gradients of all attacked weights, solved by least squares."""
+    mechanism, _, kept = target()
+    adversary = Label(layer="second-last", neuron="all")
+    release, columns = Release.seen(kept, 2, adversary, mechanism.noise)
+    rng, y = np.random.default_rng(3), np.tile(release.y, (4000, 1))
+    few = release.found(release.sums(y, rng))
+    known = np.isfinite(few[0])
+    assert known.sum() > 10
+    exact = columns @ release.coefficients(release.y)
+    gradients = exact + mechanism.noise.scale * rng.normal(size=(4000, len(exact)))
+    slow = gradients @ np.linalg.pinv(columns).T
+    np.testing.assert_allclose(slow.mean(0)[known], few.mean(0)[known], atol=6 * slow.std() / 60)
+    np.testing.assert_allclose(slow.std(0)[known], few.std(0)[known], rtol=0.07)
+
+
+@pytest.mark.parametrize("statistic", ["coefficient", "gradient"])
+def test_scores_order_worlds_as_far_as_they_are_apart(statistic: str) -> None:
+    """The share of pairs in order is Φ(μ / √2); 4000 trials a world, flakes in 1 of 10,000."""
+    _, _, kept = target()
+    adversary = Label(statistic=statistic, record="largest")
+    trials = Trials.of(kept.arrays, adversary, Noise(1.0, 1.0, True))
+    members = np.arange(8000) % 2 == 0
+    scores = trials.run(members, 4, (8,)).scores[:, 0]
+    ordered = np.mean(scores[members][:, None] > scores[~members][None])
+    expected = special.ndtr(np.nanmax(trials.distances) / np.sqrt(2))
+    assert ordered == pytest.approx(expected, abs=0.025)
+
+
+def test_exact_bounds_are_in_order_and_below_the_claim(tmp_path: Path) -> None:
+    """Where a small C clips everything, a turned label moves the sum by 2 C: the claim itself."""
+    file = write_sweep(tmp_path, sweep(mechanism__training__clip_norm=0.25))
+    done = inline(file, tmp_path)
+    assert done.code == 0, done.err
+    found = pd.read_parquet(tmp_path / "labels/estimates.parquet")
+    exact = found[found["estimator"].isin(EXACT)]
+    assert set(exact["estimator"]) == set(EXACT)
+    assert sorted(set(exact["step"])) == list(range(1, 9))
+    for _, rows in exact.groupby(["audit", "step"]):
+        values = rows.set_index("estimator")["epsilon_lower"]
+        assert 0 < values["closed-form"] <= values["complement"] <= values["exact"]
+        assert values["exact"] <= rows["epsilon_upper"].iloc[0] * (1 + 1e-9)
+    series = exact[exact["estimator"] == "exact"].sort_values("step").groupby("audit")
+    for _, rows in series:
+        # One epoch is five batches; then a record may be in a second one, and claims allow it.
+        claims = rows["epsilon_upper"].to_numpy()
+        assert claims[0] == claims[4] == pytest.approx(float(gdp.epsilon(2.0, 1e-5)))
+        assert claims[5] == claims[7] == pytest.approx(float(gdp.epsilon(2 * 2**0.5, 1e-5)))
+        bounded = rows["epsilon_lower"].to_numpy()
+        assert bounded[4] == pytest.approx(claims[4])
+        assert bounded[7] == pytest.approx(claims[7])
+    verdict = dpaudit("verify", tmp_path / "labels")
+    assert verdict.code in (0, 5), verdict.err
+
+
+def test_one_target_serves_all_audits_and_is_made_again_when_lost(tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, sweep())
+    assert inline(file, tmp_path).code == 0
+    run = tmp_path / "labels"
+    (prepared,) = (run / "preparations").iterdir()
+    stored = {f.relative_to(run): f.read_bytes() for f in run.rglob("*") if f.suffix == ".parquet"}
+    shutil.rmtree(run / "preparations")
+    (run / "_SUCCESS").unlink()
+    (run / "estimates.parquet").unlink()
+    for file in (run / "scores").rglob("*.parquet"):
+        file.unlink()
+    again = inline(tmp_path / "sweep.yaml", tmp_path)
+    assert again.code == 0, again.err
+    assert (run / "preparations" / prepared.name).exists()
+    for name, content in stored.items():
+        assert (run / name).read_bytes() == content, name
+
+
+def test_a_plan_says_what_exact_audits_wait_for(tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, sweep(mechanism__backend="exact", grid={}))
+    told = dpaudit("plan", file)
+    assert told.code == 0, told.err
+    assert "waits for a preparation: 0 of 1 parts done" in told.out + told.err
+
+
+@pytest.mark.slow
+def test_exact_audits_alone_wait_for_their_target_on_ray(tmp_path: Path) -> None:
+    raw = sweep(grid={"adversary.layer": ["last", "second-last"]}, mechanism__backend="exact")
+    here = da.run(raw, storage_path=str(tmp_path / "here"), executor="inline")
+    there = da.run(raw, storage_path=str(tmp_path / "there"))
+    assert here.complete
+    assert there.complete
+    pd.testing.assert_frame_equal(here.estimates, there.estimates, check_exact=True)
+
+
+@pytest.mark.parametrize("neuron", ["all", 1])
+@pytest.mark.parametrize("layer", ["last", "second-last"])
+def test_labels_are_rebuilt_without_noise(layer: str, neuron: int | str) -> None:
+    """All that the system determines; Algorithm 4's sign is settled by what is rarer."""
+    _, _, kept = target()
+    if layer == "last":
+        neuron = 0
+    share = kept.arrays["y"].mean(axis=1)
+    for step in range(kept.steps):
+        adversary = Label(
+            layer=layer, neuron=neuron, positives="majority" if share[step] > 0.5 else "minority"
+        )
+        release, columns = Release.seen(kept, step, adversary, Noise(1.0, 1e-9, True))
+        solved = release.found(release.sums(release.y[None], np.random.default_rng(1)))
+        named = adversary.labels(solved)[0]
+        if layer == "second-last" and neuron != "all":
+            determined = release.y[named >= 0]
+            if abs(determined.mean() - 0.5) < 0.01 or (determined.mean() > 0.5) != (
+                share[step] > 0.5
+            ):
+                continue  # the prior is of the batch, and does not hold of those it can tell
+            dead = (columns == 0).all(axis=0)
+            assert (named[dead] == -1).all()
+        np.testing.assert_array_equal(named[named >= 0], release.y[named >= 0])
+        assert (named >= 0).sum() > 0
+
+
+def test_crafted_records_tell_all_labels_of_the_first_layer() -> None:
+    """Algorithm 5: a narrow first layer that answers to all records alike."""
+    _, _, kept = target(
+        mechanism__training__model={"name": "mlp3", "width": 8},
+        mechanism__training__batch_size=15,
+        adversary={"name": "label", "layer": "input", "neuron": "all", "crafts": True},
+    )
+    adversary = Label(layer="input", neuron="all", crafts=True)
+    for step, batch in enumerate(kept.batches()):
+        made = crafted(batch.model.weights[0], 15, np.random.default_rng(0))
+        answers = batch.model.passed(made).inputs[1]
+        np.testing.assert_allclose(answers, np.tile(answers[0], (15, 1)), atol=1e-9)
+        release = Release.of(kept, step, adversary, Noise(1.0, 1e-9, True))
+        solved = release.found(release.sums(release.y[None], np.random.default_rng(1)))
+        np.testing.assert_array_equal(adversary.labels(solved)[0], release.y)
+    with pytest.raises(ValueError, match=r"count must lie in 1\.\.22, got 23"):
+        crafted(kept.batch(0).model.weights[0], 23, np.random.default_rng(0))
+
+
+def test_an_unknown_sign_is_settled_by_what_is_rarer() -> None:
+    solved = np.array([[-1.0, 2.0, 3.0, np.nan, 0.0], [1.0, -2.0, -3.0, np.nan, 0.0]])
+    rare = Label(layer="second-last", neuron=2)
+    np.testing.assert_array_equal(rare.labels(solved), [[1, 0, 0, -1, -1]] * 2)
+    often = Label(layer="second-last", neuron=2, positives="majority")
+    np.testing.assert_array_equal(often.labels(solved), [[0, 1, 1, -1, -1]] * 2)
+    np.testing.assert_array_equal(Label().labels(solved)[1], [0, 1, 1, -1, -1])
+
+
+def test_a_neuron_that_is_dead_everywhere_is_refused() -> None:
+    _, _, kept = target()
+    dead = dict(kept.arrays)
+    dead["theta"] = dead["theta"].copy()
+    sizes = kept.shape.sizes
+    second = (sizes[0] + 1) * sizes[1]
+    biases = second + sizes[1] * sizes[2]
+    dead["theta"][:, second : second + sizes[1]] = 0  # weights into neuron 0 of the second layer
+    dead["theta"][:, biases] = -1
+    attacked = Label(layer="second-last", neuron=0)
+    with pytest.raises(SpecError, match="neuron: is 0, which tells no label of any batch"):
+        Trials.of(dead, attacked, Noise(1.0, 1.0, True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mechanism__training__batch_size": 50}, "training.batch_size: is 50, but there are 40"),
+        ({"adversary__neuron": 40, "adversary__layer": "second-last"}, "has 40 neurons, from 0"),
+        ({"adversary__neuron": "none"}, "adversary.neuron: must be the number of a neuron"),
+        ({"adversary__crafts": True}, "crafts: needs layer: input, not last"),
+        (
+            {"adversary__crafts": True, "adversary__layer": "input"},
+            "is 20, but there are 0 features beyond those neurons",
+        ),
+        ({"adversary__name": "loss"}, "loss cannot attack label-gradient; use label"),
+        ({"mechanism__training__sampling": "poisson"}, "sampling: must be fixed or shuffle"),
+        ({"mechanism__training__held_out": 0.2}, "training.held_out: must be nothing"),
+        (
+            {"mechanism__backend": "exact", "mechanism__training__steps": 100_000},
+            "audit.record_every: is not given, which records 100000 steps",
+        ),
+        ({"mechanism__batches": 9}, "is 9, but the training has 8 steps"),
+        ({"mechanism__training__model": {"name": "resnet18"}}, "training.model: resnet18 needs"),
+        ({"mechanism__training__epsilon": 2.0}, "mechanism.training.epsilon"),
+        ({"mechanism__backend": "exact", "mechanism__seed": 1}, "mechanism.seed: is for sampled"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    changed = {k: v for k, v in changes.items() if k != "adversary__name"}
+    raw = sweep(grid={}, **changed)
+    if "adversary__name" in changes:
+        raw["adversary"] = {"name": changes["adversary__name"]}
+    done = inline(write_sweep(tmp_path, raw), tmp_path)
+    assert done.code == 2
+    (line,) = done.err.strip().splitlines()
+    assert words in line
+
+
+def test_labels_that_are_not_binary(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "three.npz", x=rng.normal(size=(60, 5)), y=np.arange(60) % 3)
+    data = {"name": "npz", "path": str(tmp_path / "three.npz")}
+    raw = sweep(grid={}, mechanism__training__data=data)
+    done = inline(write_sweep(tmp_path, raw), tmp_path)
+    assert done.code == 2
+    assert "npz has 3 classes; labels must be 0 or 1" in done.err
+
+
+def test_the_report_draws_bounds_over_batches(tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, sweep())
+    assert inline(file, tmp_path).code == 0
+    done = dpaudit("report", tmp_path / "labels")
+    assert done.code == 0, done.err
+    figures = {f.name for f in (tmp_path / "labels/figures").iterdir()}
+    assert {"overview.png", "evolution.png"} <= figures
+    run = Run.open(str(tmp_path / "labels"))
+    assert run.directory.complete
+    assert set(run.estimates["estimator"]) == {"accuracy", *EXACT}
+
+
+@pytest.mark.parametrize("sigma", [0.03, 0.1, 0.1215, 0.5])
+def test_closed_forms_stay_below_the_exact_bound_with_little_noise(sigma: float) -> None:
+    """Answers rarer than any float: none of it may become infinite."""
+    _, _, kept = target()
+    release = Release.of(kept, 0, Label(layer="second-last", neuron="all"), Noise(1, sigma, True))
+    found = release.bounds(1e-5)
+    exact = bounds.epsilon(found.mu, 1e-5)
+    for each in (found.epsilon, found.epsilon_complement):
+        assert np.isfinite(each[np.isfinite(found.mu_direction)]).all()
+        assert (each <= exact * (1 + 1e-9))[np.isfinite(each)].all()
+    lone = bounds.bounds([[3.0]], [0.5], [1], 1.0, 0.1, 1e-5)
+    assert lone.epsilon_complement[0] < bounds.epsilon(lone.mu, 1e-5)[0]
+
+
+class Scaled(nn.Sequential):
+    """Not a chain: what its layers give is scaled."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 0.01
+
+
+def _hooked() -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    module[2].register_forward_hook(lambda *seen: 0.01 * seen[2])
+    return module
+
+
+def _tied() -> nn.Module:
+    same = nn.Linear(4, 4)
+    return nn.Sequential(same, nn.ReLU(), same, nn.ReLU(), nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Scaled(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)),
+        _hooked,
+        _tied,
+        lambda: nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), nn.ReLU(), nn.Linear(3, 1)
+        ),
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 1)),
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 1)),
+    ],
+)
+def test_networks_that_are_no_chain_are_refused(made: Any) -> None:
+    with pytest.raises(SpecError, match="is not a chain of fully connected layers"):
+        Shape.of(made())
+
+
+def test_one_activation_may_be_used_twice() -> None:
+    tanh = nn.Tanh()
+    module = nn.Sequential(nn.Linear(4, 3), tanh, nn.Linear(3, 2), tanh, nn.Linear(2, 1))
+    assert Shape.of(module).sizes == (4, 3, 2, 1)
+
+
+def test_crafted_records_are_the_same_in_trials_and_closed_forms(tmp_path: Path) -> None:
+    raw = sweep(
+        mechanism__training__model={"name": "mlp3", "width": 8},
+        mechanism__training__batch_size=15, mechanism__training__steps=2,
+        mechanism__training__clip_norm=20.0,
+        adversary={"name": "label", "layer": "input", "neuron": "all", "crafts": True},
+    )  # fmt: skip
+    raw["adversary"] |= {"statistic": "gradient"}
+    raw["grid"] = {
+        "mechanism.backend, adversary.record": [["sampled", "largest"], ["exact", "random"]]
+    }
+    raw["audit"]["trials"] = 4000
+    done = inline(write_sweep(tmp_path, raw), tmp_path)
+    assert done.code == 0, done.err
+    found = pd.read_parquet(tmp_path / "labels/estimates.parquet")
+    sampled = found[found["estimator"] == "accuracy"]["epsilon_lower"].iloc[0]
+    exact = found[found["estimator"] == "exact"].sort_values("step")["epsilon_lower"].iloc[-1]
+    assert 0 < sampled < exact
+
+
+def test_a_target_that_diverges_fails_its_preparation(tmp_path: Path) -> None:
+    """The other audit has its bounds; nothing is said of the one without a target."""
+    raw = sweep(mechanism__backend="exact")
+    raw["grid"] = {"mechanism.training.learning_rate": [0.1, 1e30]}
+    done = inline(write_sweep(tmp_path, raw), tmp_path)
+    assert done.code == 3, done.err
+    assert "with which the target has diverged before step" in done.err
+    assert "Traceback" not in done.err
+    found = pd.read_parquet(tmp_path / "labels/estimates.parquet")
+    assert found["audit"].nunique() == 1
+    assert dpaudit("report", tmp_path / "labels").code == 0
+
+
+@pytest.mark.parametrize("noise", [1e-6, 2e-6, 1.0])
+def test_a_claim_in_the_millions_is_not_violated_by_rounding(noise: float, tmp_path: Path) -> None:
+    raw = sweep(
+        grid={}, mechanism__backend="exact", mechanism__training__clip_norm=0.1,
+        mechanism__training__noise_multiplier=noise,
+    )  # fmt: skip
+    assert inline(write_sweep(tmp_path, raw), tmp_path).code == 0
+    assert dpaudit("verify", tmp_path / "labels").code == 0
+
+
+class OwnShuffle(Shuffle):
+    """A sampler of the user's: what reads a run does not import it."""
+
+    name: Literal["shuffle"] = "shuffle"
+
+
+class Same(Fixed):
+    """Always the first record: it is no sampler."""
+
+    name: Literal["fixed"] = "fixed"
+
+    def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
+        """One record, as often as the batch is long."""
+        while True:
+            yield np.zeros(sizes.batch_size, dtype=np.int64)
+
+
+def test_a_record_that_is_twice_in_a_batch_is_refused(tmp_path: Path) -> None:
+    """Its label would move the sum by more than claims allow."""
+    own = {"name": f"{__name__}:Same"}
+    raw = sweep(grid={}, mechanism__backend="exact", mechanism__training__sampling=own)
+    done = inline(write_sweep(tmp_path, raw), tmp_path)
+    assert done.code == 3
+    assert "which has batches with a record twice" in done.err
+
+
+def test_a_sampler_of_ones_own_is_read_as_recorded(tmp_path: Path) -> None:
+    own = {"name": f"{__name__}:OwnShuffle"}
+    raw = sweep(grid={}, mechanism__backend="exact", mechanism__training__sampling=own)
+    assert inline(write_sweep(tmp_path, raw), tmp_path).code == 0
+    found = pd.read_parquet(tmp_path / "labels/estimates.parquet")
+    claim = found[found["step"] == 8]["epsilon_upper"].iloc[0]
+    assert claim == pytest.approx(float(gdp.epsilon(2 * 8**0.5, 1e-5))), "in every batch, perhaps"
+    for verb in ("status", "verify", "report"):
+        told = dpaudit(verb, tmp_path / "labels")
+        assert told.code == 0, told.err
+
+
+def test_a_whole_layer_dominates_its_neurons() -> None:
+    _, _, kept = target()
+    noise = Noise(1.0, 1.0, True)
+    whole = Release.of(kept, 3, Label(layer="second-last", neuron="all"), noise).bounds(1e-5)
+    one = Release.of(kept, 3, Label(layer="second-last", neuron=1), noise).bounds(1e-5)
+    seen = np.isfinite(one.mu_direction)
+    assert (one.mu_direction[seen] <= whole.mu_direction[seen] + 1e-9).all()
+    np.testing.assert_allclose(one.mu, whole.mu)
+    assert (whole.mu <= bounds.mu_upper(1.0) + 1e-12).all()
