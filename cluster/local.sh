@@ -28,7 +28,8 @@ start() {    # NAME ARGUMENTS...: one Ray node, in the background
   local name=$1
   shift
   : >"$home/$name.log"
-  ray start --block --disable-usage-stats --node-ip-address=127.0.0.1 "$@" \
+  ray start --block --disable-usage-stats --node-ip-address=127.0.0.1 \
+    --min-worker-port=0 --max-worker-port=0 "$@" \
     >"$home/$name.log" 2>&1 &
   processes+=($!)
 }

@@ -75,7 +75,7 @@ join() {    # NODE ARGUMENTS...: one Ray node, in a step of its own
     bash -c 'trap : TERM; place=$(mktemp -d /tmp/dpaudit.XXXXXX); code=0
       ray start --block --temp-dir="$place/ray" "$@" || code=$?; rm -rf "$place"; exit "$code"' \
     join "${@:2}" --num-cpus="$SLURM_CPUS_PER_TASK" --dashboard-agent-listen-port=0 \
-    --disable-usage-stats &
+    --min-worker-port=0 --max-worker-port=0 --disable-usage-stats &    # free ones: every Ray takes 10002 to 19999
   steps+=($!)
 }
 

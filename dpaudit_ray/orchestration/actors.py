@@ -44,14 +44,19 @@ class Aggregator:
     It writes while `owner`, its driver, holds the lease.
     """
 
-    def __init__(self, location: str, owner: str | None) -> None:
+    def __init__(self, location: str, owner: str | None, what: str) -> None:
         _settle_in()
+        self._what = what
         self._location, self._owner = location, owner
         self._opening = threading.Lock()
         self._opened: Aggregation | None = None
         self._trouble: Exception | None = None  # of what nobody waited for: the next call tells it
-        sweep = location.rpartition("/")[2]  # results lie in storage_path/name
-        self._publisher = metrics.Publisher(Gauge, sweep)
+        self._name = location.rpartition("/")[2]  # results lie in storage_path/name
+        self._publisher = metrics.Publisher(Gauge, self._name)
+
+    def __repr__(self) -> str:
+        # Ray asks once, after the constructor, and shows that: it has to stay true.
+        return f"{self._name}: stores {self._what}"
 
     def _open(self) -> Aggregation:
         # Rebuilt on the first call rather than in the constructor, so that a damaged run directory
@@ -106,6 +111,8 @@ class Aggregator:
         """Compares a finished pack with another run of it."""
         return self._open().difference(pack, again)
 
+    # One of a thousand polls is no task to anybody.
+    @ray.method(enable_task_events=False)  # type: ignore[untyped-decorator]
     def progress(self, activity: Activity) -> Progress:
         """A snapshot for the terminal and the metrics."""
         progress = self._open().progress(activity)
@@ -117,6 +124,12 @@ class Aggregator:
         self._open().flush()
 
 
+def _ask(aggregator: Any, method: str, *arguments: Any) -> Any:
+    """What a method of the aggregator returns; the task has a name as in `Link.call`."""
+    task = getattr(aggregator, method).options(name=f"Aggregator.{method}()")
+    return ray.get(task.remote(*arguments))
+
+
 class _Keeper:
     """Checkpoints go through the aggregator."""
 
@@ -124,11 +137,11 @@ class _Keeper:
         self._aggregator = aggregator
 
     def checkpoint(self, pack: Pack) -> Saved | None:
-        found: Saved | None = ray.get(self._aggregator.checkpoint.remote(pack))
+        found: Saved | None = _ask(self._aggregator, "checkpoint", pack)
         return found
 
     def save(self, pack: Pack, saved: Saved) -> None:
-        ray.get(self._aggregator.save.remote(pack, saved))
+        _ask(self._aggregator, "save", pack, saved)
 
 
 @ray.remote
@@ -143,6 +156,11 @@ class Trainer:
         self._trainer = PackTrainer(raw_sweep, brief, self._prepared, _Keeper(aggregator))
         self._brief = brief
         self._aggregator = aggregator
+        self._name = raw_sweep["name"]
+
+    def __repr__(self) -> str:
+        # Asked once, too. The audit at hand is in the name of the task.
+        return f"{self._name}: trains {self._brief.what}"
 
     def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
         """Answers once the trainer has its place on a node: the node's id, address and machine.
@@ -154,7 +172,7 @@ class Trainer:
         return *place, machine
 
     def _prepared(self, audit: int) -> tuple[Arrays, ...]:
-        found: tuple[Arrays, ...] = ray.get(self._aggregator.prepared.remote(audit))
+        found: tuple[Arrays, ...] = _ask(self._aggregator, "prepared", audit)
         return found
 
     def run_pack(self, pack: Pack) -> Done | Failure:
@@ -187,24 +205,28 @@ class Trainer:
         ray.get(store.remote(pack, result))
         seconds = time.perf_counter() - started
         _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
-        return Done(pack, seconds / runs, not self._trainer.resumed)
+        missed = len(result.missed) if isinstance(result, PackScores) else 0
+        return Done(pack, seconds / runs, not self._trainer.resumed, missed)
 
     def check_pack(self, pack: Pack, finished: bool) -> Checked:
         """Runs a pack again and compares; stores nothing."""
 
         def compare(pack: Pack, again: PackScores) -> str | None:
-            found: str | None = ray.get(self._aggregator.difference.remote(pack, again))
+            found: str | None = _ask(self._aggregator, "difference", pack, again)
             return found
 
         return Checked(pack, self._trainer.difference(pack, compare if finished else None))
 
 
 def _settle_in() -> None:
-    """Ctrl-C reaches the whole process group; only the driver may decide what it means.
+    """Ctrl-C reaches the whole process group, and so does a terminal that is closed.
+
+    Only the driver may decide what that means.
 
     Log lines go into the worker's own file, which the Ray dashboard shows with its actor.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     _log.setLevel(logging.INFO)
     if not _log.handlers:
         handler = logging.StreamHandler()

@@ -14,12 +14,13 @@ a core. Packs are gathered into larger files there, too.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Collection, Iterable
 
 from .. import plan as planning
-from ..plan import decisions, failures, gathering, prefix
+from ..plan import decisions, failures, gathering, missed, prefix
 from ..plan.failures import Failure
 from ..plan.gathering import Stretch
 from ..plan.model import Pack, Part, Plan
@@ -30,6 +31,7 @@ from ..sweep.spec import Sweep
 from .checkpoints import Checkpoints, Saved
 from .folding import AuditState, Taken
 from .gatherer import Gatherer
+from .outputs import Outputs
 from .prepared import Prepared
 from .progress import Activity, AuditProgress, Progress
 from .replay import Ahead
@@ -50,10 +52,12 @@ class Aggregation:
         self._gatherer = Gatherer(run, plan)
         self._prepared = Prepared(run, plan)
         self._checkpoints = Checkpoints(run, plan)
+        self._outputs = Outputs(run, plan)
         self._failures = {failure.pack: failure for failure in failures.read(run, plan)}
         self._audits = [self._opened(index) for index in range(len(plan.audits))]
         self._due = time.monotonic() + FLUSH_SECONDS
         self._recorded = decisions.decided(run, sweep)
+        self._listed: list[missed.Kind] | None = None  # as missed.json was written last
 
     @classmethod
     def rebuild(cls, run: RunDirectory) -> Aggregation:
@@ -68,6 +72,7 @@ class Aggregation:
         """
         if self._audits[pack.audit].holds(pack):
             return
+        scores = self._outputs.kept(pack, scores)
         self._run.write_scores(self._plan.audits[pack.audit].id, scores)
         self._checkpoints.drop(pack)
         with self._turn:
@@ -171,14 +176,19 @@ class Aggregation:
             started = time.thread_time()
             rows: list[EstimateRow] = []
             enough: dict[int, int] = {}
+            kinds: list[missed.Kind] = []
             complete = True
             for index in range(len(self._plan.audits)):
                 audit, taken = self._settled(index)
                 rows += audit.rows()
-                complete &= taken.complete
+                kinds += taken.kinds
+                complete &= taken.complete and self._prepared.suffices(index)
                 if taken.decided is not None:
                     enough[index] = taken.decided
             self._run.write_estimates(rows)
+            if kinds != self._listed:
+                missed.write(self._run, kinds)
+                self._listed = kinds
             if enough != self._recorded:
                 decisions.record(self._run, self._sweep, enough)
                 self._recorded = enough
@@ -191,7 +201,8 @@ class Aggregation:
     def _shown(self, index: int, activity: Activity) -> AuditProgress:
         done, parts = self._prepared.progress(index)
         shown = self._audits[index].progress(index, activity)
-        return dataclasses.replace(shown, parts_done=done, parts=parts) if parts else shown
+        judged = index in activity.refuted
+        return dataclasses.replace(shown, parts_done=done, parts=parts, judged=judged)
 
     def _settled(self, index: int) -> tuple[AuditState, Taken]:
         """An audit, whose estimates know all that was folded by now."""
@@ -210,8 +221,9 @@ class Aggregation:
             self._audits[index] = self._opened(index)
 
     def _opened(self, index: int) -> AuditState:
-        missed = {(pack.first, pack.last) for pack in self._failures if pack.audit == index}
+        given_up = {(pack.first, pack.last) for pack in self._failures if pack.audit == index}
         files = self._run.score_files(self._plan.audits[index].id)
-        self._gatherer.opened(index, files, missed)
+        self._gatherer.opened(index, files, given_up)
         asked = (self._sweep, self._plan)
-        return AuditState(index, asked, self._run, missed, files, self._ahead)
+        parts = functools.partial(self._prepared.complete, index)
+        return AuditState(index, asked, self._run, given_up, files, self._ahead, parts)

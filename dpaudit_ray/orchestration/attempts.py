@@ -32,8 +32,12 @@ def name(sweep: str, run: str, attempt: int) -> str:
 
 
 def metadata(sweep: Sweep, run: str) -> dict[str, str]:
-    """What a job carries besides its number; the page is written while the sweep runs."""
+    """What a job carries besides its number; the page is written while the sweep runs.
+
+    `job_name` is what Ray itself calls a job by, in its dashboard's API and its metrics.
+    """
     return {
+        "job_name": sweep.name,
         "sweep": sweep.name,
         RUN: run,
         "report": f"{run}/report.html",

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,7 +55,10 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
         if address is not None:
             _require_listener(address)
             options = {"address": address}
-        ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+        with _deaf_to_hangups():
+            ray.init(
+                namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options
+            )
     except (OSError, RuntimeError, ValueError) as error:
         raise NoClusterError(
             f"cannot reach a Ray cluster at {address or 'this machine'} ({last_line(error)}); "
@@ -64,6 +68,19 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _deaf_to_hangups() -> Iterator[None]:
+    """Processes that are started meanwhile never hear of a terminal that is closed.
+
+    Only the driver may decide what it means, and does after this, should it have come meanwhile.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _require_listener(address: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from ..plan.model import Pack, Part
@@ -20,10 +20,16 @@ _Kind = tuple[int, bool]
 
 
 class Deadlines:
-    """Deadlines in seconds, from the packs that were timed or as the sweep sets them."""
+    """Deadlines in seconds, from the packs that were timed or as the sweep sets them.
 
-    def __init__(self, fixed: float | Literal["auto"]) -> None:
-        self._fixed = fixed
+    `limits`: seconds that a trial may take, by audits whose mechanism ends it then: a pack of them
+    does not hang as long as each of its trials may wait for that.
+    """
+
+    def __init__(
+        self, fixed: float | Literal["auto"], limits: Mapping[int, float] | None = None
+    ) -> None:
+        self._fixed, self._limits = fixed, limits or {}
         self._slowest: dict[_Kind, float] = {}  # seconds per trial, or of a part
         self._missed: collections.Counter[Pack] = collections.Counter()
 
@@ -45,8 +51,11 @@ class Deadlines:
         if self._fixed != "auto":
             return self._fixed
         if self.unknown(pack):
-            return FIRST * 2.0 ** self._missed[pack]
-        return max(SHORTEST, FACTOR * self._slowest[_kind(pack)] * (pack.size or 1))
+            usual = FIRST * 2.0 ** self._missed[pack]
+        else:
+            usual = max(SHORTEST, FACTOR * self._slowest[_kind(pack)] * (pack.size or 1))
+        limit = None if isinstance(pack, Part) else self._limits.get(pack.audit)
+        return usual if limit is None else max(usual, SHORTEST + limit * pack.size)
 
 
 def _kind(pack: Pack) -> _Kind:

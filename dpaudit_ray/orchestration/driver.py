@@ -65,8 +65,10 @@ class Driver:
         self._worked: dict[int, float] = collections.defaultdict(float)  # seconds, by audit
         self._decided: set[int] = set()
         self._in_flight = 0
+        self._running: collections.Counter[int] = collections.Counter()  # the same, by audit
         self._given_up = 0  # failures that the executor was told of
         self._pack_seconds: float | None = None
+        self._training_since: float | None = None
         self._last_result: float | None = None
         self._shown = -math.inf
 
@@ -86,7 +88,7 @@ class Driver:
             raise
         self._executor.flush()
         self._look(force=True)
-        final = self._executor.progress(self._activity())
+        final = self._progress()
         self._show(final)
         ledger = self._ledger
         return Summary(final, ledger.failures, ledger.losses, self._stop.requested or self._spent())
@@ -104,10 +106,15 @@ class Driver:
         """Shows how far it is, and learns which audits have shown enough."""
         if not force and time.monotonic() - self._shown < SHOW_SECONDS:
             return
-        progress = self._executor.progress(self._activity())
+        progress = self._progress()
         self._decided |= {i for i, a in enumerate(progress.audits) if a.decided is not None}
         self._show(progress)
         self._shown = time.monotonic()
+
+    def _progress(self) -> Progress:
+        """The executor's latest snapshot may be of before; what the driver does is of now."""
+        activity = self._activity()
+        return dataclasses.replace(self._executor.progress(activity), activity=activity)
 
     def _top_up(self) -> bool:
         """Fills the window; False when no pack is left to hand out."""
@@ -119,7 +126,7 @@ class Driver:
                 self._order.again([pack])
                 return True
             self._executor.submit(pack)
-            self._in_flight += 1
+            self._flies(pack, 1)
         return False
 
     def _backlog(self) -> float:
@@ -141,23 +148,32 @@ class Driver:
     def _settle(self, outcome: Outcome) -> None:
         self._last_result = time.time()
         if isinstance(outcome, Lost):
-            self._in_flight -= len(outcome.packs)
+            for pack in outcome.packs:
+                self._flies(pack, -1)
             self._order.again(self._ledger.lost(outcome))
         elif isinstance(outcome, Done):
-            self._in_flight -= 1
-            self._ledger.done(outcome.pack)
+            self._flies(outcome.pack, -1)
+            self._ledger.done(outcome.pack, outcome.missed)
             self._order.done(outcome.pack)
             if not isinstance(outcome.pack, Part):
                 self._pack_seconds = outcome.seconds
+                if self._training_since is None:
+                    self._training_since = time.monotonic() - outcome.seconds
                 self._worked[outcome.pack.audit] += outcome.seconds
         elif isinstance(outcome, Failure):
-            self._in_flight -= 1
+            self._flies(outcome.pack, -1)
             self._ledger.failed(outcome)
         if given_up := self._ledger.failures[self._given_up :]:
             self._executor.give_up(given_up)
             self._given_up += len(given_up)
 
+    def _flies(self, pack: Pack, packs: int) -> None:
+        self._in_flight += packs
+        self._running.update(dict.fromkeys(_audits_of(pack), packs))
+
     def _activity(self) -> Activity:
+        late = {audit for audit in self._hours if self._out_of_time(audit)}
+        since = self._training_since
         return Activity(
             packs_in_flight=self._in_flight,
             trainers=self._executor.trainers,
@@ -165,4 +181,13 @@ class Driver:
             last_result=self._last_result,
             failed=dict(self._ledger.trials_failed),
             lost=dict(self._ledger.trials_lost),
+            training_seconds=None if since is None else time.monotonic() - since,
+            running=frozenset(+self._running),
+            over=frozenset(self._ledger.closed | self._decided | late),
+            stopping=self._stop.requested or self._ledger.exhausted,
         )
+
+
+def _audits_of(pack: Pack) -> tuple[int, ...]:
+    """Those that it is run for."""
+    return pack.waiting if isinstance(pack, Part) else (pack.audit,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 from ..accounting import Family
@@ -12,6 +13,7 @@ from ..plan.model import PlannedAudit
 from ..plan.prefix import FoldedPack
 from ..stats import Estimate, Estimator, Status, preferred
 from ..stats.budget import SweepBudget
+from ..storage.arrays import Arrays
 from ..storage.scores import EstimateRow
 from ..sweep.estimator import EstimatorSpec
 from ..sweep.spec import Cell
@@ -26,12 +28,21 @@ _CLAIM_NO_LEVEL = (Status.PAPER, Status.CREDIBLE)
 class Estimating:
     """Folds the prefix of one audit; `budget` is that of the whole sweep.
 
+    `prepared` gives the parts of its preparation, none before all are there.
+
     A time-uniform estimator keeps the options that follow from the number of trials declared
     first: to tune it again after looking would void it.
     """
 
-    def __init__(self, audit: PlannedAudit, cell: Cell, budget: SweepBudget) -> None:
-        self._audit, self._cell = audit, cell
+    def __init__(
+        self,
+        audit: PlannedAudit,
+        cell: Cell,
+        budget: SweepBudget,
+        prepared: Callable[[], tuple[Arrays, ...]] = tuple,
+    ) -> None:
+        self._audit, self._cell, self._prepared = audit, cell, prepared
+        self._known: dict[int, tuple[Estimate, ...]] | None = None  # by horizon, once prepared
         self._specs = specs = self._estimators()
         # Those that were added share what the sweep's budget has for one of those asked for.
         added = max(len(specs) - len(cell.audit.estimators), 1)
@@ -50,7 +61,7 @@ class Estimating:
     def rows(self) -> list[EstimateRow]:
         """One row per step, estimator and accountant."""
         audit, cell, level = self._audit, self._cell, self._cell.audit
-        exact = cell.mechanism.exact(cell.adversary, audit.horizons, level.delta)
+        exact = self._exact()
         rows: list[EstimateRow] = []
         for index, (step, states) in enumerate(zip(audit.horizons, self._states, strict=True)):
             known = cell.mechanism.trade_off(cell.adversary, step)
@@ -71,6 +82,17 @@ class Estimating:
                     beside |= {"epsilon_upper": claim}
                     rows.append(_row(estimate, together, free, beside))
         return rows
+
+    def _exact(self) -> dict[int, tuple[Estimate, ...]]:
+        """What needs no trials, worked out once: it follows from the options and the target."""
+        if self._known is None:
+            cell, parts = self._cell, () if self._audit.preparation is None else self._prepared()
+            level = (self._audit.horizons, cell.audit.delta)
+            found = cell.mechanism.exact(cell.adversary, *level, parts)
+            if self._audit.preparation is not None and not parts:
+                return found
+            self._known = found
+        return self._known
 
     @property
     def _looked(self) -> bool:

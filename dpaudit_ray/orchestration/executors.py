@@ -14,12 +14,14 @@ from .progress import Activity, Progress
 class Done:
     """The pack is stored and folded; its trainer worked on it for `seconds`.
 
-    Which says nothing of how long a whole one takes where it went on from a checkpoint.
+    Which says nothing of how long a whole one takes where it went on from a checkpoint. `missed`
+    of its trials failed.
     """
 
     pack: Pack
     seconds: float = 0.0
     whole: bool = True
+    missed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

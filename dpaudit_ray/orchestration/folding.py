@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from .. import stats
-from ..plan import gathering, prefix
+from ..plan import gathering, missed, prefix
 from ..plan.gathering import Bounds, Stretch
 from ..plan.model import Pack, Plan, PlannedAudit
 from ..plan.prefix import FoldedPack
+from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import EstimateRow, PackScores
 from ..sweep.estimator import EstimatorSpec
@@ -24,11 +25,15 @@ from .replay import Ahead, Replay
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """Packs that the estimates are to know, the trials that were enough, and whether all are in."""
+    """Packs that the estimates are to know, the trials that were enough, and whether all are in.
+
+    `kinds` has the trials that were missed one by one.
+    """
 
     packs: list[FoldedPack]
     decided: int | None
     complete: bool
+    kinds: list[missed.Kind]
 
 
 class AuditState:
@@ -39,24 +44,26 @@ class AuditState:
         index: int,
         asked: tuple[Sweep, Plan],
         run: RunDirectory,
-        missed: set[Bounds],
+        given_up: set[Bounds],
         files: set[Bounds],
         ahead: Ahead,
+        prepared: Callable[[], tuple[Arrays, ...]],
     ) -> None:
         sweep, plan = asked
         audit, cell = plan.audits[index], sweep.cells[index]
         self._audit, self._cell, self._budget, self._run = audit, cell, sweep.budget, run
         there = gathering.resolved(audit.packs, files)
         self._finished = gathering.packs_of(audit, there)
-        self._missed = missed - self._finished
+        self._missed = given_up - self._finished
         self._there = self._finished | self._missed
-        self._estimates = Estimating(audit, cell, sweep.budget)
+        self._estimates = Estimating(audit, cell, sweep.budget, prepared)
         self._live = _time_uniform(audit)
         gaussian = self._claimed_gaussian()
         self._alarm = self._live if gaussian else _time_uniform(audit, curve="any")
         self._decider = Decider(sweep, audit, cell, self._live)
         self._done = sum(last - first + 1 for first, last in self._finished)
         self._folded = 0  # packs of the prefix
+        self._tally = missed.Tally(audit.id)
         self._taken: list[FoldedPack] = []  # those that the estimates do not know yet
         self.decided: int | None = None  # trials that were enough; later ones are not folded
         self._shown: tuple[stats.Estimate, float] | None = None  # kept until the next fold, as
@@ -100,7 +107,7 @@ class AuditState:
     def take(self) -> Taken:
         """What was folded since the last call, and how far it is now."""
         packs, self._taken = self._taken, []
-        return Taken(packs, self.decided, self.complete)
+        return Taken(packs, self.decided, self.complete, self._tally.kinds)
 
     def settle(self, packs: list[FoldedPack]) -> None:
         """Lets the estimates know what was taken; nobody else needs them meanwhile."""
@@ -143,6 +150,7 @@ class AuditState:
         if self._alarm is not self._live:
             prefix.fold(self._alarm, pack)
         self._decider.fold(pack)
+        self._tally.fold(pack)
         self._shown = None
 
     def progress(self, index: int, activity: Activity) -> AuditProgress:
@@ -156,7 +164,7 @@ class AuditState:
             self._done,
             bound.epsilon_lower,
             audit.claim,
-            activity.failed.get(index, 0),
+            activity.failed.get(index, 0) + self._tally.trials,
             activity.lost.get(index, 0),
             self.decided,
             bound.status,
@@ -180,7 +188,7 @@ class AuditState:
 
     def rows(self) -> list[EstimateRow]:
         """The audit's part of estimates.parquet."""
-        if self._rows is None:
+        if self._rows is None or (self._audit.trials == 0 and not self._rows):
             self._rows = self._estimates.rows()
         return self._rows
 

@@ -63,7 +63,8 @@ class InlineExecutor:
         if time.monotonic() - self._kept_up > KEEP_UP_SECONDS:
             self._aggregation.keep_up()
             self._kept_up = time.monotonic()
-        return [Done(pack, time.perf_counter() - started)]
+        took = time.perf_counter() - started
+        return [Done(pack, took, missed=len(result.missed))]
 
     def check(self, pack: Pack, finished: bool) -> None:
         """Queues the pack for the next `wait`, to be compared."""

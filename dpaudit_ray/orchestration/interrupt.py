@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# As a shell starts a job in the background, and nohup one that outlives its terminal.
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
 
 
 class Stop:
@@ -40,7 +42,9 @@ class Stop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """SIGTERM and SIGINT ask while this is open; handlers of before come back after it.
+        """Signals ask while this is open; handlers of before come back after it.
+
+        SIGTERM, SIGINT, and SIGHUP of a terminal that is closed.
 
         Does nothing outside the main thread, where Python allows no handlers.
         """
@@ -58,13 +62,15 @@ class Stop:
             return
         for number in _SIGNALS:
             current = signal.getsignal(number)
-            if number == signal.SIGINT and current == signal.SIG_IGN:
-                continue  # a shell's background job: Ctrl-C is meant for somebody else
+            if number in _MAY_BE_IGNORED and current == signal.SIG_IGN:
+                continue
             self._before.setdefault(number, current)
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
+            if number == signal.SIGHUP:
+                return  # nobody asks twice: a shell and its terminal both tell of the same end
             raise KeyboardInterrupt
         self.request()
         self._tell(

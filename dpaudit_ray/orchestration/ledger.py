@@ -21,6 +21,8 @@ _CALLED = {"trainer": "worker", "node": "node"}
 class Ledger:
     """Counts failed packs (the user's code) and lost trainers (infrastructure) apart.
 
+    A pack of which some trials failed counts among the failed ones, too.
+
     `recorded` are failures of an earlier try that are not run again in this one. They are in a row
     where no later pack of their audit was done: `reached` has the first trial of its last one.
     """
@@ -39,6 +41,7 @@ class Ledger:
         self._streaks: dict[int, list[Failure]] = {}
         self._lost_under: collections.Counter[tuple[str, Pack]] = collections.Counter()
         self.failures: list[Failure] = []  # of this try
+        self.with_misses = 0  # packs of this try that are done, but for trials that failed
         self.losses = 0
         self.trials_failed: collections.Counter[int] = collections.Counter()
         self.trials_lost: collections.Counter[int] = collections.Counter()
@@ -49,9 +52,12 @@ class Ledger:
             if failure.pack.first > (reached or {}).get(failure.pack.audit, -1):
                 self._in_a_row(failure)
 
-    def done(self, pack: Pack) -> None:
-        """A pack that worked shows that its audit can."""
+    def done(self, pack: Pack, missed: int = 0) -> None:
+        """A pack that worked shows that its audit can, though `missed` of its trials did not."""
         self._streaks.pop(pack.audit, None)
+        if missed:
+            self.with_misses += 1
+            self._hold_to_budget()
 
     def failed(self, failure: Failure) -> None:
         """Counts a pack that raised."""
@@ -61,13 +67,7 @@ class Ledger:
             self._unprepared(failure, failure.pack.waiting)
         else:
             self._in_a_row(failure)
-        limit = self._resources.max_trial_failures
-        if len(self.failures) > limit and not self.exhausted:
-            self.exhausted = True
-            self._tell(
-                f"{len(self.failures)} packs failed, more than resources.max_trial_failures = "
-                f"{limit}: no more are started"
-            )
+        self._hold_to_budget()
 
     def lost(self, lost: Lost) -> list[Pack]:
         """Counts a trainer that died; returns the packs to run again.
@@ -90,6 +90,17 @@ class Ledger:
         message = f"its {_CALLED[lost.cause]} died {limit} times (last: {lost.reason})"
         self.failed(Failure(first, "WorkerLost", message, lost.reason))
         return others
+
+    def _hold_to_budget(self) -> None:
+        limit = self._resources.max_trial_failures
+        failed = len(self.failures) + self.with_misses
+        if failed > limit and not self.exhausted:
+            self.exhausted = True
+            some = f" ({self.with_misses} of them in some trials only)" if self.with_misses else ""
+            self._tell(
+                f"{failed} packs failed{some}, more than resources.max_trial_failures = {limit}: "
+                "no more are started"
+            )
 
     def _tell_of(self, lost: Lost) -> None:
         if lost.cause == "node":

@@ -40,7 +40,9 @@ class Link:
             DpauditError: an error of our own that it raised.
             ClusterError: it cannot be brought back, or the head is gone.
         """
-        return self._answer(getattr(self._actor, method).remote(*arguments))
+        # Ray calls a task that has no name, or that of its method, by what its actor says it does.
+        task = getattr(self._actor, method).options(name=f"Aggregator.{method}()")
+        return self._answer(task.remote(*arguments))
 
     def progress(self, activity: Activity) -> Progress:
         """Its last answer; asks for the next one without waiting for it."""

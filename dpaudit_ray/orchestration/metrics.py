@@ -17,6 +17,7 @@ from .progress import AuditProgress, Progress
 
 PREFIX = "ray_"  # what Ray puts in front of a name
 HEARTBEAT_SECONDS = 5.0  # Ray drops a gauge that was not set for about 20 s
+COLLECTED_SECONDS = 2 * HEARTBEAT_SECONDS  # after which a snapshot was set and sent on
 RATE_SECONDS = 60.0  # trials/s are a mean over this long
 
 
@@ -55,6 +56,10 @@ EPSILON_TOGETHER = Metric(
 )
 EPSILON_CLAIM = Metric("dpaudit_epsilon_claim", "Epsilon that the accountant claims", _AUDIT)
 EPSILON_GAP = Metric("dpaudit_epsilon_gap", "Claim minus lower bound", _AUDIT)
+VERDICT = Metric("dpaudit_verdict", "1 once the claim is refuted, 0 while it is not", _AUDIT)
+SWEEP_VERDICT = Metric(
+    "dpaudit_sweep_verdict", "1 once the claim of one of its audits is refuted, 0 while none is"
+)
 PACKS_IN_FLIGHT = Metric("dpaudit_packs_in_flight", "Packs that trainers hold and have not stored")
 TRIALS_PER_SECOND = Metric("dpaudit_trials_per_second", "Trials stored per second, last minute")
 PACK_SECONDS = Metric(
@@ -76,6 +81,7 @@ _PER_AUDIT: dict[Metric, Callable[[AuditProgress], float]] = {
     EPSILON_TOGETHER: lambda audit: audit.epsilon_together,
     EPSILON_CLAIM: lambda audit: audit.claim,
     EPSILON_GAP: lambda audit: audit.claim - audit.epsilon_lower,
+    VERDICT: lambda audit: audit.refuted,
 }
 
 
@@ -142,6 +148,7 @@ class Publisher:
         for audit in progress.audits:
             for metric, value in _PER_AUDIT.items():
                 yield metric, float(value(audit)), {"audit": audit.label}
+        yield SWEEP_VERDICT, float(any(audit.refuted for audit in progress.audits)), {}
         activity = progress.activity
         yield PACKS_IN_FLIGHT, activity.packs_in_flight, {}
         yield TRAINERS_ALIVE, activity.trainers, {}

@@ -40,6 +40,16 @@ class Prepared:
         named = self._named(audit)
         return tuple(self._run.read_part(named.id, part) for part in range(named.parts))
 
+    def complete(self, audit: int) -> tuple[Arrays, ...]:
+        """All parts, or none while one is not done. Raises DamagedArraysError."""
+        done, parts = self.progress(audit)
+        return self.parts(audit) if parts and done == parts else ()
+
+    def suffices(self, audit: int) -> bool:
+        """Whether nothing but packs is left to do: an audit without packs is its preparation."""
+        done, parts = self.progress(audit)
+        return done == parts or self._plan.audits[audit].trials > 0
+
     def give_up(self, failed: Iterable[Failure]) -> None:
         """Records parts that failed; telling it twice changes nothing. Raises StorageError."""
         with self._turn:

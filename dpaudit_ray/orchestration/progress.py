@@ -17,6 +17,10 @@ class Activity:
     """What only the driver knows: its packs, its trainers, and trials failed and lost by audit.
 
     `pack_seconds` is how long the last finished pack took, `last_result` when it came (Unix time).
+    `refuted` are the audits whose claims the verdict on all trials refutes, once it is known.
+    The first pack that is done was begun `training_seconds` ago.
+    Audits that are `running` have packs in flight; none is handed out any more of those that are
+    `over`, and of no audit once the sweep is `stopping`.
     """
 
     packs_in_flight: int = 0
@@ -25,6 +29,11 @@ class Activity:
     last_result: float | None = None
     failed: Mapping[int, int] = dataclasses.field(default_factory=dict)
     lost: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    training_seconds: float | None = None
+    running: frozenset[int] = frozenset()
+    over: frozenset[int] = frozenset()
+    stopping: bool = False
+    refuted: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +58,25 @@ class AuditProgress:
     epsilon_together: float = 0.0
     parts_done: int = 0
     parts: int = 0
+    judged: bool = False
 
     @property
     def waits(self) -> bool:
         """Whether its preparation is not complete."""
         return self.parts_done < self.parts
+
+    @property
+    def above(self) -> bool:
+        """Whether the bound that is shown exceeds the claim; by chance it may in one of many."""
+        return self.done > 0 and self.epsilon_lower > self.claim
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the claim is, by a bound that holds at every look and for all audits at once.
+
+        Or by the verdict on all trials, when that is known.
+        """
+        return self.judged or self.epsilon_together > self.claim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,3 +99,37 @@ class Progress:
     def trials(self) -> int:
         """Planned trials; of a decided audit, those that are done."""
         return sum(a.trials if a.decided is None else a.done for a in self.audits)
+
+    @property
+    def ended(self) -> int:
+        """Trials that are done, or whose packs failed."""
+        return self.done + sum(self.activity.failed.values())
+
+    @property
+    def left(self) -> int:
+        """Trials that are still to be run: none of audits that are decided or given up."""
+        failed, over = self.activity.failed, self.activity.over
+        return sum(
+            max(0, audit.trials - audit.done - failed.get(index, 0))
+            for index, audit in enumerate(self.audits)
+            if audit.decided is None and index not in over
+        )
+
+    @property
+    def phase(self) -> str:
+        """What goes on until a first pack is done, and once none is begun any more; else empty."""
+        activity = self.activity
+        if activity.stopping:
+            packs = activity.packs_in_flight
+            return f"stopping, {packs} pack{'s' * (packs != 1)} under way"
+        if activity.pack_seconds is not None or not self.left:
+            return ""
+        if not activity.trainers:
+            return "trainers start and import what they run"
+        if not activity.packs_in_flight:
+            return "packs are handed out"
+        waiting = [audit for audit in self.audits if audit.waits]
+        if len(waiting) == sum(audit.done < audit.trials for audit in self.audits):
+            done = sum(audit.parts_done for audit in waiting)
+            return f"preparing, {done} of {sum(a.parts for a in waiting)} parts done"
+        return "the first packs are trained"

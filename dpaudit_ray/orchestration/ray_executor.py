@@ -78,10 +78,12 @@ class RayExecutor:
             max_restarts=-1,
             max_task_retries=-1,
             scheduling_strategy=beside_the_driver(ray),
-        ).remote(run.location, run.owner)
+        ).remote(run.location, run.owner, self._plan.what(self._packs))
         # Rebuilds the estimates now, so that a damaged run directory is told before any training.
         self._link = Link(ray, self._aggregator, self._watch, tell)
-        self._deadlines = Deadlines(sweep.resources.pack_deadline)
+        limits = ((i, cell.mechanism.trial_limit) for i, cell in enumerate(sweep.cells))
+        known = {index: limit for index, limit in limits if limit is not None}
+        self._deadlines = Deadlines(sweep.resources.pack_deadline, known)
         self._fleet = Fleet(self._plan, run, tell)
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
         self._in_flight = 0
@@ -339,6 +341,7 @@ class RayExecutor:
             scheduling_strategy="SPREAD",
             **self._nodes.options,
         ).remote(*self._shared, self._aggregator, self._datasets)
-        worker = Worker(name, actor, actor.ready.remote(self._fleet.modules))
+        ready = actor.ready.options(name="Trainer.ready()")
+        worker = Worker(name, actor, ready.remote(self._fleet.modules))
         self._answers.expect(worker.greeting, worker)
         return worker

@@ -17,14 +17,13 @@ from ..plan.model import Pack, Plan
 from ..storage.run_directory import RunDirectory
 from .executors import Checked, Done, Executor, Outcome
 from .progress import Activity, Progress
-
-# Finished trials of an audit that are run again: as many as are retried, but no more than this,
-# rounded up to a pack. Of runs of randomised response at ε = 2 one in 2000 repeats all 32.
-CHECKED = 32
+from .trainer import RETRIED
 
 
 def checks(plan: Plan, run: RunDirectory, failed: Iterable[Pack]) -> dict[Pack, bool]:
     """What to run again before `failed`: a pack, and whether it is finished.
+
+    As many trials of an audit as are retried, but no more than `RETRIED`, rounded up to a pack.
 
     The largest finished packs of an audit; where it has none, a failed one, which is run twice.
     """
@@ -35,7 +34,7 @@ def checks(plan: Plan, run: RunDirectory, failed: Iterable[Pack]) -> dict[Pack, 
     for index, packs in by_audit.items():
         audit = plan.audits[index]
         done = [Pack(index, *pack) for pack in gathering.finished(run, audit)]
-        due = min(sum(pack.size for pack in packs), CHECKED)
+        due = min(sum(pack.size for pack in packs), RETRIED)
         again = list(_worth(due, sorted(done, key=lambda pack: (-pack.size, pack.first))))
         chosen |= dict.fromkeys(again or packs[:1], bool(again))
     return chosen

@@ -49,6 +49,7 @@ class SweepJob:
     changes: tuple[str, ...]
     luggage: Luggage
     options: tuple[str, ...] = ()  # of `dpaudit run`, beside these
+    python: str = "python"  # of the head; trainers take that which Ray was started by
 
     @classmethod
     def prepare(
@@ -84,7 +85,7 @@ class SweepJob:
     @property
     def entrypoint(self) -> str:
         """What the driver is started with."""
-        command = ["python", "-m", "dpaudit_ray", "run", self.file, "--report"]
+        command = [self.python, "-m", "dpaudit_ray", "run", self.file, "--report"]
         command += ["--storage-path", self.storage_path]
         for change in self.changes:
             command += ["--set", change]
@@ -249,7 +250,8 @@ class Cluster:
         if code == _NO_COMMAND or missing:
             what = f"has no module {missing[1]}" if missing else "is not there"
             raise NoClusterError(
-                f"the python of the cluster's head {what}; install this package on every node"
+                f"the python of the cluster's head {what}; install this package on every node, or "
+                "name the python there that has it, as Ray was started by: --python PATH"
             )
         raise ClusterError(
             f"job {submission} ended with exit code {code}, as no sweep does; its log may say why, "

@@ -11,11 +11,15 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from .. import seeds
-from ..errors import DpauditError
-from ..mechanisms.base import LongSession, Measured, Mechanism, PartSeeds, Session
+from ..errors import DpauditError, first_line
+from ..mechanisms.base import LongSession, Measured, Mechanism, Missed, PartSeeds, Session
 from ..plan.failures import Failure
 from ..plan.model import Pack, Part, Plan, PlannedPreparation
+from ..printable import lines, printable
 from ..storage import arrays
 from ..storage.arrays import Arrays
 from ..storage.scores import PackScores
@@ -45,6 +49,12 @@ class Brief:
     seed: int
     audits: tuple[AuditBrief, ...]
 
+    @property
+    def what(self) -> str:
+        """Its audits, in few words."""
+        first, more = printable(self.audits[0].label), len(self.audits) - 1
+        return f"{first} and {more} more audit{'s' * (more > 1)}" if more else first
+
     @classmethod
     def of(cls, plan: Plan, sweep: Sweep) -> Brief:
         """The same for any number of packs."""
@@ -55,7 +65,9 @@ class Brief:
         return cls(plan.seed, tuple(audits))
 
 
-RETRIED = 32  # trials that are run again, or more, where a pack that failed is done after all
+# Trials that are run again, or more, where a failed pack is done after all, to see whether they
+# give the same. Of runs of randomised response at ε = 2 one in 3.6 million repeats all 64.
+RETRIED = 64
 
 
 def runs_of(pack: Pack) -> int:
@@ -90,11 +102,11 @@ class PackTrainer:
     def train(self, pack: Pack) -> PackScores:
         """Trains and scores one pack; the same pack gives the same scores on every call.
 
-        Where it was interrupted, it goes on from the last checkpoint.
+        Where it was interrupted, it goes on from the last checkpoint. Trials that failed while
+        others did not are missed; where all did, the pack has failed.
         """
         audit = self._brief.audits[pack.audit]
-        members = seeds.bits(self._brief.seed, audit.fingerprint, pack.first, pack.last)
-        noise = seeds.noise_seed(self._brief.seed, audit.fingerprint, pack.first)
+        members, noise = self._drawn(pack)
         session = self._session(pack.audit)
         self.resumed = False
         minutes = self._sweep.resources.checkpoint_minutes
@@ -106,7 +118,7 @@ class PackTrainer:
             found = session.run(members, noise, audit.horizons)
         outcome = found if isinstance(found, Measured) else Measured(found)
         _check_measures(self._mechanism(pack.audit), outcome)
-        return PackScores(pack.first, members, audit.horizons, outcome.scores, outcome.utility)
+        return _scores(pack, members, audit.horizons, outcome)
 
     def prepare(self, part: Part) -> Arrays:
         """One part of a preparation: no bit is drawn for it, and none is at hand."""
@@ -162,12 +174,26 @@ class PackTrainer:
             return first.difference(second)
         return None if len(failed) == 2 else f"raised ({failed[0].message}) once, and once did not"
 
-    def seconds(self, pack: Pack) -> float:
-        """Seconds that one pack takes once its audit is open (for `dpaudit plan`)."""
-        self._session(pack.audit)
+    def by_steps(self, audit: int) -> bool:
+        """Whether its packs take time in proportion to their steps."""
+        return isinstance(self._session(audit), LongSession)
+
+    def seconds(self, pack: Pack, horizons: tuple[int, ...]) -> float:
+        """Seconds of one pack that is scored there once its audit is open (for `dpaudit plan`)."""
+        members, noise = self._drawn(pack)
+        session = self._session(pack.audit)
         started = time.perf_counter()
-        self.train(pack)
-        return time.perf_counter() - started
+        found = session.run(members, noise, horizons)
+        took = time.perf_counter() - started
+        if isinstance(found, Measured):
+            _require_some(found)
+        return took
+
+    def _drawn(self, pack: Pack) -> tuple[npt.NDArray[np.bool_], int]:
+        """The secret bits of a pack, and the seed of all that is random in it."""
+        audit = self._brief.audits[pack.audit].fingerprint
+        bits = seeds.bits(self._brief.seed, audit, pack.first, pack.last)
+        return bits, seeds.noise_seed(self._brief.seed, audit, pack.first)
 
     @contextlib.contextmanager
     def _afresh(self) -> Iterator[None]:
@@ -195,12 +221,11 @@ class PackTrainer:
             return sweep
         import torch
 
+        from ..engines.gpu import settings
+
         # Thread counts come from the sweep, not from the machine: they may change last bits.
         torch.set_num_threads(max(1, int(sweep.resources.num_cpus)))
-        share = sweep.resources.num_gpus
-        if 0 < share < 1 and torch.cuda.is_available():
-            # Ray only counts fractions of a GPU; this keeps neighbours from each other's memory.
-            torch.cuda.set_per_process_memory_fraction(share)
+        settings.take_share(sweep.resources.num_gpus)
         return sweep
 
     def _mechanism(self, index: int) -> Mechanism:
@@ -225,6 +250,34 @@ class PackTrainer:
         return self._opened[1]
 
 
+class _AllMissedError(Exception):
+    """Every trial of a pack failed; `first` is the first of them."""
+
+    def __init__(self, first: Missed) -> None:
+        super().__init__(first.message)
+        self.first = first
+
+
+def _require_some(outcome: Measured) -> None:
+    if len(outcome.missed) == len(outcome.scores) > 0:
+        raise _AllMissedError(outcome.missed[min(outcome.missed)])
+
+
+def _scores(
+    pack: Pack, members: npt.NDArray[np.bool_], steps: tuple[int, ...], outcome: Measured
+) -> PackScores:
+    _require_some(outcome)
+    scores, utility = outcome.scores, outcome.utility
+    if outcome.missed:
+        lost = np.isin(np.arange(len(scores)), list(outcome.missed))[:, None]
+        scores = np.where(lost, np.nan, scores)
+        utility = {name: np.where(lost, np.nan, values) for name, values in utility.items()}
+    trials = {pack.first + place: each for place, each in sorted(outcome.missed.items())}
+    missed = {trial: printable(each.message) or each.kind for trial, each in trials.items()}
+    outputs = {trial: each.output for trial, each in trials.items()}
+    return PackScores(pack.first, members, steps, scores, utility, missed, outputs)
+
+
 def _check_measures(mechanism: Mechanism, outcome: Measured) -> None:
     told = {name: values.shape for name, values in outcome.utility.items()}
     if told != dict.fromkeys(mechanism.measured, outcome.scores.shape):
@@ -237,8 +290,12 @@ def _check_measures(mechanism: Mechanism, outcome: Measured) -> None:
 def _attempt(work: Callable[[P], T], pack: P) -> T | Failure:
     try:
         return work(pack)
+    except _AllMissedError as error:
+        message = f"{error}, as all {pack.size} trials" if pack.size > 1 else str(error)
+        return Failure(pack, error.first.kind, message, lines(error.first.output))
     except (Exception, SystemExit) as error:  # noqa: BLE001 (boundary: a user's error is data)
         kind = type(error).__name__
         detail = "".join(traceback.format_exception(error)[-8:])
-        message = str(error) if isinstance(error, DpauditError) else f"{kind}: {error}"
-        return Failure(pack, kind, message.splitlines()[0] if message else kind, detail)
+        own = isinstance(error, DpauditError)
+        message = str(error).splitlines()[0] if own else f"{kind}: {first_line(error)}"
+        return Failure(pack, kind, message if str(error) else kind, detail)

@@ -22,6 +22,8 @@ from typing import Any
 
 from pyarrow import fs
 
+from ..errors import first_line
+
 # Entered for the moment in which a file becomes visible; raises where it may not.
 Passage = Callable[[], AbstractContextManager[None]]
 LOCK_SECONDS = 10.0  # for which a lock is asked again: it is held for a read and a rename
@@ -121,6 +123,24 @@ class Folder:
         """The files in `folder` and their bytes, by one listing."""
         return {info.base_name: info.size for info in self._infos(folder, recursive=False)}
 
+    def paths(self, depth: int) -> list[str]:
+        """Every file, by its path from here; what lies deeper than `depth` folders is one.
+
+        So is a folder that a link leads out to.
+        """
+        found: list[str] = []
+        folders = [""]
+        for _ in range(depth):
+            below: list[str] = []
+            for folder in folders:
+                selector = fs.FileSelector(self._path(folder), allow_not_found=True)
+                for info in self._fs.get_file_info(selector):
+                    name = f"{folder}{info.base_name}"
+                    inside = info.type == fs.FileType.Directory and not self.leads_out(name)
+                    (below if inside else found).append(f"{name}/" if inside else name)
+            folders = below
+        return sorted([*found, *folders])
+
     @contextlib.contextmanager
     def locked(self, name: str, *, alone: bool) -> Iterator[bool]:
         """Holds a lock, `alone` or with others; yields whether there is one.
@@ -177,7 +197,7 @@ def reason(error: BaseException) -> str:
     """Why, in a few words; the file is named by whoever reports it."""
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return first_line(error)
 
 
 def _write_local(

@@ -142,6 +142,10 @@ class Place:
         there = self._try(name, self._folder.create, name, content, self._passage)
         return None if there is None else self.read_json(name)
 
+    def files(self, depth: int) -> list[str]:
+        """Every file in it and in folders below, to so many, by its path from here."""
+        return self._list(self._folder.paths, depth)
+
     def delete(self, name: str) -> None:
         """Removes a file if it is there."""
         self._try(name, self._folder.delete, name, self._passage)

@@ -7,6 +7,8 @@
     checkpoints/<audit>/<first>-<last>-<step>.parquet   of packs that are trained for long
     estimates.parquet                       replaced at every flush
     failures.json                           packs that were given up: their trials are misses
+    missed.json                             trials that were missed while others of their pack ended
+    missed/<audit>/<trial>.txt              what such a trial printed, and how it failed
     unprepared.json                         parts of preparations that failed
     decisions.json                          audits that `stop_when` ended early
     driver.json                             who works on the run now; gone when nobody does
@@ -34,6 +36,7 @@ from .scores import ESTIMATE_SCHEMA, EstimateRow, PackScores, decoded, encoded, 
 
 RERUN = "run the sweep again: it is set aside and its trials are run again"
 FAILURES = "failures.json"
+MISSED = "missed.json"
 UNPREPARED = "unprepared.json"
 _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
@@ -41,6 +44,7 @@ _MAGIC = b"PAR1"  # what a Parquet file begins and ends with
 _PACK = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)\.parquet")
 _CHECKPOINT = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-([1-9]\d*)\.parquet")
 _PART = re.compile(r"(0|[1-9]\d*)\.parquet")
+_OUTPUT = re.compile(r"(0|[1-9]\d*)\.txt")
 
 Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
 
@@ -57,7 +61,7 @@ class RunDirectory(Place):
             StorageError: it could not be written, or other scores of these trials are stored.
         """
         name = self._pack(audit, pack.first, pack.last)
-        content = encoded(pack.table(audit))
+        content = pack.encoded(audit)
         there = self._try(name, self._folder.create, name, content, self._passage)
         if there is None:
             return
@@ -125,6 +129,22 @@ class RunDirectory(Place):
         """
         files = sorted(self.score_files(audit))
         return score_frame(audit, [self.read_scores(audit, *file) for file in files])
+
+    # Missed trials ------------------------------------------------------------------------
+
+    def write_output(self, audit: str, trial: int, text: str) -> None:
+        """Puts what is known of a missed trial in place."""
+        self.write_text(f"{self.output_folder(audit)}/{trial}.txt", text)
+
+    def outputs(self, audit: str) -> set[int]:
+        """The missed trials of which that is kept."""
+        names = self._list(self._folder.names, self.output_folder(audit))
+        return {int(found[1]) for name in names if (found := _OUTPUT.fullmatch(name))}
+
+    @staticmethod
+    def output_folder(audit: str) -> str:
+        """Where it is kept."""
+        return f"missed/{audit}"
 
     # Preparations -------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
@@ -21,7 +23,10 @@ SCORE_SCHEMA = pa.schema(
         ("score", pa.float64()),
     ]
 )
-UTILITY = ("accuracy", "loss")  # on held-out examples; columns after the score where measured
+# On held-out examples, or of what was rebuilt; columns after the score where they are measured.
+UTILITY = ("accuracy", "loss", "determined")
+MISSED = "missed"  # the last column, where a trial was: why, empty for all others
+_DIGEST = b"dpaudit_sha256"  # in a file's footer, of what was written into it
 ESTIMATE_SCHEMA = pa.schema(
     [
         ("audit", pa.string()),
@@ -74,6 +79,10 @@ class PackScores:
     """Scores of trials first..first+n-1: `members` bool [n], `scores` float64 [n, len(steps)].
 
     `utility`, like `scores`, by names of UTILITY: what the trained models are worth.
+
+    `missed` says why a trial gave none, by trial; its scores are NaN, and not those of a training
+    that diverged. `outputs` has what such trials printed, which is not part of the file. `stated`
+    is the digest in the file that they were read from, empty where none was.
     """
 
     first: int
@@ -81,18 +90,29 @@ class PackScores:
     steps: tuple[int, ...]
     scores: npt.NDArray[np.float64]
     utility: Mapping[str, npt.NDArray[np.float64]] = dataclasses.field(default_factory=dict)
+    missed: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    outputs: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    stated: str = ""
 
     @property
     def last(self) -> int:
         """The last trial."""
         return self.first + len(self.members) - 1
 
+    @property
+    def lost(self) -> npt.NDArray[np.bool_]:
+        """Which trials were missed, bool [n]."""
+        found = np.zeros(len(self.members), dtype=np.bool_)
+        found[[trial - self.first for trial in self.missed]] = True
+        return found
+
     def part(self, first: int, last: int) -> PackScores:
         """Trials `first` to `last` of these."""
         rows = slice(first - self.first, last - self.first + 1)
         utility = {name: values[rows] for name, values in self.utility.items()}
         members, scores = self.members[rows], self.scores[rows]
-        return PackScores(first, members, self.steps, scores, utility)
+        missed = {trial: why for trial, why in self.missed.items() if first <= trial <= last}
+        return PackScores(first, members, self.steps, scores, utility, missed)
 
     @classmethod
     def joined(cls, packs: Sequence[PackScores]) -> Self:
@@ -101,7 +121,8 @@ class PackScores:
         utility = {n: np.concatenate([pack.utility[n] for pack in packs]) for n in before.utility}
         members = np.concatenate([pack.members for pack in packs])
         scores = np.concatenate([pack.scores for pack in packs])
-        return cls(before.first, members, before.steps, scores, utility)
+        missed = {trial: why for pack in packs for trial, why in pack.missed.items()}
+        return cls(before.first, members, before.steps, scores, utility, missed)
 
     @property
     def nbytes(self) -> int:
@@ -109,7 +130,10 @@ class PackScores:
         return sum(one.nbytes for one in (self.members, self.scores, *self.utility.values()))
 
     def difference(self, again: PackScores) -> str | None:
-        """The first trial that has another score there, bit for bit, in words; None for none."""
+        """The first trial that has another score there, bit for bit, in words; None for none.
+
+        One that is missed in both is the same, whatever was said of it.
+        """
         mine, other = (
             np.ascontiguousarray(pack.scores, dtype=np.float64).view(np.int64)
             for pack in (self, again)
@@ -118,6 +142,10 @@ class PackScores:
             return f"gave scores of shape {other.shape}, not {mine.shape}"
         if self.steps != again.steps or not np.array_equal(self.members, again.members):
             return "has other bits or steps"
+        for trial in sorted(self.missed.keys() ^ again.missed.keys()):
+            if trial in self.missed:
+                return f"gave a score for trial {trial}, which was missed ({self.missed[trial]})"
+            return f"gave no score for trial {trial} ({again.missed[trial]})"
         places = np.argwhere(mine != other)
         if len(places) == 0:
             return None
@@ -136,7 +164,27 @@ class PackScores:
             pa.array(np.tile(np.asarray(self.steps, dtype=np.int32), n)),
             *(pa.array(one.reshape(-1), from_pandas=False) for one in self._values),
         ]
-        return pa.Table.from_arrays(columns, schema=_schema(self.utility))
+        if self.missed:
+            told = np.array([self.missed.get(trial, "") for trial in trials.tolist()], dtype=object)
+            columns.append(pa.array(np.repeat(told, k), pa.string()))
+        return pa.Table.from_arrays(columns, schema=_schema(self.utility, bool(self.missed)))
+
+    def digest(self, audit: str) -> str:
+        """SHA-256 of all that a file of them holds, in hexadecimal digits.
+
+        Page checksums tell of a disk's mistakes; this tells of numbers that somebody has changed.
+        """
+        missed = sorted((int(trial), why) for trial, why in self.missed.items())
+        told = [audit, int(self.first), [*map(int, self.steps)], sorted(self.utility), missed]
+        found = hashlib.sha256(json.dumps(told).encode())
+        found.update(np.asarray(self.members, dtype=np.bool_).tobytes())
+        for column in self._values:
+            found.update(np.asarray(column, dtype="<f8").tobytes())
+        return found.hexdigest()
+
+    def encoded(self, audit: str) -> bytes:
+        """The score file."""
+        return encoded(self.table(audit).replace_schema_metadata({_DIGEST: self.digest(audit)}))
 
     @property
     def _values(self) -> list[npt.NDArray[np.float64]]:
@@ -146,37 +194,51 @@ class PackScores:
     def from_table(cls, table: pa.Table, audit: str, first: int, last: int) -> PackScores:
         """The inverse of `table`; raises ValueError when rows are missing or not of this pack."""
         measured = [name for name in UTILITY if name in table.column_names]
-        known = table.schema.equals(_schema(measured))
+        some = MISSED in table.column_names
+        known = table.schema.equals(_schema(measured, some))
         if not known or any(c.null_count for c in table.columns):
             raise ValueError("its columns are not those of a score file")
         n = last - first + 1
         k = max(len(table) // n, 1)
+        told = table[MISSED].to_pylist()[::k] if some else []
         pack = cls(
             first,
             table["member"].to_numpy()[::k],
             tuple(table["step"].to_pylist()[:k]),
             np.resize(table["score"].to_numpy(), (n, k)),
             {name: np.resize(table[name].to_numpy(), (n, k)) for name in measured},
+            {trial: why for trial, why in enumerate(told, start=first) if why},
+            stated=(table.schema.metadata or {}).get(_DIGEST, b"").decode("ascii", "replace"),
         )
         numbers = ["score", *measured]
         if len(pack.members) != n or not pack.table(audit).drop(numbers).equals(
             table.drop(numbers)
         ):
             raise ValueError(f"it does not hold trials {first} to {last} of {audit}")
+        if not all(np.isnan(one[pack.lost]).all() for one in pack._values):
+            raise ValueError("it has scores of trials that were missed")
         return pack
 
 
-def _schema(measured: Iterable[str]) -> pa.Schema:
+def _schema(measured: Iterable[str], missed: bool) -> pa.Schema:
     found = SCORE_SCHEMA
     for name in sorted(measured, key=UTILITY.index):
         found = found.append(pa.field(name, pa.float64()))
-    return found
+    return found.append(pa.field(MISSED, pa.string())) if missed else found
 
 
 def score_frame(audit: str, packs: Iterable[PackScores]) -> pd.DataFrame:
     """The trials of these packs as the columns of a score file."""
     tables = [pack.table(audit) for pack in packs] or [SCORE_SCHEMA.empty_table()]
+    if any(MISSED in table.column_names for table in tables):
+        tables = [_with_missed(table) for table in tables]
     return frame(pa.concat_tables(tables))
+
+
+def _with_missed(table: pa.Table) -> pa.Table:
+    if MISSED in table.column_names:
+        return table
+    return table.append_column(pa.field(MISSED, pa.string()), pa.repeat("", len(table)))
 
 
 def encoded(table: pa.Table) -> bytes:

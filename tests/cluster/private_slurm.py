@@ -59,7 +59,7 @@ class Slurm:
     def ask(self, *command: str | Path) -> str:
         """What one of Slurm's commands answers."""
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=60
+            command, env=self.environment, capture_output=True, text=True, timeout=400
         )
         assert done.returncode == 0, (command, done.stderr)
         return done.stdout
@@ -87,10 +87,10 @@ def slurm(nodes: int) -> Iterator[Slurm]:
         running.callback(shutil.rmtree, place, ignore_errors=True)
         for command in _daemons(place, nodes):
             running.enter_context(_daemon(command, place, variables))
-        wait_for(lambda: _idle(started, nodes, place), 60)
+        wait_for(lambda: _idle(started, nodes, place), 300)
         yield started
         started.ask("scancel", "--quiet", f"--user={getpass.getuser()}")
-        wait_for(lambda: not started.ask("squeue", "--noheader"), 60)
+        wait_for(lambda: not started.ask("squeue", "--noheader"), 300)
 
 
 def _configure(place: Path, nodes: int) -> None:

@@ -86,6 +86,7 @@ class Nodes:
             *(f"--node-ip-address={address}", f"--temp-dir={self._folder}/{number}"),
             *(f"--num-gpus={gpus}", f"--object-store-memory={SMALL}", "--disable-usage-stats"),
             *(f"--dashboard-agent-listen-port={free_port()}",),
+            *("--min-worker-port=0", "--max-worker-port=0"),
         ]
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -147,10 +148,11 @@ class Driver:
 
     @property
     def at_work(self) -> int | None:
-        """The process that holds the run."""
+        """The process that holds the run, and has said so twice: before, it may be refused."""
         for file in self._storage.glob("*/driver.json"):
             with contextlib.suppress(OSError, ValueError):  # it is replaced just now
-                return int(json.loads(file.read_text())["pid"])
+                entry = json.loads(file.read_text())
+                return int(entry["pid"]) if entry["beat"] else None
         return None
 
     @property
@@ -158,7 +160,7 @@ class Driver:
         assert self.process.poll() is None, self.output
         return True
 
-    def wait_for(self, what: Callable[[], Any], seconds: float = 120) -> Any:
+    def wait_for(self, what: Callable[[], Any], seconds: float = 300) -> Any:
         """The first true value of `what()` while it works."""
         return wait_for(lambda: self.works and what(), seconds)
 

@@ -223,8 +223,9 @@ class TestEndings:
     def test_a_cluster_without_the_package_is_told_in_one_line(
         self, jobs: type[PlayedJobs], prepared: Any, code: int, last: str, said: str
     ) -> None:
-        with pytest.raises(NoClusterError, match=said):
+        with pytest.raises(NoClusterError, match=f"{said}; install .* --python PATH") as caught:
             self.followed(jobs, prepared, "FAILED", code, f"failed with exit code, logs:\n{last}\n")
+        assert caught.value.exit_code == Exit.USAGE
 
     def test_a_job_without_an_exit_code_says_the_first_line_of_why(
         self, jobs: type[PlayedJobs], prepared: Any

@@ -23,7 +23,7 @@ def run(sweep: dict, folder: Path, address: str, environment: dict[str, str]) ->
     command = [sys.executable, "-m", "dpaudit_ray", "run", file, "--storage-path", folder]
     done = subprocess.run(
         [*command, "--address", address],
-        env=environment, capture_output=True, text=True, timeout=120,
+        env=environment, capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
@@ -74,4 +74,4 @@ def test_a_user_may_import_ray_first(light: dict, tmp_path: Path) -> None:
         f"    assert da.run({str(file)!r}, storage_path={str(tmp_path)!r}).complete\n"
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
-    subprocess.run([sys.executable, script], env=environment, check=True, timeout=120)
+    subprocess.run([sys.executable, script], env=environment, check=True, timeout=400)

@@ -310,6 +310,12 @@ def test_deadlines_follow_the_slowest_pack() -> None:
     assert deadlines.of(PACKS[3]) == 1000.0
     assert deadlines.of(PACKS[10]) == FIRST, "another audit"
     assert Deadlines(7.0).of(PACKS[0]) == 7.0
+    patient = Deadlines("auto", {0: 100.0})
+    patient.measured(PACKS[0], 1.0)
+    size = PACKS[0].size
+    assert patient.of(PACKS[0]) == SHORTEST + 100 * size, "each of its trials may wait for its end"
+    patient.measured(PACKS[10], 1.0)
+    assert patient.of(PACKS[10]) == SHORTEST, "another audit"
 
 
 def test_a_silent_aggregator_is_known_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 def finished(sweep: dict, folder: Path, *arguments: str) -> tuple[int, str]:
     process = start(sweep, folder, *arguments)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=400)
     assert "Traceback" not in output, output
     return process.returncode, output
 
@@ -49,14 +49,14 @@ def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(
     monkeypatch.setenv(SECONDS, "0.05")
     process = start(slow, tmp_path / "ray")
     monkeypatch.delenv(SECONDS)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while recorded(tmp_path / "ray/failing") == 0:
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     (aggregator,) = actors(process, "Aggregator")
     _kill(aggregator)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=400)
     assert process.returncode == 3, output
     assert "count as misses, until run --retry-failed" in output
     assert inline(write_sweep(tmp_path, slow), tmp_path / "inline").code == 3

@@ -60,7 +60,7 @@ def test_a_paused_driver_that_was_overtaken_writes_nothing(
     time.sleep(1)
     assert snapshot(tmp_path / "tiny") == before
     driver.send_signal(signal.SIGCONT)
-    output, _ = paused.communicate(timeout=120)
+    output, _ = paused.communicate(timeout=400)
     assert paused.returncode == 4, output
     told = [line for line in output.splitlines() if line.startswith("dpaudit: ")]
     assert len(told) == 1, output

@@ -74,6 +74,22 @@ def test_every_metric_is_set_from_the_snapshot(still: None) -> None:
     assert values["dpaudit_trials_planned", "other"] == 20  # decided: the rest is not to be done
     assert values["dpaudit_packs_in_flight", ""] == 4
     assert values["dpaudit_last_result_timestamp_seconds", ""] == 990.0
+    assert values["dpaudit_verdict", "loss"] == values["dpaudit_sweep_verdict", ""] == 0
+
+
+@pytest.mark.parametrize(("together", "refuted"), [(2.0, 0), (2.1, 1)])
+def test_a_claim_is_refuted_by_the_bound_for_all_audits_together(
+    still: None, together: float, refuted: int
+) -> None:
+    recorder = Recorder()
+    publisher = metrics.Publisher(recorder, "sweep", Clock())
+    leaky = AuditProgress("leaky", 100, 50, 3.0, 2.0, epsilon_together=together)
+    fine = AuditProgress("fine", 100, 50, 3.0, math.inf, epsilon_together=3.0)
+    publisher.publish(Progress((leaky, fine)))
+    publisher.set_gauges()
+    assert recorder.values["dpaudit_verdict", "leaky"] == refuted
+    assert recorder.values["dpaudit_verdict", "fine"] == 0
+    assert recorder.values["dpaudit_sweep_verdict", ""] == refuted
 
 
 def test_before_the_first_result_the_start_counts(still: None) -> None:
@@ -103,7 +119,7 @@ def test_gauges_are_set_again_while_no_news_comes(monkeypatch: pytest.MonkeyPatc
     recorder = Recorder()
     publisher = metrics.Publisher(recorder, "sweep")
     publisher.publish(snapshot(1))
-    series = 2 * 7 + 4
+    series = 2 * 9 + 6
     deadline = time.monotonic() + 10
     while recorder.count < 5 * series and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -112,7 +128,7 @@ def test_gauges_are_set_again_while_no_news_comes(monkeypatch: pytest.MonkeyPatc
 
 def test_names_follow_the_conventions_of_ray_and_prometheus() -> None:
     names = [metric.name for metric in metrics.METRICS]
-    assert len(set(names)) == len(names) == 13
+    assert len(set(names)) == len(names) == 15
     for name in names:
         assert re.fullmatch(r"dpaudit_[a-z_]+", name)
         assert not name.endswith(("_total", "_sum", "_count", "_bucket"))  # gauges are none of them

@@ -288,7 +288,7 @@ def test_killed_in_the_midst_of_it_twice_the_rest_is_the_same(
 
 
 def wait_until(log: Path, begun: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(made(log)) < begun:
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline
@@ -385,7 +385,7 @@ def test_trainers_of_a_cluster_share_what_was_prepared(
     wait_until(log, 1, process)
     time.sleep(0.3)  # a file is there before it is written
     os.kill(int(next(log.iterdir()).read_text()), signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output
     assert "worker lost" in output
     again = sorted(made(log))

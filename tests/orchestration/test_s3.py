@@ -78,7 +78,7 @@ def test_run_kill_resume(sweep_of_400: Path, pace: Pace, tmp_path: Path, bucket:
     pace.slow(0.5)
     command = [*(sys.executable, "-m", "dpaudit_ray", "run", str(sweep)), "--storage-path", bucket]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as driver:
-        wait_for(lambda: len(packs()) >= 3 or driver.poll() is not None, 120)
+        wait_for(lambda: len(packs()) >= 3 or driver.poll() is not None, 300)
         assert driver.poll() is None, "it ended before it could be killed"
         os.killpg(driver.pid, signal.SIGKILL)  # the driver, its Ray and all trainers
     partial = packs()
@@ -159,7 +159,7 @@ def test_checkpoints_and_preparations_in_a_bucket(
     quiet = da.run(str(sweep), storage_path=str(tmp_path / "quiet"), executor="inline")
     command = [*(sys.executable, "-m", "dpaudit_ray", "run", str(sweep)), "--storage-path", bucket]
     with subprocess.Popen([*command, "--executor", "inline"], stdout=subprocess.DEVNULL) as driver:
-        wait_for(lambda: len(packs()) >= 2 or driver.poll() is not None, 120)
+        wait_for(lambda: len(packs()) >= 2 or driver.poll() is not None, 300)
         driver.kill()
     left = packs()
     assert left

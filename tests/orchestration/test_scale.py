@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -260,11 +261,13 @@ def test_what_a_trainer_is_given_does_not_grow_with_the_packs(tmp_path: Path) ->
 
 def test_a_pack_costs_the_driver_the_same_with_many_trainers(tmp_path: Path) -> None:
     """CPU time; a look at all trainers for each pack would make it 20 times as much."""
-    few, many = (
-        played.rate(trainers, 6000, RunDirectory(str(tmp_path / "none"))).milliseconds
-        for trainers in (50, 2000)
-    )
-    assert many < 4 * few
+    run, few, many = RunDirectory(str(tmp_path / "none")), math.inf, math.inf
+    for _ in range(3):  # the best of up to three: others take caches, and with them CPU time
+        few = min(few, played.rate(50, 6000, run).milliseconds)
+        many = min(many, played.rate(2000, 6000, run).milliseconds)
+        if many < 4 * few:
+            return
+    pytest.fail(f"{many} ms against {few}")
 
 
 THOUSAND = """

@@ -17,9 +17,10 @@ from dpaudit_ray.orchestration import aggregation
 from dpaudit_ray.storage import files, lease
 from dpaudit_ray.storage.patience import Patience
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import changed
-from tests.orchestration.test_faults import assert_same, start, wait_for_packs
+from tests.command import changed, write_sweep
+from tests.orchestration.test_faults import assert_same, wait_for_packs
 from tests.pace import Pace
+from tests.screen import DPAUDIT, Screen
 
 
 def test_patience_backs_off_and_ends() -> None:
@@ -122,14 +123,18 @@ def test_a_lease_that_was_left_behind_is_taken_over(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sigterm_ends_in_exit_4_and_resumes(light: dict, pace: Pace, tmp_path: Path) -> None:
+    """Also where the terminal, which nobody read, is closed meanwhile: Ray must not hear of it."""
     pace.of(changed(light, "audit.trials", 600))
-    pace.slow(0.2)
-    process = start(light, tmp_path)
-    wait_for_packs(tmp_path, 5, process)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=90)
-    assert process.returncode == 4, output
+    pace.slow(0.5)
+    command = [*DPAUDIT, "run", write_sweep(tmp_path, light), "--storage-path", tmp_path]
+    screen = Screen(*command, errors=tmp_path / "errors")
+    wait_for_packs(tmp_path, 5, screen.process)
+    screen.process.send_signal(signal.SIGTERM)
+    screen.close()
+    assert screen.process.wait(timeout=400) == 4
+    output = (tmp_path / "errors").read_text()
     assert "stopped; finished packs are safe" in output
+    assert "Ray on this node has ended" not in output
     assert "Traceback" not in output
     assert not (tmp_path / "tiny/driver.json").exists()
     pace.hurry()

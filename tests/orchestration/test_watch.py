@@ -83,7 +83,7 @@ accepted.close()
 time.sleep(5)
 sys.exit(1)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400)
     assert (done.returncode, done.stderr) == (4, "")
     assert done.stdout.startswith("Ray on this node has ended")
     assert done.stdout.count("\n") == 1
@@ -107,5 +107,5 @@ def test_a_sweep_that_cannot_start_is_not_watched_when_ray_ends(
         "    time.sleep(2)\n"
         "    print('alive')\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=400)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

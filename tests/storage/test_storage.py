@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
+import io
 import json
 import os
 import types
@@ -11,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from pyarrow import fs
 
 from dpaudit_ray.errors import RunDirectoryError, StorageError
@@ -82,9 +84,35 @@ def row(**changes: Any) -> EstimateRow:
     return EstimateRow(**dict(zip(ESTIMATE_COLUMNS, values, strict=True)) | changes)
 
 
+class Objects(MemoryFileSystem):
+    """Whole objects, as stores have them: fsspec's own readers share one position, and what is
+    being written is seen."""
+
+    cachable = False
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> io.BytesIO:
+        if mode == "wb":
+            return Upload(self.store, self._strip_protocol(path), self)
+        return io.BytesIO(super()._open(path, mode, **options).getvalue())
+
+
+class Upload(io.BytesIO):
+    """An object that is there once it is closed."""
+
+    def __init__(self, store: dict[str, MemoryFile], path: str, system: Objects) -> None:
+        super().__init__()
+        self._put = functools.partial(store.__setitem__, path)
+        self._file = functools.partial(MemoryFile, system, path)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._put(self._file(self.getvalue()))
+        super().close()
+
+
 def memory(monkeypatch: pytest.MonkeyPatch) -> str:
     """An object store in this process, behind an s3:// address."""
-    store = fsspec.filesystem("memory")
+    store = Objects()
     store.store.clear()
     store.pseudo_dirs[:] = [""]
     opened = types.SimpleNamespace(
@@ -92,6 +120,18 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> str:
     )
     monkeypatch.setattr(fs, "FileSystem", opened)
     return "s3://bucket/runs"
+
+
+def test_what_stands_in_for_an_object_store_has_whole_objects() -> None:
+    store = Objects()
+    for content in (b"before", b"after"):
+        with store.open("/whole", "wb") as upload:
+            upload.write(content)
+            assert store.exists("/whole") is (content == b"after")
+            assert content == b"before" or store.cat_file("/whole") == b"before"
+    one, other = store.open("/whole"), store.open("/whole")
+    assert (one.read(2), other.read(), one.read()) == (b"af", b"after", b"ter")
+    store.rm_file("/whole")
 
 
 @pytest.fixture(params=["local", "file", "memory"])

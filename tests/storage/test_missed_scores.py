@@ -1,0 +1,155 @@
+"""Missed trials among the scores of a pack: a column of the file, where there are some."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dpaudit_ray.plan import prefix
+from dpaudit_ray.plan.prefix import MissedPack
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores, encoded, score_frame
+
+COLUMNS = ["audit", "trial", "member", "step", "score"]
+WHY = {12: "ValueError: boom", 13: "took more than 5 s"}
+
+
+def pack(missed: dict[int, str] = WHY, measured: bool = False, first: int = 10) -> PackScores:
+    """Trials 10 to 15 of two steps; trial 11 diverged."""
+    rng = np.random.default_rng(first)
+    scores = rng.normal(size=(6, 2))
+    scores[[1, *(trial - first for trial in missed)]] = np.nan
+    utility = {"accuracy": scores * 2} if measured else {}
+    return PackScores(first, rng.random(6) > 0.5, (3, 6), scores, utility, missed)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_they_come_back(measured: bool, tmp_path: Path) -> None:
+    run, whole = RunDirectory(str(tmp_path)), pack(measured=measured)
+    run.write_scores("a", whole)
+    (file,) = tmp_path.glob("scores/a/*.parquet")
+    assert pq.read_schema(file).names == [*COLUMNS, *["accuracy"] * measured, "missed"]
+    found = run.read_scores("a", 10, 15)
+    assert found.missed == WHY
+    assert found.scores.tobytes() == whole.scores.tobytes()
+    assert found.lost.tolist() == [False, False, True, True, False, False]
+
+
+def test_a_file_without_any_is_as_it_was() -> None:
+    assert pack({}).table("a").column_names == COLUMNS
+    plain = dataclasses.replace(pack({}), outputs={10: "printed"})
+    assert encoded(plain.table("a")) == encoded(pack({}).table("a"))
+
+
+def test_packs_with_and_without_are_put_together_and_cut() -> None:
+    parts = [pack({}, first=4), pack(), pack({}, first=16)]
+    whole = PackScores.joined(parts)
+    again = PackScores.from_table(whole.table("a"), "a", 4, 21)
+    assert again.missed == WHY
+    for each in parts:
+        cut = again.part(each.first, each.last)
+        assert (cut.missed, cut.scores.tobytes()) == (each.missed, each.scores.tobytes())
+        assert encoded(cut.table("a")) == encoded(each.table("a"))
+    assert again.part(12, 12).missed == {12: WHY[12]}
+    shown = score_frame("a", parts)
+    assert list(shown) == [*COLUMNS, "missed"]
+    assert shown["missed"].notna().all()
+    assert shown.query("missed != ''")["trial"].tolist() == [12, 12, 13, 13]
+
+
+def altered(column: str, values: list[object]) -> pa.Table:
+    table = pack().table("a")
+    place = table.column_names.index(column)
+    field = table.schema.field(place)
+    return table.set_column(place, field, pa.array(values, field.type))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        altered("missed", [""] * 12),
+        altered("missed", ["", "", "", "", "x", "", "y", "y", "", "", "", ""]),
+        altered("missed", ["x", "x", "", "", "x", "x", "y", "y", "", "", "", ""]),
+        altered("missed", [None, *[""] * 3, "x", "x", "y", "y", *[""] * 4]),
+        altered("score", [1.0] * 12),
+        pack().table("a").rename_columns([*COLUMNS, "lost"]),
+        pack(measured=True).table("a").select([*COLUMNS, "missed", "accuracy"]),
+    ],
+    ids=["none", "one step", "of a score", "null", "with scores", "other name", "other order"],
+)
+def test_a_file_that_is_not_what_it_says_is_refused(table: pa.Table) -> None:
+    with pytest.raises(ValueError, match=r"columns|does not hold|missed"):
+        PackScores.from_table(table, "a", 10, 15)
+
+
+def test_two_runs_that_miss_the_same_are_the_same() -> None:
+    assert pack().difference(pack(dict.fromkeys(WHY, "in other words"))) is None
+    assert pack().difference(pack({12: "x"})) is not None
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "said"),
+    [
+        (WHY, {12: "x"}, "gave a score for trial 13, which was missed (took more than 5 s)"),
+        ({12: "x"}, WHY, "gave no score for trial 13 (took more than 5 s)"),
+        ({}, {11: "x"}, "gave no score for trial 11 (x)"),  # NaN in both
+    ],
+)
+def test_one_that_misses_another_is_not(
+    mine: dict[int, str], other: dict[int, str], said: str
+) -> None:
+    assert pack(mine).difference(pack(other)) == said
+
+
+class Listening:
+    """Notes what is folded, in its order."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, list[float]]] = []
+
+    def fold(self, scores: np.ndarray, members: np.ndarray) -> None:
+        assert len(scores) == len(members)
+        self.heard.append(("fold", scores.tolist()))
+
+    def miss(self, members: np.ndarray) -> None:
+        self.heard.append(("miss", members.tolist()))
+
+
+def test_they_are_folded_in_the_order_of_trials() -> None:
+    whole, state = pack({10: "x", 12: "x", 13: "x"}), Listening()
+    prefix.fold(state, whole)
+    last, bits = whole.scores[:, -1], whole.members.tolist()
+    assert [kind for kind, _ in state.heard] == ["miss", "fold", "miss", "fold"]
+    assert [values for kind, values in state.heard if kind == "miss"] == [bits[:1], bits[2:4]]
+    assert np.array_equal(state.heard[1][1], [last[1]], equal_nan=True)
+    assert state.heard[3][1] == last[4:].tolist()
+
+
+@pytest.mark.parametrize("lost", [[], [0], [1], [0, 0, 1, 1, 0], [1, 1]])
+def test_runs_cover_all_trials_once(lost: list[int]) -> None:
+    marks = np.array(lost, dtype=bool)
+    found = list(prefix.runs(marks))
+    assert [bool(mark) for rows, _ in found for mark in marks[rows]] == marks.tolist()
+    assert all((marks[rows] == missed).all() for rows, missed in found)
+    assert all(one[1] != two[1] for one, two in itertools.pairwise(found))
+
+
+def test_trials_know_which_were_missed() -> None:
+    class Audit:
+        packs = ((0, 3), (4, 9), (10, 15))
+        horizons = (3, 6)
+
+    folded = [MissedPack(0, np.array([True, False, True, True])), pack({}, first=4), pack()]
+    trials = prefix.Trials.of(Audit(), folded)  # type: ignore[arg-type]
+    assert np.flatnonzero(trials.missed).tolist() == [0, 1, 2, 3, 12, 13]
+    assert len(trials.shown.members) == 10
+    assert np.isnan(trials.shown.scores[7]).all(), "trial 11 diverged, and is an outcome"
+    errors = trials.with_errors()[trials.missed]
+    finite = trials.scores[np.isfinite(trials.scores)]
+    assert ((errors < finite.min()) == trials.members[trials.missed]).all()
