@@ -8,140 +8,126 @@ exist.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import yaml
+from panels import (
+    ORANGE_FROM_1,
+    RED_ABOVE_1,
+    RED_BELOW_0,
+    RED_BELOW_1,
+    RED_FROM_1,
+    SOURCE,
+    VERDICTS,
+    Column,
+    Notes,
+    Panel,
+    Table,
+)
+from rules import alerts, patience, per_audit, per_sweep, silence
 
 from dpaudit_ray.orchestration import metrics
-from dpaudit_ray.orchestration.metrics import Metric
 
 HERE = Path(__file__).parent
 DASHBOARD = HERE / "grafana" / "sweep.json"
 RULES = HERE / "prometheus" / "rules.yaml"
 NOTE = "# Written by dashboards/build.py.\n"
-STALLED_SECONDS = 600
-STALLED_PACKS = 10  # so many times the duration of a pack without a result is not normal
-
-_CHOSEN = '{sweep=~"$sweep", SessionName=~"$SessionName"}'
+_SWEEPS = '{sweep=~"$sweep", SessionName=~"$SessionName"}'
+_AUDITS = '{sweep=~"$sweep", audit=~"$audit", SessionName=~"$SessionName"}'
 
 
-def per_audit(metric: Metric, chosen: str = "") -> str:
-    """One value per audit; an aggregator that was restarted leaves two series for a while."""
-    return f"max by (sweep, audit) ({metric.exported}{chosen})"
-
-
-def per_sweep(metric: Metric, chosen: str = "") -> str:
-    """One value per sweep: the sum over audits, or the sweep's own."""
-    if "audit" in metric.labels:
-        return f"sum by (sweep) ({per_audit(metric, chosen)})"
-    return f"max by (sweep) ({metric.exported}{chosen})"
-
-
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """One question and the expressions that answer it, by legend."""
-
-    title: str
-    help: str
-    targets: dict[str, str]
-    unit: str = "short"
-    kind: str = "timeseries"
-    width: int = 8
-    thresholds: tuple[float, ...] = ()
-
-    def build(self, number: int, x: int, y: int) -> dict[str, Any]:
-        """As Grafana stores it."""
-        steps = [{"color": "green", "value": None}]
-        steps += [{"color": "red", "value": value} for value in self.thresholds]
-        return {
-            "id": number,
-            "type": self.kind,
-            "title": self.title,
-            "description": self.help,
-            "datasource": {"type": "prometheus", "uid": "${datasource}"},
-            "gridPos": {"x": x, "y": y, "w": self.width, "h": 8},
-            "fieldConfig": {
-                "defaults": {
-                    "unit": self.unit,
-                    "min": 0,
-                    "thresholds": {"mode": "absolute", "steps": steps},
-                },
-                "overrides": [],
-            },
-            "options": _options(self.kind),
-            "targets": [
-                {"refId": chr(65 + i), "expr": expr, "legendFormat": legend}
-                for i, (legend, expr) in enumerate(self.targets.items())
-            ],
-        }
-
-
-def _options(kind: str) -> dict[str, Any]:
-    if kind == "timeseries":
-        return {"legend": {"displayMode": "list", "placement": "bottom"}}
-    return {"reduceOptions": {"calcs": ["lastNotNull"]}, "orientation": "horizontal"}
-
-
-def rows() -> dict[str, list[Panel]]:
+def rows() -> dict[str, list[Panel | Table | Notes]]:
     """All panels, under the question that a row answers."""
-    planned = per_sweep(metrics.TRIALS_PLANNED, _CHOSEN)
-    done = per_sweep(metrics.TRIALS_DONE, _CHOSEN)
-    speed = per_sweep(metrics.TRIALS_PER_SECOND, _CHOSEN)
-    lower = per_audit(metrics.EPSILON_LOWER, _CHOSEN)
-    claim = per_audit(metrics.EPSILON_CLAIM, _CHOSEN)
-    silent = f"time() - {per_sweep(metrics.LAST_RESULT, _CHOSEN)}"
     return {
-        "How far is it?": [
-            Panel("Done", "Stored trials of those planned.", {"{{sweep}}": f"{done} / {planned}"},
-                  "percentunit", "gauge", 6),
-            Panel("Time left", "At the speed of the last minute; empty while nothing is stored.",
-                  {"{{sweep}}": f"({planned} - {done}) / ({speed} > 0)"}, "s", "stat", 6),
-            Panel("Speed", "Trials stored per second, mean over a minute.",
-                  {"{{sweep}}": speed}, width=12),
-            Panel("Trials by audit", "Stored trials.",
-                  {"{{audit}}": per_audit(metrics.TRIALS_DONE, _CHOSEN)}, width=12),
-            Panel("Work", "Packs that trainers hold, and trainers that have a place on a node.",
-                  {"packs in flight, {{sweep}}": per_sweep(metrics.PACKS_IN_FLIGHT, _CHOSEN),
-                   "trainers, {{sweep}}": per_sweep(metrics.TRAINERS_ALIVE, _CHOSEN)}, width=12),
-        ],
-        "What does it show?": [
-            Panel("Lower bound and claim",
-                  "Each bound holds at every look at once, by itself, and for ε if the mechanism's "
-                  "trade-off curve is Gaussian. The alert compares those of all audits together.",
-                  {"{{audit}}: at least": lower, "{{audit}}: claim": claim}, width=12),
-            Panel("Gap", "Claim minus lower bound.",
-                  {"{{audit}}": per_audit(metrics.EPSILON_GAP, _CHOSEN)}, width=6),
-            Panel("Part of the claim that is shown", "Lower bound divided by claim.",
-                  {"{{audit}}": f"{lower} / {claim}"}, "percentunit", "bargauge", 6, (1.0,)),
-        ],
-        "Is anything wrong?": [
-            Panel("Failed trials", "In packs whose training raised; see `dpaudit status`.",
-                  {"{{audit}}": per_audit(metrics.TRIALS_FAILED, _CHOSEN)}, width=6),
-            Panel("Trials run again", "Their trainer died, or was silent for too long.",
-                  {"{{audit}}": per_audit(metrics.TRIALS_LOST, _CHOSEN)}, width=6),
-            Panel("Silence", "Seconds since a pack ended.", {"{{sweep}}": silent}, "s", width=6),
-            Panel("Pack", "Seconds that the last finished pack took.",
-                  {"{{sweep}}": per_sweep(metrics.PACK_SECONDS, _CHOSEN)}, "s", width=6),
-        ],
-    }  # fmt: skip
+        "How far is it?": _progress(),
+        "What does it show?": _bounds(),
+        "Is anything wrong?": _trouble(),
+    }
+
+
+def _progress() -> list[Panel | Table | Notes]:
+    planned = per_sweep(metrics.TRIALS_PLANNED, _SWEEPS)
+    done = per_sweep(metrics.TRIALS_DONE, _SWEEPS)
+    speed = per_sweep(metrics.TRIALS_PER_SECOND, _SWEEPS)
+    return [
+        Panel("Done", "Stored trials of those planned.", {"{{sweep}}": f"{done} / {planned}"},
+              "percentunit", "gauge", 6),
+        Panel("Time left", "At the speed of the last minute; empty while nothing is stored.",
+              {"{{sweep}}": f"({planned} - {done}) / ({speed} > 0)"}, "s", "stat", 6),
+        Panel("Speed", "Trials stored per second, mean over a minute.",
+              {"{{sweep}}": speed}, width=12),
+        Panel("Trials by audit", "Stored trials.",
+              {"{{audit}}": per_audit(metrics.TRIALS_DONE, _AUDITS)}, width=12),
+        Panel("Work", "Packs that trainers hold, and trainers that have a place on a node.",
+              {"packs in flight, {{sweep}}": per_sweep(metrics.PACKS_IN_FLIGHT, _SWEEPS),
+               "trainers, {{sweep}}": per_sweep(metrics.TRAINERS_ALIVE, _SWEEPS)}, width=12),
+    ]  # fmt: skip
+
+
+def _bounds() -> list[Panel | Table | Notes]:
+    lower = per_audit(metrics.EPSILON_LOWER, _AUDITS)
+    claim = per_audit(metrics.EPSILON_CLAIM, _AUDITS)
+    return [
+        Panel("Verdict", "Refuted: a bound that holds for all audits together and at every look is "
+              "above its claim.", {"{{sweep}}": per_sweep(metrics.SWEEP_VERDICT, _SWEEPS)},
+              kind="stat", width=4, colours=RED_FROM_1, words=VERDICTS),
+        Table("Audits", "Each as it is now, the one that is nearest to its claim first.", (
+            Column("of the claim", f"{lower} / {claim}", "percentunit", RED_ABOVE_1),
+            Column("verdict", per_audit(metrics.VERDICT, _AUDITS), "short", RED_FROM_1, VERDICTS),
+            Column("ε at least", lower),
+            Column("all together", per_audit(metrics.EPSILON_TOGETHER, _AUDITS)),
+            Column("claim", claim),
+            Column("done", per_audit(metrics.TRIALS_DONE, _AUDITS)),
+            Column("planned", per_audit(metrics.TRIALS_PLANNED, _AUDITS)),
+            Column("failed", per_audit(metrics.TRIALS_FAILED, _AUDITS), "short", RED_FROM_1),
+        ), 20),
+        Panel("Lower bound and claim",
+              "Each bound holds at every look at once, by itself, and for ε if the mechanism's "
+              "trade-off curve is Gaussian. The verdict is on those of all audits together.",
+              {"{{audit}}: at least": lower, "{{audit}}: claim": claim}, width=12),
+        Panel("Gap", "Claim minus lower bound; below 0, the verdict and `dpaudit verify` decide.",
+              {"{{audit}}": per_audit(metrics.EPSILON_GAP, _AUDITS)}, width=6, colours=RED_BELOW_0),
+        Panel("Part of the claim that is shown", "Lower bound divided by claim.",
+              {"{{audit}}": f"{lower} / {claim}"}, "percentunit", "bargauge", 6, RED_ABOVE_1),
+    ]  # fmt: skip
+
+
+def _trouble() -> list[Panel | Table | Notes]:
+    failed, lost = (per_sweep(m, _AUDITS) for m in (metrics.TRIALS_FAILED, metrics.TRIALS_LOST))
+    notes = [f"* **{one.name}** ({one.severity}): {one.description}" for one in alerts()]
+    return [
+        Panel("Failed trials", "In packs whose training raised; see `dpaudit status`.",
+              {"{{sweep}}": failed}, kind="stat", width=4, colours=RED_FROM_1),
+        Panel("Trials run again", "Their trainer died, or was silent for too long.",
+              {"{{sweep}}": lost}, kind="stat", width=4, colours=ORANGE_FROM_1),
+        Panel("Trainers", "That have a place on a node.",
+              {"{{sweep}}": per_sweep(metrics.TRAINERS_ALIVE, _SWEEPS)},
+              kind="stat", width=4, colours=RED_BELOW_1),
+        Panel("Silence, of what is tolerated", "Time since a pack ended, of 10 minutes or 10 times "
+              "the duration of a pack, whichever is longer.",
+              {"{{sweep}}": f"({silence(_SWEEPS)}) / {patience(_SWEEPS)}"},
+              "percentunit", "stat", 6, RED_FROM_1),
+        Panel("Pack", "Seconds that the last finished pack took.",
+              {"{{sweep}}": per_sweep(metrics.PACK_SECONDS, _SWEEPS)}, "s", width=6),
+        Notes("Alerts", "What they mean and what to do.", "\n".join(notes)),
+    ]  # fmt: skip
 
 
 def dashboard() -> dict[str, Any]:
-    """The Grafana dashboard, with the variables that Ray's own dashboards have."""
+    """The Grafana dashboard, with the variables that Ray's own dashboards have, and `audit`."""
     panels: list[dict[str, Any]] = []
     y = 0
     for question, row in rows().items():
         place = {"x": 0, "y": y, "w": 24, "h": 1}
-        head = {"id": len(panels) + 1, "type": "row", "title": question, "gridPos": place}
+        head = {"type": "row", "title": question, "gridPos": place}
         panels.append({**head, "collapsed": False, "panels": []})
         x, y = 0, y + 1
         for panel in row:
             if x + panel.width > 24:
                 x, y = 0, y + 8
-            panels.append(panel.build(len(panels) + 1, x, y))
+            panels.append(panel.build({"x": x, "y": y}))
             x += panel.width
         y += 8
     return {
@@ -153,8 +139,25 @@ def dashboard() -> dict[str, Any]:
         "graphTooltip": 1,
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
+        "annotations": {"list": [_firing()]},
         "templating": {"list": _variables()},
-        "panels": panels,
+        "panels": [{"id": i, **panel} for i, panel in enumerate(panels, 1)],
+    }
+
+
+def _firing() -> dict[str, Any]:
+    """A mark over all panels while an alert of a chosen sweep fires."""
+    names = "|".join(alert.name for alert in alerts())
+    return {
+        "name": "Alerts",
+        "datasource": SOURCE,
+        "enable": True,
+        "iconColor": "red",
+        "expr": f'ALERTS{{alertname=~"{names}", alertstate="firing", sweep=~"$sweep"}}',
+        "titleFormat": "{{alertname}}",
+        "textFormat": "{{sweep}} {{audit}}",
+        "tagKeys": "severity",
+        "step": "10s",
     }
 
 
@@ -164,6 +167,7 @@ def _variables() -> list[dict[str, Any]]:
         source,
         _variable("SessionName", ""),
         _variable("sweep", '{SessionName=~"$SessionName"}'),
+        _variable("audit", _SWEEPS),
     ]
 
 
@@ -172,7 +176,7 @@ def _variable(label: str, chosen: str) -> dict[str, Any]:
     return {
         "name": label,
         "type": "query",
-        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "datasource": SOURCE,
         "definition": query,
         "query": {"query": query, "refId": "Variable"},
         "refresh": 2,
@@ -183,60 +187,10 @@ def _variable(label: str, chosen: str) -> dict[str, Any]:
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class Alert:
-    """Fires when `value` compares to `bound` for as long as `wait` says."""
-
-    name: str
-    value: str
-    comparison: str
-    bound: str
-    wait: str
-    severity: str
-    summary: str
-    description: str
-
-    def build(self) -> dict[str, Any]:
-        """As Prometheus reads it."""
-        return {
-            "alert": self.name,
-            "expr": f"{self.value} {self.comparison} {self.bound}",
-            "for": self.wait,
-            "labels": {"severity": self.severity},
-            "annotations": {"summary": self.summary, "description": self.description},
-        }
-
-
-def alerts() -> list[Alert]:
-    """What somebody should be called for."""
-    patience = f"{STALLED_PACKS} * {per_sweep(metrics.PACK_SECONDS)}"
-    return [
-        Alert("DpauditViolationFound",
-              per_audit(metrics.EPSILON_TOGETHER), ">", per_audit(metrics.EPSILON_CLAIM),
-              "0s", "critical",
-              "{{ $labels.sweep }}: {{ $labels.audit }} leaks more than it claims",
-              "A bound that holds for all audits of the sweep and at every look, {{ $value }}, is "
-              "above the claim. Run `dpaudit verify`: it tests the claim's whole curve."),
-        Alert("DpauditTrialsFailed", per_audit(metrics.TRIALS_FAILED), ">", "0", "0s", "warning",
-              "{{ $labels.sweep }}: {{ $value }} trials of {{ $labels.audit }} failed",
-              "Their training raised. `dpaudit status` lists failures by kind; repair the cause "
-              "and run with --retry-failed."),
-        Alert("DpauditSweepStalled",
-              f"time() - {per_sweep(metrics.LAST_RESULT)}", ">",
-              f"clamp_min({patience}, {STALLED_SECONDS})", "1m", "warning",
-              "{{ $labels.sweep }}: no pack has ended for {{ $value | humanizeDuration }}",
-              "Look at the trainers in the Ray dashboard; stopping and submitting the sweep again "
-              "loses nothing that is stored."),
-        Alert("DpauditNoTrainers", per_sweep(metrics.TRAINERS_ALIVE), "<", "1", "5m", "warning",
-              "{{ $labels.sweep }}: no trainer has a place on a node",
-              "The cluster has lost its nodes, or others hold their resources."),
-    ]  # fmt: skip
-
-
 def files() -> dict[Path, str]:
     """What is checked in, by path."""
     rules = {"groups": [{"name": "dpaudit", "rules": [alert.build() for alert in alerts()]}]}
-    text = yaml.safe_dump(rules, sort_keys=False, width=10_000)
+    text = yaml.safe_dump(rules, sort_keys=False, width=10_000, allow_unicode=True)
     return {DASHBOARD: json.dumps(dashboard(), indent=1) + "\n", RULES: NOTE + text}
 
 

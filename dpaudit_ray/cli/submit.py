@@ -10,12 +10,16 @@ import typer
 
 from ..errors import Exit
 from ..sweep.yamlfile import parse_changes
-from . import terminal
+from . import completion, terminal
+from .arguments import Set
 from .trust import Trusted
+
+_SWEEP = "A sweep file in the working directory."
+_PYTHON = "The head's python that has this package, where it is not the first on its PATH."
 
 
 def submit(  # noqa: PLR0913 (options of a command line)
-    sweep: Annotated[str, typer.Argument(help="A sweep file in the working directory.")],
+    sweep: Annotated[str, typer.Argument(help=_SWEEP, autocompletion=completion.sweeps)],
     address: Annotated[
         str,
         typer.Option(
@@ -26,10 +30,7 @@ def submit(  # noqa: PLR0913 (options of a command line)
     storage_path: Annotated[
         str, typer.Option(help="Results go to PATH/name: a folder that all nodes mount, or s3://.")
     ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Changes a value: --set audit.trials=200."),
-    ] = None,
+    changes: Set = None,
     working_dir: Annotated[str, typer.Option(help="What is sent to the cluster.")] = ".",
     exclude: Annotated[
         list[str] | None, typer.Option(help="Not sent: a name or path with wildcards.")
@@ -38,6 +39,7 @@ def submit(  # noqa: PLR0913 (options of a command line)
     accept_changed_code: Annotated[
         bool, typer.Option("--accept-changed-code", help="Go on with other code; marks estimates.")
     ] = False,
+    python: Annotated[str, typer.Option(help=_PYTHON)] = "python",
     trust: Trusted = None,
 ) -> None:
     """Runs a sweep as a Ray job; again: resumes it, or follows it while it runs."""
@@ -52,7 +54,7 @@ def submit(  # noqa: PLR0913 (options of a command line)
     job = SweepJob.prepare(prepared, sweep, storage_path, luggage, changes or ())
     more = ["--accept-changed-code"] * accept_changed_code
     more += [] if trust is None else ["--trust", trust]
-    job = dataclasses.replace(job, options=tuple(more))
+    job = dataclasses.replace(job, options=tuple(more), python=python)
     cluster = Cluster(address, terminal.complain)
     submission = cluster.submit(job)
     terminal.complain(f"stop it: {cluster.stopping(submission)}; the same command resumes it then")

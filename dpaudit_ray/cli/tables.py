@@ -6,15 +6,22 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import terminal
+from . import terminal, tested
+from .advice import show_advice
+from .figures import Marked
+
+# Of tables of bounds: what a narrow terminal does without, the first ones first.
+_SPARE = ("together", "loss", "accuracy", "mu", "ratio", "eps any", "bound")
+MARKED = "!: above its claim, which one true claim in many is by chance: dpaudit verify decides"
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ..forecast.forecast import AuditOutlook, Outlook
     from ..plan.provenance import Code
+    from ..report.answer import Answer
     from ..report.tables import Run
-    from ..report.verdict import AuditVerdict, ExactVerdict, RunVerdict
+    from ..report.verdict import RunVerdict
 
 
 def show_plan(name: str, outlook: Outlook) -> None:
@@ -33,7 +40,9 @@ def show_plan(name: str, outlook: Outlook) -> None:
         )
         _say_what_is_assumed([audit for audit in outlook.audits if audit.sampled])
         _say_what_rates_show(outlook)
-        _say_what_is_prepared(outlook)
+        show_advice(outlook)
+    _say_what_is_prepared(outlook)
+    if exact < len(outlook.audits):
         trainers = f"{outlook.workers} trainer" + "s" * (outlook.workers > 1)
         terminal.say(
             f"left to do: about {terminal.duration(outlook.wall_seconds)} on this machine with "
@@ -99,8 +108,8 @@ def _say_what_is_assumed(audits: Sequence[AuditOutlook]) -> None:
         terminal.explain(words.IF_GAUSSIAN)
 
 
-def show_overview(run: Run) -> None:
-    """A line per audit, and what the words beside the numbers mean."""
+def show_overview(run: Run, answer: Answer | None) -> None:
+    """A line per audit, what the words beside the numbers mean, and the run's verdict."""
     from ..report.tables import best, overview
     from ..storage.scores import UTILITY
 
@@ -114,10 +123,11 @@ def show_overview(run: Run) -> None:
     by = f": lower bounds by {', '.join(names)}" if len(names) == 1 else ""
     table = {
         "audit": [row["label"] for row in rows],
+        "verdict": [str(one.verdict) for one in answer.audits] if answer else None,
         "trials": [_done(row) for row in rows],
         "bound": [row["estimator"] for row in rows] if len(names) > 1 else None,
         "mu": [row["mu_lower"] for row in rows],
-        "eps": [row["epsilon_lower"] for row in rows],
+        "eps": [_against_its_claim(row) for row in rows],
         "status": [row["status"] or "none yet" for row in rows],
         "eps any": [row["epsilon_lower_free"] for row in rows],
         "claim": [row["epsilon_upper"] for row in rows],
@@ -125,7 +135,7 @@ def show_overview(run: Run) -> None:
         **{name: measured(name) for name in UTILITY},
         "note": _notes(rows),
     }
-    _show(f"{run.sweep.name}{by}", table)
+    terminal.explain_left_out(_show(f"{run.sweep.name}{by}", table))
     _explain(run, rows)
     if (found := best(run)) is not None and run.sweep.budget.parts > 1:
         terminal.explain(
@@ -134,9 +144,20 @@ def show_overview(run: Run) -> None:
         )
 
 
+def show_answer(run: Run, answer: Answer | None) -> None:
+    """The run's verdict, why, and what would help: what is to be read if nothing else is."""
+    if answer is None:
+        terminal.explain(f"so many trials are judged by `dpaudit verify {run.directory.location}`")
+        return
+    terminal.explain(answer.sentence)
+    for line in answer.help:
+        terminal.explain(f"  it would help: {line}")
+
+
 def show_estimates(run: Run, table: pd.DataFrame) -> None:
     """A block per audit with every step, estimator and claim; `table` is that of all estimates."""
     shown = table.to_dict("records")
+    left_out: dict[str, None] = {}
     for audit in run.plan.audits:
         mine = [row for row in shown if row["audit"] == audit.id]
         claims = {(row["step"], row["accountant"]): row["epsilon_upper"] for row in mine}
@@ -147,7 +168,7 @@ def show_estimates(run: Run, table: pd.DataFrame) -> None:
             "trials": [row["trials"] for row in rows],
             "estimator": [row["estimator"] for row in rows],
             "mu": [row["mu_lower"] for row in rows],
-            "eps": [row["epsilon_lower"] for row in rows],
+            "eps": [_against_its_claim(row) for row in rows],
             "status": [row["status"] for row in rows],
             "together": [row["epsilon_lower_together"] for row in rows],
             "eps any": [row["epsilon_lower_free"] for row in rows],
@@ -158,17 +179,25 @@ def show_estimates(run: Run, table: pd.DataFrame) -> None:
             "ratio": [_ratio(row) for row in rows],
             "note": _notes(rows),
         }
-        _show(audit.label, blocks)
+        left_out |= dict.fromkeys(_show(audit.label, blocks))
         terminal.say("")
+    terminal.explain_left_out(tuple(left_out))
     if any(len(audit.claims) > 1 for audit in run.plan.audits):
         terminal.explain("<= NAME: the claim, by that accountant; ratio: eps over the first claim")
     _explain(run, shown)
 
 
-def _show(title: str, columns: dict[str, list[Any] | None]) -> None:
-    """The columns that there are, side by side."""
+def _show(title: str, columns: dict[str, list[Any] | None]) -> tuple[str, ...]:
+    """The columns that there are, side by side; returns those that there is no room for."""
     present = {name: values for name, values in columns.items() if values is not None}
-    terminal.show_table(title, tuple(present), list(zip(*present.values(), strict=True)))
+    spare = tuple(name for name in _SPARE if name in present)
+    rows = list(zip(*present.values(), strict=True))
+    return terminal.show_table(title, tuple(present), rows, spare)
+
+
+def _against_its_claim(row: dict[Any, Any]) -> float | Marked:
+    bound: float = row["epsilon_lower"]
+    return Marked(bound) if bound > row["epsilon_upper"] else bound
 
 
 def _ratio(row: dict[Any, Any]) -> float | None:
@@ -202,6 +231,8 @@ def _explain(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
     terminal.explain(words.ANY)
     if run.sweep.budget.audits:
         terminal.explain(words.single(run.sweep.budget))
+    if any(isinstance(_against_its_claim(row), Marked) for row in rows):
+        terminal.explain(MARKED)
     if any(row["interim"] for row in rows):
         terminal.explain(words.INTERIM)
     if any(row["above_claim"] for row in rows):
@@ -210,16 +241,14 @@ def _explain(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
 
 def show_verdict(found: RunVerdict) -> None:
     """The verdict, a line per audit, and on what it rests."""
-    from ..report import verdict
+    from ..report import power, verdict
 
     title = str(found.verdict)
     if found.audits:
-        terminal.show_table(
-            title,
-            ("audit", "verdict", "accountant", "eps claim", "noise", "noise at most",
-             "log10 evidence", "needed", "trials", "refuted after", "power"),
-            [_tested(audit) for audit in found.audits],
-        )  # fmt: skip
+        rows = [tested.row(audit) for audit in found.audits]
+        left_out = terminal.show_table(title, tested.COLUMNS, rows, tested.SPARE)
+        terminal.explain_left_out(left_out)
+        terminal.explain(tested.WORDS)
         if any(audit.mixed for audit in found.audits):
             terminal.explain(verdict.MIXED)
         for audit in found.audits:
@@ -234,33 +263,25 @@ def show_verdict(found: RunVerdict) -> None:
                 terminal.explain(f"{audit.label}: {audit.remark}")
         if len(found.audits) > 1:
             terminal.explain(
-                f"all audits together: log10 evidence {found.evidence:.3f}, "
-                f"{found.needed:.3f} needed"
+                f"all audits together: evidence {found.evidence:.3f}, {found.needed:.3f} needed"
             )
-        terminal.say(
+        if (why := tested.why_rows_differ(found)) is not None:
+            terminal.explain(why)
+        terminal.explain(
             f"wrong about a true claim in at most {1 - found.confidence:.0%} of runs, whenever and "
             "however often it is asked; a claim is also refuted by tests for the declared number "
-            f"of trials; power: the chance to find {verdict.ALTERNATIVE:g} of the "
+            f"of trials; power: the chance to find {power.ALTERNATIVE:g} of the "
             "claimed noise"
         )
         title = ""
     if found.exact:
-        columns = ("audit", "verdict", "accountant", "eps claim", "eps exact", "step")
-        terminal.show_table(title, columns, [_computed(audit) for audit in found.exact])
-        terminal.say(
+        exact = [tested.computed(audit) for audit in found.exact]
+        left_out = terminal.show_table(title, tested.EXACT_COLUMNS, exact, tested.SPARE)
+        terminal.explain_left_out(left_out)
+        terminal.explain(
             f"exact, no trials: eps of {_audits(len(found.exact))} is computed at every recorded "
             f"step; above the claim by more than {verdict.EXACT_TOLERANCE:g} is a violation"
         )
-
-
-def _tested(audit: AuditVerdict) -> tuple[object, ...]:
-    return (audit.label, audit.verdict, audit.accountant, audit.claim, audit.noise_multiplier,
-            audit.effective_noise or "any", audit.evidence, audit.needed, audit.trials,
-            audit.refuted_after or "never", f"{audit.power:.0%}")  # fmt: skip
-
-
-def _computed(audit: ExactVerdict) -> tuple[object, ...]:
-    return (audit.label, audit.verdict, audit.accountant, audit.claim, audit.epsilon, audit.step)
 
 
 def _audits(number: int) -> str:

@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 
 from ..plan.model import PlannedAudit
+from ..sweep.labels import JOINT, parted
 from .tables import Run, representative
-
-_JOINT = ", "  # between the parts of a label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +73,8 @@ def _lines(run: Run, estimator: str | None) -> Iterable[Line]:
         seed = mechanism.pop("seed", 0)
         settings = cell.audit.model_dump(mode="json", exclude={"trials"})
         key = json.dumps([mechanism, cell.adversary.identity(), settings], sort_keys=True)
-        parts = [part for part in audit.label.split(_JOINT) if part != f"seed={seed}"]
-        found.setdefault(key, []).append((audit, _JOINT.join(parts)))
+        parts = [part for part in audit.label.split(JOINT) if part != f"seed={seed}"]
+        found.setdefault(key, []).append((audit, JOINT.join(parts)))
     for repetitions in found.values():
         audits = tuple(audit for audit, _ in repetitions)
         # A lone audit keeps its whole label.
@@ -103,12 +102,10 @@ def _bounds(run: Run, audit: PlannedAudit, estimator: str | None) -> pd.Series[f
 
 def _panel(lines: list[Line]) -> Panel:
     """Moves what all labels share into the title; a lone line is its title."""
-    labels = [line.label.split(_JOINT) for line in lines]
     if len(lines) == 1:
         return Panel(lines[0].label, tuple(lines))
-    shared = [part for part in labels[0] if all(part in other for other in labels)]
+    shared, labels = parted([line.label for line in lines])
     short = (
-        dataclasses.replace(line, label=_JOINT.join(p for p in parts if p not in shared))
-        for line, parts in zip(lines, labels, strict=True)
+        dataclasses.replace(line, label=label) for line, label in zip(lines, labels, strict=True)
     )
-    return Panel(_JOINT.join(shared), tuple(short))
+    return Panel(shared, tuple(short))

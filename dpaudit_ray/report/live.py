@@ -82,7 +82,7 @@ def beside(run: RunDirectory) -> Iterator[None]:
 def _write_until_input_ends(location: str) -> None:
     """Standard input ends with the driver. Signals to all its processes are for the driver."""
     os.nice(10)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
     def pause(seconds: float) -> bool:

@@ -11,12 +11,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..stats import Status
-from .figures import COLOURS, STYLE, png
+from .figures import ALARM, COLOURS, STYLE, png
 from .groups import Line, Panel
 from .tables import Run
 
 _COLUMNS = 4  # panels side by side
 _DASHES = ("-", "--", ":", "-.")
+_ABOVE = "above its claim"
 
 
 def bars_figure(panels: Sequence[Panel]) -> bytes:
@@ -36,7 +37,11 @@ def bars_figure(panels: Sequence[Panel]) -> bytes:
         axes = figure.subplots()
         means = [float(np.mean(line.last)) if line.last else 0.0 for _, line in drawn]
         ys = [place for place, _ in drawn]
-        _bars(axes, ys, means, [line.status for _, line in drawn])
+        kinds = [
+            _ABOVE if mean > line.claim else line.status
+            for mean, (_, line) in zip(means, drawn, strict=True)
+        ]
+        _bars(axes, ys, means, kinds)
         axes.plot([line.claim for _, line in drawn], ys, "|", color="black", ms=18, mew=2,
                   label="claim")  # fmt: skip
         _dots(axes, drawn)
@@ -49,16 +54,18 @@ def bars_figure(panels: Sequence[Panel]) -> bytes:
         return png(figure)
 
 
-def _bars(axes: Any, ys: list[Any], means: list[float], statuses: list[str]) -> None:
-    for status in dict.fromkeys(statuses):
-        mine = [i for i, other in enumerate(statuses) if other == status]
+def _bars(axes: Any, ys: list[Any], means: list[float], kinds: list[str]) -> None:
+    """A bar each; `kinds` are statuses, or that the bound is above its claim."""
+    for kind in dict.fromkeys(kinds):
+        mine = [i for i, other in enumerate(kinds) if other == kind]
         axes.barh(
             [ys[i] for i in mine],
             [means[i] for i in mine],
-            color=COLOURS[0],
-            alpha=1.0 if status == Status.CERTIFIED else 0.45,
+            color=ALARM if kind == _ABOVE else COLOURS[0],
+            hatch="//" if kind == _ABOVE else None,
+            alpha=1.0 if kind in (Status.CERTIFIED, _ABOVE) else 0.45,
             height=0.6,
-            label=f"lower bound ({status})" if status else "no bound yet",
+            label=f"lower bound ({kind})" if kind else "no bound yet",
         )
 
 
@@ -68,10 +75,11 @@ def _dots(axes: Any, drawn: list[tuple[Any, Line]]) -> None:
         axes.plot(*zip(*repeated, strict=True), "o", color=COLOURS[1], ms=3, label="repetitions")
 
 
-def evolution_figure(panels: Sequence[Panel]) -> bytes | None:
+def evolution_figure(panels: Sequence[Panel], logarithmic: bool = False) -> bytes | None:
     """A PNG with the bounds over steps, one panel per claim; None when one step alone is recorded.
 
-    A line is the mean over repetitions, with the range of them shaded.
+    A line is the mean over repetitions, with the range of them shaded. `logarithmic` for bounds
+    that are far below their claims.
     """
     shown = [panel for panel in panels if len(panel.horizons) > 1]
     if not shown:
@@ -84,6 +92,10 @@ def evolution_figure(panels: Sequence[Panel]) -> bytes | None:
         grid = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, panel in zip(grid, shown, strict=False):
             _evolution(axes, panel)
+            if logarithmic:
+                axes.set_ylim(auto=True)
+                axes.set_yscale("log")
+                axes.yaxis.set_major_formatter(lambda epsilon, _: f"{epsilon:g}")  # without TeX
         _legends(figure, list(grid[: len(shown)]))
         for axes in grid[len(shown) :]:
             axes.set_visible(False)

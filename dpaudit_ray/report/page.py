@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import base64
 import datetime
-import math
+import hashlib
 from typing import Any
 
-import jinja2
-import numpy as np
-import pandas as pd
+import markupsafe
 
-from ..plan.model import PlannedAudit
-from ..plan.prefix import Trials
-from ..printable import lines
 from ..stats import Status
 from ..storage.scores import UTILITY
 from ..version import __version__
-from . import figures, groups, hits, overviews, utility, words
-from .profiles import Profile
+from . import (
+    accuracies,
+    answer,
+    distributions,
+    failed,
+    groups,
+    hits,
+    markup,
+    overviews,
+    sections,
+    trends,
+    words,
+)
+from .sections import embedded
 from .tables import Run, all_estimates, best, overview
 
 FILE = "report.html"
+# Beside what stands for audits without trials.
+_BESIDE = (
+    ("exact-gdp", "with μ read as Gaussian"),
+    ("closed-form", "by the published attack, in closed form"),
+)
 
 
 def write(run: Run, again: float | None = None) -> str:
@@ -31,22 +43,25 @@ def write(run: Run, again: float | None = None) -> str:
     """
     rows = overview(run)
     table = all_estimates(run)
-    audits = [_audit(run, audit, table) for audit in run.plan.audits]
-    template = jinja2.Environment(
-        loader=jinja2.PackageLoader("dpaudit_ray.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_shown,
-    ).get_template("report.html.j2")
-    page = template.render(
+    said = answer.keep(run)
+    audits = [sections.of(run, audit, table) for audit in run.plan.audits]
+    for row, audit, one in zip(rows, audits, said.audits, strict=True):
+        audit |= {"row": row, "verdict": one.verdict, "reason": one.reason}
+    environment = markup.environment()
+    script = environment.get_template("report.js").render()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = environment.get_template("report.html.j2").render(
+        script=markupsafe.Markup(script),
+        only=f"sha256-{digest}",  # no other script runs, whatever a label says
         name=run.sweep.name,
         version=__version__,
         fingerprint=run.plan.fingerprint,
         written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        rows=rows,
+        answer=said,
         measured=[name for name in UTILITY if any(row[name] == row[name] for row in rows)],
-        pictures=[*_pictures(run), *_hit_rates(run, audits)],
+        pictures=[*_pictures(run), *_hit_rates(run, audits), *_accuracies(run, audits)],
         audits=audits,
+        failed=failed.of(run),
         words=words,
         conditions=words.conditions({*table["status"], Status.IF_GAUSSIAN}, run.sweep.cells),
         level=words.single(run.sweep.budget) if run.sweep.budget.audits else "",
@@ -60,11 +75,6 @@ def write(run: Run, again: float | None = None) -> str:
     return f"{run.directory.location}/{FILE}"
 
 
-def _shown(value: Any) -> Any:
-    """Text as it may be shown; what is markup was made here, from text that had been shown."""
-    return lines(value) if type(value) is str else value
-
-
 def _pictures(run: Run) -> list[dict[str, str]]:
     """The figures of the whole run, written and embedded."""
     panels = groups.panels(run)
@@ -73,20 +83,28 @@ def _pictures(run: Run) -> list[dict[str, str]]:
         ("evolution", "Lower bounds and claims over steps"): overviews.evolution_figure(panels),
         ("amplification", "Last bound over first"): overviews.amplification_figure(run, panels),
     }
-    if not any(cell.mechanism.sampled for cell in run.sweep.cells):
-        name, what = "exact-gdp", "with μ read as Gaussian"
+    drawn["trend", "Last bounds and claims over what the sweep varies"] = trends.figure(run)
+    sampled = any(cell.mechanism.sampled for cell in run.sweep.cells)
+    for name, what in () if sampled else _BESIDE:
+        if name not in set(run.estimates["estimator"]):
+            continue
         panels = groups.panels(run, name)
         drawn |= {
-            (f"evolution-{name}", f"ε over steps {what}"): overviews.evolution_figure(panels),
+            (f"evolution-{name}", f"ε over steps {what}"): overviews.evolution_figure(
+                panels, logarithmic=name == "closed-form"
+            ),
+            (f"trend-{name}", f"ε over what the sweep varies {what}"): trends.figure(run, name),
             (f"amplification-{name}", f"Last ε over first {what}"): overviews.amplification_figure(
                 run, panels
             ),
         }
     found = []
+    told = enumerate(distributions.figures(run), start=1)
+    drawn |= {(f"distribution-{i}", f"How often: {text}"): png for i, (text, png) in told}
     for (name, text), content in drawn.items():
         if content is not None:
             run.directory.write_figure(f"{name}.png", content)
-            found.append({"text": text, "source": _embedded(content)})
+            found.append({"text": text, "source": embedded(content)})
     return found
 
 
@@ -98,73 +116,14 @@ def _hit_rates(run: Run, audits: list[dict[str, Any]]) -> list[dict[str, str]]:
     content = hits.figure(*zip(*known, strict=True))
     run.directory.write_figure("hits.png", content)
     text = "How often the bit of a trial is guessed right, from the trials before it"
-    return [{"text": text, "source": _embedded(content)}]
+    return [{"text": text, "source": embedded(content)}]
 
 
-def _audit(run: Run, audit: PlannedAudit, table: Any) -> dict[str, Any]:
-    trials = Trials.of(audit, run.prefix(audit))
-    shown = trials.shown
-    mine = table[table["audit"] == audit.id]
-    final = mine[mine["step"] == audit.horizons[-1]]
-    level = run.settings(audit)
-    entry: dict[str, Any] = {
-        "id": audit.id,
-        "label": audit.label,
-        "delta": level.delta,
-        "confidence": level.confidence,
-        "done": run.done(audit),
-        "trials": audit.trials,
-        "estimates": final.drop_duplicates("estimator").to_dict("records"),
-        "claims": {name: values[-1] for name, values in audit.claims.items()},
-        "curve_free": _curve_free(final),
-        "figure": None,
-        "sampled": len(shown.members) > 0,
-        "utility": utility.of(audit, trials),
-    }
-    if len(mine):
-        png = figures.audit_figure(audit.label, mine, shown)
-        run.directory.write_figure(f"{audit.id}.png", png)
-        entry["figure"] = _embedded(png)
-    if len(shown.members) and len(mine):
-        diverged = ~np.isfinite(shown.scores[:, -1])
-        entry |= {
-            "trials_in": int(shown.members.sum()),
-            "trials_out": int((~shown.members).sum()),
-            "diverged_in": int((diverged & shown.members).sum()),
-            "diverged_out": int((diverged & ~shown.members).sum()),
-            "missed": int(trials.missed.sum()),
-            "canaries": audit.in_a_training,
-            "profile": None,
-            "hits": None,
-        }
-        if audit.independent:  # bands and bounds of curves take trials for independent
-            entry |= _profile(run, audit, trials)
-    return entry
-
-
-def _profile(run: Run, audit: PlannedAudit, trials: Trials) -> dict[str, Any]:
-    curves = Profile.of(run, audit, trials.with_errors(), trials.members)
-    png = curves.figure()
-    run.directory.write_figure(f"{audit.id}-profile.png", png)
-    sure = curves.claim.epsilons[0] == 0  # not of an accountant that may not be imported
-    most = (1 + float(curves.claim.deltas[0])) / 2 if sure else math.nan
-    return {
-        "hits": hits.HitRate.of(trials, run.settings(audit).confidence, most),
-        "profile": _embedded(png),
-        "gaussian": curves.gaussian,
-        "fit": curves.tradeoff.mu,
-        "gap": curves.tradeoff.gap,
-    }
-
-
-def _curve_free(final: pd.DataFrame) -> dict[str, Any]:
-    """The bound without an assumption at the last step, and who gave it; from the run directory."""
-    known = final[final["free_estimator"] != ""]
-    if len(known) == 0:
-        return {"epsilon": math.nan, "estimator": ""}
-    row = known.iloc[0]
-    return {"epsilon": row["epsilon_lower_free"], "estimator": row["free_estimator"]}
-
-
-def _embedded(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()
+def _accuracies(run: Run, audits: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """What models of all audits are worth side by side, where several are measured."""
+    content = accuracies.figure({audit["label"]: audit["utility"] for audit in audits})
+    if content is None:
+        return []
+    run.directory.write_figure("accuracy.png", content)
+    text = "Accuracy of each audit's models, or of what is rebuilt from them"
+    return [{"text": text, "source": embedded(content)}]

@@ -18,7 +18,7 @@ from ..plan.model import PlannedAudit
 from ..stats import profile
 from ..stats.claim import Curve
 from ..stats.profile import MuProfile
-from .figures import COLOURS, STYLE, png, side_by_side
+from .figures import COLOURS, STYLE, png, say, side_by_side
 from .tables import Run
 from .tradeoff import ObservedTradeOff
 
@@ -72,6 +72,10 @@ class Profile:
             return png(figure)
 
     def _mu_panel(self, axes: Any) -> None:
+        if self.tradeoff.saturated:
+            say(axes, "Both worlds are told apart without an error.\nHow far they are apart, more "
+                      "trials would show.")  # fmt: skip
+            return
         rates = self.mu.fpr
         inside = (rates > 0) & (rates < 1) & np.isfinite(self.mu.mu)
         places = -special.ndtri(rates[inside])

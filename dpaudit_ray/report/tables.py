@@ -60,6 +60,15 @@ class Run:
         """Whether its number of trials follows from its trials: only time-uniform bounds hold."""
         return audit.extended or self.plan.audits.index(audit) in self._decided
 
+    def above(self, audit: PlannedAudit) -> bool:
+        """Whether a bound that holds together with all others of the run exceeds its claim."""
+        return audit.id in self._above
+
+    @functools.cached_property
+    def _above(self) -> set[str]:
+        table = all_estimates(self)
+        return set(table.loc[table["above_claim"], "audit"])
+
     @functools.cached_property
     def _decided(self) -> dict[int, int]:
         return decisions.decided(self.directory, self.sweep)
@@ -124,7 +133,9 @@ def overview(run: Run) -> list[dict[str, Any]]:
 
     `epsilon_lower` is to be read with `status`; `epsilon_lower_free` is certified without any
     assumption, by `free_estimator`. `above_claim` speaks for all steps and estimators. `accuracy`
-    and `loss` are means over all trainings at the last step, NaN where nothing is held out.
+    and `loss` are means over all trainings at the last step, NaN where nothing is held out. Of
+    the trials that are `done`, the bound rests on those `used`; it is NaN where there are none.
+    `beyond`: it exceeds its claim, but not together with all others of the run.
     """
     table = all_estimates(run)
     return [_entry(run, audit, table[table["audit"] == audit.id]) for audit in run.plan.audits]
@@ -132,25 +143,32 @@ def overview(run: Run) -> list[dict[str, Any]]:
 
 def _entry(run: Run, audit: PlannedAudit, table: pd.DataFrame) -> dict[str, Any]:
     first = representative(run, audit)
+    mechanism = run.sweep.cells[run.plan.audits.index(audit)].mechanism
     mine = table[(table["step"] == audit.horizons[-1]) & (table["estimator"] == first)]
+    used = int(mine["trials"].iloc[0]) if len(mine) else 0
+    if mechanism.sampled and used == 0:
+        mine = mine[:0]  # no trial bounds nothing: not even 0
     numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
     found = {name: float(mine[name].iloc[0]) if len(mine) else math.nan for name in numbers}
-    measured = run.sweep.cells[run.plan.audits.index(audit)].mechanism.measured
     ratio = found["epsilon_lower"] / audit.claim if audit.claim > 0 else math.nan
+    status = str(mine["status"].iloc[0]) if len(mine) else ""
+    above = bool(table["above_claim"].any())
     return {
         "audit": audit.id,
         "label": audit.label,
         "trials": audit.trials,
         "done": run.done(audit),
+        "used": used,
         "estimator": first,
-        "status": str(mine["status"].iloc[0]) if len(mine) else "",
+        "status": status,
         **found,
         "free_estimator": str(mine["free_estimator"].iloc[0]) if len(mine) else "",
         "epsilon_upper": audit.claim,
         "ratio": ratio,
         "interim": bool(mine["interim"].iloc[0]) if len(mine) else first not in _anytime(run),
-        "above_claim": bool(table["above_claim"].any()),
-        **utility.means(audit, run.prefix(audit) if measured else ()),
+        "above_claim": above,
+        "beyond": mechanism.sampled and ratio > 1 and not above and status != Status.PAPER,
+        **utility.means(audit, run.prefix(audit) if mechanism.measured else ()),
     }
 
 

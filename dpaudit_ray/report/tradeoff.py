@@ -46,6 +46,11 @@ class ObservedTradeOff:
         return cls(alpha, beta, max(-2 * float(special.ndtri(error)), 0.0))
 
     @property
+    def saturated(self) -> bool:
+        """Whether some threshold errs nowhere: no number of trials so far shows an end."""
+        return bool(len(self.alpha)) and float((self.alpha + self.beta).min()) == 0
+
+    @property
     def gap(self) -> float:
         """How far the curve ever is from the fit, in α or β, whichever is less.
 

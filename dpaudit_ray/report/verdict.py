@@ -10,37 +10,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 import numpy as np
-from scipy import special
 
 from .. import accounting
 from ..mechanisms.base import Claimed
 from ..plan import claims, prefix
 from ..stats.budget import average_evidence
-from ..stats.claim_test import EVIDENCE_SHARE, ClaimTest
+from ..stats.claim_test import EVIDENCE_SHARE
 from ..stats.curve import Curve
-from ..stats.run_test import RunTest
+from . import power
+from .power import Test
 from .tables import EXACT, Run
 
-# What CONSISTENT means: noise this much smaller than claimed would have been found ...
-ALTERNATIVE = 0.7
-REQUIRED_POWER = 0.8  # ... with at least this probability
 # By which a computed ε may exceed a claim of the same δ: a finer grid moves none by more than this,
-# nor do the accountants' own roundings.
-EXACT_TOLERANCE = 1e-5
-_SIMULATIONS = 50
-_AGREE = 20  # are enough where all end alike: at a power of 0.8, once in a hundred
+# nor do the accountants' own roundings. Of an ε in the millions, a float keeps less than that.
+EXACT_TOLERANCE, _ROUNDING = 1e-5, 1e-9
 MIXED = (
     "the code was changed while an audit ran: a violation is one of some version of it, and no "
     "version is CONSISTENT"
 )
-_LONG = 50_000  # trials: a longer audit is imagined as long as this first
-
-
-Test = ClaimTest | RunTest
 
 
 class Verdict(StrEnum):
@@ -61,8 +52,11 @@ class AuditVerdict:
     than noise multiplier `effective_noise` (None: any noise would do); `power` is the chance that
     noise of 0.7 of the claimed one would have been found. `diverged` counts trainings per world,
     (out, in); where they are `lopsided`, diverging depends on the bit and nothing is CONSISTENT;
-    nor is anything whose trials more than one version of the code computed (`mixed`). `remark` is
-    what the claim takes for granted.
+    nor is anything whose trials more than one version of the code computed (`mixed`), or that has
+    a bound `above` its claim which holds together with all others of the run. `enough` trials
+    would give the audit of a run that is nearest to it the power that it lacks; None if none that
+    were tried do. `remark` is what the claim
+    takes for granted.
     """
 
     label: str
@@ -80,7 +74,15 @@ class AuditVerdict:
     diverged: tuple[int, int] = (0, 0)
     lopsided: bool = False
     mixed: bool = False
+    above: bool = False
+    enough: int | None = None
     remark: str = ""
+
+    @property
+    def weak(self) -> bool:
+        """Whether all trials are done, and more power is what it lacks."""
+        open_yet = self.verdict is Verdict.INCONCLUSIVE
+        return open_yet and self.trials == self.planned and self.power < power.REQUIRED_POWER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,20 +116,27 @@ class RunVerdict:
     needed: float = math.inf
 
 
-def of(run: Run) -> RunVerdict:
+def of(run: Run, thorough: bool = True) -> RunVerdict:
     """Judges every audit on the finished prefix of its trials.
 
     The run is CONSISTENT when every mechanism in it has an audit that is: an adversary that is
-    too weak to find anything does not spoil what a stronger one shows.
+    too weak to find anything does not spoil what a stronger one shows. Without `thorough`
+    `effective_noise` is looked for where a claim is refuted only, and `power` where all trials are
+    done: the rest takes most of the time.
     """
     confidence = min(cell.audit.confidence for cell in run.sweep.cells)
     sampled = [index for index, cell in enumerate(run.sweep.cells) if cell.mechanism.sampled]
     alpha = (1 - confidence) / max(len(sampled), 1)
     tests = {index: _tested(run, index) for index in sampled}
     found: dict[int, AuditVerdict | ExactVerdict] = {
-        index: _audit(run, index, tests[index], alpha) if index in tests else _exact(run, index)
+        index: _audit(run, index, tests[index], (alpha, thorough))
+        if index in tests
+        else _exact(run, index)
         for index in range(len(run.plan.audits))
     }
+    if (nearest := _nearest(found)) is not None:
+        index, one = nearest
+        found[index] = dataclasses.replace(one, enough=power.enough(tests[index], alpha))
     evidence = average_evidence([test.latest for test in tests.values()] or [0.0])
     needed = -math.log(EVIDENCE_SHARE * (1 - confidence))
     return RunVerdict(
@@ -138,6 +147,12 @@ def of(run: Run) -> RunVerdict:
         evidence / math.log(10),
         needed / math.log(10),
     )
+
+
+def _nearest(found: Mapping[int, AuditVerdict | ExactVerdict]) -> tuple[int, AuditVerdict] | None:
+    """The audit that lacks the least power, of those that are done and say nothing for it."""
+    judged = [(i, one) for i, one in found.items() if isinstance(one, AuditVerdict)]
+    return max((each for each in judged if each[1].weak), key=lambda e: e[1].power, default=None)
 
 
 def _together(run: Run, verdicts: list[Verdict], refuted: bool) -> Verdict:
@@ -170,7 +185,8 @@ def _exact(run: Run, index: int) -> ExactVerdict:
         return ExactVerdict(
             audit.label, Verdict.INCONCLUSIVE, audit.claim, accountant, math.nan, last
         )
-    excess = (rows["epsilon_lower"] - rows["epsilon_upper"]).to_numpy()
+    claimed = rows["epsilon_upper"].to_numpy()
+    excess = rows["epsilon_lower"].to_numpy() - claimed * (1 + _ROUNDING)
     within = excess.max() <= EXACT_TOLERANCE
     shown = rows.iloc[-1 if within else int(np.argmax(excess))]
     return ExactVerdict(
@@ -203,63 +219,37 @@ def _claimed(run: Run, index: int) -> tuple[Claimed, Callable[[float], Curve]]:
     return claimed, claims.curves(claimed, next(iter(audit.claims)), cell.audit.delta)
 
 
-def _audit(run: Run, index: int, test: Test, alpha: float) -> AuditVerdict:
-    audit = run.plan.audits[index]
+def _audit(run: Run, index: int, test: Test, asked: tuple[float, bool]) -> AuditVerdict:
+    """`asked`: the error that this audit may spend, and whether its noise is wanted in any case."""
+    audit, (alpha, thorough) = run.plan.audits[index], asked
     claimed, family = _claimed(run, index)
-    refuted_after, power = test.refuted_after(alpha), _power(test, alpha)
-    verdict = Verdict.INCONCLUSIVE
+    refuted_after, done = test.refuted_after(alpha), test.trials == audit.trials
+    chance = power.of(test, alpha) if done or thorough else 0.0
+    above, strong = run.above(audit), chance >= power.REQUIRED_POWER
+    unclear = test.lopsided or audit.mixed or above
     if refuted_after is not None:
         verdict = Verdict.VIOLATION
-    elif test.trials == audit.trials and power >= REQUIRED_POWER:
-        unclear = test.lopsided or audit.mixed
-        verdict = Verdict.INCONCLUSIVE if unclear else Verdict.CONSISTENT
+    else:
+        consistent = done and strong and not unclear
+        verdict = Verdict.CONSISTENT if consistent else Verdict.INCONCLUSIVE
+    noise = claimed.noise_multiplier
+    wanted = thorough or verdict is Verdict.VIOLATION
     return AuditVerdict(
         label=audit.label,
         verdict=verdict,
         claim=audit.claim,
         accountant=next(iter(audit.claims)),
-        noise_multiplier=claimed.noise_multiplier,
-        effective_noise=test.effective_noise(family, claimed.noise_multiplier, alpha),
+        noise_multiplier=noise,
+        effective_noise=test.effective_noise(family, noise, alpha) if wanted else None,
         evidence=test.best / math.log(10),
         needed=-math.log10(EVIDENCE_SHARE * alpha),
         trials=test.trials,
         planned=audit.trials,
         refuted_after=refuted_after,
-        power=power,
+        power=chance,
         diverged=test.diverged,
         lopsided=test.lopsided,
         mixed=audit.mixed,
+        above=above,
         remark=accounting.remark(claimed.training, next(iter(audit.claims))),
     )
-
-
-def _power(test: Test, alpha: float) -> float:
-    """Chance that this adversary would have refuted the claim, had the noise been less.
-
-    Simulated at a fixed seed with Gaussian scores, as far apart as the adversary's hit rate says
-    they would be with ALTERNATIVE times the noise. Each takes as long as the audit's own test.
-    """
-    if isinstance(test, RunTest):
-        return test.share_found(ALTERNATIVE, alpha, _SIMULATIONS)
-    hits = test.hits
-    if hits.guesses == 0:
-        return 0.0
-    rate = min(hits.hits / hits.guesses, 1 - 0.5 / hits.guesses)
-    mu = 2 * float(special.ndtri(max(rate, 0.5))) / ALTERNATIVE
-    if test.planned > _LONG and _share_found(test, mu, _LONG, alpha) == 1:
-        return 1.0  # so few trials would have done
-    return _share_found(test, mu, test.planned, alpha)
-
-
-def _share_found(test: ClaimTest, mu: float, trials: int, alpha: float) -> float:
-    """Share of simulated audits of so many trials that refute the claim."""
-    rng = np.random.default_rng(0)
-    found = tried = 0
-    while tried < _SIMULATIONS and not (tried == _AGREE and found in (0, tried)):
-        members = rng.random(trials) < 0.5
-        imagined = ClaimTest(test.curve, trials)
-        imagined.fold(rng.normal(size=trials) + mu * members, members)
-        imagined.look(now=True)
-        found += imagined.refuted_after(alpha) is not None
-        tried += 1
-    return found / tried

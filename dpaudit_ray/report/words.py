@@ -24,7 +24,14 @@ INTERIM = "interim: holds for that many trials, not for looking until it suits"
 MIXED = (
     "mixed-code: the code was changed while the audit ran; these numbers are of no version of it"
 )
-ABOVE = "above its claim: the trials contradict what the mechanism promises; see dpaudit verify"
+ABOVE = (
+    "above its claim: so is a bound that holds together with all others of the run; the verdict "
+    "goes by a test of the whole claim, and is never CONSISTENT beside such a bound"
+)
+BEYOND = (
+    "above by itself: at most 1 - confidence of all bounds are, where every claim is true; "
+    "together with the others this one is not above its claim"
+)
 
 
 def conditions(statuses: Collection[str], cells: Collection[Cell]) -> list[str]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
+import time
 
 import numpy as np
 import pytest
 
-from dpaudit_ray.cli import terminal
-from dpaudit_ray.orchestration.progress import AuditProgress, Progress
+from dpaudit_ray.cli import frames, terminal
+from dpaudit_ray.cli.figures import Marked
+from dpaudit_ray.cli.live import Display
+from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
 
 
 def progress(done: int, trials: int = 100, label: str = "loss") -> Progress:
@@ -82,40 +87,106 @@ def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_tables_leave_out_what_matters_least_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers are whole, and what is left out is said."""
+    columns = ("audit", "trials", "mu", "eps", "ratio")
+    rows = [("x" * 20, 1000, 1.5, 2.25, 0.5), ("y" * 10, 2000, 2.5, Marked(7.75), 1.5)]
+    monkeypatch.setattr(terminal, "interactive", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = {}
+    for width in (80, 40, 26):
+        monkeypatch.setenv("COLUMNS", str(width))
+        terminal.explain_left_out(terminal.show_table("", columns, rows, ("mu", "ratio")))
+        shown[width] = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+        assert all(len(line) <= width for line in shown[width])
+    assert shown[80][1].split() == ["x" * 20, "1,000", "1.500", "2.250", "0.500"]
+    assert [line.split() for line in shown[40]] == [
+        ["audit", "trials", "eps"],
+        ["x" * 20, "1,000", "2.250"],
+        ["y" * 10, "2,000", "!", "7.750"],
+        ["not", "shown", "in", "40", "columns:", "mu,", "ratio;"],
+        ["--wide", "shows", "all"],
+    ]
+    assert [line.split() for line in shown[26][:5]] == [
+        ["audit", "trials", "eps"],
+        ["x" * 20],
+        ["1,000", "2.250"],
+        ["y" * 10],
+        ["2,000", "!", "7.750"],
+    ]
+
+
+def test_what_is_written_to_nobody_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("typer.echo", closed)
+    silenced: list[object] = []
+    monkeypatch.setattr(terminal, "silence", lambda *streams: silenced.extend(streams))
+    terminal.say("out")
+    terminal.complain("error")
+    assert silenced == [sys.stdout, sys.stderr]
+
+
+def test_a_long_start_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpaudit_ray.cli.live.PLAIN_SECONDS", 0.5)
+    with Display(plain=True) as display:
+        display.phase("reading the sweep")
+        display.phase("starting Ray")
+        time.sleep(1.9)
+    lines = capsys.readouterr().out.splitlines()
+    assert 1 <= len(lines) <= 3
+    assert all(re.fullmatch(r"starting Ray, (<1|\d)s", line) for line in lines)
+
+
+def trained(done: int, seconds: float) -> Progress:
+    return Progress(
+        progress(done).audits,
+        Activity(trainers=2, packs_in_flight=2, pack_seconds=0.5, training_seconds=seconds),
+    )
+
+
 def test_progress_without_a_terminal_is_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    with terminal.Display(plain=True) as display:
-        for second, done in [(0, 0), (1, 10), (4, 40), (6, 60), (7, 70), (10, 100), (10, 100)]:
+    with Display(plain=True) as display:
+        display(progress(0))
+        for second, done in [(11, 10), (14, 40), (16, 60), (17, 70), (20, 100), (20, 100)]:
             now = 100.0 + second
-            display(progress(done))
+            display(trained(done, second - 10))
+        time.sleep(0.1)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
-        "0/100 trials, 0/s, ETA ?; loss: 0/100, eps >= 1.50 (if-gaussian, any t"
+        "0/100 trials, trainers start and import what they run; loss: 0/100, eps >= 1.50 (if-gaussi"
     )
-    assert lines[1].startswith("60/100 trials, 10/s, ETA 4s; loss: 60/100")
-    assert lines[2].startswith("100/100 trials, 10/s, ETA 0s")
-    assert len(lines) == 3
+    assert lines[1].startswith("10/100 trials, 10/s, ETA 9s; loss: 10/100")
+    assert lines[2].startswith("60/100 trials, 10/s, ETA 4s; loss: 60/100")
+    assert lines[3].startswith("100/100 trials, 10/s, ETA 0s")
+    assert len(lines) == 4
 
 
-def test_the_rate_leaves_out_what_was_there_before(
+def test_where_a_run_goes_on_is_told_even_after_a_long_start(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 0.0
+    now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    with terminal.Display(plain=True) as display:
-        display(progress(90))
-        now = 10.0
-        display(progress(95))
-    assert capsys.readouterr().out.splitlines()[-1].startswith("95/100 trials, 0.5/s, ETA 10s")
-
-
-def test_a_live_display_takes_any_label(capsys: pytest.CaptureFixture[str]) -> None:
-    with terminal.Display(plain=False) as display:
-        display(progress(40, label="[/red]"))
-    assert "[/red]" in capsys.readouterr().out
+    with Display(plain=True) as display:
+        display.phase("starting Ray")
+        time.sleep(0.1)
+        now = 112.0
+        time.sleep(1.0)
+        display(progress(40))
+        display(progress(50))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "starting Ray, 12s"
+    assert lines[1].startswith("40/100 trials")
+    assert len(lines) == 2
 
 
 NASTY = "a\x1b[31mred\x1b[0m\rover\u202ethere\x9b2J\x07"
@@ -129,7 +200,7 @@ def test_no_escape_code_reaches_the_terminal(capsys: pytest.CaptureFixture[str])
     terminal.pass_on(NASTY + "\n")
     terminal.explain(NASTY)
     terminal.show_table(NASTY, ("audit", "trials"), [(NASTY, 7), ("two\nlines", 8)])
-    with terminal.Display(plain=True) as display:
+    with Display(plain=True) as display:
         display(progress(100, label=NASTY))
     captured = capsys.readouterr()
     said = captured.out + captured.err
@@ -139,10 +210,9 @@ def test_no_escape_code_reaches_the_terminal(capsys: pytest.CaptureFixture[str])
     assert "\x1b" not in said
 
 
-def test_no_escape_code_reaches_a_live_display(capsys: pytest.CaptureFixture[str]) -> None:
-    with terminal.Display(plain=False) as display:
-        display(progress(40, label="\x1b[31mred\x07"))
-    said = capsys.readouterr().out
-    assert r"\x1b[31mred\x07" in said
-    assert "\x1b[31m" not in said
-    assert "\x07" not in said
+@pytest.mark.parametrize("label", ["[/red]", NASTY])
+def test_pictures_show_labels_as_they_are(label: str) -> None:
+    view = frames.View(progress(40, label=label), "", 0.0, 5.0, 12.0)
+    said = frames.frame(view, 100, 24).plain
+    assert (SHOWN if label == NASTY else label) in said
+    assert not set("\x07\x9b\r\u202e\x1b") & set(said)

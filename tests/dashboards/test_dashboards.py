@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
@@ -25,7 +26,9 @@ def builder() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules["build"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:  # as for a script: what lies beside it
+        patch.syspath_prepend(DASHBOARDS)
+        spec.loader.exec_module(module)
     return module
 
 
@@ -60,7 +63,77 @@ def test_panels_do_not_overlap_and_every_one_is_explained() -> None:
         "datasource",
         "SessionName",
         "sweep",
+        "audit",
     ]
+
+
+def panels(kind: str | None = None) -> dict[str, dict[str, Any]]:
+    """Those of a kind, by title."""
+    found = json.loads((DASHBOARDS / "grafana" / "sweep.json").read_text())["panels"]
+    return {panel["title"]: panel for panel in found if kind in (None, panel["type"])}
+
+
+def colour(thresholds: dict[str, Any], value: float) -> str:
+    """That of a value, by Grafana's rule: of the last step that begins at it or below."""
+    steps = thresholds["steps"]
+    assert steps[0]["value"] is None
+    return [each["color"] for each in steps if each["value"] is None or each["value"] <= value][-1]
+
+
+@pytest.mark.parametrize(
+    ("title", "good", "bad"),
+    [
+        ("Verdict", 0, 1),
+        ("Failed trials", 0, 1),
+        ("Silence, of what is tolerated", 0.9, 1.1),
+        ("Trainers", 1, 0),
+        ("Gap", 0.0, -0.1),
+        ("Part of the claim that is shown", 1.0, 1.01),
+    ],
+)
+def test_what_is_wrong_turns_red(title: str, good: float, bad: float) -> None:
+    panel = panels()[title]
+    thresholds = panel["fieldConfig"]["defaults"]["thresholds"]
+    assert colour(thresholds, good) == "green"
+    assert colour(thresholds, bad) == "red"
+    shown = panel["options"].get("colorMode") == "background" or panel["type"] == "bargauge"
+    assert shown or panel["fieldConfig"]["defaults"]["custom"]["thresholdsStyle"]
+
+
+def test_audits_are_sorted_by_ratio_and_red_where_they_are_above_their_claim() -> None:
+    (table,) = panels("table").values()
+    merge, organize = table["transformations"]
+    assert merge["id"] == "merge"
+    columns = organize["options"]["renameByName"]
+    assert columns.keys() == {f"Value #{target['refId']}" for target in table["targets"]}
+    assert all(target["instant"] for target in table["targets"])
+    assert table["options"]["sortBy"] == [{"displayName": columns["Value #A"], "desc": True}]
+    found = {
+        each["matcher"]["options"]: {one["id"]: one["value"] for one in each["properties"]}
+        for each in table["fieldConfig"]["overrides"]
+    }
+    assert found.keys() == set(columns.values())
+    for column, bad in [(columns["Value #A"], 1.01), ("verdict", 1), ("failed", 1)]:
+        assert colour(found[column]["thresholds"], bad) == "red"
+        assert colour(found[column]["thresholds"], 0) == "green"
+        assert found[column]["custom.cellOptions"]["type"] == "color-background"
+
+
+def test_panels_by_audit_follow_its_variable_and_alerts_are_marked_and_explained() -> None:
+    dashboard = json.loads((DASHBOARDS / "grafana" / "sweep.json").read_text())
+    targets = [t["expr"] for panel in panels().values() for t in panel.get("targets", [])]
+    by_audit = [text for text in targets if text.startswith("max by (sweep, audit)")]
+    assert len(by_audit) >= 8
+    assert all('audit=~"$audit"' in text for text in by_audit)
+    (mark,) = dashboard["annotations"]["list"]
+    (notes,) = panels("text").values()
+    for alert in builder().alerts():
+        assert alert.name in mark["expr"]
+        assert (
+            f"**{alert.name}** ({alert.severity}): {alert.description}"
+            in notes["options"]["content"]
+        )
+        assert "$" not in alert.description  # Grafana would take it for a variable
 
 
 def test_provisioning_files_say_where_the_dashboard_is() -> None:
@@ -88,9 +161,9 @@ CASES = {
     "DpauditViolationFound": (
         [
             ("ray_dpaudit_epsilon_lower_together", "a", "1 2 3 3"),
-            ("ray_dpaudit_epsilon_claim", "a", "2x3"),
+            ("ray_dpaudit_verdict", "a", "0 0 1 1"),
             ("ray_dpaudit_epsilon_lower_together", "b", "1 2 2 2"),
-            ("ray_dpaudit_epsilon_claim", "b", "2x3"),
+            ("ray_dpaudit_verdict", "b", "0x3"),
         ],
         "3m",
         ["a"],

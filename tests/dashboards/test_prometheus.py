@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -117,9 +118,11 @@ def expressions() -> dict[str, str]:
     found = {}
     for panel in build.dashboard()["panels"]:
         for target in panel.get("targets", []):
-            plain = target["expr"].replace("$sweep", ".*").replace("$SessionName", ".*")
+            plain = re.sub(r"\$(sweep|audit|SessionName)\b", ".*", target["expr"])
             assert "$" not in plain
             found[f"{panel['title']} {target['refId']}"] = plain
+    (mark,) = build.dashboard()["annotations"]["list"]
+    found["mark of alerts"] = mark["expr"].replace("$sweep", ".*")
     for alert in build.alerts():
         found[f"{alert.name} value"] = alert.value
         found[f"{alert.name} bound"] = alert.bound

@@ -33,9 +33,16 @@ addEventListener("load", () => {
   const images = [...document.images];
   const drawn = images.filter(image => image.complete && image.naturalWidth > 0).length;
   document.body.dataset.probe = `${drawn} of ${images.length}`;
+  const first = () => document.querySelector("#overview tbody a").innerText;
+  const head = document.querySelectorAll("#overview th")[2];
+  head.click();
+  const largest = first();
+  head.click();
+  document.body.dataset.sorted = `${largest}, ${first()}`;
 });
 </script>
 """
+POLICY = re.compile(r"<meta http-equiv=.Content-Security-Policy.*?>")
 
 
 @pytest.fixture
@@ -68,7 +75,7 @@ def test_the_overview_is_the_same_from_python(finished: Run) -> None:
 
 def test_only_what_is_certified_is_tagged_so(finished: Run) -> None:
     html = Path(page.write(finished)).read_text()
-    loss = html.partition("<h2>loss</h2>")[2]
+    loss = html.partition("<h3>loss</h3>")[2]
     rows = re.findall(r"<tr><td>([\w-]+)</td>.*?<span class=\"tag ([\w-]+)\">", loss, re.DOTALL)
     assert rows == [
         ("accuracy", "if-gaussian"),
@@ -150,16 +157,26 @@ def test_text_from_the_sweep_cannot_become_markup(tiny: dict, tmp_path: Path) ->
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine (apt install chromium)")
 def test_a_real_browser_draws_every_figure_without_complaint(finished: Run, tmp_path: Path) -> None:
     html = Path(page.write(finished)).read_text()
-    probed = tmp_path / "probed.html"
-    probed.write_text(html.replace("</body>", PROBE + "</body>"))
+    watched = html.replace("</body>", PROBE + "</body>")
+    seen = rendered(POLICY.sub("", watched), tmp_path)
+    drawn = re.search(r'data-probe="(\d+) of (\d+)"', seen.stdout)
+    assert drawn, seen.stderr[-2000:]
+    assert drawn[1] == drawn[2] == "7"
+    assert 'data-sorted="biased-dimension, loss"' in seen.stdout
+    assert "CONSOLE" not in seen.stderr
+    # With its policy, no script runs but its own.
+    seen = rendered(watched, tmp_path)
+    assert "data-probe" not in seen.stdout.partition("<script>")[0]
+    assert "violates the following Content Security Policy" in seen.stderr
+
+
+def rendered(html: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    probed = folder / "probed.html"
+    probed.write_text(html)
     command = [
         str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}",
+        "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}",
         "--virtual-time-budget=5000", "--dump-dom", probed.as_uri(),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    drawn = re.search(r'data-probe="(\d+) of (\d+)"', done.stdout)
-    assert drawn, done.stderr[-2000:]
-    assert drawn[1] == drawn[2] == "7"
-    assert "CONSOLE" not in done.stderr
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=True)

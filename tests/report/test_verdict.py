@@ -12,21 +12,17 @@ import numpy as np
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray import plan as planning
-from dpaudit_ray import seeds
 from dpaudit_ray.cli.main import main
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims
-from dpaudit_ray.report import verdict
+from dpaudit_ray.report import power, verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.stats import claim, curve
 from dpaudit_ray.stats.claim import Claim
 from dpaudit_ray.stats.claim_test import ClaimTest
-from dpaudit_ray.storage.run_directory import RunDirectory
-from dpaudit_ray.storage.scores import PackScores
-from dpaudit_ray.sweep import spec
 from tests.long import LONG
+from tests.report.made_up import made_up_run
 
 QUIET = """
 from dpaudit_ray.mechanisms.base import Claimed
@@ -99,23 +95,6 @@ def test_a_partial_run_is_never_consistent(strong: dict, tmp_path: Path) -> None
     assert verdict.of(Run.open(result.location)).verdict is Verdict.INCONCLUSIVE
 
 
-def made_up_run(
-    sweep: dict, folder: Path, mu: float, seed: int, diverged: tuple[float, float] = (0.0, 0.0)
-) -> Run:
-    """A finished run whose scores are N(mu b, 1), a share of which (out, in) has diverged."""
-    parsed = spec.from_raw(sweep | {"seed": seed})
-    directory = RunDirectory(str(folder))
-    plan = planning.open_run(parsed, directory)
-    rng = np.random.default_rng(seed)
-    for pack in plan.remaining(directory):
-        audit = plan.audits[pack.audit]
-        members = seeds.bits(plan.seed, audit.fingerprint, pack.first, pack.last)
-        scores = rng.normal(size=(pack.size, 1)) + mu * members[:, None]
-        scores[rng.random(pack.size) < np.where(members, diverged[1], diverged[0])] = np.nan
-        directory.write_scores(audit.id, PackScores(pack.first, members, audit.horizons, scores))
-    return Run.open(directory.location)
-
-
 def test_true_claims_are_not_refuted(
     strong: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +103,7 @@ def test_true_claims_are_not_refuted(
     At most 5 % may be refuted; 200 fixed seeds with 17 or more, or 100 with 11, would have
     probability 2 to 3 % at exactly 5 %, and the test is far more careful than that.
     """
-    monkeypatch.setattr(verdict, "_SIMULATIONS", 1)
+    monkeypatch.setattr(power, "SIMULATIONS", 1)
     monkeypatch.setattr(ClaimTest, "effective_noise", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     strong["audit"] |= {"trials": 400}
@@ -235,10 +214,19 @@ def exit_code(arguments: list[str]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("shift", "sizes", "power"), [(2.0, {300: 20}, 1.0), (0.0, {300: 20, 900: 20}, 0.0)]
+    ("shift", "imagined", "sizes", "chance"),
+    [
+        (2.0, None, {300: 20}, 1.0),
+        (0.5, 0.2, {300: 20, 900: 20}, 0.0),
+        (0.5, None, {}, 0.0),  # the claim allows scores as close: nothing is to be simulated
+    ],
 )
 def test_power_is_simulated_for_as_long_as_it_matters(
-    shift: float, sizes: dict[int, int], power: float, monkeypatch: pytest.MonkeyPatch
+    shift: float,
+    imagined: float | None,
+    sizes: dict[int, int],
+    chance: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Twenty draws that all agree are enough, and so are fewer trials if they would have done."""
     rng = np.random.default_rng(0)
@@ -251,10 +239,30 @@ def test_power_is_simulated_for_as_long_as_it_matters(
         made[planned] += 1
         return ClaimTest(claimed, planned)
 
-    monkeypatch.setattr(verdict, "ClaimTest", counted)
-    monkeypatch.setattr(verdict, "_LONG", 300)
-    assert verdict._power(test, alpha=0.05) == power
+    monkeypatch.setattr(power, "ClaimTest", counted)
+    monkeypatch.setattr(power, "_LONG", 300)
+    if imagined is not None:
+        monkeypatch.setattr(power, "_imagined", lambda _: imagined)
+    assert power.of(test, alpha=0.05) == chance
     assert made == sizes
+
+
+def test_scores_that_a_claim_allows_refute_it_as_seldom_as_it_may() -> None:
+    """What is said without simulation, simulated: at most 5 % (9 of 50 come once in a thousand)."""
+    test = ClaimTest(curve.gaussian(1.0), planned=900)
+    assert power._share_found(test, 1.0, 900, 0.05) * power.SIMULATIONS <= 8
+
+
+def test_trials_that_would_do() -> None:
+    """Doubled until they do: the number below it does not."""
+    rng = np.random.default_rng(0)
+    members = rng.random(100) < 0.5
+    test = ClaimTest(curve.gaussian(1.0), planned=100)
+    test.fold(rng.normal(size=100) + 0.8 * members, members)
+    found = power.enough(test, alpha=0.05)
+    assert found is not None
+    mu = power._imagined(test)
+    assert power._share_found(test, mu, found, 0.05) >= 0.8 > power.of(test, alpha=0.05)
 
 
 def test_power_in_between_takes_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,6 +270,6 @@ def test_power_in_between_takes_all_draws(monkeypatch: pytest.MonkeyPatch) -> No
     members = rng.random(300) < 0.5
     test = ClaimTest(curve.gaussian(2.0), planned=300)
     test.fold(rng.normal(size=300) + 1.7 * members, members)
-    power = verdict._power(test, alpha=0.05)
-    assert 0 < power < 1
-    assert power * 50 == pytest.approx(round(power * 50))
+    chance = power.of(test, alpha=0.05)
+    assert 0 < chance < 1
+    assert chance * 50 == pytest.approx(round(chance * 50))

@@ -1,0 +1,96 @@
+"""Would a broken promise have been found? What tells CONSISTENT from INCONCLUSIVE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from scipy import special
+
+from ..stats import gdp
+from ..stats.claim_test import QUICK, ClaimTest
+from ..stats.declared import DRAWS
+from ..stats.run_test import RunTest
+
+# Noise this much smaller than claimed would have been found ...
+ALTERNATIVE = 0.7
+REQUIRED_POWER = 0.8  # ... with at least this probability
+SIMULATIONS = 50
+_AGREE = 20  # are enough where all end alike: at a power of 0.8, once in a hundred
+_LONG = 50_000  # trials: a longer audit is imagined as long as this first
+_MORE = (2, 4, 8, 16)  # times the trials, that are tried
+_MOST = 200_000
+
+Test = ClaimTest | RunTest
+
+
+def of(test: Test, alpha: float) -> float:
+    """Chance that this adversary would have refuted the claim, had the noise been less.
+
+    Simulated at a fixed seed with Gaussian scores, as far apart as the adversary's hit rate says
+    they would be with ALTERNATIVE times the noise. Each takes as long as the audit's own test.
+    0 where the claim allows scores as far apart: it is refuted with probability alpha at most.
+    """
+    if isinstance(test, RunTest):
+        return test.share_found(ALTERNATIVE, alpha, SIMULATIONS)
+    mu = _imagined(test)
+    if mu is None:
+        return 0.0
+    if test.planned > _LONG and _share_found(test, mu, _LONG, alpha) == 1:
+        return 1.0  # so few trials would have done
+    return _share_found(test, mu, test.planned, alpha)
+
+
+def enough(test: Test, alpha: float) -> int | None:
+    """A number of trials that would give this adversary the required power; None: none tried did.
+
+    Doubled until it does, so up to twice as many as are needed.
+    """
+    if isinstance(test, RunTest) or (mu := _imagined(test)) is None:
+        return None
+    sizes = (more * test.planned for more in _MORE if more * test.planned <= _MOST)
+    return next((size for size in sizes if _finds(test, mu, size, alpha)), None)
+
+
+def _imagined(test: ClaimTest) -> float | None:
+    """μ of the scores with ALTERNATIVE times the noise; None where that keeps the claim."""
+    hits = test.hits
+    if hits.guesses == 0:
+        return None
+    rate = min(hits.hits / hits.guesses, 1 - 0.5 / hits.guesses)
+    mu = 2 * float(special.ndtri(max(rate, 0.5))) / ALTERNATIVE
+    kept = np.asarray(gdp.delta(test.curve.epsilons, mu)) <= test.curve.deltas
+    return None if kept.all() else mu
+
+
+def _share_found(test: ClaimTest, mu: float, trials: int, alpha: float) -> float:
+    """Share of simulated audits of so many trials that refute the claim."""
+    found = tried = 0
+    for refuted in _simulated(test, mu, trials, alpha, DRAWS):
+        found, tried = found + refuted, tried + 1
+        if tried == _AGREE and found in (0, tried):
+            break
+    return found / tried
+
+
+def _finds(test: ClaimTest, mu: float, trials: int, alpha: float) -> bool:
+    """Whether that share has the required power; no more is simulated than decides it."""
+    found = missed = 0
+    for refuted in _simulated(test, mu, trials, alpha, QUICK):
+        found, missed = found + refuted, missed + (not refuted)
+        if (SIMULATIONS - missed) / SIMULATIONS < REQUIRED_POWER:
+            return False
+        if found == _AGREE and not missed:
+            break
+    return True
+
+
+def _simulated(test: ClaimTest, mu: float, trials: int, alpha: float, draws: int) -> Iterator[bool]:
+    """Whether each of the simulated audits refutes the claim."""
+    rng = np.random.default_rng(0)
+    for _ in range(SIMULATIONS):
+        members = rng.random(trials) < 0.5
+        imagined = ClaimTest(test.curve, trials)
+        imagined.fold(rng.normal(size=trials) + mu * members, members)
+        imagined.look(now=True)
+        yield imagined.refuted_after(alpha, draws) is not None

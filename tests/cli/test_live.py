@@ -1,0 +1,194 @@
+"""The live view as a user sees it, in a pseudo-terminal."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpaudit_ray.cli import terminal
+from tests.command import dpaudit, write_sweep
+from tests.pace import Pace
+from tests.screen import DPAUDIT, Screen
+
+PLAYED = Path(__file__).with_name("played.py")
+TOTALS = re.compile(r"[\d,]+ / [\d,]+ trials(, \d+ failed)?  ")  # the picture's first line
+
+
+@pytest.fixture
+def twenty(light: dict[str, Any], pace: Pace, tmp_path: Path) -> list[str | Path]:
+    """`dpaudit run` of twenty audits with 100 trials each, in packs of ten."""
+    raw = pace.of(light) | {
+        "name": "twenty",
+        "audit": {"trials": 100, "delta": 1e-5, "estimators": ["accuracy"]},
+        "grid": {
+            "mechanism.gradient": ["threshold", "constant"],
+            "mechanism.noise_multiplier": [1, 1.5, 2, 2.5, 3],
+            "mechanism.clip_norm": [1, 2],
+        },
+    }
+    pace.slow(0.1)
+    return inline(raw, tmp_path)
+
+
+@pytest.fixture
+def two(light: dict[str, Any], pace: Pace, tmp_path: Path) -> list[str | Path]:
+    """Of two audits with 90 trials."""
+    pace.slow(0.5)
+    return inline(pace.of(light), tmp_path)
+
+
+def inline(raw: dict[str, Any], folder: Path) -> list[str | Path]:
+    sweep = write_sweep(folder, raw)
+    return [*DPAUDIT, "run", sweep, "--storage-path", folder, "--executor", "inline"]
+
+
+def picture(frame: list[str]) -> list[str]:
+    """The live view, which must be on the screen once, as the last thing."""
+    starts = [place for place, line in enumerate(frame) if TOTALS.match(line)]
+    assert len(starts) == 1, "\n".join(frame)
+    lines = frame[starts[0] :]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def test_twenty_audits_fit_any_terminal_and_a_stopped_run_goes_on(
+    twenty: list[str | Path],
+    pace: Pace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Screen(*twenty)
+    shown = picture(screen.text("trials/s, ETA"))
+    totals, legend, heads, first, *_, rest = shown
+    assert len(shown) < 24
+    assert totals.split()[1:4] == ["/", "2,000", "trials"]
+    assert heads.split() == ["audit", "trials", "ε", "≥", "status", "claim"]
+    assert legend == "audit: gradient, noise_multiplier, clip_norm"
+    assert first.startswith("threshold, 1, 1 ")
+    assert first.split()[-1] == "4.38", "the claim is not cut off"
+    assert rest == "+8 more: 8 waiting"
+    screen.resize(140, 40)
+    shown = picture(screen.until(lambda frame: any("any time" in line for line in frame)))
+    assert len(shown) == 22, "twenty audits, and none is only counted"
+    pace.slow(1)
+    screen.types(b"\x03")
+    words = re.compile("dpaudit: stopping|" + TOTALS.pattern)
+    frame = screen.until(lambda frame: sum(bool(words.match(line)) for line in frame) == 2)
+    (said,) = (y for y, line in enumerate(frame) if line.startswith("dpaudit: stopping: running"))
+    assert said < next(y for y, line in enumerate(frame) if TOTALS.match(line))
+    picture(frame)
+    assert screen.end() == 4
+    assert sum("stopping" in line for line in screen.lines) == 1
+    (final,) = (line for line in screen.lines if " not finished" in line)
+    done = int(final.split()[0].replace(",", ""))
+    assert final.startswith(f"{done:,} / 2,000 trials in ")
+    assert not any("\x1b" in line or "x1b" in line for line in screen.lines)
+
+    pace.hurry()
+    again = Screen(*twenty)
+    assert again.end() == 0
+    assert f"dpaudit: resuming at {done:,} of 2,000 trials" in again.lines
+    (final,) = (line for line in again.lines if "20 audits: 20 done" in line)
+    assert final.startswith("2,000 / 2,000 trials in ")
+    after = again.lines[again.lines.index(final) + 1 :]
+    assert after[0] == "twenty: lower bounds by accuracy"
+    assert not any(TOTALS.match(line) for line in after)
+    assert all(len(line) <= 80 for line in after)
+    status = dpaudit("status", tmp_path / "twenty").out
+    title, _, *rows = status.splitlines()[:22]
+    assert after[:2] == [title, "audit: gradient, noise_multiplier, clip_norm"]
+    for row, whole in zip(after[3:23], rows, strict=True):
+        assert set(row.split()[-5:]) <= set(whole.split()), "its numbers are whole"
+    monkeypatch.setattr(terminal, "interactive", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = dpaudit("status", tmp_path / "twenty").out.splitlines()
+    assert all(len(line) <= 60 for line in narrow)
+    assert "not shown in 60 columns: mu, eps any, ratio; --wide shows" in narrow
+    whole = dpaudit("status", tmp_path / "twenty", "--wide").out.splitlines()
+    assert whole[:22] == status.splitlines()[:22]
+
+
+def test_a_terminal_that_is_closed_ends_a_run_gracefully(
+    two: list[str | Path], tmp_path: Path
+) -> None:
+    errors = tmp_path / "errors"
+    screen = Screen(*two, errors=errors)
+    screen.text("trials/s, ETA")
+    screen.close()
+    assert screen.process.wait(60) == 4
+    said = errors.read_text()
+    assert "dpaudit: stopping: running packs have 30 s to finish" in said
+    assert said.splitlines()[-1].startswith("dpaudit: stopped; finished packs are safe")
+    assert "Traceback" not in said
+    assert not (tmp_path / "tiny/driver.json").exists()
+    assert "interim" in dpaudit("status", tmp_path / "tiny").out
+
+
+def test_a_run_under_nohup_outlives_its_terminal(
+    two: list[str | Path], pace: Pace, tmp_path: Path
+) -> None:
+    screen = Screen(*two, hangups=False)
+    screen.text("trials/s, ETA")
+    screen.close()
+    pace.hurry()
+    assert screen.process.wait(60) == 0
+    assert (tmp_path / "tiny/_SUCCESS").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "environment", "colour"),
+    [((80, 24), {}, "red"), ((140, 40), {"NO_COLOR": "1"}, "default")],
+)
+def test_messages_stand_above_the_picture_and_a_bound_above_its_claim_is_marked(
+    size: tuple[int, int], environment: dict[str, str], colour: str
+) -> None:
+    screen = Screen(PLAYED, "messages", size=size, environment=environment)
+    frame = screen.text("from a signal's handler")
+    assert len(picture(frame)) == (9 if size[0] == 80 else 8), "one line for what labels share"
+    assert screen.colour("! 5.60") == colour
+    assert screen.colour("1.50") == "default"
+    assert screen.end() == 0
+    said = ("dpaudit: from the driver", "dpaudit: from a thread", "UserWarning: of a library",
+            "printed by code of the user's", "dpaudit: from a signal's handler")  # fmt: skip
+    for text in said:
+        (place,) = (y for y, line in enumerate(screen.lines) if text in line)
+        assert place < screen.lines.index("said afterwards") - 1
+    last = screen.lines[screen.lines.index("said afterwards") - 1]
+    assert last == "600 / 600 trials in <1s; 6 audits: 6 done, 1 above its claim (!)"
+
+
+def test_messages_go_where_standard_error_goes(tmp_path: Path) -> None:
+    screen = Screen(PLAYED, "messages", errors=tmp_path / "errors")
+    assert screen.end() == 0
+    assert "from the driver" in (tmp_path / "errors").read_text()
+    assert not any("from the driver" in line for line in screen.lines)
+
+
+def test_no_signal_finds_the_view_locked() -> None:
+    screen = Screen(PLAYED, "storm")
+    assert screen.end(timeout=30) == 0
+    struck = [int(line.split()[-1]) for line in screen.lines if "struck" in line]
+    (total,) = (int(line.split()[-1]) for line in screen.lines if " all " in line)
+    assert total >= 200
+    assert sorted(struck) == list(range(1, total + 1)), "none is lost"
+
+
+def test_phases_are_shown_until_a_pack_has_ended() -> None:
+    screen = Screen(PLAYED, "phases")
+    assert screen.text("starting Ray on this machine, 1s ...")
+    assert picture(screen.text("0 / 600 trials  trainers start and import what they run, "))
+    assert picture(screen.text("0 / 600 trials  the first packs are trained, "))
+    assert picture(screen.text("20 / 600 trials  200 trials/s, ETA 3s"))
+    assert picture(screen.text("20 / 600 trials  stopping, 2 packs under way, "))
+    assert screen.end() == 0
+
+
+def test_nothing_stays_of_a_view_that_had_nothing_to_show() -> None:
+    screen = Screen(PLAYED, "fails")
+    screen.text("reading the sweep, ")
+    assert screen.end() == 2
+    assert not any(screen.lines)

@@ -1,0 +1,72 @@
+"""Sweeps of what trains nothing, and runs of them whose scores are drawn here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpaudit_ray import plan as planning
+from dpaudit_ray import seeds
+from dpaudit_ray.orchestration.aggregation import Aggregation
+from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan.model import Pack, Plan
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores
+from dpaudit_ray.sweep import spec
+
+LANDSCAPE = {"name": "landscape", "steps": 6, "batch_size": 2, "noise_multiplier": 2.0}
+
+
+def sweep(name: str = "handed", **changes: Any) -> dict[str, Any]:
+    """Two audits of a process that trains nothing, recorded at two steps."""
+    return {
+        "name": name,
+        "seed": 3,
+        "mechanism": dict(LANDSCAPE),
+        "adversary": {"name": "landscape"},
+        "audit": {
+            "trials": 60, "delta": 1e-5, "record_every": 3,
+            "estimators": ["accuracy", "paper-gdp", "anytime"], "accountants": ["gaussian", "rdp"],
+        },
+        "grid": {"mechanism.gradient": ["threshold", "constant"]},
+        "resources": {"pack_size": 10},
+    } | changes  # fmt: skip
+
+
+def played(
+    raw: dict[str, Any], folder: Path, packs: int, missed: bool = False, mu: float = 2.0
+) -> Path:
+    """A run of which so many packs were trained, with scores N(mu b, 1).
+
+    `missed`: the first two of them failed, and a trial of each of the others.
+    """
+    parsed = spec.from_raw(raw)
+    directory = RunDirectory.under(str(folder), parsed.name)
+    plan = planning.open_run(parsed, directory)
+    aggregation = Aggregation(parsed, plan, directory)
+    todo = list(plan.remaining(directory))[:packs]
+    if missed:
+        aggregation.give_up(Failure(pack, "ValueError", "boom", "") for pack in todo[:2])
+        todo = todo[2:]
+    for pack in todo:
+        scores = drawn(plan, pack, missed, mu)
+        measured = parsed.cells[pack.audit].mechanism.measured
+        worth = {name: np.full(scores.scores.shape, 0.75) for name in measured}
+        aggregation.fold(pack, dataclasses.replace(scores, utility=worth))
+    aggregation.flush()
+    return Path(directory.location)
+
+
+def drawn(plan: Plan, pack: Pack, missed: bool, mu: float) -> PackScores:
+    audit = plan.audits[pack.audit]
+    bits = seeds.bits(plan.seed, audit.fingerprint, pack.first, pack.last)
+    noise = np.random.default_rng(pack.first).normal(size=(pack.size, len(audit.horizons)))
+    scores = noise + mu * bits[:, None]
+    if not missed:
+        return PackScores(pack.first, bits, audit.horizons, scores)
+    scores[3] = np.nan
+    why = {pack.first + 3: "ValueError: boom"}
+    return PackScores(pack.first, bits, audit.horizons, scores, missed=why)

@@ -1,0 +1,567 @@
+"""`dpaudit check`: a run that was handed over is in order, and every change to it is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from dpaudit_ray import plan as planning
+from dpaudit_ray import stats
+from dpaudit_ray.orchestration.aggregation import Aggregation
+from dpaudit_ray.report import check
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores
+from tests.command import dpaudit, inline, refused, write_sweep
+from tests.long import long
+from tests.orchestration import shadows
+from tests.report.handed import LANDSCAPE, played, sweep
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    assert inline(write_sweep(folder, sweep()), folder).code == 0
+    return folder / "handed"
+
+
+@pytest.fixture
+def run(original: Path, tmp_path: Path) -> Path:
+    """The run, handed over: a copy at another place, under another name."""
+    return Path(shutil.copytree(original, tmp_path / "somewhere" / "else"))
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    files = (file for file in run.rglob("*") if file.is_file())
+    return {str(file.relative_to(run)): file.read_bytes() for file in files}
+
+
+def altered(table: pa.Table, column: str, row: int, value: Any) -> pa.Table:
+    """With one value changed, and all metadata kept."""
+    values = table[column].to_pylist()
+    values[row] = value
+    at = table.column_names.index(column)
+    return table.set_column(
+        at, table.schema.field(at), pa.array(values, table.schema.field(at).type)
+    )
+
+
+def audit_folder(run: Path, index: int = 0) -> Path:
+    return sorted((run / "scores").iterdir())[index]
+
+
+def change_pack(run: Path, change: Callable[[pa.Table], pa.Table]) -> str:
+    file = audit_folder(run) / "20-29.parquet"
+    pq.write_table(change(pq.read_table(file)), file)
+    return str(file.relative_to(run))
+
+
+def change_json(run: Path, name: str, change: Callable[[Any], object]) -> str:
+    raw = json.loads((run / name).read_text())
+    change(raw)
+    (run / name).write_text(json.dumps(raw))
+    return name
+
+
+def change_estimates(run: Path, column: str, row: int, value: Any) -> str:
+    file = run / "estimates.parquet"
+    pq.write_table(altered(pq.read_table(file), column, row, value), file)
+    return file.name
+
+
+# In order ------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_handed_over_is_in_order_and_stays_as_it_is(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(run)
+    monkeypatch.chdir(tmp_path)
+    outcome = dpaudit("check", run)
+    assert outcome.code == 0, outcome.out
+    said = " ".join(outcome.out.split())
+    assert said.startswith(
+        "in order: 8 claims, 2 audits, 120 bits, 12 packs, 120 trials, 24 estimates, the verdict ("
+    )
+    assert contents(run) == before
+    shown = json.loads(dpaudit("check", run, "--json").out)
+    assert (shown["in_order"], shown["different"], shown["partial"]) == (True, 0, "")
+    assert shown["unchecked"] == shown["told"] == []
+    assert shown["verdict"] == json.loads(dpaudit("verify", run, "--json").out)["verdict"]
+
+
+def test_what_a_report_draws_and_what_lies_beside_is_told(run: Path) -> None:
+    (run / "report.html").write_text("<html>")
+    (run / "figures").mkdir()
+    (run / "figures" / "0.png").write_bytes(b"")
+    (run / "notes.txt").write_text("read me")
+    (run / ".plan.json.0a1b2c3d.tmp").write_text("{")
+    found = check.of(str(run))
+    assert found.in_order
+    assert found.unchecked == ("report.html and figures: `dpaudit report` draws them anew",)
+    assert [line.partition(":")[0] for line in found.told] == [
+        ".plan.json.0a1b2c3d.tmp",
+        "notes.txt",
+    ]
+
+
+def test_no_run_is_refused_in_a_line(tmp_path: Path) -> None:
+    assert "is no run directory (it has no plan.json)" in refused("check", tmp_path)
+
+
+# One thing changed ---------------------------------------------------------------------------
+
+
+def one_score(run: Path) -> str:
+    return change_pack(run, lambda table: altered(table, "score", 5, 0.125))
+
+
+def one_digest(run: Path) -> str:
+    """As programs write that know nothing of it."""
+    return change_pack(run, lambda table: table.replace_schema_metadata(None))
+
+
+def one_bit(run: Path) -> str:
+    def flipped(table: pa.Table) -> pa.Table:
+        bit = not table["member"][4].as_py()
+        return altered(altered(table, "member", 4, bit), "member", 5, bit)
+
+    return f"{change_pack(run, flipped)}: gradient=threshold, trial 22"
+
+
+def one_id(run: Path) -> str:
+    return change_pack(run, lambda table: altered(table, "trial", 4, 7))
+
+
+def one_step(run: Path) -> str:
+    return change_pack(run, lambda table: table.set_column(
+        3, table.schema.field(3), pa.array([2, 6] * 10, pa.int32())))  # fmt: skip
+
+
+def another_schema(run: Path) -> str:
+    return change_pack(run, lambda table: table.append_column("more", table["score"]))
+
+
+def a_truncated_pack(run: Path) -> str:
+    file = audit_folder(run) / "20-29.parquet"
+    file.write_bytes(file.read_bytes()[:-40])
+    return str(file.relative_to(run))
+
+
+def a_deleted_pack(run: Path) -> str:
+    file = audit_folder(run, 1) / "50-59.parquet"
+    file.unlink()
+    return f"{file.relative_to(run)}: gradient=constant: no such file there, not the scores that"
+
+
+def a_pack_that_its_estimates_do_not_know(run: Path) -> str:
+    """And a lie that all is there."""
+    a_deleted_pack(run)
+    Aggregation.rebuild(RunDirectory(str(run))).flush()
+    return "_SUCCESS: complete there, not while gradient=constant is not"
+
+
+def a_pack_of_no_plan(run: Path) -> str:
+    folder = audit_folder(run)
+    shutil.copy(folder / "20-29.parquet", folder / "20-28.parquet")
+    return str((folder / "20-28.parquet").relative_to(run))
+
+
+def a_foreign_file(run: Path) -> str:
+    file = audit_folder(run) / "notes.txt"
+    file.write_text("mine")
+    return str(file.relative_to(run))
+
+
+def scores_of_no_audit(run: Path) -> str:
+    shutil.copytree(audit_folder(run), run / "scores" / "002-landscape-01234567")
+    return "scores/002-landscape-01234567/0-9.parquet"
+
+
+def a_pack_that_is_twice_and_other(run: Path) -> str:
+    """Two packs in one file, as gathering leaves it, over files of which one has another score."""
+    folder, id = RunDirectory(str(run)), audit_folder(run).name
+    whole = PackScores.joined([folder.read_scores(id, 0, 9), folder.read_scores(id, 10, 19)])
+    whole.scores[3, 0] += 1
+    folder.write_scores(id, whole)
+    return f"scores/{id}/0-9.parquet"
+
+
+def one_claim(run: Path) -> str:
+    def change(raw: Any) -> None:
+        raw["audits"][1]["claims"]["rdp"][0] *= 0.999
+
+    return f"{change_json(run, 'plan.json', change)}: gradient=constant, claim after step 3 by rdp"
+
+
+def one_label(run: Path) -> str:
+    def change(raw: Any) -> None:
+        raw["audits"][0]["label"] = "harmless"
+
+    return f"{change_json(run, 'plan.json', change)}: harmless, audits.0.label: 'harmless' there"
+
+
+def one_commitment(run: Path) -> str:
+    def change(raw: Any) -> None:
+        raw["audits"][0]["bits_sha256"] = "0" * 64
+
+    change_json(run, "plan.json", change)
+    return "plan.json: the bits of 000-landscape-"
+
+
+def another_cut(run: Path) -> str:
+    def change(raw: Any) -> None:
+        raw["audits"][0]["packs"][:2] = [[0, 4], [5, 19]]
+
+    return f"{change_json(run, 'plan.json', change)}: gradient=threshold, audits.0.packs"
+
+
+def another_seed(run: Path) -> str:
+    def change(raw: Any) -> None:
+        raw["seed"] = 4
+        for audit in raw["audits"]:
+            audit["bits_sha256"] = planning.PlannedAudit(
+                **{key: audit[key] for key in ("id", "label", "fingerprint", "trials", "horizons",
+                                              "claims", "packs", "declared")}
+            ).commitment(4)  # fmt: skip
+
+    return f"{change_json(run, 'plan.json', change)}: seed: 4 there, not 3"
+
+
+def no_plan(run: Path) -> str:
+    (run / "plan.json").unlink()
+    return "plan.json: no such file"
+
+
+def the_sweep(run: Path) -> str:
+    file = run / "sweep.yaml"
+    file.write_text(file.read_text().replace("noise_multiplier: 2.0", "noise_multiplier: 4.0"))
+    return "sweep.yaml: fingerprint"
+
+
+def the_number_of_trials(run: Path) -> str:
+    raw = yaml.safe_load((run / "sweep.yaml").read_text())
+    raw["audit"]["trials"] = 50
+    (run / "sweep.yaml").write_text(yaml.safe_dump(raw))
+    return "plan.json: gradient=threshold, audits.0.trials: 60 there, not 50"
+
+
+def one_bound(run: Path) -> str:
+    value = pd.read_parquet(run / "estimates.parquet")["epsilon_lower_together"].iloc[0]
+    name = change_estimates(run, "epsilon_lower_together", 0, value + 1e-6)
+    return f"{name}: gradient=threshold, step 3, accuracy, gaussian, epsilon_lower_together: "
+
+
+def one_status(run: Path) -> str:
+    rows = pd.read_parquet(run / "estimates.parquet")
+    (row, *_) = np.flatnonzero(rows["estimator"] == "paper-gdp")
+    name = change_estimates(run, "status", int(row), "certified")
+    return (
+        f"{name}: gradient=threshold, step 3, paper-gdp, gaussian, status: certified there, not pap"
+    )
+
+
+def one_number_of_trials(run: Path) -> str:
+    return f"{change_estimates(run, 'trials', 3, 59)}: gradient=threshold, step 3, "
+
+
+def a_missing_bound(run: Path) -> str:
+    file = run / "estimates.parquet"
+    pq.write_table(pq.read_table(file).slice(1), file)
+    return "estimates.parquet: gradient=threshold, step 3, accuracy, gaussian: no bound there"
+
+
+def truncated_estimates(run: Path) -> str:
+    (run / "estimates.parquet").write_bytes((run / "estimates.parquet").read_bytes()[:50])
+    return "estimates.parquet: "
+
+
+def a_missed_trial(run: Path) -> str:
+    entry = {"audit": audit_folder(run, 0).name, "kind": "ValueError", "trials": 2, "first": 3}
+    (run / "missed.json").write_text(json.dumps([entry | {"message": "ValueError: boom"}]))
+    return "missed.json: gradient=threshold, trials missed by ValueError: 2 from trial 3 on there"
+
+
+def a_decision(run: Path) -> str:
+    (run / "decisions.json").write_text('{"000": {"trials": 20, "rule": null}}')
+    return "decisions.json: gradient=threshold, trials that were enough: 20 there, not none"
+
+
+def a_damaged_decision(run: Path) -> str:
+    (run / "decisions.json").write_text("[1]")
+    return "decisions.json: "
+
+
+def a_failure_of_no_pack(run: Path) -> str:
+    pack = {"audit": 0, "first": 0, "last": 8}
+    told = {"kind": "ValueError", "message": "boom", "traceback": ""}
+    (run / "failures.json").write_text(json.dumps([{"pack": pack} | told]))
+    return "failures.json: "
+
+
+def other_code(run: Path) -> str:
+    (run / "code").mkdir(exist_ok=True)
+    (run / "code" / f"{'ab' * 32}.py").write_text("x = 1\n")
+    return f"code/{'ab' * 32}.py: SHA-256"
+
+
+def the_verdict(run: Path) -> str:
+    file = run / "verdict.json"
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps(said | {"verdict": "VIOLATION"}))
+    return file.name
+
+
+CHANGES = [
+    one_score, one_digest, one_bit, one_id, one_step, another_schema, a_truncated_pack,
+    a_deleted_pack,
+    a_pack_that_its_estimates_do_not_know, a_pack_of_no_plan, a_foreign_file, scores_of_no_audit,
+    a_pack_that_is_twice_and_other, one_claim, one_label, one_commitment, another_cut, another_seed,
+    no_plan, the_sweep, the_number_of_trials, one_bound, one_status, one_number_of_trials,
+    a_missing_bound, truncated_estimates, a_missed_trial, a_decision, a_damaged_decision,
+    a_failure_of_no_pack, other_code, the_verdict,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_is_named(run: Path, change: Callable[[Path], str]) -> None:
+    place = change(run)
+    before = contents(run)
+    outcome = dpaudit("check", run)
+    assert outcome.code == 2, outcome.out
+    assert outcome.err == ""
+    assert outcome.out.startswith("not what it says, in ")
+    assert any(line.startswith(f"  {place}") for line in outcome.out.splitlines()), outcome.out
+    assert contents(run) == before
+
+
+def test_a_change_with_a_digest_to_match_is_seen_in_the_bounds(run: Path) -> None:
+    """Who writes scores anew, digest and all, has to write the estimates anew, too."""
+    folder, id = RunDirectory(str(run)), audit_folder(run).name
+    for first in range(0, 60, 10):
+        pack = folder.read_scores(id, first, first + 9)
+        pack.scores[:] = np.where(pack.members[:, None], 1.0, -1.0)
+        (run / "scores" / id / f"{first}-{first + 9}.parquet").unlink()
+        folder.write_scores(id, pack)
+    found = check.of(str(run))
+    assert found.differences
+    assert {each.file for each in found.differences} == {"estimates.parquet", "verdict.json"}
+    assert {each.audit for each in found.differences} == {"gradient=threshold", ""}
+
+
+def test_many_places_are_counted(run: Path) -> None:
+    rows = pq.read_table(run / "estimates.parquet")
+    zeros = pa.array(np.full(len(rows), 7.0))
+    at = rows.column_names.index("epsilon_lower")
+    pq.write_table(rows.set_column(at, rows.schema.field(at), zeros), run / "estimates.parquet")
+    outcome = dpaudit("check", run)
+    assert outcome.code == 2
+    assert outcome.out.startswith("not what it says, in 24 places: ")
+    assert outcome.out.count("\n  estimates.parquet: ") == 20
+    assert "\n  and 4 more places\n" in outcome.out
+    assert len(json.loads(dpaudit("check", run, "--json").out)["differences"]) == 24
+
+
+def test_last_digits_are_told_and_no_difference(run: Path) -> None:
+    value = float(pd.read_parquet(run / "estimates.parquet")["epsilon_upper"].iloc[0])
+    change_json(run, "plan.json", lambda raw: raw["audits"][0]["claims"]["gaussian"].__setitem__(
+        0, value * (1 + 1e-13)))  # fmt: skip
+    found = check.of(str(run))
+    assert found.in_order, found.differences
+    assert found.told == (
+        "values that differ in their last digits: 4, by at most 1e-13 of their size",
+    )
+
+
+def test_scores_of_before_there_were_digests_are_known_by_what_they_give(run: Path) -> None:
+    for file in run.glob("scores/*/*.parquet"):
+        pq.write_table(pq.read_table(file).replace_schema_metadata(None), file)
+    found = check.of(str(run))
+    assert found.in_order
+    assert [line[:30] for line in found.unchecked] == ["that 12 score files are as the"]
+
+
+# Runs of all kinds ---------------------------------------------------------------------------
+
+
+def exact(folder: Path) -> Path:
+    return finished(folder, sweep(mechanism=LANDSCAPE | {"backend": "exact"}))
+
+
+def extended(folder: Path) -> Path:
+    finished(folder, sweep())
+    return finished(folder, sweep(), "--set", "audit.trials=85")
+
+
+def decided(folder: Path) -> Path:
+    audit = sweep()["audit"] | {"trials": 300, "stop_when": {"within": 0.9}}
+    mechanism = LANDSCAPE | {"steps": 1}
+    return finished(folder, sweep(audit=audit | {"record_every": 1}, mechanism=mechanism,
+                                  grid={}, resources={"pack_size": 30}))  # fmt: skip
+
+
+def waiting_for_a_preparation(folder: Path) -> Path:
+    """Two audits by functions of somebody's own, which may not be imported where it is checked."""
+    mechanism = {
+        "name": "tests.pace:WithoutTorch", "path": "tests.orchestration.shadows:train", "steps": 4,
+        "noise_multiplier": 1.0, "prepare": "tests.orchestration.shadows:shadow", "parts": 2,
+    }  # fmt: skip
+    audit = {"trials": 20, "delta": 1e-5}
+    grid = {"mechanism.options": [{"noise": 1.0}, {"noise": 2.0}]}
+    return finished(folder, sweep(mechanism=mechanism, adversary="own", audit=audit, grid=grid))
+
+
+def several_canaries(folder: Path) -> Path:
+    mechanism = {
+        "name": "dp-sgd", "data": "breast_cancer", "model": "fcnn", "steps": 4, "batch_size": 32,
+        "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0, "held_out": 0.2,
+    }  # fmt: skip
+    audit = {"trials": 120, "delta": 1e-5, "estimators": ["several-canaries", "one-run"]}
+    adversary = {"name": "biased-dimension", "count": 6}
+    raw = sweep(mechanism=mechanism, adversary=adversary, audit=audit, grid={})
+    return played(raw | {"resources": {"pack_size": 60}}, folder, 2)
+
+
+def finished(folder: Path, raw: dict[str, Any], *more: str) -> Path:
+    outcome = inline(write_sweep(folder, raw), folder, *more)
+    assert outcome.code == 0, outcome.err
+    return folder / raw["name"]
+
+
+@pytest.mark.parametrize(
+    "made", [exact, extended, decided, waiting_for_a_preparation, several_canaries]
+)
+def test_runs_of_all_kinds_are_in_order(
+    made: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").mkdir()
+    monkeypatch.setenv(shadows.LOG, str(tmp_path / "log"))
+    location = made(tmp_path)
+    outcome = dpaudit("check", location)
+    assert outcome.code == 0, outcome.out
+    assert "\nin order: " in f"\n{outcome.out}"
+    rows = pd.read_parquet(location / "estimates.parquet")
+    change_estimates(location, "epsilon_lower", len(rows) - 1, 99.0)
+    found = check.of(str(location))
+    (difference,) = found.differences
+    assert difference.place.endswith(", epsilon_lower")
+    assert difference.stored == "99.0"
+
+
+@long("takes half a minute")
+def test_a_run_on_labels_is_in_order(tmp_path: Path) -> None:
+    from tests.mechanisms.test_label_gradient import sweep as labels
+
+    location = finished(tmp_path, labels())
+    assert dpaudit("check", location).code == 0
+
+
+def test_what_a_stranger_wrote_is_not_run_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").mkdir()
+    monkeypatch.setenv(shadows.LOG, str(tmp_path / "log"))
+    location = waiting_for_a_preparation(tmp_path)
+    outcome = dpaudit("check", location)
+    assert "not checked: the fingerprint of sweep.yaml: takes code of its author's" in outcome.out
+    assert "not checked: what preparations hold: " in outcome.out
+    trusted = dpaudit("check", location, "--trust", "tests")
+    assert trusted.code == 0, trusted.out
+    assert "fingerprint" not in trusted.out
+
+
+def test_data_that_is_not_here_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "data.npz"
+    rng = np.random.default_rng(0)
+    np.savez(file, x=rng.normal(size=(60, 4)).astype(np.float32), y=rng.integers(0, 2, 60))
+    mechanism = {
+        "name": "dp-sgd", "data": {"name": "npz", "path": str(file)}, "model": "fcnn", "steps": 2,
+        "batch_size": 10, "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0,
+        "sampling": "shuffle",
+    }  # fmt: skip
+    audit = {"trials": 20, "delta": 1e-5}
+    raw = sweep(mechanism=mechanism, adversary="loss", audit=audit, grid={})
+    location = played(raw, tmp_path, 2)
+    assert "not checked" not in dpaudit("check", location).out
+    file.unlink()
+    outcome = dpaudit("check", location)
+    assert outcome.code == 0, outcome.out
+    said = " ".join(outcome.out.split())
+    assert "what accountants are asked: takes code or data that is not here" in said
+    assert f"not checked: the data: {file} not here, or with another content" in said
+
+
+def test_a_partial_run_is_in_order_as_far_as_it_goes(tmp_path: Path) -> None:
+    location = played(sweep(), tmp_path, 8)
+    outcome = dpaudit("check", location)
+    assert outcome.code == 0, outcome.out
+    assert "in order as far as it goes (partial, 80 of 120 trials): " in outcome.out
+    (location / "_SUCCESS").touch()
+    assert (
+        "  _SUCCESS: complete there, not while gradient=constant is not"
+        in dpaudit("check", location).out
+    )
+
+
+def test_failed_packs_and_missed_trials_are_held_against_their_records(tmp_path: Path) -> None:
+    location = played(sweep(), tmp_path, 12, missed=True)
+    outcome = dpaudit("check", location)
+    assert outcome.code == 0, outcome.out
+    assert "(partial, 100 of 120 trials)" in outcome.out
+    assert "10 missed trials" in " ".join(outcome.out.split())
+    (location / "failures.json").unlink()
+    found = check.of(str(location))
+    assert {each.file for each in found.differences} == {"missed.json"} | {
+        f"scores/{audit_folder(location).name}/{pack}.parquet" for pack in ("0-9", "10-19")
+    }
+
+
+def test_estimates_of_before_a_crash_are_behind_and_no_difference(tmp_path: Path) -> None:
+    """The last packs were stored, and then the driver was killed."""
+    location = played(sweep(), tmp_path, 8)
+    written = (location / "estimates.parquet").read_bytes()
+    assert played(sweep(), tmp_path, 2) == location
+    (location / "estimates.parquet").write_bytes(written)
+    found = check.of(str(location))
+    assert found.in_order, found.differences
+    assert "estimates are of 20 trials, 40 are stored" in " ".join(found.told)
+    change_estimates(location, "mu_lower", 20, 1.5)
+    assert [each.place for each in check.of(str(location)).differences] == [
+        "step 6, paper-gdp, gaussian, mu_lower"
+    ]
+
+
+class Half(stats.Estimator):
+    """Somebody's own, which may not be imported where it is checked."""
+
+    name = "half"
+    status = stats.Status.CERTIFIED
+
+    def _fold(self, scores: Any, members: Any) -> None: ...
+
+    def bound(self, delta: float, confidence: float) -> stats.Estimate:
+        return self._estimate(0.5, float("nan"), (delta, confidence), self.planned)
+
+
+def test_bounds_by_somebodys_own_estimator_are_said_not_to_be_checked(tmp_path: Path) -> None:
+    """The rest of an audit that was decided early is checked, to the trial that was enough."""
+    mechanism = LANDSCAPE | {"steps": 1}
+    audit = {"trials": 300, "delta": 1e-5, "stop_when": {"within": 0.9}}
+    audit |= {"estimators": ["tests.report.test_check:Half", "accuracy"]}
+    raw = sweep(mechanism=mechanism, audit=audit, grid={}, resources={"pack_size": 30})
+    location = finished(tmp_path, raw)
+    outcome = dpaudit("check", location)
+    assert outcome.code == 0, outcome.out
+    said = " ".join(outcome.out.split())
+    assert "not checked: landscape: its estimates: tests.report.test_check:Half of its" in said
+    assert "in order: " in said
+    assert "not checked" not in dpaudit("check", location, "--trust", "tests").out

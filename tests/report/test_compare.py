@@ -1,0 +1,175 @@
+"""`dpaudit compare`: two runs side by side, and only what has two ends is said to differ."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import special
+
+from dpaudit_ray import plan as planning
+from dpaudit_ray import stats
+from dpaudit_ray.report import compare, compare_figure
+from dpaudit_ray.report.tables import Run
+from dpaudit_ray.storage.run_directory import RunDirectory
+from tests.command import dpaudit, inline, refused, write_sweep
+from tests.report.handed import LANDSCAPE, played, sweep
+
+AUDIT = {"trials": 120, "delta": 1e-5, "record_every": 6}
+EIGHT = {"pack_size": 30}
+
+
+@pytest.fixture(scope="module")
+def strong(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 trials of each of two audits, whose scores are 2 deviations apart."""
+    raw = sweep("strong", audit=AUDIT, resources=EIGHT)
+    return played(raw, tmp_path_factory.mktemp("strong"), 8)
+
+
+@pytest.fixture(scope="module")
+def weak(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with another seed, less noise and scores that say nothing."""
+    mechanism = LANDSCAPE | {"noise_multiplier": 4.0}
+    raw = sweep("weak", audit=AUDIT, resources=EIGHT, mechanism=mechanism, seed=5)
+    return played(raw, tmp_path_factory.mktemp("weak"), 8, mu=0.0)
+
+
+@pytest.fixture(scope="module")
+def both(strong: Path, weak: Path) -> compare.Comparison:
+    return of(strong, weak)
+
+
+def of(one: Path, other: Path) -> compare.Comparison:
+    return compare.of(Run.open(str(one)), Run.open(str(other)))
+
+
+def test_what_was_asked_otherwise_is_told_by_key(
+    both: compare.Comparison, strong: Path, weak: Path
+) -> None:
+    changes = {each.key: (each.old, each.new) for each in both.changes}
+    assert changes == {"seed": (3, 5), "mechanism.noise_multiplier": (2.0, 4.0)}
+    assert both.code == ()
+    for pair in both.pairs:
+        assert [each.key for each in pair.changes] == ["mechanism.noise_multiplier"]
+    lines = dpaudit("compare", strong, weak).out.splitlines()
+    assert "  mechanism.noise_multiplier: 2.0 -> 4.0" in lines
+    assert sum(line.endswith(" differs") for line in lines) == 2
+
+
+def test_intervals_are_those_of_right_guesses(both: compare.Comparison, strong: Path) -> None:
+    """The slow twin is what `accuracy` certifies, at half the error."""
+    run = RunDirectory(str(strong))
+    for pair, audit in zip(both.pairs, planning.require(run).audits, strict=True):
+        scores = run.scores(audit.id)
+        found = stats.estimate(scores["score"], scores["member"], 1e-5, 0.975, "accuracy")
+        assert 2 * special.ndtri(pair.one.low) == pytest.approx(found.mu_lower)
+        assert pair.one.low < pair.one.rate < pair.one.high
+
+
+def test_audits_differ_where_their_intervals_do_not_meet(
+    both: compare.Comparison, strong: Path
+) -> None:
+    assert [pair.differs for pair in both.pairs] == [True, True]
+    assert [pair.differs for pair in of(strong, strong).pairs] == [False, False]
+    same = dpaudit("compare", strong, strong).out.splitlines()
+    assert "  the same sweep" in same
+    assert not any(line.endswith(" differs") for line in same)
+
+
+def test_bounds_that_are_apart_are_no_difference_where_intervals_meet(
+    strong: Path, tmp_path: Path
+) -> None:
+    """Half the trials give a lower bound, and nobody has found anything else."""
+    raw = sweep("strong", audit=AUDIT, resources=EIGHT)
+    half = of(strong, played(raw, tmp_path, 6)).pairs[1]
+    assert half.one.entry["epsilon_lower"] > 1.15 * half.other.entry["epsilon_lower"]
+    assert half.other.entry["done"] == 60
+    assert half.differs is False
+    assert "60/120" in dpaudit("compare", strong, tmp_path / "strong").out
+
+
+def test_what_needs_no_trials_is_compared_as_it_is(tmp_path: Path) -> None:
+    audit = {"trials": 1, "delta": 1e-5}
+    exact = LANDSCAPE | {"backend": "exact"}
+    runs = []
+    for number, noise in enumerate((2.0, 2.0, 2.5)):
+        raw = sweep(f"run-{number}", mechanism=exact | {"noise_multiplier": noise}, audit=audit)
+        assert inline(write_sweep(tmp_path, raw), tmp_path).code == 0
+        runs.append(tmp_path / raw["name"])
+    assert [pair.differs for pair in of(runs[0], runs[1]).pairs] == [False, False]
+    assert [pair.differs for pair in of(runs[0], runs[2]).pairs] == [True, True]
+
+
+def test_scores_that_share_a_training_have_no_interval(strong: Path, tmp_path: Path) -> None:
+    mechanism = {
+        "name": "dp-sgd", "data": "breast_cancer", "model": "fcnn", "steps": 4, "batch_size": 32,
+        "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0, "held_out": 0.2,
+    }  # fmt: skip
+    audit = {"trials": 120, "delta": 1e-5, "estimators": ["several-canaries"]}
+    adversary = {"name": "biased-dimension", "count": 6}
+    raw = sweep("six", mechanism=mechanism, adversary=adversary, audit=audit, grid={})
+    run = played(raw | {"resources": {"pack_size": 60}}, tmp_path, 2)
+    (pair,) = of(run, run).pairs
+    assert np.isnan([pair.one.rate, pair.one.low, pair.one.high]).all()
+    assert pair.differs is None
+    assert (pair.one.entry["accuracy"], pair.other.entry["loss"]) == (0.75, 0.75)
+    assert "  accuracy   loss  verdict" in dpaudit("compare", run, run).out
+    assert of(run, strong).pairs == ()
+    out = dpaudit("compare", run, strong).out
+    assert "only in six: biased-dimension" in out
+    assert "only in strong: gradient=threshold, gradient=constant" in out
+    line = refused("compare", run, strong, "--figure", tmp_path / "none.png", "--json")
+    assert line.startswith("--figure: has nothing to draw")
+
+
+def test_audits_are_matched_by_what_they_share(strong: Path, tmp_path: Path) -> None:
+    """Labels are those of the grid, and another grid has others."""
+    grid = {"mechanism.gradient, mechanism.steps": [["constant", 6], ["constant", 12]]}
+    raw = sweep("longer", audit=AUDIT, resources=EIGHT, grid=grid)
+    found = of(strong, played(raw, tmp_path, 4))
+    labels = [(pair.one.label, pair.other.label) for pair in found.pairs]
+    assert ("gradient=constant", "gradient=constant, steps=6") in labels
+    assert len(labels) == 2
+    (pair,) = [pair for pair in found.pairs if pair.one.label == "gradient=constant"]
+    assert pair.changes == ()
+
+
+def test_code_data_and_verdicts_stand_side_by_side(
+    strong: Path, weak: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(weak, tmp_path / "other"))
+    raw = json.loads((other / "plan.json").read_text())
+    raw["code"][-1]["versions"]["numpy"] = "1.0"
+    raw["code"][-1]["modules"]["mine"] = "ab" * 32
+    raw["data"] = [{"file": "x.npz", "sha256": "cd" * 32}]
+    (other / "plan.json").write_text(json.dumps(raw))
+    found = json.loads(dpaudit("compare", strong, other, "--json").out)
+    assert found["code"] == [
+        f"numpy {np.__version__} -> 1.0",
+        "mine (SHA-256) none -> abababababab",
+        "the files that they read have other contents",
+    ]
+    verify = json.loads(dpaudit("verify", strong, "--json").out)
+    assert found["verdicts"][0] == verify["verdict"]
+    assert [pair["one"]["verdict"] for pair in found["pairs"]] == [
+        each["verdict"] for each in verify["audits"]
+    ]
+    assert [pair["differs"] for pair in found["pairs"]] == [True, True]
+
+
+def test_the_figure_has_both_runs(
+    both: compare.Comparison, strong: Path, weak: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "both.png"
+    assert dpaudit("compare", strong, weak, "--figure", file).code == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    once = compare_figure.figure(both, ("strong", "weak"))
+    assert once == file.read_bytes()
+    assert compare_figure.figure(both, ("strong", "other")) != once
+    line = refused("compare", strong, weak, "--json", "--figure", tmp_path / "no" / "both.png")
+    assert line.endswith(
+        "both.png cannot be written (No such file or directory); give another file"
+    )
