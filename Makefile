@@ -5,10 +5,12 @@ PYTHON ?= python3
 INSTALLER ?= uv
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# Hundreds of processes load the same modules: each would compile them anew.
+export PYTHONDONTWRITEBYTECODE :=
 install-with-pip := $(PIP) --editable
 install-with-uv := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable
 
-.PHONY: quickstart test long chaos scale lint clean help constraints
+.PHONY: quickstart test long chaos scale gpu lint clean help constraints
 
 help: ## Lists the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -18,7 +20,7 @@ quickstart: .venv/installed ## Installs, runs the first audit (under a minute) a
 	@echo "report: $$($(BIN)/dpaudit report runs/quickstart)"
 
 test: .venv/tested ## Installs the test extra and runs the whole suite
-	$(BIN)/python -m pytest --numprocesses 3
+	$(BIN)/python -m pytest --numprocesses 4
 
 long: .venv/tested ## Adds the tests that take minutes and repeat at length what a shorter one shows
 	DPAUDIT_LONG=1 $(BIN)/python -m pytest --numprocesses 2
@@ -36,6 +38,9 @@ scale: .venv/tested ## Measures what orchestration costs on this machine (minute
 	$(BIN)/python -m jobs.scale overhead
 	$(BIN)/python -m jobs.scale peers
 	$(BIN)/python -m jobs.scale large
+
+gpu: .venv/installed ## Checks the engine on this machine's GPU and prints a Markdown table
+	$(BIN)/python -m jobs.gpu
 
 clean: ## Removes the environment and caches; run directories stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

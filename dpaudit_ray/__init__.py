@@ -9,11 +9,12 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import accounting, stats
-    from .api import Result, run
+    from .api import run
+    from .result import Result
 
 __all__ = ["Result", "__version__", "accounting", "run", "stats"]
 
-_HOMES = {"accounting": None, "stats": None, "run": "api", "Result": "api"}
+_HOMES = {"accounting": None, "stats": None, "run": "api", "Result": "result"}
 
 
 def __getattr__(name: str) -> Any:
@@ -24,3 +25,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         return importlib.import_module(f"{__name__}.{name}")
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__  # Tab completion finds what is not imported yet, and nothing else

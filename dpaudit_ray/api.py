@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
-
+from . import notebook
 from . import plan as planning
-from .errors import DamagedArraysError, DamagedScoresError
-from .orchestration import retrying
+from .errors import DamagedArraysError, DamagedScoresError, SpecError
+from .orchestration import metrics, retrying
 from .orchestration.driver import Driver
 from .orchestration.executors import Executor
 from .orchestration.interrupt import Stop
 from .orchestration.ledger import Ledger
-from .orchestration.progress import Progress
-from .plan import decisions, failures, gathering, prefix, preparing, provenance, salvage
+from .orchestration.progress import Activity, Progress
+from .plan import decisions, failures, gathering, preparing, provenance, salvage
 from .plan.failures import Failure
 from .plan.model import Pack, Plan
+from .result import Result
 from .storage import lease, patience
 from .storage.lease import Lease
 from .storage.run_directory import RunDirectory
@@ -31,60 +33,24 @@ from .sweep.spec import Sweep
 ExecutorName = Literal["ray", "inline"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a run left behind.
-
-    `complete` is False while trials are missing; `stopped`: it was asked to end early, or a time
-    budget was spent. `failures` holds every pack that failed and was not done since.
-    """
-
-    location: str
-    complete: bool
-    failures: tuple[Failure, ...] = ()
-    lost: int = 0
-    stopped: bool = False
-
-    @property
-    def estimates(self) -> pd.DataFrame:
-        """The rows of estimates.parquet."""
-        return RunDirectory(self.location).estimates()
-
-    @property
-    def overview(self) -> pd.DataFrame:
-        """One row per audit, at its last step: μ, ε with its status, ε without assumption, claim.
-
-        The columns are the keys of an audit in `dpaudit status --json`.
-        """
-        from .report import tables
-
-        return pd.DataFrame(tables.overview(tables.Run.open(self.location)))
-
-    @property
-    def scores(self) -> pd.DataFrame:
-        """All scores: columns audit, trial, member, step, score; accuracy, loss where measured."""
-        run = RunDirectory(self.location)
-        plan = planning.require(run)
-        return pd.concat([prefix.scores(run, plan, index) for index in range(len(plan.audits))])
-
-
 def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     sweep: str | Path | Mapping[str, Any] | Sweep,
     storage_path: str = "runs",
     executor: ExecutorName = "ray",
     address: str | None = None,
     overrides: Mapping[str, Any] | None = None,
-    show: Callable[[Progress], None] = lambda progress: None,
+    show: Callable[[Progress], None] | None = None,
     *,
     retry_failed: bool = False,
     accept_changed_code: bool = False,
     tell: Callable[[str], None] = lambda line: None,
+    phase: Callable[[str], None] = lambda phase: None,
     report: bool = False,
 ) -> Result:
     """Runs a sweep, or resumes it when its run directory exists.
 
-    SIGTERM and Ctrl-C end it after the running packs; a second one ends it at once, as
-    KeyboardInterrupt.
+    SIGTERM, Ctrl-C and a terminal that is closed (SIGHUP) end it after the running packs; a second
+    one of the first two ends it at once, as KeyboardInterrupt.
 
     Args:
         sweep: a sweep file's path, its content as a mapping, or a `Sweep`.
@@ -92,21 +58,29 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         executor: "ray", or "inline" for everything in this process.
         address: a Ray cluster to join; by default one is started for this call.
         overrides: values by dotted key, applied to a sweep file before validation.
-        show: called about twice a second with a snapshot.
+        show: called about twice a second with a snapshot; by default a notebook shows it.
         retry_failed: run packs again that failed in an earlier try, where the code gives the same
             scores twice; else their trials stay misses.
         accept_changed_code: go on where the run so far was computed by other code; estimates of
             audits with trials of both are marked.
-        tell: called with a line for the user when something is given up, or takes long.
+        tell: called with a line for the user when a run is resumed, or something is given up, or
+            takes long.
+        phase: called with what is begun now, before and after there are snapshots to show; theirs
+            is `Progress.phase`.
         report: keep report.html fresh meanwhile, from a process beside this one.
 
     Raises:
         DpauditError: one line for the user; see `dpaudit_ray.errors`.
     """
+    phase("reading the sweep")
     prepared = _load(sweep, overrides or {})
+    if executor == "inline":
+        _require_gpu(prepared)
     directory = RunDirectory.under(storage_path, prepared.name, patience.OPENING)
     prepared = planning.kept(prepared, directory, tell)
+    phase("loading the data")
     check_inputs(prepared)
+    phase("planning")
     planning.preview(prepared, directory, accept_changed_code)  # what cannot be leaves no trace
     directory.require_writable()
     stop = Stop(prepared.resources.grace_seconds, tell)
@@ -114,7 +88,8 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         plan = planning.open_run(prepared, held.run, accept_changed_code, tell)
         running = held.run.patient(patience.RUNNING)
         salvage.set_aside(running, plan, tell)
-        job = _Job(prepared, plan, running, held, stop, show, tell)
+        seen = show or notebook.progress()
+        job = _Job(prepared, plan, running, held, stop, seen, tell, phase)
         with _reported(directory) if report else contextlib.nullcontext():
             return job.run(executor, address, retry_failed)
 
@@ -130,9 +105,11 @@ class _Job:
     stop: Stop
     show: Callable[[Progress], None]
     tell: Callable[[str], None]
+    phase: Callable[[str], None]
     connection: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
+        self._tell_where_it_resumes(retry_failed)
         with self.connection:
             while True:
                 try:
@@ -152,12 +129,24 @@ class _Job:
         name: ExecutorName = executor if remaining else "inline"
         with self._executor(name, len(remaining), address) as chosen:
             if not (retry_failed and recorded):
-                return self._drive(chosen, remaining, recorded)
+                result = self._drive(chosen, remaining, recorded)
+                if name == "ray" and result.complete:
+                    self._conclude(chosen)
+                return result
             granted = self._granted(chosen, recorded)
             chosen.try_again([failure.pack for failure in granted])
             left = [failure for failure in recorded if failure not in granted]
             result = self._drive(chosen, self._remaining(left), left)
             return self._given_up_again(chosen, granted, result)
+
+    def _tell_where_it_resumes(self, retry_failed: bool) -> None:
+        """Where something is done, and something is left to run."""
+        enough = decisions.decided(self.directory, self.sweep)
+        missing = sum(pack.size for pack in self.plan.remaining(self.directory, enough))
+        trials = sum(enough.get(i, audit.trials) for i, audit in enumerate(self.plan.audits))
+        recorded = [] if retry_failed else failures.read(self.directory, self.plan)
+        if missing < trials and self._remaining(recorded):
+            self.tell(f"resuming at {trials - missing:,} of {trials:,} trials")
 
     def _remaining(self, recorded: list[Failure]) -> list[Pack]:
         left_out = {failure.pack for failure in recorded}
@@ -165,7 +154,8 @@ class _Job:
         packs = self.plan.remaining(self.directory, enough)
         waiting = preparing.unprepared(self.directory, self.plan)
         left = [p for p in packs if p not in left_out and p.audit not in waiting]
-        return [*preparing.left(self.directory, self.plan, left), *left]
+        parts = preparing.left(self.directory, self.plan, left)
+        return [*(part for part in parts if not waiting.intersection(part.waiting)), *left]
 
     def _granted(self, executor: Executor, recorded: list[Failure]) -> list[Failure]:
         """Failures of packs that are due and may be run again."""
@@ -211,7 +201,20 @@ class _Job:
         complete = self.directory.complete
         known = self._failures()
         stopped = summary.stopped and not complete
-        return Result(self.directory.location, complete, known, summary.lost, stopped)
+        before = tuple(recorded)
+        return Result(self.directory.location, complete, known, summary.lost, stopped, before)
+
+    def _conclude(self, executor: Executor) -> None:
+        """Tells the metrics of refuted claims: those of all trials, and not of live bounds only."""
+        from .report import answer, tables
+
+        self.phase("judging the claims")
+        said = answer.keep(tables.Run.open(self.directory.location))
+        refuted = frozenset(i for i, one in enumerate(said.audits) if one.violates)
+        now = Activity(trainers=executor.trainers, last_result=time.time(), refuted=refuted)
+        last = executor.progress(now)
+        if refuted - {i for i, audit in enumerate(last.audits) if audit.refuted}:
+            time.sleep(metrics.COLLECTED_SECONDS)  # the series end with the aggregator
 
     @contextlib.contextmanager
     def _executor(self, name: ExecutorName, packs: int, address: str | None) -> Iterator[Executor]:
@@ -226,8 +229,12 @@ class _Job:
             return
         from .orchestration import cluster
 
+        where = address or os.environ.get("RAY_ADDRESS")
+        self.phase(f"joining the cluster at {where}" if where else "starting Ray on this machine")
         ray = self.connection.enter_context(cluster.connected(address))
+        self.connection.callback(self.phase, "leaving the cluster" if where else "ending Ray")
         self.stop.install()
+        self.phase("starting the aggregator, which reads what is done")
         executor = cluster.executor(ray, self.sweep, self.plan, self.directory, packs, self.tell)
         executor.leave_when(lambda: self.stop.requested)
         try:
@@ -244,12 +251,31 @@ def _reported(directory: RunDirectory) -> contextlib.AbstractContextManager[None
 
 def check_inputs(sweep: Sweep) -> None:
     """Loads every data set once, so that a missing file is told before anything starts."""
-    for mechanism in {
-        cell.mechanism.model_dump_json(): cell.mechanism for cell in sweep.cells
-    }.values():
-        mechanism.check_inputs()
-    for cell in {cell.fingerprint: cell for cell in sweep.cells}.values():
-        cell.mechanism.check_records(cell.adversary)
+    cells = list(enumerate(sweep.cells))
+    for index, cell in {cell.mechanism.model_dump_json(): (i, cell) for i, cell in cells}.values():
+        with sweep.placed(index):
+            cell.mechanism.check_inputs()
+    for index, cell in {cell.fingerprint: (i, cell) for i, cell in cells}.values():
+        with sweep.placed(index):
+            cell.mechanism.check_records(cell.adversary)
+
+
+def _require_gpu(sweep: Sweep) -> None:
+    """Raises SpecError where packs would be given a GPU that this process does not see."""
+    asked = sweep.resources.num_gpus
+    ours = any(c.mechanism.uses_torch and c.mechanism.name != "function" for c in sweep.cells)
+    if not asked or not ours:
+        return
+    import torch
+
+    if (there := torch.cuda.device_count()) < asked:
+        with sweep.placed():
+            raise SpecError(
+                "resources.num_gpus",
+                f"is {asked:g}, but this process sees {there or 'no'} GPU{'s' * (there > 1)}, and "
+                "executor inline has no other; use --set resources.num_gpus=0, or --executor ray "
+                "on a cluster that has them",
+            )
 
 
 def _load(sweep: str | Path | Mapping[str, Any] | Sweep, overrides: Mapping[str, Any]) -> Sweep:
@@ -257,4 +283,7 @@ def _load(sweep: str | Path | Mapping[str, Any] | Sweep, overrides: Mapping[str,
         return sweep
     if isinstance(sweep, Mapping):
         return spec.from_raw(sweep, overrides=overrides)
+    if not isinstance(sweep, str | Path):
+        kind = type(sweep).__name__
+        raise SpecError("sweep", f"is a {kind}; give a sweep file's path, its content or a Sweep")
     return spec.load(sweep, overrides)

@@ -2,11 +2,14 @@
 
     DpauditError            exit 2    wrong usage or input
     ├── SpecError           exit 2    a sweep file says something impossible; carries the key's path
+    │   ├── UnknownKeyError     a key that nothing reads, and the one that was probably meant
+    │   └── SweepError          several of them, each a line
     ├── DataError           exit 2    a data set is missing or unusable
     ├── RunDirectoryError   exit 2    a run directory cannot be used as it is
     │   ├── DamagedScoresError  a score file is damaged: its trials can be run again
     │   ├── DamagedArraysError  a preparation or a checkpoint is damaged: it can be made again
     │   └── ChangedCodeError    it was run with other code; says what has changed
+    ├── ScriptError         exit 2    a script cannot be audited as it is; has what it printed
     ├── NoClusterError      exit 2    the cluster cannot be joined, or never fits this sweep
     ├── StorageError        exit 4    storage failed while the sweep ran; the run can be resumed
     ├── LeaseLostError      exit 4    the run is another driver's by now, or its directory is gone
@@ -17,8 +20,11 @@ Messages are one line: what was wrong, the value, the bound, what to do.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class Exit(IntEnum):
@@ -33,26 +39,164 @@ class Exit(IntEnum):
     BUG = 70  # none of the above may be returned by accident
 
 
+_TELLING = 4  # characters of a name that is a part of another
+_LONGEST = 300  # characters of somebody else's message
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message, or the name of what has none; no longer than a screen takes.
+
+    Messages of torch list the devices that an operator runs on, in thousands of characters.
+    """
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+
+
 class DpauditError(Exception):
     """Root of the tree; `exit_code` is what the command line returns for it."""
 
     exit_code: ClassVar[Exit] = Exit.USAGE
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows instead of frames that are none of the user's."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+REQUIRED = "is required"
+
 
 class SpecError(DpauditError):
-    """A sweep file that cannot be run. `key` is the dotted path of the offending entry."""
+    """A sweep file that cannot be run. `key` is the dotted path of the offending entry.
 
-    def __init__(self, key: str, problem: str) -> None:
+    `written` is the path at which it stands in the file, where that is another: in the grid.
+    `place` is `file:line:column`, or the option that gave it; empty for plain data.
+    """
+
+    def __init__(self, key: str, problem: str, written: str = "", place: str = "") -> None:
         self.key = key
         self.problem = problem
-        super().__init__(key, problem)
+        self.written = written or key
+        self.place = place
+        super().__init__(key, problem, written, place)
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.problem}" if self.key else self.problem
+        said = f"{self.key}: {self.problem}" if self.key else self.problem
+        return f"{self.place}: {said}" if self.place else said
+
+    @property
+    def problems(self) -> tuple[SpecError, ...]:
+        """Every mistake that it tells of, each a line."""
+        return (self,)
 
     def under(self, prefix: str) -> SpecError:
         """Returns the same error with `prefix` in front of its key."""
-        return SpecError(f"{prefix}.{self.key}" if self.key else prefix, self.problem)
+        key = f"{prefix}.{self.key}" if self.key else prefix
+        return self.moved(key=key, written=key)
+
+    def moved(self, **fields: str) -> Self:
+        """Returns the same error with another key, at another place."""
+        moved = copy.copy(self)
+        vars(moved).update(fields)
+        return moved
+
+
+class UnknownKeyError(SpecError):
+    """A key that nothing reads. `meant` is the known one that is most like it; empty for none."""
+
+    meant = ""
+
+    @classmethod
+    def among(cls, key: str, known: Iterable[str], what: str = "unknown key") -> UnknownKeyError:
+        """Of the last part of `key`, where only `known` ones are taken."""
+        *parents, last = key.split(".")
+        names = list(known)
+        found = cls(key, f"{what}{suggestion(last, names)}known: {', '.join(names)}")
+        if meant := closest(last, names):
+            found.meant = ".".join([*parents, meant])
+        return found
+
+    def under(self, prefix: str) -> SpecError:
+        """Returns the same error with `prefix` in front of both keys."""
+        found = super().under(prefix)
+        return found.moved(meant=f"{prefix}.{self.meant}") if self.meant else found
+
+
+class SweepError(SpecError):
+    """Several mistakes of one sweep, told together; it has the key of the first."""
+
+    def __init__(self, problems: tuple[SpecError, ...]) -> None:
+        first = problems[0]
+        super().__init__(first.key, first.problem, first.written, first.place)
+        self.args = (problems,)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
+
+    @property
+    def problems(self) -> tuple[SpecError, ...]:
+        """In the order in which they are best mended."""
+        found: tuple[SpecError, ...] = self.args[0]
+        return found
+
+    def under(self, prefix: str) -> SpecError:
+        """Returns the same errors with `prefix` in front of their keys."""
+        return SweepError(tuple(problem.under(prefix) for problem in self.problems))
+
+
+class Mistakes:
+    """Collects what is wrong with a sweep, so that all of it is told at once."""
+
+    def __init__(self) -> None:
+        self.found: list[SpecError] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Notes a SpecError instead of raising it."""
+        try:
+            yield
+        except SpecError as error:
+            self.found += error.problems
+
+    def settle(self) -> None:
+        """Raises what was found, if anything was."""
+        if self.found:
+            raise together(self.found)
+
+
+def together(found: Iterable[SpecError]) -> SpecError:
+    """One error for all: unknown keys first, each once, and none that a mended typo removes."""
+    unique = list({(one.key, one.problem): one for one in reversed([*found])}.values())[::-1]
+    meant = {one.meant for one in unique if isinstance(one, UnknownKeyError)}
+    left = [one for one in unique if not (one.problem == REQUIRED and one.key in meant)]
+    left.sort(key=lambda one: not isinstance(one, UnknownKeyError))
+    return left[0] if len(left) == 1 else SweepError(tuple(left))
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name that somebody who wrote `name` probably meant; empty for none."""
+    import difflib
+
+    by_lower = {one.lower().replace("_", "-"): one for one in known}
+    wanted = name.lower().replace("_", "-")
+    longer = [one for one in by_lower if len(wanted) >= _TELLING and wanted in one]
+    found = difflib.get_close_matches(wanted, by_lower, 1, 0.7)
+    found = found or (longer if len(longer) == 1 else [])  # `noise` for noise_multiplier
+    return by_lower[found[0]] if found else ""
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    """What is said of a name in a sweep file that nothing has."""
+    names = sorted(known)
+    return (
+        f"unknown {what} {name!r}{suggestion(name, names)}known: {', '.join(names)}; one of your "
+        "own is named package.module:Class"
+    )
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What is said between the problem and the names that are known."""
+    meant = closest(name, known)
+    return f"; did you mean {meant}? " if meant else "; "
 
 
 class DataError(DpauditError):
@@ -73,6 +217,14 @@ class DamagedArraysError(RunDirectoryError):
 
 class ChangedCodeError(RunDirectoryError):
     """A run whose trials were computed by other code. `details` are lines of what has changed."""
+
+    def __init__(self, message: str, details: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class ScriptError(DpauditError):
+    """A script of the user's that cannot be audited. `details` are the last lines it printed."""
 
     def __init__(self, message: str, details: tuple[str, ...] = ()) -> None:
         super().__init__(message)

@@ -8,6 +8,7 @@ process, as what was imported does.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import contextvars
 import dataclasses
@@ -18,6 +19,7 @@ import re
 import site
 import sys
 import sysconfig
+import threading
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _PACKAGE = Path(__file__).resolve().parent
+# CPython 3.11 counts the parser's depth once for all threads, and raises SystemError where a
+# callback of the garbage collector (JAX has one) lets another thread parse in the midst.
+_PARSING = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +193,28 @@ def is_own(file: str | Path) -> bool:
     if {"site-packages", "dist-packages"} & set(place.parts):
         return False
     return not any(place.is_relative_to(folder) for folder in _installed())
+
+
+def named_in(name: str, file: Path) -> list[str]:
+    """Modules that a source may import, at its top or later; none for what is no source."""
+    if file.suffix != ".py":
+        return []
+    try:
+        source = file.read_bytes()
+        with _PARSING:
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, OSError):
+        return []
+    package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            found += [base, *(f"{base}.{alias.name}" for alias in node.names)] if base else []
+    return found
 
 
 def _require_trusted(module: str, path: str, key: str) -> None:

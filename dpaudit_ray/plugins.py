@@ -8,18 +8,20 @@ a class of somebody's own is not imported: an `Unread` stands for it, with its o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, TypeVar, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 from pydantic.fields import FieldInfo
 
 from . import imports
-from .errors import SpecError
+from .errors import REQUIRED, SpecError, UnknownKeyError, suggestion, together, unknown_name
 
 
 class Strict(BaseModel):
@@ -35,8 +37,14 @@ class Plugin(Strict):
 
     kind: ClassVar[str]  # what sweep files call this kind: "mechanism", "adversary", ...
     home: ClassVar[str]  # the package that is searched for classes of this kind
-    locations: ClassVar[frozenset[str]] = frozenset()  # fields that say where, not what
+    locations: ClassVar[frozenset[str]] = frozenset()  # fields that say where or how, not what
+    is_variant: ClassVar[bool] = False  # of another class, which is the one that is named
     revision: ClassVar[int] = 1  # of what is computed; raised when the same options give other bits
+
+    @classmethod
+    def variant(cls, raw: Mapping[str, Any]) -> type[Plugin]:
+        """The class to build from these options: this one, or a subclass that they decide for."""
+        return cls
 
     @property
     def address(self) -> str:
@@ -104,7 +112,7 @@ def parse(base: type[P], raw: Any, key: str) -> P:
     cls = _find(base, raw["name"], f"{key}.name")
     if ":" in raw["name"]:
         raw = raw | {"name": _own_name(cls) or raw["name"]}
-    return validated(cls, raw, key)
+    return validated(cast(type[P], cls.variant(raw)), raw, key)
 
 
 def validated(model: type[S], raw: Any, key: str) -> S:
@@ -112,7 +120,7 @@ def validated(model: type[S], raw: Any, key: str) -> S:
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise spec_error(error, key, model) from error
+        raise spec_error(error, key, raw, model) from error
     except SpecError as error:
         raise error.under(key) from error
 
@@ -121,9 +129,23 @@ def nested(base: type[P]) -> BeforeValidator:
     """Annotation for a field that holds a plug-in of another kind."""
 
     def build(raw: Any, info: ValidationInfo) -> P:
-        return parse(base, raw, str(info.field_name))
+        with carried():
+            return parse(base, raw, str(info.field_name))
 
     return BeforeValidator(build)
+
+
+class _CarriedError(ValueError):
+    """A SpecError on its way through pydantic, which goes on to look at the other fields."""
+
+
+@contextlib.contextmanager
+def carried() -> Iterator[None]:
+    """Within a field's validator: a SpecError is told together with those of other fields."""
+    try:
+        yield
+    except SpecError as error:
+        raise _CarriedError(error) from error
 
 
 def known(base: type[P]) -> dict[str, type[P]]:
@@ -131,12 +153,16 @@ def known(base: type[P]) -> dict[str, type[P]]:
     package = importlib.import_module(base.home)
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{base.home}.{module.name}")
-    found = (cls for cls in _subclasses(base) if _at_home(cls))
+    return _imported_so_far(base)
+
+
+def _imported_so_far(base: type[P]) -> dict[str, type[P]]:
+    found = (cls for cls in _subclasses(base) if _at_home(cls) and not cls.is_variant)
     return {name: cls for cls in found if (name := _own_name(cls)) is not None}
 
 
 _PROBLEMS = {
-    "missing": "is required",
+    "missing": REQUIRED,
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
@@ -155,21 +181,59 @@ _PROBLEMS = {
 
 
 def spec_error(
-    error: ValidationError, prefix: str, model: type[BaseModel] | None = None
+    error: ValidationError, prefix: str, raw: Any, model: type[BaseModel] | None = None
 ) -> SpecError:
-    """The first problem of a pydantic error as one line with its full key."""
-    first = error.errors(include_url=False)[0]
-    path = [str(part) for part in first["loc"]]
-    key = ".".join(part for part in (prefix, *path) if part)
-    if first["type"] == "extra_forbidden":
-        keys = f"; known: {', '.join(model.model_fields)}" if model and len(path) == 1 else ""
-        return SpecError(key, f"unknown key{keys}")
-    if first["type"] == "missing":
-        return SpecError(key, _PROBLEMS["missing"])
-    plain = first["msg"].removeprefix("Value error, ")
-    template = _PROBLEMS.get(first["type"])
-    problem = template.format(**first.get("ctx", {})) if template else plain
-    return SpecError(key, problem + got(first["input"]))
+    """The problems of a pydantic error on `raw`, each one line with its full key."""
+    found: dict[tuple[str, ...], list[SpecError]] = {}
+    for item in error.errors(include_url=False):
+        path = _path(item["loc"], raw)
+        problems = _problems(cast(dict[str, Any], item), (prefix, *path), model)
+        found.setdefault(path, problems)  # the first of what the parts of a union say
+    return together(problem for problems in found.values() for problem in problems)
+
+
+def _path(loc: tuple[int | str, ...], raw: Any) -> tuple[str, ...]:
+    """The keys of a location, without pydantic's names for the parts of unions."""
+    path: list[str] = []
+    for part in loc:
+        listed = isinstance(raw, list | tuple) and isinstance(part, int)
+        if not listed and not isinstance(raw, dict):
+            break
+        path.append(str(part))
+        raw = raw[part] if listed else raw.get(part)
+    return tuple(path)
+
+
+def _problems(
+    item: dict[str, Any], path: tuple[str, ...], model: type[BaseModel] | None
+) -> list[SpecError]:
+    kind, key = item["type"], ".".join(part for part in path if part)
+    context = item.get("ctx", {})
+    if isinstance(inner := context.get("error"), _CarriedError):
+        inside = inner.args[0]
+        return list((inside.under(path[0]) if path[0] else inside).problems)
+    if kind == "extra_forbidden":
+        names = _fields(model, path[1:-1])
+        return [UnknownKeyError.among(key, names) if names else UnknownKeyError(key, "unknown key")]
+    if kind == "missing":
+        return [SpecError(key, REQUIRED)]
+    template = _PROBLEMS.get(kind)
+    plain = item["msg"].removeprefix("Value error, ")
+    problem = (template.format(**context) if template else plain) + got(item["input"])
+    if kind == "literal_error" and isinstance(item["input"], str):
+        choices = re.findall("'([^']*)'", context["expected"])
+        problem += suggestion(item["input"], choices).rstrip("; ")
+    return [SpecError(key, problem)]
+
+
+def _fields(model: Any, path: tuple[str, ...]) -> list[str]:
+    """What the mapping at `path` takes; nothing where that is no model."""
+    for part in path:
+        field = model.model_fields.get(part) if model else None
+        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        models = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+        model = next(models, None)
+    return [one.alias or name for name, one in model.model_fields.items()] if model else []
 
 
 def got(value: Any) -> str:
@@ -181,13 +245,16 @@ def got(value: Any) -> str:
 def _find(base: type[P], name: str, key: str) -> type[P]:
     if ":" in name:
         return _imported(base, name, key)
-    classes = known(base)
+    # Most are in a module of their name: no other needs to be imported then.
+    module = name.replace("-", "_")
+    package = importlib.import_module(base.home)
+    if module in (each.name for each in pkgutil.iter_modules(package.__path__)):
+        importlib.import_module(f"{base.home}.{module}")
+    classes = _imported_so_far(base)
     if name not in classes:
-        raise SpecError(
-            key,
-            f"unknown {base.kind} {name!r}; known: {', '.join(sorted(classes))}; one of your own "
-            "is named package.module:Class",
-        )
+        classes = known(base)
+    if name not in classes:
+        raise SpecError(key, unknown_name(base.kind, name, classes))
     return classes[name]
 
 

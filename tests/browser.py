@@ -29,7 +29,7 @@ def rendered(browser: str, head: Head, page: str, profile: Path) -> str:
 def opened(browser: str, url: str, profile: Path, *flags: str) -> str:
     """What the browser prints for a page."""
     command = [browser, *FLAGS, SETTLE, f"--user-data-dir={profile}", *flags, url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=True)
     return done.stdout
 
 

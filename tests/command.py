@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import yaml
 
 from dpaudit_ray.cli import main as cli
+
+_PLACE = re.compile(r"^dpaudit: (\S+:\d+:\d+: |--set (?=\S+: ))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +43,16 @@ def dpaudit(*arguments: str | Path) -> Outcome:
 
 
 def refused(*arguments: str | Path) -> str:
-    """Runs a command that must end in exit 2 with exactly one line on stderr; returns the line."""
+    """Runs a command that must end in exit 2 with exactly one line on stderr.
+
+    Returns the line, without its beginning and without the place in a sweep file or the option.
+    """
     outcome = dpaudit(*arguments)
     assert outcome.code == 2, outcome
     assert outcome.err.count("\n") == 1, outcome.err
     assert outcome.err.startswith("dpaudit: ")
     assert "Traceback" not in outcome.out + outcome.err
-    return outcome.err.removeprefix("dpaudit: ").rstrip("\n")
+    return _PLACE.sub("", outcome.err).rstrip("\n")
 
 
 def write_sweep(folder: Path, sweep: Mapping[str, Any]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,39 @@ import dpaudit_ray as da
 from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.plugins import parse
+from dpaudit_ray.report import power
 from tests.command import changed, write_sweep
 from tests.pace import Pace
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("DPAUDIT_SHARED", ROOT.parent / "shared"))
 
+# Threads of torch that wait for each other spin, unless they are told to sleep: of the time that
+# several processes of tests take on few cores, most would be that. Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Without a GPU, Triton's interpreter runs our kernels. Read when Triton is loaded.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(autouse=True, scope="session")
 def clean_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Ray, matplotlib and scikit-learn must not write into the developer's home."""
     os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_imagined_audit(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Verdicts imagine one audit in place of 50, which takes longer than the sweeps of tests do.
+
+    Not where what a verdict says is what is tested.
+    """
+    file = request.path
+    with pytest.MonkeyPatch.context() as patch:
+        if file.parent.name not in ("report", "zoo") and "verdict" not in file.name:
+            patch.setattr(power, "SIMULATIONS", 1)
+        yield
 
 
 @pytest.fixture
@@ -98,6 +121,32 @@ def shared_data() -> Path:
     return folder
 
 
+_LONGEST = (
+    "test_readme.py",
+    "test_faults.py",
+    "test_submission.py",
+    "test_elastic.py",
+    "test_suspects.py",
+    "test_zoo_bugs.py",
+    "test_failed_packs.py",
+    "test_slurm.py",
+    "test_scripts_on_ray.py",
+    "test_scripts.py",
+    "test_autoscaling.py",
+    "test_prometheus.py",
+    "test_chaos.py",
+    "test_scale.py",
+    "test_bench.py",
+    "test_zoo_healthy.py",
+    "test_coverage.py",
+    "test_isolated_trials.py",
+    "test_yuan2021.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes in one piece comes first: at the end, all other processes wait for it."""
-    items.sort(key=lambda item: item.path.name != "test_readme.py")
+    """Files that take minutes come first: at the end, all other processes wait for them.
+
+    Options keep xdist from putting files of few tests, which those are, last.
+    """
+    items.sort(key=lambda item: ((*_LONGEST, item.path.name)).index(item.path.name))

@@ -46,8 +46,12 @@ class Head:
         """What the dashboard lists as actors."""
         return list(self.get("/api/v0/actors?limit=1000&detail=1")["data"]["result"]["result"])
 
+    def tasks(self) -> list[dict[str, Any]]:
+        """What the dashboard counts as tasks."""
+        return list(self.get("/api/v0/tasks?limit=10000&detail=1")["data"]["result"]["result"])
 
-def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:
+
+def wait_for(what: Callable[[], Any], seconds: float = 300) -> Any:
     """The first true value of `what()`."""
     deadline = time.monotonic() + seconds
     while not (value := what()):
@@ -86,6 +90,7 @@ def head(
         environment |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
     command = [
         *("ray", "start", "--head", "--block", f"--port={port}", f"--num-cpus={cpus}"),
+        *("--min-worker-port=0", "--max-worker-port=0"),  # free ones: other tests have Ray, too
         *("--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--temp-dir={temp}/r"),
         *(f"--dashboard-port={page}", f"--dashboard-agent-listen-port={free_port()}"),
         f"--include-dashboard={str(dashboard).lower()}",

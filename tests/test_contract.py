@@ -58,6 +58,17 @@ def test_what_needs_neither_torch_nor_ray_loads_neither(statement: str) -> None:
     assert not {"torch", "ray", "opacus", "torchvision", "sklearn"} & modules_after(statement)
 
 
+def test_status_loads_no_more_than_it_reads() -> None:
+    """Nor does a sweep file, of which each class lies in a module of its name."""
+    loaded = modules_after(
+        "from dpaudit_ray.sweep import spec; import dpaudit_ray.report.tables\n"
+        "spec.load('jobs/quickstart.yaml')"
+    )
+    assert "dpaudit_ray.adversaries.biased_dimension" in loaded
+    assert not {"dpaudit_ray.adversaries.one_run", "dpaudit_ray.models.resnet"} & loaded
+    assert not {"scipy.optimize", "scipy.linalg", "scipy.fft", "matplotlib", "scipy.stats"} & loaded
+
+
 def test_engines_do_not_need_ray() -> None:
     loaded = modules_after("import dpaudit_ray.mechanisms.dp_sgd.training")
     assert "torch" in loaded

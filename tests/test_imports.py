@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -350,6 +352,30 @@ def test_a_job_is_trusted_with_as_much(folder: Path, monkeypatch: pytest.MonkeyP
     more = ("--trust", "own_names", "--accept-changed-code")
     assert dpaudit("submit", "sweep.yaml", *where, *more).code == 0
     assert jobs[0].endswith("--storage-path /shared/runs --accept-changed-code --trust own_names")
+    assert jobs[0].startswith("python -m dpaudit_ray run sweep.yaml ")
+    assert dpaudit("submit", "sweep.yaml", *where, "--python", "/opt/a b/bin/python").code == 0
+    assert jobs[1].startswith("'/opt/a b/bin/python' -m dpaudit_ray run sweep.yaml ")
     line = refused("submit", "sweep.yaml", *where, "--trust", "other")
     assert "not trusted" in line
     assert "own_names" not in sys.modules
+
+
+def test_sources_are_parsed_by_many_threads() -> None:
+    # A callback of the garbage collector lets other threads go on in the midst of a parse.
+    def callback(*_: object) -> None:
+        for _each in range(50):
+            pass
+
+    source = Path(imports.__file__)
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.callbacks.append(callback)
+    gc.set_threshold(50)
+    sys.setswitchinterval(1e-6)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda _: imports.named_in("x", source), range(50)))
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(callback)
+    assert found == [found[0]] * 50

@@ -174,7 +174,10 @@ def test_what_cannot_be_imported_or_used_is_told(
 def test_an_option_of_ones_own_is_checked(tiny: dict, tmp_path: Path) -> None:
     sweep = alone(tiny, {"name": "own_attack:Louder", "gian": 2.0})
     line = refused("plan", write_sweep(tmp_path, sweep))
-    assert line == "adversary.gian: unknown key; known: name, period, example, statistic, gain"
+    assert line == (
+        "adversary.gian: unknown key; did you mean gain? known: name, period, example, statistic, "
+        "gain"
+    )
 
 
 @pytest.mark.usefixtures("own")

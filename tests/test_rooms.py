@@ -16,13 +16,15 @@ PACKAGE = Path(dpaudit_ray.__file__).parent
 # From the ground up; a room may import what comes before it.
 ROOMS = (
     *("errors", "printable", "version", "seeds", "imports", "plugins"),
+    "isolation",
     *("stats", "accounting"),
     "storage",
     "engines",
     *("data", "models", "adversaries", "mechanisms"),
     *("sweep", "plan"),
     "orchestration",
-    *("report", "api", "forecast"),
+    *("report", "result", "notebook", "api", "forecast"),
+    *("scripts", "opacus", "releases", "testing"),
     *("cli", "__main__"),
 )
 

@@ -1,0 +1,99 @@
+"""What `dpaudit_ray.run` returns: a run's numbers, its verdict, and how a notebook shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from . import plan as planning
+from .plan import prefix
+from .plan.failures import Failure
+from .storage.run_directory import RunDirectory
+from .storage.scores import MISSED
+
+if TYPE_CHECKING:
+    from .report.answer import Answer
+    from .report.figures import Picture
+    from .report.tables import Run
+    from .report.verdict import Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run left behind.
+
+    `complete` is False while trials are missing; `stopped`: it was asked to end early, or a time
+    budget was spent. `failures` holds every pack that failed and was not done since; those that
+    failed in an earlier run, and were left out of this one, are `earlier`, too.
+    """
+
+    location: str
+    complete: bool
+    failures: tuple[Failure, ...] = ()
+    lost: int = 0
+    stopped: bool = False
+    earlier: tuple[Failure, ...] = ()
+
+    @property
+    def estimates(self) -> pd.DataFrame:
+        """The rows of estimates.parquet."""
+        return RunDirectory(self.location).estimates()
+
+    @property
+    def overview(self) -> pd.DataFrame:
+        """One row per audit, at its last step: μ, ε with its status, ε without assumption, claim.
+
+        The columns are the keys of an audit in `dpaudit status --json`.
+        """
+        from .report import tables
+
+        return pd.DataFrame(tables.overview(self._opened()))
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """All scores: columns audit, trial, member, step, score; accuracy, loss where measured.
+
+        Where trials were missed one by one, `missed` says why; it is empty for all others.
+        """
+        run = RunDirectory(self.location)
+        plan = planning.require(run)
+        found = pd.concat([prefix.scores(run, plan, index) for index in range(len(plan.audits))])
+        return found.fillna({MISSED: ""}) if MISSED in found else found
+
+    @functools.cached_property
+    def answer(self) -> Answer:
+        """The run's verdict in a sentence, why, and what would help; takes seconds."""
+        from .report import answer
+
+        return answer.of(self._opened())
+
+    def verdict(self) -> Verdict:
+        """VIOLATION, CONSISTENT or INCONCLUSIVE, as `dpaudit verify` says."""
+        return self.answer.verdict
+
+    def plot(self) -> Picture:
+        """Lower bounds beside claims; a notebook shows it, `save` writes it to a PNG file."""
+        from .report import groups, overviews
+        from .report.figures import Picture
+
+        return Picture(overviews.bars_figure(groups.panels(self._opened())))
+
+    def report(self) -> str:
+        """Writes report.html and figures/ into the run directory; returns the report's address."""
+        from .report import page
+
+        return page.write(self._opened())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: verdict, table and figure."""
+        from .report import card
+
+        return card.html(self._opened(), self.answer, self.plot().content)
+
+    def _opened(self) -> Run:
+        from .report.tables import Run
+
+        return Run.open(self.location)

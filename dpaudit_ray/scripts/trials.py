@@ -1,0 +1,176 @@
+"""L1, every step a trial, and L2, every run: bits, scores, and the test of the claim.
+
+A step-trial is one release with a canary in it or not, by a fair coin of its own. Given all steps
+before, a release with the accounted noise multiplier σ is μ-Gaussian differentially private with
+μ = 1/σ with regard to that coin, whatever the parameters are by then. So scores of one run after
+another are trials of one claim, and the test of `stats.claim_test` holds its level for them: what
+it bets on the next trial it takes from earlier ones alone.
+
+A run-trial has the canary in the whole run or not at all, drawn into each step at the accounted
+rate; its claim is what the script's accountant says at many δ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from ..stats import curve as curves
+from ..stats.claim_test import ClaimTest
+from ..stats.curve import Curve
+from .findings import ALPHA, Finding, Judged, Look, Weight
+
+ALTERNATIVE = 0.7  # of the accounted noise: what should have been found, were it so
+POWER = 0.8
+_AUDITS = 25  # that are imagined to tell power
+_SIZES = tuple(round(100 * 1.5**k) for k in range(14))  # 100 to 19 462
+
+
+@dataclasses.dataclass
+class Trials:
+    """Bits and scores of one layer, in their order, and the test that they are folded into."""
+
+    layer: int
+    planned: int
+    curve: Curve
+    claim: str  # in words
+    outs: list[float] = dataclasses.field(default_factory=list)
+    ins: list[float] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.test = ClaimTest(self.curve, self.planned)
+
+    @property
+    def count(self) -> int:
+        """Trials so far, missed ones among them."""
+        return self.test.trials
+
+    def fold(self, scores: list[float], members: list[bool]) -> None:
+        """Adds trials."""
+        values, bits = np.asarray(scores, np.float64), np.asarray(members, np.bool_)
+        if len(bits):
+            self.test.fold(values, bits)
+            self.test.look()
+        for score, member in zip(scores, members, strict=True):
+            (self.ins if member else self.outs).append(score)
+
+    def miss(self, member: bool) -> None:
+        """Adds a trial without an outcome, which counts against whoever guesses."""
+        self.test.miss(np.asarray([member]))
+
+    @property
+    def refuted(self) -> int | None:
+        """Trials after which the claim was refuted; None while it is not."""
+        return self.test.refuted_after(ALPHA[self.layer])
+
+    def judge(self, needed: int | None) -> Judged:
+        """What the trials say; `needed` of them would find noise of 0.7 of what is accounted."""
+        self.test.look(now=True)
+        after, what = self.refuted, {1: "steps", 2: "runs"}[self.layer]
+        name = {1: "every step a trial", 2: "runs"}[self.layer]
+        if after is not None:
+            seen = f"canaries guessed too well: refuted after {after} {what} of {self.count}"
+            seen += self._apart()
+            finding = Finding(
+                self.layer, name, Weight.VIOLATION, f"{self.count} {what}", self.claim, seen
+            )
+            return Judged((finding,), (Look(self.layer, name, True, seen),))
+        said = f"{self.count} {what}, {len(self.ins)} with the canary: nothing against {self.claim}"
+        if needed is not None and self.count < needed:
+            said += f"; {needed} would find noise of {ALTERNATIVE:g} of it"
+        return Judged((), (Look(self.layer, name, True, said),), _enough(self.count, needed))
+
+    def _apart(self) -> str:
+        """How far apart the two worlds are, in standard deviations of the one without."""
+        ins, outs = (np.asarray(x)[np.isfinite(x)] for x in (self.ins, self.outs))
+        if len(ins) < 3 or len(outs) < 3 or outs.std() == 0:
+            return ""
+        apart = (np.median(ins) - np.median(outs)) / outs.std()
+        return f"; the two worlds' medians are {apart:.2g} standard deviations apart"
+
+
+def _enough(count: int, needed: int | None) -> bool:
+    return needed is not None and count >= needed
+
+
+def of_steps(noise: float, planned: int) -> Trials:
+    """L1: the claim is that of one step with this noise multiplier."""
+    return Trials(1, planned, curves.gaussian(1 / noise), f"a noise multiplier of {noise:.3g}")
+
+
+def of_runs(claims: list[dict[str, Any]], planned: int) -> Trials | None:
+    """L2: the claim is what all accountants of the run say; None where they say nothing."""
+    deltas = claims[0]["deltas"] if claims else []
+    epsilons = [
+        None if any(claim["epsilons"][i] is None for claim in claims)
+        else sum(max(claim["epsilons"][i], 0.0) for claim in claims)
+        for i in range(len(deltas))
+    ]  # fmt: skip
+    # (ε, δ) of several accountants add up in both; each δ is one of theirs.
+    points = [
+        (epsilon, min(1.0, len(claims) * delta))
+        for epsilon, delta in zip(epsilons, deltas, strict=True)
+        if epsilon is not None and math.isfinite(epsilon) and epsilon < 50
+    ]
+    if not points:
+        return None
+    e, d = (np.array(values) for values in zip(*sorted(points), strict=True))
+    said = ", ".join(f"ε = {a:.3g} at δ = {b:.2g}" for a, b in points[-4:-3] or points[-1:])
+    return Trials(2, planned, Curve(e, d), said)
+
+
+def run_score(trials: list[dict[str, Any]]) -> float:
+    """The logarithm of the likelihood ratio of a run's steps, with the canary against without.
+
+    Each score x is N(b, σ²) where the canary was drawn into the step (b = 1) or not, so a step's
+    ratio is 1 − q + q exp((2 x − 1) / 2 σ²).
+    """
+    total = 0.0
+    for one in trials:
+        noise, rate = one["noise"] or 1.0, min(one["rate"] or 1.0, 1.0)
+        exponent = (2 * one["score"] - 1) / (2 * max(noise, 1e-6) ** 2)
+        total += float(np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf,
+                                    math.log(rate) + exponent))  # fmt: skip
+    return total
+
+
+@functools.cache
+def steps_needed(noise: float) -> int | None:
+    """Step-trials after which noise of 0.7 of this multiplier is found with a chance of 0.8.
+
+    Simulated with Gaussian scores; None where 20,000 are too few.
+    """
+    for size in _SIZES:
+        if _found(noise, size):
+            return size
+    return None
+
+
+def _found(noise: float, size: int) -> bool:
+    rng = np.random.default_rng(7)
+    found = 0
+    for audit in range(_AUDITS):
+        members = rng.random(size) < 0.5
+        test = of_steps(noise, size).test
+        test.fold(rng.normal(size=size) + members / (ALTERNATIVE * noise), members)
+        test.look(now=True)
+        found += test.refuted_after(ALPHA[1]) is not None
+        if found + _AUDITS - audit - 1 < POWER * _AUDITS:
+            return False
+        if found >= POWER * _AUDITS:
+            return True
+    return False
+
+
+def runs_needed(claimed: Curve) -> int:
+    """Runs after which perfect guesses refute a claim: fewer show nothing."""
+    odds = np.exp(-claimed.epsilons)
+    most = float(np.min((1 + claimed.deltas * odds) / (1 + odds)))
+    if most >= 1:
+        return 10**9
+    # Perfect guesses of n coins have a chance of most^n under the claim.
+    return math.ceil(1.6 * math.log(1 / ALPHA[2]) / -math.log(most))

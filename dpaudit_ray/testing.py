@@ -1,0 +1,84 @@
+"""For tests: a training that must keep its promise.
+
+    from dpaudit_ray.testing import assert_private
+
+    def test_training_is_private():
+        assert_private(main, epsilon=3.0, delta=1e-5, budget="5min")
+
+A promise that is kept fails the test in at most 5 % of audits with other seeds; with one seed the
+coins are always the same, so a test that passes does not fail by chance another day unless the
+script's own randomness differs. `INCONCLUSIVE` passes unless `conclusive` asks for more.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import SpecError
+
+if TYPE_CHECKING:
+    from .scripts.findings import ScriptVerdict
+
+__all__ = ["assert_private"]
+
+
+def assert_private(
+    main: Callable[[], Any] | str,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    budget: str | float = "5min",
+    layers: tuple[int, ...] = (0, 1, 2),
+    seed: int = 0,
+    conclusive: bool = False,
+) -> ScriptVerdict:
+    """Audits a function that trains, in child processes, as `dpaudit verify` does.
+
+    Args:
+        main: a function at the top of a module file, or "path/to/script.py:function".
+        epsilon: ε that is promised; None: what the script's accountant says.
+        delta: δ of it; None: that of `@audited`.
+        budget: time it may take: seconds, or "5min".
+        layers: 0 one run, 1 steps, 2 runs.
+        seed: of all coins.
+        conclusive: whether too few trials fail the test, too.
+
+    Returns:
+        The verdict, with all its findings.
+
+    Raises:
+        AssertionError: the promise is broken; the message has every finding.
+        ScriptError: the script cannot be audited as it is.
+        SpecError: `main` is no such function, or nothing tells a δ.
+    """
+    from .forecast.designs import parsed
+    from .report.verdict import Verdict
+    from .scripts import locate
+    from .scripts.audit import Audit, Options
+    from .scripts.runners import Here
+
+    target = locate.parse(main if isinstance(main, str) else _place(main), delta, epsilon)
+    if target is None:
+        raise SpecError("main", f"is {main!r}; name it as path/to/script.py:function")
+    seconds = parsed(budget) if isinstance(budget, str) else float(budget)
+    options = Options(seconds, layers, seed=seed)
+    found = Audit(target, Here(target), options, lambda line: None).verdict()
+    broken = found.verdict is Verdict.VIOLATION
+    if broken or (conclusive and found.verdict is not Verdict.CONSISTENT):
+        said = [str(one) for one in (found.violations if broken else found.findings)]
+        raise AssertionError("\n".join([f"{found.script}: {found.verdict}", *said, *found.help]))
+    return found
+
+
+def _place(main: Callable[[], Any]) -> str:
+    name = getattr(main, "__qualname__", "")
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(main))
+    except TypeError:
+        file = None
+    if file is None or not name.isidentifier():
+        raise SpecError("main", f"is {main!r:.60}, no function at the top of a file; move it there")
+    return f"{Path(file)}:{name}"

@@ -1,0 +1,165 @@
+"""Audits all bugs of the zoo and their twins: `python -m jobs.zoo.table [names...] --budget 120s`.
+
+Prints a markdown table, a row per bug with its twin beside it. Exits 1 where a bug that can be
+found was not, or where an alarm was raised for a script without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import sys
+from pathlib import Path
+
+from dpaudit_ray.errors import ScriptError
+from dpaudit_ray.forecast.designs import parsed
+from dpaudit_ray.report.verdict import Verdict
+from dpaudit_ray.scripts.audit import Audit, Options
+from dpaudit_ray.scripts.findings import ScriptVerdict, Weight
+from dpaudit_ray.scripts.locate import Target
+from dpaudit_ray.scripts.runners import Here
+
+HERE = Path(__file__).parent
+NO_BUG = frozenset({"too_much_noise"})
+WARNED = frozenset({"constant_seed:global_seed"})  # what a user may mean: no more than a warning
+
+
+@dataclasses.dataclass(frozen=True)
+class Bug:
+    """A script with a planted bug, and the same without it."""
+
+    script: str
+    function: str = "main"
+    twin: str = "healthy"
+
+    @property
+    def name(self) -> str:
+        """As it is written on the command line."""
+        return self.script if self.function == "main" else f"{self.script}:{self.function}"
+
+    @property
+    def secret_size(self) -> bool:
+        """Whether it is one only where the number of records is a secret."""
+        return self.script == "secret_size"
+
+    @property
+    def weight(self) -> Weight | None:
+        """What an audit has to say of it."""
+        if self.script in NO_BUG:
+            return None
+        return Weight.WARNING if self.name in WARNED else Weight.VIOLATION
+
+    def target(self, twin: bool = False) -> Target:
+        """What is audited."""
+        return Target(HERE / f"{self.script}.py", self.twin if twin else self.function)
+
+
+BUGS = (
+    Bug("adaclip_batch"),
+    Bug("batchnorm"),
+    Bug("clip_after_mean"),
+    Bug("closure_recomputes"),
+    Bug("constant_seed"),
+    Bug("constant_seed", "global_seed"),
+    Bug("fixed_size"),
+    Bug("ghost_bias_norm"),
+    Bug("ghost_without_clip"),
+    Bug("ghost_without_clip", "scheduled", "scheduled_both"),
+    Bug("half_noise"),
+    Bug("memory_manager_break"),
+    Bug("microbatch_mean"),
+    Bug("no_noise"),
+    Bug("no_noise", "forgotten"),
+    Bug("noise_after_lr"),
+    Bug("noise_clip_squared"),
+    Bug("noise_over_batch"),
+    Bug("noise_reused"),
+    Bug("noise_without_clip"),
+    Bug("nonprivate_model_trained"),
+    Bug("one_key_for_all"),
+    Bug("own_head_optimizer"),
+    Bug("raw_gradients_left"),
+    Bug("raw_gradients_left", "left_behind", "cleaned"),
+    Bug("secret_size"),
+    Bug("shuffled"),
+    Bug("skips_empty"),
+    Bug("step_hook"),
+    Bug("too_much_noise"),
+    Bug("true_batch_size"),
+    Bug("wrong_rate"),
+    Bug("wrong_steps"),
+)
+HEAD = (
+    "| script | verdict | found | trials | s | twin | its verdict | its trials | s |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+
+
+@functools.cache
+def audited(target: Target, options: Options) -> ScriptVerdict | str:
+    """The verdict, or why there is none. A twin of several bugs is audited once."""
+    try:
+        return Audit(target, Here(target), options, lambda _: None).verdict()
+    except ScriptError as error:
+        return f"none: {error}"
+
+
+def cells(found: ScriptVerdict | str) -> list[str]:
+    """Verdict, what says so, trials of all layers, and seconds."""
+    if isinstance(found, str):
+        return [found, "", "", ""]
+    told = [one for one in found.findings if one.weight is not Weight.NOTE]
+    first = next(iter(found.violations or told), None)
+    what = ""
+    if first is not None:
+        what = f"L{first.layer} {first.look}"
+        if first.weight is Weight.WARNING:
+            what += " (a warning)"
+    counts = f"{found.runs} / {found.step_trials} / {found.run_trials}"
+    return [str(found.verdict), what, counts, f"{found.seconds:.0f}"]
+
+
+def row(bug: Bug, found: ScriptVerdict | str, twin: ScriptVerdict | str) -> str:
+    """A line of the table."""
+    verdict, what, counts, seconds = cells(twin)
+    said = f"{verdict}, {what}" if what else verdict
+    return "| " + " | ".join([bug.name, *cells(found), bug.twin, said, counts, seconds]) + " |"
+
+
+def right(bug: Bug, found: ScriptVerdict | str, twin: ScriptVerdict | str) -> bool:
+    """Whether the bug was told, and nothing was told of the twin."""
+    if isinstance(found, str) or isinstance(twin, str) or twin.verdict is Verdict.VIOLATION:
+        return False
+    if bug.weight is None:
+        return found.verdict is not Verdict.VIOLATION
+    return bug.weight in {one.weight for one in found.findings}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m jobs.zoo.table", description=__doc__)
+    parser.add_argument("names", nargs="*", help="bugs, as the table names them; else all")
+    parser.add_argument("--budget", default="120s", help="for each audit")
+    parser.add_argument("--layers", default="0,1,2", help="0 one run, 1 steps, 2 runs")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    known = {bug.name: bug for bug in BUGS}
+    if unknown := set(given.names) - set(known):
+        parser.error(f"no bugs of the zoo: {', '.join(sorted(unknown))}; there are {list(known)}")
+    print("trials: runs / steps that were trials / runs that were trials\n")
+    print(*HEAD, sep="\n", flush=True)
+    wrong = []
+    layers = tuple(int(layer) for layer in given.layers.split(","))
+    for bug in [known[name] for name in given.names] or BUGS:
+        budget, size = parsed(given.budget), bug.secret_size
+        options = Options(budget, layers, seed=given.seed, secret_size=size)
+        found, twin = audited(bug.target(), options), audited(bug.target(twin=True), options)
+        print(row(bug, found, twin), flush=True)
+        if not right(bug, found, twin):
+            wrong.append(bug.name)
+    if wrong:
+        sys.exit(f"not as it should be: {', '.join(wrong)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Calls in child processes: however one ends, it is told, and the next one is made."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dpaudit_ray.errors import ClusterError
+from dpaudit_ray.isolation import Ended, Limits, Room
+
+HERE = str(Path(__file__).parent)
+CALLED = "called"
+
+
+@pytest.fixture(scope="module")
+def room() -> Iterator[Room]:
+    with Room(path=(HERE,)) as opened:
+        yield opened
+
+
+def called(room: Room, name: str, argument: Any = None, **limits: float) -> Ended:
+    return room.call(f"{CALLED}:{name}", argument, Limits(**limits))
+
+
+def gone(process: int) -> bool:
+    """Whether it ends within a while."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(process).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("value", [1, 0.1 + 0.2, None, "ε", [1, {"a": [True]}], float("inf")])
+def test_what_is_returned_comes_back(room: Room, value: Any) -> None:
+    ended = called(room, "given", value)
+    assert (ended.how, ended.value, ended.message, ended.traceback) == ("returned", value, "", "")
+    assert ended.output == "said\nand complained\n"
+    assert 0 < ended.seconds < 5
+
+
+def test_nan_comes_back(room: Room) -> None:
+    assert str(called(room, "given", float("nan")).value) == "nan"
+
+
+def test_what_is_raised_is_told(room: Room) -> None:
+    ended = called(room, "raising", "boom\nand more")
+    assert (ended.how, ended.value) == ("raised", None)
+    assert ended.message == "ValueError: boom"
+    assert "in raising" in ended.traceback
+    assert ended.output == "before"
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "said"),
+    [
+        ("leaving", 3, "SystemExit: 3"),
+        ("no_json", None, "TypeError: Object of type set is not JSON serializable"),
+        ("nothing_of_the_name", None, "AttributeError: module 'called' has no attribute"),
+        ("raising", "", "ValueError"),
+        ("raising", "\x1b[31mred", "ValueError: \\x1b[31mred"),
+    ],
+)
+def test_all_that_fails_is_a_line(room: Room, name: str, argument: Any, said: str) -> None:
+    ended = called(room, name, argument)
+    assert ended.how == "raised"
+    assert ended.message.startswith(said)
+
+
+def test_what_takes_too_long_is_ended(room: Room) -> None:
+    ended = called(room, "hanging", 60, seconds=0.3)
+    assert (ended.how, ended.message) == ("hung", "took more than 0.3 s")
+    assert ended.output == "waits\n", "it has said so, though it was killed"
+    assert 0.3 <= ended.seconds < 3
+
+
+def test_a_limit_that_is_over_at_once_is_one(room: Room) -> None:
+    assert called(room, "hanging", 60, seconds=1e-9).how == "hung"
+
+
+@pytest.mark.parametrize("name", ["growing", "growing_below"])
+def test_what_takes_too_much_memory_is_ended(room: Room, name: str) -> None:
+    ended = called(room, name, 0.4, gib=0.2, seconds=20)
+    assert (ended.how, ended.message) == ("memory", "took more than 0.2 GiB")
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "said"),
+    [
+        ("killed", int(signal.SIGKILL), "ended with signal SIGKILL"),
+        ("killed", int(signal.SIGSEGV), "ended with signal SIGSEGV"),
+        ("quitting", 0, "ended with exit status 0"),
+        ("quitting", 9, "ended with exit status 9"),
+    ],
+)
+def test_what_dies_is_told(room: Room, name: str, argument: int, said: str) -> None:
+    ended = called(room, name, argument)
+    assert (ended.how, ended.message) == ("died", said)
+
+
+def test_of_a_crash_the_place_is_told(room: Room) -> None:
+    assert "in killed" in called(room, "killed", int(signal.SIGSEGV)).output
+
+
+def test_of_megabytes_beginning_and_end_are_kept(room: Room) -> None:
+    ended = called(room, "printing", 8)
+    assert ended.how == "returned"
+    assert len(ended.output) < 21_000
+    assert ended.output.startswith("first line\n")
+    assert ended.output.endswith("x\nlast line\n")
+    assert " bytes left out ..." in ended.output
+
+
+def test_what_a_call_leaves_behind_is_ended(room: Room) -> None:
+    ended = called(room, "leaving_one_behind")
+    assert ended.how == "returned"
+    assert gone(ended.value)
+
+
+def test_threads_hold_nothing_up(room: Room) -> None:
+    assert called(room, "with_threads", 3, seconds=10).value == 4
+
+
+def test_a_zygote_leaves_it_to_who_asks_when_to_end(room: Room) -> None:
+    assert called(room, "stopping_zygote").value == 3
+    assert called(room, "given", 4).value == 4
+
+
+def test_a_zygote_that_is_killed_is_told_and_replaced() -> None:
+    with Room(path=(HERE,)) as room:
+        with pytest.raises(ClusterError, match="has died; run it again"):
+            called(room, "ending_zygote", seconds=10)
+        found = called(room, "where").value
+        os.kill(found["parent"], signal.SIGKILL)
+        gone(found["parent"])
+        again = called(room, "where")
+        assert again.how == "returned"
+        assert again.value["parent"] != found["parent"]
+
+
+def test_every_call_is_a_process_of_its_own(room: Room) -> None:
+    first, second = (called(room, "where").value for _ in range(2))
+    assert first["process"] != second["process"]
+    assert first["parent"] == second["parent"]
+    assert first["path"][0] == HERE
+
+
+def test_closed_it_leaves_nothing() -> None:
+    room = Room(path=(HERE,))
+    zygote = called(room, "where").value["parent"]
+    room.close()
+    assert gone(zygote)
+    assert not room.folder.exists()
+    room.close()
+
+
+def test_whoever_asks_may_be_killed() -> None:
+    """Its calls end with it, and its folder goes."""
+    code = (
+        "import sys, threading, time; from dpaudit_ray.isolation import Room\n"
+        f"room = Room(path=({HERE!r},)); room.call('{CALLED}:where', None)\n"
+        "print(room.folder, flush=True)\n"
+        f"room.call('{CALLED}:hanging', 60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as asks:
+        assert asks.stdout is not None
+        folder = Path(asks.stdout.readline().strip())
+        deadline = time.monotonic() + 10
+        below: list[psutil.Process] = []
+        while len(below) < 2 and time.monotonic() < deadline:
+            below = psutil.Process(asks.pid).children(recursive=True)
+            time.sleep(0.02)
+        asks.kill()
+    assert len(below) == 2
+    assert all(gone(process.pid) for process in below)
+    deadline = time.monotonic() + 5
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not folder.exists()
+
+
+def test_what_a_preloaded_module_prints_is_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text("print('hello'); raise SystemExit(3)")
+    with Room(("loud",), (str(tmp_path), HERE)) as room:
+        assert called(room, "given", 1).value == 1
+
+
+def test_a_folder_gives_no_module_in_place_of_an_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise ValueError('a stranger')")
+    monkeypatch.chdir(tmp_path)
+    with Room(path=(HERE,)) as room:
+        assert called(room, "given", 1).value == 1

@@ -1,0 +1,82 @@
+"""`make gpu` where there is none: it says so, and does the same in small on a CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.gpu import checks
+
+ROOT = Path(__file__).resolve().parents[2]
+# Neither can be imported: a machine with a GPU needs no more than torch and this package.
+WITHOUT = """
+import runpy, sys
+sys.modules["ray"] = sys.modules["opacus"] = None
+sys.argv = ["jobs.gpu", *sys.argv[1:]]
+runpy.run_module("jobs.gpu", run_name="__main__")
+"""
+
+
+def ran(*arguments: str, code: Sequence[str] = ("-m", "jobs.gpu")) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *code, *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+
+
+def test_without_a_gpu_it_says_what_was_not_checked() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    done = ran()
+    assert done.returncode == 3
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stdout.startswith("no GPU here")
+    assert "--device cpu" in done.stdout
+
+
+def test_on_a_cpu_it_does_the_same_in_small_without_ray_and_opacus() -> None:
+    done = ran("--device", "cpu", code=("-c", WITHOUT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no GPU was used" in done.stdout
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("|")]
+    assert {len(row) for row in rows} == {5}
+    kinds = [row[0].strip() for row in rows[2:]]
+    for what, count in {
+        "noise as on a CPU": 1,
+        "sums against autograd, float64": 2,
+        "sums against autograd, float32": 2,
+        "a pack, again": 2,
+        "a pack, in another process": 2,
+        "memory of a step": 1,
+        "a model's step, of the matrix product": 2,
+        "an audit's ε": 2,
+    }.items():
+        assert kinds.count(what) == count, what
+    assert "0 differ" in done.stdout.splitlines()[-1]
+
+
+def test_what_differs_is_marked_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from jobs.gpu.__main__ import app
+
+    row = checks.Row("a pack, again", "fcnn", "1", "2", good=False)
+    monkeypatch.setattr(checks, "every", lambda names, gpu: iter([row]))
+    done = CliRunner().invoke(app, ["--device", "cpu"])
+    assert done.exit_code == 1
+    assert "| a pack, again | fcnn | 1 | 2 | **differs** |" in done.stdout
+    assert "1 differ" in done.stdout
+
+
+def test_a_sum_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = checks.PackedModel.clipped_sums
+    monkeypatch.setattr(
+        checks.PackedModel, "clipped_sums", lambda *given: right(*given) * (1 + 1e-2)
+    )
+    monkeypatch.setattr(checks.PackedModel, "settle", lambda *_: None)
+    assert not any(row.good for row in checks.exact("fcnn", gpu=False))

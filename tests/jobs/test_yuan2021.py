@@ -1,0 +1,72 @@
+"""The sweep files of Yuan et al.: each runs as it is written, and trends are as published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from dpaudit_ray.report.tables import Run
+from tests.command import dpaudit, inline
+from tests.conftest import SHARED
+from tests.long import long
+
+FOLDER = Path(__file__).resolve().parents[2] / "jobs/yuan2021"
+CANCER = SHARED / "data/risk_factors_cervical_cancer.csv"
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in FOLDER.glob("*.yaml")))
+def test_every_sweep_file_runs(name: str, tmp_path: Path) -> None:
+    """On bundled data, with less of everything; the report has its figures."""
+    raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    sets = [
+        "mechanism.training.data={name: breast_cancer, records: 80}",
+        "mechanism.training.steps=3", "mechanism.training.batch_size=20", "audit.trials=60",
+        "resources.pack_size=20",
+    ]  # fmt: skip
+    for key, values in raw["grid"].items():
+        if "training" in key:  # three of the numbers are a trend
+            sets.append(f"grid.{key}=[{values[0]}, {values[1]}, {values[-1]}]")
+    if "crafts" not in raw["adversary"]:
+        sets.append("mechanism.training.model.width=80")
+    arguments = [part for each in sets for part in ("--set", each)]
+    done = inline(FOLDER / f"{name}.yaml", tmp_path, *arguments)
+    assert done.code == 0, done.err
+    location = next(tmp_path.iterdir())
+    assert Run.open(str(location)).directory.complete
+    assert dpaudit("report", location).code == 0
+    figures = {file.name for file in (location / "figures").iterdir()}
+    exact = raw["mechanism"].get("backend") == "exact"
+    wanted = {"distribution-1.png", "evolution-closed-form.png"} if exact else {"accuracy.png"}
+    if exact and not name.startswith("figure5"):
+        wanted.add("trend-closed-form.png")
+    assert wanted <= figures
+
+
+@pytest.mark.skipif(not CANCER.is_file(), reason="the cervical cancer data are not at hand")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "figure1_noise_cancer",
+        pytest.param("figure2_clipping_cancer", marks=long("as figure 1, with C in place of σ")),
+    ],
+)
+def test_trends_on_the_real_data_are_those_of_the_paper(name: str, tmp_path: Path) -> None:
+    """More noise, or a larger clip norm, lowers bounds; the last layer tells more."""
+    data = ("--set", f"mechanism.training.data.path={CANCER}")
+    done = inline(FOLDER / f"{name}.yaml", tmp_path, *data)
+    assert done.code == 0, done.err
+    run = Run.open(str(next(tmp_path.iterdir())))
+    last = run.estimates[run.estimates["step"] == 17].drop_duplicates(["audit", "estimator"])
+    table = last.pivot_table(index="audit", columns="estimator", values="epsilon_lower")
+    claims = last.groupby("audit")["epsilon_upper"].first()
+    assert (table["exact"] <= claims * (1 + 1e-9)).all()
+    assert (table["complement"] <= table["exact"]).all()
+    found = {a.label: table.loc[a.id, "closed-form"] for a in run.plan.audits}
+    series = [pd.Series([v for k, v in found.items() if f"layer={layer}," in k])
+              for layer in ("last", "second-last")]  # fmt: skip
+    for bounds in series:
+        assert bounds.is_monotonic_decreasing
+    assert (series[0] > series[1]).all()

@@ -1,0 +1,138 @@
+"""A command in a pseudo-terminal, and what a user sees of it: pyte draws as a terminal does."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pyte
+
+DPAUDIT = ("-m", "dpaudit_ray")
+
+
+class Screen:
+    """Runs `python ARGUMENTS` with a terminal of its own, which may be resized and closed.
+
+    `frames` has every picture that differs from the one before.
+
+    Args:
+        errors: where standard error goes; to the terminal for None.
+        hangups: False for what `nohup` does.
+    """
+
+    def __init__(
+        self,
+        *arguments: str | Path,
+        size: tuple[int, int] = (80, 24),
+        environment: Mapping[str, str] | None = None,
+        errors: Path | None = None,
+        hangups: bool = True,
+    ) -> None:
+        self._screen = pyte.HistoryScreen(*size, history=1000, ratio=0.5)
+        self._stream = pyte.ByteStream(self._screen)
+        self._master, slave = pty.openpty()
+        self.frames: list[list[str]] = []
+        self.resize(*size)
+        kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
+
+        def own_terminal() -> None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            if not hangups:
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+        with errors.open("wb") if errors else contextlib.nullcontext(slave) as err:
+            self.process = subprocess.Popen(
+                [sys.executable, *map(str, arguments)],
+                stdin=slave,
+                stdout=slave,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=own_terminal,
+                env={**kept, "TERM": "xterm-256color", **(environment or {})},
+            )
+        os.close(slave)
+
+    @property
+    def shown(self) -> list[str]:
+        """The lines on the screen, without what is empty at their ends."""
+        return [line.rstrip() for line in self._screen.display]
+
+    @property
+    def lines(self) -> list[str]:
+        """Those that were scrolled off, and the screen's."""
+        width = self._screen.columns
+        gone = ["".join(row[x].data for x in range(width)) for row in self._screen.history.top]
+        return [line.rstrip() for line in [*gone, *self._screen.display]]
+
+    def colour(self, text: str) -> str:
+        """Of the first character of a text that is on the screen."""
+        row = next(y for y, line in enumerate(self._screen.display) if text in line)
+        found = self._screen.buffer[row][self._screen.display[row].index(text)]
+        return found.fg
+
+    def resize(self, columns: int, lines: int) -> None:
+        """As a user drags the window's corner."""
+        self._screen.resize(lines, columns)
+        size = struct.pack("HHHH", lines, columns, 0, 0)
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
+
+    def until(self, seen: Callable[[list[str]], bool], timeout: float = 60) -> list[str]:
+        """Reads on until a picture is as wanted; returns it."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            if self.frames and seen(self.frames[-1]):
+                return self.frames[-1]
+            if not self._read():
+                break
+        if self.frames and seen(self.frames[-1]):
+            return self.frames[-1]
+        raise AssertionError("never seen; last:\n" + "\n".join(self.shown))
+
+    def text(self, words: str, timeout: float = 60) -> list[str]:
+        """Reads on until these words are on the screen."""
+        return self.until(lambda lines: any(words in line for line in lines), timeout)
+
+    def types(self, keys: bytes) -> None:
+        """As a user types them; b"\\x03" is Ctrl-C."""
+        os.write(self._master, keys)
+
+    def close(self) -> None:
+        """As a user closes the window: its shell tells all processes of the job as well."""
+        os.close(self._master)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGHUP)
+
+    def end(self, timeout: float = 60) -> int:
+        """Reads to the end; returns the exit code."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end and self._read():
+            pass
+        os.close(self._master)
+        return self.process.wait(max(1.0, end - time.monotonic()))
+
+    def _read(self) -> bool:
+        """What is written at once is one picture. False when nobody has the terminal open."""
+        if not select.select([self._master], [], [], 0.1)[0]:
+            return True
+        open_ = True
+        while open_ and select.select([self._master], [], [], 0.02)[0]:
+            try:
+                data = os.read(self._master, 65536)
+            except OSError:
+                data = b""
+            self._stream.feed(data)
+            open_ = bool(data)
+        if not self.frames or self.shown != self.frames[-1]:
+            self.frames.append(self.shown)
+        return open_

@@ -1,0 +1,68 @@
+"""What is said of errors that others raise."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpaudit_ray.errors import (
+    REQUIRED,
+    Mistakes,
+    SpecError,
+    SweepError,
+    UnknownKeyError,
+    closest,
+    first_line,
+    together,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("no such\nlayer"), "no such"),
+        (ValueError("\n  late"), "late"),
+        (ValueError(), "ValueError"),
+        (ValueError("x" * 300), "x" * 300),
+        (ValueError("CPU, " * 400), "CPU, " * 60 + "..."),
+    ],
+)
+def test_a_message_of_others_is_a_line(error: Exception, line: str) -> None:
+    assert first_line(error) == line
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("stepz", "steps"),
+        ("Steps", "steps"),
+        ("batch-size", "batch_size"),
+        ("noise", "noise_multiplier"),
+        ("rate", "rates"),
+        ("clip", "clip_norm"),
+        ("lr", ""),
+        ("", ""),
+        ("x" * 1000, ""),
+    ],
+)
+def test_what_was_meant_is_what_is_most_alike(written: str, meant: str) -> None:
+    known = ["steps", "batch_size", "noise_multiplier", "learning_rate", "clip_norm", "rates"]
+    assert closest(written, known) == meant
+
+
+def test_mistakes_are_told_together_each_once_and_typos_first() -> None:
+    mistakes = Mistakes()
+    for error in (
+        SpecError("a.trials", REQUIRED),
+        SpecError("a.delta", REQUIRED),
+        SpecError("b", "is wrong"),
+        SpecError("b", "is wrong"),
+        UnknownKeyError.among("trails", ["trials"]).under("a"),
+    ):
+        with mistakes.noted():
+            raise error
+    with pytest.raises(SweepError) as caught:
+        mistakes.settle()
+    assert [one.key for one in caught.value.problems] == ["a.trails", "a.delta", "b"]
+    assert caught.value.under("top").problems[0].key == "top.a.trails"
+    assert type(together([SpecError("b", "is wrong")])) is SpecError
+    Mistakes().settle()

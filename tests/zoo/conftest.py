@@ -1,0 +1,31 @@
+"""One process that runs are forked from, for all tests of a worker: starting it takes seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpaudit_ray.isolation import Room
+from dpaudit_ray.scripts import runners
+from dpaudit_ray.scripts.locate import Target
+
+ZOO = Path(__file__).resolve().parents[2] / "jobs/zoo"
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Room]:
+    """Scripts of the zoo can be run in it."""
+    with runners.room(Target(ZOO / "healthy.py", "mlp")) as own:
+        yield own
+
+
+@pytest.fixture
+def one_room(warm: Room, monkeypatch: pytest.MonkeyPatch) -> Room:
+    """Audits run scripts in the warm process, one at a time."""
+    monkeypatch.setattr(runners, "room", lambda target: contextlib.nullcontext(warm))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    return warm

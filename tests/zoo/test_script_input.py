@@ -1,0 +1,219 @@
+"""Scripts that cannot be audited: exit 2 and one line that says what to do; and one that can."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.isolation import Room
+from dpaudit_ray.report.verdict import Verdict
+from dpaudit_ray.testing import assert_private
+from tests.command import dpaudit
+
+HEAD = """
+import sys
+import time
+
+import torch
+from torch import nn
+
+from dpaudit_ray.opacus import audited
+from dpaudit_ray.releases import audited_step
+
+
+def train(noise=4.0, steps=40):
+    model = nn.Linear(2000, 1)
+    for _ in range(steps):
+        clipped = torch.zeros(8, 1, 2000)
+        noisy = audited_step(
+            lambda rows: [rows[0].sum(0) / rows[0].flatten(1).norm(dim=1).max().clamp(min=1)],
+            lambda: [noise * torch.randn(1, 2000)],
+            per_example=[clipped], noise_multiplier=4.0, max_grad_norm=1.0,
+        )
+        with torch.no_grad():
+            model.weight -= 0.01 * noisy[0]
+    return model
+"""
+GOOD = """
+@audited(delta=1e-5)
+def main():
+    return train()
+
+@audited(delta=1e-5)
+def half():
+    return train(noise=2.0)
+
+def unmarked():
+    return train()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_room: Room) -> Path:
+    """A file for a script, in the folder that the command is run in."""
+    assert one_room
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "own_training.py"
+
+
+def refused(*arguments: object) -> list[str]:
+    """Lines of what is said on stderr; the first one has the reason."""
+    outcome = dpaudit("verify", *map(str, arguments))
+    assert outcome.code == 2, outcome
+    said = [line for line in outcome.err.splitlines() if line.startswith("dpaudit: ")]
+    assert len(said) == 1, outcome.err
+    assert "File " not in outcome.out
+    return [said[0].removeprefix("dpaudit: "), *outcome.err.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("nowhere.py:main", "there is no script nowhere.py; write path/to/script.py:function"),
+        ("own_training.py", "own_training.py is a script; name its function too"),
+        ("own_training.py:a b", "'a b' is no function's name"),
+    ],
+)
+def test_what_names_no_function(script: Path, what: str, said: str) -> None:
+    script.write_text(HEAD + GOOD)
+    assert refused(what)[0].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--layers", "3"), "--layers: is '3'; name some of 0,1,2"),
+        (("--delta", "2"), "--delta: must lie between 0 and 1"),
+        (("--memory", "0"), "--memory: must be above 0"),
+        (("--budget", "soon"), "'soon'"),
+    ],
+)
+def test_options_that_are_none(script: Path, options: tuple[str, str], said: str) -> None:
+    script.write_text(HEAD + GOOD)
+    assert said in refused("own_training.py:main", *options)[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--budget", "60s"), ("--junit", "x.xml"), ("--seed", "0")]
+)
+def test_options_of_scripts_for_a_run_directory(tmp_path: Path, option: str, value: str) -> None:
+    said = refused(tmp_path, option, value)[0]
+    assert said.startswith(f"{option}: is for scripts, and")
+
+
+# The rest of the script, its function, what is said of it.
+UNUSABLE = {
+    "no such function": ("", "main", "own_training.py has no function 'main'; it has "),
+    "arguments": ("def main(lr): ...", "main", "main in own_training.py needs arguments"),
+    "raises": (
+        "def main():\n    raise RuntimeError('no data at ~/data')",
+        "main",
+        "own_training.py:main raised RuntimeError: no data at ~/data (own_training.py, line 25); "
+        "run it by itself first",
+    ),
+    "exits": ("def main():\n    sys.exit(3)", "main", "own_training.py:main raised SystemExit: 3"),
+    "dies": ("import os\ndef main():\n    os._exit(3)", "main", "ended with exit status 3"),
+    "no Python": ("def main(:", "main", "own_training.py is no Python script"),
+    "never private": (
+        "def main():\n    return nn.Linear(2, 1)",
+        "main",
+        "own_training.py:main took no step that is private: it calls neither make_private nor",
+    ),
+    "plain training": (
+        "def main():\n    model = nn.Linear(2, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    for _ in range(3):\n        model(torch.ones(2)).backward()\n"
+        "        optimizer.step()",
+        "main",
+        "own_training.py:main never calls make_private, and takes 3 steps without privacy",
+    ),
+    "megabytes": (
+        "def main():\n    for _ in range(40_000):\n        print('x' * 100)\n    raise ValueError",
+        "main",
+        "own_training.py:main raised ValueError",
+    ),
+    "no δ": (GOOD, "unmarked", "--delta: is missing"),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_scripts_that_cannot_be_audited(script: Path, kind: str) -> None:
+    rest, function, said = UNUSABLE[kind]
+    script.write_text(HEAD + rest)
+    delta = () if kind == "no δ" else ("--delta", "1e-5")
+    line, *all_lines = refused(f"own_training.py:{function}", "--budget", "60s", *delta)
+    assert said in line
+    assert sum(map(len, all_lines)) < 10_000
+
+
+IMPORTED = """
+from opacus import PrivacyEngine
+from torch.utils.data import DataLoader, TensorDataset
+
+def main():
+    model = nn.Linear(4, 2)
+    data = TensorDataset(torch.ones(32, 4), torch.zeros(32, dtype=torch.long))
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=8), noise_multiplier=1.0, max_grad_norm=1.0,
+    )
+    for x, y in loader:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+main()
+"""
+
+
+def test_a_script_that_trains_when_it_is_imported(script: Path) -> None:
+    script.write_text(HEAD + IMPORTED)
+    said = refused("own_training.py:main", "--budget", "60s", "--delta", "1e-5")[0]
+    assert "own_training.py trains when it is imported" in said
+    assert "if __name__ == '__main__'" in said
+
+
+def test_a_budget_that_is_too_short_for_a_step(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpaudit_ray.scripts.audit._GRACE", 1.0)
+    script.write_text(HEAD + "def main():\n    time.sleep(60)")
+    said = refused("own_training.py:main", "--budget", "1s", "--delta", "1e-5")[0]
+    assert "no step ended within the budget of 1 s; give a longer --budget" in said
+
+
+def test_a_script_that_keeps_its_promise(script: Path) -> None:
+    """Pages are written, and the exit code says that there are too few trials."""
+    script.write_text(HEAD + GOOD)
+    outcome = dpaudit(
+        "verify", "own_training.py:main", "--budget", "60s", "--layers", "0", "--junit", "out.xml"
+    )
+    assert outcome.code == 5, outcome
+    assert "INCONCLUSIVE: own_training.py:main" in outcome.out
+    assert (script.parent / "own_training-main-audit.html").exists()
+    assert 'failures="0"' in (script.parent / "out.xml").read_text()
+
+
+def test_assert_private(script: Path) -> None:
+    """Half the noise raises, with the finding; the whole noise does not."""
+    script.write_text(HEAD + GOOD)
+    kept = assert_private(f"{script}:main", budget=60, layers=(0,))
+    assert kept.verdict is not Verdict.VIOLATION
+    with pytest.raises(AssertionError, match="noise multiplier of 4"):
+        assert_private(f"{script}:half", budget="60s", layers=(0,))
+    # One of the two layers that a verdict needs was left out.
+    with pytest.raises(AssertionError, match="L1 was left out"):
+        assert_private(f"{script}:main", budget=60, layers=(0,), conclusive=True)
+    with pytest.raises(AssertionError, match=r"epsilon=0\.1"):
+        assert_private(f"{script}:main", budget=60, layers=(0,), epsilon=0.1)
+
+
+def test_assert_private_takes_functions_of_files() -> None:
+    for main in (lambda: None, os.getcwd):
+        with pytest.raises(SpecError, match="no function at the top of a file"):
+            assert_private(main)
+    with pytest.raises(SpecError, match=r"name it as path/to/script\.py:function"):
+        assert_private("training")

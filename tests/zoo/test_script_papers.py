@@ -1,0 +1,113 @@
+"""What is left of a script's audit: pages for people and for CI, from hostile text too."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from dpaudit_ray.errors import StorageError
+from dpaudit_ray.report.verdict import Verdict
+from dpaudit_ray.scripts import papers
+from dpaudit_ray.scripts.findings import Finding, Look, ScriptVerdict, Weight
+
+HOSTILE = "a|b\n<script>alert(1)</script> `x` *y* [z](http://w) \x1b[31m \x00"
+BAD = Finding(0, "noise", Weight.VIOLATION, "step 1", "σ = 1", f"σ = 0.5, {HOSTILE}", "more noise")
+ALONE = Finding(0, "seeds", Weight.VIOLATION, "generator", "none", "42")
+WARNED = Finding(0, "updates", Weight.WARNING, "SGD, 5 steps", "private updates", "others")
+
+
+def verdict(*findings: Finding, **more: object) -> ScriptVerdict:
+    looks = (
+        Look(0, "noise", True, "9 steps looked into"),
+        Look(0, "sampling", True, "100 draws"),
+        Look(2, "runs", False, "too few"),
+    )
+    broken = any(one.weight is Weight.VIOLATION for one in findings)
+    plain = ScriptVerdict(
+        script="train.py:main",
+        verdict=Verdict.VIOLATION if broken else Verdict.CONSISTENT,
+        claim=1.4367,
+        delta=1e-5,
+        accountant="prv",
+        findings=findings,
+        looks=looks,
+        help=(),
+        runs=7,
+        step_trials=400,
+        run_trials=0,
+        seconds=12.3,
+        output="epoch 1: <b>loss</b>",
+    )
+    return dataclasses.replace(plain, **more)
+
+
+def parsed(found: ScriptVerdict) -> ElementTree.Element:
+    return ElementTree.fromstring(papers.junit(found))
+
+
+def test_junit_has_a_case_per_look_and_the_failures() -> None:
+    suite = parsed(verdict(BAD, ALONE, WARNED))
+    cases = {case.get("name"): case for case in suite}
+    assert set(cases) == {"noise", "sampling", "runs", "seeds"}
+    assert suite.get("tests") == "4"
+    assert suite.get("failures") == "2"
+    assert suite.get("skipped") == "1"
+    assert "σ = 0.5" in cases["noise"].find("failure").text
+    assert cases["seeds"].find("failure") is not None
+    assert cases["sampling"].find("failure") is None
+    assert "too few" in cases["runs"].find("skipped").get("message")
+    assert cases["noise"].get("classname") == "L0 one run looked into"
+
+
+def test_junit_of_a_promise_that_is_kept() -> None:
+    suite = parsed(verdict(WARNED))
+    assert suite.get("failures") == "0"
+    assert not list(suite.iter("failure"))
+
+
+def test_markdown_keeps_its_table_whatever_the_text() -> None:
+    text = papers.markdown(verdict(BAD))
+    assert "## VIOLATION: train.py:main" in text
+    (row,) = [line for line in text.splitlines() if "σ = 0.5" in line]
+    assert row.startswith("| VIOLATION | noise | step 1 |")
+    assert "a\\|b" in row
+    for raw in ("<script>", "`x`", "*y*", "[z]", "\x1b", "\x00"):
+        assert raw not in text
+    assert row.replace("\\|", "").count("|") == 6
+
+
+def test_the_page_has_the_findings_and_runs_nothing() -> None:
+    page = papers.html(verdict(BAD, WARNED))
+    assert "VIOLATION" in page
+    assert "more noise" in page
+    assert "SGD, 5 steps" in page
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert "&lt;b&gt;loss" in page
+    assert "\x1b" not in page
+    assert "http-equiv" not in page
+    assert "src=" not in page
+
+
+def test_a_claim_that_nobody_makes() -> None:
+    assert papers.claim(verdict(claim=float("nan"))) == "no ε at δ = 1e-05"
+    assert "no ε at δ = 1e-05" in papers.html(verdict(claim=float("nan")))
+
+
+def test_json_is_plain() -> None:
+    found = json.loads(json.dumps(papers.plain(verdict(BAD))))
+    assert found["verdict"] == "VIOLATION"
+    assert found["findings"][0]["look"] == "noise"
+
+
+def test_files_are_written_or_the_reason_told(tmp_path: Path) -> None:
+    papers.write(tmp_path / "new/page.html", "text")
+    papers.append(tmp_path / "new/page.html", " more")
+    assert (tmp_path / "new/page.html").read_text() == "text more"
+    for write in (papers.write, papers.append):
+        with pytest.raises(StorageError, match="cannot write"):
+            write(tmp_path, "text")

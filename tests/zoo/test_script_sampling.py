@@ -1,0 +1,197 @@
+"""Draws of records against what was accounted, and what one record more does to a scale."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from dpaudit_ray.scripts import looks, sampling, size
+from dpaudit_ray.scripts.findings import Finding, Weight
+from dpaudit_ray.scripts.watch.loaders import summary
+
+RECORDS, RATE, DRAWS = 500, 0.05, 60
+
+
+def poisson(rng: np.random.Generator, rate: float = RATE) -> list[np.ndarray]:
+    return [np.flatnonzero(rng.random(RECORDS) < rate) for _ in range(DRAWS)]
+
+
+def shuffled(rng: np.random.Generator) -> list[np.ndarray]:
+    passes = int(DRAWS * RATE)
+    return [part for _ in range(passes) for part in np.split(rng.permutation(RECORDS), 1 / RATE)]
+
+
+def fixed(rng: np.random.Generator) -> list[np.ndarray]:
+    return [rng.permutation(RECORDS)[: int(RATE * RECORDS)] for _ in range(DRAWS)]
+
+
+def told(taken: list[np.ndarray], noise: float = 1.0, epsilon: float = 1.0) -> dict:
+    """What a run returns of its draws."""
+    history = [[noise, RATE, len(taken)]]
+    claim = {"history": history, "epsilons": [epsilon], "deltas": [1e-5]}
+    drawn = [summary(taken, RECORDS, RATE)]
+    return {"claims": [claim], "draws": drawn, "unused": [], "steps": [len(taken)]}
+
+
+def found(*arguments, **options) -> tuple[Finding, ...]:
+    return sampling.judge(told(*arguments, **options), looks.SHARE, 1e-5).findings
+
+
+def test_poisson_draws_raise_no_alarm() -> None:
+    """200 runs: at a level of 0.004, five alarms or more come once in 700 such tests."""
+    alarms = sum(bool(found(poisson(np.random.default_rng(seed)))) for seed in range(200))
+    assert alarms <= 4
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_higher_rate_is_found(seed: int) -> None:
+    """At 0.065, 1,950 records are drawn where 1,500 are expected: 12 deviations."""
+    (one,) = found(poisson(np.random.default_rng(seed), 0.065))
+    assert one.weight is Weight.VIOLATION
+    assert "a rate of 0.05" in one.expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_lower_rate_is_none_of_ours(seed: int) -> None:
+    """Fewer records than accounted are more private, but not what the accountant was told."""
+    assert not found(poisson(np.random.default_rng(seed), 0.049))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_shuffled_draws_are_found(seed: int) -> None:
+    """Whether the promise is broken, or only not proven, depends on the noise."""
+    draws = shuffled(np.random.default_rng(seed))
+    (one,) = found(draws, noise=0.5, epsilon=2.0)
+    assert one.weight is Weight.VIOLATION
+    assert "shuffled" in one.seen
+    (one,) = found(draws, noise=5.0, epsilon=2.0)
+    assert one.weight is Weight.WARNING
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_draws_of_a_fixed_size_are_found(seed: int) -> None:
+    (one,) = found(fixed(np.random.default_rng(seed)), noise=5.0, epsilon=2.0)
+    assert one.weight is Weight.WARNING
+    assert "of a fixed size" in one.seen
+    (one,) = found(fixed(np.random.default_rng(seed)), noise=0.5, epsilon=0.5)
+    assert one.weight is Weight.VIOLATION
+
+
+def test_draws_that_hang_together() -> None:
+    """The same records all the time, as many as Poisson sampling would draw."""
+    rng = np.random.default_rng(0)
+    draws = [np.arange(size) for size in rng.binomial(RECORDS, RATE, DRAWS)]
+    (one,) = found(draws)
+    assert one.weight is Weight.VIOLATION
+    assert "hang together" in one.seen
+
+
+def test_a_record_twice_in_a_batch() -> None:
+    draws = poisson(np.random.default_rng(0))
+    draws[3] = np.concatenate([draws[3][1:], draws[3][-1:]])
+    (one,) = found(draws)
+    assert "twice" in one.seen
+
+
+def test_empty_draws_that_are_left_out() -> None:
+    """At ten records and a rate of 0.05, three draws of five are empty."""
+    rng = np.random.default_rng(0)
+    draws = [np.flatnonzero(rng.random(10) < RATE) for _ in range(200)]
+    full = told(draws) | {"draws": [summary(draws, 10, RATE)]}
+    assert not sampling.judge(full, looks.SHARE, 1e-5).findings
+    passed = full | {"unused": [0, 0, 3]}
+    lost, empty = sampling.judge(passed, looks.SHARE, 1e-5).findings
+    assert "2 empty draws" in empty.seen
+    assert empty.weight is Weight.VIOLATION
+    # That a loop passed a draw over that was not empty may have a good reason.
+    assert "1 draws that led to no step" in lost.seen
+    assert lost.weight is Weight.WARNING
+
+
+def test_every_record_in_every_step() -> None:
+    draws = [np.arange(RECORDS)] * 5
+    claim = {"history": [[4.0, 1.0, 5]], "epsilons": [1.0], "deltas": [1e-5]}
+    whole = told(draws) | {"claims": [claim], "draws": [summary(draws, RECORDS, 1.0)]}
+    assert not sampling.judge(whole, looks.SHARE, 1e-5).findings
+    short = whole | {"claims": [claim | {"history": [[4.0, 1.0, 3]]}]}
+    (one,) = sampling.judge(short, looks.SHARE, 1e-5).findings
+    assert one.weight is Weight.VIOLATION
+
+
+def test_a_loader_that_was_not_seen_says_nothing() -> None:
+    judged = sampling.judge(told([]) | {"draws": []}, looks.SHARE, 1e-5)
+    assert not judged.complete
+    assert not judged.findings
+
+
+@pytest.mark.parametrize(
+    ("group", "rate", "times", "noise", "epsilon"),
+    [(5, 0.2, 1, 1.0, 0.5), (5, 0.2, 3, 1.0, 1.0), (1, 0.3, 4, 0.7, 0.5), (20, 0.05, 2, 0.5, 2.0)],
+)
+def test_what_draws_reach_against_simulation(
+    group: int, rate: float, times: int, noise: float, epsilon: float
+) -> None:
+    """60,000 runs of both worlds: each share is known to 0.002, the largest of 40 to 0.008."""
+    rng = np.random.default_rng(3)
+    shape = (60_000, times)
+
+    def exceeding(shift: float) -> np.ndarray:
+        """For each h, how many groups of a run have a step above h."""
+        own = rng.normal(size=shape) * noise
+        own += shift if group > 1 else shift * (rng.random(shape) < rate)
+        # The largest of the steps without the record, by its law.
+        rest = stats.norm.ppf(rng.random(shape) ** (1 / (group - 1))) * noise if group > 1 else own
+        largest = np.maximum(own, rest)
+        return np.stack([(largest > h).sum(1) for h in heights])
+
+    heights = np.linspace(-2, 10, 40) * noise
+    first, second = exceeding(2.0), exceeding(1.0)
+    reached = max(
+        float(np.max((first >= k).mean(1) - math.exp(epsilon) * (second >= k).mean(1)))
+        for k in range(1, times + 1)
+    )
+    expected = sampling.beyond(epsilon, noise, rate, group, times)
+    assert expected > 0.01
+    assert reached == pytest.approx(expected, abs=0.008 * (1 + math.exp(epsilon)))
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 7, 50, 1000])
+@pytest.mark.parametrize("ratio", [1.02, 0.9, 1.5])
+def test_the_scale_of_noise_against_quadrature(dimension: int, ratio: float) -> None:
+    """δ at the ε that is told, as the integral of max(0, p − e^ε q) over squared lengths."""
+    delta = 1e-5
+    epsilon = size.of_scales(dimension, ratio, delta)
+    chi = stats.chi2(dimension)
+
+    def reached(r: float) -> float:
+        def excess(u: float) -> float:
+            p, q = chi.logpdf(u), chi.logpdf(u / r**2) - 2 * math.log(r)
+            return max(0.0, math.exp(p) - math.exp(min(700.0, epsilon + q)))
+
+        # The integrand is above 0 on one side of where the likelihood ratio is e^ε.
+        edge = (2 * dimension * math.log(r) - 2 * epsilon) / (1 - 1 / r**2)
+        low, high = chi.ppf([1e-14, 1 - 1e-14])
+        inside = (low, min(high, edge)) if r > 1 else (max(low, edge), high)
+        if inside[0] >= inside[1]:
+            return 0.0
+        return float(integrate.quad(excess, *inside, limit=200, epsabs=1e-13)[0])
+
+    assert max(reached(ratio), reached(1 / ratio)) == pytest.approx(delta, rel=1e-3)
+
+
+def test_one_record_more() -> None:
+    def made(records: int, batch: float, batches: int) -> list[dict]:
+        entry = {"kind": "made", "records": records, "batch": batch, "batches": batches}
+        return [entry | {"noise": 1.0, "size": 13_130}]
+
+    (one,) = size.judge([made(4000, 50, 80), made(4001, 49, 81)], 1e-5).findings
+    assert one.weight is Weight.VIOLATION
+    assert "number of batches 80 to 81" in one.seen
+    same = size.judge([made(4000, 50, 80), made(4001, 50, 80)], 1e-5)
+    assert not same.findings
+    assert same.complete
+    assert not size.judge([made(4000, 50, 80), made(4000, 50, 80)], 1e-5).complete
+    assert not size.judge([[], made(4000, 50, 80)], 1e-5).complete

@@ -1,0 +1,131 @@
+"""Steps and whole runs as trials: scores, and what the test says of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dpaudit_ray.scripts import trials
+from dpaudit_ray.scripts.findings import ALPHA, Weight
+
+DELTAS = [1e-1, 1e-2, 1e-3, 1e-4, 1e-5]
+# 100 steps at a noise multiplier of 1 and a rate of 0.02, as Opacus' PRV accountant has them.
+CLAIM = {"epsilons": [0.02, 0.31, 0.66, 1.0, 1.37], "deltas": DELTAS}
+
+
+def steps(noise: float, count: int, seed: int) -> trials.Trials:
+    """Trials of steps whose noise is this, where 1 is promised."""
+    rng = np.random.default_rng(seed)
+    layer = trials.of_steps(1.0, count)
+    for _ in range(count // 100):
+        members = rng.random(100) < 0.5
+        scores = rng.normal(size=100) * noise + members
+        layer.fold([float(x) for x in scores], [bool(x) for x in members])
+    return layer
+
+
+def test_steps_with_half_the_noise() -> None:
+    judged = steps(0.5, 400, seed=1).judge(300)
+    (one,) = judged.findings
+    assert (one.layer, one.weight) == (1, Weight.VIOLATION)
+    assert "standard deviations apart" in one.seen
+
+
+def test_steps_with_the_noise_that_is_promised() -> None:
+    """40 audits at a level of 0.02: four alarms or more come once in 150 such tests."""
+    alarms = sum(bool(steps(1.0, 300, seed).judge(300).findings) for seed in range(40))
+    assert alarms <= 3
+
+
+def test_too_few_steps_are_not_complete() -> None:
+    judged = steps(1.0, 100, seed=0).judge(300)
+    assert not judged.complete
+    assert "300 would find noise of 0.7 of it" in judged.looks[0].said
+
+
+def test_steps_without_an_outcome_count_as_wrong_guesses() -> None:
+    layer = trials.of_steps(1.0, 20)
+    for _ in range(20):
+        layer.miss(True)
+    assert layer.count == 20
+    assert not layer.judge(20).findings
+
+
+def test_how_many_steps_are_needed() -> None:
+    """More noise hides a canary better (at 8, 12,975 are needed)."""
+    assert (trials.steps_needed(0.6), trials.steps_needed(1.0)) == (225, 338)
+
+
+def test_a_step_that_is_always_sampled_scores_by_its_likelihood_ratio() -> None:
+    one = {"score": 0.9, "noise": 0.8, "rate": 1.0}
+    assert trials.run_score([one]) == pytest.approx((2 * 0.9 - 1) / (2 * 0.8**2))
+
+
+def test_the_score_of_a_run_is_the_logarithm_of_its_likelihood_ratio() -> None:
+    rows = [{"score": x, "noise": 1.5, "rate": 0.1} for x in (-1.0, 0.3, 2.5)]
+    ratio = 1.0
+    for one in rows:
+        without = math.exp(-(one["score"] ** 2) / (2 * 1.5**2))
+        with_it = math.exp(-((one["score"] - 1) ** 2) / (2 * 1.5**2))
+        ratio *= 0.9 + 0.1 * with_it / without
+    assert trials.run_score(rows) == pytest.approx(math.log(ratio))
+
+
+def test_a_score_far_out_is_finite() -> None:
+    """Without clipping, a canary is a thousand times too long."""
+    rows = [{"score": x, "noise": 0.5, "rate": 0.02} for x in (1e3, -1e3)]
+    assert math.isfinite(trials.run_score(rows))
+
+
+def runs(count: int, apart: float, seed: int) -> trials.Trials:
+    """Whole runs of 100 steps whose canary shows `apart` times as much as it may."""
+    rng = np.random.default_rng(seed)
+    layer = trials.of_runs([CLAIM], count)
+    assert layer is not None
+    for _ in range(count):
+        member = bool(rng.random() < 0.5)
+        drawn = member & (rng.random(100) < 0.02)
+        scores = rng.normal(size=100) + apart * drawn
+        rows = [{"score": float(x), "noise": 1.0, "rate": 0.02} for x in scores]
+        layer.fold([trials.run_score(rows)], [member])
+    return layer
+
+
+def test_runs_that_give_the_canary_away() -> None:
+    needed = trials.runs_needed(runs(1, 1.0, 0).curve)
+    assert 5 <= needed <= 30
+    (one,) = runs(4 * needed, 50.0, seed=1).judge(needed).findings
+    assert (one.layer, one.weight) == (2, Weight.VIOLATION)
+    assert "ε = 0.31 at δ = 0.01" in one.expected
+
+
+def test_runs_as_they_should_be() -> None:
+    """40 audits at a level of 0.02, and Gaussian noise is not all that the claim allows."""
+    alarms = sum(bool(runs(12, 1.0, seed).judge(12).findings) for seed in range(40))
+    assert alarms <= 3
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+def test_perfect_guesses_of_as_many_runs_as_needed_refute(epsilon: float) -> None:
+    claim = {"epsilons": [epsilon], "deltas": [1e-5]}
+    needed = trials.runs_needed(trials.of_runs([claim], 10).curve)
+    layer = trials.of_runs([claim], needed)
+    for number in range(needed):
+        layer.fold([float(number % 2)], [bool(number % 2)])
+    assert layer.judge(needed).findings
+    # Half as many cannot: their chance under the claim is more than the level.
+    chance = (math.exp(epsilon) / (1 + math.exp(epsilon))) ** (needed // 2)
+    assert chance > ALPHA[2]
+
+
+def test_claims_of_several_accountants_add_up() -> None:
+    layer = trials.of_runs([CLAIM, CLAIM], 10)
+    assert list(layer.curve.epsilons) == [2 * e for e in CLAIM["epsilons"]]
+    assert list(layer.curve.deltas) == [2 * d for d in CLAIM["deltas"]]
+
+
+def test_no_claim_no_trials() -> None:
+    assert trials.of_runs([], 10) is None
+    assert trials.of_runs([{"epsilons": [None], "deltas": [1e-5]}], 10) is None

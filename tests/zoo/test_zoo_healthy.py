@@ -1,0 +1,111 @@
+"""Healthy scripts under watch: no alarm, the parameters they would have had, little time more."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from dpaudit_ray.isolation import Limits, Room
+from dpaudit_ray.scripts import looks, runners
+from dpaudit_ray.scripts.findings import Weight
+from dpaudit_ray.scripts.locate import Target
+from dpaudit_ray.scripts.runners import Seen
+from dpaudit_ray.scripts.watch.run import Asked
+from jobs.zoo import common
+from jobs.zoo.alarms import LAYERS, SCRIPTS, Script, row
+from tests.long import LONG
+from tests.zoo.conftest import ZOO
+
+SEED = 5
+BITWISE = ("mlp", "ghost", "memory_manager", "adam_schedule")
+QUICK = ("mlp", "ghost", "memory_manager")  # judged in the suite, the others in `make long`
+
+pytestmark = pytest.mark.slow
+
+
+def run(warm: Room, name: str, **asked: object) -> Seen:
+    seen = runners.one(
+        warm, Target(ZOO / "healthy.py", name), Asked(SEED, **asked), Limits(300.0), 1
+    )
+    assert seen.told is not None, seen.ended
+    return seen
+
+
+@functools.cache
+def looked_into(warm: Room, name: str) -> Seen:
+    return run(warm, name, looks=True)
+
+
+@pytest.mark.parametrize("name", BITWISE)
+def test_looking_changes_no_bit_of_the_parameters(warm: Room, name: str) -> None:
+    request = {"script": "healthy", "function": name, "seed": SEED}
+    plain = warm.call("tests.zoo.plainly:run", request, Limits(300.0))
+    assert plain.how == "returned", plain.traceback
+    assert looked_into(warm, name).told["final"] == plain.value
+
+
+def no_alarm(warm: Room, name: str) -> None:
+    """One run in a hundred may raise one, with other seeds."""
+    seen = looked_into(warm, name)
+    judged = looks.judge(seen.record, seen.told, common.DELTA)
+    assert not [one for one in judged.findings if one.weight is Weight.VIOLATION]
+    assert judged.complete, judged.looks
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_healthy_script_raises_no_alarm(warm: Room, name: str) -> None:
+    no_alarm(warm, name)
+
+
+@pytest.mark.skipif(not LONG, reason="as the others; set DPAUDIT_LONG=1")
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in QUICK])
+def test_no_other_healthy_script_raises_an_alarm(warm: Room, name: str) -> None:
+    no_alarm(warm, name)
+
+
+def test_watching_takes_a_small_share(warm: Room) -> None:
+    """Canaries cost next to nothing; looking into steps, two seconds and a third of all time.
+
+    The step that passes that limit is looked at to its end, which takes a second where all is slow.
+    """
+    told = looked_into(warm, "mlp").told
+    assert 0 < told["watching"] < 4 + told["seconds"] / 3
+    runs = (run(warm, "mlp", canary="steps", reseeds=True) for _ in range(3))
+    seen = next((each for each in runs if share(each) < 0.1), None)
+    assert seen is not None, "no one of three, however busy the machine is"
+    # The claim is that of the run without canaries: nobody waits for its accountant again.
+    assert [claim["epsilons"] for claim in seen.told["claims"]] == [[]]
+    rows = [one for one in seen.record if one["kind"] == "trial"]
+    assert [one["step"] for one in rows] == list(range(100))
+
+
+def share(seen: Any) -> float:
+    return float(seen.told["watching"] / seen.told["seconds"])
+
+
+def test_what_every_optimizer_imports_is_there(warm: Room) -> None:
+    """PyTorch imports torch._dynamo at the first optimizer: a second for each run."""
+    assert warm.call("tests.zoo.test_zoo_healthy:dynamo", {}).value
+
+
+def dynamo(_: dict) -> bool:
+    import sys
+
+    return "torch._dynamo" in sys.modules
+
+
+@pytest.mark.skipif(not LONG, reason="the layers have tests of their own; set DPAUDIT_LONG=1")
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_alarms_are_counted(layer: int) -> None:
+    script = Script("mlp")
+    try:
+        judged = LAYERS[layer](script, 3, 30)
+    finally:
+        script.close()
+    assert not [one for one in judged.findings if one.weight is Weight.VIOLATION]
+
+
+def test_a_row_of_alarms() -> None:
+    assert row("mlp", 20, 1) == "| mlp | 20 | 1 | 0.001 to 0.249 |"
