@@ -64,6 +64,7 @@ trap finish EXIT
 openssl rand -hex 32 >"$token"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$token RAY_USAGE_STATS_ENABLED=0
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0    # Ray is told to leave when the sweep has ended
+export RAY_worker_niceness=0    # Ray's 15 leaves trainers a thirtieth of a core that another job computes on, too
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=$(scontrol show node "${nodes[0]}" | grep -oP 'NodeAddr=\K\S+')

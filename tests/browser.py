@@ -42,7 +42,7 @@ def signed_in(head: Head) -> Iterator[str]:
             headers = {"Authorization": f"Bearer {head.token}"}
             request = urllib.request.Request(head.dashboard + self.path, headers=headers)
             try:
-                response = urllib.request.urlopen(request, timeout=30)
+                response = urllib.request.urlopen(request, timeout=120)
             except urllib.error.HTTPError as error:
                 response = error
             with response, contextlib.suppress(BrokenPipeError, ConnectionResetError):

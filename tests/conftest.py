@@ -23,6 +23,10 @@ SHARED = Path(os.environ.get("DPAUDIT_SHARED", ROOT.parent / "shared"))
 # several processes of tests take on few cores, most would be that. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Ray starts its workers with niceness 15. Where as many tests run as there are cores, or more, the
+# actors of one get a thirtieth of what the processes of another do: minutes in place of seconds.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 # Without a GPU, Triton's interpreter runs our kernels. Read when Triton is loaded.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")

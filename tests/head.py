@@ -35,7 +35,7 @@ class Head:
         """JSON from the dashboard's API."""
         headers = {"Authorization": f"Bearer {self.token}"}
         request = urllib.request.Request(self.dashboard + path, headers=headers)
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             return json.load(response)
 
     def jobs(self) -> dict[str, dict[str, Any]]:
@@ -109,7 +109,7 @@ def head(
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+            process.wait(200)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         shutil.rmtree(temp, ignore_errors=True)

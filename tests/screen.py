@@ -87,7 +87,7 @@ class Screen:
         size = struct.pack("HHHH", lines, columns, 0, 0)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
 
-    def until(self, seen: Callable[[list[str]], bool], timeout: float = 60) -> list[str]:
+    def until(self, seen: Callable[[list[str]], bool], timeout: float = 300) -> list[str]:
         """Reads on until a picture is as wanted; returns it."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
@@ -99,7 +99,7 @@ class Screen:
             return self.frames[-1]
         raise AssertionError("never seen; last:\n" + "\n".join(self.shown))
 
-    def text(self, words: str, timeout: float = 60) -> list[str]:
+    def text(self, words: str, timeout: float = 300) -> list[str]:
         """Reads on until these words are on the screen."""
         return self.until(lambda lines: any(words in line for line in lines), timeout)
 
@@ -113,7 +113,7 @@ class Screen:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGHUP)
 
-    def end(self, timeout: float = 60) -> int:
+    def end(self, timeout: float = 300) -> int:
         """Reads to the end; returns the exit code."""
         end = time.monotonic() + timeout
         while time.monotonic() < end and self._read():

@@ -38,7 +38,7 @@ def workplace(tmp_path: Path) -> Path:
 def shell(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400
     )
 
 

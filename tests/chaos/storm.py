@@ -202,7 +202,7 @@ class Storm:
                 self.driver = self._another()
             time.sleep(0.2)
         before.process.send_signal(signal.SIGCONT)
-        assert before.ends(90) == 4, before.output[-3000:]
+        assert before.ends(300) == 4, before.output[-3000:]
         around.lose(extra)
         return f"process {before.process.pid}, {self.driver.process.pid} takes over"
 
@@ -214,7 +214,7 @@ class Storm:
         """The cluster is gone with it: the driver says so and ends, and another one resumes."""
         (server,) = [p for p in tree(os.getpid()) if p.name() == "gcs_server"]
         server.kill()
-        code = self.driver.ends(120)
+        code = self.driver.ends(300)
         new = code == 2 and "cannot reach a Ray cluster" in self.driver.output[-1000:]
         assert code == 4 or new, self.driver.output[-3000:]
         self._cluster.again()

@@ -132,12 +132,12 @@ def _daemon(command: list[str], place: Path, variables: dict[str, str]) -> Itera
         )
     try:
         if command[0] == "munged":
-            wait_for((place / "munge.socket").exists, 20)
+            wait_for((place / "munge.socket").exists, 300)
         yield
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+            process.wait(200)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 

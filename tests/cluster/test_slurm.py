@@ -183,7 +183,7 @@ def test_a_cancelled_job_stays_away(place: Place) -> None:
     place.scheduler.ask("scancel", job)
     ended = place.wait(job, "CANCELLED")
     # Slurm would wait for 30 s and kill.
-    wait_for(lambda: not place.scheduler.ask("squeue", "--noheader"), 20)
+    wait_for(lambda: not place.scheduler.ask("squeue", "--noheader"), 300)
     assert place.tidy()
     assert ended["Restarts"] == "0"
     assert not place.done

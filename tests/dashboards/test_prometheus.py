@@ -68,7 +68,7 @@ class Prometheus:
 
     def get(self, path: str, **query: str) -> Any:
         url = f"{self.address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=60) as response:
             return json.load(response)["data"]
 
     def value(self, expression: str) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ def prometheus(cluster: Head, folder: Path) -> Iterator[Prometheus]:
         yield server
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(200)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_every_expression_has_data_while_a_sweep_runs(
                 command, cwd=folder, env=cluster.environment, stdout=log, stderr=log
             )
         try:
-            wait_for(lambda: not empty(server) or running.poll() is not None, 150)
+            wait_for(lambda: not empty(server) or running.poll() is not None, 300)
             assert running.poll() is None, (folder / "log").read_text()[-3000:]
             names = {metric.exported for metric in METRICS}
             for name in names:
@@ -179,4 +179,4 @@ def test_every_expression_has_data_while_a_sweep_runs(
             assert "DpauditNoTrainers" not in alerts
         finally:
             running.terminate()
-            running.wait(30)
+            running.wait(200)

@@ -188,7 +188,7 @@ def test_a_run_that_is_resumed_has_the_same_bytes(failed: Path, tmp_path: Path) 
 @pytest.mark.slow
 def test_ray_and_inline_agree(failed: Path, tmp_path: Path) -> None:
     process = start(sweep("some_raise"), tmp_path)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=400)
     assert process.returncode == 3, output
     assert "trials failed and counted as missed: " in output
     assert contents(tmp_path / "own") == contents(failed)

@@ -47,7 +47,7 @@ class Node:
         for process in tree(self.process.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        self.process.wait(20)
+        self.process.wait(200)
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -164,14 +164,14 @@ class Driver:
         """The first true value of `what()` while it works."""
         return wait_for(lambda: self.works and what(), seconds)
 
-    def ends(self, seconds: float = 200) -> int:
+    def ends(self, seconds: float = 400) -> int:
         """Its exit code."""
         return self.process.wait(seconds)
 
     def kill(self) -> None:
         """SIGKILL, for it and for nothing below it."""
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(200)
 
 
 def ids(center: Head) -> dict[str, str]:

@@ -74,7 +74,7 @@ def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(
 
 def _kill(process: psutil.Process) -> None:
     process.kill()
-    process.wait(10)
+    process.wait(200)
 
 
 def test_scores_that_differ_the_second_time_keep_the_misses(

@@ -45,7 +45,7 @@ def run(
 ) -> tuple[int, str]:
     """`dpaudit run` as a process of its own: its exit code and what it says on stderr."""
     command = [sys.executable, "-m", "dpaudit_ray", "run", file, "--storage-path", storage, *more]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr
 

@@ -120,7 +120,7 @@ def test_gauges_are_set_again_while_no_news_comes(monkeypatch: pytest.MonkeyPatc
     publisher = metrics.Publisher(recorder, "sweep")
     publisher.publish(snapshot(1))
     series = 2 * 9 + 6
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while recorder.count < 5 * series and time.monotonic() < deadline:
         time.sleep(0.01)
     assert recorder.count >= 5 * series

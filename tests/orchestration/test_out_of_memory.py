@@ -67,7 +67,7 @@ def test_out_of_memory(tmp_path: Path) -> None:
         env=os.environ | monitor | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "its node ran out of memory" in done.stderr

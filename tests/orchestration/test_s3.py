@@ -49,7 +49,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield f"s3://{BUCKET}/runs"
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(200)
 
 
 def client():

@@ -207,17 +207,17 @@ def test_bounds_are_computed_while_packs_are_folded(
 
     def slow(self: Accuracy, *level: float) -> Estimate:
         computing.set()
-        assert may_end.wait(20)
+        assert may_end.wait(200)
         return bound(self, *level)
 
     monkeypatch.setattr(Accuracy, "bound", slow)
     flushing = threading.Thread(target=aggregation.flush)
     flushing.start()
-    assert computing.wait(20)
+    assert computing.wait(200)
     aggregation.fold(*packs[2])
     assert aggregation.progress().done == 150
     may_end.set()
-    flushing.join(20)
+    flushing.join(200)
     assert set(run.estimates()["trials"]) == {100}, "those that were in when it began"
     aggregation.flush()
     assert set(run.estimates()["trials"]) == {150}
@@ -287,7 +287,7 @@ def test_a_thousand_packs_on_ray(tmp_path: Path) -> None:
     In a process of its own: that of the tests has a heap that other tests have left behind.
     """
     command = [sys.executable, "-c", THOUSAND, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     complete, files, trials, rate, early, late = json.loads(done.stdout.splitlines()[-1])
     assert (complete, files, trials) == (True, 4, 20_000), "packs are gathered by 256"

@@ -191,7 +191,7 @@ def test_several_sweeps_at_once(cluster: Head, place: Path, light: dict) -> None
     command = [sys.executable, str(ROOT / "jobs" / "submit.py"), *files]
     command += ["--address", cluster.dashboard, "--storage-path", str(place / "runs")]
     done = subprocess.run(
-        command, cwd=place, env=cluster.environment, capture_output=True, text=True, timeout=240
+        command, cwd=place, env=cluster.environment, capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stderr
     assert (place / "runs" / "first" / "_SUCCESS").exists()
