@@ -14,7 +14,8 @@ from ..orchestration.trainer import Brief, PackTrainer
 from ..plan import decisions, failures, gathering, preparing
 from ..plan.model import Pack, PlannedAudit
 from ..storage.run_directory import RunDirectory
-from ..sweep.spec import Cell, Sweep
+from ..sweep.cell import Cell
+from ..sweep.spec import Sweep
 from .calibration import Calibration
 from .rehearsal import Preparing, Rehearsal
 from .timing import seconds_per_trial

@@ -9,7 +9,8 @@ from ..errors import DpauditError, first_line
 from ..mechanisms.base import Mechanism
 from ..orchestration.trainer import PackTrainer
 from ..plan.model import Pack
-from ..sweep.spec import Cell, Sweep
+from ..sweep.cell import Cell
+from ..sweep.spec import Sweep
 from .calibration import Calibration
 from .rehearsal import UnpreparedError
 

@@ -12,7 +12,8 @@ from ..plan.prefix import FoldedPack
 from ..stats.claim_test import ClaimTest
 from ..stats.curve import Curve
 from ..stats.run_test import RunTest
-from ..sweep.spec import Cell, Sweep
+from ..sweep.cell import Cell
+from ..sweep.spec import Sweep
 
 
 class Decider:

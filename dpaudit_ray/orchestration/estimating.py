@@ -15,8 +15,8 @@ from ..stats import Estimate, Estimator, Status, preferred
 from ..stats.budget import SweepBudget
 from ..storage.arrays import Arrays
 from ..storage.scores import EstimateRow
+from ..sweep.cell import Cell
 from ..sweep.estimator import EstimatorSpec
-from ..sweep.spec import Cell
 
 # What may be said after a look, a bound on μ and one without assumption: these take over where a
 # bound for a declared number of trials no longer holds.

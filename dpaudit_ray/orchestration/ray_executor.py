@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,17 +13,18 @@ from ..storage.run_directory import RunDirectory
 from ..sweep.spec import Sweep
 from . import internals
 from .answers import Answers
-from .deadlines import SHORTEST, Deadlines
+from .deadlines import Deadlines
 from .executors import Done, Lost, Outcome
 from .fleet import Fleet
+from .hangs import Hangs
 from .link import Link, ours
 from .nodes import Nodes, Place, beside_the_driver, last_line
 from .pool import Pool, Reference, Worker
 from .progress import Activity, Progress
 from .sharing import TRAINER
 from .suspects import Suspects
-from .trainer import Brief, runs_of
-from .watch import LOOK_SECONDS, Watch
+from .trainer import Brief
+from .watch import Watch
 
 
 class RayExecutor:
@@ -88,8 +87,6 @@ class RayExecutor:
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
         self._in_flight = 0
         self._answers = Answers()
-        self._looked = -math.inf
-        self._slow: set[int] = set()  # audits of whose first pack the user was told
         self._pool = Pool(
             self._start_worker,
             lambda actor: ray.kill(actor),
@@ -98,6 +95,8 @@ class RayExecutor:
             nodes.tell_what_for,
         )
         self._suspects = Suspects(nodes, tell, self._pool.changed)
+        watched = self._deadlines, self._pool, self._suspects, self._link
+        self._hangs = Hangs(self._plan, *watched, tell)
         self.backlog(self._packs)
         self._pool.resize()
 
@@ -151,7 +150,8 @@ class RayExecutor:
             self._pool.resize()
         arrived = self._answers.wait(timeout)
         outcomes = [self._collect(worker, reference) for worker, reference in arrived]
-        return [*(outcome for outcome in outcomes if outcome), *self._hung()]
+        hung = [self._lost(lost) for lost in self._hangs.found()]
+        return [*(outcome for outcome in outcomes if outcome), *hung]
 
     def progress(self, activity: Activity) -> Progress:
         """The last answer of the aggregator; asks for the next one without waiting for it."""
@@ -299,37 +299,6 @@ class RayExecutor:
         for pack in lost.packs:
             self._suspects.drop(pack)
         return lost
-
-    def _limit(self, pack: Pack) -> float:
-        seconds = self._deadlines.of(pack)
-        return seconds if self._suspects.case(pack) is None else seconds * runs_of(pack)
-
-    def _hung(self) -> list[Outcome]:
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS / 4 or self._link.silent:
-            return []
-        self._looked = now
-        lost: list[Outcome] = []
-        since = self._link.silence.ended
-        for worker, seconds in list(self._pool.overdue(self._limit, since)):
-            assert worker.place is not None
-            packs = self._pool.replace(worker)
-            self._deadlines.missed(packs[0])
-            reason = f"{worker.name} on node {worker.place.address} was silent for {seconds:.0f} s"
-            lost.append(self._lost(Lost(packs, reason)))
-        for worker, _ in self._pool.overdue(lambda pack: SHORTEST, since):
-            self._tell_of_the_first(worker, next(iter(worker.packs.values())))
-        return lost
-
-    def _tell_of_the_first(self, worker: Worker, pack: Pack) -> None:
-        if pack.audit in self._slow or not self._deadlines.unknown(pack):
-            return
-        self._slow.add(pack.audit)
-        self._tell(
-            f"{self._plan.audits[pack.audit].label}: {worker.name} has worked for {SHORTEST:.0f} s "
-            f"on its first pack and counts as hung after {self._limit(pack):.0f} s; "
-            "resources.pack_deadline sets another limit"
-        )
 
     def _start_worker(self, number: int) -> Worker:
         name = f"{self._sweep.name}{TRAINER}{number}"

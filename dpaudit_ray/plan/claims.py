@@ -19,7 +19,7 @@ from ..stats import curve, gdp
 from ..stats.claim_test import ClaimTest
 from ..stats.curve import Curve
 from ..stats.run_test import RunTest
-from ..sweep.spec import Cell
+from ..sweep.cell import Cell
 from .model import PlannedAudit
 
 Floats = npt.NDArray[np.float64]

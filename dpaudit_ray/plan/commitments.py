@@ -17,7 +17,8 @@ from ..mechanisms.recorded import Recorded
 from ..plugins import Unread
 from ..stats import Status
 from ..storage.run_directory import RESTORE, RunDirectory
-from ..sweep.spec import Cell, Sweep
+from ..sweep.cell import Cell
+from ..sweep.spec import Sweep
 from . import claims
 from .model import MAX_PARTS, Plan, PlannedAudit
 

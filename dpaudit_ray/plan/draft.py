@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from ..errors import SpecError
 from ..models.base import PACK, Model
-from ..sweep.spec import Cell, Sweep
+from ..sweep.cell import Cell
+from ..sweep.spec import Sweep
 from . import claims, inputs, preparing, provenance
 from .model import Plan, PlannedAudit
 

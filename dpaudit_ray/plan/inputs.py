@@ -11,7 +11,8 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import DataError
 from ..storage.files import reason
-from ..sweep.spec import Cell, Sweep
+from ..sweep.cell import Cell
+from ..sweep.spec import Sweep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import RunDirectoryError, SpecError
 from ..storage.run_directory import UNPREPARED, RunDirectory
-from ..sweep.spec import Cell
+from ..sweep.cell import Cell
 from . import inputs
 from .failures import Failure
 from .inputs import InputFile

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from .. import accounting, imports
 from ..stats import Status
 from ..stats.budget import SweepBudget
-from ..sweep.spec import Cell
+from ..sweep.cell import Cell
 
 CERTIFIED = "certified: exceeds the truth in at most 1 - confidence of all audits"
 IF_GAUSSIAN = (

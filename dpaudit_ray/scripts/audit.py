@@ -9,17 +9,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import re
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from .. import imports
-from ..errors import ScriptError
 from ..isolation import Limits
 from ..report.verdict import Verdict
-from . import looks, promise, size, trials
+from . import first, looks, promise, size, trials
 from .findings import Finding, Judged, Look, ScriptVerdict, Weight
 from .locate import Target
 from .runners import Runner, Seen, Tell
@@ -117,28 +113,7 @@ class Audit:
         """The first run: the script as it is, without a canary, its steps looked into."""
         self._tell(f"{self._target}: one run is looked into")
         (seen,) = self._run(iter([self._asked("look", looks=True)]))
-        if seen.ended.how != "returned":
-            raise _unusable(self._target, seen, self._options.budget)
-        told = _require(seen.told)
-        if any(one["kind"] == "made" and one["phase"] == "import" for one in seen.record):
-            raise ScriptError(
-                f"{self._target.script.name} trains when it is imported; put what trains into "
-                f"{self._target.function}(), and its call under if __name__ == '__main__'"
-            )
-        # No step, and nothing else that could be wrong.
-        if not sum(told["steps"]) and not told["outside"]:
-            raise ScriptError(
-                f"{self._target} took no step that is private: it calls neither make_private nor "
-                "audited_step"
-                if not told["made"]
-                else f"{self._target} took no step within {told['seconds']:.0f} s; give a longer "
-                "--budget"
-            )
-        if not told["made"] and not sum(told["steps"]):
-            raise ScriptError(
-                f"{self._target} never calls make_private, and takes "
-                f"{told['outside'][0]['steps']} steps without privacy; nothing to audit"
-            )
+        first.require_usable(self._target, seen, self._options.budget)
         return seen
 
     def _sizes(self) -> Judged:
@@ -306,32 +281,6 @@ def _raised(failed: list[Seen]) -> Judged:
         "runs that end", ended.message, "a step that fails counts as a wrong guess",
     )  # fmt: skip
     return Judged((finding,))
-
-
-def _unusable(target: Target, seen: Seen, budget: float) -> ScriptError:
-    """Why the first run says nothing, with the last lines that it printed."""
-    ended = seen.ended
-    lines = tuple(ended.output.strip().splitlines()[-5:])
-    if ended.how == "hung":
-        steps = [one["step"] for one in seen.record if one["kind"] == "look"]
-        said = "no step ended" if not steps else f"nothing came after step {max(steps) + 1}"
-        return ScriptError(
-            f"{target}: {said} within the budget of {budget:.0f} s; give a longer --budget", lines
-        )
-    if ended.how == "raised" and ended.message.startswith("SpecError: "):
-        return ScriptError(ended.message.removeprefix("SpecError: "))
-    if ended.how == "memory":
-        return ScriptError(f"{target} {ended.message}; give it more by --memory", lines)
-    verb = "raised " if ended.how == "raised" else ""
-    where = _line(ended.traceback)
-    return ScriptError(f"{target} {verb}{ended.message}{where}; run it by itself first", lines)
-
-
-def _line(traceback: str) -> str:
-    """Where the user's own code raised."""
-    places = re.findall(r'File "([^"]+)", line (\d+)', traceback)
-    own = [(file, line) for file, line in places if imports.is_own(file)]
-    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
 
 
 def _time(seconds: float) -> str:

@@ -20,7 +20,7 @@ from dpaudit_ray.stats import Status
 from dpaudit_ray.stats.budget import SweepBudget
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep.audit import AuditSpec
-from dpaudit_ray.sweep.spec import Cell
+from dpaudit_ray.sweep.cell import Cell
 
 from .coverage import Coverage, Nobody
 

@@ -25,7 +25,7 @@ from dpaudit_ray.stats import curve
 from dpaudit_ray.stats.claim_test import ClaimTest
 from dpaudit_ray.stats.curve import Curve
 from dpaudit_ray.sweep import spec
-from dpaudit_ray.sweep.spec import Cell
+from dpaudit_ray.sweep.cell import Cell
 from tests.command import changed
 
 SIZES = Sizes(examples=103, batch_size=10)

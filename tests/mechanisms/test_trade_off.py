@@ -13,7 +13,7 @@ from dpaudit_ray.adversaries.base import FinalModelAdversary, GradientCanary, Tr
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.stats import TradeOff, gdp
 from dpaudit_ray.sweep import spec
-from dpaudit_ray.sweep.spec import Cell
+from dpaudit_ray.sweep.cell import Cell
 
 
 class LastParameter(FinalModelAdversary[GradientCanary]):

@@ -12,7 +12,7 @@ import pytest
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims
 from dpaudit_ray.sweep import spec
-from dpaudit_ray.sweep.spec import Cell
+from dpaudit_ray.sweep.cell import Cell
 from tests.command import dpaudit, inline, refused, write_sweep
 
 ACCOUNTANTS = ["gaussian", "rdp", "pld", "prv"]

@@ -22,6 +22,7 @@ from dpaudit_ray.report.tables import Run, all_estimates, overview
 from dpaudit_ray.stats import Status
 from dpaudit_ray.stats.rates import EpsDelta
 from dpaudit_ray.sweep import spec
+from dpaudit_ray.sweep.cell import Cell
 
 HERE = __name__
 
@@ -78,7 +79,7 @@ def sampled(**audit: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cell(**audit: Any) -> spec.Cell:
+def cell(**audit: Any) -> Cell:
     return spec.from_raw(sampled(**audit)).cells[0]
 
 

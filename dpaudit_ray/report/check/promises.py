@@ -20,7 +20,8 @@ from ...plugins import Unread
 from ...printable import printable
 from ...storage.run_directory import RunDirectory
 from ...sweep import fingerprint, spec, yamlfile
-from ...sweep.spec import Cell, Sweep
+from ...sweep.cell import Cell
+from ...sweep.spec import Sweep
 from ...version import __version__
 from .findings import Findings
 

@@ -20,12 +20,12 @@ from torch.optim.optimizer import (
 )
 
 from . import ghost, looks, replay, vectors
+from .canaries import FAR, Canaries
 from .loaders import Indices, Iteration
 from .replay import Change, Replay
 from .run import Run
 
 LOOKED_AT = frozenset({0, 1, 2, 3, 5, 8} | {2**k for k in range(4, 14)})
-_FAR = 1e3  # times the clipping bound: what every clipping must cut off
 _NEAR = 0.999
 _ROWS = 6  # examples that are left out, one at a time
 _GHOST = "DPOptimizerFastGradientClipping"
@@ -64,8 +64,7 @@ class _Watched:
         self._after_step: list[torch.Tensor] | None = None
         self.steps = 0
         self._noise = looks.Noise()
-        self._score: Callable[[], float] | None = None
-        self._scored: float | None = None
+        self._canaries = Canaries(optimizer, run, number, self.ghost)
         self.last: vectors.Release | None = None  # gradients that the last step released
         self._open: tuple[Iteration | None, Indices] | None = None  # a draw that is not whole yet
         names = ("step", "pre_step", "clip_and_accumulate", "accumulate")
@@ -120,9 +119,9 @@ class _Watched:
         self._notice_moved()
         if run.asked.looks and (self.steps in LOOKED_AT or self._has_time()):
             self._look(lambda: call(*args, **kwargs), closure)
-        change = self._canary()
+        change = self._canaries.drawn(self.steps)
         run.spent += time.monotonic() - began
-        self.inside, self._scored = True, None
+        self.inside = True
         try:
             with self._arm(change or replay.unchanged, now=not closure):
                 result = call(*args, **kwargs)
@@ -220,12 +219,12 @@ class _Watched:
         if self.ghost:
             yield "a clipped gradient", replay.added([one * bound for one in v])
             return
-        yield "a gradient a thousand times too long", replay.appended([_FAR * bound * w for w in v])
+        yield "a gradient a thousand times too long", replay.appended([FAR * bound * w for w in v])
         n = tried.rows or 0
         for index in dict.fromkeys(int(i * n / _ROWS) for i in range(min(_ROWS, n))):
             yield f"record {index} of the batch left out", replay.without(index)
         for index in _ends([p.numel() for p in tried.params]):
-            own = [_FAR * bound * w * (k == index) / max(float(w.norm()), 1e-30)
+            own = [FAR * bound * w * (k == index) / max(float(w.norm()), 1e-30)
                    for k, w in enumerate(v)]  # fmt: skip
             name = self._run.names([tried.params[index]])[0]
             yield f"a gradient of {name} alone, a thousand times too long", replay.appended(own)
@@ -237,73 +236,17 @@ class _Watched:
             return None
         return replay.appended([torch.zeros_like(p) for p in tried.params])
 
-    def _canary(self) -> Change | None:
-        """Decides whether this step has one, and how it will be scored."""
-        asked = self._run.asked
-        self._score = None
-        if not asked.canary:
-            return None
-        t, n = self.steps, self._number
-        inside = asked.member
-        if asked.canary == "steps":
-            inside = asked.coin(0.5, "bit", n, t)
-        elif inside:
-            inside = asked.coin(self._rate(), "sampled", n, t)
-        params = list(self.optimizer.params)
-        sign = 1.0 if asked.coin(0.5, "sign", n, t) else -1.0
-        v = vectors.direction([p.shape for p in params], asked.derived("canary", n, t))
-        bound = replay.clipping_bound(self.optimizer)
-        scale = sign / (bound * self._unit())
-
-        def score() -> float:
-            moved: float = sum(
-                float(torch.sum(p.grad.detach().cpu().double() * w))
-                for p, w in zip(params, v, strict=True)
-                if p.grad is not None
-            )
-            return float(scale * moved)
-
-        self._score, self._member = score, inside
-        if not inside:
-            return None
-        if self.ghost:
-            return replay.added([sign * bound * w for w in v])
-        return replay.appended([sign * _FAR * bound * w for w in v])
-
-    def _rate(self) -> float:
-        """At which the last step was accounted to sample a record; before any, what is known."""
-        history = self._run.history()
-        return history[-1][1] if history else self._run.rate or 1.0
-
-    def _unit(self) -> float:
-        """What a clipped gradient of length one is in the gradient that is released."""
-        optimizer = self.optimizer
-        if optimizer.loss_reduction != "mean":
-            return 1.0
-        with contextlib.suppress(AttributeError, IndexError, ValueError):  # where none are kept
-            return 1 / float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
-        return 1 / float(optimizer.expected_batch_size)
-
     def released(self) -> None:
         """The wrapped optimizer is about to step."""
         self.last = vectors.flat(
             torch.zeros_like(p) if p.grad is None else p.grad for p in self.optimizer.params
         ) if self._run.asked.looks else None  # fmt: skip
-        if self._score is not None:
-            self._scored = self._score()
+        self._canaries.released()
 
     def _after(self) -> None:
-        run = self._run
-        if self._score is not None:
-            value = self._score() if self._scored is None else self._scored
-            history = run.history()
-            run.recorder.put(
-                "trial", optimizer=self._number, step=self.steps, member=self._member,
-                score=value, noise=history[-1][0] if history else None,
-                rate=history[-1][1] if history else None,
-            )  # fmt: skip
+        self._canaries.record(self.steps)
         self.steps += 1
-        run.after_step()
+        self._run.after_step()
 
 
 def _ends(sizes: list[int]) -> list[int]:
