@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...errors import first_line
 from ..cpu.memory import Groups, no_room, out_of_memory
-from ..cpu.threads import spread
+from ..cpu.threads import count, spread, torchs
 from ..gpu import kernels
 from ..rules.layers import KERNEL_RULES, RULES, Odd, refuse, replaced, slots_of, unpackable
 from ..rules.losses import losses as losses_of
@@ -173,7 +173,8 @@ class PackedModel:
         """
         self.settle(x, y)
         if self._alone is not None:
-            return self._alone.clipped_sums(theta, x, y, clip_norm, weights)
+            with torchs():
+                return self._alone.clipped_sums(theta, x, y, clip_norm, weights)
         out = torch.zeros_like(theta)  # a layer that gets no gradient writes nothing
         x = self._cast(x)
 
@@ -184,7 +185,7 @@ class PackedModel:
 
         # Triton's interpreter has one thread.
         if theta.device.type == "cpu" and self._threaded and not self._kernels:
-            self._hire(torch.get_num_threads())
+            self._hire(count())
             spread(sums, len(theta))
         else:
             sums(0, slice(0, len(theta)))
@@ -201,7 +202,8 @@ class PackedModel:
             slow = Samplewise(self._source, False, self._compute, views=True)
             mapped = self._alone is None or self._alone.mapped
             self._viewed = slow.mapped_if_right(theta[0], x[:2], y[:2]) if mapped else slow
-        return self._viewed.clipped_sums(theta, x, y, clip_norm, None)
+        with torchs():
+            return self._viewed.clipped_sums(theta, x, y, clip_norm, None)
 
     def _hire(self, threads: int) -> None:
         """Every thread needs passes of its own."""

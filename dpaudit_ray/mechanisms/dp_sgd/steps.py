@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ...adversaries.base import GradientCanary, SampleCanary
-from ...engines.cpu.threads import beside
+from ...engines.cpu.threads import beside, ours
 from ...engines.noise import noise_source
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.losses import losses
@@ -73,6 +73,11 @@ class PackedSteps:
         self._taken = 0
 
     def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
+        """See `Steps`."""
+        with ours():
+            return self._step(theta, x, y, inserted)
+
+    def _step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
         recipe = self._recipe
         if self._update is None:
             self._update = torch.empty_like(theta)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...adversaries.base import Canary, SampleCanary
 from ...engines.cpu import memory
+from ...engines.cpu.threads import ours
 from ...engines.gpu import settings
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.layers import slots_of
@@ -216,8 +217,9 @@ class DpSgdTraining:
             yield theta
 
     def _taken(self, batch: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        x = self.x[batch]  # indexed by a list: a copy
-        return x if self.views is None else self.views.of(x, step), self.y[batch]
+        with ours():
+            x = self.x[batch]  # indexed by a list: a copy
+            return x if self.views is None else self.views.of(x, step), self.y[batch]
 
     def _insertion(self, canary: Canary, inside: Tensor, period: int, seed: int) -> Insertion:
         """The coins depend on the pack alone: neither on a bit, nor on what other packs toss."""

@@ -1,0 +1,55 @@
+"""Who computes on the cores: models, or torch's own threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from dpaudit_ray.engines.cpu import threads
+
+
+@pytest.fixture(autouse=True)
+def two() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def seen(models: int) -> list[int]:
+    """How many threads torch has where each part is computed."""
+    found: list[int] = []
+    threads.spread(lambda thread, part: found.append(torch.get_num_threads()), models)
+    return found
+
+
+def test_torch_rests_while_models_have_its_threads() -> None:
+    with threads.ours():
+        assert (torch.get_num_threads(), threads.count()) == (1, 2)
+        assert seen(8) == [1, 1]
+        with threads.ours():
+            assert threads.count() == 2
+        assert (torch.get_num_threads(), threads.count()) == (1, 2)
+    assert (torch.get_num_threads(), threads.count()) == (2, 2)
+
+
+def test_one_model_and_what_is_not_spread_have_torchs() -> None:
+    with threads.ours():
+        assert seen(1) == [2]
+        with threads.torchs():
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 1
+
+
+def test_they_come_back_after_an_error() -> None:
+    with pytest.raises(ValueError, match="no"), threads.ours():
+        raise ValueError("no")
+    assert (torch.get_num_threads(), threads.count()) == (2, 2)
+
+
+def test_noise_is_drawn_beside_what_is_spread() -> None:
+    with threads.ours():
+        drawn = threads.beside(torch.get_num_threads, worth=True)
+        assert drawn() == 1, "on a thread of the pool"
