@@ -18,7 +18,7 @@ class ConvNet(Model):
     gives only the count, which is that of LeNet-5 with full connections and three colours.
     """
 
-    revision: ClassVar[int] = 2  # convolutions under pooling sum in another order
+    revision: ClassVar[int] = 3  # convolutions under pooling sum in another order
 
     name: Literal["convnet"] = "convnet"
 
@@ -52,7 +52,7 @@ class Cnn4(Model):
     layers convolutional neural network".
     """
 
-    revision: ClassVar[int] = 2  # convolutions under pooling sum in another order
+    revision: ClassVar[int] = 3  # convolutions under pooling sum in another order
 
     name: Literal["cnn4"] = "cnn4"
 

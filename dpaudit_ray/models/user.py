@@ -25,7 +25,7 @@ class UserModule(Model):
     logits [B, classes]; [B, 1] for two classes means a logistic loss.
     """
 
-    revision: ClassVar[int] = 2  # convolutions under pooling sum in another order
+    revision: ClassVar[int] = 3  # convolutions under pooling sum in another order
 
     name: Literal["module"] = "module"
     path: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from dpaudit_ray.engines.cpu import vectors
 from dpaudit_ray.engines.cpu.memory import Groups
+from dpaudit_ray.engines.packing.convchain import ConvChain
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules import convpool, convpool_layout
 from dpaudit_ray.models.convnet import Cnn4, ConvNet
@@ -29,7 +31,19 @@ def block(inputs: int, outputs: int, size: int, **options: object) -> list[nn.Mo
 def used(model: PackedModel, x: Tensor) -> list[bool]:
     """Whether each merged layer would take its loops, for inputs of the first one's kind."""
     merged = [part for part in model._passes.module.merged if isinstance(part, convpool.ConvPool)]
-    return [part._rule.sizes(x.dtype) is not None for part in merged]
+    return [part.rule.sizes(x.dtype) is not None for part in merged]
+
+
+WAYS = pytest.mark.parametrize("way", ["network", "layers"])
+
+
+def packed(module: nn.Module, way: str, groups: Groups | None = None) -> PackedModel:
+    """The whole network in loops, or each convolution with its pooling as one layer."""
+    model = PackedModel(module, groups)
+    assert isinstance(model._loops, ConvChain)
+    if way == "layers":
+        model._loops = None
+    return model
 
 
 def apart(module: nn.Module, monkeypatch: pytest.MonkeyPatch, groups: Groups) -> PackedModel:
@@ -38,13 +52,16 @@ def apart(module: nn.Module, monkeypatch: pytest.MonkeyPatch, groups: Groups) ->
         return PackedModel(module, groups)
 
 
+@WAYS
 @pytest.mark.parametrize("groups", [Groups(4, 1), Groups(3, 2)], ids=str)
-def test_the_convnet_of_the_paper(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_convnet_of_the_paper(
+    groups: Groups, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both blocks, models that share the first one's input, a batch that fills no vector."""
     torch.manual_seed(0)
     module = ConvNet().build((3, 32, 32), 10).double()
     x, y = torch.randn(5, 3, 32, 32).double(), torch.randint(0, 10, (5,))
-    together, slow = PackedModel(module, groups), apart(module, monkeypatch, groups)
+    together, slow = packed(module, way, groups), apart(module, monkeypatch, groups)
     theta = together.initial + 0.05 * torch.randn(5, together.size).double()
     assert used(together, x) == [True, True]
     assert used(slow, x) == []
@@ -55,7 +72,7 @@ def test_the_convnet_of_the_paper(groups: Groups, monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(together.losses(theta, x, y), slow.losses(theta, x, y))
     few, alike = theta[:2].float(), together.clipped_sums(theta[:2], x, y, 1.0)
-    single = PackedModel(module.float(), groups).clipped_sums(few, x.float(), y, 1.0)
+    single = packed(module.float(), way, groups).clipped_sums(few, x.float(), y, 1.0)
     torch.testing.assert_close(single.double(), alike, rtol=1e-5, atol=1e-5)
 
 
@@ -67,17 +84,26 @@ CASES = {
         nn.Conv2d(2, 5, 3, stride=2, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2, stride=1),
         nn.Conv2d(5, 3, 2, stride=(2, 1), bias=False), nn.MaxPool2d((2, 1), stride=(1, 2)),
     ],
+    "three, padded": [
+        nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(3, 5, 2, padding=(2, 1)), nn.ReLU(), nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(5, 4, 3, stride=2, padding=(0, 3)), nn.MaxPool2d(2),
+    ],
 }  # fmt: skip
 
 
+@WAYS
 @pytest.mark.parametrize("layers", CASES.values(), ids=CASES)
-def test_strides_and_windows(layers: list[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strides_and_windows(
+    layers: list[nn.Module], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Windows that overlap or leave some out, edges that are dropped, channels of two models."""
+    layers = copy.deepcopy(layers)
     torch.manual_seed(4)
     shape = (2, 17, 19)
     module = network(*layers, shape=shape).double()
-    x, y = torch.randn(6, *shape).double(), torch.randint(0, 3, (6,))
-    together, slow = PackedModel(module, Groups(4, 2)), apart(module, monkeypatch, Groups(4, 1))
+    x, y = torch.randn(19, *shape).double(), torch.randint(0, 3, (19,))
+    together, slow = packed(module, way, Groups(4, 2)), apart(module, monkeypatch, Groups(4, 1))
     assert all(used(together, x))
     theta = together.initial + 0.1 * torch.randn(5, together.size).double()
     for clip in (0.1, math.inf):
@@ -85,13 +111,14 @@ def test_strides_and_windows(layers: list[nn.Module], monkeypatch: pytest.Monkey
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_the_network_of_the_papers_on_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
+@WAYS
+def test_the_network_of_the_papers_on_mnist(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strided convolutions, overlapping windows: all of it by the loops, in float32 as well."""
     torch.manual_seed(5)
     module = Cnn4().build((1, 28, 28), 10)
     x, y = torch.randn(9, 1, 28, 28), torch.randint(0, 10, (9,))
     theta = PackedModel(module).initial + 0.02 * torch.randn(3, 26_010)
-    single = PackedModel(module)
+    single = packed(module, way)
     assert used(single, x) == [True, True]
     twin = apart(module.double(), monkeypatch, Groups(3, 1))
     exact = twin.clipped_sums(theta.double(), x.double(), y, 0.5)
@@ -99,13 +126,14 @@ def test_the_network_of_the_papers_on_mnist(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)
 
 
+@WAYS
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(2, 1), nn.MaxPool2d(3, 2)], ids=str)
-def test_ties_go_where_torch_sends_them(pool: nn.Module) -> None:
+def test_ties_go_where_torch_sends_them(pool: nn.Module, way: str) -> None:
     """Small integers tie in almost every window, and at ReLU's zero; all sums are exact."""
     torch.manual_seed(1)
     module = network(nn.Conv2d(2, 3, 2), nn.ReLU(), pool, shape=(2, 8, 9)).double()
     x, y = torch.randint(-1, 2, (40, 2, 8, 9)).double(), torch.randint(0, 3, (40,))
-    model = PackedModel(module)
+    model = packed(module, way)
     theta = torch.randint(-1, 2, (2, model.size)).double()
     assert used(model, x) == [True]
     found = model.clipped_sums(theta, x, y, math.inf)
@@ -113,12 +141,13 @@ def test_ties_go_where_torch_sends_them(pool: nn.Module) -> None:
     torch.testing.assert_close(found, slow, rtol=1e-10, atol=1e-10)
 
 
+@WAYS
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_diverged_model_does_not_touch_its_neighbours(broken: float) -> None:
+def test_a_diverged_model_does_not_touch_its_neighbours(broken: float, way: str) -> None:
     torch.manual_seed(2)
     module = network(*block(2, 3, 3), *block(3, 4, 2), shape=(2, 10, 10))
     x, y = torch.randn(4, 2, 10, 10), torch.randint(0, 3, (4,))
-    model = PackedModel(module, Groups(3, 3))
+    model = packed(module, way, Groups(3, 3))
     theta = model.initial + 0.1 * torch.randn(3, model.size)
     alone = model.clipped_sums(theta, x, y, 1.0)
     theta[1] = broken
@@ -132,7 +161,7 @@ def test_what_the_loops_cannot_do_is_done_apart() -> None:
     module = network(*block(2, 3, 3), shape=(2, 8, 8))
     model = PackedModel(module, compute=torch.bfloat16)
     images = torch.zeros(4, 2, 8, 8, dtype=torch.bfloat16)
-    assert not model._passes.module.merged[0]._rule.fits(images, 4)
+    assert not model._passes.module.merged[0].rule.fits(images, 4)
     theta, x, y = model.initial[None], torch.randn(4, 2, 8, 8), torch.tensor([0, 1, 2, 0])
     exact = PackedModel(module).clipped_sums(theta, x, y, 1.0)
     torch.testing.assert_close(model.clipped_sums(theta, x, y, 1.0), exact, rtol=0.1, atol=0.05)
@@ -148,6 +177,39 @@ def test_what_the_loops_cannot_do_is_done_apart() -> None:
     assert convpool_layout.Sizes.of((4, 1000, 3, 3), torch.float32) is None
 
 
+def test_only_chains_of_known_layers_are_taken_whole() -> None:
+    """Anything else between the layers, behind them or in another order, and other inputs."""
+    stem = block(2, 3, 3)
+    head = [nn.Flatten(), nn.Linear(27, 4), nn.ReLU(), nn.Linear(4, 2)]
+    known = PackedModel(nn.Sequential(*stem, *head))
+    assert isinstance(known._loops, ConvChain)
+    images = torch.zeros(3, 2, 8, 8)
+    for x, fits in (
+        (images, True),
+        (images.double(), False),
+        (torch.zeros(3, 3, 8, 8), False),
+        (torch.zeros(3, 2, 12, 12), False),
+        (torch.zeros(3, 2, 2, 2), False),
+        (torch.zeros(3, 128), False),
+    ):
+        assert known._loops.fits(known.initial[None], x) == fits
+    for layers in (
+        [*stem, *head[:-1]],
+        [*stem, *head, nn.ReLU()],
+        [*stem, *head[:2], nn.Tanh(), head[3]],
+        [*stem, nn.Tanh(), *head],
+        [*stem, nn.Flatten(2), nn.Linear(9, 4)],
+        [*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)],
+        [nn.GroupNorm(1, 2), *stem, *head],
+        [*stem, nn.Conv2d(3, 3, 1), *head],
+        [nn.Sequential(*stem), *head],
+        head,
+    ):
+        assert not isinstance(PackedModel(nn.Sequential(*layers))._loops, ConvChain)
+    head[1].register_forward_hook(lambda *_: None)
+    assert PackedModel(nn.Sequential(*stem, *head))._loops is None
+
+
 def test_fewer_registers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of patches, outputs and windows in several turns."""
     torch.manual_seed(3)
@@ -159,7 +221,7 @@ def test_fewer_registers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     row = math.ceil(15 / vectors.lanes(np.dtype(np.float64), 15))  # registers of a row
     monkeypatch.setattr(vectors, "REGISTERS", 2 + max(4, 2 * row))
     cut = PackedModel(module)
-    assert cut._passes.module.merged[0]._rule.sizes(x.dtype).rows == 1
+    assert cut._passes.module.merged[0].rule.sizes(x.dtype).rows == 1
     assert math.prod(convpool_layout.tile((8, 22), vectors.REGISTERS - 2)) < 22
     torch.testing.assert_close(cut.clipped_sums(theta, x, y, 1.0), expected, rtol=1e-10, atol=1e-12)
 

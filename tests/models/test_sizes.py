@@ -203,5 +203,5 @@ def test_options_at_their_default_are_no_part_of_the_identity() -> None:
     for name in ("mlp3", "resnet18", "wrn16", "alexnet"):
         assert plugins.parse(Model, name, "model").identity() == {"name": name}
     for name in ("convnet", "cnn4"):
-        assert plugins.parse(Model, name, "model").identity() == {"name": name, "revision": 2}
+        assert plugins.parse(Model, name, "model").identity() == {"name": name, "revision": 3}
     assert plugins.parse(Model, "convnet", "model").body(CIFAR) is None

@@ -100,7 +100,7 @@ def test_two_classes_may_have_two_logits() -> None:
 
 def test_path_and_options_are_its_identity() -> None:
     raw = {"name": "module", "path": "own_network:Net", "options": {"width": 5}}
-    assert plugins.parse(Model, raw, "model").identity() == raw | {"revision": 2}
+    assert plugins.parse(Model, raw, "model").identity() == raw | {"revision": 3}
 
 
 @pytest.mark.parametrize(

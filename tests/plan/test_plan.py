@@ -187,7 +187,7 @@ def test_networks_that_may_pool_convolutions_are_computed_otherwise_than_before(
     model: str | dict[str, str],
 ) -> None:
     """Their last bits changed: a run of before has another identity, and is refused."""
-    assert parse(Model, model, "model").identity()["revision"] == 2
+    assert parse(Model, model, "model").identity()["revision"] == 3
     assert "revision" not in parse(Model, "fcnn", "model").identity()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,25 @@ from .compiled import compiled, part
 from .forward import Above, Bytes, Floats, Integers, Static, Steps, positions_below
 from .instructions import DEAD, gather, scatter, spread
 
-Listed = tuple[Integers, Floats, Integers]
+
+class Room(NamedTuple):
+    """For one sample. A vector may go beyond the end of the first three.
+
+    Its gradients by window and by position [rows, columns, o], and marks. By output what is listed:
+    places in an image, gradients, how many. Where positions, windows and the entries of one begin
+    in an image. A vector of squares. The gradients as integers, which are compared faster: `bits`
+    by position, `values` as listed.
+    """
+
+    g: Floats
+    grid: Floats
+    marks: Bytes
+    listed: tuple[Integers, Floats, Integers]
+    starts: tuple[Integers, Integers, Integers]
+    squares: Floats
+    bits: Integers
+    values: Integers
+
 
 _LINE = 64  # bytes of the cache
 _ROOM = 16  # numbers: a vector may be read and written behind the last
@@ -42,6 +60,34 @@ def turned(x: Floats, out: Floats) -> None:
                     out[n, p, c] = x[c, p, n]
 
 
+def room(images: Floats, above: Above, steps: Steps) -> Room:
+    """For samples of these images [m, B, H, row], with what is above them as in `forward`."""
+    g, marks = above
+    row, outputs = images.shape[3], marks.shape[4]
+    shape = (*positions_below(marks, steps), outputs)
+    size, each = math.prod(shape), math.prod(marks.shape[2:])
+    # It begins a line of the cache: only then is what a vector has just written read back at once.
+    found = np.empty(size + 2 * _ROOM, g.dtype)
+    first = -found.ctypes.data % _LINE // found.itemsize
+    grid = found[first : first + size].reshape(shape)
+    of_windows = (steps[0] * steps[2], steps[1] * steps[3])
+    entries = np.zeros(DEAD + 1, dtype=np.int32)
+    entries[: steps[4] * steps[5]] = _places(steps[4:], row, steps)
+    positions = _places(shape[:2], row, steps)
+    places = np.empty((outputs, len(positions) + 1), dtype=np.int32)
+    values, integers = np.empty(places.shape, g.dtype), f"i{g.itemsize}"
+    return Room(
+        g=np.empty(each + _ROOM, g.dtype),
+        grid=grid,
+        marks=np.empty(each + _ROOM, np.uint8),
+        listed=(places, values, np.empty(outputs, np.int64)),
+        starts=(positions, _places(marks.shape[2:4], row, of_windows), entries),
+        squares=np.empty(_ROOM, g.dtype),
+        bits=grid.view(integers),
+        values=values.view(integers),
+    )
+
+
 def sample_gradients(
     images: Floats, above: Above, found: tuple[Floats, Floats, Floats], width: int, steps: Steps,
     static: tuple[Static, Static],
@@ -52,64 +98,60 @@ def sample_gradients(
     h, w, o]. `found` takes weights [n, B, o, height, padded width], biases [n, B, o] or [n, B, 0],
     and squares [n, B]. `static` are those of `gather` and `spread`.
     """
-    row, outputs = images.shape[3], above[1].shape[4]
-    grid, own = _scratch(above, steps)
-    of_windows = (steps[0] * steps[2], steps[1] * steps[3])
-    starts = _places(grid.shape[:2], row, steps), _places(above[1].shape[2:4], row, of_windows)
-    entries = np.zeros(DEAD + 1, dtype=np.int32)
-    entries[: steps[4] * steps[5]] = _places(steps[4:], row, steps)
-    places = np.empty((outputs, len(starts[0]) + 1), dtype=np.int32)
-    listed = places, np.empty(places.shape, grid.dtype), np.empty(outputs, np.int64)
-    scratch = (grid, own, listed, (*starts, entries))
-    _sample_gradients(images, above, found, width, scratch, steps, static)
+    own = room(images, above, steps)
+    _sample_gradients(images, above, found, width, own, steps, static)
 
 
 @compiled
 def _sample_gradients(
-    images: Floats, above: Above, found: tuple[Floats, Floats, Floats], width: int,
-    scratch: tuple[Floats, Above, Listed, tuple[Integers, Integers, Integers]], steps: Steps,
-    static: tuple[Static, Static],
+    images: Floats, above: Above, found: tuple[Floats, Floats, Floats], width: int, own: Room,
+    steps: Steps, static: tuple[Static, Static],
 ) -> None:  # fmt: skip
     (g, marks), (formed, biases, squares) = above, found
-    grid, own, listed, (positions, windows, entries) = scratch
-    places, values, counts = listed
-    n, batch, outputs = len(marks), marks.shape[1], marks.shape[4]
-    height, padded = formed.shape[3:]
-    each, row = n // images.shape[0], images.shape[3]
-    arrays = (images, places, values, formed)
-    for m in range(n):
-        for s in range(batch):
-            image = (m // each * batch + s) * images.shape[2] * row
-            if steps[2] < steps[4] or steps[3] < steps[5]:  # windows overlap
-                _merge(g[m, s], marks[m, s], own, grid, steps, static[1])
-                _list_positions(grid, listed, positions)
-            else:
-                _list_windows(g[m, s], marks[m, s], listed, windows, entries)
-            for o in range(outputs):
-                if biases.shape[2] > 0:
-                    biases[m, s, o] = _sum(values[o, : counts[o]])
-                for r in range(0, height, len(static[0][1])):
-                    out_at = (((m * batch + s) * outputs + o) * height + r) * padded
-                    list_at = o * places.shape[1]
-                    numbers = (image + r * row, list_at, out_at, counts[o], row, width)
-                    gather(arrays, numbers, static[0])
-            squares[m, s] = _square(formed[m, s].reshape(-1)) + _square(biases[m, s])
+    each = len(marks) // images.shape[0]
+    for m in range(len(marks)):
+        for s in range(marks.shape[1]):
+            copy(g[m, s].reshape(-1), own.g)
+            copy(marks[m, s].reshape(-1), own.marks)
+            if overlap(steps):
+                merge(own.g, own, marks.shape[2:], steps, static[1])
+            parts = (images[m // each, s], formed[m, s], biases[m, s])
+            squares[m, s] = form(own.g, own, parts, width, steps, static[0])
 
 
-def _scratch(above: Above, steps: Steps) -> tuple[Floats, Above]:
-    """For one sample: gradients by position, [rows, columns, o], and room for what is above.
+@part
+def overlap(steps: Steps) -> bool:
+    """Whether a position may win several windows."""
+    return steps[2] < steps[4] or steps[3] < steps[5]
 
-    A vector may go beyond either's end. The first begins a line of the cache: only then is what a
-    vector has just written read back at once.
+
+@part
+def form(
+    g: Floats, own: Room, parts: tuple[Floats, Floats, Floats], width: int, steps: Steps,
+    static: Static,
+) -> Any:  # fmt: skip
+    """One sample's gradients, of its image [H, row], as `parts` has them; their squared norm.
+
+    What it won is in `own`: `marks`, and where windows overlap merged.
     """
-    g, marks = above
-    shape = (*positions_below(marks, steps), marks.shape[4])
-    size = math.prod(shape)
-    found = np.empty(size + 2 * _ROOM, g.dtype)
-    first = -found.ctypes.data % _LINE // found.itemsize
-    own = marks[0, 0].size + _ROOM
-    grid = found[first : first + size].reshape(shape)
-    return grid, (np.empty(own, g.dtype), np.empty(own, np.uint8))
+    image, formed, biases = parts
+    places, values, counts = own.listed
+    row, (height, padded) = image.shape[1], formed.shape[1:]
+    if overlap(steps):
+        _list_positions(own)
+    else:
+        _list_windows(g, own)
+    for i in range(len(own.squares)):
+        own.squares[i] = 0
+    arrays = (image, places, values, formed, own.squares)
+    for o in range(len(formed)):
+        if len(biases) > 0:
+            biases[o] = _sum(values[o, : counts[o]])
+        for r in range(0, height, len(static[1])):
+            out_at = (o * height + r) * padded
+            numbers = (r * row, o * places.shape[1], out_at, counts[o], row, width)
+            gather(arrays, numbers, static)
+    return _sum(own.squares) + _square(biases)
 
 
 def _places(cells: Sequence[int], row: int, steps: Sequence[int]) -> Integers:
@@ -120,16 +162,14 @@ def _places(cells: Sequence[int], row: int, steps: Sequence[int]) -> Integers:
 
 
 @part
-def _merge(
-    g: Floats, marks: Bytes, own: Above, grid: Floats, steps: Steps, static: Static
+def merge(
+    g: Floats, own: Room, windows: tuple[int, int, int], steps: Steps, static: Static
 ) -> None:  # fmt: skip
-    """One sample's gradients by position, into grid: a position may win several windows."""
-    (down, across, outputs), gradients = marks.shape, grid.reshape(-1)
-    _copy(g.reshape(-1), own[0])
-    _copy(marks.reshape(-1), own[1])
+    """One sample's gradients by position, into the grid: a position may win several windows."""
+    (down, across, outputs), gradients = windows, own.grid.reshape(-1)
     gradients[:] = 0  # of all at once: by three axes it takes as long as all that follows
-    below = grid.shape[1] * outputs
-    arrays = (own[0], own[1], grid)
+    below = own.grid.shape[1] * outputs
+    arrays = (g, own.marks, own.grid)
     for i in range(down):
         for j in range(across):
             g_at = (i * across + j) * outputs
@@ -139,40 +179,39 @@ def _merge(
 
 
 @part
-def _copy(source: Any, target: Any) -> None:
+def copy(source: Any, target: Any) -> None:
     """Numba's own assignment brings its error messages along, seconds of compiling."""
     for i in range(len(source)):
         target[i] = source[i]
 
 
 @part
-def _list_positions(grid: Floats, listed: Listed, positions: Integers) -> None:
+def _list_positions(own: Room) -> None:
     """For every output the positions with a gradient: places in an image, gradients, how many."""
-    outputs, gradients = grid.shape[2], grid.reshape(-1)
+    outputs, bits, positions = own.grid.shape[2], own.bits.reshape(-1), own.starts[0]
     for o in range(outputs):
-        places, values = listed[0][o], listed[1][o]
+        places, values = own.listed[0][o], own.values[o]
         count, at = _FIRST, np.uint32(o)
         for p in range(len(positions)):
-            places[count], values[count] = positions[p], gradients[at]
-            count += np.uint32(gradients[at] != 0)
+            gradient = bits[at]
+            places[count], values[count] = positions[p], gradient
+            count += np.uint32(gradient != 0)
             at += np.uint32(outputs)
-        listed[2][o] = count
+        own.listed[2][o] = count
 
 
 @part
-def _list_windows(
-    g: Floats, marks: Bytes, listed: Listed, windows: Integers, entries: Integers
-) -> None:  # fmt: skip
+def _list_windows(g: Floats, own: Room) -> None:
     """The same where a position wins one window at most."""
-    outputs, gradients, numbers = marks.shape[2], g.reshape(-1), marks.reshape(-1)
+    outputs, (_, windows, entries) = own.grid.shape[2], own.starts
     for o in range(outputs):
-        places, values = listed[0][o], listed[1][o]
+        places, values = own.listed[0][o], own.listed[1][o]
         count, at = _FIRST, np.uint32(o)
         for w in range(len(windows)):
-            places[count], values[count] = windows[w] + entries[numbers[at]], gradients[at]
-            count += np.uint32(numbers[at] != DEAD)
+            places[count], values[count] = windows[w] + entries[own.marks[at]], g[at]
+            count += np.uint32(own.marks[at] != DEAD)
             at += np.uint32(outputs)
-        listed[2][o] = count
+        own.listed[2][o] = count
 
 
 @part
@@ -198,45 +237,58 @@ def input_gradients(
 
     `above` and `static` as in `sample_gradients`.
     """
+    own = room(images, above, steps)
+    _input_gradients(above, w, images, (own, *below(images, w)), steps, static)
+
+
+def below(images: Floats, w: Floats) -> tuple[Floats, Integers]:
+    """Room for an image [H, row] with a vector behind it, and for a list of outputs."""
     image = np.empty(math.prod(images.shape[2:]) + w.shape[3], dtype=images.dtype)
-    listed = np.empty(w.shape[1] + 1, dtype=np.int64)
-    scratch = (*_scratch(above, steps), image, listed)
-    _input_gradients(above, w, images, scratch, steps, static)
+    return image, np.empty(w.shape[1] + 1, dtype=np.int64)
 
 
 @compiled
 def _input_gradients(
-    above: Above, w: Floats, images: Floats, scratch: tuple[Floats, Above, Floats, Integers],
-    steps: Steps, static: tuple[Static, Static],
+    above: Above, w: Floats, images: Floats, scratch: tuple[Room, Floats, Integers], steps: Steps,
+    static: tuple[Static, Static],
 ) -> None:  # fmt: skip
-    (g, marks), (grid, own, image, listed) = above, scratch
-    rows, columns, outputs = grid.shape
-    height, padded = w.shape[2:]
-    n, batch, tall, row = images.shape
-    arrays, gradients = (image, grid, w, listed), grid.reshape(-1)
-    for m in range(n):
-        for s in range(batch):
-            image[:] = 0
-            _merge(g[m, s], marks[m, s], own, grid, steps, static[1])
-            for j in range(columns):
-                # Down a column, patches meet in the same vectors: what one has written, the
-                # next reads from the store buffer.
-                for i in range(rows):
-                    first = (i * columns + j) * outputs
-                    count = _list_outputs(gradients[first : first + outputs], listed)
-                    place = i * steps[0] * row + j * steps[1]
-                    for r in range(0, height if count else 0, len(static[0][1])):
-                        w_at = (m * outputs * height + r) * padded
-                        numbers = (place + r * row, first, w_at, count, row, height * padded)
-                        scatter(arrays, numbers, static[0])
-            _copy(image[: tall * row], images[m, s].reshape(-1))
+    (g, marks), (own, image, listed) = above, scratch
+    tall, row = images.shape[2:]
+    for m in range(len(marks)):
+        for s in range(marks.shape[1]):
+            copy(g[m, s].reshape(-1), own.g)
+            copy(marks[m, s].reshape(-1), own.marks)
+            merge(own.g, own, marks.shape[2:], steps, static[1])
+            push(own, w[m], (image, listed), row, steps, static[0])
+            copy(image[: tall * row], images[m, s].reshape(-1))
 
 
 @part
-def _list_outputs(gradients: Floats, listed: Integers) -> Any:
+def push(
+    own: Room, w: Floats, found: tuple[Floats, Integers], row: int, steps: Steps, static: Static
+) -> None:
+    """One sample's gradients, merged, through w [o, height, padded width] to those of its image."""
+    (image, listed), (rows, columns, outputs) = found, own.grid.shape
+    height, padded = w.shape[1:]
+    arrays, bits = (image, own.grid, w, listed), own.bits.reshape(-1)
+    image[:] = 0
+    for j in range(columns):
+        # Down a column, patches meet in the same vectors: what one has written, the next reads
+        # from the store buffer.
+        for i in range(rows):
+            first = (i * columns + j) * outputs
+            count = _list_outputs(bits[first : first + outputs], listed)
+            place = i * steps[0] * row + j * steps[1]
+            for r in range(0, height if count else 0, len(static[1])):
+                numbers = (place + r * row, first, r * padded, count, row, height * padded)
+                scatter(arrays, numbers, static)
+
+
+@part
+def _list_outputs(bits: Integers, listed: Integers) -> Any:
     """The outputs with a gradient at one position, into `listed`; how many they are."""
     count = _FIRST
-    for o in range(len(gradients)):
+    for o in range(len(bits)):
         listed[count] = o
-        count += np.uint32(gradients[o] != 0)
+        count += np.uint32(bits[o] != 0)
     return np.int64(count)

@@ -126,16 +126,16 @@ def spread(_: Any, arrays: Any, numbers: Any, static: Any) -> Any:
 def gather(_: Any, arrays: Any, numbers: Any, static: Any) -> Any:
     """Σ over listed places of g times some rows of the patch that begins there.
 
-    `arrays`: x, the places, their g, out; `numbers`: where all four start, how many are listed, an
-    image row, and the length of a patch's row, behind which zeros are written. `static`: lanes,
-    rows, and vectors of a row.
+    `arrays`: x, the places, their g, out, and a vector that squares are added to; `numbers`: where
+    the first four start, how many are listed, an image row, and the length of a patch's row, behind
+    which zeros are written. `static`: lanes, rows, and vectors of a row.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit = Vectors(context, builder, signature, args)
         x_at, list_at, out_at, count, row, width = emit.numbers
         rows, parts = emit.sizes
-        sums = emit.sums(rows, parts)
+        sums, (squares,) = emit.sums(rows, parts), emit.sums(1)
         with cgutils.for_range(builder, count) as e:
             listed = builder.sext(builder.load(emit.at(1, list_at, e.index)), I64)
             source = emit.at(0, x_at, listed)
@@ -143,10 +143,13 @@ def gather(_: Any, arrays: Any, numbers: Any, static: Any) -> Any:
             for n, (r, v) in enumerate(np.ndindex(rows, parts)):
                 place = builder.gep(source, [builder.mul(row, I64(r))])
                 emit.add(sums[n], g, emit.load(builder.gep(place, [I64(v * emit.lanes)])))
+        builder.store(emit.load(emit.at(4)), squares)
         for n, (_r, v) in enumerate(np.ndindex(rows, parts)):
-            place = emit.at(3, out_at, I64(n * emit.lanes))
             inside = emit.below(v * emit.lanes, width)
-            emit.store(builder.select(inside, builder.load(sums[n]), emit.zero), place)
+            total = builder.select(inside, builder.load(sums[n]), emit.zero)
+            emit.store(total, emit.at(3, out_at, I64(n * emit.lanes)))
+            emit.add(squares, total, total)
+        emit.store(builder.load(squares), emit.at(4))
         return context.get_dummy_value()
 
     return _signature(arrays, numbers, static), generate

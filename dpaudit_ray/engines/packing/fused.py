@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from ..cpu.compiled import compiled
+from ..cpu.memory import slices
 from ..rules.base import Slot
 from ..rules.losses import output_gradients
-from ..rules.plain import plain
+from ..rules.plain import flattens, plain
 
 WIDEST = 64  # beyond, a matrix product beats these loops
-_CHUNK = 64  # models whose activations exist at once
 
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
@@ -51,22 +51,21 @@ class FusedMlp:
         vectors = x.dim() == 2 or (self.flattens and x.dim() > 2)
         return vectors and features == int(self.widths[0])
 
+    def bytes_of_one(self, x: Tensor) -> int:
+        """Activations of all layers."""
+        return int(self.widths[1:].sum()) * len(x) * x.itemsize
+
     def clipped_sums(
-        self,
-        out: Tensor,
-        theta: Tensor,
-        batch: tuple[Tensor, Tensor],
-        clip_norm: float,
-        weights: Tensor | None,
-    ) -> None:
+        self, out: Tensor, theta: Tensor, batch: tuple[Tensor, Tensor], clip_norm: float,
+        weights: Tensor | None, at_once: int,
+    ) -> None:  # fmt: skip
         """As `PackedModel.clipped_sums`, into `out` [n, p]; everything on CPU."""
         x, y = batch
         columns = np.ascontiguousarray(x.flatten(1).numpy().T)
-        for start in range(0, len(theta), _CHUNK):
-            rows = slice(start, start + _CHUNK)
+        for rows in slices(len(theta), at_once):
             own = theta[rows].contiguous().numpy()
             part = weights[rows] if weights is not None else theta.new_ones(len(own), len(y))
-            acts = np.empty((len(own), int(self.widths[1:].sum()), len(y)), dtype=own.dtype)
+            acts = theta.new_empty(len(own), int(self.widths[1:].sum()), len(y)).numpy()
             _forward(own, columns, self.widths, self.starts, acts)
             top = output_gradients(torch.from_numpy(acts[:, -int(self.widths[-1]) :]), y)
             values = (columns, top.numpy(), part.contiguous().numpy())
@@ -79,8 +78,8 @@ def fused(module: nn.Module, slots: dict[str, Slot]) -> FusedMlp | None:
     if not plain(module, nn.Sequential):
         return None
     layers = dict(module.named_children())
-    flattens = bool(layers) and _flattens(next(iter(layers.values())))
-    chain = list(layers.items())[flattens:]
+    flat = bool(layers) and flattens(next(iter(layers.values())))
+    chain = list(layers.items())[flat:]
     wanted = itertools.cycle((nn.Linear, nn.ReLU))
     if len(chain) % 2 == 0 or not all(plain(layer, next(wanted)) for _, layer in chain):
         return None
@@ -94,14 +93,7 @@ def fused(module: nn.Module, slots: dict[str, Slot]) -> FusedMlp | None:
     if max(widths) > WIDEST:
         return None
     as_array = functools.partial(np.array, dtype=np.int64)
-    return FusedMlp(as_array(widths), as_array(starts), flattens)
-
-
-def _flattens(layer: nn.Module) -> bool:
-    if not plain(layer, nn.Flatten):
-        return False
-    assert isinstance(layer, nn.Flatten)
-    return (layer.start_dim, layer.end_dim) == (1, -1)
+    return FusedMlp(as_array(widths), as_array(starts), flat)
 
 
 @compiled

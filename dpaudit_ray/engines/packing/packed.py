@@ -25,10 +25,10 @@ from .footprint import Footprint, What
 from .passes import Passes, Step
 from .samplewise import Samplewise, cast
 from .selfcheck import kernels_differ, settled
-from .shortcuts import chain_of, in_one_kernel, merged_by_loops
+from .shortcuts import chain_of, in_one_kernel, loops_of, merged_by_loops
 
 if TYPE_CHECKING:
-    from .fused import FusedMlp
+    from .shortcuts import Loops
 
 
 class PackedModel:
@@ -63,7 +63,7 @@ class PackedModel:
         self._settled, self._threaded = False, True
         self.footprint = Footprint(self._on_meta)
         self._passes = Passes()
-        self._loops: FusedMlp | None = None
+        self._loops: Loops | None = None
         self._odd: list[Odd] = []
         self._no_rules = unpackable(module) or self._replace()
 
@@ -80,7 +80,8 @@ class PackedModel:
             return Odd.of(self._source, "", f"cannot be packed ({reason:.80})")
         self._merged = merged_by_loops(self._passes.module)
         self._chain = chain_of(self._source, self._slots)
-        self._loops = None if self._compute is not None else self._chain
+        whole = self._chain or loops_of(self._passes.module)
+        self._loops = None if self._compute is not None else whole
         return None
 
     def settle(self, x: Tensor, y: Tensor) -> None:
@@ -120,7 +121,7 @@ class PackedModel:
         """Of the module as it is now; taken as it comes."""
         made = PackedModel(self._source, groups or self._groups, compute, by_kernels)
         made._settled = True
-        made._loops = made._loops if loops else None
+        made._loops, made._passes.by_loops = made._loops if loops else None, loops
         made._threaded = groups is None  # else each thread would have a group of its own
         return made
 
@@ -220,19 +221,21 @@ class PackedModel:
         chain = self._chain if self._kernels else None
         if in_one_kernel(chain, out, theta, batch, step.clip_norm, weights):
             return
-        if self._loops is not None and on_cpu and self._loops.fits(theta, step.x):
-            self._loops.clipped_sums(out, theta, batch, step.clip_norm, weights)
-            return
+        fits = self._loops is not None and on_cpu and self._loops.fits(theta, step.x)
+        loops = self._loops if fits else None
         if self._groups is None and on_cpu:
-            self._groups = self._fitted(theta, step)
+            self._groups = self._fitted(loops, theta, step)
         start = 0
         while start < len(theta):
             groups = self._chosen("sums", theta, step.x)
             rows = slice(start, start + groups.outer)
             part = None if weights is None else weights[rows]
+            own, found, inner = theta[rows], out[rows], groups.inner
             try:
-                own = theta[rows]
-                self._passes.clipped_sums(out[rows], own, step, part, groups.inner, self._cast(own))
+                if loops is not None:
+                    loops.clipped_sums(found, own, batch, step.clip_norm, part, inner)
+                else:
+                    self._passes.clipped_sums(found, own, step, part, inner, self._cast(own))
             except RuntimeError as error:
                 self._halve("sums", step.x, error)
                 continue
@@ -252,8 +255,10 @@ class PackedModel:
         else:
             self.footprint.halve(what, x)
 
-    def _fitted(self, theta: Tensor, step: Step) -> Groups:
+    def _fitted(self, loops: Loops | None, theta: Tensor, step: Step) -> Groups:
         """Groups that fit on a CPU, from what one model's pass leaves behind."""
+        if loops is not None:
+            return self._fast().fitted(loops.bytes_of_one(step.x) * self._threads)
         try:
             held = self._passes.bytes_of_one(self._cast(theta[:1]), step)
         except RuntimeError as error:

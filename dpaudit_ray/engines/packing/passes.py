@@ -65,6 +65,7 @@ class Passes:
     """Takes models through `module`, whose layers were made for these passes; one at a time."""
 
     module: nn.Module
+    by_loops = True  # whether layers that have compiled loops may take them
 
     def __init__(self) -> None:
         self._noted: list[Seen] = []

@@ -151,17 +151,17 @@ class Conv2dRule(InputRule):
     def write_sum(self, out: Tensor, x: Tensor, g: Tensor) -> None:
         """Writes Σ_j of the gradients of one model into its row `out` [1, p]; g is weighted."""
         weight = self.weight.of(out)[0]
-        positions = self.output_size(x)
+        positions = self.output_size(x.shape[2:])
         self.weight.of(out)[0].copy_(
             self._backward(weight, x, g.reshape(*g.shape[:2], *positions), (False, True))[1]
         )
         if self.bias is not None:
             self.bias.of(out)[0].copy_(g.sum((0, 2)))
 
-    def output_size(self, x: Tensor) -> Pair:
-        """Height and width of the output."""
+    def output_size(self, size: Sequence[int]) -> Pair:
+        """Height and width of the output, from those of the input."""
         sizes = [
-            (x.shape[2 + i] + 2 * self._padding[i] - self._dilation[i] * (self._kernel[i] - 1) - 1)
+            (size[i] + 2 * self._padding[i] - self._dilation[i] * (self._kernel[i] - 1) - 1)
             // self._stride[i] + 1
             for i in (0, 1)
         ]  # fmt: skip

@@ -46,14 +46,14 @@ class ConvPool(nn.Module):
 
     def __init__(self, rule: ConvPoolRule, behind: Sequence[nn.Module], passes: Passes) -> None:
         super().__init__()
-        self._rule = rule
+        self.rule = rule
         self._passes = passes
         self._together = Layer(rule, passes)
         self._apart = nn.Sequential(Layer(rule.convolution, passes), *behind)
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, c, h, w], pooled."""
-        fits = self._rule.fits(x, self._passes.batch)
+        fits = self._passes.by_loops and self.rule.fits(x, self._passes.batch)
         result: Tensor = (self._together if fits else self._apart)(x)
         return result
 
@@ -96,9 +96,13 @@ class ConvPoolRule(Rule[Pooled]):
 
     def fits(self, x: Tensor, batch: int) -> bool:
         """Whether the loops can, and may, do this input, with so many samples to a model."""
-        if x.device.type != "cpu" or self._sizes.get(x.dtype) is None:
+        return x.device.type == "cpu" and self.takes(x.shape[2:], x.dtype, batch)
+
+    def takes(self, size: Sequence[int], dtype: torch.dtype, batch: int) -> bool:
+        """The same of images of this height and width on CPU."""
+        if self._sizes.get(dtype) is None:
             return False
-        windows = math.prod(self._windows(x))
+        windows = math.prod(self.windows(size))
         outputs = self.weight.shape[0]
         inputs = math.prod(self.weight.shape[1:])
         return windows > 0 and outer.keeps(batch, windows, inputs, outputs)
@@ -116,15 +120,22 @@ class ConvPoolRule(Rule[Pooled]):
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Pooled]:
         return self._applied(theta, x, 1)
 
-    def _applied(self, theta: Tensor, x: Tensor, inputs: int) -> tuple[Tensor, Pooled]:
-        """Outputs [n, B, ...] from `inputs` sets of images, one for all models or one for each."""
-        n, outputs, channels = len(theta), *self.weight.shape[:2]
-        down, across = self._windows(x)
+    def images(self, x: Tensor, inputs: int) -> Tensor:
+        """x [inputs * B, c, h, w] as `pooled` takes it, [inputs, B, H, row]."""
         images = images_of(x, self.convolution.zero_pad)
-        images = images.view(inputs, -1, images.shape[1], images.shape[2] * channels)
-        y = with_room((n, images.shape[1], down, across, outputs), x)
+        return images.view(inputs, -1, images.shape[1], images.shape[2] * images.shape[3])
+
+    def _applied(self, theta: Tensor, x: Tensor, inputs: int) -> tuple[Tensor, Pooled]:
+        y, marks = self.pooled(theta, images := self.images(x, inputs), self.windows(x.shape[2:]))
+        return y.permute(0, 1, 4, 2, 3), Pooled(images, marks, x.shape[2:])
+
+    def pooled(self, theta: Tensor, images: Tensor, windows: Pair) -> tuple[Tensor, Tensor]:
+        """Outputs and marks, [n, B, h, w, o], from images for all models or for each."""
+        n, outputs, channels = len(theta), *self.weight.shape[:2]
+        inputs, (down, across) = len(images), windows
+        y = with_room((n, images.shape[1], down, across, outputs), images)
         marks = torch.empty(y.shape, dtype=torch.uint8)
-        lanes = vectors.lanes(numpy_dtype(x.dtype), n // inputs * outputs)
+        lanes = vectors.lanes(numpy_dtype(y.dtype), n // inputs * outputs)
         w, bias = self._stacked(theta, inputs, lanes)
         arrays = (
             images.numpy(),
@@ -138,7 +149,7 @@ class ConvPoolRule(Rule[Pooled]):
         counts = (lanes, *own_tile, self.convolution.stride[1] * channels), (lanes, tall, wide)
         convolved, pooled = (tuple(map(ones, count)) for count in counts)
         loops.convolve_and_pool(*arrays, self.steps, (convolved, pooled))
-        return y.permute(0, 1, 4, 2, 3), Pooled(images, marks, x.shape[2:])
+        return y, marks
 
     def laid_out(self, g: Tensor) -> Tensor:
         wide = g.movedim(-3, -1)
@@ -154,12 +165,8 @@ class ConvPoolRule(Rule[Pooled]):
         return found.movedim(-1, -3)
 
     def input_gradient(self, theta: Tensor, kept: Pooled, g: Tensor) -> Tensor:
-        n, sizes = len(theta), self.sizes(g.dtype)
-        outputs, channels, height, width = self.weight.shape
-        rows = self.weight.of(theta).permute(0, 1, 3, 4, 2).reshape(n, outputs, height, -1)
-        w = F.pad(rows, (0, sizes.parts * sizes.lanes - width * channels))
-        gradient = with_room(kept.images.shape, g)
-        arrays = (above(g, kept.marks), w.numpy(), gradient.numpy())
+        channels, gradient = self.weight.shape[1], with_room(kept.images.shape, g)
+        arrays = (above(g, kept.marks), self.padded_rows(theta).numpy(), gradient.numpy())
         backward.input_gradients(*arrays, self.steps, self.static(g.dtype))
         left, _, top, _ = self.convolution.zero_pad
         gradient = gradient.view(-1, gradient.shape[2], gradient.shape[3] // channels, channels)
@@ -175,6 +182,11 @@ class ConvPoolRule(Rule[Pooled]):
         return _samples(self, kept, parts)
 
     @property
+    def row(self) -> int:
+        """Numbers in a row of a patch."""
+        return self.weight.shape[1] * self.weight.shape[3]
+
+    @property
     def steps(self) -> loops.Steps:
         """Through images and positions."""
         down, across = self.convolution.stride
@@ -187,6 +199,21 @@ class ConvPoolRule(Rule[Pooled]):
         counts = (sizes.lanes, sizes.rows, sizes.parts), (lanes, *self.window.size)
         patches, windows = (tuple(map(ones, count)) for count in counts)
         return patches, windows
+
+    def padded_rows(self, theta: Tensor) -> Tensor:
+        """Weights [n, o, height, row], with zeros behind a row: whole vectors."""
+        outputs, _, height, _ = self.weight.shape
+        sizes = self.sizes(theta.dtype)
+        rows = self.weight.of(theta).permute(0, 1, 3, 4, 2).reshape(-1, outputs, height, self.row)
+        return F.pad(rows, (0, sizes.parts * sizes.lanes - self.row))
+
+    def write(self, out: Tensor, sums: Tensor, biases: Tensor) -> None:
+        """Sums [n, o, height, row], padded as above, and [n, o] into `out` [n, p]."""
+        n, (outputs, channels, height, width) = len(out), self.weight.shape
+        own = sums[..., : self.row].reshape(n, outputs, height, width, channels)
+        self.weight.of(out).copy_(own.permute(0, 1, 4, 2, 3))
+        if self.bias is not None:
+            self.bias.of(out).copy_(biases)
 
     def _stacked(self, theta: Tensor, inputs: int, lanes: int) -> tuple[Tensor, Tensor]:
         """Weights and biases of models with the same input side by side, in whole vectors."""
@@ -202,13 +229,14 @@ class ConvPoolRule(Rule[Pooled]):
         w = w.view(inputs, blocks, lanes, height, -1).permute(0, 1, 3, 4, 2)
         return w.contiguous(), bias
 
-    def _windows(self, x: Tensor) -> Pair:
-        return self.window.count(self.convolution.output_size(x))
+    def windows(self, size: Sequence[int]) -> Pair:
+        """Rows and columns of what is pooled of images of this height and width."""
+        return self.window.count(self.convolution.output_size(size))
 
 
 def _samples(rule: ConvPoolRule, kept: Pooled, parts: Sequence[Tensor]) -> SampleGradients:
     """From the pooled outputs' gradients, [models, B, o, h, w] each."""
-    outputs, channels, height, width = rule.weight.shape
+    outputs, _, height, _ = rule.weight.shape
     sizes, (n, batch) = rule.sizes(parts[0].dtype), kept.marks.shape[:2]
     formed = parts[0].new_empty(n, batch, outputs, height, sizes.parts * sizes.lanes)
     biases = parts[0].new_empty(n, batch, outputs if rule.bias is not None else 0)
@@ -220,7 +248,7 @@ def _samples(rule: ConvPoolRule, kept: Pooled, parts: Sequence[Tensor]) -> Sampl
             kept.images.numpy(),
             above(g, kept.marks[models]),
             (formed[models].numpy(), biases[models].numpy(), squares[models].numpy()),
-            width * channels,
+            rule.row,
             rule.steps,
             rule.static(g.dtype),
         )
@@ -242,9 +270,5 @@ class _Samples(SampleGradients):
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         row = weights.to(self.formed.dtype).unsqueeze(1)
-        n, (outputs, channels, height, width) = len(out), self.rule.weight.shape
-        summed = torch.bmm(row, self.formed.flatten(2)).view(n, outputs, height, -1)
-        own = summed[..., : width * channels].reshape(n, outputs, height, width, channels)
-        self.rule.weight.of(out).copy_(own.permute(0, 1, 4, 2, 3))
-        if self.rule.bias is not None:
-            self.rule.bias.of(out).copy_(torch.bmm(row, self.biases).squeeze(1))
+        summed = torch.bmm(row, self.formed.flatten(2)).view(len(out), *self.formed.shape[2:])
+        self.rule.write(out, summed, torch.bmm(row, self.biases).squeeze(1))

@@ -7,6 +7,7 @@ For float32 and bfloat16; anything else takes the way of `Conv2dRule`. What the 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ class ImplicitConvRule(Conv2dRule):
         """Whether there are kernels for these numbers, of which `x` holds as many models."""
         images = len(x) // models
         largest = images * max(
-            x[0].numel(), self.weight.shape[0] * max(1, torch.Size(self.output_size(x)).numel())
+            x[0].numel(), self.weight.shape[0] * max(1, math.prod(self.output_size(x.shape[2:])))
         )
         counted = max(len(theta), images) < _MODELS and largest < _LARGEST
         return kernels.takes(theta.dtype, x.dtype) and counted and images > 0
@@ -100,7 +101,8 @@ class ImplicitConvRule(Conv2dRule):
 
         return Geometry(
             self.weight.shape[1], self.weight.shape[0], (x.shape[2], x.shape[3]),
-            self.output_size(x), self._kernel, self._stride, self._padding, self._dilation,
+            self.output_size(x.shape[2:]),
+            self._kernel, self._stride, self._padding, self._dilation,
         )  # fmt: skip
 
 

@@ -21,16 +21,16 @@ class LinearRule(InputRule):
     """y = W x + b. A sample's gradient is the outer product g xᵀ, of norm |g| |x|: never formed."""
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
-        self._weight = slots["weight"]
-        self._bias = slots.get("bias")
+        self.weight = slots["weight"]
+        self.bias = slots.get("bias")
 
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        weight = self._weight.of(theta)
+        weight = self.weight.of(theta)
         n, out, width = weight.shape
         if x.dim() > 2:
             y = torch.bmm(x.reshape(n, -1, width), weight.transpose(1, 2))
-            if self._bias is not None:
-                y = y + self._bias.of(theta).unsqueeze(1)
+            if self.bias is not None:
+                y = y + self.bias.of(theta).unsqueeze(1)
             return y.view(*x.shape[:-1], out), x
         y = theta.new_empty(out, n, x.shape[0] // n)
         torch.bmm(weight, _columns(x, n), out=y.transpose(0, 1))
@@ -38,7 +38,7 @@ class LinearRule(InputRule):
         return y.view(out, -1).t(), x
 
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        weight = self._weight.of(theta)
+        weight = self.weight.of(theta)
         n, out, width = weight.shape
         if x.dim() > 2:
             y, _ = self.forward(theta, x.repeat(n, *[1] * (x.dim() - 1)))
@@ -49,7 +49,7 @@ class LinearRule(InputRule):
         return y.permute(1, 2, 0), x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
-        weight = self._weight.of(theta)
+        weight = self.weight.of(theta)
         n, out, width = weight.shape
         if x.dim() > 2:
             return torch.bmm(g.reshape(n, -1, out), weight).view(x.shape)
@@ -62,9 +62,9 @@ class LinearRule(InputRule):
             n, positions = len(theta), x[0, ..., 0].numel()
             wide = x.reshape(n, -1, positions, x.shape[-1])
             return outer_products(
-                self._weight, self._bias, wide, g.reshape(n, -1, positions, g.shape[-1])
+                self.weight, self.bias, wide, g.reshape(n, -1, positions, g.shape[-1])
             )
-        return _VectorProducts(self._weight, self._bias, len(theta), x, g, shared=False)
+        return _VectorProducts(self.weight, self.bias, len(theta), x, g, shared=False)
 
     def samples_shared(
         self, theta: Tensor, x: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
@@ -72,11 +72,11 @@ class LinearRule(InputRule):
         if x.dim() > 2:
             return super().samples_shared(theta, x, parts, cache)
         flat = (parts[0] if len(parts) == 1 else torch.cat(list(parts))).flatten(0, 1)
-        return _VectorProducts(self._weight, self._bias, len(theta), x, flat, shared=True)
+        return _VectorProducts(self.weight, self.bias, len(theta), x, flat, shared=True)
 
     def _add_bias(self, y: Tensor, theta: Tensor) -> None:
-        if self._bias is not None:
-            y += self._bias.of(theta).t().unsqueeze(2)
+        if self.bias is not None:
+            y += self.bias.of(theta).t().unsqueeze(2)
 
 
 @dataclasses.dataclass(frozen=True)

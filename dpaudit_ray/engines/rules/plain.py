@@ -13,6 +13,14 @@ def plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
     return type(layer) is kind and altered(layer) is None
 
 
+def flattens(layer: nn.Module) -> bool:
+    """Whether it makes vectors of examples of any shape."""
+    if not plain(layer, nn.Flatten):
+        return False
+    assert isinstance(layer, nn.Flatten)
+    return (layer.start_dim, layer.end_dim) == (1, -1)
+
+
 def altered(layer: nn.Module) -> str | None:
     """What makes this layer do something else than its class says; None for nothing."""
     if any(getattr(layer, hooks) for hooks in _HOOKS):
