@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from ...errors import first_line
 from ..cpu.memory import Groups, no_room, out_of_memory
 from ..cpu.threads import count, spread, torchs
-from ..gpu import kernels
+from ..gpu import graphs, kernels
+from ..gpu.graphs import Graphs
 from ..rules.layers import KERNEL_RULES, RULES, Odd, refuse, replaced, slots_of, unpackable
 from ..rules.losses import losses as losses_of
 from .fallback import warn, warn_of_kernels
@@ -61,6 +62,7 @@ class PackedModel:
         self._alone: Samplewise | None = None
         self._viewed: Samplewise | None = None
         self._settled, self._threaded = False, True
+        self._graphs = Graphs() if graphs.wanted(self.initial.device) else None
         self.footprint = Footprint(self._on_meta)
         self._passes = Passes()
         self._loops: Loops | None = None
@@ -176,12 +178,22 @@ class PackedModel:
         if self._alone is not None:
             with torchs():
                 return self._alone.clipped_sums(theta, x, y, clip_norm, weights)
+        inputs = (
+            (theta, self._cast(x), y) if weights is None else (theta, self._cast(x), y, weights)
+        )
+        if self._graphs is None:
+            return self._sums(inputs, clip_norm)
+        plain = functools.partial(self._sums, clip_norm=clip_norm)
+        return self._graphs.sums(plain, inputs, clip_norm)
+
+    def _sums(self, inputs: tuple[Tensor, ...], clip_norm: float) -> Tensor:
+        """`clipped_sums` of theta, x, y and weights, or without these."""
+        theta, x, y, *weighing = inputs
         out = torch.zeros_like(theta)  # a layer that gets no gradient writes nothing
-        x = self._cast(x)
 
         def sums(thread: int, rows: slice) -> None:
             step = Step(x, y, clip_norm, {})
-            part = None if weights is None else weights[rows]
+            part = weighing[0][rows] if weighing else None
             self._workers[thread]._sums_into(out[rows], theta[rows], step, part)
 
         # Triton's interpreter has one thread.

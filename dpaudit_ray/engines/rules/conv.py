@@ -91,7 +91,7 @@ class Conv2dRule(InputRule):
         )  # fmt: skip
         out = x.new_empty(count, self._inputs + 1, rows * columns)
         out[:, :-1].view(count, channels, *kernel, rows, columns).copy_(view)
-        out[:, -1] = 1
+        out[:, -1].fill_(1)
         return out
 
     @property
