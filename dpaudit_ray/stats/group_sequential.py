@@ -9,6 +9,7 @@ boundary was crossed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -142,11 +143,12 @@ def _root(
 def _excess(rate: float, looks: Sequence[Look], spent: npt.NDArray[np.float64]) -> float:
     """P(as many hits at the last look, never crossed before) less what may be spent on it."""
     paths, first, crossed, done = np.ones(1), 0, 0.0, 0
-    increment = np.ones(1)
+    increments: dict[int, npt.NDArray[np.float64]] = {}
     for index, (guesses, hits) in enumerate(looks):
-        if len(increment) != guesses - done + 1:
-            increment = _binomial(guesses - done, rate)
-        paths, done = _convolved(paths, increment), guesses
+        step, done = guesses - done, guesses
+        if step not in increments:
+            increments[step] = _binomial(step, rate)
+        paths = _convolved(paths, increments[step])
         tails = paths[::-1].cumsum()[::-1]  # P(no crossing yet, hits >= first + index)
         allowed = float(spent[index]) - crossed
         if index == len(looks) - 1:
@@ -172,6 +174,12 @@ def _convolved(
 
 
 def _binomial(n: int, rate: float) -> npt.NDArray[np.float64]:
-    k = np.arange(n + 1)
-    logs = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+    k, logs = _choices(n)
     return np.asarray(np.exp(logs + k * math.log(rate) + (n - k) * math.log1p(-rate)))
+
+
+@functools.lru_cache(maxsize=256)
+def _choices(n: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Numbers of hits, and the logarithms of how many ways there are to each."""
+    k = np.arange(n + 1)
+    return k, special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
