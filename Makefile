@@ -20,6 +20,7 @@ quickstart: .venv/installed ## Installs, runs the first audit (under a minute) a
 	@echo "report: $$($(BIN)/dpaudit report runs/quickstart)"
 
 test: .venv/tested ## Installs the test extra and runs the whole suite
+	$(BIN)/python -m tests.compiled
 	$(BIN)/python -m pytest --numprocesses 4
 
 long: .venv/tested ## Adds the tests that take minutes and repeat at length what a shorter one shows

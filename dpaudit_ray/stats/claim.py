@@ -18,7 +18,6 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from . import gdp
 from .base import Estimator, Members, Scores

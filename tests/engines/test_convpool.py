@@ -80,25 +80,24 @@ CASES = {
     "overlap": [nn.Conv2d(2, 5, (3, 2)), nn.ReLU(), nn.MaxPool2d(2, stride=1)],
     "overlap, strides": [nn.Conv2d(2, 17, 2, stride=(2, 1)), nn.MaxPool2d(3, stride=2)],
     "gaps": [nn.Conv2d(2, 5, 3, stride=(1, 3), padding=(0, 2)), nn.MaxPool2d((1, 2), stride=3)],
-    "two, no bias": [
+    "two, padded, no bias": [
         nn.Conv2d(2, 5, 3, stride=2, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2, stride=1),
-        nn.Conv2d(5, 3, 2, stride=(2, 1), bias=False), nn.MaxPool2d((2, 1), stride=(1, 2)),
-    ],
-    "three, padded": [
-        nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(3, 5, 2, padding=(2, 1)), nn.ReLU(), nn.MaxPool2d(2, stride=1),
-        nn.Conv2d(5, 4, 3, stride=2, padding=(0, 3)), nn.MaxPool2d(2),
+        nn.Conv2d(5, 3, 2, stride=(2, 1), padding=(1, 2), bias=False), nn.MaxPool2d((2, 1), (1, 2)),
     ],
 }  # fmt: skip
 
 
-@WAYS
-@pytest.mark.parametrize("layers", CASES.values(), ids=CASES)
-def test_strides_and_windows(
-    layers: list[nn.Module], way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        *((case, "network") for case in CASES),
+        ("gaps", "layers"),
+        ("two, padded, no bias", "layers"),
+    ],
+)
+def test_strides_and_windows(case: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that overlap or leave some out, edges that are dropped, channels of two models."""
-    layers = copy.deepcopy(layers)
+    layers = copy.deepcopy(CASES[case])
     torch.manual_seed(4)
     shape = (2, 17, 19)
     module = network(*layers, shape=shape).double()
@@ -126,14 +125,13 @@ def test_the_network_of_the_papers_on_mnist(way: str, monkeypatch: pytest.Monkey
     torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)
 
 
-@WAYS
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(2, 1), nn.MaxPool2d(3, 2)], ids=str)
-def test_ties_go_where_torch_sends_them(pool: nn.Module, way: str) -> None:
+def test_ties_go_where_torch_sends_them(pool: nn.Module) -> None:
     """Small integers tie in almost every window, and at ReLU's zero; all sums are exact."""
     torch.manual_seed(1)
     module = network(nn.Conv2d(2, 3, 2), nn.ReLU(), pool, shape=(2, 8, 9)).double()
     x, y = torch.randint(-1, 2, (40, 2, 8, 9)).double(), torch.randint(0, 3, (40,))
-    model = packed(module, way)
+    model = packed(module, "network")
     theta = torch.randint(-1, 2, (2, model.size)).double()
     assert used(model, x) == [True]
     found = model.clipped_sums(theta, x, y, math.inf)
@@ -245,3 +243,28 @@ def test_threads_change_nothing(layers: str) -> None:
     finally:
         torch.set_num_threads(threads)
     torch.testing.assert_close(three, one, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("head", [nn.ReLU, nn.Tanh], ids=["network", "layers"])
+def test_loops_that_are_wrong_are_not_used(
+    head: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a whole network, and of a convolution in one that is not taken whole."""
+    torch.manual_seed(6)
+    layers = [*block(2, 3, 3), nn.Flatten(), nn.Linear(27, 4), head(), nn.Linear(4, 3)]
+    module, x, y = nn.Sequential(*layers), torch.randn(6, 2, 8, 8), torch.arange(6) % 3
+    right, write = PackedModel(module), convpool.ConvPoolRule.write
+    theta = right.initial + 0.1 * torch.randn(2, right.size)
+    expected = right.clipped_sums(theta, x, y, 0.5)
+    assert right._passes.by_loops
+    assert isinstance(right._loops, ConvChain) == (head is nn.ReLU)
+
+    def wrong(rule: convpool.ConvPoolRule, out: Tensor, sums: Tensor, biases: Tensor) -> None:
+        write(rule, out, 1.01 * sums, biases)
+
+    monkeypatch.setattr(convpool.ConvPoolRule, "write", wrong)
+    model = PackedModel(module)
+    found = model.clipped_sums(theta, x, y, 0.5)
+    assert model._loops is None
+    assert not model._passes.by_loops
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -138,9 +138,9 @@ def form(
     places, values, counts = own.listed
     row, (height, padded) = image.shape[1], formed.shape[1:]
     if overlap(steps):
-        _list_positions(own)
+        _list_positions(own.bits.reshape(-1), own.starts[0], (places, own.values, counts))
     else:
-        _list_windows(g, own)
+        _list_windows(g, own.marks, own.starts, own.listed)
     for i in range(len(own.squares)):
         own.squares[i] = 0
     arrays = (image, places, values, formed, own.squares)
@@ -178,43 +178,48 @@ def merge(
                 spread(arrays, (g_at + o, at + o, below, outputs, outputs - o), static)
 
 
-@part
+@compiled
 def copy(source: Any, target: Any) -> None:
     """Numba's own assignment brings its error messages along, seconds of compiling."""
     for i in range(len(source)):
         target[i] = source[i]
 
 
-@part
-def _list_positions(own: Room) -> None:
+@compiled
+def _list_positions(
+    bits: Integers, positions: Integers, listed: tuple[Integers, Integers, Integers]
+) -> None:  # fmt: skip
     """For every output the positions with a gradient: places in an image, gradients, how many."""
-    outputs, bits, positions = own.grid.shape[2], own.bits.reshape(-1), own.starts[0]
+    outputs = len(listed[0])
     for o in range(outputs):
-        places, values = own.listed[0][o], own.values[o]
+        places, values = listed[0][o], listed[1][o]
         count, at = _FIRST, np.uint32(o)
         for p in range(len(positions)):
             gradient = bits[at]
             places[count], values[count] = positions[p], gradient
             count += np.uint32(gradient != 0)
             at += np.uint32(outputs)
-        own.listed[2][o] = count
+        listed[2][o] = count
 
 
-@part
-def _list_windows(g: Floats, own: Room) -> None:
+@compiled
+def _list_windows(
+    g: Floats, marks: Bytes, starts: tuple[Integers, Integers, Integers],
+    listed: tuple[Integers, Floats, Integers],
+) -> None:  # fmt: skip
     """The same where a position wins one window at most."""
-    outputs, (_, windows, entries) = own.grid.shape[2], own.starts
+    outputs, (_, windows, entries) = len(listed[0]), starts
     for o in range(outputs):
-        places, values = own.listed[0][o], own.listed[1][o]
+        places, values = listed[0][o], listed[1][o]
         count, at = _FIRST, np.uint32(o)
         for w in range(len(windows)):
-            places[count], values[count] = windows[w] + entries[own.marks[at]], g[at]
-            count += np.uint32(own.marks[at] != DEAD)
+            places[count], values[count] = windows[w] + entries[marks[at]], g[at]
+            count += np.uint32(marks[at] != DEAD)
             at += np.uint32(outputs)
-        own.listed[2][o] = count
+        listed[2][o] = count
 
 
-@part
+@compiled
 def _sum(values: Floats) -> Any:
     total = values.dtype.type(0)
     for i in range(len(values)):
@@ -222,7 +227,7 @@ def _sum(values: Floats) -> Any:
     return total
 
 
-@part
+@compiled
 def _square(values: Floats) -> Any:
     total = values.dtype.type(0)
     for i in range(len(values)):
@@ -284,7 +289,7 @@ def push(
                 scatter(arrays, numbers, static)
 
 
-@part
+@compiled
 def _list_outputs(bits: Integers, listed: Integers) -> Any:
     """The outputs with a gradient at one position, into `listed`; how many they are."""
     count = _FIRST

@@ -66,6 +66,7 @@ class PackedModel:
         self.footprint = Footprint(self._on_meta)
         self._passes = Passes()
         self._loops: Loops | None = None
+        self._merged = 0  # convolutions that have their own
         self._odd: list[Odd] = []
         self._no_rules = unpackable(module) or self._replace()
 
@@ -96,12 +97,17 @@ class PackedModel:
         """
         if self._settled:
             return
-        way = settled(self._source, self._slots, self._no_rules or self._copy, (x, y))
+        compiled = self._compute is None and (self._loops is not None or self._merged > 0)
+        has_loops = compiled and x.device.type == "cpu"
+        packed = self._no_rules or self._copy
+        way = settled(self._source, self._slots, packed, (x, y), has_loops)
         self._settled = True
         if way.alone is not None:
             self._alone = dataclasses.replace(way.alone, compute=self._compute)
         if way.groups is not None:
-            self._groups, self._loops, self._chain = way.groups, None, None
+            self._groups, self._chain = way.groups, None
+        if has_loops and not way.loops:
+            self._loops, self._passes.by_loops = None, False
         if self._kernels and self._alone is None and kernels.takes(self.initial.dtype):
             self._settle_kernels(x, y)
         for odd in self._odd if way.odd is None else [way.odd]:
@@ -223,6 +229,7 @@ class PackedModel:
         while len(self._workers) < threads:
             worker = PackedModel(self._source, self._groups, self._compute, by_kernels=False)
             worker._loops, worker._settled = self._loops, True
+            worker._passes.by_loops = self._passes.by_loops
             self._workers.append(worker)
         for worker in self._workers:
             worker._threads = threads

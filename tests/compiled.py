@@ -1,0 +1,36 @@
+"""Compiles the loops that most tests use, once: `python -m tests.compiled`.
+
+Else every worker of the suite, and every process that it starts, would do so in its first minutes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+
+NETWORKS = {"cnn4": (1, 28, 28), "convnet": (3, 32, 32), "fcnn": (8,)}
+
+
+def compile_loops(name: str) -> None:
+    """Of one network, in float32."""
+    from dpaudit_ray.engines.packing.packed import PackedModel
+    from dpaudit_ray.models.base import Model
+    from dpaudit_ray.plugins import parse
+
+    torch.set_num_threads(1)
+    module = parse(Model, name, "model").build(NETWORKS[name], 10)
+    x, y = torch.zeros(2, *NETWORKS[name]), torch.tensor([0, 1])
+    model = PackedModel(module)
+    model.clipped_sums(model.initial[None], x, y, 1.0)
+
+
+def main() -> None:
+    """Two networks at a time."""
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_loops, NETWORKS))
+
+
+if __name__ == "__main__":
+    main()
