@@ -20,10 +20,10 @@ _SMALL = 64
 # Convolutions on CPU: one model at a time stays in cache (unfolding: 0.7 ms against 3.5 with 8);
 # the first layer alone is computed for so many together.
 _FIRST_LAYER = 8
-# Where loops compute all convolutions, little is lost from cache between models: 16 share a first
-# layer; with four at a time behind it `cnn4` takes 3.29 ms against 3.62 with eight and 3.48 with
-# two, and `convnet` 3.33 against 3.35 and 3.72 (two threads).
-_LOOPS = 16, 4
+# Where loops compute all convolutions, little is lost from cache between models, and threads wait
+# for each other's calls: on two, `cnn4` takes 2.5 ms with eight at a time, 2.7 with four and 3.5
+# one by one, `convnet` 3.1, 3.4 and 4.7. More share a first layer where the rest is no such loop.
+_LOOPS = 16, 8
 _LEFT_BYTES = 1 << 28  # what the passes of a set may leave behind on a CPU
 _FREE_SHARE = 0.4  # of the memory that is free, for that and what its use needs
 _OUT_OF_MEMORY = (
