@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..cpu.descent import Stage, descend, stage
 from ..cpu.memory import slices
+from ..rules.base import SampleGradients
 from ..rules.convpool import ConvPool, ConvPoolRule
 from ..rules.layers import Chain
 from ..rules.linear import LinearRule
@@ -117,11 +118,10 @@ class _Head:
     """The linear layers of n models; `features` [n, B, h, w, o] begin with the last channel."""
 
     def __init__(self, rules: Sequence[LinearRule], theta: Tensor, features: Tensor) -> None:
-        self._rules = rules
+        self._rules, self._theta = rules, theta
         self._order = features.shape[2:4].numel(), features.shape[4]
         self._weights = [rule.weight.of(theta) for rule in rules]
-        channels_first = self._weights[0].view(*self._weights[0].shape[:2], *self._order[::-1])
-        self._weights[0] = channels_first.transpose(2, 3).flatten(2)
+        self._weights[0] = _exchanged(self._weights[0], self._order[::-1])
         self._inputs = [features.flatten(2)]
         for rule, weight in zip(rules, self._weights, strict=True):
             y = torch.bmm(self._inputs[-1], weight.mT)
@@ -135,11 +135,12 @@ class _Head:
         outputs = self._inputs.pop()
         g = output_gradients(outputs.mT, y).mT
         self.squares = g.new_zeros(g.shape[:2])
-        self._gradients: list[Tensor] = []
+        self._samples: list[SampleGradients] = []
         for i in reversed(range(len(self._rules))):
-            x, bias = self._inputs[i], self._rules[i].bias is not None
-            self._gradients.insert(0, g)
-            self.squares += (g * g).sum(2) * ((x * x).sum(2) + bias)
+            x, rule = self._inputs[i], self._rules[i]
+            own = rule.samples(self._theta, x.flatten(0, 1), g.flatten(0, 1))
+            self.squares += own.squared_norms()
+            self._samples.append(own)
             g = torch.bmm(g, self._weights[i])
             if i > 0:
                 g = torch.ops.aten.threshold_backward(g, x, 0)
@@ -147,14 +148,15 @@ class _Head:
 
     def write(self, out: Tensor) -> None:
         """Their clipped sums into `out` [n, p]; `squares` are factors by now."""
-        for i, rule in enumerate(self._rules):
-            scaled = self._gradients[i] * self.squares.unsqueeze(2)
-            sums = torch.bmm(scaled.mT, self._inputs[i])
-            if i == 0:
-                sums = sums.view(*sums.shape[:2], *self._order).transpose(2, 3)
-            rule.weight.of(out).view(sums.shape).copy_(sums)
-            if rule.bias is not None:
-                rule.bias.of(out).copy_(scaled.sum(1))
+        for own in self._samples:
+            own.weighted_sums(out, self.squares)
+        first = self._rules[0].weight.of(out)
+        first.copy_(_exchanged(first, self._order))
+
+
+def _exchanged(weight: Tensor, order: Pair) -> Tensor:
+    """Weights [n, o, a · b] as [n, o, b · a], a copy."""
+    return weight.view(*weight.shape[:2], *order).transpose(2, 3).flatten(2).contiguous()
 
 
 def conv_chain(module: nn.Module) -> ConvChain | None:

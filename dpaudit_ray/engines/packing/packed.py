@@ -184,9 +184,9 @@ class PackedModel:
         if self._alone is not None:
             with torchs():
                 return self._alone.clipped_sums(theta, x, y, clip_norm, weights)
-        inputs = (
-            (theta, self._cast(x), y) if weights is None else (theta, self._cast(x), y, weights)
-        )
+        inputs: tuple[Tensor, ...] = (theta, self._cast(x), y)
+        if weights is not None:
+            inputs += (weights,)
         if self._graphs is None:
             return self._sums(inputs, clip_norm)
         plain = functools.partial(self._sums, clip_norm=clip_norm)
