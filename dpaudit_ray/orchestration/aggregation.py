@@ -46,6 +46,7 @@ class Aggregation:
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         self._sweep, self._plan, self._run = sweep, plan, run
+        self._asked = sweep, plan, sweep.budget
         self._turn = threading.RLock()  # held by whoever reads or changes what was folded
         self._writing = threading.Lock()  # held by whoever flushes or gathers; the turn comes after
         self._ahead = Ahead()
@@ -224,6 +225,5 @@ class Aggregation:
         given_up = {(pack.first, pack.last) for pack in self._failures if pack.audit == index}
         files = self._run.score_files(self._plan.audits[index].id)
         self._gatherer.opened(index, files, given_up)
-        asked = (self._sweep, self._plan)
         parts = functools.partial(self._prepared.complete, index)
-        return AuditState(index, asked, self._run, given_up, files, self._ahead, parts)
+        return AuditState(index, self._asked, self._run, given_up, files, self._ahead, parts)

@@ -44,9 +44,7 @@ class Estimating:
         self._audit, self._cell, self._prepared = audit, cell, prepared
         self._known: dict[int, tuple[Estimate, ...]] | None = None  # by horizon, once prepared
         self._specs = specs = self._estimators()
-        # Those that were added share what the sweep's budget has for one of those asked for.
-        added = max(len(specs) - len(cell.audit.estimators), 1)
-        self._each = 1 - (1 - budget.each) / added
+        self._each = self._level(budget)
         self._states = [[self._made(one, step) for one in specs] for step in audit.horizons]
         self._free = self._curve_free(specs)
 
@@ -93,6 +91,15 @@ class Estimating:
                 return found
             self._known = found
         return self._known
+
+    def _level(self, budget: SweepBudget) -> float:
+        """The confidence of each bound that decides: the sweep has shares for those asked for, and
+        all that hold divide these. After an extension only those that were added do."""
+        added = len(self._specs) - len(self._cell.audit.estimators)
+        shares = max(len(self._cell.budget.estimators), 1)
+        holding = added if self._audit.extended else shares + added
+        divided = min(shares / holding, 1.0) if added else 1.0
+        return 1 - (1 - budget.each) * divided
 
     @property
     def _looked(self) -> bool:

@@ -12,6 +12,7 @@ from ..plan import gathering, missed, prefix
 from ..plan.gathering import Bounds, Stretch
 from ..plan.model import Pack, Plan, PlannedAudit
 from ..plan.prefix import FoldedPack
+from ..stats.budget import SweepBudget
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import EstimateRow, PackScores
@@ -37,26 +38,29 @@ class Taken:
 
 
 class AuditState:
-    """What was folded of one audit. Estimates follow when they are settled: see `take`."""
+    """What was folded of one audit. Estimates follow when they are settled: see `take`.
+
+    `asked` is the sweep, its plan and its budget, which takes as long as all audits together.
+    """
 
     def __init__(
         self,
         index: int,
-        asked: tuple[Sweep, Plan],
+        asked: tuple[Sweep, Plan, SweepBudget],
         run: RunDirectory,
         given_up: set[Bounds],
         files: set[Bounds],
         ahead: Ahead,
         prepared: Callable[[], tuple[Arrays, ...]],
     ) -> None:
-        sweep, plan = asked
+        sweep, plan, budget = asked
         audit, cell = plan.audits[index], sweep.cells[index]
-        self._audit, self._cell, self._budget, self._run = audit, cell, sweep.budget, run
+        self._audit, self._cell, self._budget, self._run = audit, cell, budget, run
         there = gathering.resolved(audit.packs, files)
         self._finished = gathering.packs_of(audit, there)
         self._missed = given_up - self._finished
         self._there = self._finished | self._missed
-        self._estimates = Estimating(audit, cell, sweep.budget, prepared)
+        self._estimates = Estimating(audit, cell, budget, prepared)
         self._live = _time_uniform(audit)
         gaussian = self._claimed_gaussian()
         self._alarm = self._live if gaussian else _time_uniform(audit, curve="any")

@@ -8,8 +8,7 @@ import numpy as np
 from scipy import special
 
 from ..stats import gdp
-from ..stats.claim_test import QUICK, ClaimTest
-from ..stats.declared import DRAWS
+from ..stats.claim_test import ClaimTest
 from ..stats.run_test import RunTest
 
 # Noise this much smaller than claimed would have been found ...
@@ -66,7 +65,7 @@ def _imagined(test: ClaimTest) -> float | None:
 def _share_found(test: ClaimTest, mu: float, trials: int, alpha: float) -> float:
     """Share of simulated audits of so many trials that refute the claim."""
     found = tried = 0
-    for refuted in _simulated(test, mu, trials, alpha, DRAWS):
+    for refuted in _simulated(test, mu, trials, alpha):
         found, tried = found + refuted, tried + 1
         if tried == _AGREE and found in (0, tried):
             break
@@ -76,7 +75,7 @@ def _share_found(test: ClaimTest, mu: float, trials: int, alpha: float) -> float
 def _finds(test: ClaimTest, mu: float, trials: int, alpha: float) -> bool:
     """Whether that share has the required power; no more is simulated than decides it."""
     found = missed = 0
-    for refuted in _simulated(test, mu, trials, alpha, QUICK):
+    for refuted in _simulated(test, mu, trials, alpha):
         found, missed = found + refuted, missed + (not refuted)
         if (SIMULATIONS - missed) / SIMULATIONS < REQUIRED_POWER:
             return False
@@ -85,7 +84,7 @@ def _finds(test: ClaimTest, mu: float, trials: int, alpha: float) -> bool:
     return True
 
 
-def _simulated(test: ClaimTest, mu: float, trials: int, alpha: float, draws: int) -> Iterator[bool]:
+def _simulated(test: ClaimTest, mu: float, trials: int, alpha: float) -> Iterator[bool]:
     """Whether each of the simulated audits refutes the claim."""
     rng = np.random.default_rng(0)
     for _ in range(SIMULATIONS):
@@ -93,4 +92,4 @@ def _simulated(test: ClaimTest, mu: float, trials: int, alpha: float, draws: int
         imagined = ClaimTest(test.curve, trials)
         imagined.fold(rng.normal(size=trials) + mu * members, members)
         imagined.look(now=True)
-        yield imagined.refuted_after(alpha, draws) is not None
+        yield imagined.refuted_after(alpha) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .base import check_level, checked, make
+from .base import check_coins, check_level, checked, make
 from .preferred import curve_free_method
 from .statement import Estimate
 
@@ -43,6 +43,7 @@ def assumption_free(
     if lost.shape != values.shape:
         raise ValueError(f"missed must be one flag per score, got shape {lost.shape}")
     state = make(curve_free_method(), len(values) if planned is None else planned, independent=True)
+    check_coins(bits, state)
     cuts = np.flatnonzero(np.diff(lost)) + 1
     for part in np.split(np.arange(len(values)), cuts):
         if len(part) and lost[part[0]]:

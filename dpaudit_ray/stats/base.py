@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from .statement import Estimate, Status, TradeOff
 
 Scores = npt.NDArray[np.float64]
 Members = npt.NDArray[np.bool_]
-_ORDERED = 4.9  # standard deviations
+_FALSE_ALARM = 1e-6  # where coins are fair, or trainings independent
+_BEYOND = -float(special.ndtri(_FALSE_ALARM / 2))  # standard deviations, about 4.9
 
 
 @dataclasses.dataclass
@@ -42,6 +44,7 @@ class Estimator(ABC):
     within_planned: ClassVar[bool] = False  # ... but up to the planned number of trials only
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
     by_run: ClassVar[bool] = False  # judges trainings of several canaries as wholes
+    fair: ClassVar[bool] = True  # holds for fair coins only; else each world is judged by itself
     assumes: ClassVar[str] = ""  # "the noise has a density", for which ε is certified then
 
     @property
@@ -93,6 +96,10 @@ class Estimator(ABC):
         return Status.CERTIFIED if math.isnan(mu) else Status.IF_GAUSSIAN
 
 
+# Estimators of earlier versions, and what certifies more on the same trials.
+RETIRED = {"band": "accuracy", "katz": "eps-delta", "bayes": "eps-delta"}
+
+
 def estimators() -> dict[str, type[Estimator]]:
     """Every estimator of this package, by the name that sweep files use."""
     return {cls.name: cls for cls in _subclasses(Estimator) if _at_home(cls)}
@@ -129,6 +136,8 @@ def make(
     known = estimators()
     if isinstance(method, str):
         if method not in known:
+            if method in RETIRED:
+                raise ValueError(f"method {method!r} was taken out; use {RETIRED[method]}")
             raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(known))}")
         name, cls = method, known[method]
     else:
@@ -183,20 +192,21 @@ def estimate(
     trade_off: str = TradeOff.UNKNOWN,
     **options: Any,
 ) -> Estimate:
-    """Lower bound from one score per independently trained model, or per canary of one model.
+    """Lower bound from one score per independently trained model, or per canary of known `runs`.
 
     Args:
         scores: float [R], in trial order, higher = more "in". NaN and ±inf mark diverged
             trainings: a third outcome, guessed as earlier ones teach.
-        members: bool [R], the secret bits; must be fair and independent coin flips. Methods that
-            learn from earlier trials refuse an order that coins do not give.
+        members: bool [R], the secret bits; must be fair and independent coin flips. A share or
+            an order that coins do not give is refused by the methods that it would mislead.
         delta: δ of the bound, in (0, 1).
         confidence: level of the bound, in (0, 1).
         method: one of `estimators()`, or a class of your own.
         runs: [R], which training each score came from. When given, canaries of one training are
             refused by methods for many, and one-run methods use that trainings are independent,
             where each has one score. `several-canaries` reads the canaries of a training from it:
-            training after training, as many scores from each.
+            training after training, as many scores from each. Without it each score counts as a
+            training of its own, except to one-run methods; scores that hang together are refused.
         trade_off: `gaussian` states that the mechanism's trade-off curve is Gaussian, which
             certifies an ε that was converted from a μ; `unknown` leaves it `if-gaussian`. With
             `claimed` it is one of `family`, which certifies what was read through that.
@@ -215,8 +225,9 @@ def estimate(
         each = check_runs(runs, len(values), type(state))
         independent = each == 1 < len(values)
         state = make(method, planned=len(values), independent=independent, canaries=each, **options)
-    if state.learns:
-        check_coins(bits)
+    elif not state.one_run:
+        check_apart(values, bits)
+    check_coins(bits, state)
     state.fold(values, bits)
     return state.bound(delta, confidence).given(TradeOff(trade_off))
 
@@ -228,7 +239,8 @@ def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Memb
     if values.ndim != 1 or bits.shape != values.shape:
         raise ValueError(
             f"scores and members must be two 1-D arrays of one length, "
-            f"got shapes {values.shape} and {bits.shape}"
+            f"got shapes {values.shape} and {bits.shape}; canaries of several trainings are given "
+            "one after the other, with runs="
         )
     if bits.dtype != np.bool_:
         if not np.all((bits == 0) | (bits == 1)):
@@ -237,22 +249,68 @@ def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Memb
     return values, bits
 
 
-def check_coins(members: Members) -> None:
-    """Raises ValueError where the order of the bits gives them away, as "first all out, then in".
+def check_coins(members: Members, judge: Estimator) -> None:
+    """Raises ValueError where the bits are not such as `judge` takes coins to give.
 
-    Runs of equal bits are counted (Wald, Wolfowitz 1940); fair coins are refused once in a million.
+    Their share is held against fair coins, their order against any. Fair coins are refused twice
+    in a million.
     """
     n, inside = len(members), int(members.sum())
-    expected = 1 + 2 * inside * (n - inside) / max(n, 1)
-    variance = (expected - 1) * (expected - 2) / max(n - 1, 1)
-    runs = 1 + int(np.count_nonzero(members[1:] != members[:-1]))
-    if variance > 0 and abs(runs - expected) > _ORDERED * math.sqrt(variance):
+    if judge.fair and 2 * special.bdtr(min(inside, n - inside), n, 0.5) < _FALSE_ALARM:
+        spread = _BEYOND * math.sqrt(n) / 2
+        raise ValueError(
+            f"members must be fair coin flips, got {inside} of {n} inside, where fair coins give "
+            f"{n / 2 - spread:.0f} to {n / 2 + spread:.0f}: guesses would be right without a look "
+            "at a score; draw each bit with chance 1/2, or take a method that judges each world "
+            "by itself, as gdp or eps-delta"
+        )
+    runs, expected, ordered = _order(members)
+    if judge.learns and ordered:
         raise ValueError(
             f"members come in an order that coins do not give: {runs} runs of equal bits in {n} "
             f"trials, where {expected:.0f} are expected, so earlier trials give later ones away; "
             "give the trials in the order in which their coins fell, or shuffle independent "
             "trainings: order = numpy.random.default_rng(0).permutation(len(members))"
         )
+
+
+def _order(members: Members) -> tuple[int, float, bool]:
+    """Runs of equal bits, how many are expected, and whether these are others than coins give.
+
+    Wald, Wolfowitz 1940; coins of any share do once in a million.
+    """
+    n, inside = len(members), int(members.sum())
+    expected = 1 + 2 * inside * (n - inside) / max(n, 1)
+    variance = (expected - 1) * (expected - 2) / max(n - 1, 1)
+    runs = 1 + int(np.count_nonzero(members[1:] != members[:-1]))
+    far = variance > 0 and abs(runs - expected) > _BEYOND * math.sqrt(variance)
+    return runs, expected, far
+
+
+def check_apart(scores: Scores, members: Members) -> None:
+    """Raises ValueError where neighbours' scores hang together, as canaries of one training do.
+
+    Ranks of independent scores within each world are a random order, ties broken by lot, so a
+    correlation of neighbours is refused once in a million: of the ranks, and of ranks that count
+    from the bit's own end, which finds shared luck. What all scores share is not found, as where
+    they are canaries of a single training; nor is anything where bits were put in order.
+    """
+    n = len(scores)
+    if n < 2 or _order(members)[2]:
+        return
+    ranks, lots = np.zeros(n), np.random.default_rng(0).random(n)
+    for world in (np.flatnonzero(members), np.flatnonzero(~members)):
+        places = np.linspace(-1, 1, len(world) + 2)[1:-1]
+        ranks[world[np.lexsort((lots[world], scores[world]))]] = places
+    for series in (ranks, np.where(members, ranks, -ranks)):
+        alike = float(series[1:] @ series[:-1]) / max(float(series @ series), 1e-300)
+        if alike * math.sqrt(n) > _BEYOND:
+            raise ValueError(
+                f"scores must be of independent trainings, got neighbours with a correlation of "
+                f"{alike:.2f}, where at most {_BEYOND / math.sqrt(n):.2f} is chance; pass runs=, "
+                "which training each score came from, or runs=numpy.arange(len(scores)) where "
+                "each score is a training of its own"
+            )
 
 
 def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> int:

@@ -16,12 +16,11 @@ from scipy import special
 from .base import Members, Scores
 from .claim import Claim
 from .curve import Curve
-from .declared import DRAWS, DeclaredTest
+from .declared import DeclaredTest
 from .guessing import GuessCounter
 
 EVIDENCE_SHARE = 0.3  # of the error, for the e-process
 _RATIO, _STEPS = 1.02, 170  # noise multipliers that are tried: up to 29 times more or less
-QUICK = 1000  # draws for these
 _LOOK = 1.02
 _LOPSIDED = 1e-3
 
@@ -92,15 +91,12 @@ class ClaimTest:
             self.best = self.latest
             self._reached.append((self.trials, self.best))
 
-    def refuted_after(self, alpha: float, draws: int = DRAWS) -> int | None:
-        """Trials after which the claim was refuted at level `alpha`; None while it is not.
-
-        Fewer simulated `draws` cost power, not validity.
-        """
+    def refuted_after(self, alpha: float) -> int | None:
+        """Trials after which the claim was refuted at level `alpha`; None while it is not."""
         limit = -math.log(EVIDENCE_SHARE * alpha)
         found = [next((trials for trials, best in self._reached if best >= limit), None)]
         level = (1 - EVIDENCE_SHARE) * alpha
-        found.append(self._declared.refuted_after(self.curve, level, draws))
+        found.append(self._declared.refuted_after(self.curve, level))
         return min((trials for trials in found if trials is not None), default=None)
 
     def effective_noise(
@@ -121,7 +117,7 @@ class ClaimTest:
             if self.process.evidence(curve) >= -math.log(EVIDENCE_SHARE * alpha):
                 return True
             level = (1 - EVIDENCE_SHARE) * alpha
-            return self._declared.refuted_after(curve, level, QUICK) is not None
+            return self._declared.refuted_after(curve, level) is not None
 
         return least_refuted(lambda noise: refuted(family(noise)), claimed)
 

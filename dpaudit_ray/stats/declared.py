@@ -1,9 +1,9 @@
 """Claims against a declared number of trials: sharper than any test that never has to end.
 
 Two tests share the error. The order of mistakes (`ranking`) is looked at sixteen times, at fixed
-shares of the declared trials; the boundary of all looks together is simulated under the claim's
-worst mechanism. Diverged trials are judged once, at the end: those after the first eight are all
-guessed the way that these taught.
+shares of the declared trials; the boundary is computed under the claim's worst mechanism, and each
+look spends what is due by then. Diverged trials are judged once, at the end: those after the first
+eight are all guessed the way that these taught.
 
 Of trials that diverge with probability q, the claim forces a share of mistakes that grows with q:
 its worst mechanism diverges where it is surest of one side. How many diverge is the mechanism's
@@ -25,15 +25,14 @@ from .base import Members, Scores
 from .binomial import clopper_pearson_lower
 from .curve import Curve, Responses
 from .diverged import Diverged
-from .ranking import ClaimKey, Group, Weights, simulated, two_means
+from .ranking import ClaimKey, Costs, Group, Weights, distribution, two_means
 
 Floats = npt.NDArray[np.float64]
 
 LOOKS = 16
 _FEWEST = 8  # trials between two looks
 _SHARE = 0.7  # of the error, for the order of mistakes; the rest is for diverged trials
-_SHAPE = 0.4  # boundary ~ share of the trials to the power of -0.4: nearly all is kept for the end
-DRAWS = 4000
+_SHAPE = 0.8  # boundary ~ share of the trials to the power of -0.8: nearly all is kept for the end
 _LESSONS = 8
 _RARE = 0.1  # share of the error of diverged trials, for how many of them there are
 
@@ -60,14 +59,12 @@ class DeclaredTest:
         """Adds trials that count as misses."""
         self._add(np.full(len(members), np.nan), members)
 
-    def refuted_after(self, curve: Curve, alpha: float, draws: int = DRAWS) -> int | None:
+    def refuted_after(self, curve: Curve, alpha: float) -> int | None:
         """Trials after which `curve` was refuted, None while it is not.
 
-        A true claim is ever refuted with probability `alpha` at most; fewer simulated `draws` cost
-        power, not validity.
+        A true claim is ever refuted with probability `alpha` at most.
         """
-        key = ClaimKey.of(curve)
-        found = self._crossed(_Boundary.of(key, self._ends, alpha * _SHARE, draws))
+        found = self._crossed(_Boundary.of(ClaimKey.of(curve), self._ends, alpha * _SHARE))
         rest = (1 - _SHARE) * alpha
         if found is None and self.trials == self._ends[-1] and self._diverging(curve, rest) <= rest:
             return self.trials
@@ -96,7 +93,7 @@ class DeclaredTest:
         """Trials at the first look beyond the boundary."""
         weighed = zip(boundary.weights, self._groups, strict=False)
         costs = np.cumsum([weights.cost(group) for weights, group in weighed])
-        over = np.flatnonzero(boundary.excess(costs) > boundary.limit)
+        over = np.flatnonzero(costs <= boundary.limits[: len(costs)])
         return self._ends[int(over[0])] if len(over) else None
 
     def _diverging(self, curve: Curve, alpha: float) -> float:
@@ -113,42 +110,29 @@ class DeclaredTest:
 
 @dataclasses.dataclass(frozen=True)
 class _Boundary:
-    """What a claim allows at each look: `mean` and `spread` of the costs, float64 [looks]."""
+    """What a claim allows: costs of at most `limits`, int64 [looks], refute it; -1: none does."""
 
     weights: tuple[Weights, ...]
-    mean: Floats
-    spread: Floats
-    scale: Floats
-    limit: float  # a path of which any look has a larger excess refutes
+    limits: npt.NDArray[np.int64]
 
     @classmethod
-    @functools.lru_cache(maxsize=256)
-    def of(cls, key: ClaimKey, ends: tuple[int, ...], alpha: float, draws: int) -> _Boundary:
-        """Simulated under the claim's worst mechanism.
+    @functools.lru_cache(maxsize=1024)
+    def of(cls, key: ClaimKey, ends: tuple[int, ...], alpha: float) -> _Boundary:
+        """Of costs whose probability under the claim's worst mechanism is alpha at most.
 
-        Of the draws and the observed path all orders are alike, so its largest excess is beyond
-        the `limit` with probability alpha at most.
+        By each look as much is spent as a single look there would with a boundary of this shape.
         """
-        sizes, responses = tuple(np.diff([0, *ends]).tolist()), Responses.of(key.curve)
-        costs = np.cumsum(simulated(sizes, key, draws), axis=1)
-        free = cls(
-            weights=tuple(Weights.of(size, responses) for size in sizes),
-            mean=costs.mean(axis=0),
-            spread=np.maximum(costs.std(axis=0), 1e-12),
-            scale=(np.array(ends) / ends[-1]) ** _SHAPE,
-            limit=math.inf,
-        )
-        kept = math.ceil((1 - alpha) * (draws + 1))
-        if kept > draws:
-            return free
-        largest = np.sort(free.excess(costs).max(axis=1))
-        return dataclasses.replace(free, limit=float(largest[kept - 1]))
-
-    def excess(self, costs: Floats) -> Floats:
-        """How far below its mean each cost lies, float64 [..., looks so far]."""
-        done = costs.shape[-1]
-        away = (self.mean[:done] - costs) / self.spread[:done]
-        return np.asarray(away * self.scale[:done])
+        parts = [distribution(int(size), key) for size in np.diff([0, *ends])]
+        shares = np.array(ends) / ends[-1]
+        due = special.ndtr(special.ndtri(alpha) * shares**-_SHAPE)
+        path, spent, limits = Costs(0, np.ones(1)), 0.0, []
+        for (_, costs), allowed in zip(parts, due, strict=True):
+            path = path.plus(costs)
+            over = int(np.searchsorted(spent + path.below, allowed, side="right"))
+            limits.append(path.first + over - 1 if over else -1)
+            spent += float(path.chances[:over].sum())
+            path = path.above(over)
+        return cls(tuple(weights for weights, _ in parts), np.array(limits))
 
 
 def one_sided_p_value(responses: Responses, counts: tuple[int, int, int], rare: float) -> float:

@@ -12,6 +12,7 @@ import math
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 from scipy import special
 
 from . import gdp
@@ -19,6 +20,8 @@ from .base import Estimator, Members, Scores
 from .binomial import clopper_pearson_lower
 from .mixture import anytime_lower
 from .statement import Estimate, Family, Status, TradeOff
+
+Counts = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass
@@ -161,7 +164,8 @@ class Anytime(Guesses, Estimator):
     A one-sided Beta mixture over hit rates above p is a supermartingale for every conditional
     hit rate ≤ p; p is refuted when it reaches 1/alpha (Ville's inequality). `expected` is the
     hit rate the design hopes for: the prior then weighs as much as a quarter of the planned
-    trials around it, which gains 0.1 to 0.2 in ε if it is about right, and costs when not.
+    trials around it, which gains 0.1 to 0.2 in ε if it is about right, and costs when not. What
+    held at the best look so far holds for good.
     """
 
     expected: float = math.nan
@@ -173,15 +177,33 @@ class Anytime(Guesses, Estimator):
         super().__post_init__()
         if not math.isnan(self.expected) and not 0.5 <= self.expected < 1:
             raise ValueError(f"expected must lie in [0.5, 1), got {self.expected}")
+        self._peak = (-math.inf, 0, 0)  # of all looks so far: worth, hits and guesses
+
+    def _fold(self, scores: Scores, members: Members) -> None:
+        hits, guesses = self._counter.hits, self._counter.guesses
+        guessed, right = self._counter.fold(scores, members)
+        counts = hits + np.cumsum(right), guesses + np.cumsum(guessed)
+        worth = _worth(*counts)
+        best = int(np.argmax(worth)) if len(scores) else 0
+        if len(scores) and worth[best] > self._peak[0]:
+            self._peak = float(worth[best]), int(counts[0][best]), int(counts[1][best])
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         counter, prior = self._counter, (1.0, 1.0)
         if not math.isnan(self.expected):
             weight = max(self.planned / 4, 2.0)
             prior = (self.expected * weight, (1 - self.expected) * weight)
-        rate = anytime_lower(counter.hits, counter.guesses, 1 - confidence, prior)
+        looks = {(counter.hits, counter.guesses), self._peak[1:]}
+        rate = max(anytime_lower(*look, 1 - confidence, prior) for look in looks)
         level = (delta, confidence)
         return self._estimate(*self._read(rate, delta), level, counter.trials, counter.threshold)
+
+
+def _worth(hits: Counts, guesses: Counts) -> npt.NDArray[np.float64]:
+    """About the lower bound on the hit rate after each trial: which look is best, not how good."""
+    trials = guesses + 1.0
+    rate = (hits + 0.5) / trials
+    return np.asarray(rate - np.sqrt((6 + np.log(trials)) * rate * (1 - rate) / trials))
 
 
 def mu_from_accuracy(rate: float) -> float:

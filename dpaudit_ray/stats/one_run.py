@@ -7,8 +7,7 @@ probability at most
     P[B ≥ v] + 2 m δ max over 1 ≤ i ≤ v of P[v > B ≥ v - i] / i,   B ~ Bin(r, e^ε / (1 + e^ε)).
 
 The same holds under replacement, where the coin picks one record of a pair. How many to guess
-must not be picked by the bound that comes out: `OneRun` splits its error over a few choices,
-`epsilon_lower_any` covers all of them at once.
+must not be picked by the bound that comes out: `OneRun` splits its error over a few choices.
 
 Independent trainings of one coin each are judged by a sharper argument (`independent`), and their
 guesses are chosen by bits that are looked at and given up (`unmasking`).
@@ -28,7 +27,6 @@ from scipy import special
 from . import independent
 from .base import Estimator, Members, Scores
 from .binomial import check_counts
-from .mixture import anytime_lower
 from .statement import Estimate, Status
 from .thresholds import TrialLog
 from .unmasking import Judged, Masks, Target, first_trials
@@ -223,38 +221,6 @@ def p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: fl
     if delta == 0:
         return tail
     return min(1.0, tail + 2 * canaries * delta * _densest(correct, guesses, epsilon))
-
-
-def epsilon_lower_any(
-    right: npt.ArrayLike, canaries: int, delta: float, confidence: float
-) -> float:
-    """Lower bound on ε that holds for the best number of guesses, chosen after the fact.
-
-    Revealed from the most to the least confident guess, each one is right with probability at
-    most e^ε/(1 + e^ε) given those before it, so a time-uniform bound over the sequence covers
-    every place to stop. δ > 0 costs 2 m δ of the error probability, which is crude.
-
-    Args:
-        right: bool [r], whether each guess was right, most confident first.
-        canaries: m, at least r.
-        delta: δ of the bound, in [0, 1].
-        confidence: level of the bound, in (0, 1).
-
-    Raises:
-        ValueError: an argument outside its bounds.
-    """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
-    hits = np.cumsum(np.asarray(right, dtype=np.bool_))
-    check_counts(int(hits[-1]) if len(hits) else 0, len(hits), canaries, delta)
-    level = 1 - confidence - 2 * canaries * delta
-    if level <= 0:
-        return 0.0
-    best = 0.5
-    for r in range(1, len(hits) + 1):
-        if hits[r - 1] > best * r:
-            best = max(best, anytime_lower(int(hits[r - 1]), r, level))
-    return float(special.logit(best))
 
 
 def _densest(correct: int, guesses: int, epsilon: float) -> float:

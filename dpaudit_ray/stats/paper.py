@@ -11,11 +11,8 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import numpy as np
-
 from . import gdp
 from .base import Estimator
-from .binomial import clopper_pearson_upper
 from .diverged import settled
 from .rates import epsilon_of_rates
 from .rates_gdp import mu_of_rates
@@ -29,6 +26,7 @@ class PaperGdp(Logged, Estimator):
 
     name: ClassVar[str] = "paper-gdp"
     status: ClassVar[Status] = Status.PAPER
+    fair: ClassVar[bool] = False
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         mu, threshold = algorithm_4(_as_published(self._log), confidence)
@@ -45,6 +43,7 @@ class PaperEpsDelta(Logged, Estimator):
 
     name: ClassVar[str] = "paper-eps-delta"
     status: ClassVar[Status] = Status.PAPER
+    fair: ClassVar[bool] = False
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         worlds = _as_published(self._log)
@@ -71,46 +70,6 @@ def algorithm_4(worlds: Worlds, confidence: float) -> tuple[float, float]:
     """
     # ε grows with μ, so the best ε is the ε of the best μ: one conversion instead of thousands.
     return best_test(worlds, two_rate_uppers(worlds.sizes, 1 - confidence), mu_of_rates)
-
-
-def largest_ratio(worlds: Worlds, delta: float, fewest: int = 1) -> float:
-    """ln of the largest (TPR - δ)/FPR on the ROC's convex hull, in either direction; exploratory.
-
-    A point estimate without any error control, for looking at scores: rates are read where at
-    least `fewest` errors of a world lie below them, interpolating between observed ones.
-    """
-    out, inside = worlds.sizes
-    if min(out, inside) == 0:
-        return 0.0
-    false_positives, false_negatives = worlds.errors(np.append(worlds.outside, worlds.inside))
-    corners = sorted({(0, 0), (out, inside), *zip(
-        false_positives.tolist(), (inside - false_negatives).tolist(), strict=True)})  # fmt: skip
-    hull = _upper_hull(corners)
-    x, y = np.array([c[0] for c in hull]) / out, np.array([c[1] for c in hull]) / inside
-    best = 1.0
-    for fpr, tpr, size in ((x, y, out), (1 - y[::-1], 1 - x[::-1], inside)):
-        at = np.union1d(fpr[fpr * size >= fewest], [fewest / size])
-        best = max(best, float(np.max((np.interp(at, fpr, tpr) - delta) / at)))
-    return math.log(best)
-
-
-def hull_bonferroni(worlds: Worlds, delta: float, confidence: float) -> tuple[float, float]:
-    """(ε, ε by GDP) over the ROC hull's corners, the error split over as many; as jax_privacy.
-
-    The number of corners depends on the scores, so no proof covers it; it errs rarely.
-    """
-    out, inside = worlds.sizes
-    if min(out, inside) == 0:
-        return 0.0, 0.0
-    false_positives, false_negatives = worlds.errors(np.append(worlds.outside, worlds.inside))
-    corners = sorted({(0, 0), (out, inside), *zip(
-        false_positives.tolist(), (inside - false_negatives).tolist(), strict=True)})  # fmt: skip
-    hull = np.array(_upper_hull(corners))
-    tail = (1 - confidence) / len(hull) / 2
-    fpr = clopper_pearson_upper(hull[:, 0], out, tail)
-    fnr = clopper_pearson_upper(inside - hull[:, 1], inside, tail)
-    mu = max(float(np.max(mu_of_rates(fpr, fnr))), 0.0)
-    return float(np.max(epsilon_of_rates(fpr, fnr, delta))), float(gdp.epsilon(mu, delta))
 
 
 def _upper_hull(points: list[tuple[int, int]]) -> list[tuple[int, int]]:

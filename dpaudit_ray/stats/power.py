@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
 from scipy import special
 
 from . import gdp
@@ -19,7 +18,6 @@ from .base import check_level
 from .binomial import clopper_pearson_lower, clopper_pearson_upper
 from .guessing import mu_from_accuracy
 from .rates import epsilon_of_rates
-from .wagers import STAKES
 
 _MOST_TRIALS = 10**9
 
@@ -111,60 +109,6 @@ def likely_bound(
     hits = _first(lambda count: _at_least(count + 1, trials, rate) < power, trials)
     lower = clopper_pearson_lower(hits, trials, 1 - confidence) if trials else 0.0
     return float(gdp.epsilon(mu_from_accuracy(lower), delta))
-
-
-def trials_needed_any_curve(
-    epsilon: float, within: float, power: float, delta: float, confidence: float
-) -> float:
-    """The same for the (ε, δ) bound, by the delta method at its best threshold.
-
-    An order of magnitude only; infinite where no threshold comes within the gap.
-    """
-    check_level(delta, confidence)
-    _check_plan(epsilon, within, power)
-    mu = gdp.mu(epsilon, delta)
-    h = np.linspace(-3, mu + 6, 2000)
-    fpr, tpr = special.ndtr(-h), special.ndtr(mu - h)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        gap = np.log((tpr - delta) / fpr) - (1 - within) * epsilon
-        variance = tpr * (1 - tpr) / (tpr - delta) ** 2 + (1 - fpr) / fpr
-        z = special.ndtri(1 - (1 - confidence) / 2) + special.ndtri(power)
-        trials = 2 * variance * (z / gap) ** 2
-    usable = (gap > 0) & (tpr > delta) & np.isfinite(trials)
-    return float(trials[usable].min()) if usable.any() else math.inf
-
-
-def claim_power(
-    claimed_accuracy: float, true_accuracy: float, trials: int, confidence: float
-) -> float:
-    """Chance that plain guessing alone refutes a claim by the last trial (`claim`); a lower bound.
-
-    Args:
-        claimed_accuracy: best guessing accuracy that the claim allows, (1 + δ(0)) / 2.
-        true_accuracy: what the adversary reaches; Φ(μ / 2) for a Gaussian mechanism.
-        trials: trials that are bet on.
-        confidence: level of the test.
-
-    Raises:
-        ValueError: an argument outside its bounds.
-    """
-    for name, rate in (("claimed_accuracy", claimed_accuracy), ("true_accuracy", true_accuracy)):
-        if not 0.5 <= rate <= 1:
-            raise ValueError(f"{name} must lie in [0.5, 1], got {rate}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
-    if claimed_accuracy == 1 or trials == 0:
-        return 0.0
-    advantage = 2 * claimed_accuracy - 1
-    hit = np.log1p(STAKES / (1 + advantage) * (1 - advantage))
-    miss = np.log1p(-STAKES)
-
-    def wealth(hits: int) -> float:
-        logs = hits * hit + (trials - hits) * miss
-        return float(special.logsumexp(logs)) - math.log(2 * len(STAKES))
-
-    needed = _first(lambda hits: wealth(hits) >= -math.log(1 - confidence), trials + 1)
-    return _at_least(needed, trials, true_accuracy)
 
 
 def _hits_needed(rate: float, trials: int, alpha: float) -> int:

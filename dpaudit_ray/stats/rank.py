@@ -8,16 +8,16 @@ import math
 from typing import ClassVar
 
 import numpy as np
+from scipy import special
 
 from . import gdp
 from .base import Estimator, Members, Scores
-from .curve import Responses, gaussian
+from .curve import gaussian
 from .diverged import LEARN, Diverged
-from .ranking import ClaimKey, Group, Weights, simulated, two_means
+from .ranking import ClaimKey, Group, distribution, two_means
 from .statement import Estimate, Status
 from .thresholds import Logged
 
-DRAWS = 4000
 _LOOK = 1.25
 _SMALLEST, _RATIO, _STEPS = 0.005, 1.02, 400  # μ from 0.005 to 13.5
 
@@ -54,7 +54,7 @@ class Rank(Logged, Estimator):
 
     def _looked(self) -> int:
         """Trials of the last look: all when they are complete, else at sizes a quarter apart,
-        since the test is simulated for each."""
+        since the test is computed for each."""
         trials = len(self._log)
         if trials >= self.planned or trials < 2:
             return trials
@@ -73,8 +73,8 @@ class Rank(Logged, Estimator):
 def mu_lower(group: Group, alpha: float) -> float:
     """The largest μ that the order of mistakes refutes at level `alpha`; 0 when none.
 
-    Costs of the worst mechanism are simulated with a fixed seed for a grid of μ, once for each
-    size of a group; between two of them the critical cost is interpolated.
+    Found on a grid of μ, as tests of them are kept; between two of them by what the normal
+    quantile of the p-value is in between.
     """
     if len(group.mistakes) == 0 or _excess(0, group, alpha) <= 0:
         return 0.0
@@ -88,35 +88,15 @@ def mu_lower(group: Group, alpha: float) -> float:
 
 
 def _excess(index: int, group: Group, alpha: float) -> float:
-    """How far below the critical cost the observed one is, in standard deviations."""
-    size = len(group.mistakes)
-    critical, spread = _critical(index, size, alpha)
-    if spread == 0:
-        return 0.0
-    return (critical - _weights(index, size).cost(group)) / spread
+    """How far below `alpha` the p-value is, as quantiles of the normal distribution."""
+    weights, costs = distribution(len(group.mistakes), _claim(index))
+    return float(special.ndtri(alpha) - special.ndtri(costs.at_most(weights.cost(group))))
 
 
 def _mu(index: int) -> float:
     return float(_SMALLEST * _RATIO**index)
 
 
-@functools.lru_cache(maxsize=4096)
-def _weights(index: int, size: int) -> Weights:
-    return Weights.of(size, Responses.of(gaussian(_mu(index))))
-
-
-@functools.lru_cache(maxsize=4096)
-def _critical(index: int, size: int, alpha: float) -> tuple[float, float]:
-    """(cost below which the worst mechanism falls with probability alpha, standard deviation)."""
-    costs = simulated((size,), ClaimKey.of(gaussian(_mu(index))), DRAWS)[:, 0]
-    return critical_cost(costs, alpha), float(costs.std())
-
-
-def critical_cost(costs: np.ndarray[tuple[int], np.dtype[np.float64]], alpha: float) -> float:
-    """The cost that refutes when it is not reached: a Monte Carlo test, exact for its draws.
-
-    Of `draws` simulated costs and the observed one, all ranks are alike under the claim, so the
-    observed one is the smallest but k with probability (k + 1) / (draws + 1).
-    """
-    allowed = math.floor(alpha * (len(costs) + 1)) - 1
-    return float(np.sort(costs)[allowed]) if allowed >= 0 else -math.inf
+@functools.lru_cache(maxsize=_STEPS + 1)
+def _claim(index: int) -> ClaimKey:
+    return ClaimKey.of(gaussian(_mu(index)))

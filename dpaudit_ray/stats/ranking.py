@@ -10,7 +10,14 @@ e_i or 1 - e_i ≥ e_i. Exchanging two weights so that the larger one falls to t
 the sum of the two down stochastically (the outcomes "none" and "both" keep their probability, the
 one that costs more loses). So no guesses and no order, picked from outputs in any way, have a
 stochastically smaller sum than the surest-first order of the randomised responses themselves,
-and that sum can be simulated (after Xiang, Wang, Lin, Qiu 2025, who do it for one training).
+and the distribution of that sum can be computed (after Xiang, Wang, Lin, Qiu 2025, who simulate
+it for one training).
+
+Weights are whole numbers, so the sum lies on a lattice and its distribution is the inverse Fourier
+transform of E[exp(-it sum)], which `_transform` computes from level to level without an error
+but that of floats. Large groups take `_linear`: ranks and levels part at fixed places, and the
+trials between the two count to the first order. It moves the sum down, by less than the level
+shows (tests/stats/test_ranking.py compares the two).
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from .base import Members, Scores
 from .curve import Curve, Responses
@@ -28,9 +36,20 @@ from .diverged import Diverged
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
+Complex = npt.NDArray[np.complex128]
 
-_BLOCKS = 32  # ranks of equal weight: finer ones change the power by less than the simulation
+_BLOCKS = 32  # ranks of equal weight: finer ones change no power by a tenth of a percent
+_TYPICAL, _LARGEST = 6, 24  # weight of a typical mistake, and of the surest
+_FEW, _FINER = 16, 8.0  # deviation of the number of mistakes below which weights are finer
 _LLOYD = 20
+_FAR = 9.0  # standard deviations: beyond lies 1e-12
+_PATH = 7.5  # standard deviations of the number of trials above a level
+_PATHS = tuple(np.linspace(0.0, 7.5, 7))
+_FAINT = -31.0  # log of what a frequency may have and be left out: e^-31 = 3e-14
+_LARGE, _FINE = 128, 16  # trials of a group and levels of a claim from which on `_linear` does
+_ADDED = 0.9  # of the mean that trials between ranks and levels add: the rest is kept as a margin
+_FAULT = 1e-9  # probability below 0 by which `_linear` shows that it does not do
+ROUNDING = 1e-12  # of probabilities: no level below it is ever reached
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +82,15 @@ class Group:
 class Weights:
     """What a mistake costs in each block of ranks of groups of given sizes.
 
-    `edges` int64 [blocks + 1] from rank 0 to the group's size, `costs` float64 [blocks].
+    `edges` int64 [blocks + 1] from rank 0 to the group's size, `costs` int64 [blocks].
     """
 
     edges: Counts
-    costs: Floats
+    costs: Counts
 
     @classmethod
     def of(cls, size: int, responses: Responses) -> Weights:
-        """The log odds that the claim's surest answers have at these ranks.
+        """The log odds that the claim's surest answers have at these ranks, in whole units.
 
         Blocks are narrow where the claim makes mistakes, half by rank and half by mistakes.
         """
@@ -82,21 +101,55 @@ class Weights:
             np.linspace(0, share[-1], _BLOCKS + 1), share, np.concatenate([[0.0], ends])
         )
         edges = np.unique(np.round(cuts * size / cuts[-1]).astype(np.int64))
-        return cls(edges, responses.mean_log_odds(edges[:-1] / size, edges[1:] / size))
+        odds = responses.mean_log_odds(edges[:-1] / size, edges[1:] / size)
+        variances = responses.shares * responses.mistakes * (1 - responses.mistakes)
+        spread = float(variances @ responses.log_odds**2)
+        if spread == 0:  # nothing is said, or all of it outright
+            return cls(edges, np.ones(len(odds), dtype=np.int64))
+        mistakes = size * float(variances.sum())  # about; few are told apart by finer weights
+        typical = _TYPICAL * max(1.0, min(_FINER, _FEW / math.sqrt(mistakes)))
+        unit = math.sqrt(spread / float(variances.sum())) / typical
+        largest = round(_LARGEST / _TYPICAL * typical)
+        return cls(edges, np.minimum(np.round(odds / unit), largest).astype(np.int64))
 
-    def cost(self, group: Group) -> float:
+    def cost(self, group: Group) -> int:
         """The cost of a group's mistakes."""
-        return float(np.add.reduceat(group.mistakes, self.edges[:-1], dtype=np.int64) @ self.costs)
+        return int(np.add.reduceat(group.mistakes, self.edges[:-1], dtype=np.int64) @ self.costs)
 
 
-@functools.lru_cache(maxsize=64)
-def simulated(sizes: tuple[int, ...], claim: ClaimKey, draws: int, seed: int = 0) -> Floats:
-    """Costs of groups of these sizes under the claim's worst mechanism, float64 [draws, groups]."""
-    responses = Responses.of(claim.curve)
-    rng = np.random.default_rng(seed)
-    weights = {size: Weights.of(size, responses) for size in set(sizes)}
-    columns = [drawn(size, weights[size], responses, draws, rng) for size in sizes]
-    return np.stack(columns, axis=1)
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """A distribution on whole numbers: `chances` float64 [n] of `first`, `first` + 1, ..."""
+
+    first: int
+    chances: Floats
+
+    @property
+    def below(self) -> Floats:
+        """Probability of each of these numbers or a smaller one, float64 [n]."""
+        return np.cumsum(self.chances)
+
+    def at_most(self, cost: int) -> float:
+        """Probability of `cost` or less, float64 in (0, 1]."""
+        return min(1.0, float(self.chances[: max(cost - self.first + 1, 1)].sum()))
+
+    def plus(self, other: Costs) -> Costs:
+        """The distribution of the sum with an independent cost."""
+        n = len(self.chances) + len(other.chances) - 1
+        size = _quick(n)
+        both = np.fft.rfft(self.chances, size) * np.fft.rfft(other.chances, size)
+        return Costs(self.first + other.first, np.maximum(np.fft.irfft(both, size)[:n], 0.0))
+
+    def above(self, dropped: int) -> Costs:
+        """Without the smallest `dropped` numbers, and the largest ones that are next to never."""
+        kept = np.flatnonzero(self.chances[dropped:] > ROUNDING / self.chances.size)
+        end = dropped + (int(kept[-1]) + 1 if len(kept) else 1)
+        return Costs(self.first + dropped, self.chances[dropped:end])
+
+
+def _quick(length: int) -> int:
+    """A length from this one on that Fourier transforms are fast for: by factors of 2 and 3."""
+    return min(odd << ((length - 1) // odd).bit_length() for odd in (1, 3, 9))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,29 +170,148 @@ class ClaimKey:
         return Curve(np.array(self.epsilons), np.array(self.deltas))
 
 
-def drawn(
-    size: int, weights: Weights, responses: Responses, draws: int, rng: np.random.Generator
-) -> Floats:
-    """Costs of one group, float64 [draws].
+@functools.lru_cache(maxsize=1024)
+def distribution(size: int, claim: ClaimKey) -> tuple[Weights, Costs]:
+    """The weights of a group, and what its mistakes cost under the claim's worst mechanism."""
+    responses = Responses.of(claim.curve)
+    weights = Weights.of(size, responses)
+    return weights, _costs(weights, responses)
 
-    Trials of one level and one block of ranks are alike, so each such overlap is one binomial:
-    the effort does not depend on the group's size.
+
+def _costs(weights: Weights, responses: Responses) -> Costs:
+    """What is rounded or left out is counted as the smallest cost, which looks likelier by it.
+
+    So do costs beyond the lattice, which is as long as costs lie apart.
     """
-    shares = responses.shares / responses.shares.sum()
-    ends = rng.multinomial(size, shares, size=draws).cumsum(axis=1)
-    levels, blocks = ends.shape[1], len(weights.costs)
-    bounds = np.concatenate([ends, np.broadcast_to(weights.edges[1:], (draws, blocks))], axis=1)
-    order = np.argsort(bounds, axis=1, kind="stable")
-    bounds = np.take_along_axis(bounds, order, axis=1)
-    # An overlap ends at each bound; it belongs to the level and the block that are still open.
-    is_level = order < levels
-    level = np.minimum(np.cumsum(is_level, axis=1) - is_level, levels - 1)
-    block = np.minimum(np.cumsum(~is_level, axis=1) - ~is_level, blocks - 1)
-    trials = np.diff(bounds, axis=1, prepend=0)
-    costs = np.zeros(bounds.shape)
-    some = trials > 0
-    costs[some] = rng.binomial(trials[some], responses.mistakes[level[some]])
-    return np.asarray((costs * weights.costs[block]).sum(axis=1))
+    sizes, costs = np.diff(weights.edges), weights.costs
+    rates = _rates(weights, responses, 0.0)
+    mean = float(sizes * rates @ costs)
+    far = _FAR * math.sqrt(float(sizes * rates @ costs**2)) + _FAR
+    first = max(0, math.floor(mean - far))
+    last = min(int(sizes @ costs), math.ceil(mean + far) + 6 * int(costs.max()))
+    length = _quick(last - first + 1)
+    turns: Floats = np.asarray(2 * np.pi / length * np.arange(length // 2 + 1), dtype=np.float64)
+    fine = np.count_nonzero(responses.shares) >= _FINE
+    linear = fine and weights.edges[-1] >= _LARGE
+    for paths, transform in (((0.0,), _linear), (_PATHS, _transform))[0 if linear else 1 :]:
+        kept = np.flatnonzero(_largest(weights, responses, turns, paths) > _FAINT)
+        whole = np.zeros(len(turns), dtype=np.complex128)
+        with np.errstate(over="ignore", invalid="ignore"):  # of `_linear`, on claims of few levels
+            found = transform(weights, responses, turns[kept])
+            whole[kept] = found * np.exp(1j * turns[kept] * first)
+        chances = np.fft.irfft(whole, length)
+        if np.isfinite(chances).all() and chances.min() > -_FAULT:
+            break
+    chances = np.maximum(chances, 0.0)
+    chances[0] += max(1 - float(chances.sum()), 0.0) + ROUNDING
+    return Costs(first, chances)
+
+
+def _rates(weights: Weights, responses: Responses, surer: float) -> Floats:
+    """Mistakes per trial in each block, where all levels have that many standard deviations more
+    trials than their mean."""
+    ends = np.concatenate([[0.0], np.cumsum(responses.shares)])
+    errors = np.concatenate([[0.0], np.cumsum(responses.shares * responses.mistakes)])
+    at = weights.edges / weights.edges[-1]
+    at = np.maximum.accumulate(at - surer * np.sqrt(at * (1 - at) / weights.edges[-1])) * ends[-1]
+    found = np.diff(np.interp(at, ends, errors)), np.diff(np.maximum(at, 0.0))
+    rates = np.divide(*found, out=np.zeros(len(found[0])), where=found[1] > 0)
+    return np.asarray(np.clip(rates, 0.0, 0.5))
+
+
+def _largest(
+    weights: Weights, responses: Responses, turns: Floats, paths: tuple[float, ...]
+) -> Floats:
+    """Logarithm of what the transform may have at each of `turns`, float64 [n].
+
+    On each of these `paths` of levels, standard deviations from their mean, times its chance.
+    """
+    found, sizes = np.full(len(turns), -np.inf), np.diff(weights.edges)
+    for surer in paths:
+        sums = np.full(len(turns), -(surer**2) / 2)
+        rates = _rates(weights, responses, surer)
+        for size, rate, cost in zip(sizes, rates, weights.costs, strict=True):
+            squared = 1 - 2 * rate * (1 - rate) * (1 - np.cos(turns * cost))
+            sums += size / 2 * np.log(np.maximum(squared, 1e-300))
+        found = np.maximum(found, sums)
+    return np.asarray(found)
+
+
+def _transform(weights: Weights, responses: Responses, turns: Floats) -> Complex:
+    """E[exp(-it cost)] at each t of `turns`, complex128 [n].
+
+    Let M_j be the number of trials at the first j levels. Given all M, trials M_{j-1} to M_j err
+    with e_j, so they multiply the transform by Q_j(M_j) / Q_j(M_{j-1}), where Q_j(M) is what the
+    first M ranks would with e_j. Numbers of trials per level are Poisson given their sum.
+    """
+    size = int(weights.edges[-1])
+    some = responses.shares > 0
+    shares = responses.shares[some] / responses.shares[some].sum()
+    mistakes = np.minimum(responses.mistakes[some], 0.5 - 1e-6)  # of 1/2, all may cancel
+    moved = 1 - np.exp(-1j * np.outer(weights.costs, turns))
+    path, above, total = np.arange(1), np.ones((1, len(turns)), dtype=np.complex128), 0.0
+    due = np.zeros_like(above)  # logarithm of what `above` is still to be multiplied by
+    for level, (share, mistake) in enumerate(zip(shares, mistakes, strict=True)):
+        total += share
+        spread = _PATH * math.sqrt(size * max(total * (1 - total), 0.0)) + 3
+        least, most = math.floor(size * total - spread), math.ceil(size * total + spread)
+        ends = np.arange(max(0, least), min(size, most) + 1)
+        if level == len(shares) - 1:
+            ends = ends[-1:]
+        each = np.log(1 - mistake * moved)
+        before = _overlap(weights, path) @ each
+        trials = ends[:, None] - path
+        known = np.arange(max(int(trials.max()), 0) + 1)
+        chances = np.where(trials >= 0, _poisson(known, size * share)[np.maximum(trials, 0)], 0.0)
+        above = above * np.exp(due + before[:1] - before)
+        above = (chances @ above.view(np.float64)).view(np.complex128)
+        due = _overlap(weights, ends) @ each - before[:1]
+        path = ends
+    found = (above * np.exp(due))[0] / _poisson(path, size)
+    return np.asarray(found)
+
+
+def _overlap(weights: Weights, ranks: Counts) -> Floats:
+    """How many of the first ranks lie in each block, float64 [ranks, blocks]."""
+    edges = weights.edges
+    inside = np.clip(ranks[:, None] - edges[:-1], 0, np.diff(edges))
+    return np.asarray(inside, dtype=np.float64)
+
+
+def _poisson(counts: Counts, mean: float) -> Floats:
+    return np.asarray(np.exp(special.xlogy(counts, mean) - mean - special.gammaln(counts + 1)))
+
+
+def _linear(weights: Weights, responses: Responses, turns: Floats) -> Complex:
+    """The same to the first order in what lies between ranks and levels.
+
+    Let N of n trials be among the surest share E / n, where the claim errs with η. If N < E, the
+    E - N trials that follow err with η or more, and cost what ranks above E do; if N > E, the
+    last N - E err with η or less, and cost what ranks below do. Were it η in both cases, each
+    trial would multiply the transform by a factor of its own, whose mean is raised to the power
+    of n. Of E[exp(-s cost)], s > 0, that is an upper bound: costs are made smaller. What the
+    sum's mean lacks by it is known and added again, but for a tenth.
+    """
+    size, inner = int(weights.edges[-1]), weights.edges[1:-1]
+    some = responses.shares > 0
+    ends = np.cumsum(responses.shares[some])
+    ends, mistakes = ends / ends[-1], responses.mistakes[some]
+    cuts = np.unique(np.concatenate([[0.0], ends, inner / size]))
+    middles = (cuts[1:] + cuts[:-1]) / 2
+    blocks = np.searchsorted(inner / size, middles)
+    moved = 1 - np.exp(-1j * np.outer(weights.costs, turns))
+    at = mistakes[np.searchsorted(ends[:-1], inner / size)][:, None]
+    passed = np.log(1 - at * moved[:-1]) - np.log(1 - at * moved[1:])  # a trial over each edge
+    later = np.concatenate([np.cumsum(passed[::-1], axis=0)[::-1], np.zeros((1, len(turns)))])
+    wrong = mistakes[np.searchsorted(ends[:-1], middles)][:, None]
+    each = np.diff(cuts) @ ((1 - wrong * moved[blocks]) * np.exp(-later[blocks]))
+    spread = np.sqrt(np.maximum(size * ends[:-1] * (1 - ends[:-1]), ROUNDING))
+    away = np.abs(inner[:, None] - size * ends[:-1]) / spread
+    excess = np.exp(-(away**2) / 2) / math.sqrt(2 * math.pi) - away * special.ndtr(-away)
+    more = (spread * excess) @ np.diff(mistakes)  # E[mistakes among E ranks], beyond the linear
+    lost = more @ (moved[:-1] / (1 - at * moved[:-1]) - moved[1:] / (1 - at * moved[1:]))
+    found = np.exp(inner @ passed + size * np.log(each) - _ADDED * lost)
+    return np.asarray(found)
 
 
 def two_means(values: Scores) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import betting, gdp
-from .base import Estimator, Members, Scores, check_level
+from .base import Estimator, Members, Scores, check_coins, check_level
 from .guessing import GuessCounter, epsilon_from_accuracy, mu_from_accuracy
 from .statement import Estimate, Status
 
@@ -141,6 +141,7 @@ def several_canaries(
             f"got shapes {values.shape} and {bits.shape}"
         )
     state = SeveralCanaries(planned=values.size, canaries=values.shape[1])
+    check_coins(bits.ravel(), state)
     state.fold(values.ravel(), bits.ravel())
     return state.bound(delta, confidence)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -161,6 +161,7 @@ class AtOneThreshold:
     threshold: Literal["past", "holdout", "fixed"] = "past"
     calibration: float | None = None
     value: float = math.nan
+    fair: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.threshold not in DEFAULT_SHARES:

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from .. import imports, stats
 from ..errors import Mistakes, SpecError, UnknownKeyError, suggestion, unknown_name
 from ..plugins import Strict, got, spec_error
+from ..stats.base import RETIRED
 
 
 class EstimatorSpec(Strict):
@@ -84,6 +85,8 @@ def _unread(name: str) -> bool:
 def _found(name: str, key: str) -> type[stats.Estimator]:
     known = stats.estimators()
     if ":" not in name:
+        if name in RETIRED:
+            raise SpecError(key, f"{name!r} was taken out; use {RETIRED[name]}")
         if name not in known:
             raise SpecError(key, unknown_name("estimator", name, known))
         return known[name]

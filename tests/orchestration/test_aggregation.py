@@ -138,6 +138,29 @@ def test_bounds_that_decide_are_those_of_the_sweeps_level(
     assert table.loc[~paper, "epsilon_lower_together"].notna().all()
 
 
+def test_bounds_that_a_rule_adds_divide_the_share_of_those_asked_for(
+    tiny: dict, tmp_path: Path
+) -> None:
+    """One estimator with a rule has two more rows: of two audits at one step, each has 5 % / 6."""
+    tiny["audit"] |= {"estimators": ["accuracy"], "record_every": 6}
+    tiny["audit"]["stop_when"] = {"within": 0.01}
+    sweep = spec.from_raw(tiny)
+    run = RunDirectory(str(tmp_path / "run"))
+    plan = planning.open_run(sweep, run)
+    packs = [pack for pack in plan.remaining(run) if pack.audit == 0]
+    table = folded((sweep, plan, run), packs)
+    mine = table[table["audit"] == plan.audits[0].id].set_index("estimator")
+    together = mine["epsilon_lower_together"]
+    assert set(mine.index) == {"accuracy", "anytime", "eps-delta-anytime"}
+    for name in mine.index:
+        state = stats.make(name, planned=90)
+        for pack in packs:
+            scores = scores_of(plan, pack)
+            state.fold(scores.scores[:, -1], scores.members)
+        found = state.bound(1e-5, 1 - 0.05 / sweep.budget.parts / 3).epsilon_lower
+        assert together[name] == pytest.approx(found, rel=1e-9)
+
+
 def test_nothing_is_decided_by_a_bound_whose_trials_are_not_all_in(
     opened: tuple[Sweep, Plan, RunDirectory],
 ) -> None:

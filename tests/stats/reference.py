@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from scipy import special
 
+from dpaudit_ray.stats.curve import Responses
+from dpaudit_ray.stats.ranking import Weights
+
 SHARED = Path(os.environ.get("DPAUDIT_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 FILE = SHARED / "reference" / "oracles.json"
 ORACLES = json.loads(FILE.read_text()) if FILE.is_file() else None
@@ -67,3 +70,31 @@ def laplace_trials(
     members = rng.random(trials) < 0.5
     noise = rng.laplace(size=trials)
     return noise + epsilon * members, members
+
+
+def drawn_mistakes(
+    size: int, responses: Responses, draws: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Mistakes of one group, trial by trial, the surest level first: bool [draws, size]."""
+    levels = rng.choice(len(responses.shares), p=responses.shares, size=(draws, size))
+    levels.sort(axis=1)
+    return np.asarray(rng.random((draws, size)) < responses.mistakes[levels])
+
+
+def drawn_costs(
+    weights: Weights, responses: Responses, draws: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Costs of one group, int64 [draws]: one binomial for each overlap of a level and a block."""
+    size = int(weights.edges[-1])
+    shares = responses.shares / responses.shares.sum()
+    ends = rng.multinomial(size, shares, size=draws).cumsum(axis=1)
+    levels, blocks = ends.shape[1], len(weights.costs)
+    bounds = np.concatenate([ends, np.broadcast_to(weights.edges[1:], (draws, blocks))], axis=1)
+    order = np.argsort(bounds, axis=1, kind="stable")
+    bounds = np.take_along_axis(bounds, order, axis=1)
+    # An overlap ends at each bound; it belongs to the level and the block that are still open.
+    is_level = order < levels
+    level = np.minimum(np.cumsum(is_level, axis=1) - is_level, levels - 1)
+    block = np.minimum(np.cumsum(~is_level, axis=1) - ~is_level, blocks - 1)
+    mistakes = rng.binomial(np.diff(bounds, axis=1, prepend=0), responses.mistakes[level])
+    return np.asarray((mistakes * weights.costs[block]).sum(axis=1))

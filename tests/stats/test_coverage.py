@@ -15,7 +15,7 @@ import pytest
 from scipy import special
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import bayes, claim, gdp, katz, one_run, rates_gdp, several, thresholds
+from dpaudit_ray.stats import claim, gdp, rates_gdp, several, thresholds
 from tests.long import LONG
 from tests.stats.reference import (
     ORACLES,
@@ -36,7 +36,6 @@ ASSUMPTION_FREE: list[tuple[str, dict]] = [
     ("accuracy", {"curve": "any"}),
     ("anytime", {"curve": "any"}),
     ("group-sequential", {"curve": "any"}),
-    ("band", {"curve": "any"}),
 ]
 GAUSSIAN: list[tuple[str, dict]] = [
     *ASSUMPTION_FREE,
@@ -45,8 +44,6 @@ GAUSSIAN: list[tuple[str, dict]] = [
     ("anytime", {}),
     ("anytime", {"expected": 0.6}),
     ("group-sequential", {}),
-    ("band", {}),
-    ("band", {"levels": "dkw"}),
     ("claim", {}),
 ]
 
@@ -134,17 +131,19 @@ def test_fixed_bounds_do_not_survive_looking():
 
 def test_the_papers_procedure_misses_its_level():
     # Expected 14 % of 150 at R = 5000, ε = 8; fewer than 6 has probability below 1e-4. The
-    # simultaneous band on the same scores errs in 0.03 %.
-    rng, mu, paper, band = np.random.default_rng(4), gdp.mu(8.0, DELTA), 0, 0
+    # threshold of earlier trials errs in less than 5 %.
+    rng, mu, paper, valid = np.random.default_rng(4), gdp.mu(8.0, DELTA), 0, 0
     scores0, scores1 = rng.normal(size=(2, 150, 2500))
     members = np.repeat([False, True], 2500)
     for out, inside in zip(scores0, scores1 + mu, strict=True):
         scores = np.concatenate([out, inside])
         paper += stats.estimate(scores, members, **LEVEL, method="paper-gdp").mu_lower > mu
-        band += stats.estimate(scores, members, **LEVEL, method="band").mu_lower > mu
+        order = rng.permutation(5000)
+        bound = stats.estimate(scores[order], members[order], **LEVEL, method="accuracy")
+        valid += bound.mu_lower > mu
     assert paper >= 6
-    assert paper > band
-    assert band <= allowed(150, 0.01)
+    assert paper > valid
+    assert valid <= allowed(150)
 
 
 @pytest.mark.parametrize("row", rows("competitor_jax_privacy_epsilon_from_gdp"))
@@ -165,12 +164,13 @@ def test_absolute_values_of_upper_bounds_err_almost_always(row):
             worlds = thresholds.Worlds.of(scores, members)
             found = rates_gdp.mu_lower(worlds.errors(worlds.midpoints()), worlds.sizes, 0.05)
             flipped += np.abs(found).max() > mu
-            band = stats.estimate(scores, members, **LEVEL, method="band")
-            right += band.mu_lower > mu
+            order = rng.permutation(2 * n)
+            valid = stats.estimate(scores[order], members[order], **LEVEL, method="accuracy")
+            right += valid.mu_lower > mu
         # Expected 97 % and 21 % of 60: two thirds of that is missed with probability below 5 %
-        # at worst, and the valid bound errs in less than 0.1 %.
+        # at worst, and the valid bound errs in 5 % at most.
         assert flipped >= 0.66 * setting["err"] * 60
-        assert right <= 2
+        assert right <= allowed(60)
 
 
 @pytest.mark.parametrize("row", rows("type_I_and_power_monte_carlo"))
@@ -182,14 +182,10 @@ def test_medians_of_the_reference_study(row):
     settings = {
         "acc_preq": ("accuracy", {}),
         "anytime_preq": ("anytime", {}),
-        "ell": ("band", {}),
-        "bonf": ("band", {"levels": "bonferroni"}),
-        "dkw": ("band", {"levels": "dkw"}),
         "split50": ("gdp", {"threshold": "holdout"}),
         "split20": ("gdp", {"threshold": "past"}),
         "fixed_cp2": ("gdp", {"threshold": "fixed", "value": mu / 2}),
         "paper_max_cp2": ("paper-gdp", {}),
-        "cp_epsdelta_max_ell": ("band", {"curve": "any"}),
         "cp_epsdelta_max_naive": ("paper-eps-delta", {}),
     }
     found: dict[str, list[float]] = {key: [] for key in settings}
@@ -230,17 +226,9 @@ def test_coverage_at_a_fixed_threshold(row):
     errors = rng.binomial(n, [row["alpha"], row["beta"]], size=(400, 2))
     truth = row["eps_point"]
     certified = stats.rates.epsilon_lower((errors[:, 0], errors[:, 1]), (n, n), DELTA, 0.05)
-    log_katz = katz.epsilon_lower((errors[:, 0], errors[:, 1]), (n, n), DELTA, 0.05)
-    few = errors[:120]
-    posterior = [
-        bayes.posterior_epsilon((int(a), int(b), n, n), DELTA, 0.05, turned=False) for a, b in few
-    ]
     # 400 draws of rates near 4 %: standard error .01; the same for the medians in units of ε.
     assert np.mean(certified > truth) == pytest.approx(row["cp2"]["err"], abs=0.04)
-    assert np.nanmean(log_katz > truth) == pytest.approx(row["katz"]["err"], abs=0.04)
-    assert np.mean(np.array(posterior) > truth) == pytest.approx(row["bayes"]["err"], abs=0.12)
-    for values, key in ((certified, "cp2"), (log_katz, "katz"), (posterior, "bayes")):
-        assert np.nanmedian(values) == pytest.approx(row[key]["med"], abs=0.15)
+    assert np.nanmedian(certified) == pytest.approx(row["cp2"]["med"], abs=0.15)
 
 
 @pytest.mark.parametrize("row", rows("multi_canary_betting"))
@@ -279,20 +267,18 @@ def test_choosing_the_number_of_guesses_on_one_run(row):
     if row["m"] > 1000:
         pytest.skip("one size is enough here")
     rng, m, rate, repetitions = np.random.default_rng(11), 1000, special.expit(row["eps"]), 60
-    naive = covered = split = 0
+    naive = split = 0
     for _ in range(repetitions):
         right = rng.random(m) < rate
         hits = np.cumsum(right)
         best = max(stats.clopper_pearson_lower(hits[9::10], np.arange(10, m + 1, 10), 0.05))
         naive += special.logit(max(best, 0.5)) > row["eps"]
-        covered += one_run.epsilon_lower_any(right, m, 0.0, 0.95) > row["eps"]
         members = rng.random(m) < 0.5
         scores = np.where(right, members, ~members) + 1e-6 * rng.normal(size=m)
         found = stats.estimate(scores, members, **LEVEL, method="one-run")
         split += found.epsilon_lower > row["eps"]
     # The naive maximum errs in 16 to 28 %: fewer than 4 of 60 has probability below 1 %.
     assert naive >= 4
-    assert covered <= allowed(repetitions)
     assert split <= allowed(repetitions)
 
 

@@ -6,31 +6,25 @@ numbers even where the reference file is not at hand.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from scipy import special
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import (
-    bayes,
     gdp,
     group_sequential,
     guessing,
-    katz,
     label,
     local_levels,
     mixture,
     one_run,
     one_run_fdp,
     one_run_order,
-    paper,
     power,
     profile,
     rates,
     rates_gdp,
-    thresholds,
 )
 from tests.stats.reference import cases, rows, two_worlds
 
@@ -153,42 +147,6 @@ def test_epsilon_to_mu_table(pair):
     assert gdp.mu(float(pair[0]), 1e-5) == pytest.approx(pair[1], abs=1e-8)
 
 
-@pytest.mark.parametrize("case", cases("ratio_bound", "ratio_bound_array"))
-def test_ratio_bounds(case):
-    i = case["inputs"]
-    sizes = (i["pos"], i["neg"]) if "pos" in i else (i["tp"] + i["fn"], i["fp"] + i["tn"])
-    for ratio in katz.Ratio:
-        found = katz.ratio_lower(i["tp"], i["fp"], sizes, i["alpha"], ratio)
-        expected = np.atleast_1d(case["expected"][ratio.value.replace("-", "_")])
-        np.testing.assert_allclose(found, expected, atol=case["tol"])
-
-
-@pytest.mark.parametrize("case", cases("bayes_joint_beta"))
-def test_bayes_joint_posterior(case):
-    (fp, fn), (out, inside) = _two_rates(case["inputs"])
-    counts, delta = (fp, fn, out, inside), case["inputs"]["delta"]
-    tail = case["inputs"]["alpha"] / 2
-    for key, probability in (("eps_lo", tail), ("eps_hi", 1 - tail)):
-        found = bayes.posterior_epsilon(counts, delta, probability)
-        assert found == pytest.approx(case["expected"][key], abs=case["tol"])
-
-
-@pytest.mark.parametrize("case", cases("jeffreys"))
-def test_jeffreys_intervals(case):
-    (fp, fn), (out, inside) = _two_rates(case["inputs"])
-    i = case["inputs"]
-    low, high = bayes.jeffreys_interval((fp, fn, out, inside), i["delta"], i["alpha"])
-    assert low == case["expected"]["eps_lo"]
-    assert high == float(case["expected"]["eps_hi"])
-
-
-@pytest.mark.parametrize("case", cases("cp_property"))
-def test_clopper_pearson_stays_below_the_posterior(case):
-    assert case["expected"]["cp_eps_lo_lt_joint_beta"]
-    certified = rates.epsilon_lower((58, 12), (258, 212), 1e-5, 0.05)[0]
-    assert certified < bayes.posterior_epsilon((58, 12, 258, 212), 1e-5, 0.05)
-
-
 @pytest.mark.parametrize("case", cases("one_run_p", "one_run_eps", "one_run_trap"))
 def test_one_run_theorem(case):
     i, expected = case["inputs"], case["expected"]
@@ -302,11 +260,6 @@ def test_deterministic_scores(row):
     alg4 = stats.estimate(scores, members, **LEVEL, method="paper-gdp")
     assert alg4.mu_lower == pytest.approx(row["paper_alg4_two_sided_cp_max"]["mu"], abs=1e-6)
     assert alg4.epsilon_lower == pytest.approx(row["paper_alg4_two_sided_cp_max"]["eps"], abs=1e-6)
-    band = stats.estimate(scores, members, **LEVEL, method="band")
-    assert band.mu_lower == pytest.approx(row["ell_simultaneous_max"]["mu"], abs=1e-6)
-    assert band.epsilon_lower == pytest.approx(row["ell_simultaneous_max"]["eps"], abs=1e-6)
-    plain = stats.estimate(scores, members, **LEVEL, method="band", levels="bonferroni")
-    assert plain.mu_lower == pytest.approx(row["bonferroni_n_max"]["mu"], abs=1e-6)
     nasr = stats.estimate(scores, members, **LEVEL, method="paper-eps-delta")
     assert nasr.epsilon_lower == pytest.approx(row["nasr_eq5_two_sided_cp_max"], abs=1e-6)
     fixed = stats.estimate(scores, members, **LEVEL, method="gdp", threshold="fixed", value=mu / 2)
@@ -319,37 +272,11 @@ def test_deterministic_scores(row):
     assert guessing.mu_from_accuracy(rate) == pytest.approx(expected["mu_acc"], abs=1e-6)
 
 
-@pytest.mark.parametrize("case", cases("gdp_audit_tight"))
-def test_hull_bonferroni_as_jax_privacy(case):
-    scores, members = two_worlds(5000, 1.0)
-    epsilon, by_gdp = paper.hull_bonferroni(thresholds.Worlds.of(scores, members), 1e-5, 0.95)
-    assert epsilon == pytest.approx(case["expected"]["eps_cp_bonferroni"], abs=case["tol"])
-    assert by_gdp == pytest.approx(case["expected"]["eps_gdp"], abs=case["tol"])
-
-
-@pytest.mark.parametrize("case", cases("raw_counts"))
-def test_raw_epsilon_of_the_hull(case):
-    i = case["inputs"]
-    outside = np.repeat([0.0, 1.0], [4, 4])  # fp 0, 0, 4, 8 at thresholds 3, 2, 1, 0
-    inside = np.repeat([0.0, 1.0, 2.0], [2, 4, 2])  # tp 0, 2, 6, 8
-    assert i["tp"] == [0, 2, 6, 8]
-    assert i["fp"] == [0, 0, 4, 8]
-    worlds = thresholds.Worlds(outside, inside, 0, 0)
-    found = [math.exp(paper.largest_ratio(worlds, d, i["min_count"])) for d in i["delta"]]
-    np.testing.assert_allclose(found, case["expected"]["exp_eps"], atol=case["tol"])
-
-
 @pytest.mark.parametrize("row", rows("power_plan"))
 def test_power_plan(row):
     # The reference searches to 0.2 %, and states 0.5 % as its tolerance.
     found = power.trials_needed(row["eps"], row["rel"], 0.8, **LEVEL)
     assert found == pytest.approx(row["R_gdp_exact80"], rel=0.005)
-    approximate = power.trials_needed_any_curve(row["eps"], row["rel"], 0.8, **LEVEL)
-    assert approximate / float(row["R_epsdelta_approx80"]) < 3
-    if row["R_epsdelta_approx80"] == "inf":
-        assert approximate > 1e12
-    else:
-        assert approximate / row["R_epsdelta_approx80"] > 1 / 3
 
 
 @pytest.mark.parametrize("row", rows("max_certifiable_perfect_attack"))
@@ -477,8 +404,6 @@ def test_inlined_counts():
 
 def test_inlined_simultaneous_and_sequential():
     scores, members = two_worlds(500, 1.0)
-    band = stats.estimate(scores, members, **LEVEL, method="band")
-    assert band.epsilon_lower == pytest.approx(2.553428029774186, abs=1e-6)
     alg4 = stats.estimate(scores, members, **LEVEL, method="paper-gdp")
     assert alg4.epsilon_lower == pytest.approx(3.242088875308495, abs=1e-6)
     assert mixture.anytime_lower(678, 1000, 0.05) == pytest.approx(0.6287501593915987, abs=1e-9)

@@ -29,7 +29,7 @@ def alike(rng: np.random.Generator, runs: int, mu: float = MU) -> tuple[np.ndarr
 
 def test_canaries_that_are_all_the_same_keep_the_level_by_run_and_not_pooled() -> None:
     """1000 audits of 100 runs (DPAUDIT_LONG; else 200). At 5 %, more than 85 errors of 1000 come
-    once in a million; a pooled bound errs in about four of ten."""
+    once in a million; a pooled bound errs in about four of ten, and is asked about before."""
     rng, audits = np.random.default_rng(1), 1000 if LONG else 200
     by_run = pooled = 0
     for _ in range(audits):
@@ -37,7 +37,10 @@ def test_canaries_that_are_all_the_same_keep_the_level_by_run_and_not_pooled() -
         runs = np.repeat(np.arange(100), CANARIES)
         found = stats.estimate(scores, bits, **LEVEL, method="several-canaries", runs=runs)
         by_run += found.mu_lower > MU
-        pooled += stats.estimate(scores, bits, **LEVEL, method="accuracy").mu_lower > MU
+        with pytest.raises(ValueError, match="pass runs=, which training each score came from"):
+            stats.estimate(scores, bits, **LEVEL)
+        said = stats.estimate(scores, bits, **LEVEL, runs=np.arange(len(scores)))
+        pooled += said.mu_lower > MU
     assert by_run <= 0.085 * audits
     assert pooled >= 0.2 * audits
 

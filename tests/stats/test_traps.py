@@ -11,13 +11,10 @@ from scipy import special
 
 from dpaudit_ray import accounting, stats
 from dpaudit_ray.stats import (
-    bayes,
     budget,
     gdp,
-    katz,
     one_run,
     one_run_fdp,
-    paper,
     rates,
     rates_gdp,
     several,
@@ -35,7 +32,6 @@ def test_01_chance_counts_give_zero():
     errors, sizes = (10, 10), (20, 20)
     assert rates.epsilon_lower(errors, sizes, 0.0, 0.05)[0] == 0
     assert rates.epsilon_of_rates(0.7, 0.7, 0.0) == 0
-    assert bayes.posterior_epsilon((10, 10, 20, 20), 1e-5, 0.05) < 0.05
 
 
 def test_02_gdp_shows_nothing_on_null_and_reversed_scores():
@@ -43,7 +39,7 @@ def test_02_gdp_shows_nothing_on_null_and_reversed_scores():
     members = rng.permutation(np.repeat([False, True], 5000))
     null = rng.normal(size=10_000)
     # |mu| of two upper bounds gave 3.54 on such scores.
-    for method in ("gdp", "band", "accuracy", "eps-delta", "anytime", "claim"):
+    for method in ("gdp", "accuracy", "eps-delta", "anytime", "claim"):
         assert stats.estimate(null, members, **LEVEL, method=method).epsilon_lower == 0
     scores, members = two_worlds(500, -3.0)
     shuffle = rng.permutation(1000)
@@ -83,7 +79,6 @@ def test_06_no_evidence_is_exactly_zero_and_ceilings_are_known():
     assert one_run_fdp.mu_lower(0, 800, 1000, 0.95) == 0
     assert one_run_fdp.mu_lower(400, 800, 1000, 0.95) == 0
     assert one_run.epsilon_lower(0, 800, 1000, 1e-6, 0.95) == 0
-    assert bayes.posterior_epsilon((500, 500, 1000, 1000), 1e-5, 0.05) < 0.02
     scores, members = two_worlds(50, 1000.0)
     for method, ceiling in (("accuracy", "accuracy"), ("gdp", "gdp"), ("eps-delta", "eps-delta")):
         best = stats.power.largest_certifiable(100, **LEVEL, method=ceiling)
@@ -115,9 +110,6 @@ def test_08_unequal_worlds_must_not_be_swapped():
     assert right != pytest.approx(swapped, abs=0.1)
     assert rates_gdp.mu_lower((5, 200), (1000, 400), 0.05)[0] != pytest.approx(
         rates_gdp.mu_lower((5, 200), (400, 1000), 0.05)[0], abs=0.1
-    )
-    assert katz.epsilon_lower((5, 200), (1000, 400), 1e-5, 0.05)[0] != pytest.approx(
-        katz.epsilon_lower((5, 200), (400, 1000), 1e-5, 0.05)[0], abs=0.1
     )
 
 
@@ -153,12 +145,10 @@ def test_11_maximum_over_thresholds_is_labelled():
     for name, cls in stats.estimators().items():
         best_of_all = name.startswith("paper")
         assert (cls.status is stats.Status.PAPER) == best_of_all
-    assert "exploratory" in (paper.largest_ratio.__doc__ or "")
-    assert "no proof" in (paper.hull_bonferroni.__doc__ or "")
     # A certified method on the same scores stays below the uncorrected maximum.
     scores, members = gaussian_trials(np.random.default_rng(11), 2000, 1.0)
     uncorrected = stats.estimate(scores, members, **LEVEL, method="paper-gdp").epsilon_lower
-    assert stats.estimate(scores, members, **LEVEL, method="band").epsilon_lower < uncorrected
+    assert stats.estimate(scores, members, **LEVEL, method="accuracy").epsilon_lower < uncorrected
 
 
 def test_12_one_training_is_refused_by_methods_for_many():

@@ -11,7 +11,6 @@ from scipy import integrate, optimize, special
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import (
-    bayes,
     betting,
     claim,
     gdp,
@@ -80,7 +79,7 @@ def test_epsilon_of_rates_by_search():
 
 def test_best_threshold_of_large_worlds_is_not_lost_to_the_coarse_table(monkeypatch):
     scores, members = laplace_trials(np.random.default_rng(1), 6000, 1.5)
-    for method in ("paper-gdp", "paper-eps-delta", "band"):
+    for method in ("paper-gdp", "paper-eps-delta"):
         fine = stats.estimate(scores, members, 1e-5, 0.95, method)
         with monkeypatch.context() as patch:
             patch.setattr(thresholds, "_TABLE_SIZE", 50)
@@ -385,29 +384,7 @@ def test_confident_hits_by_hand():
     np.testing.assert_array_equal(one_run.confident_hits(scores, members), expected)
 
 
-def test_best_number_of_guesses_by_its_loop():
-    right = np.random.default_rng(9).random(150) < 0.85
-    best = max(
-        mixture.anytime_lower(int(right[:r].sum()), r, 0.05) for r in range(1, len(right) + 1)
-    )
-    found = one_run.epsilon_lower_any(right, 1000, 0.0, 0.95)
-    assert found == pytest.approx(math.log(best / (1 - best)), abs=1e-12)
-
-
 # --- everything else -----------------------------------------------------------------------------
-
-
-def test_posterior_by_sampling():
-    # 200000 draws: the 5 % quantile has a standard error of about .002.
-    rng, (fp, fn, out, inside) = np.random.default_rng(10), (40, 55, 200, 210)
-    x = rng.beta(fp + 0.5, out - fp + 0.5, 200_000)
-    y = rng.beta(fn + 0.5, inside - fn + 0.5, 200_000)
-    drawn = rates.epsilon_of_rates(x, y, 1e-5)
-    found = bayes.posterior_epsilon((fp, fn, out, inside), 1e-5, 0.05, turned=False)
-    assert found == pytest.approx(np.quantile(drawn, 0.05), abs=0.01)
-    turned = np.maximum(drawn, rates.epsilon_of_rates(1 - x, 1 - y, 1e-5))
-    found = bayes.posterior_epsilon((fp, fn, out, inside), 1e-5, 0.95)
-    assert found == pytest.approx(np.quantile(turned, 0.95), abs=0.015)
 
 
 @pytest.mark.parametrize("whole", [None, [3.0, 2.5, 9.0]])
@@ -507,8 +484,6 @@ def test_profile_by_its_loop():
     assert deltas[0] > deltas[1] > deltas[2] == 0
     epsilons = profile.epsilon_curve(scores, members, [1e-3, 0.5], 0.95)
     assert epsilons[0] == pytest.approx(best_epsilon, abs=1e-12)
-    band = stats.estimate(scores, members, 1e-3, 0.95, "band", curve="any")
-    assert band.epsilon_lower == pytest.approx(epsilons[0], abs=1e-12)
 
 
 def test_curves_of_a_shared_calibration_are_valid_and_hardly_wider(monkeypatch):
@@ -559,20 +534,6 @@ def test_accuracy_power_by_simulation():
     reached = np.mean(2 * special.ndtri(np.maximum(lower, 0.5)) >= gdp.mu(1.0, 1e-5))
     exact = power.accuracy_power(2.0, 1.0, trials, 1e-5, 0.95)
     assert 0.8 <= exact == pytest.approx(reached, abs=0.045)
-
-
-def test_claim_power_is_reached():
-    # 60 audits; the computed power counts plain guessing alone, so it is a lower bound.
-    rng, mu, trials, refuted = np.random.default_rng(17), 0.5, 2000, 0
-    for _ in range(60):
-        state = stats.make("claim", trials)
-        state.fold(*gaussian_trials(rng, trials, mu / 0.7))
-        refuted += state.refutes(claim.gaussian(mu), 0.95)
-    promised = power.claim_power(
-        float(special.ndtr(mu / 2)), float(special.ndtr(mu / 1.4)), trials - 32, 0.95
-    )
-    assert 0.5 < promised < 1
-    assert refuted / 60 >= promised - 0.2
 
 
 def test_pair_outcomes_by_their_loop():

@@ -16,7 +16,7 @@ from ...orchestration.estimating import Estimating
 from ...orchestration.folding import AuditState, Taken
 from ...orchestration.prepared import Prepared
 from ...orchestration.replay import Ahead
-from ...plan import gathering, prefix
+from ...plan import commitments, gathering, prefix
 from ...plan.failures import Failure
 from ...plan.gathering import Bounds
 from ...plan.model import PlannedAudit
@@ -50,10 +50,13 @@ class Estimates:
 
     def __init__(self, opened: Opened, failed: list[Failure], found: Findings) -> None:
         self._opened, self._failed, self._found = opened, failed, found
-        self._stored = self._known(opened.run.estimates())
+        self._stored = self._known(
+            opened.run.estimates(commitments.estimates(opened.sweep, opened.plan))
+        )
         self._prepared = Prepared(opened.run, opened.plan)
         self._ahead = Ahead()
         self._complete = opened.run.complete
+        self._asked = opened.sweep, opened.plan, opened.sweep.budget
 
     @property
     def stored(self) -> pd.DataFrame:
@@ -100,9 +103,8 @@ class Estimates:
         opened = self._opened
         files = opened.run.score_files(opened.plan.audits[index].id)
         parts = functools.partial(self._prepared.complete, index)
-        asked = (opened.sweep, opened.plan)
         return AuditState(
-            index, asked, opened.run, self._given_up(index), files, self._ahead, parts
+            index, self._asked, opened.run, self._given_up(index), files, self._ahead, parts
         )
 
     def _given_up(self, index: int) -> set[Bounds]:
@@ -118,6 +120,8 @@ class Estimates:
         written = int(stored["trials"].max()) if len(stored) else 0
         behind = written < trials and not self._complete
         folded = Folded(rows, taken, trials, behind)
+        if not trials and self._stored.empty:
+            return folded  # nothing was trained, and the file comes with the first pack
         if written > trials and self._lacking(index, written):
             return folded
         if behind:
@@ -146,7 +150,7 @@ class Estimates:
         opened = self._opened
         audit = opened.plan.audits[index]
         parts = functools.partial(self._prepared.complete, index)
-        estimates = Estimating(audit, opened.sweep.cells[index], opened.sweep.budget, parts)
+        estimates = Estimating(audit, opened.sweep.cells[index], self._asked[2], parts)
         for pack in prefix.of(opened.run, opened.sweep, opened.plan, index):
             if pack.first >= trials:
                 break
