@@ -56,7 +56,7 @@ class Accountant(ABC):
         raise NotImplementedError
 
     def remark(self, training: Training) -> str:
-        """What its answer takes for granted."""
+        """What its answer takes for granted; the answer is `if-assumed` then."""
         return ""
 
 

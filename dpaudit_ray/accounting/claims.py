@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ..stats import Status
 from .accountant import Accountant, Ends, UnansweredError, find
 from .training import (
     UNAMPLIFIED,
@@ -146,7 +147,7 @@ def remark(training: Training, accountant: str) -> str:
     """What the answer of an accountant takes for granted, before it is asked; mostly nothing."""
     one = find(accountant)
     asked, note = _asked(one, training)
-    return "; ".join(filter(None, [note, one.remark(asked)]))
+    return "; ".join(filter(None, [note, _assumed(one, asked)]))
 
 
 def _curve(trainings: Sequence[Training], delta: float, accountant: str) -> npt.NDArray[np.float64]:
@@ -196,9 +197,17 @@ def _answered(
         ends = ask(accountant, asked)
     else:
         notes = [note]
-    notes.append(accountant.remark(asked))
+    assumed = _assumed(accountant, asked)
     lower = ends[0] if asked == training else 0.0  # of what was proven, not of what is
-    return Bounds(lower, *ends[1:], accountant.name, "; ".join(filter(None, notes)))
+    status = Status.IF_ASSUMED if assumed else Status.CERTIFIED
+    note = "; ".join(filter(None, [*notes, assumed]))
+    return Bounds(lower, *ends[1:], accountant.name, note, status)
+
+
+def _assumed(accountant: Accountant, asked: Training) -> str:
+    """What an answer takes for granted, under its status."""
+    remark = accountant.remark(asked)
+    return remark and f"{Status.IF_ASSUMED}: {remark}"
 
 
 def _asked(accountant: Accountant, training: Training) -> tuple[Training, str]:

@@ -21,12 +21,10 @@ from scipy import special
 
 from ..stats import TradeOff, gdp
 from . import pld
-from .claims import epsilon_of
 from .training import Training
 
 _RATIO = 2 ** (1 / 128)  # between noise multipliers that are tried: half a percent
 _LEAST, _MOST = -4 * 128, 8 * 128  # sixteenth of the claimed noise to 256 times
-_MANY = 200  # steps, from which on losses that are rounded down add up to more than PRV's error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +101,5 @@ def _best_rate(training: Training) -> float:
 
 @functools.lru_cache(maxsize=65536)
 def _least_epsilon(training: Training, delta: float) -> float:
-    """ε at δ from below: by the PLD, or by PRV, whose error does not grow with the steps."""
-    by_pld = pld.least_epsilon(training, delta)
-    if training.steps <= _MANY:
-        return by_pld
-    by_prv = epsilon_of(training, delta, "prv", both_ends=True)
-    return max(by_pld, by_prv.lower)
+    """ε at δ from below, by the proven end of the PLD."""
+    return pld.epsilon(training, delta)[0]

@@ -1,7 +1,7 @@
-"""Privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022) by dp_accounting.
+"""Privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022), from both sides.
 
-The losses are rounded to a grid pessimistically, so the result is an upper bound at any grid
-width. Rounding them optimistically instead gives the lower end of the interval.
+Both ends are proven at any grid width, errors of floats included (`losses`). Where every step sees
+every record the exact formula answers.
 
 Replacement with sampling is computed for gradients that point in opposite directions. That no
 other pair is worse is conjectured (Lebeda et al. 2024), not proven; `NOTE` says so.
@@ -11,35 +11,38 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
-from . import rdp
+from . import gaussian, rdp
 from .accountant import Accountant, Ends
+from .losses import Sum, of_step
 from .training import Adjacency, Training
 
 NOTE = "replacement with sampling: opposite gradients are taken as the worst case"
 FINEST = 1e-4  # grid width; wide enough losses get a wider one, so that the grid stays small
 _LARGEST_GRID = 1e6  # cells over the losses that matter
-_LARGEST_SINGLE = 1e5  # the same where nothing is composed, so that no error adds up
+_LARGEST_STEP = 1e6  # cells of one step, where a finer width is taken for it
+_FEWEST_CELLS = 16  # that the standard deviation of a step's loss goes over
+_FINER = 4  # from below, where the error of a cell is one of rounding down
 
 
 def epsilon(training: Training, delta: float, both_ends: bool = True) -> tuple[float, float, float]:
     """(lower, upper, upper) of ε at δ; without `both_ends` the lower end is 0 and costs nothing."""
-    width = _width(training, delta)
-    upper = float(_composed(training, width, True).get_epsilon_for_delta(delta))
-    lower = 0.0
+    if training.sample_rate == 1:
+        return gaussian.epsilon(training, delta)
+    upper, lower = _epsilon((training,), delta, True), 0.0
     if both_ends:
-        lower = min(float(_composed(training, width, False).get_epsilon_for_delta(delta)), upper)
+        lower = _epsilon((training,), delta, False)
     return lower, upper, upper
 
 
 def delta(training: Training, epsilon: float, both_ends: bool = True) -> tuple[float, float, float]:
     """(lower, upper, upper) of δ at ε; see `epsilon`."""
-    width = _width(training, 1e-10)
-    upper = float(_composed(training, width, True).get_delta_for_epsilon(epsilon))
-    lower = 0.0
+    if training.sample_rate == 1:
+        return gaussian.delta(training, epsilon)
+    width, lower = _width(training, 1e-10), 0.0
+    upper = max(one.delta(epsilon) for one in _composed((training,), width, True))
     if both_ends:
-        lower = min(float(_composed(training, width, False).get_delta_for_epsilon(epsilon)), upper)
+        lower = max(one.delta(epsilon) for one in _composed((training,), width / _FINER, False))
     return lower, upper, upper
 
 
@@ -49,65 +52,48 @@ def advantage(training: Training) -> float:
     Rounding errors of single steps cancel mostly: their sum grows with the root of the steps.
     """
     width = _doubled(1e-2 / math.sqrt(training.steps))
-    return min(float(_composed(training, width, True).get_delta_for_epsilon(0.0)), 1.0)
+    return max(one.delta(0.0) for one in _composed((training,), width, True))
 
 
-def least_epsilon(training: Training, delta: float) -> float:
-    """ε at δ from below, by losses that are rounded down: by .005 at least, and more over many
-    steps; sampled steps."""
-    width = _doubled(1e-2 / training.steps)
-    return max(float(_composed(training, width, False).get_epsilon_for_delta(delta)), 0.0)
+def _epsilon(events: tuple[Training, ...], delta: float, pessimistic: bool) -> float:
+    width = max(_width(one, delta) for one in events) / (1 if pessimistic else _FINER)
+    return max(one.epsilon(delta) for one in _composed(events, width, pessimistic))
 
 
 @functools.lru_cache(maxsize=32)
-def _composed(training: Training, width: float, pessimistic: bool) -> Any:
-    if training.sample_rate == 1:
-        # Gaussians compose to a Gaussian: one distribution instead of many convolutions.
-        noise = training.unit_noise / math.sqrt(training.steps)
-        return _step(noise, 1.0, Adjacency.ADD_REMOVE, width, pessimistic)
-    step = _step(
-        training.noise_multiplier, training.sample_rate, training.adjacency, width, pessimistic
+def _composed(
+    events: tuple[Training, ...], width: float, pessimistic: bool
+) -> tuple[Sum, ...]:  # fmt: skip
+    """The loss of all steps of all events: with the record against without it, and the reverse."""
+    steps = (_step(one.after(1), width, pessimistic) for one in events)
+    counts = [one.steps for one in events]
+    return tuple(
+        Sum(tuple(zip(side, counts, strict=True)), pessimistic) for side in zip(*steps, strict=True)
     )
-    return step.self_compose(training.steps)
 
 
-@functools.lru_cache(maxsize=8)
-def _step(
-    noise: float, rate: float, adjacency: str, width: float, pessimistic: bool
-) -> Any:  # fmt: skip
-    from dp_accounting import NeighboringRelation
-    from dp_accounting.pld import privacy_loss_distribution
-
-    replace = adjacency is Adjacency.REPLACE
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=noise,
-        pessimistic_estimate=pessimistic,
-        value_discretization_interval=width,
-        sampling_prob=rate,
-        use_connect_dots=pessimistic,
-        neighboring_relation=(
-            NeighboringRelation.REPLACE_ONE if replace else NeighboringRelation.ADD_OR_REMOVE_ONE
-        ),
-    )
+_step = functools.lru_cache(maxsize=8)(of_step)
 
 
 def _width(training: Training, delta: float) -> float:
     """Grid width for the losses that matter at δ, which an RDP bound reaches over.
 
-    Widths are doubled from the finest one, so that several δ share a composition.
+    Widths are the finest one, doubled, so that several δ share a composition; or halved, where the
+    losses of a step spread over few cells.
     """
-    noise, single = training.unit_noise, training.sample_rate == 1
-    reach = rdp.epsilon(Training(noise, training.steps, training.sample_rate), delta / 1000)[2]
-    return _doubled(reach / (_LARGEST_SINGLE if single else _LARGEST_GRID))
+    noise, rate = training.unit_noise, training.sample_rate
+    reach = rdp.epsilon(Training(noise, training.steps, rate), delta / 1000)[2]
+    spread = rate * math.sqrt(math.expm1(min(1 / noise**2, 700.0)))
+    finer = max(spread / _FEWEST_CELLS, (14 + 1 / noise) / noise / _LARGEST_STEP)
+    return _doubled(reach / _LARGEST_GRID, min(finer, FINEST))
 
 
-def _doubled(wanted: float) -> float:
-    doublings = math.ceil(math.log2(max(wanted / FINEST, 1.0)))
-    return float(FINEST * 2**doublings)
+def _doubled(wanted: float, least: float = FINEST) -> float:
+    return float(FINEST * 2.0 ** math.ceil(math.log2(max(wanted, least) / FINEST)))
 
 
 class Pld(Accountant):
-    """Doroshenko et al. 2022: privacy loss distributions, rounded pessimistically."""
+    """Koskela et al. 2020: privacy loss distributions, with proven ends."""
 
     name = "pld"
 
@@ -120,12 +106,8 @@ class Pld(Accountant):
         return delta(training, epsilon, both_ends)
 
     def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
-        """Distributions of all events on one grid, convolved."""
-        width = max(_width(one, delta) for one in events)
-        whole = functools.reduce(
-            lambda one, other: one.compose(other), (_composed(one, width, True) for one in events)
-        )
-        upper = float(whole.get_epsilon_for_delta(delta))
+        """Losses of all events on one grid."""
+        upper = _epsilon(events, delta, True)
         return 0.0, upper, upper
 
     def remark(self, training: Training) -> str:

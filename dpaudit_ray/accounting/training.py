@@ -8,6 +8,8 @@ from enum import StrEnum
 from numbers import Integral
 from typing import TypeVar
 
+from ..stats import Status
+
 E = TypeVar("E", bound=StrEnum)
 
 
@@ -39,8 +41,9 @@ class Sampling(StrEnum):
 class Bounds:
     """An interval that contains the exact value, and who vouches for it.
 
-    Only `upper` is a privacy guarantee. `accountant` is the one that answered; when it is not
-    the one that was asked, `note` says why. It also names what an answer takes for granted.
+    Only `upper` is a privacy guarantee, and with a `status` of `if-assumed` it is one given what
+    `note` says. `accountant` is the one that answered; when it is not the one that was asked,
+    `note` says why.
     """
 
     lower: float
@@ -48,6 +51,7 @@ class Bounds:
     upper: float
     accountant: str
     note: str = ""
+    status: Status = Status.CERTIFIED
 
 
 @dataclasses.dataclass(frozen=True)
