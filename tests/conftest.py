@@ -27,10 +27,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # actors of one get a thirtieth of what the processes of another do: minutes in place of seconds.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-# Without a GPU, Triton's interpreter runs our kernels. Read when Triton is loaded.
-if not Path("/dev/nvidiactl").exists():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 
 @pytest.fixture(autouse=True, scope="session")
 def clean_home(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -67,6 +67,8 @@ class UserModule(Model):
     def _try(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> None:
         import torch
 
+        from ..mechanisms.dp_sgd.start import taken
+
         parameter = next(network.parameters(), None)
         if parameter is None:
             raise SpecError(f"{_KEY}.path", f"{self.path} has no parameters to train")
@@ -74,7 +76,8 @@ class UserModule(Model):
         network.eval()
         try:
             with torch.no_grad():
-                found = network(torch.zeros(2, *shape, dtype=parameter.dtype)).shape
+                zeros = torch.zeros(2, *shape, dtype=parameter.dtype)
+                found = network(zeros.to(taken(network, zeros))).shape
         except Exception as error:  # a user's code may raise anything
             raise SpecError(
                 f"{_KEY}.path",

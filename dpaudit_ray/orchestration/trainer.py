@@ -25,6 +25,7 @@ from ..storage.arrays import Arrays
 from ..storage.scores import PackScores
 from ..sweep import spec
 from ..sweep.spec import Sweep
+from . import fleet
 from .checkpoints import Keeper, OfPack
 
 T = TypeVar("T")
@@ -224,7 +225,7 @@ class PackTrainer:
         from ..engines.gpu import settings
 
         # Thread counts come from the sweep, not from the machine: they may change last bits.
-        torch.set_num_threads(max(1, int(sweep.resources.num_cpus)))
+        torch.set_num_threads(fleet.threads(sweep))
         settings.take_share(sweep.resources.num_gpus)
         return sweep
 

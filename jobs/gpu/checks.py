@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import math
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +18,6 @@ from torch import Tensor, nn
 import dpaudit_ray as da
 from dpaudit_ray.engines.cpu.memory import Groups
 from dpaudit_ray.engines.gpu import settings
-from dpaudit_ray.engines.gpu.graphs import Graphs, Inputs
 from dpaudit_ray.engines.gpu.noise import GpuNoise
 from dpaudit_ray.engines.packing.footprint import Live
 from dpaudit_ray.engines.packing.packed import PackedModel
@@ -37,7 +33,6 @@ _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}
 _CLIP = 0.5
 _WITHIN = 1.5  # of an estimate of memory
 _DRAWN = 1_000_003
-_RECORDED = 256  # models at most whose sums are recorded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +59,6 @@ def every(names: Sequence[str], gpu: bool) -> Iterator[Row]:
     for name in names if gpu else names[-1:]:  # on a CPU small networks are computed in loops
         yield memory(name, gpu)
     yield from speed(names, gpu)
-    for name in names if gpu else ():
-        yield recorded(name)
     for name in names:
         yield audit(name, gpu)
 
@@ -146,40 +139,6 @@ def speed(names: Sequence[str], gpu: bool) -> Iterator[Row]:
         tried = ", ".join(f"{n}: {1e3 * seconds:.3g}" for n, seconds in row.packs.items())
         told = f"{1e3 * row.packed_seconds:.3g} ms in packs of {row.models}, {share:.1%} ({tried})"
         yield Row("a model's step, of the matrix product", row.model, told, "", True)
-
-
-def recorded(name: str) -> Row:
-    """Sums of a pack by a CUDA graph: the bits of plain ones, and how long both take."""
-    work, device = bench.WORKLOADS[name], settings.device(gpu=True)
-    x, y = (torch.from_numpy(a).to(device) for a in packs.examples(name, work.batch_size))
-    model, graphs = PackedModel(_network(name).to(device)), Graphs()
-    model.settle(x, y)
-    models = min(_RECORDED, model.footprint.groups("sums", x).outer)
-    inputs = (model.initial.repeat(models, 1), x, y)
-
-    def plain(of: Inputs) -> Tensor:
-        return model.clipped_sums(of[0], of[1], of[2], _CLIP)
-
-    def by_graph() -> Tensor:
-        return graphs.sums(plain, inputs, None)
-
-    expected = plain(inputs)
-    same = all(torch.equal(by_graph(), expected) for _ in range(6))
-    times = [_milliseconds(call) for call in (functools.partial(plain, inputs), by_graph)]
-    told = f"{times[1]:.3g} ms, by single launches {times[0]:.3g}"
-    good = same and not graphs.given_up
-    return Row("sums as a CUDA graph", f"{models} {name}", told, "the same bits", good)
-
-
-def _milliseconds(call: Callable[[], Tensor]) -> float:
-    found = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        found.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(found)
 
 
 def audit(name: str, gpu: bool) -> Row:

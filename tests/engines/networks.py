@@ -82,5 +82,12 @@ def tokens(self: Any, x: Tensor) -> Tensor:
     return self.out(self.embed(x.long()).mean(1))
 
 
+def expert(h: Tensor, room: int) -> Tensor:
+    """Two experts, by a sign; each takes the first rows that it has room for, and drops others."""
+    first = h[:, :1] > 0
+    taken = torch.where(first, first.cumsum(0), (~first).cumsum(0)) <= room
+    return torch.where(first, 2 * h, -h) * taken
+
+
 VECTOR, IMAGE, SEQUENCE, SIGNAL, VOLUME, TOKENS = Kind
 EXACT, SLOW, REFUSED = Outcome

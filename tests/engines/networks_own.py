@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
@@ -15,9 +16,12 @@ from tests.engines.networks import (
     IMAGE,
     SEQUENCE,
     SLOW,
+    TOKENS,
     VECTOR,
     Made,
+    around,
     case,
+    expert,
     images,
 )
 
@@ -253,4 +257,205 @@ case(
     VECTOR,
     SLOW,
     lambda: Made(lambda self, x: torch.func.vmap(self.out)(x), out=nn.Linear(8, 3)),
+)
+
+# Whole numbers, frozen parameters, layers in eval mode, and numbers kept for later ----------------
+
+
+def numbers(self: Any, x: Tensor) -> Tensor:
+    """Of whole numbers alone."""
+    return self.out(self.embed(x).mean(1))
+
+
+case(
+    "tokens",
+    TOKENS,
+    EXACT,
+    lambda: Made(numbers, embed=nn.Embedding(6, 5), out=nn.Linear(5, 3)),
+)
+case(
+    "one-hot",
+    TOKENS,
+    EXACT,
+    lambda: Made(
+        lambda self, x: self.out(F.one_hot(x, 6).to(self.like.dtype).flatten(1)),
+        like=torch.zeros(1),
+        out=nn.Linear(42, 3),
+    ),
+)
+case(
+    "one-hot-inside",
+    VECTOR,
+    EXACT,
+    lambda: Made(
+        lambda self, x: self.out(
+            (h := self.fc(x)) * F.one_hot(h.argmax(1), num_classes=5).to(h.dtype)
+        ),
+        fc=nn.Linear(8, 5),
+        out=nn.Linear(5, 3),
+    ),
+)
+case(
+    "frozen",
+    VECTOR,
+    EXACT,
+    lambda: around(nn.ReLU(), nn.Linear(5, 5).requires_grad_(False)),
+)
+case(
+    "frozen-convolution-first",
+    IMAGE,
+    EXACT,
+    lambda: images(nn.Conv2d(2, 4, 3).requires_grad_(False), nn.ReLU(), nn.Conv2d(4, 3, 3)),
+)
+
+
+def biases_only() -> nn.Module:
+    module = around(nn.Tanh())
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    return module
+
+
+case("frozen-weights-trained-biases", VECTOR, SLOW, biases_only, "has no rule of its own")
+
+
+def adapted(self: Any, x: Tensor) -> Tensor:
+    """LoRA, as Hu et al. (2021), section 4.1."""
+    return self.out(torch.tanh(self.base(x) + self.up(self.down(x))))
+
+
+case(
+    "low-rank-adapters",
+    VECTOR,
+    EXACT,
+    lambda: Made(
+        adapted,
+        base=nn.Linear(8, 5).requires_grad_(False),
+        down=nn.Linear(8, 2, bias=False),
+        up=nn.Linear(2, 5, bias=False),
+        out=nn.Linear(5, 3),
+    ),
+)
+case(
+    "low-rank-adapters-of-bare-parameters",
+    VECTOR,
+    SLOW,
+    lambda: Made(
+        lambda self, x: self.out(torch.tanh(self.base(x) + x @ self.down @ self.up)),
+        base=nn.Linear(8, 5).requires_grad_(False),
+        down=nn.Parameter(torch.randn(8, 2)),
+        up=nn.Parameter(torch.zeros(2, 5)),
+        out=nn.Linear(5, 3),
+    ),
+)
+
+
+def with_statistics(layer: Any) -> nn.Module:
+    layer.running_mean.normal_()
+    layer.running_var.uniform_(0.5, 2)
+    return layer.eval()
+
+
+case(
+    "batch-norm-evaluating",
+    VECTOR,
+    SLOW,
+    lambda: around(with_statistics(nn.BatchNorm1d(5))),
+    "1 (BatchNorm1d) has no rule of its own",
+)
+case(
+    "batch-norm-frozen",
+    IMAGE,
+    EXACT,
+    lambda: images(
+        nn.Conv2d(2, 4, 3), with_statistics(nn.BatchNorm2d(4)).requires_grad_(False), nn.ReLU()
+    ),
+)
+case(
+    "instance-norm-evaluating",
+    IMAGE,
+    EXACT,
+    lambda: images(
+        nn.Conv2d(2, 4, 3), with_statistics(nn.InstanceNorm2d(4, track_running_stats=True))
+    ),
+)
+case("dropout-evaluating", VECTOR, EXACT, lambda: around(nn.Dropout(0.3).eval()))
+
+
+def remembered(self: Any, x: Tensor) -> Tensor:
+    """Positions made at the first call, as rotary embeddings keep them; no buffer."""
+    if not hasattr(self, "positions"):
+        self.positions = torch.linspace(0, 1, 5).to(x.dtype).expand(5, 5)
+        self.masks = {5: torch.eye(5, dtype=x.dtype)}
+    return self.out(torch.tanh(self.fc(x)) @ self.positions @ self.masks[5])
+
+
+def registered(self: Any, x: Tensor) -> Tensor:
+    if not hasattr(self, "mask"):
+        self.register_buffer("mask", torch.eye(5, dtype=x.dtype), persistent=False)
+    return self.out(torch.tanh(self.fc(x)) @ self.mask)
+
+
+def kept_in_a_dict(self: Any, x: Tensor) -> Tensor:
+    mask = self.kept.setdefault("mask", torch.eye(5, dtype=x.dtype))
+    return self.out(torch.tanh(self.fc(x)) @ mask)
+
+
+for made, more in ((remembered, {}), (registered, {}), (kept_in_a_dict, {"kept": {}})):
+    case(
+        f"{made.__name__}-at-the-first-call".replace("_", "-"),
+        VECTOR,
+        EXACT,
+        lambda made=made, more=more: Made(
+            made, fc=nn.Linear(8, 5), out=nn.Linear(5, 3), **copy.deepcopy(more)
+        ),
+    )
+
+# What differs only where many models go through together ------------------------------------------
+
+
+def routed(self: Any, x: Tensor) -> Tensor:
+    """A mixture of experts with room for three batches of one model."""
+    return self.out(expert(torch.tanh(self.fc(x)) + 1, 3 * BATCH))
+
+
+class Crowded(torch.autograd.Function):
+    """An identity whose gradient is another one where it has many rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * (1 + (len(g) > 3 * BATCH))
+
+
+case(
+    "expert-full-with-many-models",
+    VECTOR,
+    EXACT,
+    lambda: Made(routed, fc=nn.Linear(8, 5), out=nn.Linear(5, 3)),
+)
+case(
+    "gradient-by-many-models",
+    VECTOR,
+    EXACT,
+    lambda: Made(
+        lambda self, x: self.out(Crowded.apply(self.fc(x))),
+        fc=nn.Linear(8, 5),
+        out=nn.Linear(5, 3),
+    ),
+)
+case(
+    "mixes-many-models",
+    VECTOR,
+    EXACT,
+    lambda: Made(
+        lambda self, x: self.out(
+            (h := torch.tanh(self.fc(x))) - (h.mean(0) if len(h) > 3 * BATCH else 0)
+        ),
+        fc=nn.Linear(8, 5),
+        out=nn.Linear(5, 3),
+    ),
 )

@@ -20,6 +20,7 @@ from tests.engines.networks import (
     Made,
     around,
     case,
+    expert,
     images,
     tokens,
 )
@@ -57,6 +58,36 @@ case(
     mixed(lambda h: h - h.mean(0) if len(h) > 5 else h),
     MIXING,
 )
+
+
+def crowded(room: int, function: Any) -> Any:
+    """`function` of hidden numbers, from more rows than `room` on."""
+    return lambda h: function(h) if len(h) > room else h
+
+
+case("mixes-where-an-expert-is-full", VECTOR, REFUSED, mixed(lambda h: expert(h, 5)), MIXING)
+case(
+    "mixes-large-batches-in-a-wide-network",
+    VECTOR,
+    REFUSED,
+    lambda: Made(
+        lambda self, x: self.out(crowded(5, lambda h: h - h.mean(0))(torch.tanh(self.fc(x)))),
+        fc=nn.Linear(8, 10_000),
+        out=nn.Linear(10_000, 3),
+    ),
+    MIXING,
+)
+case(
+    "mixes-more-than-two-in-a-large-network",
+    VECTOR,
+    REFUSED,
+    lambda: Made(
+        lambda self, x: self.out(crowded(2, lambda h: h - h.mean(0))(torch.tanh(self.fc(x)))),
+        fc=nn.Linear(8, 90_000),
+        out=nn.Linear(90_000, 3),
+    ),
+    MIXING,
+)
 case("mixes-cumulatively", VECTOR, REFUSED, mixed(lambda h: h.cumsum(0)), MIXING)
 case("decides-by-mean", VECTOR, REFUSED, mixed(lambda h: 2 * h if h.mean() > 0 else h))
 case("decides-by-item", VECTOR, REFUSED, mixed(lambda h: h * round(abs(h.sum().item()))))
@@ -69,7 +100,11 @@ case(
 )
 case("batch-norm", VECTOR, REFUSED, lambda: around(nn.BatchNorm1d(5)), "1 is a BatchNorm1d")
 case(
-    "batch-norm-evaluating", VECTOR, REFUSED, lambda: around(nn.BatchNorm1d(5).eval()), "GroupNorm"
+    "batch-norm-without-statistics",
+    VECTOR,
+    REFUSED,
+    lambda: around(nn.BatchNorm1d(5, track_running_stats=False).eval()),
+    "statistics of a batch",
 )
 case(
     "batch-norm-deep",
@@ -179,11 +214,28 @@ case(
     "max_norm",
 )
 case(
-    "frozen",
+    "frozen-whole",
     VECTOR,
     REFUSED,
-    lambda: around(nn.ReLU(), nn.Linear(5, 5).requires_grad_(False)),
-    "frozen",
+    lambda: around(nn.ReLU()).requires_grad_(False),
+    "all of its parameters are frozen",
+)
+case(
+    "scripted",
+    VECTOR,
+    REFUSED,
+    lambda: torch.jit.script(around(nn.ReLU())),
+    "give the module that it was scripted",
+)
+case(
+    "decides-by-classes-seen",
+    TOKENS,
+    REFUSED,
+    lambda: Made(
+        lambda self, x: self.out(F.one_hot(x.long()).sum((1, 2), keepdim=True).flatten(1) * 1.0),
+        out=nn.Linear(1, 3),
+    ),
+    "reads from the batch",
 )
 case(
     "complex",

@@ -30,11 +30,11 @@ from tests.engines.networks import (
 case("conv", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3)))
 case("conv-strided", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3, stride=(2, 1), padding=1)))
 case("conv-dilated", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3, dilation=2)))
-case("conv-grouped", IMAGE, SLOW, lambda: images(nn.Conv2d(2, 4, 3, groups=2)), "0 (Conv2d)")
+case("conv-grouped", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3, groups=2)))
 case(
     "conv-depthwise",
     IMAGE,
-    SLOW,
+    EXACT,
     lambda: images(nn.Conv2d(2, 4, 1), nn.Conv2d(4, 4, 3, groups=4), nn.ReLU()),
 )
 case("conv-pool", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2)))
@@ -67,7 +67,7 @@ case("conv-same", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 3, (3, 4), padding="
 case(
     "conv-1d",
     SIGNAL,
-    SLOW,
+    EXACT,
     lambda: nn.Sequential(
         nn.Conv1d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(18, 3)
     ),

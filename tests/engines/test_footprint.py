@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from standin import GPU, distant, standing_in
 from torch import Tensor, nn
 
 from dpaudit_ray.engines.cpu import memory
@@ -21,6 +20,7 @@ from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.forecast.bench import WORKLOADS
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.plugins import parse
+from tests.engines.standin import GPU, distant, standing_in
 
 
 def network(name: str) -> nn.Module:

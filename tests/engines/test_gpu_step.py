@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from standin import GPU, StandIn, standing_in
 from torch import nn
 
 from dpaudit_ray.adversaries.base import Adversary
@@ -26,6 +25,7 @@ from dpaudit_ray.mechanisms.dp_sgd.frozen import FrozenSession
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.plugins import parse
+from tests.engines.standin import GPU, StandIn, standing_in
 from tests.long import long
 
 TRIALS, STEPS = 6, 4

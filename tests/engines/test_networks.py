@@ -24,6 +24,7 @@ from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.models.base import Model
+from tests.engines import networks_ways
 from tests.engines.networks import BATCH, CASES, Kind, Outcome
 from tests.engines.test_packed import loss_of
 
@@ -80,7 +81,8 @@ def original(training: DpSgdTraining) -> nn.Module:
 
 def clipped(module: nn.Module, flat: Tensor, x: Tensor, y: Tensor, clip: float) -> Tensor:
     """One gradient per example, by a backward pass each."""
-    parameters, total = list(module.parameters()), torch.zeros_like(flat)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    total = torch.zeros_like(flat)
     sizes = [p.numel() for p in parameters]
     for parameter, part in zip(parameters, flat.split(sizes), strict=True):
         parameter.data.copy_(part.view(parameter.shape))
@@ -152,3 +154,10 @@ def test_a_network_is_exact_or_refused(name: str, caplog: pytest.LogCaptureFixtu
         scale = (expected - training.initial).abs().amax(1, keepdim=True)
         assert float(((found - expected).abs() / scale).max()) < 1e-10
     assert torch.equal(training.x, before)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("ways-")])
+def test_nobody_is_thrown_to_the_slowest_way(name: str) -> None:
+    """By rules, or by `vmap` over models and examples; never example by example."""
+    model, *_ = networks_ways.settled(name)
+    assert networks_ways.way(model).startswith(("rules", "vmap over models"))

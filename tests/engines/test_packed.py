@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 
+import networks_own  # noqa: F401 (adds its own to CASES)
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from dpaudit_ray.engines.cpu.noise import CpuNoise
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules import losses
 from dpaudit_ray.errors import SpecError
+from tests.engines.networks import CASES
 
 
 def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
@@ -234,3 +236,57 @@ def test_memory_of_a_step_on_two_threads_is_kept_for_the_next() -> None:
     """Other heaps than the first go back to the kernel: some 4000 fresh pages a step."""
     done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
     assert np.median([int(faults) for faults in done.stdout.split()[10:]]) < 1000
+
+
+def crowded(size: int, width: int) -> nn.Module:
+    """Statistics of the batch from so many rows on."""
+
+    class Crowded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.out = nn.Linear(8, width), nn.Linear(width, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.fc(x))
+            return self.out(h - h.mean(0) if len(h) >= size else h)
+
+    return Crowded()
+
+
+@pytest.mark.parametrize("width", [5, 10_000, 90_000], ids=["small", "wide", "large"])
+@pytest.mark.parametrize("size", [8, 16, 100])
+def test_statistics_of_a_batch_are_found_wherever_they_begin(size: int, width: int) -> None:
+    x, y = torch.randn(128, 8), torch.arange(128) % 3
+    with pytest.raises(SpecError, match=r"the model itself \(Crowded\) .* others in its batch"):
+        PackedModel(crowded(size, width)).settle(x, y)
+    PackedModel(crowded(200, width)).settle(x, y)
+
+
+def test_where_rows_count_no_more_go_together_than_were_tried() -> None:
+    """Two models' rows are too many for the expert; so are more rows of one than a batch has."""
+    module = CASES["expert-full-with-many-models"].make().double()
+    x, y = torch.randn(60, 8, dtype=torch.float64), torch.arange(60) % 3
+    model = PackedModel(module)
+    model.settle(x[:12], y[:12])
+    theta = model.initial + 0.1 * torch.randn(4, model.size).double()
+    weights = torch.rand(4, 60, dtype=torch.float64)
+    each = [
+        model.clipped_sums(theta, *one, 0.3) for one in zip(x.split(1), y.split(1), strict=True)
+    ]
+    expected = torch.einsum("jnp,nj->np", torch.stack(each), weights)
+    found = model.clipped_sums(theta, x, y, 0.3, weights)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    alone = torch.cat([model.outputs(theta, row) for row in x.split(1)], 1)
+    torch.testing.assert_close(model.outputs(theta, x), alone, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.endswith("at-the-first-call")])
+def test_numbers_kept_at_the_first_call_are_those_of_the_training(name: str) -> None:
+    """The check is in float64, the training in float32."""
+    module, x, y = CASES[name].make(), torch.randn(6, 8), torch.arange(6) % 3
+    model = PackedModel(module)
+    theta = model.initial.repeat(2, 1)
+    found = model.clipped_sums(theta, x, y, 0.3)
+    assert module(x).dtype == torch.float32
+    expected = slow_clipped_sum(module, theta[0], x, y, 0.3)
+    torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)

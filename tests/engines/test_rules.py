@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpaudit_ray.engines.cpu import memory
 from dpaudit_ray.engines.cpu.memory import Groups
 from dpaudit_ray.engines.packing.fallback import warn
 from dpaudit_ray.engines.packing.packed import PackedModel
@@ -270,6 +271,19 @@ def test_what_cannot_be_audited_is_refused(module: nn.Module, said: str) -> None
         PackedModel(module)
 
 
+def test_groups_that_free_memory_makes_smaller_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of a network and its batch alone are not: every try has them."""
+    memory.warn_of_groups.cache_clear()
+    assert Groups(64, 64).fitted(1 << 24) == Groups(8, 8)
+    assert caplog.messages == []
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1 << 27)
+    assert Groups(64, 64).fitted(1 << 24) == Groups(1, 1)
+    (said,) = caplog.messages
+    assert "which may change last bits of scores" in said
+
+
 def test_outputs_must_be_one_row_per_example() -> None:
     model = PackedModel(Looks())
     x = torch.randn(4, 3, 8)
@@ -277,11 +291,14 @@ def test_outputs_must_be_one_row_per_example() -> None:
         model.clipped_sums(model.initial[None], x, torch.tensor([0, 1, 0, 1]), 1.0)
 
 
-def test_running_out_of_memory_halves_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_halves_the_models(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # each thread halves its own
     module, theta, x, y = case("conv")
     expected = PackedModel(module).clipped_sums(theta, x, y, 1.0)
     model = PackedModel(module, Groups(4, 4))
+    memory.warn_of_groups.cache_clear()
     original, sizes = model._passes._gradients, []
 
     def tight(theta: Tensor, *rest: Any) -> object:
@@ -293,6 +310,10 @@ def test_running_out_of_memory_halves_the_models(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(model._passes, "_gradients", tight)
     found = model.clipped_sums(theta, x, y, 1.0)
     assert sizes == [4, 2, 1, 1, 1, 1, 1]
+    assert [line.partition(",")[0] for line in caplog.messages] == [
+        "memory is short: from here on 2 models are computed at once",
+        "memory is short: from here on 1 model is computed at once",
+    ]
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     with pytest.raises(MemoryError, match="batch_size"):
         model._groups.halved()

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from dpaudit_ray import plan as planning
-from dpaudit_ray.orchestration.fleet import Fleet
+from dpaudit_ray.orchestration.fleet import Fleet, grouped
 from dpaudit_ray.plan import provenance
 from dpaudit_ray.plan.model import Plan
 from dpaudit_ray.plan.provenance import Code, Machine
 from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.sweep.spec import from_raw
 from tests.command import changed
 from tests.head import head, wait_for
 from tests.orchestration.nodes import driver, nodes
@@ -81,6 +82,40 @@ def test_kinds_of_a_run_that_is_resumed_count(run: RunDirectory) -> None:
     told: list[str] = []
     fleet(run, told).admit("10.0.0.1", machine("Slide rule"))
     assert len(told) == 1
+
+
+SWEEP: dict[str, object] = {
+    "name": "threads",
+    "mechanism": {
+        "name": "dp-sgd",
+        "data": {"name": "breast_cancer"},
+        "model": {"name": "fcnn"},
+        "steps": 2,
+        "batch_size": 8,
+        "learning_rate": 0.1,
+        "clip_norm": 1.0,
+        "noise_multiplier": 1.0,
+    },
+    "adversary": {"name": "biased-dimension"},
+    "audit": {"trials": 4, "delta": 1e-5},
+}
+
+
+@pytest.mark.parametrize(
+    ("cpus", "kind"),
+    [(1, "Abacus"), (0.5, "Abacus"), (2, "Abacus, 2 threads"), (4.0, "Abacus, 4 threads")],
+)
+def test_another_number_of_threads_is_told_as_another_kind(
+    cpus: float, kind: str, run: RunDirectory
+) -> None:
+    """Threads share the models out in other groups, which may change last bits."""
+    fleet(run).admit("10.0.0.1", machine())
+    told: list[str] = []
+    sweep = from_raw(SWEEP | {"resources": {"num_cpus": cpus}})
+    plan = Plan(0, "", (), None, (CODE,))
+    Fleet(plan, run, told.append, grouped(sweep)).admit("10.0.0.1", machine())
+    mixed = [f"warning: trials run on several kinds of machine (Abacus; {kind})"]
+    assert [line.partition(": scores")[0] for line in told] == (mixed if kind != "Abacus" else [])
 
 
 @pytest.mark.parametrize("damage", ["{", "[1]", '{"a": 3}', "3"])

@@ -1,19 +1,24 @@
-"""How many models are computed at once: a choice of speed and memory, never of scores.
+"""How many models are computed at once: a choice of speed and memory.
 
-Every model's numbers are computed from its own row. On a CPU no group changes a bit. On a GPU one
-may change the last, so groups there follow from options alone: see `packing.footprint`.
+Every model's numbers are computed from its own row, but a group of another size may be added up in
+another order and change last bits: matrix products of odd sizes do. So groups follow from the
+network, its batch, the pack and the number of threads. Where memory is short they are smaller, and
+that is said. On a GPU see `packing.footprint`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
+import logging
 import os
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 
+_LOG = logging.getLogger(__name__)
 # Small networks on vectors: 64 of them on a batch of 400 stay in a core's cache; 22 us a
 # model-step (one core) against 34 with 16 and 28 with 256.
 _SMALL = 64
@@ -55,8 +60,13 @@ class Groups:
 
     def fitted(self, bytes_per_model: int) -> Groups:
         """No larger than memory allows, given what one model's pass leaves behind."""
-        budget = min(int(_FREE_SHARE * free_bytes()), max(_LEFT_BYTES, bytes_per_model))
-        outer = max(1, min(self.outer, budget // max(1, 2 * bytes_per_model)))
+        wanted, free = max(_LEFT_BYTES, bytes_per_model), int(_FREE_SHARE * free_bytes())
+        most, outer = (
+            max(1, min(self.outer, budget // max(1, 2 * bytes_per_model)))
+            for budget in (wanted, min(wanted, free))
+        )
+        if outer < most:
+            warn_of_groups(outer)
         return Groups(outer, min(self.inner, outer))
 
     def halved(self) -> Groups:
@@ -72,6 +82,16 @@ class Groups:
 
 
 GPU_MOST = Groups(256, 256)  # more are hardly faster
+
+
+@functools.cache  # once in a process for each size
+def warn_of_groups(models: int) -> None:
+    """Says that memory is short, so that a retry elsewhere may differ."""
+    _LOG.warning(
+        "memory is short: from here on %d model%s computed at once, which may change last bits of "
+        "scores; lower resources.pack_size, or run fewer trainers on a node",
+        models, " is" if models == 1 else "s are",
+    )  # fmt: skip
 
 
 def slices(n: int, size: int) -> Iterator[slice]:

@@ -77,9 +77,3 @@ def warn(where: str, layer: str, why: str, whole: bool) -> None:
     what = "the whole model's per-sample gradients go through autograd"
     own = "its per-sample gradients go through torch.func"
     _LOG.warning("%s (%s) %s: %s, slowly", where, layer, why, what if whole else own)
-
-
-@functools.cache
-def warn_of_kernels(why: str) -> None:
-    """Says once in a process that GPU kernels are left out."""
-    _LOG.warning("GPU kernels %s: the plain rules are used, slowly", why)

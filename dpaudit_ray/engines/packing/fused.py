@@ -43,13 +43,9 @@ class FusedMlp:
 
     def fits(self, theta: Tensor, x: Tensor) -> bool:
         """Whether these are the examples that the first layer takes; else it is the rules' turn."""
-        return self.shaped(x) and x.dtype == theta.dtype
-
-    def shaped(self, x: Tensor) -> bool:
-        """Whether their shape is what the first layer takes."""
         features = x[0].numel() if len(x) else 0
         vectors = x.dim() == 2 or (self.flattens and x.dim() > 2)
-        return vectors and features == int(self.widths[0])
+        return vectors and features == int(self.widths[0]) and x.dtype == theta.dtype
 
     def bytes_of_one(self, x: Tensor) -> int:
         """Activations of all layers."""

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import first_line
-from ..cpu.memory import Groups, no_room, out_of_memory
+from ..cpu.memory import Groups, no_room, out_of_memory, warn_of_groups
 from ..cpu.threads import count, spread, torchs
-from ..gpu import graphs, kernels
-from ..gpu.graphs import Graphs
-from ..rules.layers import KERNEL_RULES, RULES, Odd, refuse, replaced, slots_of, unpackable
+from ..rules.base import trained
+from ..rules.layers import Odd, refuse, replaced, slots_of, unpackable
 from ..rules.losses import losses as losses_of
-from .fallback import warn, warn_of_kernels
+from .fallback import warn
 from .footprint import Footprint, What
 from .passes import Passes, Step
 from .samplewise import Samplewise, cast
-from .selfcheck import kernels_differ, settled
-from .shortcuts import chain_of, in_one_kernel, loops_of, merged_by_loops
+from .selfcheck import settled
+from .shortcuts import chain_of, loops_of, merged_by_loops
 
 if TYPE_CHECKING:
     from .shortcuts import Loops
@@ -39,7 +37,6 @@ class PackedModel:
         module: the network; stays as it is.
         groups: how many models are computed at once; found on the batches when left out.
         compute: dtype of activations and gradients, that of the parameters when left out.
-        by_kernels: whether Triton's kernels are used; wherever they are at hand when left out.
 
     Raises:
         SpecError: the module has a layer that per-sample gradients cannot be had of.
@@ -49,20 +46,18 @@ class PackedModel:
     """
 
     def __init__(
-        self, module: nn.Module, groups: Groups | None = None,
-        compute: torch.dtype | None = None, by_kernels: bool | None = None,
-    ) -> None:  # fmt: skip
+        self, module: nn.Module, groups: Groups | None = None, compute: torch.dtype | None = None
+    ) -> None:
         self._source, self._groups, self._compute = module, groups, compute
         self._slots = slots_of(module)
         refuse(module)
         self.size = sum(slot.stop - slot.start for slot in self._slots.values())
-        self.initial = torch.cat([p.detach().flatten() for p in module.parameters()])
-        self._kernels = kernels.at_hand(self.initial.device) if by_kernels is None else by_kernels
+        self.initial = torch.cat([p.detach().flatten() for p in trained(module).values()])
         self._threads, self._workers = 1, [self]
         self._alone: Samplewise | None = None
         self._viewed: Samplewise | None = None
         self._settled, self._threaded = False, True
-        self._graphs = Graphs() if graphs.wanted(self.initial.device) else None
+        self._rows: int | None = None  # that may go through together
         self.footprint = Footprint(self._on_meta)
         self._passes = Passes()
         self._loops: Loops | None = None
@@ -74,16 +69,16 @@ class PackedModel:
         """A copy of the module with rules for layers; what is odd where there can be none."""
         try:
             own = copy.deepcopy(self._source)
+            for parameter in own.parameters():
+                if not parameter.requires_grad:
+                    parameter.data = cast(parameter.data, self._compute)
             self._odd.clear()
-            rules = KERNEL_RULES if self._kernels else RULES
-            odd, passes = self._odd, self._passes
-            passes.module = replaced(own, self._slots, passes, odd, rules=rules)
+            self._passes.module = replaced(own, self._slots, self._passes, self._odd)
         except Exception as error:  # noqa: BLE001 (a user's module may not let itself be copied)
             reason = first_line(error)
             return Odd.of(self._source, "", f"cannot be packed ({reason:.80})")
         self._merged = merged_by_loops(self._passes.module)
-        self._chain = chain_of(self._source, self._slots)
-        whole = self._chain or loops_of(self._passes.module)
+        whole = chain_of(self._source, self._slots) or loops_of(self._passes.module)
         self._loops = None if self._compute is not None else whole
         return None
 
@@ -105,36 +100,22 @@ class PackedModel:
         if way.alone is not None:
             self._alone = dataclasses.replace(way.alone, compute=self._compute)
         if way.groups is not None:
-            self._groups, self._chain = way.groups, None
+            self._groups, self._rows = way.groups, way.rows
         if has_loops and not way.loops:
             self._loops, self._passes.by_loops = None, False
-        if self._kernels and self._alone is None and kernels.takes(self.initial.dtype):
-            self._settle_kernels(x, y)
         for odd in self._odd if way.odd is None else [way.odd]:
             warn(odd.where, odd.kind, odd.why, odd.whole)
 
-    def _settle_kernels(self, x: Tensor, y: Tensor) -> None:
-        """Goes back to the plain rules, and says so, where kernels fail or give something else."""
-        made = functools.partial(self._copy, self._groups, True)
-        why = kernels_differ(self._source, made, self._compute, (x, y))
-        if why is not None:
-            warn_of_kernels(why)
-            self._kernels, self._chain = False, None
-            self._replace()
-
-    def _copy(
-        self, groups: Groups | None, loops: bool, by_kernels: bool = False,
-        compute: torch.dtype | None = None,
-    ) -> PackedModel:  # fmt: skip
+    def _copy(self, groups: Groups | None, loops: bool) -> PackedModel:
         """Of the module as it is now; taken as it comes."""
-        made = PackedModel(self._source, groups or self._groups, compute, by_kernels)
+        made = PackedModel(self._source, groups or self._groups)
         made._settled = True
         made._loops, made._passes.by_loops = made._loops if loops else None, loops
         made._threaded = groups is None  # else each thread would have a group of its own
         return made
 
     def _on_meta(self, groups: Groups) -> PackedModel:
-        made = PackedModel(copy.deepcopy(self._source).to("meta"), groups, self._compute, False)
+        made = PackedModel(copy.deepcopy(self._source).to("meta"), groups, self._compute)
         made._settled = True
         return made
 
@@ -148,6 +129,8 @@ class PackedModel:
         self.settle(x, torch.zeros(len(x), dtype=torch.long, device=x.device))
         if self._alone is not None:
             return self._alone.outputs(theta, x)
+        if self._rows is not None and len(x) > self._rows:
+            return torch.cat([self.outputs(theta, part) for part in torch.split(x, self._rows)], 1)
         found, x, start = [], self._cast(x), 0
         while start < len(theta):
             groups = self._chosen("outputs", theta, x)
@@ -184,13 +167,16 @@ class PackedModel:
         if self._alone is not None:
             with torchs():
                 return self._alone.clipped_sums(theta, x, y, clip_norm, weights)
+        if self._rows is not None and len(y) > self._rows:
+            total = torch.zeros_like(theta)
+            for part in (slice(i, i + self._rows) for i in range(0, len(y), self._rows)):
+                own = None if weights is None else weights[:, part]
+                total += self.clipped_sums(theta, x[part], y[part], clip_norm, own)
+            return total
         inputs: tuple[Tensor, ...] = (theta, self._cast(x), y)
         if weights is not None:
             inputs += (weights,)
-        if self._graphs is None:
-            return self._sums(inputs, clip_norm)
-        plain = functools.partial(self._sums, clip_norm=clip_norm)
-        return self._graphs.sums(plain, inputs, clip_norm)
+        return self._sums(inputs, clip_norm)
 
     def _sums(self, inputs: tuple[Tensor, ...], clip_norm: float) -> Tensor:
         """`clipped_sums` of theta, x, y and weights, or without these."""
@@ -202,8 +188,7 @@ class PackedModel:
             part = weighing[0][rows] if weighing else None
             self._workers[thread]._sums_into(out[rows], theta[rows], step, part)
 
-        # Triton's interpreter has one thread.
-        if theta.device.type == "cpu" and self._threaded and not self._kernels:
+        if theta.device.type == "cpu" and self._threaded:
             self._hire(count())
             spread(sums, len(theta))
         else:
@@ -227,7 +212,7 @@ class PackedModel:
     def _hire(self, threads: int) -> None:
         """Every thread needs passes of its own."""
         while len(self._workers) < threads:
-            worker = PackedModel(self._source, self._groups, self._compute, by_kernels=False)
+            worker = PackedModel(self._source, self._groups, self._compute)
             worker._loops, worker._settled = self._loops, True
             worker._passes.by_loops = self._passes.by_loops
             self._workers.append(worker)
@@ -237,9 +222,6 @@ class PackedModel:
     def _sums_into(self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None) -> None:
         on_cpu = theta.device.type == "cpu"
         batch = (step.x, step.y)
-        chain = self._chain if self._kernels else None
-        if in_one_kernel(chain, out, theta, batch, step.clip_norm, weights):
-            return
         fits = self._loops is not None and on_cpu and self._loops.fits(theta, step.x)
         loops = self._loops if fits else None
         if self._groups is None and on_cpu:
@@ -271,8 +253,15 @@ class PackedModel:
             raise error
         if self._groups is not None or x.device.type == "cpu":
             self._groups = (self._groups or self._fast()).halved()
+            warn_of_groups(self._groups.outer)
         else:
             self.footprint.halve(what, x)
+
+    def together(self, x: Tensor, y: Tensor) -> int:
+        """How many models go through the module's own code at once, on a batch like this."""
+        if self._groups is None and x.device.type == "cpu":
+            self._groups = self._fitted(None, self.initial[None], Step(self._cast(x), y, 1.0, {}))
+        return self._chosen("sums", self.initial[None], x).inner
 
     def _fitted(self, loops: Loops | None, theta: Tensor, step: Step) -> Groups:
         """Groups that fit on a CPU, from what one model's pass leaves behind."""

@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from ..cpu.memory import slices
+from ..rules.base import trained
 from ..rules.losses import losses
 
-# Gradients of one model that exist at once: 64 MiB of float32, or 2 GiB on a GPU.
+# Gradients that exist at once: 64 MiB of float32, or 2 GiB on a GPU.
 _NUMBERS, _ON_GPU = 1 << 24, 1 << 29
+_MODELS = 16  # that go through `vmap` together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Samplewise:
     """Clipped sums as `PackedModel` gives them, by one backward pass per model and example.
 
     `mapped`: by `torch.func.vmap` over the examples, which some modules do not allow.
+    `stacked`: by another over the models, where it is mapped.
     `views`: an example is several inputs [K, ...] of one class, and its loss is the mean of theirs.
     `compute`: dtype of activations and gradients, that of the parameters when left out.
     """
@@ -33,6 +38,7 @@ class Samplewise:
     mapped: bool = False
     compute: torch.dtype | None = None
     views: bool = False
+    stacked: bool = False
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """See `PackedModel.outputs`."""
@@ -47,26 +53,37 @@ class Samplewise:
     ) -> Tensor:
         """See `PackedModel.clipped_sums`."""
         out = torch.zeros_like(theta)
-        for i, row in enumerate(theta):
+        for models in slices(len(theta), self._together(theta, len(y))):
             for part in self._chunks(len(y), theta):
-                gradients = self.gradients(row, x[part], y[part]).to(theta.dtype)
-                norms = torch.linalg.vector_norm(gradients, dim=1)
+                gradients = self._of_models(theta[models], x[part], y[part]).to(theta.dtype)
+                norms = torch.linalg.vector_norm(gradients, dim=2)
                 factors = clip_norm / norms.clamp(min=clip_norm)
                 factors = torch.ones_like(norms) if clip_norm == float("inf") else factors
                 if weights is not None:
-                    factors = factors * weights[i, part]
-                out[i] += factors @ gradients
+                    factors = factors * weights[models, part]
+                for sums, row, each in zip(out[models], factors, gradients, strict=True):
+                    sums += row @ each
         return out
 
     def gradients(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Gradient of every example's loss, float [B, p], under the parameters `row` [p]."""
         row, x = self._cast(row), self._cast(x)
         if self.mapped:
-            return self._mapped(row, x, y)
+            with _mappable(self.module):
+                return self._mapped(row, x, y)
         with placed(self.module, row) as parameters:
             found = row.new_empty(len(y), len(row))
             for j, into in enumerate(found):
                 self._alone(parameters, x[j : j + 1], y[j : j + 1], into)
+        return found
+
+    def _of_models(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """`gradients` of every model, float [n, B, p]."""
+        if len(theta) == 1 or not self.stacked:
+            return torch.stack([self.gradients(row, x, y) for row in theta])
+        wide = self._cast(theta), self._cast(x), y
+        with _mappable(self.module):
+            found: Tensor = vmap(self._mapped, in_dims=(0, None, None))(*wide)
         return found
 
     def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> Samplewise:
@@ -89,23 +106,33 @@ class Samplewise:
         torch.cat([_dense(parameter) for parameter in parameters], out=into)
 
     def _mapped(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        named = dict(self.module.named_parameters())
+        named = trained(self.module)
         sizes = [p.numel() for p in named.values()]
         parts = zip(named.items(), torch.split(row, sizes), strict=True)
         values = {name: part.view(p.shape) for (name, p), part in parts}
+        frozen = {
+            name: cast(p, row.dtype) for name, p in self.module.named_parameters()
+            if not p.requires_grad
+        }  # fmt: skip
 
         def loss(values: dict[str, Tensor], of_x: Tensor, of_y: Tensor) -> Tensor:
             # Torch does not put back what it ties in a layer that a module holds twice.
             of_x = of_x if self.views else of_x.unsqueeze(0)
-            outputs = functional_call(self.module, values, (of_x,), tie_weights=False)
+            outputs = functional_call(self.module, values | frozen, (of_x,), tie_weights=False)
             return losses(outputs, of_y.expand(len(of_x))).mean()
 
         found: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(values, x, y)
         return torch.cat([found[name].flatten(1) for name in named], 1)
 
+    def _together(self, theta: Tensor, examples: int) -> int:
+        """Models whose gradients are formed at once; a function of sizes alone, so that bits are
+        the same in every try of a pack.
+        """
+        room = _numbers(theta) // (theta.shape[1] * max(1, examples))
+        return max(1, min(room, _MODELS)) if self.stacked else 1
+
     def _chunks(self, examples: int, theta: Tensor) -> Iterator[slice]:
-        numbers = _NUMBERS if theta.device.type == "cpu" else _ON_GPU
-        step = max(1, numbers // theta.shape[1])
+        step = max(1, _numbers(theta) // theta.shape[1])
         return (slice(start, start + step) for start in range(0, examples, step))
 
     def _cast(self, values: Tensor) -> Tensor:
@@ -114,27 +141,76 @@ class Samplewise:
 
 @contextlib.contextmanager
 def placed(module: nn.Module, row: Tensor) -> Iterator[list[nn.Parameter]]:
-    """The module with the flat parameters `row` [p] in place; as it was afterwards."""
-    parameters = list(module.parameters())
-    before = [(p.data, p.grad) for p in parameters]
+    """The module with the flat parameters `row` [p] in place; as it was afterwards.
+
+    Frozen ones are in the dtype of `row`.
+    """
+    parameters, everything = list(trained(module).values()), list(module.parameters())
+    before = [(p.data, p.grad) for p in everything]
     parts = torch.split(row.clone(), [p.numel() for p in parameters])
     try:
-        for parameter, part in zip(parameters, parts, strict=True):
+        for parameter in everything:
             parameter.grad = None
+            if not parameter.requires_grad:
+                parameter.data = cast(parameter.data, row.dtype)
+        for parameter, part in zip(parameters, parts, strict=True):
             parameter.data = part.view(parameter.shape)
         yield parameters
     finally:
-        for parameter, (data, gradient) in zip(parameters, before, strict=True):
+        for parameter, (data, gradient) in zip(everything, before, strict=True):
             parameter.grad = None
             parameter.data = data
             parameter.grad = gradient
 
 
 @contextlib.contextmanager
+def _mappable(module: nn.Module) -> Iterator[None]:
+    """Recurrent layers so that `vmap` takes them and has no loop of its own inside.
+
+    Torch adds to the first hidden state in place, so it needs the examples' dimension, which
+    zeros made by the layer lack; and oneDNN's LSTM has no batching rule.
+    """
+    recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)]
+    if not recurrent:
+        yield
+        return
+    enabled = torch._C._get_mkldnn_enabled()
+    with contextlib.ExitStack() as stack:
+        for layer in recurrent:
+            stack.callback(layer.register_forward_pre_hook(_with_state, with_kwargs=True).remove)
+        stack.callback(torch._C._set_mkldnn_enabled, enabled)
+        torch._C._set_mkldnn_enabled(False)
+        yield
+
+
+def _with_state(
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """The arguments of a recurrent layer, with zeros for a state that is left out."""
+    if len(args) != 1 or kwargs or not isinstance(x := args[0], Tensor):
+        return args, kwargs
+    if isinstance(layer, nn.RNNBase):
+        first = layer.num_layers * (2 if layer.bidirectional else 1)
+        batch = (x.shape[not layer.batch_first],) if x.dim() == 3 else ()
+        h = x.new_zeros(first, *batch, layer.proj_size or layer.hidden_size)
+        pair = isinstance(layer, nn.LSTM)
+        state = (h, x.new_zeros(first, *batch, layer.hidden_size)) if pair else h
+    else:
+        assert isinstance(layer, nn.RNNCellBase)
+        h = x.new_zeros(*x.shape[:-1], layer.hidden_size)
+        state = (h, h.clone()) if isinstance(layer, nn.LSTMCell) else h
+    return (x, state), kwargs
+
+
+@contextlib.contextmanager
 def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """The module with its floating parameters and buffers in `dtype`; as it was afterwards."""
+    """The module with its floating parameters and buffers in `dtype`; as it was afterwards.
+
+    What it keeps for later calls meanwhile, in attributes or buffers of that dtype, is forgotten.
+    """
     parameters = [(p, p.data) for p in module.parameters()]
     buffers = [(m, name, b) for m in module.modules() for name, b in m._buffers.items()]
+    kept = [(m, dict(m._buffers), _Attributes(m)) for m in module.modules()]
     try:
         for parameter, data in parameters:
             parameter.data = cast(data, dtype)
@@ -145,13 +221,41 @@ def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for parameter, data in parameters:
             parameter.grad = None
             parameter.data = data
-        for owner, name, buffer in buffers:
-            owner._buffers[name] = buffer
+        for owner, own, attributes in kept:
+            owner._buffers.clear()
+            owner._buffers.update(own)
+            attributes.restore()
+
+
+class _Attributes:
+    """What a layer has of its own beside layers, parameters and buffers, and in dicts and lists."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._torchs = vars(nn.Module()).keys()
+        self._held = vars(layer)
+        self._before = {k: v for k, v in self._held.items() if k not in self._torchs}
+        self._within = [(v, v.copy()) for v in self._before.values() if type(v) in (dict, list)]
+
+    def restore(self) -> None:
+        """As it was when this was made."""
+        for name in self._held.keys() - self._torchs - self._before.keys():
+            del self._held[name]
+        self._held.update(self._before)
+        for container, content in self._within:
+            container.clear()
+            if isinstance(container, dict):
+                container.update(content)
+            else:
+                container.extend(content)
 
 
 def cast(values: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Floating numbers in `dtype`; None leaves them as they are."""
     return values.to(dtype) if dtype is not None and values.is_floating_point() else values
+
+
+def _numbers(theta: Tensor) -> int:
+    return _NUMBERS if theta.device.type == "cpu" else _ON_GPU
 
 
 def _dense(parameter: Tensor) -> Tensor:

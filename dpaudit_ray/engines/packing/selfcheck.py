@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -19,16 +20,20 @@ from torch import Tensor, nn
 
 from ...errors import SpecError, first_line
 from ..cpu.memory import GPU_MOST, Groups
-from ..rules.base import Slot
+from ..rules.base import Slot, trained
 from ..rules.layers import Odd
 from .samplewise import Samplewise, in_dtype
-from .vetting import vet
+from .vetting import halves, vet
+
+Make = Callable[[Groups | None, bool], "Packed"]  # by groups, and whether by compiled loops
 
 ONE_BY_ONE = Groups(1, 1)
 _SPREAD = 0.05  # of the models' parameters around the module's own
 _LARGE = 1_000_000  # parameters from which on the least that shows a difference is computed
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}
-_ROUNDED = 0.05  # the like for activations in bfloat16
+_DRAWN = 1 << 22  # parameters of all models
+_SURE = 1e-4  # float32 above this, but below its bound, has float64 decide where that is allowed
+_MOST = 1 << 27  # numbers of a group's θ, as in a pack of `pack_size: auto`
 
 
 class Sums(Protocol):
@@ -43,15 +48,24 @@ class Sums(Protocol):
         """Of every model on every example, float [n, m, c]."""
 
 
+class Packed(Sums, Protocol):
+    """Several models at once."""
+
+    def together(self, x: Tensor, y: Tensor) -> int:
+        """How many go through what is the module's own code."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Way:
     """How to compute a module's clipped sums; the first that is right is taken.
 
-    `groups`: None as is fast. `loops`: whether compiled ones are right. `alone`: every example
-    alone, in place of rules.
+    `groups`: None as is fast. `rows`: the most that go through together, where more would be
+    wrong. `loops`: whether compiled ones are right. `alone`: every example alone, in place of
+    rules.
     """
 
     groups: Groups | None = None
+    rows: int | None = None
     loops: bool = False
     alone: Samplewise | None = None
     odd: Odd | None = None  # why it is no faster
@@ -72,11 +86,13 @@ class _Case:
 def settled(
     module: nn.Module,
     slots: dict[str, Slot],
-    packed: Callable[[Groups | None, bool], Sums] | Odd,
+    packed: Make | Odd,
     batch: tuple[Tensor, Tensor],
     has_loops: bool,
 ) -> Way:
     """The fastest way that agrees with autograd on the first examples of a batch.
+
+    And on all of them with itself: a batch with its parts, a group of models with these alone.
 
     Args:
         module: the user's own.
@@ -91,12 +107,13 @@ def settled(
     """
     x, y = batch
     case: _Case | None = None
+    own = next(iter(trained(module).values())).dtype
     dtypes = (torch.float32,) if _large(module) else (torch.float64, torch.float32)
     for dtype in dtypes:
         with in_dtype(module, dtype), _generators_kept():
             try:
                 few, labels = _few(module, _as(x, dtype), y)
-                vet(module, few, _as(x[:64], dtype), thorough=not _large(module))
+                vet(module, few, _as(x, dtype), thorough=not _large(module))
                 case = _case(module, few, labels)
             except SpecError:
                 raise
@@ -107,7 +124,8 @@ def settled(
                         "mechanism.model", f"does not run on these examples: {reason}"
                     ) from error
                 continue
-            way = _first_right(module, slots, packed, case)
+            crowded = functools.partial(_crowded, module, (x, y), own, case)
+            way = _first_right(module, slots, packed, case, crowded, len(y))
         if has_loops and way == Way() and not isinstance(packed, Odd):
             make = functools.partial(packed, None, True)
             way = Way(loops=_loops_right(module, slots, make, (x, y)))
@@ -126,7 +144,7 @@ def _loops_right(
     Where rounding moves a maximum in float32, or they are wrong, float64 decides.
     """
     x, y = batch
-    own = next(module.parameters()).dtype
+    own = next(iter(trained(module).values())).dtype
     for dtype in dict.fromkeys((own, torch.float64)):
         if dtype not in _BOUNDS:
             continue
@@ -141,65 +159,31 @@ def _loops_right(
     return False
 
 
-def kernels_differ(
-    module: nn.Module,
-    made: Callable[[bool, torch.dtype | None], Sums],
-    compute: torch.dtype | None,
-    batch: tuple[Tensor, Tensor],
-) -> str | None:
-    """What is wrong with kernels on the first examples of a batch; None if nothing is.
-
-    Held against autograd in float32, with weights and without: no farther from it than a bound, or
-    than twice what the plain rules are in the same precision.
-
-    Args:
-        module: the user's own; `settled` has found that rules fit it.
-        made: a packed model, by kernels or not, that computes in this dtype.
-        compute: dtype of activations in training, if another than that of the parameters.
-        batch: x [B, ...] and y [B].
-    """
-    x, y = batch
-    with in_dtype(module, torch.float32), _generators_kept():
-        few, labels = _few(module, _as(x, torch.float32), y)
-        case = _case(module, few, labels)
-        for dtype in dict.fromkeys((None, compute)):
-            bound = _ROUNDED if dtype == torch.bfloat16 else _BOUNDS[torch.float32]
-            for weights, expected in ((case.weights, case.weighted), (None, case.sums)):
-                if _large(module) and weights is None:
-                    continue
-                asked = (case.theta, few, labels, case.clip_norm, weights)
-                try:
-                    found = made(True, dtype).clipped_sums(*asked)
-                except MemoryError:
-                    raise
-                except Exception as error:  # noqa: BLE001 (compilers and drivers raise what they like)
-                    return f"cannot be run ({first_line(error):.80})"
-                plain = (made(False, dtype).clipped_sums(*asked) - expected).abs().amax(1)
-                allowed = torch.maximum(bound * _largest(expected), 2 * plain)
-                if not bool(((found - expected).abs().amax(1) <= allowed).all()):
-                    return "give other sums than autograd"
-    return None
-
-
 def _first_right(
     module: nn.Module,
     slots: dict[str, Slot],
-    packed: Callable[[Groups | None, bool], Sums] | Odd,
+    packed: Make | Odd,
     case: _Case,
+    crowded: Callable[[Make, Groups | None], Odd | None],
+    examples: int,
 ) -> Way:
     odd = packed if isinstance(packed, Odd) else None
     if not isinstance(packed, Odd):
-        fast = packed
+        fast, rows = packed, None
         tries = [lambda: fast(None, False), lambda: fast(GPU_MOST, False)]
         if (odd := _wrong(module, slots, tries, case)) is None:
-            return Way()
+            if (odd := crowded(fast, None)) is None:
+                return Way()
+            rows = examples
         alone = [lambda: fast(ONE_BY_ONE, False)]
-        if _wrong(module, slots, alone, case) is None:
-            return Way(ONE_BY_ONE)
+        right = _wrong(module, slots, alone, case) is None
+        if right and crowded(fast, ONE_BY_ONE) is None:
+            return Way(ONE_BY_ONE, rows)
     assert odd is not None
     mapped = Samplewise(module, mapped=True)
-    if _wrong(module, slots, [lambda: mapped], case) is None:
-        return Way(alone=mapped, odd=odd)
+    for way in (dataclasses.replace(mapped, stacked=True), mapped):
+        if _wrong(module, slots, [functools.partial(dataclasses.replace, way)], case) is None:
+            return Way(alone=way, odd=odd)
     again = Samplewise(module)
     if (unsteady := _wrong(module, slots, [lambda: again], case)) is not None:
         raise SpecError(
@@ -221,11 +205,15 @@ def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _large(module: nn.Module) -> bool:
-    return sum(p.numel() for p in module.parameters()) > _LARGE
+    return _size(module) > _LARGE
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in trained(module).values())
 
 
 def _case(module: nn.Module, x: Tensor, y: Tensor) -> _Case:
-    theta = _models(module)
+    theta = _models(module, 2 if _large(module) else 3)
     alone = Samplewise(module)
     weights = torch.ones(len(theta), len(y), dtype=theta.dtype, device=theta.device)
     weights[0, -1] = 0
@@ -244,13 +232,15 @@ def _case(module: nn.Module, x: Tensor, y: Tensor) -> _Case:
     return _Case(theta, x, y, weights, clip_norm, sums, weighted, outputs)
 
 
-def _models(module: nn.Module) -> Tensor:
-    """Parameters around the module's own, float [n, p]."""
-    initial = torch.cat([p.detach().flatten() for p in module.parameters()])
-    if _large(module):  # drawing millions of numbers would take as long as all the rest
-        signs = initial.new_tensor([[1.0], [-1.0]])
+def _models(module: nn.Module, count: int) -> Tensor:
+    """Parameters around the module's own, float [count, p]."""
+    initial = torch.cat([p.detach().flatten() for p in trained(module).values()])
+    if (
+        _large(module) or count * len(initial) > _DRAWN
+    ):  # drawing millions of numbers would take as long as all the rest
+        signs = torch.linspace(1, -1, count).to(initial).unsqueeze(1)
         return torch.addcmul(0.01 * signs, 1 + 0.1 * signs, initial)
-    drawn = torch.randn(3, len(initial), generator=torch.Generator().manual_seed(1))
+    drawn = torch.randn(count, len(initial), generator=torch.Generator().manual_seed(1))
     return initial + _SPREAD * drawn.to(initial)
 
 
@@ -281,6 +271,92 @@ def _wrong(
         if not (_agree(outputs, case.outputs) and torch.equal(x, case.x)):
             return Odd.of(module, "", "gives other outputs when it is packed")
     return None
+
+
+def _crowded(
+    module: nn.Module,
+    batch: tuple[Tensor, Tensor],
+    own: torch.dtype,
+    case: _Case,
+    make: Make,
+    groups: Groups | None,
+) -> Odd | None:
+    """What is wrong at the size of a training's batches only: sums that are not those of parts.
+
+    Args:
+        module: the user's own.
+        batch: x [B, ...] and y [B].
+        own: dtype of the training, by which groups have their size.
+        case: what was right.
+        make: see `settled`.
+        groups: those that were.
+    """
+    x, y = batch
+    off, bound = math.inf, 0.0
+    for dtype in dict.fromkeys((own if own in _BOUNDS else case.theta.dtype, torch.float64)):
+        try:
+            with in_dtype(module, own):
+                count = make(groups, False).together(_as(x, own), y)
+            with in_dtype(module, dtype):
+                off = _off(module, make, count, (_as(x, dtype), y), case.clip_norm)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 (a user's code may raise anything)
+            if off == math.inf:
+                return Odd.of(module, "", f"cannot be packed ({first_line(error):.80})")
+            break
+        bound = _BOUNDS[dtype]
+        if off <= min(bound, _SURE):
+            return None
+    if off <= bound:
+        return None
+    return Odd.of(module, "", "gives other sums where many rows go through it together")
+
+
+def _off(
+    module: nn.Module, make: Make, count: int, batch: tuple[Tensor, Tensor], clip_norm: float
+) -> float:
+    """The largest difference, over the largest entry, of sums computed together and apart.
+
+    A batch is held against its halves in one model, and `count` models at once against two of them
+    alone, on as many copies of one example as would crowd whatever has room for some only.
+    """
+    x, y = batch
+    theta = _models(module, max(1, min(count, _MOST // _size(module))))
+    alone, off = make(ONE_BY_ONE, False), 0.0
+
+    def sums(packed: Packed, models: Tensor, x: Tensor, rows: Tensor) -> Tensor:
+        return packed.clipped_sums(models, x[rows], y[rows], clip_norm, None)
+
+    everything = torch.arange(len(y), device=y.device)
+    whole = sums(alone, theta[:1], x, everything)
+    rows = everything
+    for parts in halves(y, len(_few(module, x, y)[1])):
+        first, second = (rows[part] for part in parts)
+        apart = sums(alone, theta[:1], x, first), sums(alone, theta[:1], x, second)
+        off = max(off, _relative(apart[0] + apart[1], whole, clip_norm))
+        rows, whole = first, apart[0]
+    if len(theta) > 1:
+        group, crowd = Groups(len(theta), len(theta)), x[:1].expand_as(x)
+        found = sums(make(group, False), theta, crowd, everything)
+        for own in (slice(0, 1), slice(len(theta) - 1, None)):
+            expected = sums(alone, theta[own], crowd, everything)
+            off = max(off, _relative(found[own], expected, clip_norm))
+    return off
+
+
+def _relative(found: Tensor, expected: Tensor, clip_norm: float) -> float:
+    """Of one model, [1, p]; infinite where only one of them is NaN or infinite somewhere.
+
+    Sums that cancel, to a thousandth of C, are as good as none.
+    """
+    finite = expected.isfinite()
+    if not torch.equal(found.isfinite(), finite):
+        return math.inf
+    if not bool(finite.any()):
+        return 0.0
+    scale = max(float(expected[finite].abs().amax()), 1e-3 * clip_norm)
+    return float((found - expected)[finite].abs().amax()) / scale
 
 
 def _differs(found: Tensor, expected: Tensor, slots: dict[str, Slot]) -> str | None:

@@ -1,6 +1,6 @@
 """Whole networks, or runs of layers, that something computes faster than rule after rule.
 
-What does so is imported when it is first wanted: numba takes half a second, Triton one.
+What does so is imported when it is first wanted: numba takes half a second.
 """
 
 from __future__ import annotations
@@ -52,22 +52,3 @@ def merged_by_loops(module: nn.Module) -> int:
 
     chains = [part.merged for part in module.modules() if isinstance(part, Chain)]
     return sum(isinstance(part, ConvPool) for chain in chains for part in chain)
-
-
-def in_one_kernel(
-    chain: FusedMlp | None,
-    out: Tensor,
-    theta: Tensor,
-    batch: tuple[Tensor, Tensor],
-    clip_norm: float,
-    weights: Tensor | None,
-) -> bool:
-    """As `PackedModel.clipped_sums`, into `out` [n, p], where one kernel can; whether it did."""
-    if chain is None or not chain.shaped(batch[0]):
-        return False
-    from ..gpu.kernels import mlp
-
-    if not mlp.takes_chain(chain, theta, batch[0]):
-        return False
-    mlp.clipped_sums(chain, out, theta, batch, clip_norm, weights)
-    return True

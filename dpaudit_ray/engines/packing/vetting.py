@@ -17,12 +17,10 @@ from ...errors import SpecError
 from .watch import Place, Seen, watched
 
 _LARGE = 1e6  # an example so far from all others pulls any statistic of its batch
-_MANY = 64  # examples of the largest batch that a small network is asked for
-_SMALL = 100_000  # parameters
 
 
 def vet(module: nn.Module, x: Tensor, many: Tensor, thorough: bool = True) -> None:
-    """Asks the module for its outputs on `x` [B, ...], B of 2 or more, and on larger `many`.
+    """Asks the module for its outputs on `x` [B, ...], B of 2 or more, and on `many` of a training.
 
     Where it is not to be `thorough`, each thing is asked once. The module is in the dtype of `x`;
     its parameters and buffers are as they were afterwards.
@@ -47,9 +45,9 @@ def vet(module: nn.Module, x: Tensor, many: Tensor, thorough: bool = True) -> No
                            "`.item()`), so one example can change what happens to the others; "
                            "use torch.where on every example alone")  # fmt: skip
         _check_alone(module, x, first, thorough)
-        small = sum(p.numel() for p in module.parameters()) <= _SMALL
-        if small and len(many) > len(x):
-            _check_many(module, many[:_MANY])
+        if len(many) > len(x):
+            _check_many(module, many, len(x))
+            _check_crowd(module, many)
     finally:
         kept.restore()
 
@@ -104,14 +102,42 @@ def _check_alone(module: nn.Module, x: Tensor, first: Seen, thorough: bool) -> N
             raise _mixing(_differing(first, alone, slice(j, j + 1), _bound(x)))
 
 
-def _check_many(module: nn.Module, many: Tensor) -> None:
-    together = watched(module, many)
-    few = torch.cat([watched(module, part).outputs for part in torch.split(many, 5)])
-    if not _close(together.outputs, few, _bound(many)):
-        raise _mixing(together.layers[-1].place)
+def halves(batch: Tensor, few: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Indices of a batch [B, ...] in two parts, of the first part in two, down to so `few`.
+
+    Drawn, so that no neighbours stay together. What begins at a size parts some pair.
+    """
+    generator, examples = torch.Generator().manual_seed(1), len(batch)
+    while examples > few:
+        rows = torch.randperm(examples, generator=generator).to(batch.device)
+        examples = (examples + 1) // 2
+        yield rows[:examples], rows[examples:]
 
 
-def _differing(one: Seen, other: Seen, rows: slice, bound: float) -> Place:
+def _check_many(module: nn.Module, many: Tensor, few: int) -> None:
+    with torch.no_grad():
+        together = module(many.clone())
+        for parts in halves(many, few):
+            outputs = [module(many[rows]) for rows in parts]
+            for rows, alone in zip(parts, outputs, strict=True):
+                if not _close(together[rows], alone, _bound(many)):
+                    seen = watched(module, many), watched(module, many[rows])
+                    raise _mixing(_differing(*seen, rows, _bound(many)))
+            together, many = outputs[0], many[parts[0]]
+
+
+def _check_crowd(module: nn.Module, many: Tensor) -> None:
+    """One example as often as there are rows crowds whatever has room for some of them only."""
+    crowd, bound = many[:1].expand_as(many), _bound(many)
+    with torch.no_grad():
+        alone, together = module(crowd[:1].clone()), module(crowd.clone())
+    for j in range(len(crowd)):
+        if not _close(together[j : j + 1], alone, bound):
+            seen = watched(module, crowd), watched(module, crowd[:1])
+            raise _mixing(_differing(*seen, slice(j, j + 1), bound))
+
+
+def _differing(one: Seen, other: Seen, rows: slice | Tensor, bound: float) -> Place:
     """The first layer, in order, whose outputs differ in these rows of the batch; or the model.
 
     Where its inputs differ as well, what calls it is to blame. `other` holds the same rows, or

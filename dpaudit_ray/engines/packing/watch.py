@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -48,7 +49,8 @@ def watched(module: nn.Module, x: Tensor) -> Seen:
     seen = Seen()
     stack: list[Entered] = []
     x = x.clone()
-    with _hooked(module, seen, stack), _Reads(x, seen, stack), torch.no_grad():
+    reads = _Reads(x, seen, stack)
+    with _hooked(module, seen, stack), reads, _OneHot(reads), torch.no_grad():
         seen.outputs = module(x)
     return seen
 
@@ -97,6 +99,7 @@ class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._dependent: dict[int, Tensor] = {id(x): x}
         self._seen, self._stack = seen, stack
+        self.allowed = False  # whether reading decides nothing
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -113,9 +116,35 @@ class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         given = tree_leaves((args, dict(kwargs or {})))
         if any(id(leaf) in self._dependent for leaf in given if isinstance(leaf, Tensor)):
-            if func in _READS and self._seen.read is None and self._stack:
+            reads = func in _READS and not self.allowed
+            if reads and self._seen.read is None and self._stack:
                 self._seen.read = self._stack[-1][0]
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor):
                     self._dependent[id(leaf)] = leaf
         return result
+
+
+class _OneHot(TorchFunctionMode):
+    """Allows `one_hot` of a given number of classes to read: it only looks for one beyond them."""
+
+    def __init__(self, reads: _Reads) -> None:
+        super().__init__()
+        self._reads = reads
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        before = self._reads.allowed
+        if func is nn.functional.one_hot:
+            classes = args[1] if len(args) > 1 else named.get("num_classes", -1)
+            self._reads.allowed = int(classes) > 0
+        try:
+            return func(*args, **named)
+        finally:
+            self._reads.allowed = before

@@ -35,6 +35,14 @@ class Slot:
         return flat[:, self.start : self.stop].view(len(flat), *self.shape)
 
 
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that need a gradient, by name: the flat vector, in this order.
+
+    The others are frozen: numbers of the module, like its buffers.
+    """
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
 class SampleGradients(ABC):
     """Every sample's gradient of one layer's parameters for n models, in some compact form."""
 

@@ -168,6 +168,47 @@ class Conv2dRule(InputRule):
         return sizes[0], sizes[1]
 
 
+class GroupedConv2dRule(Conv2dRule):
+    """A convolution in groups of channels: each group is a sample of a smaller convolution."""
+
+    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
+        super().__init__(layer, slots)
+        assert isinstance(layer, nn.Conv2d)
+        self._groups = layer.groups
+
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        weight, n = self.weight.of(theta), len(theta)
+        bias = None if self.bias is None else self.bias.of(theta).flatten()
+        y = F.conv2d(
+            _side_by_side(x, n), weight.flatten(0, 1), bias,
+            self._stride, self._padding, self._dilation, groups=n * self._groups,
+        )  # fmt: skip
+        return _in_turn(y, n), x
+
+    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, _ = self.forward(theta, x.repeat(len(theta), 1, 1, 1))
+        return y.reshape(len(theta), len(x), *y.shape[1:]), x
+
+    def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        weight, n = self.weight.of(theta).flatten(0, 1), len(theta)
+        of_x, of_g = _side_by_side(x, n), _side_by_side(g, n)
+        groups = n * self._groups
+        return _in_turn(self._backward(weight, of_x, of_g, (True, False), groups)[0], n)
+
+    def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
+        by_group = g.reshape(len(g) * self._groups, -1, g[0, 0].numel())  # [n*B*G, o/G, T]
+        formed = g.new_empty(*by_group.shape[:2], self._inputs + 1)
+        x = x.reshape(len(x) * self._groups, -1, *x.shape[2:])
+        for rows, patches in self._patches(x):
+            torch.bmm(by_group[rows], patches.transpose(1, 2), out=formed[rows])
+        return self._formed(formed.view(len(theta), -1, g.shape[1], self._inputs + 1))
+
+    def samples_shared(
+        self, theta: Tensor, x: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
+    ) -> SampleGradients:
+        return InputRule.samples_shared(self, theta, x, parts, cache)
+
+
 @dataclasses.dataclass(frozen=True)
 class _WithBias(SampleGradients):
     """Formed gradients [n, B, o, d + 1], the last column being the bias's."""
@@ -237,6 +278,18 @@ def geometry(layer: nn.Conv2d) -> tuple[Pair, Pair, Pair, Pair]:
     elif not needs_padding_first(layer) and layer.padding == "same":
         padding = (dilation[0] * (kernel[0] - 1) // 2, dilation[1] * (kernel[1] - 1) // 2)
     return kernel, stride, dilation, padding
+
+
+def as_2d(layer: nn.Conv1d, slots: Mapping[str, Slot]) -> tuple[nn.Conv2d, dict[str, Slot]]:
+    """The convolution, and its parameters' places, on images of height 1."""
+    padding = layer.padding if isinstance(layer.padding, str) else (0, int(layer.padding[0]))
+    flat = nn.Conv2d(
+        layer.in_channels, layer.out_channels, (1, layer.kernel_size[0]), (1, layer.stride[0]),
+        padding, (1, layer.dilation[0]), layer.groups, layer.bias is not None,
+        layer.padding_mode, device="meta",
+    )  # fmt: skip
+    weight = Slot(slots["weight"].start, tuple(flat.weight.shape))
+    return flat, {**slots, "weight": weight}
 
 
 def needs_padding_first(layer: nn.Conv2d) -> bool:

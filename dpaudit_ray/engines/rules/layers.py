@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -20,10 +20,9 @@ from ..packing.fallback import FallbackRule
 from ..packing.passes import Layer, Passes
 from . import affine, conv, pooling
 from .affine import AffineRule
-from .base import Rule, Slot
-from .conv import Conv2dRule
+from .base import Rule, Slot, trained
+from .conv import Conv2dRule, GroupedConv2dRule
 from .embedding import EmbeddingRule
-from .implicit import ImplicitConvRule
 from .linear import LinearRule
 from .plain import altered, plain
 
@@ -35,26 +34,18 @@ RULES: dict[type[nn.Module], type[Rule[Any]]] = {
     nn.Embedding: EmbeddingRule,
 }
 
-# The same by kernels on CUDA, where there are some.
-KERNEL_RULES = RULES | {nn.Conv2d: ImplicitConvRule}
-
 _ACTIVATIONS = nn.ReLU.__module__
 
 
 def slots_of(module: nn.Module) -> dict[str, Slot]:
-    """Every parameter's place in the flat vector, in the order of `module.parameters()`.
+    """The place in the flat vector of every parameter that is `trained`.
 
     Raises:
-        SpecError: a parameter that is not trained, is no real number, or none at all.
+        SpecError: a parameter that is no real number, or none that is trained.
     """
     slots: dict[str, Slot] = {}
     start = 0
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            raise SpecError(
-                "mechanism.model",
-                f"{name} is frozen; put what is not trained into the model's body()",
-            )
+    for name, parameter in trained(module).items():
         if not parameter.is_floating_point():
             raise SpecError(
                 "mechanism.model",
@@ -63,7 +54,9 @@ def slots_of(module: nn.Module) -> dict[str, Slot]:
         slots[name] = Slot(start, tuple(parameter.shape))
         start += parameter.numel()
     if not slots:
-        raise SpecError("mechanism.model", "has no parameters to train")
+        frozen = any(True for _ in module.parameters())
+        why = "all of its parameters are frozen; leave some with requires_grad" if frozen else ""
+        raise SpecError("mechanism.model", why or "has no parameters to train")
     return slots
 
 
@@ -93,6 +86,8 @@ def unpackable(module: nn.Module) -> Odd | None:
         if (why := altered(layer)) is not None:
             return Odd.of(layer, path, why)
         for name, parameter in layer.named_parameters(recurse=False):
+            if not parameter.requires_grad:
+                continue
             own = f"{path}.{name}".lstrip(".")
             if (other := seen.setdefault(id(parameter), own)) != own:
                 return Odd.of(layer, path, f"shares a parameter ({own} is {other})")
@@ -100,26 +95,26 @@ def unpackable(module: nn.Module) -> Odd | None:
 
 
 def replaced(
-    module: nn.Module,
-    slots: dict[str, Slot],
-    passes: Passes,
-    odd: list[Odd],
-    path: str = "",
-    rules: Mapping[type[nn.Module], type[Rule[Any]]] = RULES,
+    module: nn.Module, slots: dict[str, Slot], passes: Passes, odd: list[Odd], path: str = ""
 ) -> nn.Module:
     """`module`, changed in place, with a `Layer` of the `passes` where a layer has parameters.
 
-    Layers without one of the `rules` are added to `odd`.
+    Layers without a rule are added to `odd`.
     """
     if (pool := pooling.replacement(module)) is not None:
         return pool
-    if any(True for _ in module.parameters(recurse=False)):
-        own = {name: slots[f"{path}{name}"] for name, _ in module.named_parameters()}
-        if (rule := _rule(module, rules)) is None:
+    if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+        own = {name: slots[f"{path}{name}"] for name in trained(module)}
+        whole = all(parameter.requires_grad for parameter in module.parameters())
+        if type(module) is nn.Conv1d and whole:
+            flat, own = conv.as_2d(module, own)
+            layer = _ruled(flat, own, passes, _rule(flat) or FallbackRule)
+            return nn.Sequential(nn.Unflatten(1, (-1, 1)), layer, nn.Flatten(1, 2))
+        if (rule := _rule(module)) is None:
             odd.append(Odd.of(module, path, "has no rule of its own", whole=False))
         return _ruled(module, own, passes, rule or FallbackRule)
     for name, child in module.named_children():
-        setattr(module, name, replaced(child, slots, passes, odd, f"{path}{name}.", rules))
+        setattr(module, name, replaced(child, slots, passes, odd, f"{path}{name}."))
     if type(module).__module__ == _ACTIVATIONS and getattr(module, "inplace", False):
         vars(module)["inplace"] = False  # a rule's output may be a view of all models' outputs
     if plain(module, nn.Sequential):
@@ -155,17 +150,25 @@ def refuse(module: nn.Module) -> None:
 
 
 def _refuse_layer(layer: nn.Module, where: str, kind: str) -> None:
-    if isinstance(layer, _BatchNorm) or getattr(layer, "track_running_stats", False):
+    if isinstance(layer, torch.jit.ScriptModule):
         raise SpecError(
             "mechanism.model",
-            f"{where} is a {kind}, whose output for one example depends on the others: DP-SGD "
-            "cannot bound what one example changes; use GroupNorm",
+            f"{where} is a {kind}, whose layers cannot be watched; give the module that it was "
+            "scripted or traced from",
         )
-    if isinstance(layer, _DropoutNd) and layer.p > 0:
+    counts = getattr(layer, "track_running_stats", False)
+    if (isinstance(layer, _BatchNorm) or counts) and (layer.training or not counts):
+        remedy = ", or call eval() on it when the module is made: its own then stay" * counts
+        raise SpecError(
+            "mechanism.model",
+            f"{where} is a {kind} that takes statistics of a batch: DP-SGD "
+            f"cannot bound what one example changes; use GroupNorm{remedy}",
+        )
+    if isinstance(layer, _DropoutNd) and layer.p > 0 and layer.training:
         raise SpecError(
             "mechanism.model",
             f"{where} is a {kind} with p = {layer.p:g}, whose randomness no pack's seed covers; "
-            "set p to 0",
+            "set p to 0, or call eval() on it when the module is made",
         )
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (
         layer.max_norm is not None or layer.scale_grad_by_freq
@@ -177,11 +180,11 @@ def _refuse_layer(layer: nn.Module, where: str, kind: str) -> None:
         )
 
 
-def _rule(
-    module: nn.Module, rules: Mapping[type[nn.Module], type[Rule[Any]]]
-) -> type[Rule[Any]] | None:
-    grouped = isinstance(module, nn.Conv2d) and module.groups != 1
-    return None if grouped else rules.get(type(module))
+def _rule(module: nn.Module) -> type[Rule[Any]] | None:
+    if not all(parameter.requires_grad for parameter in module.parameters()):
+        return None
+    grouped = type(module) is nn.Conv2d and module.groups != 1
+    return GroupedConv2dRule if grouped else RULES.get(type(module))
 
 
 def _ruled(

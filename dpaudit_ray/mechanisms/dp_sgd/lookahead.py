@@ -16,7 +16,9 @@ from torch.func import functional_call, grad, vmap
 
 from ...adversaries.base import SampleCanary
 from ...engines.packing.samplewise import Samplewise, in_dtype, placed
+from ...engines.rules.base import trained
 from ...engines.rules.losses import losses
+from .shadowing import check_floating
 
 _log = logging.getLogger("dpaudit")
 _NUMBERS = 1 << 24  # parameters of the models that are computed at once: 64 MiB of float32
@@ -49,6 +51,7 @@ class OneEach:
 
         Theta is float [n, p], y [n]; the query one example. Double back-propagation.
         """
+        check_floating(x)
         mapped = self._settled(theta, query, rate)
         own = functools.partial(_ahead if mapped else _ahead_alone, self._module, query, rate)
         return _spread(own, mapped, (theta, x, y))
@@ -143,7 +146,7 @@ def _ahead_alone(
 
 def _named(module: nn.Module, row: Tensor) -> Values:
     """The parameters `row` [p] by their names."""
-    named = dict(module.named_parameters())
+    named = trained(module)
     parts = torch.split(row, [p.numel() for p in named.values()])
     return {k: part.view(p.shape) for (k, p), part in zip(named.items(), parts, strict=True)}
 

@@ -35,6 +35,8 @@ from .schedules.base import Schedule
 from .schedules.constant import Constant
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .training import DpSgdTraining
 
 
@@ -241,16 +243,18 @@ class DpSgd(Mechanism):
         if self.engine == "opacus" and self.precision == "bfloat16":
             raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
         from . import rounding
+
+        rounding.check(self.recipe, self._tried(data))
+
+    def _tried(self, data: Dataset) -> Tensor:
         from .trial_run import check_model
 
-        rounding.check(self.recipe, check_model(self.model, data))
+        return check_model(self.model, data, self.physical_batch_size or self.batch_size)
 
     def check_records(self, adversary: Adversary) -> None:
         """Holds it against the model's size, and its shadows' records against the private ones."""
         if type(adversary).check_size is not Adversary.check_size:
-            from .trial_run import check_model
-
-            adversary.check_size(len(check_model(self.model, self.data.load())))
+            adversary.check_size(len(self._tried(self.data.load())))
         if adversary.reserves is not None:
             adversary.check_reserve(division.reserved(self, len(self.data.load().y)))
         if isinstance(adversary, Shadowed):

@@ -87,6 +87,16 @@ def together(parts: tuple[Arrays, ...], like: Tensor) -> Tensor:
     return torch.from_numpy(joined).to(like)
 
 
+def check_floating(x: Tensor) -> None:
+    """Raises SpecError for examples of whole numbers, which cannot be moved along a gradient."""
+    if not x.is_floating_point():
+        raise SpecError(
+            "adversary.name",
+            "crafts an example by its gradient, but the network takes whole numbers, which have "
+            "none; use loss or biased-dimension",
+        )
+
+
 def input_gradient(
     training: DpSgdTraining, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None
 ) -> Tensor:
@@ -95,6 +105,7 @@ def input_gradient(
     The models' mean, or their sum with `weights` [n]. By autograd on the module itself, one model
     after another.
     """
+    check_floating(x)
     total = torch.zeros_like(x)
     for row, weight in zip(theta, [1.0] * len(theta) if weights is None else weights, strict=True):
         with placed(training.module, row), torch.enable_grad():

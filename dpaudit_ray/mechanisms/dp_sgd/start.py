@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from ...errors import SpecError
 
 if TYPE_CHECKING:
     from ...models.base import Model
 
+_EXACT = 1 << 24  # whole numbers below it are what they were before data became float32
 _WORDS, _FIRST = 624, 24  # words of 32 bits, in 64 each; where they begin in torch's state
 
 
@@ -50,9 +53,39 @@ def network(model: Model, shape: tuple[int, ...], classes: int, seed: int) -> nn
         module = model.build(shape, classes)
         if model.scheme != "default":
             for layer in module.modules():
-                if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                if isinstance(layer, (nn.Linear, nn.Conv2d)) and layer.weight.requires_grad:
                     _draw(layer, model.scheme)
     return module
+
+
+def taken(module: nn.Module, x: Tensor) -> torch.dtype:
+    """The dtype of examples [N, ...] that a network runs on: theirs, or else int64 for tokens."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for few in (x[:2].clone(), x[:2].long()):
+            try:
+                module(few)
+            except Exception:  # noqa: BLE001 (a user's code may raise anything)
+                continue
+            return few.dtype
+    return x.dtype  # who tries it next says what is wrong
+
+
+def given(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Examples [N, ...] in the dtype that a network has `taken`.
+
+    Raises:
+        SpecError: it takes whole numbers, and these are not all whole.
+    """
+    if x.dtype == dtype:
+        return x
+    wrong = (x != x.trunc()) | (x.abs() >= _EXACT)
+    if bool(wrong.any()):
+        raise SpecError(
+            "mechanism.model",
+            f"runs on whole numbers only, as nn.Embedding does, but the data have "
+            f"{float(x[wrong][0]):g}; give whole numbers below 2^24, or take floats in forward",
+        )
+    return x.to(dtype)
 
 
 def _draw(layer: nn.Linear | nn.Conv2d, scheme: str) -> None:

@@ -27,7 +27,9 @@ from ...adversaries.base import GradientCanary, SampleCanary
 from ...engines.cpu.threads import beside, ours
 from ...engines.noise import noise_source
 from ...engines.packing.packed import PackedModel
+from ...engines.rules.base import trained
 from ...engines.rules.losses import losses
+from ...errors import SpecError, first_line
 from .insertion import Inserted, summed
 from .optimizers.base import Noisy, State
 from .recipe import Recipe
@@ -157,8 +159,14 @@ class OpacusSteps:
         from opacus.optimizers import DPOptimizer
 
         self._recipe = recipe
-        self._module = GradSampleModule(copy.deepcopy(module).to(device))
-        self._parameters = list(self._module.parameters())
+        try:
+            self._module = GradSampleModule(copy.deepcopy(module).to(device))
+        except NotImplementedError as error:
+            raise SpecError(
+                "mechanism.engine",
+                f"is opacus, which does not take this model ({first_line(error):.200}); use packed",
+            ) from error
+        self._parameters = list(trained(self._module).values())
         self._optimizer = DPOptimizer(
             recipe.optimizer.torch(self._parameters, recipe.learning_rate),
             noise_multiplier=recipe.noise_multiplier,
@@ -231,6 +239,7 @@ class OpacusSteps:
             return
         parts = torch.split(self._direction, [p.numel() for p in self._parameters])
         for parameter, part in zip(self._parameters, parts, strict=True):
+            assert parameter.grad is not None
             parameter.grad += part.view(parameter.shape) / self._recipe.batch_size
 
 

@@ -19,6 +19,7 @@ from ...engines.cpu import memory
 from ...engines.cpu.threads import ours
 from ...engines.gpu import settings
 from ...engines.packing.packed import PackedModel
+from ...engines.rules.base import trained
 from ...engines.rules.layers import slots_of
 from ...errors import SpecError
 from ...seeds import derive
@@ -28,7 +29,7 @@ from .insertion import Insertion, check_claim
 from .keeping import Kept
 from .optimizers.base import Noisy, State
 from .recipe import Recipe, check_known_start
-from .start import network, seeded
+from .start import given, network, seeded, taken
 from .steps import OpacusSteps, PackedSteps, Steps, batch_sums, parts
 from .utility import HeldOut
 
@@ -74,16 +75,24 @@ class DpSgdTraining:
             body = recipe.model.body(data.x.shape[1:])
         divided = divide(recipe, data, seed)
 
-        def loaded(part: Dataset) -> tuple[Tensor, Tensor]:
-            y = torch.from_numpy(part.y.copy()).to(device)
-            return _features(part, body, device, dtype), y
-
-        features, y = loaded(divided.trained)
+        features = _features(divided.trained, body, device, dtype)
         module = network(recipe.model, tuple(features.shape[1:]), data.classes, drawn)
         compute = torch.bfloat16 if recipe.precision == "bfloat16" else None
         slots_of(module)  # refuses parameters that could not be moved as they are
-        model = PackedModel(module.to(device, dtype), compute=compute)
-        model.settle(features[: recipe.batch_size], y[: recipe.batch_size])
+        of_inputs = taken(module.to(device, dtype), features)
+
+        features = given(features, of_inputs)
+        y = torch.from_numpy(divided.trained.y.copy()).to(device)
+
+        def loaded(part: Dataset) -> tuple[Tensor, Tensor]:
+            x = given(_features(part, body, device, dtype), of_inputs)
+            return x, torch.from_numpy(part.y.copy()).to(device)
+
+        model = PackedModel(module, compute=compute)
+        batches = _batches(recipe, len(y), derive("batches", seed, recipe.seed), device)
+        most = max(recipe.batch_size, *map(len, batches))
+        most = min(most, recipe.physical_batch_size or most)
+        model.settle(features[:most], y[:most])
         initial = model.initial
         views = Views(recipe.augmentations, derive("views", seed, recipe.seed))
         return cls(
@@ -94,7 +103,7 @@ class DpSgdTraining:
             initial=torch.zeros_like(initial) if recipe.hidden_start else initial,
             x=features,
             y=y,
-            batches=_batches(recipe, len(y), derive("batches", seed, recipe.seed), device),
+            batches=batches,
             classes=data.classes,
             held_out=None if divided.held_out is None else HeldOut(*loaded(divided.held_out)),
             reserved=None if divided.reserved is None else loaded(divided.reserved),
@@ -170,7 +179,7 @@ class DpSgdTraining:
         for i in range(models):
             drawn = derive("start", seed, i)
             module = network(self.recipe.model, shape, self.classes, drawn)
-            rows.append(nn.utils.parameters_to_vector(module.parameters()).detach())
+            rows.append(nn.utils.parameters_to_vector(trained(module).values()).detach())
         return torch.stack(rows).to(self.initial)
 
     def run(

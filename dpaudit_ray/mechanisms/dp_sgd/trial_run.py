@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...engines.packing.packed import PackedModel
 from ...errors import SpecError, first_line
-from .start import network, seeded
+from .start import given, network, seeded, taken
 
 if TYPE_CHECKING:
     from ...data.base import Dataset
@@ -22,20 +22,24 @@ _REMEMBERED = 64  # networks
 _known: dict[Hashable, Tensor] = {}  # the audits of a sweep have few, and a trial takes a second
 
 
-def check_model(model: Model, data: Dataset) -> Tensor:
+def check_model(model: Model, data: Dataset, batch: int) -> Tensor:
     """Builds the model, tries it, and finds how it can be packed; returns its parameters, [p].
+
+    As many examples go through it together as in a `batch`, and some more where that is small.
 
     Raises:
         SpecError: layers that cannot be audited, a shape that does not fit the data, or fewer
             outputs than classes.
     """
-    x, y = torch.from_numpy(data.x[:_TRIED].copy()), torch.from_numpy(data.y[:_TRIED].copy())
+    tried = max(_TRIED, batch)
+    x, y = torch.from_numpy(data.x[:tried].copy()), torch.from_numpy(data.y[:tried].copy())
     try:
         with seeded(0):
             body = model.body(data.x.shape[1:])
         with torch.no_grad():
             x = x if body is None else body.eval()(x)
             module = network(model, tuple(x.shape[1:]), data.classes, 0)
+            x = given(x, taken(module, x))
             if (key := _key(module, x, y, data.classes)) in _known:
                 return _known[key]
             packed = PackedModel(module)
@@ -62,11 +66,11 @@ def _key(module: nn.Module, x: Tensor, y: Tensor, classes: int) -> Hashable:
 
     Classes are compared as objects, so that one whose code was loaded anew is another one.
     """
-    code = tuple((type(part), type(part).forward) for part in module.modules())
+    code = tuple((type(part), type(part).forward, part.training) for part in module.modules())
     numbers = [*module.parameters(), *module.buffers(), x, y]
     digest = hashlib.sha256()
     for each in numbers:
-        digest.update(repr((each.shape, each.dtype)).encode())
+        digest.update(repr((each.shape, each.dtype, each.requires_grad)).encode())
         digest.update(each.detach().flatten().view(torch.uint8).numpy().tobytes())
     return code, repr(module), digest.digest(), classes
 
