@@ -219,12 +219,13 @@ class _Job:
     @contextlib.contextmanager
     def _executor(self, name: ExecutorName, packs: int, address: str | None) -> Iterator[Executor]:
         if name == "inline":
-            from .orchestration.fleet import Fleet
+            from .orchestration.fleet import Fleet, grouped
             from .orchestration.inline import InlineExecutor
 
             if packs:
                 here = provenance.machine((), gpu=self.sweep.resources.num_gpus > 0)
-                Fleet(self.plan, self.directory, self.tell).admit(socket.gethostname(), here)
+                fleet = Fleet(self.plan, self.directory, self.tell, grouped(self.sweep))
+                fleet.admit(socket.gethostname(), here)
             yield InlineExecutor(self.sweep, self.plan, self.directory)
             return
         from .orchestration import cluster
@@ -235,8 +236,10 @@ class _Job:
         self.connection.callback(self.phase, "leaving the cluster" if where else "ending Ray")
         self.stop.install()
         self.phase("starting the aggregator, which reads what is done")
-        executor = cluster.executor(ray, self.sweep, self.plan, self.directory, packs, self.tell)
-        executor.leave_when(lambda: self.stop.requested)
+        heard, before = (lambda: self.stop.heard), self.lease.before
+        executor = cluster.executor(
+            ray, self.sweep, self.plan, self.directory, packs, self.tell, heard, before
+        )
         try:
             yield executor
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import io
+import os
 import sys
 import traceback
 from enum import StrEnum
@@ -13,6 +14,7 @@ from typing import Annotated, Never, cast
 import typer
 
 from ..errors import DpauditError, Exit, SpecError
+from ..orchestration import watch
 from ..sweep.yamlfile import parse_changes
 from ..version import __version__
 from . import completion, leftovers, reading, terminal
@@ -218,7 +220,12 @@ def main() -> Never:
             stream.reconfigure(errors="replace")  # a terminal without ε still shows the rest
     if completion.asked(sys.argv):
         sys.exit(_completed())
-    sys.exit(contextvars.copy_context().run(_run_app, debug) or Exit.COMPLETE)
+    code = contextvars.copy_context().run(_run_app, debug) or Exit.COMPLETE
+    if watch.lost.is_set():  # Ray would wait at the interpreter's end for what does not answer
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _completed() -> Exit:

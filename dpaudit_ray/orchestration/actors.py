@@ -37,7 +37,7 @@ _log = logging.getLogger("dpaudit")
 WRITERS = 32  # packs that the aggregator stores at once: most of the time they wait for storage
 
 
-@ray.remote(max_concurrency=WRITERS)
+@ray.remote(max_concurrency=WRITERS, concurrency_groups={"pulse": 1})
 class Aggregator:
     """One per sweep. Restarted by Ray after a crash, it rebuilds itself from the run directory.
 
@@ -78,6 +78,12 @@ class Aggregator:
                 aggregation.keep_up()
             except Exception as error:  # noqa: BLE001 (thread boundary: told by the next call)
                 self._trouble = error
+
+    # In a thread of its own, and never asked of another process than the one that was meant.
+    @ray.method(concurrency_group="pulse", max_task_retries=0, enable_task_events=False)  # type: ignore[untyped-decorator]
+    def pulse(self) -> bool:
+        """True: this process runs, whatever it waits for."""
+        return True
 
     def fold(self, pack: Pack, scores: PackScores) -> None:
         """Stores and folds a pack; safe to call twice."""

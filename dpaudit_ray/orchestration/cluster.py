@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
 import signal
-import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from ..plan.model import Plan
 from ..storage.run_directory import RunDirectory
 from ..sweep.spec import Sweep
 from . import internals
+from . import watch as watching
 from .nodes import Nodes, last_line
 from .ray_executor import RayExecutor
 
 NAMESPACE = "dpaudit"
+ANSWER_SECONDS = 10.0  # for a head that is joined
+SHUTDOWN_SECONDS = 10.0  # what is left of a cluster of our own ends with this process
 
 
 @contextlib.contextmanager
@@ -50,24 +54,56 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
         yield ray
         return
     internals.reread_environment(ray)
-    options: dict[str, Any] = {"address": "local", "include_dashboard": dashboard}
-    try:
-        if address is not None:
-            _require_listener(address)
-            options = {"address": address}
-        with _deaf_to_hangups():
-            ray.init(
-                namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options
-            )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise NoClusterError(
-            f"cannot reach a Ray cluster at {address or 'this machine'} ({last_line(error)}); "
-            "check the address, and RAY_AUTH_MODE=token with RAY_AUTH_TOKEN if it is protected"
-        ) from error
+    if address is None:
+        _start(ray, dashboard)
+    else:
+        _join(ray, address)
     try:
         yield ray
     finally:
-        ray.shutdown()
+        _leave(ray)
+
+
+def _init(ray: Any, **options: Any) -> None:
+    with _deaf_to_hangups():
+        ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+
+
+def _join(ray: Any, address: str) -> None:
+    try:
+        _require_answer(ray, address)
+        _init(ray, address=address)
+    except Exception as error:  # process boundary: Ray raises what it likes
+        raise NoClusterError(
+            f"cannot reach a Ray cluster at {address} ({last_line(error)}); check the address, and "
+            "RAY_AUTH_MODE=token with RAY_AUTH_TOKEN if it is protected"
+        ) from error
+
+
+def _start(ray: Any, dashboard: bool) -> None:
+    """Twice where it takes too long: Ray gives itself 30 s, which a busy machine may exceed."""
+    for again in (True, False):
+        try:
+            _init(ray, address="local", include_dashboard=dashboard)
+            return
+        except Exception as error:  # process boundary: Ray raises a bare one
+            ray.shutdown()
+            if again and "timed out" in str(error):
+                continue
+            raise NoClusterError(
+                f"Ray does not start on this machine ({last_line(error)}); run the same command "
+                "again when less runs here, or use --executor inline"
+            ) from error
+
+
+def _leave(ray: Any) -> None:
+    """Shuts Ray down, and does not wait for ever where it waits for what does not answer."""
+    ending = threading.Thread(target=ray.shutdown, name="shutdown", daemon=True)
+    ending.start()
+    ending.join(watching.LEAVE_SECONDS / 2 if watching.lost.is_set() else SHUTDOWN_SECONDS)
+    if ending.is_alive():
+        watching.lost.set()
+        internals.abandon(ray)
 
 
 @contextlib.contextmanager
@@ -83,11 +119,15 @@ def _deaf_to_hangups() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _require_listener(address: str) -> None:
-    """Raises OSError at once where Ray would try for minutes."""
+def _require_answer(ray: Any, address: str) -> None:
+    """Raises TimeoutError where Ray would try for minutes, or for ever: of a stopped process."""
     host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "//" not in host:
-        socket.create_connection((host, int(port)), timeout=5).close()
+    if not host or not port.isdigit():
+        return  # "auto": Ray looks for it
+    with contextlib.closing(watching.Questions(functools.partial(internals.channel, ray))) as asks:
+        asks.ask({address}, ANSWER_SECONDS)
+        if asks.silent[address]:
+            raise TimeoutError("nothing answers there")
 
 
 def _prepare_environment(local: bool) -> None:
@@ -104,24 +144,38 @@ def _prepare_environment(local: bool) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 
-def executor(
+def executor(  # noqa: PLR0913 (a run, and what its driver knows)
     ray: Any,
     sweep: Sweep,
     plan: Plan,
     run: RunDirectory,
     packs: int,
     tell: Callable[[str], None],
+    leaving: Callable[[], bool] = lambda: False,
+    before: str | None = None,
 ) -> RayExecutor:
     """An executor for `packs` packs on the connected cluster.
+
+    Once the sweep was asked to stop, which `leaving` tells, a head that does not answer is not
+    waited for. Actors of the driver whose run was taken over, `before`, are ended.
 
     Raises:
         NoClusterError: the cluster can never hold a trainer.
         RunDirectoryError: what lies in the run directory is damaged.
     """
-    nodes = Nodes(ray, sweep.resources, tell)
-    _require_sense(nodes)
-    nodes.require_room()
-    return RayExecutor(ray, sweep, plan, run, packs, nodes, tell)
+    head = ray.get_runtime_context().gcs_address
+    watch = watching.Watch(head, functools.partial(internals.channel, ray), tell)
+    watch.leaving = leaving
+    try:
+        nodes = Nodes(ray, sweep.resources, tell, run.owner)
+        _require_sense(nodes)
+        nodes.require_room()
+        if before is not None and (ended := nodes.share.end(before)):
+            tell(f"{ended} trainers of the driver that had this run before are ended")
+        return RayExecutor(ray, sweep, plan, run, packs, nodes, watch, tell)
+    except BaseException:  # Ctrl-C too: nothing is left to watch
+        watch.close()
+        raise
 
 
 def _require_sense(nodes: Nodes) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -30,6 +32,19 @@ def reread_environment(ray: Any) -> None:
 def object_store(ray: Any) -> str:
     """The socket of this node's object store, which is a part of its raylet."""
     return str(ray._private.worker.global_worker.node.plasma_store_socket_name)
+
+
+def channel(ray: Any, address: str) -> Any:
+    """A gRPC channel to a server of Ray's, with its token and certificates as Ray has them."""
+    opens = importlib.import_module(f"{ray.__name__}._private.grpc_utils").init_grpc_channel
+    # One that was lost is made again at once, and not after up to two minutes.
+    again = [(f"grpc.{which}_reconnect_backoff_ms", 500) for which in ("initial", "min", "max")]
+    return opens(address, options=again)
+
+
+def abandon(ray: Any) -> None:
+    """Ray is not shut down when the interpreter ends."""
+    atexit.unregister(ray._private.worker.shutdown)
 
 
 def draining(ray: Any) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,11 +25,17 @@ class Stop:
         self._tell = tell
         self._deadline = math.inf
         self._before: dict[signal.Signals, Any] = {}
+        self._noticed = False
 
     @property
     def requested(self) -> bool:
         """Whether anybody has asked."""
         return self._deadline < math.inf
+
+    @property
+    def heard(self) -> bool:
+        """The same, and known at once while the main thread is in a call that does not return."""
+        return self.requested or self._noticed
 
     @property
     def expired(self) -> bool:
@@ -48,13 +55,34 @@ class Stop:
 
         Does nothing outside the main thread, where Python allows no handlers.
         """
+        with contextlib.ExitStack() as stack:
+            if threading.current_thread() is threading.main_thread():
+                stack.enter_context(self._hearing())
+            try:
+                self.install()
+                yield
+            finally:
+                for number, handler in self._before.items():
+                    signal.signal(number, handler)
+                self._before.clear()
+
+    @contextlib.contextmanager
+    def _hearing(self) -> Iterator[None]:
+        """Python's handlers wait for the main thread's next step; a thread of its own does not."""
+        ear, mouth = socket.socketpair()
+        mouth.setblocking(False)
+        before = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._hear, args=(ear,), name="signals", daemon=True).start()
         try:
-            self.install()
             yield
         finally:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
-            self._before.clear()
+            signal.set_wakeup_fd(before)
+            mouth.close()  # which ends the thread
+
+    def _hear(self, ear: socket.socket) -> None:
+        with ear:
+            while numbers := ear.recv(64):
+                self._noticed |= any(signal.getsignal(n) == self._handle for n in numbers)
 
     def install(self) -> None:
         """(Re-)installs the handlers: `ray.init` puts its own in their place."""

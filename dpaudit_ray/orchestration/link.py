@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ from .deadlines import Silence
 from .nodes import last_line
 from .progress import Activity, Progress
 from .watch import LOOK_SECONDS, Watch
+
+START_SECONDS = 120.0  # for a new process of the aggregator: it imports, perhaps beside many others
 
 
 class Link:
@@ -23,9 +26,11 @@ class Link:
     """
 
     def __init__(self, ray: Any, actor: Any, watch: Watch, tell: Callable[[str], None]) -> None:
-        self._ray, self._actor, self._watch = ray, actor, watch
+        self._ray, self._actor, self._watch, self._tell = ray, actor, watch, tell
         self.silence = Silence(tell)
         self._asked: Any = None
+        self._pulse: Any = None  # the answer that shows that its process runs
+        self._mute, self._looked, self._beats = 0.0, 0.0, False
         self._seen: Progress = self.call("progress", Activity())
 
     @property
@@ -48,6 +53,7 @@ class Link:
         """Its last answer; asks for the next one without waiting for it."""
         if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
             self._seen, self._asked = self._answer(self._asked), None
+        self._feel()
         if self._asked is None:
             self.silence.asked()
             self._asked = self._actor.progress.remote(activity)
@@ -63,10 +69,38 @@ class Link:
         if self._asked is not None:
             self._ray.wait([self._asked], timeout=10)
 
+    def _feel(self) -> None:
+        """Ends its process when that stands still, so that Ray starts it again.
+
+        One that reads finished packs, or waits for storage, still says that it is there.
+        """
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        if self._pulse is not None and self._ray.wait([self._pulse], timeout=0)[0]:
+            try:
+                self._beats = self._ray.get(self._pulse)
+            except self._ray.exceptions.RayError:
+                self._beats = False  # it died, and is started again
+            self._pulse = None
+        if self._pulse is None:
+            self._pulse, self._mute = self._actor.pulse.remote(), 0.0
+            return
+        self._mute += LOOK_SECONDS  # not what this process was paused for
+        if self._mute >= (self._watch.limit if self._beats else START_SECONDS):
+            self._tell(
+                f"the aggregator has not answered for {self._mute:.0f} s: it is killed and started "
+                "again, and goes on from the run directory"
+            )
+            self._ray.kill(self._actor, no_restart=False)
+            self._pulse, self._beats = None, False
+
     def _answer(self, reference: Any) -> Any:
         exceptions = self._ray.exceptions
         while not self._ray.wait([reference], timeout=LOOK_SECONDS)[0]:
             self._watch.require()  # a call waits for ever where there is nobody to restart an actor
+            self._feel()
         try:
             return self._ray.get(reference)
         except exceptions.RayTaskError as error:

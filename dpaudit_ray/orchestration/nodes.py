@@ -48,16 +48,25 @@ class Nodes:
     Args:
         ray: the module, connected.
         tell: takes a line for the user about a node that is left out.
+        owner: the random name of the driver that holds the run.
     """
 
-    def __init__(self, ray: Any, resources: ResourceSpec, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        resources: ResourceSpec,
+        tell: Callable[[str], None],
+        owner: str | None = None,
+    ) -> None:
         self._ray, self._tell = ray, tell
         self._limit = resources.max_concurrent_trainers
         self._left_out: set[str] = set()
         self._gone: set[str] = set()
         self._faults: collections.Counter[str] = collections.Counter()
         self.needs = Needs.of(resources)
-        self.share = Share(ray, self.needs)
+        self.share = Share(ray, self.needs, owner)
+        self.silent: set[str] = set()  # nodes that do not answer: left out while that lasts
+        self.raylets: dict[str, str] = {}  # HOST:PORT, by node
         self.leaving: set[str] = set()  # nodes that are given no more work: drained, or left out
         self.grows = internals.autoscales(ray)
 
@@ -80,7 +89,7 @@ class Nodes:
 
     def room(self, ready: int) -> Room:
         """For how many trainers there is room, of which `ready` have their place now."""
-        self.leaving = internals.draining(self._ray) | self._left_out
+        self.leaving = internals.draining(self._ray) | self._left_out | self.silent
         now = self._held()
         keep, fair = self.share.of(now)
         start = max(fair, min(ready, keep))
@@ -94,9 +103,11 @@ class Nodes:
     def tell_what_for(self, trainers: int, room: Room) -> None:
         """Says what `trainers` wait for, none of which has its place."""
         if room.now:
+            held = self.share.holders()
+            others = f"places are held by {held}" if held else "nothing else of ours runs on it"
             self._tell(
                 f"no trainer has started: the cluster has room for {room.now} when nothing else "
-                "runs on it; waiting"
+                f"runs on it, and {others}; waiting"
             )
         else:
             self._tell(
@@ -107,7 +118,7 @@ class Nodes:
     @property
     def options(self) -> dict[str, Any]:
         """Ray's options for a trainer."""
-        return self.needs.options(self._left_out)
+        return self.needs.options(self._left_out | self.silent)
 
     def alive(self, place: Place) -> bool:
         """Whether the node of a trainer that died is still there.
@@ -159,9 +170,15 @@ class Nodes:
 
     def _fitting(self) -> dict[str, int]:
         """Trainers that fit on each node that stays."""
+        nodes = self._ray.nodes()
+        self.raylets = {
+            node["NodeID"]: f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+            for node in nodes
+            if node["Alive"]
+        }
         fits = {
             node["NodeID"]: self.needs.fits(node["Resources"])
-            for node in self._ray.nodes()
+            for node in nodes
             if node["Alive"] and self.needs.matches(node["Labels"])
         }
         return {name: count for name, count in fits.items() if count and name not in self.leaving}

@@ -14,7 +14,7 @@ from .nodes import Place, Room
 
 PACKS_PER_TRAINER = 2  # one running, one waiting: no trainer idles while the driver reacts
 RESIZE_SECONDS = 2.0
-PATIENT_SECONDS = 60.0  # without any trainer, before the user is told again
+PATIENT_SECONDS = 30.0  # without any trainer, before the user is told again
 
 
 class Reference(Protocol):

@@ -15,7 +15,7 @@ from . import internals
 from .answers import Answers
 from .deadlines import Deadlines
 from .executors import Done, Lost, Outcome
-from .fleet import Fleet
+from .fleet import Fleet, grouped
 from .hangs import Hangs
 from .link import Link, ours
 from .nodes import Nodes, Place, beside_the_driver, last_line
@@ -24,7 +24,7 @@ from .progress import Activity, Progress
 from .sharing import TRAINER
 from .suspects import Suspects
 from .trainer import Brief
-from .watch import Watch
+from .watch import GONE_SECONDS, Watch
 
 
 class RayExecutor:
@@ -34,10 +34,11 @@ class RayExecutor:
         ray: the module, connected.
         packs: how many packs there are to run; more trainers than that are never started.
         nodes: where trainers may run, and how many.
+        watch: says whether they, and the head, answer.
         tell: takes a line for the user.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (a run, and what its driver knows)
         self,
         ray: Any,
         sweep: Sweep,
@@ -45,17 +46,17 @@ class RayExecutor:
         run: RunDirectory,
         packs: int,
         nodes: Nodes,
+        watch: Watch,
         tell: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._ray, self._sweep, self._plan, self._nodes = ray, sweep, plan, nodes
-        self._tell, self._packs = tell, packs
+        self._tell, self._packs, self._watch = tell, packs, watch
         self._aggregator: Any = None
-        head = ray.get_runtime_context().gcs_address
-        self._watch = Watch(head, tell, internals.object_store(ray))
+        self._here: str = ray.get_runtime_context().get_node_id()
+        watch.guard(nodes.raylets[self._here], internals.object_store(ray))
         try:
             self._start(run)
         except BaseException:  # Ctrl-C too: whatever ends this, nothing stays behind
-            self._watch.close()
             if self._aggregator is not None:
                 ray.kill(self._aggregator)  # another one may have its name
             raise
@@ -83,7 +84,7 @@ class RayExecutor:
         limits = ((i, cell.mechanism.trial_limit) for i, cell in enumerate(sweep.cells))
         known = {index: limit for index, limit in limits if limit is not None}
         self._deadlines = Deadlines(sweep.resources.pack_deadline, known)
-        self._fleet = Fleet(self._plan, run, tell)
+        self._fleet = Fleet(self._plan, run, tell, grouped(sweep))
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
         self._in_flight = 0
         self._answers = Answers()
@@ -113,10 +114,6 @@ class RayExecutor:
     def backlog(self, packs: float) -> None:
         """See `Executor.backlog`."""
         self._pool.backlog = min(packs, self._packs) + len(self._due)
-
-    def leave_when(self, asked: Callable[[], bool]) -> None:
-        """Once the sweep was asked to stop, a head that does not answer is not waited for."""
-        self._watch.leaving = asked
 
     def submit(self, pack: Pack) -> None:
         """Gives the pack to the trainer with the fewest packs."""
@@ -150,8 +147,30 @@ class RayExecutor:
             self._pool.resize()
         arrived = self._answers.wait(timeout)
         outcomes = [self._collect(worker, reference) for worker, reference in arrived]
-        hung = [self._lost(lost) for lost in self._hangs.found()]
+        hung = [self._lost(lost) for lost in (*self._hangs.found(), *self._on_silent_nodes())]
         return [*(outcome for outcome in outcomes if outcome), *hung]
+
+    def _on_silent_nodes(self) -> list[Lost]:
+        """Packs on nodes that do not answer, of which Ray hears a minute later."""
+        places = {worker.place.node: worker.place for worker in self._pool.ready if worker.place}
+        raylets = self._nodes.raylets
+        self._watch.nodes = {
+            node: raylets[node] for node in places.keys() | self._nodes.silent
+            if node in raylets and node != self._here
+        }  # fmt: skip
+        silent = self._watch.silent_nodes
+        for node in silent - self._nodes.silent:
+            self._tell(
+                f"node {places[node].address} has not answered for {GONE_SECONDS:.0f} s: it is "
+                "left out until it does, and its packs are run again elsewhere"
+            )
+        self._nodes.silent = silent
+        lost = []
+        for worker in self._pool.ready if silent else ():
+            if worker.place is not None and worker.place.node in silent:
+                reason = f"{worker.name}: node {worker.place.address} does not answer"
+                lost.append(Lost(self._pool.replace(worker), reason, "node", foreseen=True))
+        return lost
 
     def progress(self, activity: Activity) -> Progress:
         """The last answer of the aggregator; asks for the next one without waiting for it."""
@@ -166,13 +185,14 @@ class RayExecutor:
 
     def close(self) -> None:
         """Ends all actors of this sweep."""
-        self._watch.close()
-        if not self._watch.answers:
-            return  # they end with this process
-        self._link.close()
-        for worker in self._pool.workers:
-            self._ray.kill(worker.actor)
-        self._ray.kill(self._aggregator)
+        try:
+            if self._watch.answers:  # else they end with this process
+                self._link.close()
+                for worker in self._pool.workers:
+                    self._ray.kill(worker.actor)
+                self._ray.kill(self._aggregator)
+        finally:
+            self._watch.close()
 
     def _next(self) -> Worker:
         """The trainer that a new pack goes to: one with the fewest packs."""

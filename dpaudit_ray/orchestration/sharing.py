@@ -8,6 +8,7 @@ others, and one that trains on GPUs is not held back by one that has all CPUs bu
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import re
 import secrets
@@ -18,7 +19,8 @@ from .needs import Needs
 
 TRAINER = "-trainer-"  # between the sweep's name and a number
 _SHARED = ("CPU", "GPU")
-_NAMESPACE = re.compile(r"dpaudit-[0-9a-f]{8}-(?P<CPU>[0-9.]+)-(?P<GPU>[0-9.]+)")
+_OWNER = 8  # digits of the driver's name in the namespace; others follow
+_NAMESPACE = re.compile(r"dpaudit-[0-9a-f]+-(?P<CPU>[0-9.]+)-(?P<GPU>[0-9.]+)")
 _CLOSE = 1e-9  # between floats
 
 
@@ -37,9 +39,9 @@ def fair_part(others: Iterable[float]) -> float:
 class Share:
     """What this sweep may have of the cluster. `own` is its namespace."""
 
-    def __init__(self, ray: Any, needs: Needs) -> None:
+    def __init__(self, ray: Any, needs: Needs, owner: str | None = None) -> None:
         self._ray, self._needs = ray, needs
-        self.namespace = _namespace(needs)
+        self.namespace = _namespace(needs, owner)
 
     def of(self, room: int) -> tuple[int, int]:
         """Of `room` trainers, how many this sweep may keep and how many it may ask for.
@@ -52,6 +54,27 @@ class Share:
                 trainers[actor["namespace"]] += 1
         part = min((self._part(name, room, trainers) for name in _SHARED), default=1.0) * room
         return max(1, math.ceil(part - _CLOSE)), max(1, math.floor(part + _CLOSE))
+
+    def end(self, owner: str) -> int:
+        """Ends all actors of a driver whose run is ours now; returns how many trainers it had."""
+        if not re.fullmatch("[0-9a-f]{16}", owner):
+            return 0  # of somebody's else making
+        ended = 0
+        for actor in self._ray.util.list_named_actors(all_namespaces=True):
+            if actor["namespace"].startswith(f"dpaudit-{owner[:_OWNER]}"):
+                with contextlib.suppress(ValueError):  # it has just ended
+                    self._ray.kill(self._ray.get_actor(actor["name"], actor["namespace"]))
+                    ended += TRAINER in actor["name"]
+        return ended
+
+    def holders(self) -> str:
+        """The sweeps whose trainers hold or await places beside ours, as a part of a line."""
+        found = collections.Counter(
+            actor["name"].rpartition(TRAINER)[0]
+            for actor in self._ray.util.list_named_actors(all_namespaces=True)
+            if TRAINER in actor["name"] and actor["namespace"] != self.namespace
+        )
+        return ", ".join(f"{count} trainers of {name}" for name, count in sorted(found.items()))
 
     def _part(self, resource: str, room: int, others: Mapping[str, int]) -> float:
         """Of the room, as far as one resource is contended; `others` are trainers by namespace."""
@@ -68,10 +91,11 @@ class Share:
         return 1.0 if wanted / total <= fair + _CLOSE else fair
 
 
-def _namespace(needs: Needs) -> str:
-    """A Ray namespace of a sweep's own, which tells others what its trainers take.
+def _namespace(needs: Needs, owner: str | None) -> str:
+    """A Ray namespace of a sweep's own, which tells others whose it is and what its trainers take.
 
     Names stay short in it, and one that a killed driver left is no clash.
     """
     amounts = "-".join(f"{needs.resources.get(name, 0):.4f}" for name in _SHARED)
-    return f"dpaudit-{secrets.token_hex(4)}-{amounts}"
+    name = (owner or secrets.token_hex(_OWNER))[:_OWNER]
+    return f"dpaudit-{name}{secrets.token_hex(2)}-{amounts}"

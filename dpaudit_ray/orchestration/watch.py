@@ -1,6 +1,8 @@
-"""Whether a cluster's head still answers, and this node's raylet lives.
+"""Whether a cluster's head, this node's raylet and those of the trainers' nodes still answer.
 
-Ray itself would end this process without a word, with an exit code that means a violation.
+What hangs is not what dies: the kernel of a stopped process goes on accepting connections, and a
+call of Ray's waits for it without a limit. So each is asked a question (gRPC's health check), with
+a limit. Ray itself would end this process without a word, with an exit code that means a violation.
 """
 
 from __future__ import annotations
@@ -11,42 +13,96 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..errors import ClusterError
 
-LOOK_SECONDS = 2.0
-GONE_SECONDS = 30.0  # without an answer, before the sweep is stopped
-LEAVING_SECONDS = 3.0  # the same once the sweep was asked to stop: its head may have been asked too
-LEAVE_SECONDS = 30.0  # for stopping, before this process is ended
+LOOK_SECONDS = 2.0  # between two questions, and for an answer
+GONE_SECONDS = 20.0  # without an answer, before the sweep is stopped, or a node left out
+LEAVING_SECONDS = 5.0  # the same once the sweep was asked to stop: its head may have been asked too
+LEAVE_SECONDS = 4.0  # for stopping, before this process is ended
+_HEALTH = "/grpc.health.v1.Health/Check"
+lost = threading.Event()  # a cluster did not answer, and was left without a word
+_RESUME = "finished packs are safe: run the same command again to resume"
+
+
+class Questions:
+    """Channels to servers of Ray's, and for how long each has not answered.
+
+    Args:
+        channel: opens a gRPC channel to HOST:PORT.
+    """
+
+    def __init__(self, channel: Callable[[str], Any]) -> None:
+        self._channel = channel
+        self._open: dict[str, Any] = {}
+        self.silent: dict[str, float] = {}  # seconds asked in vain, not those of a paused process
+
+    def ask(self, addresses: set[str], seconds: float = LOOK_SECONDS) -> None:
+        """Asks all at once; an answer of any kind is a sign of life, none is silence."""
+        for address in self._open.keys() - addresses:
+            self._open.pop(address).close()
+            self.silent.pop(address, None)
+        for address in addresses - self._open.keys():
+            self._open[address] = self._channel(address)
+        began = time.monotonic()
+        asked = {
+            address: channel.unary_unary(_HEALTH).future(b"", timeout=seconds)
+            for address, channel in self._open.items()
+        }
+        for address, answer in asked.items():
+            # The codes of a server that is not there, or does not answer.
+            mute = answer.code().name in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
+            waited = LOOK_SECONDS + min(time.monotonic() - began, seconds)
+            self.silent[address] = self.silent.get(address, 0.0) + waited if mute else 0.0
+
+    def close(self) -> None:
+        """Closes all channels."""
+        for channel in self._open.values():
+            channel.close()
 
 
 class Watch:
-    """Asks the head for an answer from a thread of its own, until it is closed.
+    """Asks from a thread of its own, until it is closed.
 
     Args:
-        address: HOST:PORT of the head.
+        head: HOST:PORT of the cluster's head.
+        channel: opens a gRPC channel to HOST:PORT.
         tell: takes the line for the user when this process cannot stop by itself, because a call
             of Ray's waits for the head, or the next one would end it.
-        store: the socket of this node's object store.
     """
 
-    def __init__(self, address: str, tell: Callable[[str], None], store: str) -> None:
-        self._address, self._tell = address, tell
+    def __init__(
+        self, head: str, channel: Callable[[str], Any], tell: Callable[[str], None]
+    ) -> None:
+        self._head, self._raylet, self._tell = head, "", tell
+        self._questions = Questions(channel)
         self.leaving: Callable[[], bool] = lambda: False  # whether the sweep was asked to stop
-        self._silent = 0.0  # seconds in which it was asked in vain: not those of a paused process
+        self.nodes: Mapping[str, str] = {}  # addresses of other raylets to ask, by node
         self._closed = threading.Event()
         threading.Thread(target=self._look, name="watch", daemon=True).start()
+
+    def guard(self, raylet: str, store: str) -> None:
+        """Watches this node's raylet too: its address, and the socket of its object store."""
+        self._raylet = raylet
         threading.Thread(target=self._guard, args=(store,), daemon=True).start()
 
     @property
     def answers(self) -> bool:
-        """Whether it did so when it was asked last."""
-        return self._silent < LOOK_SECONDS
+        """Whether head and raylet did so when they were asked last."""
+        return not self._silent
+
+    @property
+    def silent_nodes(self) -> set[str]:
+        """Those of `nodes` that have not answered for `GONE_SECONDS`."""
+        silent = self._questions.silent
+        return {node for node, at in self.nodes.items() if silent.get(at, 0.0) >= GONE_SECONDS}
 
     def require(self) -> None:
-        """Raises ClusterError when the head has been silent for too long."""
-        if self._silent > self._limit:
+        """Raises ClusterError when head or raylet have been silent for too long."""
+        if self._silent >= self.limit:
+            lost.set()
             raise ClusterError(self._what)
 
     def close(self) -> None:
@@ -54,29 +110,28 @@ class Watch:
         self._closed.set()
 
     @property
-    def _limit(self) -> float:
+    def _silent(self) -> float:
+        silent = self._questions.silent
+        return max(silent.get(self._head, 0.0), silent.get(self._raylet, 0.0))
+
+    @property
+    def limit(self) -> float:
+        """Seconds without an answer before something is done about it."""
         return LEAVING_SECONDS if self.leaving() else GONE_SECONDS
 
     @property
     def _what(self) -> str:
-        return (
-            f"the cluster's head at {self._address} has not answered for {self._limit:.0f} s; "
-            "finished packs are safe: run the same command again to resume"
-        )
+        head = self._questions.silent.get(self._head, 0.0) > 0
+        who = f"the cluster's head at {self._head}" if head else "Ray on this node"
+        return f"{who} has not answered for {self.limit:.0f} s; {_RESUME}"
 
     def _look(self) -> None:
-        host, _, port = self._address.rpartition(":")
         while not self._closed.wait(LOOK_SECONDS):
-            asked = time.monotonic()
-            try:
-                socket.create_connection((host, int(port)), timeout=LOOK_SECONDS).close()
-                self._silent = 0.0
-            except OSError:
-                waited = min(time.monotonic() - asked, LOOK_SECONDS)
-                self._silent += LOOK_SECONDS + waited
-                if self._silent > self._limit + LEAVE_SECONDS:
-                    self._tell(self._what)
-                    os._exit(ClusterError.exit_code)
+            self._questions.ask({self._head, self._raylet, *self.nodes.values()} - {""})
+            if self._silent >= self.limit and not self._closed.wait(LEAVE_SECONDS):
+                self._tell(self._what)
+                os._exit(ClusterError.exit_code)
+        self._questions.close()
 
     def _guard(self, store: str) -> None:
         """Ends this process with the object store, before Ray looks for its objects in there.
@@ -95,8 +150,5 @@ class Watch:
         except OSError as error:
             logging.getLogger("dpaudit").debug("%s: %s", store, error)
         if not self._closed.is_set():
-            self._tell(
-                "Ray on this node has ended; finished packs are safe: run the same command again "
-                "to resume"
-            )
+            self._tell(f"Ray on this node has ended; {_RESUME}")
             os._exit(ClusterError.exit_code)

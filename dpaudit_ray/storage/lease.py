@@ -37,11 +37,11 @@ SETTLE_SECONDS = 1.0  # or five times what the write took, where there is no loc
 class Lease:
     """A run directory that is held; `run` may be written while it is.
 
-    `owner` is a random name.
+    `owner` is a random name, and `before` that of the owner who left it behind, if one did.
     """
 
-    def __init__(self, run: RunDirectory, owner: str) -> None:
-        self.owner = owner
+    def __init__(self, run: RunDirectory, owner: str, before: str | None = None) -> None:
+        self.owner, self.before = owner, before
         self.run = run.owned_by(owner)
         self._lost: LeaseLostError | None = None
         self._released = threading.Event()
@@ -92,7 +92,8 @@ def held(
         StorageError: storage does not answer.
     """
     stale = _left_behind(run, watch)
-    lease = Lease(run, secrets.token_hex(8))
+    before = stale.get("owner") if isinstance(stale, dict) else None
+    lease = Lease(run, secrets.token_hex(8), before if isinstance(before, str) else None)
     entry = {
         "owner": lease.owner,
         "host": socket.gethostname(),

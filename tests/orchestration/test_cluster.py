@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dpaudit_ray.orchestration import cluster
 from tests.command import refused, write_sweep
 from tests.head import free_port, head
 
@@ -47,6 +49,37 @@ def test_nobody_listening_is_told_at_once(light: dict, tmp_path: Path) -> None:
     assert "cannot reach a Ray cluster" in output
     assert len(output.splitlines()) == 1
     assert time.monotonic() - started < 60  # Ray itself would try for minutes
+
+
+def test_ray_that_starts_slowly_is_tried_again_and_then_one_line(
+    light: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray gives its node 30 s, and raises a bare Exception."""
+    import ray
+
+    tried: list[dict[str, object]] = []
+
+    def slow(**options: object) -> None:
+        tried.append(options)
+        raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr(ray, "init", slow)
+    told = refused("run", write_sweep(tmp_path, light), "--storage-path", tmp_path)
+    assert told.startswith("Ray does not start on this machine (The current node timed out")
+    assert "--executor inline" in told
+    assert len(tried) == 2
+
+
+def test_a_head_that_accepts_and_does_not_answer_is_told(
+    light: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel does for a process that is stopped."""
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        file = write_sweep(tmp_path, light)
+        told = refused("run", file, "--storage-path", tmp_path, "--address", address)
+    assert told.startswith(f"cannot reach a Ray cluster at {address} (nothing answers there)")
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])

@@ -13,7 +13,7 @@ from dpaudit_ray.orchestration import internals
 from dpaudit_ray.orchestration.internals import NodeType
 from dpaudit_ray.orchestration.needs import Needs
 from dpaudit_ray.orchestration.nodes import FAULTS_PER_NODE, PENDING, Nodes, Place
-from dpaudit_ray.orchestration.sharing import fair_part
+from dpaudit_ray.orchestration.sharing import Share, fair_part
 from dpaudit_ray.sweep.resources import ResourceSpec
 
 GIB = 2**30
@@ -30,6 +30,8 @@ class Cluster:
         self.grows = False
         self.others: dict[str, int] = {}  # trainers of other sweeps, by namespace
         self.address: tuple[str, int] = ("127.0.0.1", 1)
+        self.kill: Any = None
+        self.get_actor: Any = None
         self.util = SimpleNamespace(list_named_actors=self._named)
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -224,3 +226,27 @@ def test_a_node_that_nobody_answers_for_is_gone() -> None:
         assert nodes.alive(Place("a", "127.0.0.1"))
         assert not nodes.alive(Place("b", "127.0.0.1"))
     assert not nodes.alive(Place("a", "127.0.0.1"))
+
+
+OLD, NEW = "0123456789abcdef", "fedcba9876543210"
+
+
+def test_who_holds_the_places_is_said_while_no_trainer_has_one() -> None:
+    cluster, told = Cluster(a={"CPU": 4}), list[str]()
+    nodes = watch(cluster, told)
+    cluster.others = {"dpaudit-0123456789ab-1.0000-0.0000": 3, nodes.share.namespace: 2}
+    nodes.tell_what_for(2, nodes.room(0))
+    assert "nothing else runs on it, and places are held by 3 trainers of other" in told[0]
+
+
+@pytest.mark.parametrize(("owner", "ended"), [(OLD, 3), ("", 0), ("0", 0), ("*" * 16, 0)])
+def test_only_actors_of_the_driver_that_had_the_run_are_ended(owner: str, ended: int) -> None:
+    """What a run directory says of its driver may be anybody's writing."""
+    cluster, killed = Cluster(a={"CPU": 4}), list[str]()
+    before = Share(cluster, Needs.of(ResourceSpec()), OLD).namespace
+    other = Share(cluster, Needs.of(ResourceSpec()), NEW)
+    cluster.others = {before: 3, other.namespace: 2, "dpaudit-0123456-1.0000-0.0000": 1}
+    cluster.get_actor = lambda name, namespace: namespace
+    cluster.kill = killed.append
+    assert other.end(owner) == ended
+    assert killed == [before] * ended
