@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from ..errors import Exit
+from ..printable import printable
 from ..sweep.yamlfile import parse_changes
 from . import completion, terminal
 from .arguments import Set
 from .trust import Trusted
 
+_NAMED = 20  # files that are not sent
 _SWEEP = "A sweep file in the working directory."
 _PYTHON = "The head's python that has this package, where it is not the first on its PATH."
 
@@ -43,14 +45,16 @@ def submit(  # noqa: PLR0913 (options of a command line)
     trust: Trusted = None,
 ) -> None:
     """Runs a sweep as a Ray job; again: resumes it, or follows it while it runs."""
-    from ..orchestration.luggage import Luggage
+    from ..orchestration.luggage import Left, Luggage
     from ..orchestration.submission import Cluster, SweepJob
     from ..sweep import spec
 
     prepared = spec.load(sweep, parse_changes(changes))
     luggage = Luggage(Path(working_dir), tuple(exclude or ()))
-    if secrets := [str(path) for path in luggage.secrets()]:
-        terminal.complain(f"not sent, for they look like secrets: {', '.join(secrets)}")
+    for why in (Left.SECRET, Left.OUTSIDE, Left.IGNORED):
+        if names := [printable(str(path)) for path in luggage.left(why)]:
+            rest = f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+            terminal.complain(f"not sent, {why.value}: {', '.join(names[:_NAMED])}{rest}")
     job = SweepJob.prepare(prepared, sweep, storage_path, luggage, changes or ())
     more = ["--accept-changed-code"] * accept_changed_code
     more += [] if trust is None else ["--trust", trust]

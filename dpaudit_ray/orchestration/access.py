@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import NoClusterError
+from ..printable import printable
 
 CONNECT_SECONDS = 10.0
 
@@ -65,12 +66,26 @@ def _token() -> str | None:
     return token
 
 
+class _Stays(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the token is for this host and port only."""
+
+    def redirect_request(self, *_: object) -> None:
+        """None: the answer stands as it is."""
+
+
 def _answer(address: str, headers: dict[str, str]) -> int:
     try:
         request = urllib.request.Request(f"{address}/api/version", headers=headers)
-        with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as response:
+        opener = urllib.request.build_opener(_Stays)
+        with opener.open(request, timeout=CONNECT_SECONDS) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
+        if 300 <= error.code < 400:
+            elsewhere = printable(str(error.headers.get("Location", "another place")))
+            raise NoClusterError(
+                f"{address} sends requests on to {elsewhere:.200}, and the token is for {address} "
+                "only; give the address of the dashboard itself"
+            ) from error
         return error.code
     except (OSError, ValueError) as error:
         raise NoClusterError(

@@ -7,9 +7,14 @@ import fnmatch
 import os
 import zipfile
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import SpecError
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 LIMIT = 100 * 2**20  # bytes; what the dashboard of a Ray head takes in one request
 IGNORE_FILE = ".rayignore"
@@ -21,23 +26,36 @@ SECRETS = (
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.key", "*.pem", "*.ppk"),
     *("*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx"),
     *("token", "*[_-]token", "*.token", "token.*", "tokens.*", "*[_-]token.*"),
-    *("netrc", "_netrc", "git-credentials", "kubeconfig", "*.kubeconfig", "*.env"),
+    *("netrc", "_netrc", "git-credentials", "kubeconfig*", "*.kubeconfig", "*.env", "auth.json"),
+    *("apikey*", "api[_-]key*", "*[_-]apikey*", "*[_-]api[_-]key*", "*.tfstate", "*.tfstate.*"),
+    *("password", "passwords", "passwd", "password.*", "passwords.*", "*[_-]password*", "*.tfvars"),
+    *("*.keytab", "htpasswd", "pgpass"),
     *("credentials", "credentials.*", "*[_-]credentials", "*[_-]credentials.*"),
     *("secret", "secrets", "secret.*", "secrets.*", "client_secret*", "*service[_-]account*.json"),
 )
 CODE = ("*.py", "*.pyi", "*.ipynb")  # about secrets, perhaps, and none itself
-# Where links lead under other names.
-SECRET_PLACES = {".ssh", ".aws", ".kube", ".gnupg", ".ray", ".docker", ".azure", "gcloud"}
+GIT_IGNORE = ".gitignore"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive, which Ray sends once
+
+
+class Left(Enum):
+    """Why a file that was not excluded stays here, in words."""
+
+    NOT = ""
+    SECRET = "for they look like secrets"
+    OUTSIDE = "for they lead out of the working directory"
+    IGNORED = f"for {GIT_IGNORE} lists them"
 
 
 @dataclasses.dataclass(frozen=True)
 class Luggage:
-    """The files of a folder that a job needs; links count as what they lead to.
+    """The files of a folder that a job needs; links in it count as what they lead to.
 
     `excludes` are patterns of file or folder names, or of paths below the folder; those of its
-    .rayignore are added. What begins with a dot, looks like a secret or was made by tools stays
-    here in any case. Packages are sent whole otherwise, whatever their folders are called.
+    .rayignore are added. What begins with a dot, looks like a secret, was made by tools, is ignored
+    by git (.gitignore, also in folders above up to the repository and below) or lies outside of the
+    folder stays here in any case. Packages are sent whole otherwise, whatever their folders are
+    called.
     """
 
     folder: Path
@@ -51,9 +69,7 @@ class Luggage:
                 such folder.
         """
         found, total, sizes = [], 0, []
-        for path in self._walk():
-            if self._is_secret(path):
-                continue
+        for path in self._paths(Left.NOT):
             try:
                 size = (self.folder / path).stat().st_size
             except OSError as error:
@@ -65,9 +81,9 @@ class Luggage:
                 raise _too_large(self.folder, sizes)
         return sorted(found)
 
-    def secrets(self) -> list[Path]:
-        """Files and folders without a dot that stay here because they look like secrets."""
-        return sorted(path for path in self._walk() if self._is_secret(path))
+    def left(self, why: Left) -> list[Path]:
+        """Files and folders without a dot that stay here for this reason, sorted."""
+        return sorted(self._paths(why))
 
     def pack(self, archive: Path) -> None:
         """Writes the files into a zip archive.
@@ -86,44 +102,86 @@ class Luggage:
                 except OSError as error:
                     raise _unreadable(path, error) from error
 
-    def _walk(self) -> Iterator[Path]:
-        """Files that were not excluded, secrets among them, and folders of secrets."""
+    def _paths(self, why: Left) -> Iterator[Path]:
+        """Files that were not excluded, and stay here for this reason; or folders of such."""
         if not self.folder.is_dir():
             raise SpecError("--working-dir", f"{self.folder} is not a folder")
         patterns = (HIDDEN, *MADE, *_ignored(self.folder / IGNORE_FILE), *self.excludes)
+        root = self.folder.resolve()
         try:
-            yield from self._below(Path(), patterns, (self.folder.resolve(),))
+            known = self._below(Path(), patterns, (root,), _above(root))
+            yield from (path for path, reason in known if reason is why)
         except OSError as error:
             raise _unreadable(Path(error.filename or self.folder), error) from error
 
     def _below(
-        self, here: Path, patterns: Sequence[str], above: tuple[Path, ...], inside: bool = False
-    ) -> Iterator[Path]:
-        """`above` are the real folders that lead here; `inside`: one of them is a package."""
+        self, here: Path, patterns: Sequence[str], above: tuple[Path, ...], git: _Ignores
+    ) -> Iterator[tuple[Path, Left]]:
+        """`above` are the real folders that lead here, `git` what is ignored on the way."""
+        git = (*git, *_ignores(self.folder / here))
         for path in (here / name for name in sorted(os.listdir(self.folder / here))):
             full = self.folder / path
-            if _matches(path, patterns):
+            if _matches(path, patterns) or not (full.is_file() or full.is_dir()):
                 continue
-            if full.is_file() or (full.is_dir() and self._is_secret(path)):
-                yield path
-            elif full.is_dir() and full.resolve() not in above:
-                package = inside or _is_package(full)
-                if package or not _matches(path, MADE_OUTSIDE):
-                    yield from self._below(path, patterns, (*above, full.resolve()), package)
+            if (reason := self._why(full, path, git)) is not Left.NOT or full.is_file():
+                yield path, reason
+            elif full.resolve() not in above:
+                inside = _is_package(full) or any(map(_is_package, above[1:]))
+                if inside or not _matches(path, MADE_OUTSIDE):
+                    yield from self._below(path, patterns, (*above, full.resolve()), git)
+
+    def _why(self, full: Path, path: Path, git: _Ignores) -> Left:
+        """Why a file or folder stays here; a link has the reasons of what it leads to, too."""
+        real, root = full.resolve(), self.folder.resolve()
+        if not real.is_relative_to(root):
+            return Left.OUTSIDE
+        target = real.relative_to(root)
+        names = (
+            [path, *(target, *target.parents)[: len(target.parts)]] if full.is_symlink() else [path]
+        )
+        if any(name.name.startswith(".") for name in names) or any(map(self._is_secret, names)):
+            return Left.SECRET
+        return Left.IGNORED if _is_ignored(full, git) or _is_ignored(real, git) else Left.NOT
 
     def _is_secret(self, path: Path) -> bool:
         full = self.folder / path
-        names = [path]
-        if full.is_symlink():
-            real = full.resolve()
-            names.append(real)
-            if real.name.startswith("."):
-                return True
-            if not real.is_relative_to(self.folder.resolve()) and SECRET_PLACES & {*real.parts}:
-                return True
-        if any(_matches(name, CODE) for name in names) or _is_package(full):
+        if _matches(path, CODE) or _is_package(full):
             return False
-        return any(_matches(name, SECRETS) for name in names)
+        return _matches(Path(str(path).lower()), SECRETS)
+
+
+_Ignores = tuple[tuple[Path, "GitIgnoreSpec"], ...]
+
+
+def _above(root: Path) -> _Ignores:
+    """What git ignores by files above a folder, the furthest first; nothing outside of git."""
+    found: _Ignores = ()
+    for folder in (root, *root.parents):
+        if folder != root:
+            found = (*_ignores(folder), *found)
+        if (folder / ".git").exists():
+            return found
+    return ()
+
+
+def _ignores(folder: Path) -> _Ignores:
+    from pathspec import GitIgnoreSpec
+
+    file = folder / GIT_IGNORE
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    return ((folder.resolve(), GitIgnoreSpec.from_lines(lines)),) if lines else ()
+
+
+def _is_ignored(full: Path, git: _Ignores) -> bool:
+    """By the last line that speaks of it, in the file that is nearest."""
+    end = "/" * full.is_dir()
+    place = full.parent.resolve() / full.name
+    for folder, spec in reversed(git):
+        if place.is_relative_to(folder):
+            said = spec.check_file(f"{place.relative_to(folder).as_posix()}{end}").include
+            if said is not None:
+                return said
+    return False
 
 
 def _is_package(folder: Path) -> bool:

@@ -72,7 +72,11 @@ class SweepJob:
             )
         relative = path.relative_to(folder)
         if relative not in luggage.files():
-            raise SpecError("--exclude", f"leaves out the sweep file {relative}")
+            raise SpecError(
+                "--exclude",
+                f"leaves out the sweep file {relative}, or .rayignore, .gitignore, its name or a "
+                "link does; it must be sent",
+            )
         if "://" not in storage_path and not Path(storage_path).is_absolute():
             raise SpecError(
                 "--storage-path",

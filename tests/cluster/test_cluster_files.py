@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -113,11 +114,42 @@ def test_the_cluster_that_stays_has_its_dashboard_on_loopback() -> None:
 
 def test_the_job_runs_a_command_that_exists_and_is_given_time_to_stop() -> None:
     spec = yaml.safe_load((CLUSTER / "kuberay" / "rayjob.yaml").read_text())["spec"]
-    words = spec["entrypoint"].split()
+    _, _, script = shlex.split(spec["entrypoint"])
+    words = script.partition(";")[0].split()
     assert words[:4] == ["python", "-m", "dpaudit_ray", "run"]
     assert words[-2] == "--storage-path"
     variables = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
     assert float(variables["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
+
+
+def test_the_job_is_tried_again_only_where_that_may_heal(tmp_path: Path) -> None:
+    """KubeRay repeats whatever fails; `python` is played here, and ends as it is told."""
+    spec = yaml.safe_load((CLUSTER / "kuberay" / "rayjob.yaml").read_text())["spec"]
+    assert spec["backoffLimit"] > 0
+    played = tmp_path / "python"
+    played.write_text("#!/bin/sh\nexit $CODE\n")
+    played.chmod(0o755)
+    for code, expected in ((0, 0), (2, 0), (3, 0), (4, 4), (70, 70), (137, 137)):
+        variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CODE": str(code)}
+        words = ["sh", "-c", spec["entrypoint"]]  # as Ray starts it
+        done = subprocess.run(words, env=variables, capture_output=True, text=True)
+        assert done.returncode == expected
+        assert (f"exit code {code}, not tried again" in done.stderr) == (code in (2, 3))
+
+
+@pytest.mark.parametrize("file", KUBERAY, ids=lambda p: p.name)
+def test_kuberay_pods_may_do_no_more_than_they_need(file: Path) -> None:
+    manifest = yaml.safe_load(file.read_text())
+    cluster = manifest["spec"].get("rayClusterSpec", manifest["spec"])
+    scales = cluster.get("enableInTreeAutoscaling", False)
+    closed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        spec = group["template"]["spec"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert all(one["securityContext"] == closed for one in spec["containers"])
+        asks = scales and group is cluster["headGroupSpec"]  # Ray's autoscaler runs there
+        assert spec.get("automountServiceAccountToken", True) is asks
+    assert not scales or cluster["autoscalerOptions"]["securityContext"] == closed
 
 
 @pytest.mark.parametrize("file", SHELL, ids=lambda p: p.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.orchestration import luggage
-from dpaudit_ray.orchestration.luggage import Luggage
+from dpaudit_ray.orchestration.luggage import Left, Luggage
 
 
 def laid_out(folder: Path, *names: str) -> Path:
@@ -48,6 +49,8 @@ SECRETS = (
     ),
     *("auth_token", "api-token.txt", "token", "tokens.json", "prod.env", "kubeconfig", ".pypirc"),
     *("credentials.json", "secrets.yaml", "my-service-account.json", ".docker/config.json"),
+    *("TOKEN", "Secrets.yaml", "api_key.txt", "apikey", "passwords.yml", "kubeconfig.yaml"),
+    *("auth.json", "terraform.tfstate", "terraform.tfstate.backup", "ID_RSA", "openai-api-key"),
     *("secrets/db", ".vault-token", ".config/gcloud/application_default_credentials.json"),
 )
 
@@ -55,7 +58,7 @@ SECRETS = (
 def test_secrets_stay_at_home(tmp_path: Path) -> None:
     laid_out(tmp_path, "sweep.yaml", *SECRETS)
     assert sent(tmp_path) == ["sweep.yaml"]
-    told = [path.as_posix() for path in Luggage(tmp_path).secrets()]
+    told = [path.as_posix() for path in Luggage(tmp_path).left(Left.SECRET)]
     assert {"id_rsa", "server.key", "sub/client.pem", "secrets"} <= set(told)
     assert not any(name.startswith(".") for name in told)  # nobody expects those to be sent
 
@@ -80,12 +83,53 @@ def test_packages_are_sent_whole_whatever_they_are_called(tmp_path: Path, name: 
 
 
 def test_folders_behind_links_are_sent_and_circles_end(tmp_path: Path) -> None:
-    laid_out(tmp_path, "work/sweep.yaml", "elsewhere/mine/__init__.py", "elsewhere/mine/build/a.py")
-    (tmp_path / "work/mine").symlink_to(tmp_path / "elsewhere/mine")
-    (tmp_path / "elsewhere/mine/again").symlink_to(tmp_path / "elsewhere/mine")
-    (tmp_path / "elsewhere/mine/up").symlink_to(tmp_path / "work")
+    laid_out(tmp_path, "work/sweep.yaml", "work/lib/mine/__init__.py", "work/lib/mine/build/a.py")
+    (tmp_path / "work/mine").symlink_to("lib/mine")
+    (tmp_path / "work/lib/mine/again").symlink_to(tmp_path / "work/lib/mine")
+    (tmp_path / "work/lib/mine/up").symlink_to(tmp_path / "work")
     (tmp_path / "work/gone").symlink_to(tmp_path / "nowhere")
-    assert sent(tmp_path / "work") == ["mine/__init__.py", "mine/build/a.py", "sweep.yaml"]
+    mine = [f"{place}/{name}" for place in ("lib/mine", "mine")
+            for name in ("__init__.py", "build/a.py")]  # fmt: skip
+    assert sent(tmp_path / "work") == [*mine, "sweep.yaml"]
+
+
+def test_no_link_leads_out_of_the_folder(tmp_path: Path) -> None:
+    laid_out(tmp_path, "work/sweep.yaml", "elsewhere/data.csv", "elsewhere/mine/__init__.py")
+    for name, target in (("shadow", "/etc/passwd"), ("data.csv", tmp_path / "elsewhere/data.csv"),
+                         ("mine", tmp_path / "elsewhere/mine")):  # fmt: skip
+        (tmp_path / "work" / name).symlink_to(target)
+    laid_out(tmp_path, "work/sub/.env", "work/secrets/db")
+    (tmp_path / "work/inside").symlink_to("sub/.env")
+    (tmp_path / "work/base").symlink_to("secrets/db")
+    assert sent(tmp_path / "work") == ["sweep.yaml"]
+    told = Luggage(tmp_path / "work").left(Left.OUTSIDE)
+    assert list(map(str, told)) == ["data.csv", "mine", "shadow"]
+
+
+def test_what_git_ignores_stays_at_home(tmp_path: Path) -> None:
+    """Files of folders above, below, lines that take it back, and folders that are left whole."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    laid_out(tmp_path, "work/sweep.yaml", "work/big.csv", "work/kept.csv", "top.txt")
+    laid_out(tmp_path / "work", "out/a/b.txt", "a/out.txt", "a/deep.log", "a/needed.log", "a/b.bin")
+    laid_out(tmp_path / "work", "above.txt", "whole/kept.csv")
+    (tmp_path / ".gitignore").write_text("# above\n/work/above.txt\n*.bin\n")
+    (tmp_path / "work/.gitignore").write_text("*.csv\n!kept.csv\nout/\nwhole\n*.log\n")
+    (tmp_path / "work/a/.gitignore").write_text("!needed.log\n!b.bin\n")
+    (tmp_path / "work/link.txt").symlink_to("big.csv")
+    assert sent(tmp_path / "work") == [
+        "a/b.bin", "a/needed.log", "a/out.txt", "kept.csv", "sweep.yaml",
+    ]  # fmt: skip
+    known = git_sends(tmp_path / "work")
+    assert sent(tmp_path / "work") == sorted(known - {"link.txt"})
+    told = [str(path) for path in Luggage(tmp_path / "work").left(Left.IGNORED)]
+    assert told == ["a/deep.log", "above.txt", "big.csv", "link.txt", "out", "whole"]
+
+
+def git_sends(folder: Path) -> set[str]:
+    """What git itself would take up, without files of settings."""
+    words = ["git", "-C", folder, "ls-files", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
+    return {name for name in listed if not Path(name).name.startswith(".")}
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,6 +264,45 @@ def test_bad_input_is_refused_in_one_line(place: Path, arguments: list[str], sai
     assert said in refused("submit", "sweep.yaml", *usual, *arguments)
 
 
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_the_token_does_not_follow_a_redirect(
+    place: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To another port, as to another host: whoever answers there gets nothing at all."""
+    heard: list[str | None] = []
+
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(self.headers.get("Authorization"))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            """Says nothing."""
+
+    class Redirecting(Elsewhere):
+        def do_GET(self) -> None:
+            self.send_response(code)
+            self.send_header("Location", f"http://127.0.0.1:{other.server_port}/api/version")
+            self.end_headers()
+
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "hunter2" * 5)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with (
+        http.server.HTTPServer(("127.0.0.1", 0), Elsewhere) as other,
+        http.server.HTTPServer(("127.0.0.1", 0), Redirecting) as server,
+    ):
+        for each in (other, server):
+            threading.Thread(target=each.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        more = ["--address", address, "--storage-path", "/shared/runs"]
+        said = refused("submit", "sweep.yaml", *more)
+        for each in (other, server):
+            each.shutdown()
+    assert f"the token is for {address} only" in said
+    assert heard == []
+
+
 def test_what_answers_but_is_no_ray_dashboard_is_refused(place: Path) -> None:
     class Silent(http.server.BaseHTTPRequestHandler):
         def log_message(self, *arguments: object) -> None:
