@@ -8,7 +8,7 @@ import re
 # can hide what is said, or cannot be said at all.
 _OTHERS = "\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 _UNPRINTABLE = re.compile(f"[\x00-\x0a{_OTHERS}]")
-_BETWEEN_LINES = re.compile(f"[\x00-\x09{_OTHERS}]")
+_BETWEEN_LINES = re.compile(f"[\x00-\x08{_OTHERS}]")
 
 
 def printable(text: str) -> str:
@@ -17,7 +17,7 @@ def printable(text: str) -> str:
 
 
 def lines(text: str) -> str:
-    """The same for text of several lines."""
+    """The same for text of several lines, where a tab only aligns."""
     return _BETWEEN_LINES.sub(_written, text)
 
 

@@ -49,7 +49,8 @@ def audited_step(  # noqa: PLR0913 (a promise, by name)
     Args:
         total: the sum of clipped gradients, an array per tensor; or what makes it of
             `per_example`, so that canaries pass through the script's own clipping.
-        noise: as many arrays, or what draws them; only what draws them can be drawn again.
+        noise: as many arrays, or what draws them; only what draws them can be drawn again, so with
+            arrays an audit measures no noise within a step.
         noise_multiplier: the noise's standard deviation over `max_grad_norm`, as promised.
         max_grad_norm: what gradients are clipped to, as promised.
         sample_rate: the chance of a record to be in a step, as promised.
@@ -86,7 +87,8 @@ def audited_step(  # noqa: PLR0913 (a promise, by name)
     shapes = [tuple(one.shape[1:]) for one in examples]
     if not callable(total) and not examples:
         shapes = [tuple(one.shape) for one in total]
-    return stream.step(released, len(examples[0]) if examples else None, shapes, of)
+    rows = len(examples[0]) if examples else None
+    return stream.step(released, rows, shapes, of, redraws=callable(noise))
 
 
 def audited_release(
@@ -110,7 +112,7 @@ def audited_release(
         sample_rate: the chance of a record to be in a step, as promised.
         of: how many records a batch is drawn from.
         key: the argument that all its randomness comes from; None: global generators.
-        reseed: makes such a key of a number; JAX's where it is left out.
+        reseed: makes such a key of a number; left out, a JAX key of the kind that was given.
     """
 
     def mark(function: F) -> F:
@@ -160,7 +162,7 @@ class _Again:
             parts = [next(changed) for _ in _parts(value)]
             own[name] = type(value)(parts) if isinstance(value, (list, tuple)) else parts[0]
         if seed is not None and self._key is not None:
-            own[self._key] = (self._reseed or _jax_key)(seed)
+            own[self._key] = self._reseed(seed) if self._reseed else _jax_key(seed, own[self._key])
         elif seed is not None:
             _reseed(seed)
         found = self._function(**own)
@@ -191,9 +193,13 @@ def _like(array: Any, row: Any) -> Any:
     return row.astype(array.dtype)
 
 
-def _jax_key(seed: int) -> Any:
+def _jax_key(seed: int, like: Any) -> Any:
+    """A key of the kind of `like`: typed, of the same generator, or an array of numbers."""
     import jax
 
+    typed = hasattr(like, "dtype") and jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key)
+    if typed:
+        return jax.random.key(seed % 2**32, impl=jax.random.key_impl(like))
     return jax.random.PRNGKey(seed % 2**32)
 
 

@@ -65,6 +65,8 @@ class Audit:
         delta = self._target.delta or options["delta"]
         promised = self._target.epsilon or options["epsilon"]
         self._claim, self._accountant = promise.claim(told, delta, promised)
+        if promised is None and looks.cut(self._first.record):
+            self._claim = math.nan  # the accountant's word on fewer steps than the script's
         self._delta = delta
         self._noise = promise.least_noise(told, self._first.record)
         if 0 in self._options.layers:

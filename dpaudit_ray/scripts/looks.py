@@ -31,7 +31,7 @@ def judge(entries: Entries, told: dict[str, Any], delta: float) -> Judged:
         sampling.judge(told, SHARE, delta),
         _accounted(entries, told),
         _updates(entries, told),
-        _left(told),
+        _left(entries, told),
         _seeds(told),
     ]
     findings = tuple(finding for part in parts for finding in part.findings)
@@ -40,7 +40,8 @@ def judge(entries: Entries, told: dict[str, Any], delta: float) -> Judged:
 
 
 def _forward(entries: Entries) -> Judged:
-    looked = [one for one in entries if one["kind"] == "forward"]
+    forwards = [one for one in entries if one["kind"] == "forward"]
+    looked = [one for one in forwards if "unseen" not in one]
     findings = []
     if any(one["mixes"] for one in looked):
         findings.append(
@@ -60,11 +61,26 @@ def _forward(entries: Entries) -> Judged:
                 "they are published with the model: freeze them, or use GroupNorm",
             )
         )  # fmt: skip
-    said = f"{len(looked)} forward passes repeated with another record" if looked else (
-        "no forward pass of the network with a batch of 3 or more was seen"
-    )  # fmt: skip
-    look = Look(0, "records apart", bool(looked), said)
-    return Judged(tuple(findings), (look,), complete=bool(looked))
+    carried = sorted({name for one in looked for name in one.get("carried", ())})
+    said = f"{len(looked)} forward passes repeated with another record"
+    if carried:
+        said = (
+            f"the network keeps {', '.join(carried[:4])} from one forward pass to the next, and "
+            "gives something else by it: whether that takes records to the next batch was not seen"
+        )
+    elif not looked:
+        said = "no forward pass of the network in training was seen"
+        said = next((str(one["unseen"]) for one in forwards), said)
+    done = bool(looked) and not carried
+    return Judged(tuple(findings), (Look(0, "records apart", done, said),), complete=done)
+
+
+def cut(entries: Entries) -> str:
+    """Why a run shows fewer steps than the script takes; "" where it ended by itself."""
+    for one in entries:
+        if one["kind"] == "cut":
+            return f"the budget ended the run after step {one['steps']}; give a longer --budget"
+    return ""
 
 
 def _accounted(entries: Entries, told: dict[str, Any]) -> Judged:
@@ -73,7 +89,8 @@ def _accounted(entries: Entries, told: dict[str, Any]) -> Judged:
     counted = sum(int(steps) for _, _, steps in history)
     findings = []
     fixed = history and all(rate >= 1 for _, rate, _ in history)
-    if taken > counted and not fixed:
+    was_cut = cut(entries)  # a script may account after its steps
+    if taken > counted and not fixed and not was_cut:
         findings.append(
             violation(
                 "accounting", "the accountant", f"{taken} steps, which were taken",
@@ -96,7 +113,10 @@ def _accounted(entries: Entries, told: dict[str, Any]) -> Judged:
             )  # fmt: skip
             break
     said = f"{counted} of {taken} steps accounted"
-    return Judged(tuple(findings), (Look(0, "accounting", True, said),))
+    if was_cut:
+        said += f", and no more seen: {was_cut}"
+    look = Look(0, "accounting", not was_cut, said)
+    return Judged(tuple(findings), (look,), complete=not was_cut)
 
 
 def _updates(entries: Entries, told: dict[str, Any]) -> Judged:
@@ -141,7 +161,10 @@ def _updates(entries: Entries, told: dict[str, Any]) -> Judged:
     return Judged(tuple(findings), tuple(looks), complete=known)
 
 
-def _left(told: dict[str, Any]) -> Judged:
+def _left(entries: Entries, told: dict[str, Any]) -> Judged:
+    if cut(entries):
+        look = Look(0, "release", False, "the run was ended before it returned a model")
+        return Judged((), (look,), complete=False)
     findings = []
     if names := told["left"]["gradients"]:
         findings.append(

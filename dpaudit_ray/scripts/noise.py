@@ -37,9 +37,11 @@ def judge(entries: Entries, told: dict[str, Any], share: float) -> Judged:
     looked = [one for one in entries if one["kind"] == "look"]
     seen = [one for one in looked if one["replays"]]
     if not seen:
-        why = "a step repeated with the same generators gave another result" if looked else (
-            "no step of a private optimizer was seen"
-        )  # fmt: skip
+        why = "no step of a private optimizer was seen"
+        if looked:
+            why = "a step repeated with the same generators gave another result"
+        elif any(one["kind"] == "given" for one in entries):
+            why = "noise was given as arrays; pass audited_step a function that draws it"
         return Judged((), (Look(0, "noise and clipping", False, why),), complete=False)
     made = next((one["noise"] for one in entries if one["kind"] == "made"), None)
     stream = next((one["promise"][0] for one in entries if one["kind"] == "stream"), None)
@@ -67,12 +69,15 @@ def judge(entries: Entries, told: dict[str, Any], share: float) -> Judged:
     unseen = [one for one in seen if one["ghost"]] and not ghosts
     if unseen:
         looks.append(Look(0, "clipping", False, "ghost clipping: its backward pass was not seen"))
-    return Judged(tuple(findings), tuple(looks), complete=not unseen)
+    if given := [one for one in entries if one["kind"] == "given"]:
+        said = f"at {len(given)} steps noise was given as arrays; pass what draws it"
+        looks.append(Look(0, "noise given", False, said))
+    return Judged(tuple(findings), tuple(looks), complete=not unseen and not given)
 
 
 def _noise_look(seen: Entries, ratios: list[float], taken: int) -> Look:
     said = f"{len(seen)} of {taken} steps looked into"
-    if ratios:
+    if any(ratios):
         said += f": noise over sensitivity is {1 / max(ratios):.3g} times what is accounted or more"
     return Look(0, "noise and clipping", True, said)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import os
 from pathlib import Path
 
@@ -209,6 +211,62 @@ def test_assert_private(script: Path) -> None:
         assert_private(f"{script}:main", budget=60, layers=(0,), conclusive=True)
     with pytest.raises(AssertionError, match=r"epsilon=0\.1"):
         assert_private(f"{script}:main", budget=60, layers=(0,), epsilon=0.1)
+
+
+GIVEN = """
+@audited(delta=1e-5)
+def main():
+    for _ in range(40):
+        clipped = [torch.zeros(1, 2000)]
+        audited_step(
+            clipped, [4.0 * torch.randn(1, 2000)], per_example=[torch.zeros(8, 1, 2000)],
+            noise_multiplier=4.0, max_grad_norm=1.0,
+        )
+        time.sleep(0.05)
+"""
+
+
+def test_noise_given_as_arrays_is_no_violation(script: Path) -> None:
+    script.write_text(HEAD + GIVEN)
+    found = assert_private(f"{script}:main", budget=60, layers=(0,))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert not found.findings
+    assert any("noise was given as arrays" in line for line in found.help)
+
+
+def test_a_run_that_the_budget_ends_claims_nothing(script: Path) -> None:
+    script.write_text(HEAD + GIVEN)
+    found = assert_private(f"{script}:main", budget=1, layers=(0,))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert math.isnan(found.claim)
+    assert any("the budget ended the run after step" in line for line in found.help)
+    assert "looked at" not in " ".join(look.said for look in found.looks)
+
+
+TYPED = """
+import jax
+import jax.numpy as jnp
+from dpaudit_ray.releases import audited_release
+
+@audited_release(records=["x"], noise_multiplier=1.0, max_grad_norm=1.0, key="key")
+def noisy(x, key):
+    x = x / jnp.maximum(1, jnp.linalg.norm(x, axis=1, keepdims=True))
+    return x.sum(0) + jax.random.normal(key, (2000,))
+
+@audited(delta=1e-5)
+def main():
+    key = jax.random.key(time.time_ns() % 2**31, impl="rbg")
+    for step in range(5):
+        noisy(jnp.ones((8, 2000)), jax.random.fold_in(key, step))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
+def test_typed_keys_of_jax(script: Path) -> None:
+    script.write_text(HEAD + TYPED)
+    found = assert_private(f"{script}:main", budget=120, layers=(0,))
+    assert not found.findings
+    assert {look.name: look.done for look in found.looks}["noise and clipping"]
 
 
 def test_assert_private_takes_functions_of_files() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from dpaudit_ray.scripts import looks
 from dpaudit_ray.scripts.findings import Finding, Weight
+from dpaudit_ray.scripts.watch import modules
 
 CLAIM = {
     "name": "prv",
@@ -99,6 +102,11 @@ def test_a_tensor_without_noise_that_records_move() -> None:
     assert "bias" in one.seen
 
 
+def test_records_that_move_nothing_are_no_finding() -> None:
+    still = {"what": "record 0 of the batch left out", "squares": [0.0, 0.0]}
+    assert found(entry(shifts=[still])) == []
+
+
 def test_no_clipping() -> None:
     far = {"what": "a gradient a thousand times too long", "squares": [1e6, 0.0]}
     (one,) = found(entry(shifts=[far]))
@@ -152,6 +160,87 @@ def test_what_ghost_clipping_lets_through() -> None:
     assert kinds(look, ghost | {"longest": 1.005}) == set()
     assert kinds(look, ghost | {"longest": 1.02}) == {"clipping"}
     assert not looks.judge([look], TOLD, 1e-5).complete
+
+
+def unseen(*entries: dict, **told: object) -> dict[str, str]:
+    """Looks that were not done, and why."""
+    judged = looks.judge(list(entries), TOLD | told, 1e-5)
+    assert judged.complete is all(look.done for look in judged.looks)
+    return {look.name: look.said for look in judged.looks if not look.done}
+
+
+APART = {"kind": "forward", "mixes": False, "by": 0.0, "buffers": [], "batch": 8, "carried": []}
+
+
+def test_noise_that_was_given_as_arrays_is_not_judged() -> None:
+    given = {"kind": "given", "step": 0}
+    assert found(given, APART) == []
+    assert "noise was given as arrays" in unseen(given, APART)["noise and clipping"]
+    assert set(unseen(entry(), given, APART)) == {"noise given"}
+
+
+def test_a_run_that_the_budget_ended() -> None:
+    """Steps that a script would account afterwards are no violation."""
+    cut = {"kind": "cut", "seconds": 60.0, "steps": 1}
+    short = {"steps": [1], "claims": [CLAIM | {"history": [[1.0, 1.0, 1]]}]}
+    said = unseen(entry(), APART, cut, **short)
+    assert set(said) == {"accounting", "release"}
+    assert "the budget ended the run after step 1; give a longer --budget" in said["accounting"]
+    later = {"steps": [1], "claims": [CLAIM | {"history": []}]}
+    assert found(entry(), APART, cut, **later) == []
+    assert unseen(entry(), APART, **short) == {}
+
+
+def test_why_forward_passes_show_nothing() -> None:
+    why = {"kind": "forward", "unseen": "a forward pass with a batch of 2; 3 records are needed"}
+    assert unseen(entry(), why) == {"records apart": why["unseen"]}
+    assert unseen(entry(), why, APART) == {}
+    assert "of the network in training was seen" in unseen(entry())["records apart"]
+    assert "keeps h from" in unseen(entry(), APART | {"carried": ["h"]})["records apart"]
+
+
+class Remembers(nn.Module):
+    """Adds what the last batch left; `counts` only counts."""
+
+    def __init__(self, adds: bool, written: bool = False) -> None:
+        super().__init__()
+        self.h, self.counts, self.adds, self.written = torch.zeros(40, 3), 0, adds, written
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = x.tanh() + (self.h if self.adds else 0)
+        self.counts += 1
+        if self.written:
+            self.h.copy_(found.detach())
+        else:
+            self.h = found.detach()
+        return found
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_state_that_goes_from_one_batch_to_the_next(written: bool) -> None:
+    """It is told, with its name, and the network is as it was before."""
+    network = nn.Sequential(Remembers(True, written))
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    seen = modules.looked_at(network, (x,), {}, 0)
+    assert seen["carried"] == ["0.counts", "0.h"] or seen["carried"] == ["0.h", "0.counts"]
+    assert not seen["mixes"]
+    assert network[0].counts == 0
+    assert not network[0].h.any()
+    assert modules.looked_at(Remembers(False, written), (x,), {}, 0)["carried"] == []
+
+
+def test_passes_that_cannot_be_compared_say_why() -> None:
+    class Own(nn.Module):
+        generator = torch.Generator()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.randn(x.shape, generator=self.generator)
+
+    x = torch.zeros(40, 3)
+    assert "another result" in modules.looked_at(Own(), (x,), {}, 0)["unseen"]
+    assert "a batch of 2" in modules.looked_at(nn.Tanh(), (x[:2],), {}, 0)["unseen"]
+    summed = modules.looked_at(nn.L1Loss(), (x, x), {}, 0)["unseen"]
+    assert "a row for each record" in summed
 
 
 def test_records_that_are_not_kept_apart() -> None:

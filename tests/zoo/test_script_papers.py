@@ -93,6 +93,11 @@ def test_the_page_has_the_findings_and_runs_nothing() -> None:
     assert "src=" not in page
 
 
+def test_a_tab_that_the_script_printed_is_a_tab() -> None:
+    page = papers.html(verdict(output="step\tloss\x1b[0m"))
+    assert "step\tloss\\x1b[0m" in page
+
+
 def test_a_claim_that_nobody_makes() -> None:
     assert papers.claim(verdict(claim=float("nan"))) == "no ε at δ = 1e-05"
     assert "no ε at δ = 1e-05" in papers.html(verdict(claim=float("nan")))

@@ -105,6 +105,8 @@ class Stream:
         rows: int | None,
         shapes: Sequence[tuple[int, ...]] | None,
         of: int | None,
+        *,
+        redraws: bool = True,
     ) -> Arrays:
         """Looks into the step, decides about its canary, takes it.
 
@@ -114,6 +116,7 @@ class Stream:
             shapes: of the tensors of an example's gradient, where one may be appended; else a
                 canary is the last record, left out or not.
             of: how many records they were drawn from.
+            redraws: whether `released` draws its noise; else it was given, the same each time.
         """
         self.records = of
         if rows is not None:
@@ -121,7 +124,9 @@ class Stream:
         run, asked = self._run, self._run.asked
         run.settle((self._number, self.steps))
         began = time.monotonic()
-        if asked.looks and self.steps in LOOKED_AT:
+        if asked.looks and self.steps in LOOKED_AT and not redraws:
+            run.recorder.put("given", step=self.steps)
+        elif asked.looks and self.steps in LOOKED_AT:
             run.replaying = True
             try:
                 self._look(released, rows or 0, shapes)

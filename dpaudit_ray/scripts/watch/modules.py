@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from . import generators
 from .run import Run
 
 _LOOKS = 2  # forward passes that are looked at
+_REGISTERED = ("_parameters", "_buffers", "_modules")
 _CLOSE = 1e-3  # relative: arithmetic in another order, at most
 
 
@@ -24,11 +27,10 @@ def install(run: Run) -> None:
             looked[id(self)] = looked.get(id(self), 0) + 1
             run.replaying = True
             try:
-                entry = _looked(self, args, kwargs, 0 if run.batch_first else 1)
+                entry = looked_at(self, args, kwargs, 0 if run.batch_first else 1)
             finally:
                 run.replaying = False
-            if entry is not None:
-                run.recorder.put("forward", **entry)
+            run.recorder.put("forward", **entry)
         return original(self, *args, **kwargs)
 
     torch.nn.Module.__call__ = called  # type: ignore[method-assign]
@@ -47,32 +49,93 @@ def _due(run: Run, module: Any, looked: dict[int, int]) -> bool:
     )
 
 
-def _looked(module: Any, args: Any, kwargs: Any, dim: int) -> dict[str, Any] | None:
-    """Runs it twice more, without gradients: as it is, and with another record in one place."""
+def looked_at(module: Any, args: Any, kwargs: Any, dim: int) -> dict[str, Any]:
+    """Runs it again, without gradients: as it is, and with another record in one place.
+
+    `unseen` is why that shows nothing; `carried` names attributes that a pass leaves to the next,
+    where the next gives something else by them. All attributes are put back.
+    """
     tensors = [one for one in tree_flatten((args, kwargs))[0] if _batched(one, dim)]
     batch = tensors[0].shape[dim] if tensors else 0
     if batch < 3:
-        return None
+        return {"unseen": f"a forward pass with a batch of {batch}; 3 records are needed"}
     buffers = {name: one.clone() for name, one in module.named_buffers()}
     other = tree_map(lambda one: _exchanged(one, dim, batch), (args, kwargs))
     with torch.no_grad():
-        first, after = _again(module, (args, kwargs), buffers)
-        again, _ = _again(module, (args, kwargs), buffers)
-        changed, moved = _again(module, other, buffers)
+        with _attributes(module):
+            first, after = _again(module, (args, kwargs), buffers)
+        with _attributes(module):
+            again, _ = _again(module, (args, kwargs), buffers)
+        with _attributes(module):
+            changed, moved = _again(module, other, buffers)
+        with _attributes(module) as kept:
+            _again(module, (args, kwargs), buffers)
+            carried = kept()
+            following = _again(module, (args, kwargs), buffers)[0] if carried else first
     outputs = [
         (a, b, c)
         for a, b, c in zip(first, again, changed, strict=True)
         if _batched(a, dim) and a.shape[dim] == batch
     ]
-    if not outputs or any(not torch.equal(a, b) for a, b, _ in outputs):
-        return None
+    if not outputs:
+        return {"unseen": "the network gives nothing with a row for each record of its batch"}
+    if any(not torch.equal(a, b) for a, b, _ in outputs):
+        return {"unseen": "a forward pass repeated with the same generators gave another result"}
+    if all(torch.equal(a, b) for a, b in zip(first, following, strict=True)):
+        carried = []
     others = (dim, 1, batch - 1)
     apart = max(_far(a.narrow(*others), c.narrow(*others)) for a, _, c in outputs)
     learnt = [
         name for name, one in after.items()
         if one.is_floating_point() and not torch.equal(one, moved[name])
     ]  # fmt: skip
-    return {"mixes": apart > _CLOSE, "by": apart, "buffers": learnt, "batch": batch}
+    return {
+        "mixes": apart > _CLOSE,
+        "by": apart,
+        "buffers": learnt,
+        "batch": batch,
+        "carried": carried,
+    }
+
+
+@contextlib.contextmanager
+def _attributes(module: Any) -> Iterator[Callable[[], list[str]]]:
+    """Puts plain attributes of all layers back at the end; gives what names those changed so far.
+
+    Tensors in them too, where a pass writes into them. Parameters and buffers are not among them.
+    """
+    kept = [(name, one, dict(vars(one))) for name, one in module.named_modules()]
+    tensors = [
+        (tensor, tensor.detach().clone())
+        for _, _, values in kept
+        for key, value in values.items()
+        if key not in _REGISTERED
+        for tensor in tree_flatten(value)[0]
+        if isinstance(tensor, torch.Tensor)
+    ]
+
+    def changed() -> list[str]:
+        written = {id(one) for one, old in tensors if not torch.equal(one, old)}
+        return [
+            ".".join(filter(None, (name.removeprefix("_module").lstrip("."), key)))
+            for name, one, values in kept
+            for key, value in vars(one).items()
+            if key not in _REGISTERED
+            and (
+                value is not values.get(key)
+                or any(id(part) in written for part in tree_flatten(value)[0])
+            )
+        ]
+
+    try:
+        yield changed
+    finally:
+        for _, one, values in kept:
+            vars(one).clear()
+            vars(one).update(values)
+        for tensor, old in tensors:
+            if not torch.equal(tensor, old):
+                tensor.detach().copy_(old)
 
 
 def _again(
