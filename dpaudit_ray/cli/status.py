@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,19 +23,17 @@ def status(
     wide: terminal.Wide = False,
 ) -> None:
     """Progress, estimates, verdict, failures by kind and who drives, without a cluster."""
-    from ..plan import decisions
     from ..report import answer
 
     opened = reading.opened(run)
-    enough = decisions.decided(opened.directory, opened.sweep)
     said = answer.quick(opened)
     if as_json:
-        terminal.show_json(_entries(opened, enough, said))
+        terminal.show_json(_entries(opened, said))
     else:
-        _show(opened, enough, said)
+        _show(opened, said)
 
 
-def _entries(opened: Run, enough: Mapping[int, int], said: Answer | None) -> dict[str, Any]:
+def _entries(opened: Run, said: Answer | None) -> dict[str, Any]:
     from ..plan import failures, missed, preparing
     from ..report.tables import best, overview
     from ..storage import lease
@@ -55,18 +52,22 @@ def _entries(opened: Run, enough: Mapping[int, int], said: Answer | None) -> dic
         "preparations": preparing.entries(*where),
         "audits": overview(opened),
         "best_certified": best(opened),
-        "decided": {opened.plan.audits[index].id: trials for index, trials in enough.items()},
+        "decided": {
+            opened.plan.audits[index].id: trials for index, trials in opened.decided.items()
+        },
         "failures": [dataclasses.asdict(failure) for failure in failures.read(*where)],
     }
 
 
-def _show(opened: Run, enough: Mapping[int, int], said: Answer | None) -> None:
+def _show(opened: Run, said: Answer | None) -> None:
     from ..orchestration import fleet
     from ..plan import missed, preparing
+    from ..report import words
     from ..storage import lease
 
     tables.show_overview(opened, said)
-    for index, trials in enough.items():
+    terminal.explain(words.AS_WRITTEN)
+    for index, trials in opened.decided.items():
         terminal.say(f"{opened.plan.audits[index].label}: ended by stop_when after {trials} trials")
     where = opened.directory, opened.plan
     for line in [*preparing.shown(*where), *leftovers.failed(opened), *missed.lines(*where)]:
@@ -81,4 +82,4 @@ def _show(opened: Run, enough: Mapping[int, int], said: Answer | None) -> None:
         terminal.say(f"not complete; {driver}")
     else:
         last = f"; {driver}" if driver else ""
-        terminal.say(f"not complete{last}: {leftovers.remedy(opened, enough)}")
+        terminal.say(f"not complete{last}: {leftovers.remedy(opened, opened.decided)}")

@@ -150,6 +150,11 @@ def show_answer(run: Run, answer: Answer | None) -> None:
         terminal.explain(f"so many trials are judged by `dpaudit verify {run.directory.location}`")
         return
     terminal.explain(answer.sentence)
+    if not answer.derived:
+        terminal.explain(
+            "  that is what verdict.json says: nobody derived it here, "
+            f"`dpaudit verify {run.directory.location}` does"
+        )
     for line in answer.help:
         terminal.explain(f"  it would help: {line}")
 

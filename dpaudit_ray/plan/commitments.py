@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _LARGEST = 100_000_000  # of trials and of steps, as in a sweep file
 # Of audits without trials.
 _EXACT = ("exact", "exact-gdp", "closed-form", "complement", "extrapolated")
+_ADDED = 8  # bounds of a step at most, beside those that were asked for
 _REBUILD = "delete it and run the sweep again: it is rebuilt from the scores"
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 
@@ -97,6 +98,14 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
                 f"{run.location}/plan.json is not what its sweep promises ({audit.label}: "
                 f"{difference}); {RESTORE}"
             )
+
+
+def estimates(sweep: Sweep, plan: Plan) -> int:
+    """Rows that `estimates.parquet` may have: of each step and claim, by each estimator."""
+    return sum(
+        len(audit.horizons) * len(audit.claims) * (len(cell.audit.estimators) + _ADDED)
+        for audit, cell in zip(plan.audits, sweep.cells, strict=True)
+    )
 
 
 def check_estimates(

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import RunDirectoryError
+from ..storage import strangers
 from ..storage.run_directory import FAILURES, RunDirectory
 from .model import Pack, Plan
 
@@ -63,9 +64,9 @@ def recorded(run: RunDirectory, plan: Plan) -> list[Failure]:
     except (RunDirectoryError, AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error.__cause__, OSError):  # it says nothing about what is in it
             raise
-        why = "it is not JSON" if isinstance(error, RunDirectoryError) else repr(error)
         raise RunDirectoryError(
-            f"{run.location}/{FILE} is damaged ({why}); delete it: its packs are then run again"
+            f"{run.location}/{FILE} is damaged ({strangers.why(error)}); "
+            "delete it: its packs are then run again"
         ) from error
 
 

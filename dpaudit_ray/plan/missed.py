@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import RunDirectoryError
 from ..printable import printable
+from ..storage import strangers
 from ..storage.run_directory import MISSED, RunDirectory
 from ..storage.scores import PackScores
 from .model import Plan
@@ -73,10 +74,9 @@ def read(run: RunDirectory, plan: Plan) -> list[Kind]:
     except (RunDirectoryError, AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error.__cause__, OSError):  # it says nothing about what is in it
             raise
-        why = "it is not JSON" if isinstance(error, RunDirectoryError) else repr(error)
         raise RunDirectoryError(
-            f"{run.location}/{FILE} is damaged ({why}); delete it and run the sweep again: it is "
-            "rebuilt from the scores"
+            f"{run.location}/{FILE} is damaged ({strangers.why(error)}); "
+            "delete it and run the sweep again: it is rebuilt from the scores"
         ) from error
 
 

@@ -86,14 +86,14 @@ def stretch(run: RunDirectory, plan: Plan, index: int, packs: Stretch) -> Folded
     if packs.file is None:
         return MissedPack(first, bits)
     try:
-        scores = run.read_scores(audit.id, *packs.file)
+        scores = run.read_scores(audit.id, *packs.file, len(audit.horizons))
     except RunDirectoryError:
         if packs.file in run.score_files(audit.id):
             raise
         moved = _moved(run, audit, packs)  # by somebody who gathers packs meanwhile
         if moved is None:
             raise
-        scores = run.read_scores(audit.id, *moved)
+        scores = run.read_scores(audit.id, *moved, len(audit.horizons))
     scores = scores.part(first, last)
     if scores.steps != audit.horizons or not np.array_equal(scores.members, bits):
         raise RunDirectoryError(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..errors import RunDirectoryError, SpecError
+from ..storage import strangers
 from ..storage.run_directory import UNPREPARED, RunDirectory
 from ..sweep.cell import Cell
 from . import inputs
@@ -91,9 +92,9 @@ def read(run: RunDirectory, plan: Plan) -> list[Failure]:
     except (RunDirectoryError, AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error.__cause__, OSError):
             raise
-        why = "it is not JSON" if isinstance(error, RunDirectoryError) else repr(error)
         raise RunDirectoryError(
-            f"{run.location}/{FILE} is damaged ({why}); delete it: its parts are then made again"
+            f"{run.location}/{FILE} is damaged ({strangers.why(error)}); "
+            "delete it: its parts are then made again"
         ) from error
     found = [each for each in read if each is not None]
     return [each for each in found if each.pack.first not in run.parts(name(plan, each.pack))]

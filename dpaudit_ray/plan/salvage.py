@@ -8,6 +8,7 @@ all the same, every file is read.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -85,15 +86,17 @@ def _damaged(run: RunDirectory, audit: PlannedAudit, thorough: bool) -> Iterator
     there = gathering.resolved(audit.packs, sizes.keys() - small)
     read_soon = set() if thorough else {s.file for s in gathering.prefix(audit, there, ())}
     asked = [file for s in there if (file := s.file) is not None and file not in read_soon]
-    is_good = _readable if thorough else RunDirectory.whole
+    is_good = (
+        functools.partial(_readable, steps=len(audit.horizons)) if thorough else RunDirectory.whole
+    )
     with ThreadPoolExecutor(READERS, thread_name_prefix="salvage") as readers:
         good = readers.map(lambda file: is_good(run, audit.id, *file), asked)
         yield from (file for file, fine in zip(asked, good, strict=True) if not fine)
 
 
-def _readable(run: RunDirectory, audit: str, first: int, last: int) -> bool:
+def _readable(run: RunDirectory, audit: str, first: int, last: int, steps: int) -> bool:
     try:
-        run.read_scores(audit, first, last)
+        run.read_scores(audit, first, last, steps)
     except DamagedScoresError:
         return False
     return True

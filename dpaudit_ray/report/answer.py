@@ -1,11 +1,13 @@
 """The one answer of a run: its verdict in a sentence, why, and what would help.
 
 Terminal, page, `Result` and metrics all show this one. It takes seconds, so it is kept in the run
-directory with what it was computed from, and computed again where that has changed.
+directory with what it was computed from, and computed again where that has changed. Kept answers
+are believed where this user's seal is under them, and the score files are those that were judged.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -13,9 +15,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import DpauditError, RunDirectoryError
-from ..plan import decisions, failures, leftover, missed
-from ..plan.model import PlannedAudit
+from ..errors import DpauditError, RunDirectoryError, StorageError
+from ..plan import failures, leftover, missed
+from ..storage import seal
 from ..storage.run_directory import RunDirectory
 from ..version import __version__
 from . import power, verdict
@@ -44,7 +46,8 @@ class AuditAnswer:
 class Answer:
     """What is said of a run. `sentence` begins with the verdict; `help` is what to do next.
 
-    `judged` is the number of trials that it rests on.
+    `judged` is the number of trials that it rests on. One that is not `derived` is what somebody
+    wrote into the run directory.
     """
 
     verdict: Verdict
@@ -52,6 +55,7 @@ class Answer:
     help: tuple[str, ...]
     audits: tuple[AuditAnswer, ...]
     judged: int
+    derived: bool = True
 
 
 def of(run: Run) -> Answer:
@@ -60,26 +64,44 @@ def of(run: Run) -> Answer:
 
 
 def keep(run: Run) -> Answer:
-    """The same; and the run directory, which must be the caller's, has it from then on."""
-    found = of(run)
+    """The same; and the run directory has it from then on. Raises StorageError."""
+    if (known := kept(run)) is not None:
+        return known
+    files = _files(run)
+    found = worded(run, verdict.of(run, thorough=False))
     content = {"of": _basis(run)} | dataclasses.asdict(found)
-    run.directory.write_json(FILE, content | {"digest": _digest(content)})
+    digest = _digest(content)
+    sealed = {"digest": digest, "seal": seal.of(digest + files)}
+    run.directory.write_json(FILE, content | sealed)
     return found
 
 
 def kept(run: Run) -> Answer | None:
-    """What an earlier call kept of the same trials; None where there is none, or of others.
+    """What an earlier call of this user kept of the same scores; None where there is none."""
+    found, raw = _recorded(run)
+    believed = found is not None and seal.holds(raw["digest"] + _files(run), raw.get("seal"))
+    return found if believed else None
+
+
+def recorded(run: Run) -> Answer | None:
+    """What anybody kept of as many trials, not `derived`; None where there is none.
 
     Who edits it by hand is not believed; who forges its digest, too, is found by `dpaudit check`.
     """
+    found, _ = _recorded(run)
+    return None if found is None else dataclasses.replace(found, derived=False)
+
+
+def _recorded(run: Run) -> tuple[Answer | None, Any]:
+    """The answer in the file, and all that the file holds."""
     with contextlib.suppress(DpauditError, ValueError, TypeError, KeyError):
         raw = run.directory.read_json(FILE)
         if not _is_sound(raw) or raw["of"] != _basis(run):
-            return None
+            return None, None
         found = _from_json(raw)
         if [one.label for one in found.audits] == [audit.label for audit in run.plan.audits]:
-            return found
-    return None
+            return found, raw
+    return None, None
 
 
 def sound(directory: RunDirectory) -> bool:
@@ -95,13 +117,22 @@ def sound(directory: RunDirectory) -> bool:
 
 def _is_sound(raw: Any) -> bool:
     known = isinstance(raw, dict) and "digest" in raw
-    return known and raw["digest"] == _digest({k: v for k, v in raw.items() if k != "digest"})
+    beside = ("digest", "seal")
+    return known and raw["digest"] == _digest({k: v for k, v in raw.items() if k not in beside})
 
 
 def quick(run: Run) -> Answer | None:
-    """The answer where it is kept, or found while somebody waits; None where it takes long."""
+    """The answer where it is kept, or found while somebody waits, and then kept if it can be.
+
+    Where it takes long, what was `recorded`; None where nothing was.
+    """
     trials = sum(run.done(audit) for audit in run.plan.audits)
-    return kept(run) if trials > QUICK_TRIALS else of(run)
+    if trials > QUICK_TRIALS:
+        return kept(run) or recorded(run)
+    try:
+        return keep(run)
+    except StorageError:  # a reader may not be allowed to write
+        return of(run)
 
 
 def _from_json(raw: dict[str, Any]) -> Answer:
@@ -127,6 +158,11 @@ def _basis(run: Run) -> str:
     return _digest(known)
 
 
+def _files(run: Run) -> str:
+    """Changes with every score file that is written anew, whatever its name."""
+    return _digest([run.directory.stamps(audit.id) for audit in run.plan.audits])
+
+
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()
 
@@ -134,20 +170,22 @@ def _digest(content: Any) -> str:
 def worded(run: Run, found: RunVerdict) -> Answer:
     """A verdict in words."""
     sampled, exact = iter(found.audits), iter(found.exact)
+    lost: collections.Counter[int] = collections.Counter()
+    for each in failures.read(run.directory, run.plan):
+        lost[each.pack.audit] += each.pack.size
     audits = tuple(
-        _sampled(run, audit, next(sampled)) if cell.mechanism.sampled else _exact(next(exact))
-        for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True)
+        _sampled(run, index, lost[index], next(sampled))
+        if cell.mechanism.sampled
+        else _exact(next(exact))
+        for index, cell in enumerate(run.sweep.cells)
     )
     sentence = f"{found.verdict}: {_said(run, found, audits)}"
     judged = sum(one.trials for one in found.audits)
     return Answer(found.verdict, sentence, tuple(_help(run, found)), audits, judged)
 
 
-def _sampled(run: Run, audit: PlannedAudit, one: AuditVerdict) -> AuditAnswer:
-    place = run.plan.audits.index(audit)
-    known = failures.read(run.directory, run.plan)
-    failed = sum(each.pack.size for each in known if each.pack.audit == place)
-    ended = decisions.decided(run.directory, run.sweep).get(place)
+def _sampled(run: Run, index: int, failed: int, one: AuditVerdict) -> AuditAnswer:
+    audit, ended = run.plan.audits[index], run.decided.get(index)
     if ended is not None and one.verdict is Verdict.INCONCLUSIVE:
         said = f"`stop_when` ended it after {ended:,} of {one.planned:,} trials"
         return AuditAnswer(audit.label, one.verdict, said)
@@ -246,8 +284,7 @@ def _help(run: Run, found: RunVerdict) -> Iterator[str]:
     if found.verdict is Verdict.VIOLATION:
         yield "run it with another `seed`: chance does not repeat itself, a leak does"
         return
-    enough = decisions.decided(run.directory, run.sweep)
-    if leftover.only_failed(run.directory, run.plan, enough):
+    if leftover.only_failed(run.directory, run.plan, run.decided):
         yield "all that is left has failed; mend the cause, then `dpaudit run --retry-failed`"
     elif not run.directory.complete:
         yield "`dpaudit run` with the same sweep file goes on"

@@ -38,7 +38,7 @@ class Run:
         """Raises RunDirectoryError when there is no readable run at `location`."""
         directory = RunDirectory(location)
         sweep, plan = planning.read(directory)
-        estimates = directory.estimates()
+        estimates = directory.estimates(commitments.estimates(sweep, plan))
         own = {one.name for cell in sweep.cells for one in cell.audit.estimators}
         commitments.check_estimates(estimates, plan, directory, own)
         return cls(directory, sweep, plan, estimates)
@@ -58,7 +58,7 @@ class Run:
 
     def looked_at(self, audit: PlannedAudit) -> bool:
         """Whether its number of trials follows from its trials: only time-uniform bounds hold."""
-        return audit.extended or self.plan.audits.index(audit) in self._decided
+        return audit.extended or self.plan.audits.index(audit) in self.decided
 
     def above(self, audit: PlannedAudit) -> bool:
         """Whether a bound that holds together with all others of the run exceeds its claim."""
@@ -70,7 +70,8 @@ class Run:
         return set(table.loc[table["above_claim"], "audit"])
 
     @functools.cached_property
-    def _decided(self) -> dict[int, int]:
+    def decided(self) -> dict[int, int]:
+        """The trials that were enough, by index of the audits that `stop_when` has ended."""
         return decisions.decided(self.directory, self.sweep)
 
 

@@ -20,6 +20,9 @@ IF_CLAIMED = (
 )
 IF_ASSUMED = "if-assumed: eps is certified given what its estimator assumes"
 ANY = "any: eps certified without any assumption on the mechanism's trade-off curve"
+AS_WRITTEN = (
+    "bounds are as estimates.parquet has them; `dpaudit check` derives them again from the scores"
+)
 INTERIM = "interim: holds for that many trials, not for looking until it suits"
 MIXED = (
     "mixed-code: the code was changed while the audit ran; these numbers are of no version of it"

@@ -27,6 +27,7 @@ SCHEMA = pa.schema(
     ]
 )
 _KINDS = "biuf"  # of dtypes: bool, int, unsigned int, float
+_MOST = 2**20  # rows
 _PIECE = 2**26  # bytes of a row: a page of Parquet holds less than 2**31
 
 
@@ -51,7 +52,7 @@ def encoded(arrays: Arrays) -> bytes:
 
 def decoded(content: bytes) -> Arrays:
     """The inverse; raises OSError, ValueError or ArrowException where `content` is damaged."""
-    table = scores.decoded(content)
+    table = scores.decoded(content, _MOST)
     if not table.schema.equals(SCHEMA) or any(column.null_count for column in table.columns):
         raise ValueError("its columns are not those of arrays")
     pieces: dict[str, list[bytes]] = {}

@@ -26,6 +26,7 @@ from typing import Any
 
 from ..errors import LeaseLostError
 from .files import Folder
+from .strangers import StrangeFileError
 
 FILE = "driver.json"
 LOCK = ".driver.lock"  # of no content; it stays, since a lock that is deleted locks nothing
@@ -52,7 +53,10 @@ class Fence:
 
     def check(self) -> None:
         """Raises what `passing` raises, if it has come to that."""
-        content = self._folder.read(FILE)
+        try:
+            content = self._folder.read(FILE)
+        except StrangeFileError:
+            content = b""  # of nobody
         entry = parsed(content)
         if owner_of(entry) == self.owner:
             return

@@ -23,6 +23,7 @@ from typing import Any
 from pyarrow import fs
 
 from ..errors import first_line
+from . import strangers
 
 # Entered for the moment in which a file becomes visible; raises where it may not.
 Passage = Callable[[], AbstractContextManager[None]]
@@ -48,11 +49,19 @@ class Folder:
             self._fs, self._root = fs.LocalFileSystem(), self.location
         self.local = isinstance(self._fs, fs.LocalFileSystem)
 
-    def read(self, name: str) -> bytes | None:
-        """The content of a file, None when there is no such file."""
+    def read(self, name: str, most: int = strangers.RECORD) -> bytes | None:
+        """The content of a file, None when there is no such file.
+
+        Raises:
+            StrangeFileError: it has more than `most` bytes, or is a pipe or a device.
+        """
         try:
+            if self.local:
+                return strangers.content(self._path(name), most)
             with self._fs.open_input_stream(self._path(name)) as stream:
-                return bytes(stream.read())
+                found = bytes(stream.read(most + 1))
+            strangers.require_size(len(found), most)
+            return found
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -80,7 +89,7 @@ class Folder:
         """
         if not self.local:
             with passage():
-                there = self.read(name)
+                there = self.read(name, strangers.ARRAYS)
                 if there is None:
                     self._upload(name, content)
             return None if there == content else there
@@ -88,7 +97,7 @@ class Folder:
             _write_local(Path(self._path(name)), content, passage, _link)
         except FileExistsError:
             # One of our own is no other one: NFS may carry out a call, and say that it failed.
-            if (there := self.read(name)) is None:
+            if (there := self.read(name, strangers.ARRAYS)) is None:
                 raise
             _sync(Path(self._path(name)).parent)
             return None if there == content else there
@@ -122,6 +131,11 @@ class Folder:
     def sizes(self, folder: str) -> dict[str, int]:
         """The files in `folder` and their bytes, by one listing."""
         return {info.base_name: info.size for info in self._infos(folder, recursive=False)}
+
+    def stamps(self, folder: str) -> list[tuple[str, int, int]]:
+        """The files in `folder`, their bytes and when they were last changed (ns), by name."""
+        infos = self._infos(folder, recursive=False)
+        return sorted((info.base_name, info.size, info.mtime_ns) for info in infos)
 
     def paths(self, depth: int) -> list[str]:
         """Every file, by its path from here; what lies deeper than `depth` folders is one.

@@ -15,12 +15,13 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 
 from ..errors import DamagedArraysError, RunDirectoryError, StorageError
-from . import arrays
+from . import arrays, strangers
 from .arrays import Arrays
 from .fence import FILE as OWNER
 from .fence import LOCK, Fence
 from .files import Folder, reason
 from .patience import Patience, may_pass
+from .strangers import StrangeFileError
 
 T = TypeVar("T")
 
@@ -125,7 +126,7 @@ class Place:
         """Parsed JSON, None when the file does not exist."""
         text = self.read_text(name)
         try:
-            return None if text is None else json.loads(text)
+            return None if text is None else strangers.parsed(text)
         except ValueError as error:
             raise self._unusable(name, error) from error
 
@@ -165,9 +166,8 @@ class Place:
         )
 
     def _read_arrays(self, name: str) -> Arrays:
-        content = self._read(name)
         try:
-            if content is None:
+            if (content := self._content(name, strangers.ARRAYS)) is None:
                 raise ValueError("it is gone")
             return arrays.decoded(content)
         except (OSError, ValueError, pa.ArrowException) as error:
@@ -188,7 +188,14 @@ class Place:
 
     def _read(self, name: str) -> bytes | None:
         try:
-            return self._patience(self._folder.read, name)
+            return self._content(name)
+        except StrangeFileError as error:
+            raise self._unusable(name, error) from error
+
+    def _content(self, name: str, most: int = strangers.RECORD) -> bytes | None:
+        """What is in a file. Raises StrangeFileError for what is not opened, too."""
+        try:
+            return self._patience(self._folder.read, name, most)
         except OSError as error:
             raise self._unread(name, error) from error
 

@@ -28,6 +28,7 @@ import pandas as pd
 import pyarrow as pa
 
 from ..errors import DamagedScoresError, RunDirectoryError, StorageError
+from . import strangers
 from .arrays import Arrays
 from .arrays import encoded as encoded_arrays
 from .place import RESTORE as RESTORE
@@ -40,6 +41,7 @@ MISSED = "missed.json"
 UNPREPARED = "unprepared.json"
 _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
+_STEPS = 10_000  # recorded of an audit, at most
 _MAGIC = b"PAR1"  # what a Parquet file begins and ends with
 _PACK = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)\.parquet")
 _CHECKPOINT = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-([1-9]\d*)\.parquet")
@@ -62,10 +64,10 @@ class RunDirectory(Place):
         """
         name = self._pack(audit, pack.first, pack.last)
         content = pack.encoded(audit)
-        there = self._try(name, self._folder.create, name, content, self._passage)
-        if there is None:
+        if self._try(name, self._folder.create, name, content, self._passage) is None:
             return
-        difference = self.read_scores(audit, pack.first, pack.last).difference(pack)
+        there = self.read_scores(audit, pack.first, pack.last, len(pack.steps))
+        difference = there.difference(pack)
         if difference is not None:
             raise StorageError(
                 f"{self.location}/{name} was written by somebody else, and is never replaced (this "
@@ -73,20 +75,20 @@ class RunDirectory(Place):
                 "kind of device; run the same command again to go on with what is stored"
             )
 
-    def read_scores(self, audit: str, first: int, last: int) -> PackScores:
-        """Reads a score file and checks that it is what its name says.
+    def read_scores(self, audit: str, first: int, last: int, steps: int = _STEPS) -> PackScores:
+        """Reads a score file and checks that it is what its name says, of so many steps at most.
 
         Raises:
             DamagedScoresError: it is not.
             RunDirectoryError: there is none, or it may not be read.
             StorageError: it cannot be read now.
         """
-        name = self._pack(audit, first, last)
-        content = self._read(name)
-        if content is None:
-            raise self._unusable(name, FileNotFoundError("it is gone"), "run the sweep again")
+        name, rows = self._pack(audit, first, last), (last - first + 1) * steps
         try:
-            return PackScores.from_table(decoded(content), audit, first, last)
+            content = self._content(name, strangers.score_bytes(rows))
+            if content is None:
+                raise self._unusable(name, FileNotFoundError("it is gone"), "run the sweep again")
+            return PackScores.from_table(decoded(content, rows), audit, first, last)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DamagedScoresError(str(self._unusable(name, error, RERUN))) from error
 
@@ -103,6 +105,10 @@ class RunDirectory(Place):
         """The same, and the bytes of each."""
         sizes = self._list(self._folder.sizes, f"scores/{audit}")
         return {file: size for name, size in sizes.items() if (file := _bounds(name))}
+
+    def stamps(self, audit: str) -> list[tuple[str, int, int]]:
+        """Name, bytes and time of change (ns) of each file among the scores of an audit."""
+        return self._list(self._folder.stamps, f"scores/{audit}")
 
     def whole(self, audit: str, first: int, last: int) -> bool:
         """Whether a score file begins and ends as Parquet does; not what is in it.
@@ -207,11 +213,16 @@ class RunDirectory(Place):
         table = pa.Table.from_pylist(list(map(vars, rows)), ESTIMATE_SCHEMA)
         self._write(_ESTIMATES, encoded(table))
 
-    def estimates(self) -> pd.DataFrame:
-        """The latest estimates, empty when none were written yet."""
-        content = self._read(_ESTIMATES)
+    def estimates(self, most: int | None = None) -> pd.DataFrame:
+        """The latest estimates, empty when none were written yet; `most` rows, where it is given.
+
+        Raises:
+            RunDirectoryError: the file is damaged, has other columns or more rows.
+        """
         try:
-            table = ESTIMATE_SCHEMA.empty_table() if content is None else decoded(content)
+            content = self._content(_ESTIMATES)
+            empty = ESTIMATE_SCHEMA.empty_table()
+            table = empty if content is None else decoded(content, most)
             if not table.schema.equals(ESTIMATE_SCHEMA):
                 raise ValueError("its columns are other ones")
         except (OSError, ValueError, pa.ArrowException) as error:

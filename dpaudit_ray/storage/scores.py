@@ -14,6 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from . import strangers
+
 SCORE_SCHEMA = pa.schema(
     [
         ("audit", pa.string()),
@@ -250,10 +252,19 @@ def encoded(table: pa.Table) -> bytes:
     return content
 
 
-def decoded(content: bytes) -> pa.Table:
-    """The inverse; raises OSError, ValueError or ArrowException where `content` is damaged."""
+def decoded(content: bytes, most: int | None = None) -> pa.Table:
+    """The inverse, for a file of `most` rows where that is given.
+
+    Raises:
+        StrangeFileError: its footer tells of more rows.
+        OSError, ValueError, ArrowException: `content` is damaged.
+    """
     # `pq.read_table` goes through Arrow's data sets, which takes ten times as long here.
     source = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
+    told = source.metadata
+    groups = sum(told.row_group(index).num_rows for index in range(told.num_row_groups))
+    if most is not None:
+        strangers.require_rows(max(told.num_rows, groups), most)
     return source.read(use_threads=False)
 
 

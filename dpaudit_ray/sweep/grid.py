@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ..plugins import got
 from .labels import JOINT
 
 SECTIONS = ("mechanism", "adversary", "audit")  # what a cell has, and so what a grid may change
+MOST = 10_000  # audits of a sweep
 _LOCATIONS = ("path", "root")
 
 
@@ -94,6 +96,9 @@ def check(tree: Mapping[str, Any]) -> None:
         with mistakes.noted():
             _require_path(part.split("."), f"grid.{part}")
     mistakes.settle()
+    audits = math.prod(map(len, grid.values()))
+    if audits > MOST:
+        raise SpecError("grid", f"gives {audits:,} audits, more than {MOST:,}; make several sweeps")
 
 
 def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:

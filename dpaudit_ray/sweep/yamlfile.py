@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from ..errors import SpecError, together
+from ..storage import strangers
 
 # YAML 1.1 reads 1e-5 as text; here reader and writer agree that it is a number.
 _FLOAT = (
@@ -19,13 +20,49 @@ _FLOAT = (
 )
 
 
+# What a file may stand for, since anybody may have written it: an alias is a few bytes long, and
+# stands for all that it repeats. Letters are counted by tens.
+MOST_VALUES = 100_000
+DEEPEST = 64  # lists and mappings inside each other
+_LETTERS = 10
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 lets the last of two equal keys win; this one notes them."""
+    """YAML 1.1 lets the last of two equal keys win; this one notes them, and bounds all others."""
 
     def __init__(self, text: str, source: str) -> None:
         super().__init__(text)
         self.name = source
         self.repeated: list[SpecError] = []
+        self._values = self._depth = 0
+        self._sizes: dict[int, int] = {}  # of nodes by their identity, in values
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """A node, counted with all that aliases in it stand for."""
+        before = self._values
+        self._depth += 1
+        if self._depth > DEEPEST:
+            self._refuse(f"lists and mappings are nested deeper than {DEEPEST} levels")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if id(node) in self._sizes:  # an alias
+            self._values += self._sizes[id(node)]
+        else:
+            letters = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+            self._values += 1 + letters // _LETTERS
+            self._sizes[id(node)] = self._values - before
+        if self._values > MOST_VALUES:
+            self._refuse(
+                f"it holds more than {MOST_VALUES:,} values, with those that aliases repeat; write "
+                "fewer"
+            )
+        return node
+
+    def _refuse(self, problem: str) -> None:
+        mark: yaml.Mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        raise yaml.composer.ComposerError(None, None, problem, mark)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -55,12 +92,13 @@ def read_text(path: Path) -> str:
     """The text of a sweep file.
 
     Raises:
-        SpecError: the file is missing, or is no text.
+        SpecError: the file is missing, too large, or no file of text.
     """
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return strangers.content(str(path), strangers.SWEEP).decode()
+    except (OSError, strangers.StrangeFileError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        reason = str(error) if isinstance(error, strangers.StrangeFileError) else reason
         raise SpecError(
             "", f"cannot read sweep file {path}: {reason}; give the path of a YAML file"
         ) from error
@@ -73,6 +111,7 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
         SpecError: it is not YAML, holds no mapping, or a key twice.
     """
     try:
+        strangers.require_size(len(text), strangers.SWEEP)
         raw = _load(text, source)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise _invalid(error, source) from error

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray.errors import SpecError
+from dpaudit_ray.errors import SpecError, StorageError
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import decisions, failures
 from dpaudit_ray.plan.failures import Failure
@@ -22,7 +24,10 @@ from dpaudit_ray.report import answer, groups, overviews, page, verdict, words
 from dpaudit_ray.report.answer import Answer
 from dpaudit_ray.report.tables import Run, overview
 from dpaudit_ray.report.verdict import Verdict
-from tests.command import dpaudit
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.sweep.cell import Cell
+from tests.command import dpaudit, write_sweep
+from tests.long import long
 from tests.report.made_up import made_up_run
 
 TRIALS = 600
@@ -160,6 +165,115 @@ def test_it_is_computed_once_for_the_same_trials(
         assert answer.kept(again) is None
         assert answer.of(again) == found
         assert not answer.sound(again.directory)
+
+
+def test_a_forged_answer_is_not_believed(sweep: dict[str, Any], tmp_path: Path) -> None:
+    """Whoever writes `verdict.json` can give it the digest that fits, and not this user's seal."""
+    run = run_of(sweep, tmp_path, 2 * CLAIMED)
+    found, stored = answer.keep(run), tmp_path / answer.FILE
+    sealed = json.loads(stored.read_text())
+    told = {"verdict": "CONSISTENT", "sentence": "CONSISTENT: every claim holds", "help": []}
+    audits = [one | {"verdict": "CONSISTENT"} for one in sealed["audits"]]
+    forged = {k: v for k, v in sealed.items() if k not in ("digest", "seal")} | told
+    forged |= {"audits": audits}
+    seals = (sealed.get("seal", ""), hashlib.sha256(b"").hexdigest(), "", None, 3)
+    for seal in seals:
+        content = forged | {"digest": answer._digest(forged), "seal": seal}
+        stored.write_text(json.dumps(content))
+        assert answer.sound(run.directory)
+        told_by_status = json.loads(dpaudit("status", tmp_path, "--json").out)["verdict"]
+        assert told_by_status["verdict"] == "VIOLATION"
+        assert told_by_status["derived"] is True
+        stored.write_text(json.dumps(content))
+        assert "every claim holds" not in Path(page.write(Run.open(str(tmp_path)))).read_text()
+        assert json.loads(stored.read_text())["sentence"] == found.sentence
+
+
+def test_where_deriving_takes_long_a_strangers_answer_is_marked(
+    sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = answer.keep(run_of(sweep, tmp_path, CLAIMED)).sentence
+    monkeypatch.setattr(answer, "QUICK_TRIALS", TRIALS - 1)
+    assert "nobody derived it" not in one_line(dpaudit("status", tmp_path).out)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    shown = one_line(dpaudit("status", tmp_path).out)
+    assert said in shown
+    assert "that is what verdict.json says: nobody derived it here, `dpaudit verify" in shown
+    assert json.loads(dpaudit("status", tmp_path, "--json").out)["verdict"]["derived"] is False
+
+
+def test_other_scores_of_as_many_trials_are_judged_anew(
+    sweep: dict[str, Any], tmp_path: Path
+) -> None:
+    """Estimates that are there stay the same: they are not what the answer rests on alone."""
+    before = answer.keep(run_of(sweep, tmp_path / "run", CLAIMED))
+    run_of(sweep, tmp_path / "other", 2 * CLAIMED)
+    for file in (tmp_path / "other/scores").rglob("*.parquet"):
+        file.replace(tmp_path / "run" / file.relative_to(tmp_path / "other"))
+    after = answer.of(Run.open(str(tmp_path / "run")))
+    assert (before.verdict, after.verdict) == (Verdict.CONSISTENT, Verdict.VIOLATION)
+
+
+def test_who_may_not_write_is_told_all_the_same(
+    sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(sweep, tmp_path, CLAIMED)
+
+    def refusing(*_: object) -> None:
+        raise StorageError("read only")
+
+    monkeypatch.setattr(RunDirectory, "write_json", refusing)
+    assert answer.quick(run) == answer.of(run)
+    assert not (tmp_path / answer.FILE).exists()
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / answer.seal.__name__ / "x"))
+    (tmp_path / answer.seal.__name__).write_text("no folder")
+    assert answer.quick(run) == answer.of(run), "a home without a key costs time only"
+    assert answer.kept(run) is None
+
+
+def many(sweep: dict[str, Any], folder: Path, audits: int) -> tuple[Path, dict[str, float]]:
+    """A run of so many audits of 16 trials; processor seconds that each command took."""
+    sweep |= {"name": "many", "grid": {}, "resources": {"pack_size": 8}}
+    sweep["mechanism"]["steps"] = 2
+    sweep["audit"] = {"trials": 16, "delta": 1e-5, "record_every": 2}
+    multipliers = [1 + i / 100 for i in range(audits)]
+    sweep["grid"] = {"mechanism.noise_multiplier": multipliers}
+    file, spent = write_sweep(folder, sweep), {}
+    run = ("run", str(file), "--storage-path", str(folder), "--executor", "inline")
+    status = ("status", str(folder / "many"))
+    for name, command in (("run", run), ("status", status), ("again", run)):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "dpaudit_ray", *command], check=True, stdout=-3)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent[name] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return folder / "many", spent
+
+
+START = 6.0  # processor seconds of a process that imports all, where others warm its core
+
+
+def test_forty_audits_are_shown_and_run_again_in_time(
+    sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 of 500 audits in as much of the time; and budgets are made once for all of them."""
+    place, spent = many(sweep, tmp_path, 40)
+    assert spent["status"] < START + 10 * 40 / 500
+    assert spent["again"] < START + 20 * 40 / 500
+    budgets, whole = [], Cell.budget.fget
+    assert whole is not None
+    monkeypatch.setattr(Cell, "budget", property(lambda self: budgets.append(1) or whole(self)))
+    Aggregation.rebuild(Run.open(str(place)).directory)
+    assert len(budgets) == 40
+
+
+@long("five hundred audits")
+def test_five_hundred_audits_are_shown_and_run_again_in_time(
+    sweep: dict[str, Any], tmp_path: Path
+) -> None:
+    _, spent = many(sweep, tmp_path, 500)
+    assert spent["status"] < 10
+    assert spent["again"] < 20
 
 
 def test_it_is_computed_anew_where_what_it_rests_on_has_changed(

@@ -22,6 +22,7 @@ from dpaudit_ray.report import check
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from tests.command import dpaudit, inline, refused, write_sweep
+from tests.head import free_port
 from tests.long import long
 from tests.orchestration import shadows
 from tests.report.handed import LANDSCAPE, played, sweep
@@ -510,6 +511,16 @@ def test_a_partial_run_is_in_order_as_far_as_it_goes(tmp_path: Path) -> None:
         "  _SUCCESS: complete there, not while gradient=constant is not"
         in dpaudit("check", location).out
     )
+
+
+def test_a_run_that_has_not_trained_says_so(tmp_path: Path) -> None:
+    """No cluster was there, and nothing but the plan was written."""
+    file = write_sweep(tmp_path, sweep())
+    refused("run", file, "--storage-path", tmp_path, "--address", f"127.0.0.1:{free_port()}")
+    assert not (tmp_path / "handed/estimates.parquet").exists()
+    said = dpaudit("check", tmp_path / "handed")
+    assert (said.code, said.out.count("not what it says")) == (0, 0), said.out
+    assert "it has not trained yet" in said.out + said.err
 
 
 def test_failed_packs_and_missed_trials_are_held_against_their_records(tmp_path: Path) -> None:

@@ -1,14 +1,20 @@
-"""A stranger's run: labels are text, whatever is in them, and links lead nowhere."""
+"""A stranger's run: labels are text, links lead nowhere, and no file takes time or memory."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from dpaudit_ray.storage.scores import ESTIMATE_SCHEMA, SCORE_SCHEMA
 from tests.command import dpaudit, inline, refused, write_sweep
 
 LABELS = [r"$\frac$", r"$\alpha_1^{$", "<script>alert(1)</script>", "{{ 7 * 7 }}"]
@@ -74,3 +80,131 @@ def test_a_link_does_not_lead_a_report_out_of_its_run(
     linked = tmp_path / "linked"
     linked.symlink_to(run)
     assert dpaudit("report", linked).code == 0, "a run directory may lie behind a link"
+
+
+SECONDS, MEBIBYTES = 60, 700  # of a process that imports pandas and SciPy, on a busy machine
+ROWS = 3 * 10**7  # of Parquet, in some ten kilobytes; in memory they are gigabytes
+MEASURED = """
+import json, resource, subprocess, sys
+done = subprocess.run([sys.executable, "-m", "dpaudit_ray", *sys.argv[1:]],
+                      capture_output=True, text=True, timeout=%d)
+used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+print(json.dumps([done.returncode, done.stdout, done.stderr, used]))
+"""
+
+
+def bounded(*arguments: str | Path) -> str:
+    """Runs a command that must end in exit 2, soon and in little memory; returns what it says."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED % SECONDS, *map(str, arguments)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    code, out, err, used = json.loads(done.stdout)
+    assert code == 2, out + err
+    assert used < MEBIBYTES
+    assert "Traceback" not in err
+    return str(out + err)
+
+
+def grown(levels: int) -> str:
+    """YAML of a few hundred bytes whose aliases stand for 9 to the power of `levels` values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    repeated = (", ".join([f"*a{level}"] * 9) for level in range(levels - 1))
+    lines += [f"a{level}: &a{level} [{each}]" for level, each in enumerate(repeated, start=1)]
+    return "\n".join(lines)
+
+
+def rows_of(schema: pa.Schema, file: Path) -> None:
+    """Writes a file of ROWS equal rows."""
+    kinds = {pa.string(): "x", pa.bool_(): True, pa.float64(): 0.5}
+    n = 10**6
+    with pq.ParquetWriter(file, schema, compression="zstd") as out:
+        columns = [pa.repeat(pa.scalar(kinds.get(f.type, 1), f.type), n) for f in schema]
+        for _ in range(ROWS // n):
+            out.write_table(pa.Table.from_arrays(columns, schema=schema))
+
+
+@pytest.fixture
+def finished(sweep: dict[str, Any], tmp_path: Path) -> Path:
+    """The run directory of a sweep that is complete."""
+    assert inline(write_sweep(tmp_path, sweep), tmp_path).code == 0
+    return tmp_path / "small"
+
+
+@pytest.mark.parametrize("name", ["plan.json", "sweep.yaml", "failures.json", "estimates.parquet"])
+def test_a_pipe_or_a_device_in_place_of_a_record_is_not_opened(name: str, finished: Path) -> None:
+    file = finished / name
+    for kind in ("pipe", "device"):
+        file.unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(file)
+        else:
+            file.symlink_to("/dev/zero")
+        said = bounded("status", finished)
+        assert said.count("\n") == 1, said
+        assert name in said
+        assert f"it is a {kind}, no regular file" in said
+
+
+def test_a_pipe_is_no_sweep_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    said = bounded("run", tmp_path / "pipe.yaml")
+    assert "it is a pipe, no regular file; give the path of a YAML file" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("plan.json", "[" * 200_000, "it is nested deeper than 1000 levels"),
+        ("failures.json", "[" * 200_000, "it is nested deeper than 1000 levels"),
+        ("plan.json", f"[{'[],' * 10**7}[]]", "it holds 20,000,002 values, more than the 16,777,2"),
+        ("sweep.yaml", grown(9), "it holds more than 100,000 values, with those that aliases rep"),
+        ("sweep.yaml", "a: " + "[" * 200_000, "nested deeper than 64 levels"),
+    ],
+    ids=["brackets", "failures", "values", "aliases", "yaml"],
+)
+def test_a_record_that_grows_is_refused(name: str, text: str, why: str, finished: Path) -> None:
+    (finished / name).write_text(text)
+    said = bounded("status", finished)
+    assert said.count("\n") == 1, said
+    assert why in said
+    assert len(said) < 1000
+    if name == "sweep.yaml":
+        (finished / "stranger.yaml").write_text(text)
+        said = bounded("run", finished / "stranger.yaml")
+        assert said.count("\n") == 1, said
+        assert why in said
+
+
+def test_rows_that_no_plan_can_have_are_not_read(finished: Path) -> None:
+    (scores, *_) = sorted((finished / "scores").rglob("*.parquet"))
+    for file, schema, most in (
+        (scores, SCORE_SCHEMA, 8 * 2), (finished / "estimates.parquet", ESTIMATE_SCHEMA, 2 * 2 * 9),
+    ):  # fmt: skip
+        before = file.read_bytes()
+        rows_of(schema, file)
+        (finished / "verdict.json").unlink(missing_ok=True)
+        for verb in ("status", "check", "report"):
+            said = bounded(verb, finished)
+            assert f"it has 30,000,000 rows, more than the {most} that it may have" in said
+        file.write_bytes(before)
+
+
+def test_what_is_not_derived_is_said_to_be(finished: Path) -> None:
+    said = "bounds are as estimates.parquet has them; `dpaudit check` derives them again from the"
+    assert said in " ".join(dpaudit("status", finished).out.split())
+    assert dpaudit("report", finished).code == 0
+    assert said in (finished / "report.html").read_text()
+
+
+def test_a_large_file_is_not_read(finished: Path) -> None:
+    os.truncate(finished / "plan.json", 2**40)  # of holes: it takes no disk
+    said = bounded("status", finished)
+    assert "it has 1,099,511,627,776 bytes, more than the 268,435,456 that it may have" in said
+
+
+def test_a_grid_of_too_many_audits_is_refused(sweep: dict[str, Any], tmp_path: Path) -> None:
+    keys = ("steps", "batch_size", "noise_multiplier", "clip_norm")
+    sweep["grid"] = {f"mechanism.{key}": list(range(1, 101)) for key in keys}
+    said = bounded("run", write_sweep(tmp_path, sweep))
+    assert "grid: gives 100,000,000 audits, more than 10,000; make several sweeps" in said

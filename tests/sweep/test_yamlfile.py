@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dpaudit_ray.errors import SpecError
+from dpaudit_ray.sweep import yamlfile
 from dpaudit_ray.sweep.yamlfile import dump_yaml, parse_value, parse_yaml, read_text
 
 
@@ -70,6 +71,25 @@ def test_the_same_key_in_different_places_is_fine() -> None:
     assert parse_yaml("a: {n: 1}\nb: {n: 1}\n", "") == {"a": {"n": 1}, "b": {"n": 1}}
 
 
+def test_aliases_count_as_what_they_stand_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of text, too; a file of as much without an alias is refused alike."""
+    monkeypatch.setattr(yamlfile, "MOST_VALUES", 30)
+    assert parse_yaml("a: &a [1, 2, 3]\nb: [*a, *a]\n", "") == {
+        "a": [1, 2, 3],
+        "b": [[1, 2, 3]] * 2,
+    }
+    for text in (
+        "a: &a [1, 2, 3]\nb: [*a, *a, *a, *a, *a, *a]\n",
+        f"a: &a {'x' * 100}\nb: [*a, *a]\n",
+        "a: &a {x: 1, y: 2}\nb: {<<: [*a, *a, *a, *a]}\n",
+        f"a: {list(range(30))}\n",
+    ):
+        with pytest.raises(SpecError, match="more than 30 values, with those that aliases repeat"):
+            parse_yaml(text, "sweep.yaml")
+
+
 @pytest.mark.parametrize(
     ("text", "place", "problem"),
     [
@@ -80,7 +100,7 @@ def test_the_same_key_in_different_places_is_fine() -> None:
         ("a: &a\n  b: *a\n", ":1:4", "recursive"),
         ("? [1, 2]\n: 3\n", ":1:3", "unhashable key"),
         ("a: 2020-13-45", "", "month must be in 1..12"),
-        ("a: " + "[" * 5000, "", "recursion"),
+        ("a: " + "[" * 5000, ":1:67", "nested deeper than 64 levels"),
         ("a: \x00", "", "special characters"),
     ],
 )

@@ -112,7 +112,7 @@ class Scores:
         self, audit: PlannedAudit, file: Bounds
     ) -> tuple[list[Difference], PackScores | None]:
         try:
-            return [], self._run.read_scores(audit.id, *file)
+            return [], self._run.read_scores(audit.id, *file, len(audit.horizons))
         except DamagedScoresError as error:
             return [self._differs(audit, file, "", first_line(error.__cause__ or error))], None
 

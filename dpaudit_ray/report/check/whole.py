@@ -73,6 +73,8 @@ def _derived(opened: Opened, found: Findings) -> tuple[str, str]:
     unfinished = _unfinished(opened, folded)
     records.success(opened, unfinished, found)
     done = sum(estimates.trials_of(opened, index) for index in range(len(opened.plan.audits)))
+    if not done and not failed:
+        found.told.append("it has not trained yet; `dpaudit run` trains it")
     partial = f"{done:,} of {opened.plan.trials:,} trials" if unfinished else ""
     return _verdict(opened, derive, folded, good, found), partial
 
@@ -114,9 +116,11 @@ def _verdict(
     derived = answer.worded(run, verdict.of(run, thorough=False))
     if not answer.sound(opened.run):
         found.differs(answer.FILE, "digest", "another", "that of its content")
-    recorded = answer.kept(Run(opened.run, opened.sweep, opened.plan, stored))
+    recorded = answer.recorded(Run(opened.run, opened.sweep, opened.plan, stored))
     if recorded is not None:
         for field in dataclasses.fields(derived):
+            if field.name == "derived":
+                continue
             there, here = (str(getattr(one, field.name)) for one in (recorded, derived))
             if there != here:
                 found.differs(answer.FILE, field.name, there, here)
