@@ -95,7 +95,7 @@ class Estimating:
     def _level(self, budget: SweepBudget) -> float:
         """The confidence of each bound that decides: the sweep has shares for those asked for, and
         all that hold divide these. After an extension only those that were added do."""
-        added = len(self._specs) - len(self._cell.audit.estimators)
+        added = max(0, len(self._specs) - len(self._cell.audit.estimators))  # exact: no specs
         shares = max(len(self._cell.budget.estimators), 1)
         holding = added if self._audit.extended else shares + added
         divided = min(shares / holding, 1.0) if added else 1.0
