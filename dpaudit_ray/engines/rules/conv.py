@@ -176,6 +176,11 @@ class GroupedConv2dRule(Conv2dRule):
         assert isinstance(layer, nn.Conv2d)
         self._groups = layer.groups
 
+    @property
+    def in_runs(self) -> bool:
+        """False: the loops take patches of all channels, and a group has a part of them."""
+        return False
+
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         weight, n = self.weight.of(theta), len(theta)
         bias = None if self.bias is None else self.bias.of(theta).flatten()
