@@ -67,7 +67,7 @@ class UserModule(Model):
     def _try(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> None:
         import torch
 
-        from ..mechanisms.dp_sgd.start import taken
+        from ..mechanisms.dp_sgd.start import taken, unchanged
 
         parameter = next(network.parameters(), None)
         if parameter is None:
@@ -75,7 +75,7 @@ class UserModule(Model):
         modes = {module: module.training for module in network.modules()}
         network.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), unchanged(network):
                 zeros = torch.zeros(2, *shape, dtype=parameter.dtype)
                 found = network(zeros.to(taken(network, zeros))).shape
         except Exception as error:  # a user's code may raise anything
