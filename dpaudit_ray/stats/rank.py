@@ -84,7 +84,8 @@ def mu_lower(group: Group, alpha: float) -> float:
         low, high = (middle, high) if _excess(middle, group, alpha) > 0 else (low, middle)
     left, right = _excess(low, group, alpha), _excess(high, group, alpha)
     share = left / (left - right) if high < _STEPS and right < left else 0.0
-    return float(_mu(low) * _RATIO**share)
+    # Down to 2e-8 of μ: matrix products on another number of threads have other last bits.
+    return float(_mu(low) * _RATIO ** (math.floor(share * 2**20) / 2**20))
 
 
 def _excess(index: int, group: Group, alpha: float) -> float:
