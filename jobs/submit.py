@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from dpaudit_ray.errors import DpauditError
-from dpaudit_ray.orchestration.luggage import Luggage
 from dpaudit_ray.orchestration.submission import Cluster, SweepJob
+from dpaudit_ray.orchestration.working_dir_package import WorkingDirPackage
 from dpaudit_ray.sweep import spec
 
 
@@ -40,9 +40,9 @@ def _tell(line: str) -> None:
 
 def submit_all(chosen: argparse.Namespace) -> int:
     """All sweeps are checked before the first one is submitted."""
-    luggage = Luggage(Path(chosen.working_dir))
+    package = WorkingDirPackage(Path(chosen.working_dir))
     jobs = [
-        SweepJob.prepare(spec.load(file), file, chosen.storage_path, luggage)
+        SweepJob.prepare(spec.load(file), file, chosen.storage_path, package)
         for file in chosen.sweeps
     ]
     cluster = Cluster(chosen.address, _tell)

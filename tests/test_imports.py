@@ -343,7 +343,7 @@ def test_a_job_is_trusted_with_as_much(folder: Path, monkeypatch: pytest.MonkeyP
             jobs.append(job.entrypoint)
             return "own-1"
 
-        def stopping(self, submission: str) -> str:
+        def stop_command(self, submission: str) -> str:
             return f"stop {submission}"
 
     monkeypatch.setattr(submission, "Cluster", Cluster)

@@ -45,23 +45,24 @@ def submit(  # noqa: PLR0913 (options of a command line)
     trust: Trusted = None,
 ) -> None:
     """Runs a sweep as a Ray job; again: resumes it, or follows it while it runs."""
-    from ..orchestration.luggage import Left, Luggage
     from ..orchestration.submission import Cluster, SweepJob
+    from ..orchestration.working_dir_package import Withheld, WorkingDirPackage
     from ..sweep import spec
 
     prepared = spec.load(sweep, parse_changes(changes))
-    luggage = Luggage(Path(working_dir), tuple(exclude or ()))
-    for why in (Left.SECRET, Left.OUTSIDE, Left.IGNORED):
-        if names := [printable(str(path)) for path in luggage.left(why)]:
+    package = WorkingDirPackage(Path(working_dir), tuple(exclude or ()))
+    for reason in Withheld:
+        if names := [printable(str(path)) for path in package.withheld(reason)]:
             rest = f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
-            terminal.complain(f"not sent, {why.value}: {', '.join(names[:_NAMED])}{rest}")
-    job = SweepJob.prepare(prepared, sweep, storage_path, luggage, changes or ())
+            terminal.complain(f"not sent, {reason.value}: {', '.join(names[:_NAMED])}{rest}")
+    job = SweepJob.prepare(prepared, sweep, storage_path, package, changes or ())
     more = ["--accept-changed-code"] * accept_changed_code
     more += [] if trust is None else ["--trust", trust]
     job = dataclasses.replace(job, options=tuple(more), python=python)
     cluster = Cluster(address, terminal.complain)
     submission = cluster.submit(job)
-    terminal.complain(f"stop it: {cluster.stopping(submission)}; the same command resumes it then")
+    stop = cluster.stop_command(submission)
+    terminal.complain(f"stop it: {stop}; the same command resumes it then")
     if not wait:
         return
     try:

@@ -1,55 +1,67 @@
-"""Sweeps as Ray jobs. The job runs `dpaudit run`; what has to survive lies in the run directory.
+"""Sweeps as Ray jobs: submitted, followed to their end, and resumed by submitting again.
 
-Resuming is submitting again; `attempts` knows which jobs worked on the same run.
+A job runs `dpaudit run`. Ray runs it once and forgets it with the cluster, so what has to survive
+lies in the run directory, and the metadata of a job says which run it was an attempt at.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
+import json
 import logging
 import os
+import posixpath
 import re
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, SpecError
+from ..printable import printable
 from ..sweep.spec import Sweep
-from . import access, attempts
-from .joblog import JobLog
-from .luggage import Luggage
+from .working_dir_package import WorkingDirPackage
 
 STOP_MARGIN_SECONDS = 30  # after the grace period of running packs: estimates and the lease
 START_SECONDS = 60.0  # for a cluster that has only just been started
+CONNECT_SECONDS = 10.0  # for an answer of the dashboard
 POLL_SECONDS = 1.0
 _OVER = ("SUCCEEDED", "FAILED", "STOPPED")
-_OF_A_SWEEP = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}  # `dpaudit run` has no other
+# Of `dpaudit run`, which has no other exit codes than these and 0.
+_EXIT_CODES = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}
 _NO_COMMAND = 127  # what a shell returns
 _SIGNALLED = 128  # and the signal
 _MISSING = re.compile(r"No module named '?([\w.]+)")
-_STARTING, _TAKEN = "No available agent", "already exists"  # the id, by a submission just now
+# Refusals of the Jobs API that pass: its agent is starting, or another submission was faster.
+_STARTING, _TAKEN = "No available agent", "already exists"
+_LINE_OF_RAY = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\s+(INFO|DEBUG)\s+\S+\.py:\d+ -- ")
+# Keys of a job's metadata.
+_RUN, _ATTEMPT, _FINGERPRINT, _SETTINGS = "run", "attempt", "fingerprint", "settings"
 
 Tell = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepJob:
-    """A sweep, checked here, and the command that runs it there.
+    """A sweep, checked here, and the command that runs it on the cluster's head.
 
-    Build it with `prepare`. `file` is relative to the working directory.
+    Build it with `prepare`. `file` is relative to the working directory, `options` are more options
+    of `dpaudit run`, and `python` is that of the head (trainers take the one that Ray runs on).
     """
 
     sweep: Sweep
     file: str
     storage_path: str
     changes: tuple[str, ...]
-    luggage: Luggage
-    options: tuple[str, ...] = ()  # of `dpaudit run`, beside these
-    python: str = "python"  # of the head; trainers take that which Ray was started by
+    package: WorkingDirPackage
+    options: tuple[str, ...] = ()
+    python: str = "python"
 
     @classmethod
     def prepare(
@@ -57,7 +69,7 @@ class SweepJob:
         sweep: Sweep,
         file: str,
         storage_path: str,
-        luggage: Luggage,
+        package: WorkingDirPackage,
         changes: Sequence[str] = (),
     ) -> SweepJob:
         """Checks what can be checked without the cluster.
@@ -65,13 +77,14 @@ class SweepJob:
         Raises:
             SpecError: the sweep file is not in the working directory, or results would be lost.
         """
-        folder, path = Path(os.path.abspath(luggage.folder)), Path(os.path.abspath(file))
-        if not path.is_relative_to(folder):  # as it is called, for links are followed
+        # As they are called, without following links: links inside the folder are sent.
+        folder, path = Path(os.path.abspath(package.folder)), Path(os.path.abspath(file))
+        if not path.is_relative_to(folder):
             raise SpecError(
                 "SWEEP", f"{file} must lie in the working directory, {folder}, to be sent with it"
             )
         relative = path.relative_to(folder)
-        if relative not in luggage.files():
+        if relative not in package.files():
             raise SpecError(
                 "--exclude",
                 f"leaves out the sweep file {relative}, or .rayignore, .gitignore, its name or a "
@@ -83,12 +96,12 @@ class SweepJob:
                 f"is {storage_path!r}, a folder that would end with the job; use one that all "
                 "nodes mount (/shared/runs), or an address (s3://bucket/runs)",
             )
-        place = attempts.storage(storage_path)
-        return cls(sweep, relative.as_posix(), place, tuple(changes), luggage)
+        place = normalized_storage_path(storage_path)
+        return cls(sweep, relative.as_posix(), place, tuple(changes), package)
 
     @property
     def entrypoint(self) -> str:
-        """What the driver is started with."""
+        """The command that starts the driver."""
         command = [self.python, "-m", "dpaudit_ray", "run", self.file, "--report"]
         command += ["--storage-path", self.storage_path]
         for change in self.changes:
@@ -126,18 +139,18 @@ class Cluster:
             )
         self.address = address.rstrip("/")
         self._tell = tell
-        access.require(self.address, tell)
+        require_dashboard(self.address, tell)
 
         from ray.job_submission import JobSubmissionClient
 
         try:
             self._client = JobSubmissionClient(self.address)
         except (RuntimeError, OSError) as error:
-            raise NoClusterError(f"{self.address}: {access.first_line(error)}") from error
-        for part in JobSubmissionClient.__mro__:  # they tell of every upload and connection
+            raise NoClusterError(f"{self.address}: {_reason(error)}") from error
+        for part in JobSubmissionClient.__mro__:  # they log every upload and connection
             logging.getLogger(part.__module__).setLevel(logging.WARNING)
 
-    def stopping(self, submission: str) -> str:
+    def stop_command(self, submission: str) -> str:
         """The command that stops a job."""
         return f"ray job stop {submission} --address {self.address}"
 
@@ -154,23 +167,23 @@ class Cluster:
             RunDirectoryError: a job with other settings works on the same run.
             SpecError: the working directory cannot be sent.
         """
-        deadline, told = time.monotonic() + START_SECONDS, False
+        deadline, patience_told = time.monotonic() + START_SECONDS, False
         with tempfile.TemporaryDirectory() as scratch:
             archive = Path(scratch) / "working_dir.zip"
-            job.luggage.pack(archive)
+            job.package.write(archive)
             while True:
                 try:
-                    return self._running(job) or self._started(job, archive)
+                    return self._running(job) or self._start(job, archive)
                 except (RuntimeError, OSError) as error:
-                    why = access.first_line(error)
+                    reason = _reason(error)
                     passing = _STARTING in str(error) or _TAKEN in str(error)
                     if not passing or time.monotonic() > deadline:
                         raise NoClusterError(
-                            f"{self.address} does not take the job ({why})"
+                            f"{self.address} does not take the job ({reason})"
                         ) from error
-                if _STARTING in why and not told:
-                    told = True
-                    self._tell(f"{self.address} is not ready ({why}); trying again for a minute")
+                if _STARTING in reason and not patience_told:
+                    patience_told = True
+                    self._tell(f"{self.address} is not ready ({reason}); trying again for a minute")
                 time.sleep(POLL_SECONDS)
 
     def follow(self, submission: str, write: Callable[[str], object]) -> int:
@@ -190,7 +203,7 @@ class Cluster:
             time.sleep(POLL_SECONDS)
 
     async def _pass_on(self, submission: str, log: JobLog) -> None:
-        """The log until it or the connection ends."""
+        """Feeds the log until it or the connection ends."""
         import aiohttp
 
         log.rewind()
@@ -205,7 +218,7 @@ class Cluster:
         return [
             info
             for info in self._client.list_jobs()
-            if info.submission_id and (info.metadata or {}).get(attempts.RUN) == job.run
+            if info.submission_id and (info.metadata or {}).get(_RUN) == job.run
         ]
 
     def _running(self, job: SweepJob) -> str | None:
@@ -213,24 +226,27 @@ class Cluster:
         for info in self._attempts(job):
             if info.status in _OVER:
                 continue
-            if other := attempts.difference(info.metadata, attempts.metadata(job.sweep, job.run)):
+            if other := metadata_difference(info.metadata, job_metadata(job.sweep, job.run)):
                 raise RunDirectoryError(
                     f"job {info.submission_id} works on {job.run} with other settings ({other}); "
                     "wait for its end or stop it, and run this command again: "
-                    f"{self.stopping(info.submission_id)}"
+                    f"{self.stop_command(info.submission_id)}"
                 )
             self._tell(f"already running as job {info.submission_id}")
             return str(info.submission_id)
         return None
 
-    def _started(self, job: SweepJob, archive: Path) -> str:
-        number = attempts.next_number([info.metadata for info in self._attempts(job)])
-        submission = attempts.name(job.sweep.name, job.run, number)
+    def _start(self, job: SweepJob, archive: Path) -> str:
+        numbers = [info.metadata.get(_ATTEMPT, "") for info in self._attempts(job)]
+        number = 1 + max((int(n) for n in numbers if n.isdecimal()), default=0)
+        # The run's hash is in the id: no two jobs have the same one, whatever run they work on.
+        run_hash = hashlib.sha256(job.run.encode()).hexdigest()[:8]
+        submission = f"{job.sweep.name}-{run_hash}-{number}"
         self._client.submit_job(
             entrypoint=job.entrypoint,
             submission_id=submission,
             runtime_env={"working_dir": str(archive), "env_vars": job.environment},
-            metadata=attempts.metadata(job.sweep, job.run) | {attempts.ATTEMPT: str(number)},
+            metadata=job_metadata(job.sweep, job.run) | {_ATTEMPT: str(number)},
         )
         self._tell(f"job {submission} submitted, attempt {number}")
         return submission
@@ -240,17 +256,17 @@ class Cluster:
         code = info.driver_exit_code
         if info.status == "SUCCEEDED":
             return Exit.COMPLETE
-        if info.status == "STOPPED" or code in _OF_A_SWEEP:
+        if info.status == "STOPPED" or code in _EXIT_CODES:
             return code or Exit.STOPPED
-        said = str(info.message)
+        message = str(info.message).strip().splitlines()
         if code is None:
-            line = said.strip().splitlines()[0] if said.strip() else "no reason is known"
+            line = message[0] if message else "no reason is known"
             raise ClusterError(f"job {submission} failed ({line}); the same command tries again")
         if code < 0 or code > _SIGNALLED:
             number = -code if code < 0 else code - _SIGNALLED
             self._tell(f"the driver was killed by signal {number}; the same command resumes")
             return Exit.STOPPED
-        missing = _MISSING.search(said.strip().splitlines()[-1] if said.strip() else "")
+        missing = _MISSING.search(message[-1] if message else "")
         if code == _NO_COMMAND or missing:
             what = f"has no module {missing[1]}" if missing else "is not there"
             raise NoClusterError(
@@ -266,8 +282,180 @@ class Cluster:
         try:
             return self._client.get_job_info(submission)
         except (RuntimeError, OSError) as error:
-            why = access.first_line(error)
             raise ClusterError(
-                f"lost the connection to {self.address} ({why}); the job may go on: "
+                f"lost the connection to {self.address} ({_reason(error)}); the job may go on: "
                 "run the same command again to follow or resume it"
             ) from error
+
+
+class JobLog:
+    """A job's log: whole lines, each passed to `write` once, without what Ray says of itself.
+
+    The log may start anew at any time, as it does with each connection.
+    """
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._passed = self._position = 0  # characters
+        self._line = ""
+
+    def rewind(self) -> None:
+        """From here on, the log comes from its beginning once more."""
+        self._position = 0
+
+    def feed(self, text: str) -> None:
+        """Takes the next piece of the log."""
+        new = text[max(0, self._passed - self._position) :]
+        self._position += len(text)
+        self._passed = max(self._passed, self._position)
+        *lines, self._line = (self._line + new).split("\n")
+        for line in lines:
+            self._pass_on(line + "\n")
+
+    def close(self) -> None:
+        """Passes on a last line that has no end."""
+        if self._line:
+            self._pass_on(self._line)
+        self._line = ""
+
+    def _pass_on(self, line: str) -> None:
+        if not _LINE_OF_RAY.match(line):
+            self._write(line)
+
+
+def normalized_storage_path(path: str) -> str:
+    """One spelling per folder or address: no slash at the end, none twice, no file://."""
+    scheme, separator, rest = path.partition("://")
+    if separator and scheme.lower() != "file":
+        return f"{scheme.lower()}://{rest.rstrip('/')}"
+    return "/" + posixpath.normpath(rest or path).strip("/")
+
+
+def job_metadata(sweep: Sweep, run: str) -> dict[str, str]:
+    """What a job carries besides its number; the page is written while the sweep runs.
+
+    `job_name` is what Ray itself calls a job by, in its dashboard's API and its metrics.
+    """
+    # Settings are all that the fingerprint leaves out and a job does not learn of once it runs.
+    settings: dict[str, Any] = {}
+    for key in ("trials", "stop_when"):
+        values = [cell.audit.model_dump(mode="json")[key] for cell in sweep.cells]
+        same = all(value == values[0] for value in values)
+        if (value := values[0] if same else values) is not None:
+            settings[f"audit.{key}"] = value
+    resources = sweep.resources.model_dump(mode="json", exclude_defaults=True)
+    settings |= {f"resources.{key}": value for key, value in resources.items()}
+    return {
+        "job_name": sweep.name,
+        "sweep": sweep.name,
+        _RUN: run,
+        "report": f"{run}/report.html",
+        _FINGERPRINT: sweep.fingerprint,
+        _SETTINGS: json.dumps(settings),
+    }
+
+
+def metadata_difference(theirs: Mapping[str, str], mine: Mapping[str, str]) -> str:
+    """What a job that works on the same run does otherwise, in words; empty for nothing."""
+    there, here = (metadata.get(_FINGERPRINT, "?") for metadata in (theirs, mine))
+    if there != here:
+        return f"another sweep, fingerprint {there[:8]} there, {here[:8]} here"
+    before, now = (_settings(metadata) for metadata in (theirs, mine))
+    return ", ".join(
+        f"{key}: {_setting(before, key)} there, {_setting(now, key)} here"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    )
+
+
+def _settings(metadata: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        settings = json.loads(metadata.get(_SETTINGS, ""))
+    except ValueError:
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _setting(settings: Mapping[str, Any], key: str) -> str:
+    return json.dumps(settings[key]) if key in settings else "not set"
+
+
+def require_dashboard(address: str, tell: Tell) -> None:
+    """Asks a Ray dashboard for its version: fast, and it needs the token where there is one.
+
+    Ray's own client takes the same token afterwards, also where only its mode is not set.
+
+    Raises:
+        NoClusterError: nobody answers, or the token is missing or wrong.
+    """
+    token = _token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    code = _version_status(address, headers)
+    if code == 401:
+        raise NoClusterError(
+            f"{address} wants a token; export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
+            "RAY_AUTH_TOKEN_PATH), the same as on the head"
+        )
+    if code == 403:
+        raise NoClusterError(
+            f"{address} refuses this token; take the one that the head was started with"
+        )
+    if code != 200:
+        raise NoClusterError(f"{address} is not a Ray dashboard (it answered with HTTP {code})")
+    if _version_status(address, {}) == 200:
+        tell(f"warning: {address} takes jobs from anybody; start the head with RAY_AUTH_MODE=token")
+
+
+def _token() -> str | None:
+    """The token that Ray would use; has Ray use it when only the mode is not set."""
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
+        return None
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    if token is None:
+        named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+        file = Path(named) if named else Path.home() / ".ray" / "auth_token"
+        try:
+            token = file.read_text().strip()
+        except OSError as error:
+            if not named:
+                return None
+            raise NoClusterError(
+                f"RAY_AUTH_TOKEN_PATH: cannot read {file} ({error.strerror})"
+            ) from error
+    os.environ["RAY_AUTH_MODE"] = "token"
+    return token
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the token is for this host and port only."""
+
+    def redirect_request(self, *_: object) -> None:
+        """None: the answer stands as it is."""
+
+
+def _version_status(address: str, headers: dict[str, str]) -> int:
+    """The HTTP status of a request for the dashboard's version."""
+    try:
+        request = urllib.request.Request(f"{address}/api/version", headers=headers)
+        opener = urllib.request.build_opener(_NoRedirects)
+        with opener.open(request, timeout=CONNECT_SECONDS) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        if 300 <= error.code < 400:
+            elsewhere = printable(str(error.headers.get("Location", "another place")))
+            raise NoClusterError(
+                f"{address} sends requests on to {elsewhere:.200}, and the token is for {address} "
+                "only; give the address of the dashboard itself"
+            ) from error
+        return error.code
+    except (OSError, ValueError) as error:
+        raise NoClusterError(
+            f"no Ray dashboard answers at {address} ({_reason(error)}); check the address, and "
+            "the tunnel if there is one"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What an error says before its details, or after the traceback of a server."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return lines[-1] if "Traceback" in lines[0] else lines[0]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from .. import imports
 from ..isolation import Ended, Limits, Room
-from ..orchestration.luggage import Luggage
+from ..orchestration.working_dir_package import WorkingDirPackage
 from .locate import Target
 from .watch.recorder import entries
 from .watch.run import Asked
@@ -109,7 +109,7 @@ class OnRay:
         self._ray, self._target, self._cpus = ray, target, cpus
         self.width = max(1, int(ray.cluster_resources().get("CPU", 1) // cpus))
         folder = target.script.parent
-        files = Luggage(folder).files()
+        files = WorkingDirPackage(folder).files()
         self._files = ray.put({str(path): (folder / path).read_bytes() for path in files})
         self._task = ray.remote(num_cpus=cpus, max_retries=2)(_there)
 

@@ -14,10 +14,16 @@ import pytest
 import ray.job_submission
 
 from dpaudit_ray.errors import ClusterError, Exit, NoClusterError, RunDirectoryError
-from dpaudit_ray.orchestration import access, attempts, submission
-from dpaudit_ray.orchestration.joblog import JobLog
-from dpaudit_ray.orchestration.luggage import Luggage
-from dpaudit_ray.orchestration.submission import Cluster, SweepJob
+from dpaudit_ray.orchestration import submission
+from dpaudit_ray.orchestration.submission import (
+    Cluster,
+    JobLog,
+    SweepJob,
+    job_metadata,
+    metadata_difference,
+    normalized_storage_path,
+)
+from dpaudit_ray.orchestration.working_dir_package import WorkingDirPackage
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, write_sweep
 
@@ -73,7 +79,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> type[PlayedJobs]:
         log = "one\n"
 
     monkeypatch.setattr(ray.job_submission, "JobSubmissionClient", Fresh)
-    monkeypatch.setattr(access, "require", lambda address, tell: None)
+    monkeypatch.setattr(submission, "require_dashboard", lambda address, tell: None)
     monkeypatch.setattr(submission, "POLL_SECONDS", 0.0)
     return Fresh
 
@@ -86,7 +92,7 @@ def prepared(tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
 
     def prepare(storage: str = "/shared/runs", **values: Any) -> SweepJob:
         sweep = spec.from_raw(tiny, overrides={k.replace("__", "."): v for k, v in values.items()})
-        return SweepJob.prepare(sweep, "sweep.yaml", storage, Luggage(tmp_path))
+        return SweepJob.prepare(sweep, "sweep.yaml", storage, WorkingDirPackage(tmp_path))
 
     return prepare
 
@@ -304,15 +310,15 @@ class TestLog:
     ],
 )
 def test_spellings_of_a_storage_path(path: str, same: str) -> None:
-    assert attempts.storage(path) == same
-    assert attempts.storage(same) == same
+    assert normalized_storage_path(path) == same
+    assert normalized_storage_path(same) == same
 
 
 def test_settings_that_differ_by_audit_are_shown_by_audit(tiny: dict) -> None:
-    plain = attempts.metadata(spec.from_raw(tiny), "/r/tiny")
+    plain = job_metadata(spec.from_raw(tiny), "/r/tiny")
     del tiny["grid"]
     changed(tiny, "grid", {"audit.trials": [90, 180]})
-    both = attempts.metadata(spec.from_raw(tiny), "/r/tiny")
-    assert attempts.difference(plain, both).startswith("another sweep")
-    again = attempts.difference(both | {"fingerprint": plain["fingerprint"]}, plain)
+    both = job_metadata(spec.from_raw(tiny), "/r/tiny")
+    assert metadata_difference(plain, both).startswith("another sweep")
+    again = metadata_difference(both | {"fingerprint": plain["fingerprint"]}, plain)
     assert again == "audit.trials: [90, 180] there, 90 here"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.orchestration import luggage
-from dpaudit_ray.orchestration.luggage import Left, Luggage
+from dpaudit_ray.orchestration import working_dir_package
+from dpaudit_ray.orchestration.working_dir_package import Withheld, WorkingDirPackage
 
 
 def laid_out(folder: Path, *names: str) -> Path:
@@ -23,7 +23,7 @@ def laid_out(folder: Path, *names: str) -> Path:
 
 
 def sent(folder: Path, *excludes: str) -> list[str]:
-    return [path.as_posix() for path in Luggage(folder, excludes).files()]
+    return [path.as_posix() for path in WorkingDirPackage(folder, excludes).files()]
 
 
 def test_leaves_out_what_is_not_needed(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ SECRETS = (
 def test_secrets_stay_at_home(tmp_path: Path) -> None:
     laid_out(tmp_path, "sweep.yaml", *SECRETS)
     assert sent(tmp_path) == ["sweep.yaml"]
-    told = [path.as_posix() for path in Luggage(tmp_path).left(Left.SECRET)]
+    told = [path.as_posix() for path in WorkingDirPackage(tmp_path).withheld(Withheld.SECRET)]
     assert {"id_rsa", "server.key", "sub/client.pem", "secrets"} <= set(told)
     assert not any(name.startswith(".") for name in told)  # nobody expects those to be sent
 
@@ -102,7 +102,7 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "work/inside").symlink_to("sub/.env")
     (tmp_path / "work/base").symlink_to("secrets/db")
     assert sent(tmp_path / "work") == ["sweep.yaml"]
-    told = Luggage(tmp_path / "work").left(Left.OUTSIDE)
+    told = WorkingDirPackage(tmp_path / "work").withheld(Withheld.OUTSIDE)
     assert list(map(str, told)) == ["data.csv", "mine", "shadow"]
 
 
@@ -121,7 +121,7 @@ def test_what_git_ignores_stays_at_home(tmp_path: Path) -> None:
     ]  # fmt: skip
     known = git_sends(tmp_path / "work")
     assert sent(tmp_path / "work") == sorted(known - {"link.txt"})
-    told = [str(path) for path in Luggage(tmp_path / "work").left(Left.IGNORED)]
+    told = [str(path) for path in WorkingDirPackage(tmp_path / "work").withheld(Withheld.IGNORED)]
     assert told == ["a/deep.log", "above.txt", "big.csv", "link.txt", "out", "whole"]
 
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "listdir", refusing)
     with pytest.raises(SpecError, match=r"cannot read .*locked \(Permission denied\); --exclude"):
-        Luggage(tmp_path).files()
+        WorkingDirPackage(tmp_path).files()
     assert sent(tmp_path, "locked") == ["sweep.yaml"]
 
 
@@ -153,9 +153,9 @@ def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
     (folder / "b.txt").write_text("b" * 1000)
     (folder / "run.sh").write_text("a")
     (folder / "run.sh").chmod(0o755)
-    Luggage(folder).pack(tmp_path / "1.zip")
+    WorkingDirPackage(folder).write(tmp_path / "1.zip")
     (folder / "b.txt").touch()
-    Luggage(folder).pack(tmp_path / "2.zip")
+    WorkingDirPackage(folder).write(tmp_path / "2.zip")
     assert (tmp_path / "1.zip").read_bytes() == (tmp_path / "2.zip").read_bytes()
     with zipfile.ZipFile(tmp_path / "1.zip") as archive:
         assert archive.read("run.sh") == b"a"
@@ -165,8 +165,8 @@ def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
 def test_too_much_is_refused_with_the_largest_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(luggage, "LIMIT", 2**20)
+    monkeypatch.setattr(working_dir_package, "LIMIT", 2**20)
     (tmp_path / "huge.bin").write_bytes(bytes(2**20 + 1))
     with pytest.raises(SpecError, match=r"more than 1 MiB .*huge\.bin \(1 MiB\)"):
-        Luggage(tmp_path).files()
-    assert Luggage(tmp_path, ("*.bin",)).files() == []
+        WorkingDirPackage(tmp_path).files()
+    assert WorkingDirPackage(tmp_path, ("*.bin",)).files() == []
