@@ -1,5 +1,5 @@
-"""Code of the user's in processes of its own, with limits: `rooms` asks, `zygote` forks."""
+"""Code of the user's in processes of its own, with limits: `sandbox` asks, `forkserver` forks."""
 
-from .rooms import Ended, Limits, Room
+from .sandbox import Ended, Limits, Sandbox
 
-__all__ = ["Ended", "Limits", "Room"]
+__all__ = ["Ended", "Limits", "Sandbox"]

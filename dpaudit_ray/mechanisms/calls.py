@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .. import imports
 from ..errors import ClusterError
-from ..isolation import Ended, Limits, Room
+from ..isolation import Ended, Limits, Sandbox
 from . import trial
 from .base import Arrays, Measured, Missed
 
@@ -67,7 +67,7 @@ class Apart:
         # Else asking whether there is a GPU, as some modules do, leaves none to forked processes.
         surroundings = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if gpu else {}
         preload = (trial.__name__, *preloaded(called.path.partition(":")[0]))
-        self._room = Room(preload, tuple(sys.path), surroundings)
+        self._room = Sandbox(preload, tuple(sys.path), surroundings)
         weakref.finalize(self, self._room.close)
         threads, share = _torch()
         self._asked = {

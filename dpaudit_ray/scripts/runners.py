@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import imports
-from ..isolation import Ended, Limits, Room
+from ..isolation import Ended, Limits, Sandbox
 from ..orchestration.working_dir_package import WorkingDirPackage
 from .locate import Target
 from .watch.recorder import entries
@@ -152,12 +152,12 @@ def _there(
     return dataclasses.asdict(found.ended), found.record
 
 
-def room(target: Target) -> Room:
+def room(target: Target) -> Sandbox:
     """Where a script is run: what it imports of others is there already."""
-    return Room((*_ALWAYS, *imported(target.script)), tuple(each for each in sys.path if each))
+    return Sandbox((*_ALWAYS, *imported(target.script)), tuple(each for each in sys.path if each))
 
 
-def one(own: Room, target: Target, asked: Asked, limits: Limits, threads: int) -> Seen:
+def one(own: Sandbox, target: Target, asked: Asked, limits: Limits, threads: int) -> Seen:
     """One run."""
     with tempfile.TemporaryDirectory(prefix="dpaudit-") as folder:
         record = Path(folder) / "record.jsonl"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dpaudit_ray.isolation import Ended, Limits, Room
+from dpaudit_ray.isolation import Ended, Limits, Sandbox
 from dpaudit_ray.scripts import looks, promise, runners, trials
 from dpaudit_ray.scripts.findings import ALPHA, Finding, Judged, Weight
 from dpaudit_ray.scripts.locate import Target
@@ -45,7 +45,7 @@ class Script:
 
     def __init__(self, name: str) -> None:
         self.target = Target(HERE / "healthy.py", name)
-        self._room: Room = runners.room(self.target)
+        self._room: Sandbox = runners.room(self.target)
 
     def close(self) -> None:
         """Ends the process."""

@@ -1,4 +1,4 @@
-"""What rooms call: each ends in its own way."""
+"""What sandboxes call: each ends in its own way."""
 
 # ruff: noqa: T201 (what a call prints is what is looked at)
 
@@ -71,12 +71,12 @@ def with_threads(number: int) -> int:
     return threading.active_count()
 
 
-def ending_zygote(argument: None) -> None:
+def ending_server(argument: None) -> None:
     os.kill(os.getppid(), 9)
     time.sleep(60)
 
 
-def stopping_zygote(argument: None) -> int:
+def stopping_server(argument: None) -> int:
     """What a process group is sent when it is to end gracefully."""
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(os.getppid(), number)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.isolation import Room
+from dpaudit_ray.isolation import Sandbox
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.testing import assert_private
 from tests.command import dpaudit
@@ -54,7 +54,7 @@ def unmarked():
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_room: Room) -> Path:
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_room: Sandbox) -> Path:
     """A file for a script, in the folder that the command is run in."""
     assert one_room
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dpaudit_ray.isolation import Room
+from dpaudit_ray.isolation import Sandbox
 
 SLOW = """
 import atexit, pathlib
@@ -20,7 +20,7 @@ def test_a_room_is_left_without_tearing_down_what_it_imported(tmp_path: Path) ->
     (tmp_path / "slow_to_leave.py").write_text(SLOW)
     root = Path(__file__).resolve().parents[2]
     surroundings = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)])}
-    with Room(("slow_to_leave",), environment=surroundings) as room:
+    with Sandbox(("slow_to_leave",), environment=surroundings) as room:
         assert room.call("json:dumps", "x").value == '"x"'
     assert (tmp_path / "entered").exists()
     assert not (tmp_path / "left").exists()

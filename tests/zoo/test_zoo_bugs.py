@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpaudit_ray.isolation import Room
+from dpaudit_ray.isolation import Sandbox
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts.audit import Audit, Options
 from dpaudit_ray.scripts.findings import ScriptVerdict, Weight
@@ -141,7 +141,7 @@ def test_too_much_noise_is_no_violation() -> None:
     no_alarm(next(bug for bug in BUGS if bug.weight is None), twin=False)
 
 
-def test_steps_as_trials_find_half_the_noise(one_room: Room) -> None:
+def test_steps_as_trials_find_half_the_noise(one_room: Sandbox) -> None:
     """Without looking into a step: the two worlds of a step are twice as far apart as promised."""
     found = audited(next(bug for bug in BUGS if bug.name == "half_noise"), False, layers=(1,))
     assert one_room

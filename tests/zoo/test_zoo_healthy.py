@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpaudit_ray.isolation import Limits, Room
+from dpaudit_ray.isolation import Limits, Sandbox
 from dpaudit_ray.scripts import looks, runners
 from dpaudit_ray.scripts.findings import Weight
 from dpaudit_ray.scripts.locate import Target
@@ -25,7 +25,7 @@ QUICK = ("mlp", "ghost", "memory_manager")  # judged in the suite, the others in
 pytestmark = pytest.mark.slow
 
 
-def run(warm: Room, name: str, **asked: object) -> Seen:
+def run(warm: Sandbox, name: str, **asked: object) -> Seen:
     seen = runners.one(
         warm, Target(ZOO / "healthy.py", name), Asked(SEED, **asked), Limits(300.0), 1
     )
@@ -34,19 +34,19 @@ def run(warm: Room, name: str, **asked: object) -> Seen:
 
 
 @functools.cache
-def looked_into(warm: Room, name: str) -> Seen:
+def looked_into(warm: Sandbox, name: str) -> Seen:
     return run(warm, name, looks=True)
 
 
 @pytest.mark.parametrize("name", BITWISE)
-def test_looking_changes_no_bit_of_the_parameters(warm: Room, name: str) -> None:
+def test_looking_changes_no_bit_of_the_parameters(warm: Sandbox, name: str) -> None:
     request = {"script": "healthy", "function": name, "seed": SEED}
     plain = warm.call("tests.zoo.plainly:run", request, Limits(300.0))
     assert plain.how == "returned", plain.traceback
     assert looked_into(warm, name).told["final"] == plain.value
 
 
-def no_alarm(warm: Room, name: str) -> None:
+def no_alarm(warm: Sandbox, name: str) -> None:
     """One run in a hundred may raise one, with other seeds."""
     seen = looked_into(warm, name)
     judged = looks.judge(seen.record, seen.told, common.DELTA)
@@ -55,17 +55,17 @@ def no_alarm(warm: Room, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_healthy_script_raises_no_alarm(warm: Room, name: str) -> None:
+def test_a_healthy_script_raises_no_alarm(warm: Sandbox, name: str) -> None:
     no_alarm(warm, name)
 
 
 @pytest.mark.skipif(not LONG, reason="as the others; set DPAUDIT_LONG=1")
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in QUICK])
-def test_no_other_healthy_script_raises_an_alarm(warm: Room, name: str) -> None:
+def test_no_other_healthy_script_raises_an_alarm(warm: Sandbox, name: str) -> None:
     no_alarm(warm, name)
 
 
-def test_watching_takes_a_small_share(warm: Room) -> None:
+def test_watching_takes_a_small_share(warm: Sandbox) -> None:
     """Canaries cost next to nothing; looking into steps, two seconds and a third of all time.
 
     The step that passes that limit is looked at to its end, which takes a second where all is slow.
@@ -85,7 +85,7 @@ def share(seen: Any) -> float:
     return float(seen.told["watching"] / seen.told["seconds"])
 
 
-def test_what_every_optimizer_imports_is_there(warm: Room) -> None:
+def test_what_every_optimizer_imports_is_there(warm: Sandbox) -> None:
     """PyTorch imports torch._dynamo at the first optimizer: a second for each run."""
     assert warm.call("tests.zoo.test_zoo_healthy:dynamo", {}).value
 

@@ -15,20 +15,20 @@ import psutil
 import pytest
 
 from dpaudit_ray.errors import ClusterError
-from dpaudit_ray.isolation import Ended, Limits, Room
+from dpaudit_ray.isolation import Ended, Limits, Sandbox
 
 HERE = str(Path(__file__).parent)
 CALLED = "called"
 
 
 @pytest.fixture(scope="module")
-def room() -> Iterator[Room]:
-    with Room(path=(HERE,)) as opened:
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(path=(HERE,)) as opened:
         yield opened
 
 
-def called(room: Room, name: str, argument: Any = None, **limits: float) -> Ended:
-    return room.call(f"{CALLED}:{name}", argument, Limits(**limits))
+def called(sandbox: Sandbox, name: str, argument: Any = None, **limits: float) -> Ended:
+    return sandbox.call(f"{CALLED}:{name}", argument, Limits(**limits))
 
 
 def gone(process: int) -> bool:
@@ -45,19 +45,19 @@ def gone(process: int) -> bool:
 
 
 @pytest.mark.parametrize("value", [1, 0.1 + 0.2, None, "ε", [1, {"a": [True]}], float("inf")])
-def test_what_is_returned_comes_back(room: Room, value: Any) -> None:
-    ended = called(room, "given", value)
+def test_what_is_returned_comes_back(sandbox: Sandbox, value: Any) -> None:
+    ended = called(sandbox, "given", value)
     assert (ended.how, ended.value, ended.message, ended.traceback) == ("returned", value, "", "")
     assert ended.output == "said\nand complained\n"
     assert 0 < ended.seconds < 30
 
 
-def test_nan_comes_back(room: Room) -> None:
-    assert str(called(room, "given", float("nan")).value) == "nan"
+def test_nan_comes_back(sandbox: Sandbox) -> None:
+    assert str(called(sandbox, "given", float("nan")).value) == "nan"
 
 
-def test_what_is_raised_is_told(room: Room) -> None:
-    ended = called(room, "raising", "boom\nand more")
+def test_what_is_raised_is_told(sandbox: Sandbox) -> None:
+    ended = called(sandbox, "raising", "boom\nand more")
     assert (ended.how, ended.value) == ("raised", None)
     assert ended.message == "ValueError: boom"
     assert "in raising" in ended.traceback
@@ -74,26 +74,26 @@ def test_what_is_raised_is_told(room: Room) -> None:
         ("raising", "\x1b[31mred", "ValueError: \\x1b[31mred"),
     ],
 )
-def test_all_that_fails_is_a_line(room: Room, name: str, argument: Any, said: str) -> None:
-    ended = called(room, name, argument)
+def test_all_that_fails_is_a_line(sandbox: Sandbox, name: str, argument: Any, said: str) -> None:
+    ended = called(sandbox, name, argument)
     assert ended.how == "raised"
     assert ended.message.startswith(said)
 
 
-def test_what_takes_too_long_is_ended(room: Room) -> None:
-    ended = called(room, "hanging", 60, seconds=0.3)
+def test_what_takes_too_long_is_ended(sandbox: Sandbox) -> None:
+    ended = called(sandbox, "hanging", 60, seconds=0.3)
     assert (ended.how, ended.message) == ("hung", "took more than 0.3 s")
     assert ended.output == "waits\n", "it has said so, though it was killed"
     assert 0.3 <= ended.seconds < 30
 
 
-def test_a_limit_that_is_over_at_once_is_one(room: Room) -> None:
-    assert called(room, "hanging", 60, seconds=1e-9).how == "hung"
+def test_a_limit_that_is_over_at_once_is_one(sandbox: Sandbox) -> None:
+    assert called(sandbox, "hanging", 60, seconds=1e-9).how == "hung"
 
 
 @pytest.mark.parametrize("name", ["growing", "growing_below"])
-def test_what_takes_too_much_memory_is_ended(room: Room, name: str) -> None:
-    ended = called(room, name, 0.4, gib=0.2, seconds=20)
+def test_what_takes_too_much_memory_is_ended(sandbox: Sandbox, name: str) -> None:
+    ended = called(sandbox, name, 0.4, gib=0.2, seconds=20)
     assert (ended.how, ended.message) == ("memory", "took more than 0.2 GiB")
 
 
@@ -106,17 +106,17 @@ def test_what_takes_too_much_memory_is_ended(room: Room, name: str) -> None:
         ("quitting", 9, "ended with exit status 9"),
     ],
 )
-def test_what_dies_is_told(room: Room, name: str, argument: int, said: str) -> None:
-    ended = called(room, name, argument)
+def test_what_dies_is_told(sandbox: Sandbox, name: str, argument: int, said: str) -> None:
+    ended = called(sandbox, name, argument)
     assert (ended.how, ended.message) == ("died", said)
 
 
-def test_of_a_crash_the_place_is_told(room: Room) -> None:
-    assert "in killed" in called(room, "killed", int(signal.SIGSEGV)).output
+def test_of_a_crash_the_place_is_told(sandbox: Sandbox) -> None:
+    assert "in killed" in called(sandbox, "killed", int(signal.SIGSEGV)).output
 
 
-def test_of_megabytes_beginning_and_end_are_kept(room: Room) -> None:
-    ended = called(room, "printing", 8)
+def test_of_megabytes_beginning_and_end_are_kept(sandbox: Sandbox) -> None:
+    ended = called(sandbox, "printing", 8)
     assert ended.how == "returned"
     assert len(ended.output) < 21_000
     assert ended.output.startswith("first line\n")
@@ -124,56 +124,56 @@ def test_of_megabytes_beginning_and_end_are_kept(room: Room) -> None:
     assert " bytes left out ..." in ended.output
 
 
-def test_what_a_call_leaves_behind_is_ended(room: Room) -> None:
-    ended = called(room, "leaving_one_behind")
+def test_what_a_call_leaves_behind_is_ended(sandbox: Sandbox) -> None:
+    ended = called(sandbox, "leaving_one_behind")
     assert ended.how == "returned"
     assert gone(ended.value)
 
 
-def test_threads_hold_nothing_up(room: Room) -> None:
-    assert called(room, "with_threads", 3, seconds=10).value == 4
+def test_threads_hold_nothing_up(sandbox: Sandbox) -> None:
+    assert called(sandbox, "with_threads", 3, seconds=10).value == 4
 
 
-def test_a_zygote_leaves_it_to_who_asks_when_to_end(room: Room) -> None:
-    assert called(room, "stopping_zygote").value == 3
-    assert called(room, "given", 4).value == 4
+def test_a_server_leaves_it_to_who_asks_when_to_end(sandbox: Sandbox) -> None:
+    assert called(sandbox, "stopping_server").value == 3
+    assert called(sandbox, "given", 4).value == 4
 
 
-def test_a_zygote_that_is_killed_is_told_and_replaced() -> None:
-    with Room(path=(HERE,)) as room:
+def test_a_server_that_is_killed_is_told_and_replaced() -> None:
+    with Sandbox(path=(HERE,)) as sandbox:
         with pytest.raises(ClusterError, match="has died; run it again"):
-            called(room, "ending_zygote", seconds=10)
-        found = called(room, "where").value
+            called(sandbox, "ending_server", seconds=10)
+        found = called(sandbox, "where").value
         os.kill(found["parent"], signal.SIGKILL)
         gone(found["parent"])
-        again = called(room, "where")
+        again = called(sandbox, "where")
         assert again.how == "returned"
         assert again.value["parent"] != found["parent"]
 
 
-def test_every_call_is_a_process_of_its_own(room: Room) -> None:
-    first, second = (called(room, "where").value for _ in range(2))
+def test_every_call_is_a_process_of_its_own(sandbox: Sandbox) -> None:
+    first, second = (called(sandbox, "where").value for _ in range(2))
     assert first["process"] != second["process"]
     assert first["parent"] == second["parent"]
     assert first["path"][0] == HERE
 
 
 def test_closed_it_leaves_nothing() -> None:
-    room = Room(path=(HERE,))
-    zygote = called(room, "where").value["parent"]
-    room.close()
-    assert gone(zygote)
-    assert not room.folder.exists()
-    room.close()
+    sandbox = Sandbox(path=(HERE,))
+    server = called(sandbox, "where").value["parent"]
+    sandbox.close()
+    assert gone(server)
+    assert not sandbox.folder.exists()
+    sandbox.close()
 
 
 def test_whoever_asks_may_be_killed() -> None:
     """Its calls end with it, and its folder goes."""
     code = (
-        "import sys, threading, time; from dpaudit_ray.isolation import Room\n"
-        f"room = Room(path=({HERE!r},)); room.call('{CALLED}:where', None)\n"
-        "print(room.folder, flush=True)\n"
-        f"room.call('{CALLED}:hanging', 60)\n"
+        "import sys, threading, time; from dpaudit_ray.isolation import Sandbox\n"
+        f"sandbox = Sandbox(path=({HERE!r},)); sandbox.call('{CALLED}:where', None)\n"
+        "print(sandbox.folder, flush=True)\n"
+        f"sandbox.call('{CALLED}:hanging', 60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as asks:
         assert asks.stdout is not None
@@ -194,8 +194,8 @@ def test_whoever_asks_may_be_killed() -> None:
 
 def test_what_a_preloaded_module_prints_is_no_answer(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("print('hello'); raise SystemExit(3)")
-    with Room(("loud",), (str(tmp_path), HERE)) as room:
-        assert called(room, "given", 1).value == 1
+    with Sandbox(("loud",), (str(tmp_path), HERE)) as sandbox:
+        assert called(sandbox, "given", 1).value == 1
 
 
 def test_a_folder_gives_no_module_in_place_of_an_installed_one(
@@ -203,5 +203,5 @@ def test_a_folder_gives_no_module_in_place_of_an_installed_one(
 ) -> None:
     (tmp_path / "json.py").write_text("raise ValueError('a stranger')")
     monkeypatch.chdir(tmp_path)
-    with Room(path=(HERE,)) as room:
-        assert called(room, "given", 1).value == 1
+    with Sandbox(path=(HERE,)) as sandbox:
+        assert called(sandbox, "given", 1).value == 1

@@ -1,0 +1,252 @@
+"""Calls in child processes: each within its time and memory, and what it printed is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from ..errors import ClusterError
+from ..printable import printable
+
+_HEAD, _TAIL = 2**12, 2**14  # bytes of what a call prints that are kept
+_LOOK_SECONDS = 0.2
+_END_SECONDS = 5.0  # for a server that was told to end
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Of one call: `seconds`, and `gib` of memory for it and all it starts; None: no limit."""
+
+    seconds: float | None = None
+    gib: float | None = None
+
+    def exceeded(self, child: int, seconds: float) -> Literal["hung", "memory"] | None:
+        """Which limit a process is over after so many seconds."""
+        if self.seconds is not None and seconds > self.seconds:
+            return "hung"
+        if self.gib is not None and _resident(child) > self.gib * _GIB:
+            return "memory"
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a call ended: its `value`, plain JSON, where `how` is "returned"; else `message` says.
+
+    `output` is what it printed, the middle left out where that is much.
+    """
+
+    how: Literal["returned", "raised", "hung", "memory", "died"]
+    value: Any
+    message: str
+    traceback: str
+    output: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Server:
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    output: int  # of its children, read without waiting
+
+
+class Sandbox:
+    """Where calls are made, one at a time, each in a child of one fork server.
+
+    Args:
+        preload: modules that take long to import, and that no thread of theirs outlives.
+        path: folders that all look for modules in before all others, in this order.
+        environment: variables of the children, beside those of this process.
+    """
+
+    def __init__(
+        self,
+        preload: tuple[str, ...] = (),
+        path: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self._preload, self._path, self._environment = preload, path, environment or {}
+        self._server: _Server | None = None
+        self.folder = Path(tempfile.mkdtemp(prefix="dpaudit-"))  # is there as long as this is
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        self._end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def call(self, target: str, argument: Any, limits: Limits | None = None) -> Ended:
+        """What `package.module:function` gives for `argument`; both are plain JSON.
+
+        Raises:
+            ClusterError: no process can be started.
+        """
+        limits = limits or Limits()
+        self.folder.mkdir(exist_ok=True)
+        result = self.folder / "result"
+        result.unlink(missing_ok=True)
+        printed, began = _Printed(), time.monotonic()
+        try:
+            server = self._running()
+            request = {"target": target, "argument": argument}
+            server.connection.send_bytes(json.dumps(request).encode())
+            status, stopped = _watched(server, printed, limits)
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            self._end()
+            raise ClusterError(
+                "the process that trials are started from has died; run it again"
+            ) from error
+        except BaseException:  # Ctrl-C too: a child that nobody waits for must not go on
+            self._end()
+            raise
+        return _ended(status, stopped, result, printed.text, time.monotonic() - began, limits)
+
+    def _running(self) -> _Server:
+        if self._server is not None and self._server.process.poll() is None:
+            return self._server
+        self._end()
+        ours, theirs = multiprocessing.Pipe()
+        settings = {
+            "connection": theirs.fileno(), "folder": str(self.folder), "path": self._path,
+            "preload": self._preload,
+        }  # fmt: skip
+        # The server finds this package wherever it was imported from.
+        package = str(Path(__file__).resolve().parents[2])
+        places = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        path = os.pathsep.join(place for place in places if place)
+        # -P: the folder where one works gives no module in place of an installed one.
+        command = [sys.executable, "-P", "-m", "dpaudit_ray.isolation.forkserver"]
+        try:
+            process = subprocess.Popen(
+                [*command, json.dumps(settings)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"PYTHONPATH": path} | self._environment,
+            )
+        except OSError as error:
+            ours.close()
+            raise ClusterError(f"no process can be started for trials ({error})") from error
+        finally:
+            theirs.close()
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        self._server = _Server(process, ours, process.stdout.fileno())
+        return self._server
+
+    def _end(self) -> None:
+        """Ends the server, and with it all children."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        server.connection.close()
+        assert server.process.stdout is not None
+        server.process.stdout.close()
+        try:
+            server.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            server.process.kill()
+            server.process.wait()
+
+
+def _watched(
+    server: _Server, printed: _Printed, limits: Limits
+) -> tuple[int, Literal["hung", "memory"] | None]:
+    """The exit status of a call, and the limit that it was ended for."""
+    child = began = None
+    stopped: Literal["hung", "memory"] | None = None
+    while True:
+        ready = wait([server.connection, server.output], _LOOK_SECONDS)
+        printed.read(server.output)
+        if server.connection in ready:
+            number: int = server.connection.recv()
+            if child is not None:
+                printed.read(server.output)
+                return number, stopped
+            child, began = number, time.monotonic()
+        if child is not None and began is not None:
+            stopped = stopped or limits.exceeded(child, time.monotonic() - began)
+            if stopped:  # again, where it had not made its group yet
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child, signal.SIGKILL)
+
+
+class _Printed:
+    """The beginning and the end of what a call prints."""
+
+    def __init__(self) -> None:
+        self._head, self._tail, self._left_out = b"", b"", 0
+
+    def read(self, source: int) -> None:
+        """Takes what is there."""
+        with contextlib.suppress(BlockingIOError):
+            while read := os.read(source, 2**16):
+                room = _HEAD - len(self._head)
+                self._head += read[:room]
+                self._tail += read[room:]
+                self._left_out += max(0, len(self._tail) - _TAIL)
+                self._tail = self._tail[-_TAIL:]
+
+    @property
+    def text(self) -> str:
+        """As far as it is kept."""
+        middle = f"\n... {self._left_out} bytes left out ...\n" if self._left_out else ""
+        head, tail = (part.decode(errors="replace") for part in (self._head, self._tail))
+        return head + middle + tail
+
+
+def _resident(pid: int) -> int:
+    """Bytes that a process and all it has started hold."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        top = psutil.Process(pid)
+        for process in [top, *top.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+    return total
+
+
+def _ended(
+    status: int,
+    stopped: Literal["hung", "memory"] | None,
+    result: Path,
+    output: str,
+    seconds: float,
+    limits: Limits,
+) -> Ended:
+    if stopped == "hung":
+        return Ended("hung", None, f"took more than {limits.seconds:g} s", "", output, seconds)
+    if stopped == "memory":
+        return Ended("memory", None, f"took more than {limits.gib:g} GiB", "", output, seconds)
+    try:
+        found = json.loads(result.read_text())
+    except (OSError, ValueError):
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        return Ended("died", None, f"ended with {how}", "", output, seconds)
+    if "raised" in found:
+        raised = found["raised"]
+        plain = raised["message"] != raised["kind"]
+        message = f"{raised['kind']}: {raised['message']}" if plain else raised["kind"]
+        return Ended("raised", None, printable(message), raised["traceback"], output, seconds)
+    return Ended("returned", found["value"], "", "", output, seconds)
