@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,12 +14,11 @@ from . import notebook
 from . import plan as planning
 from .errors import DamagedArraysError, DamagedScoresError, SpecError
 from .orchestration import metrics, retrying
-from .orchestration.driver import Driver
-from .orchestration.executors import Executor
+from .orchestration.dispatcher import Dispatcher
+from .orchestration.driver import Driver, FailureBudget
 from .orchestration.interrupt import Stop
-from .orchestration.ledger import Ledger
 from .orchestration.progress import Activity, Progress
-from .plan import decisions, failures, gathering, preparing, provenance, salvage
+from .plan import decisions, failures, gathering, preparing, salvage
 from .plan.failures import Failure
 from .plan.model import Pack, Plan
 from .result import Result
@@ -127,7 +125,7 @@ class _Job:
             self.tell(line)
         remaining = self._remaining([] if retry_failed else recorded)
         name: ExecutorName = executor if remaining else "inline"
-        with self._executor(name, len(remaining), address) as chosen:
+        with self._dispatcher(name, len(remaining), address) as chosen:
             if not (retry_failed and recorded):
                 result = self._drive(chosen, remaining, recorded)
                 if name == "ray" and result.complete:
@@ -157,46 +155,50 @@ class _Job:
         parts = preparing.left(self.directory, self.plan, left)
         return [*(part for part in parts if not waiting.intersection(part.waiting)), *left]
 
-    def _granted(self, executor: Executor, recorded: list[Failure]) -> list[Failure]:
+    def _granted(self, dispatcher: Dispatcher, recorded: list[Failure]) -> list[Failure]:
         """Failures of packs that are due and may be run again."""
         due = set(self._remaining([]))
         failed = [failure for failure in recorded if failure.pack in due]
         checks = retrying.checks(self.plan, self.directory, [failure.pack for failure in failed])
-        checking = retrying.Checking(executor, checks)
-        ledger, require = self._ledger([]), self.lease.require
-        Driver(checking, checks, ledger, self.stop, self.show, require=require).run()
+        checking = retrying.Checking(dispatcher, checks)
+        budget, require = self._budget([]), self.lease.require
+        Driver(checking, checks, budget, self.stop, self.show, require=require).run()
         for line in retrying.refusals(self.plan, checking.different):
             self.tell(line)
         refused = {pack.audit for pack in checking.different}
         return [failure for failure in failed if failure.pack.audit not in refused]
 
-    def _given_up_again(self, executor: Executor, granted: list[Failure], result: Result) -> Result:
+    def _given_up_again(
+        self, dispatcher: Dispatcher, granted: list[Failure], result: Result
+    ) -> Result:
         """Packs whose turn did not come once more are misses again."""
-        executor.give_up(granted)
-        executor.flush()
+        dispatcher.give_up(granted)
+        dispatcher.flush()
         return dataclasses.replace(result, failures=self._failures())
 
     def _failures(self) -> tuple[Failure, ...]:
         of_packs = failures.read(self.directory, self.plan)
         return (*of_packs, *preparing.read(self.directory, self.plan))
 
-    def _ledger(self, recorded: list[Failure]) -> Ledger:
+    def _budget(self, recorded: list[Failure]) -> FailureBudget:
         labels = [audit.label for audit in self.plan.audits]
         reached = {}
         for index in {failure.pack.audit for failure in recorded}:
             done = gathering.finished(self.directory, self.plan.audits[index])
             reached[index] = max((first for first, _ in done), default=-1)
-        return Ledger(self.sweep.resources, labels, self.tell, recorded, reached)
+        return FailureBudget(self.sweep.resources, labels, self.tell, recorded, reached)
 
-    def _drive(self, executor: Executor, remaining: list[Pack], recorded: list[Failure]) -> Result:
+    def _drive(
+        self, dispatcher: Dispatcher, remaining: list[Pack], recorded: list[Failure]
+    ) -> Result:
         hours = {
             index: rule.hours
             for index, cell in enumerate(self.sweep.cells)
             if (rule := cell.audit.stop_when) is not None and rule.hours is not None
         }
-        ledger = self._ledger(recorded)
+        budget = self._budget(recorded)
         show, require = self.show, self.lease.require
-        summary = Driver(executor, remaining, ledger, self.stop, show, hours, require).run()
+        summary = Driver(dispatcher, remaining, budget, self.stop, show, hours, require).run()
         self.directory.require_owned()
         complete = self.directory.complete
         known = self._failures()
@@ -204,46 +206,43 @@ class _Job:
         before = tuple(recorded)
         return Result(self.directory.location, complete, known, summary.lost, stopped, before)
 
-    def _conclude(self, executor: Executor) -> None:
+    def _conclude(self, dispatcher: Dispatcher) -> None:
         """Tells the metrics of refuted claims: those of all trials, and not of live bounds only."""
         from .report import answer, tables
 
         self.phase("judging the claims")
         said = answer.keep(tables.Run.open(self.directory.location))
         refuted = frozenset(i for i, one in enumerate(said.audits) if one.violates)
-        now = Activity(trainers=executor.trainers, last_result=time.time(), refuted=refuted)
-        last = executor.progress(now)
+        now = Activity(trainers=dispatcher.trainers, last_result=time.time(), refuted=refuted)
+        last = dispatcher.progress(now)
         if refuted - {i for i, audit in enumerate(last.audits) if audit.refuted}:
             time.sleep(metrics.COLLECTED_SECONDS)  # the series end with the aggregator
 
     @contextlib.contextmanager
-    def _executor(self, name: ExecutorName, packs: int, address: str | None) -> Iterator[Executor]:
+    def _dispatcher(
+        self, name: ExecutorName, packs: int, address: str | None
+    ) -> Iterator[Dispatcher]:
+        what = self.sweep, self.plan, self.directory, packs
         if name == "inline":
-            from .orchestration.fleet import Fleet, grouped
-            from .orchestration.inline import InlineExecutor
+            from .orchestration import inline_executor
 
-            if packs:
-                here = provenance.machine((), gpu=self.sweep.resources.num_gpus > 0)
-                fleet = Fleet(self.plan, self.directory, self.tell, grouped(self.sweep))
-                fleet.admit(socket.gethostname(), here)
-            yield InlineExecutor(self.sweep, self.plan, self.directory)
-            return
-        from .orchestration import cluster
+            dispatcher = inline_executor.dispatcher(*what, self.tell)
+        else:
+            from .orchestration import ray_executor
 
-        where = address or os.environ.get("RAY_ADDRESS")
-        self.phase(f"joining the cluster at {where}" if where else "starting Ray on this machine")
-        ray = self.connection.enter_context(cluster.connected(address))
-        self.connection.callback(self.phase, "leaving the cluster" if where else "ending Ray")
-        self.stop.install()
-        self.phase("starting the aggregator, which reads what is done")
-        heard, before = (lambda: self.stop.heard), self.lease.before
-        executor = cluster.executor(
-            ray, self.sweep, self.plan, self.directory, packs, self.tell, heard, before
-        )
+            where = address or os.environ.get("RAY_ADDRESS")
+            joining = f"joining the cluster at {where}" if where else "starting Ray on this machine"
+            self.phase(joining)
+            ray = self.connection.enter_context(ray_executor.connected(address))
+            self.connection.callback(self.phase, "leaving the cluster" if where else "ending Ray")
+            self.stop.install()
+            self.phase("starting the aggregator, which reads what is done")
+            heard, before = (lambda: self.stop.heard), self.lease.before
+            dispatcher = ray_executor.dispatcher(ray, *what, self.tell, heard, before)
         try:
-            yield executor
+            yield dispatcher
         finally:
-            executor.close()
+            dispatcher.close()
 
 
 def _reported(directory: RunDirectory) -> contextlib.AbstractContextManager[None]:

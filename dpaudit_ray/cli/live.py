@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from ..orchestration.eta import Speed
 from ..orchestration.progress import Progress
-from ..orchestration.speed import Speed
 from ..printable import printable
 from . import frames, terminal
 

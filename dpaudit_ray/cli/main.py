@@ -14,7 +14,7 @@ from typing import Annotated, Never, cast
 import typer
 
 from ..errors import DpauditError, Exit, SpecError
-from ..orchestration import watch
+from ..orchestration import head_liveness
 from ..sweep.yamlfile import parse_changes
 from ..version import __version__
 from . import completion, leftovers, reading, terminal
@@ -221,7 +221,7 @@ def main() -> Never:
     if completion.asked(sys.argv):
         sys.exit(_completed())
     code = contextvars.copy_context().run(_run_app, debug) or Exit.COMPLETE
-    if watch.lost.is_set():  # Ray would wait at the interpreter's end for what does not answer
+    if head_liveness.head_lost.is_set():  # Ray would wait at the end for what does not answer
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)

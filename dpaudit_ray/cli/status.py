@@ -60,7 +60,7 @@ def _entries(opened: Run, said: Answer | None) -> dict[str, Any]:
 
 
 def _show(opened: Run, said: Answer | None) -> None:
-    from ..orchestration import fleet
+    from ..orchestration.workers import recorded_machines
     from ..plan import missed, preparing
     from ..report import words
     from ..storage import lease
@@ -72,7 +72,7 @@ def _show(opened: Run, said: Answer | None) -> None:
     where = opened.directory, opened.plan
     for line in [*preparing.shown(*where), *leftovers.failed(opened), *missed.lines(*where)]:
         terminal.say(line)
-    if len(kinds := fleet.recorded(opened.directory)) > 1:
+    if len(kinds := recorded_machines(opened.directory)) > 1:
         terminal.say(f"trained on several kinds of machine: {'; '.join(kinds)}")
     tables.show_answer(opened, said)
     driver = lease.holder(opened.directory)

@@ -118,9 +118,9 @@ def _script(target: Target, asked: _Asked, as_json: bool) -> Verdict:
     tell = terminal.add
     with contextlib.ExitStack() as stack:
         if asked.address or os.environ.get("RAY_ADDRESS"):
-            from ..orchestration import cluster
+            from ..orchestration import ray_executor
 
-            ray = stack.enter_context(cluster.connected(asked.address))
+            ray = stack.enter_context(ray_executor.connected(asked.address))
             found = Audit(target, OnRay(ray, target), options, tell).verdict()
         else:
             found = Audit(target, Here(target), options, tell).verdict()

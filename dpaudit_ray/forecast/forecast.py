@@ -122,7 +122,7 @@ def of(
     enough = decisions.decided(run, sweep)
     remaining = [pack for pack in plan.remaining(run, enough) if pack not in left_out]
     rehearsal = Rehearsal(run, plan)
-    trainer = PackTrainer(sweep.raw, Brief.of(plan, sweep), rehearsal.prepared)
+    trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), rehearsal.prepared)
     preparations = rehearsal.of(trainer, preparing.left(run, plan, remaining))
     seconds, problem = seconds_per_trial(sweep, trainer, remaining, measured)
     audits = []

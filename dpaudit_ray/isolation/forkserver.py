@@ -68,8 +68,10 @@ def _serve(asker: Connection, output: int, result: Path) -> None:
             asker.send(pid)
             ended, status = os.waitpid(pid, os.WNOHANG)
             while not ended:
-                readable, _, _ = select.select([asker, woken], [], [])
-                if asker in readable:  # nothing is asked meanwhile: the connection has ended
+                readable, _, _ = select.select([asker.fileno(), woken], [], [])
+                if (
+                    asker.fileno() in readable
+                ):  # nothing is asked meanwhile: the connection has ended
                     raise EOFError
                 os.read(woken, 4096)
                 ended, status = os.waitpid(pid, os.WNOHANG)

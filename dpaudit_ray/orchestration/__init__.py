@@ -1,5 +1,6 @@
 """Drives a sweep: packs to trainers, scores to the aggregator, estimates to the run directory.
 
-Ray is imported in `cluster`, `actors` and `submission` only; everything else runs and is tested
-without it.
+The `driver` hands packs to the `dispatcher`, which has trainers (`workers`) that an executor runs,
+in this process or on a Ray cluster. Ray is imported in `ray_executor`, `actors` and `submission`
+only; everything else runs and is tested without it.
 """

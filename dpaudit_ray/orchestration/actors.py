@@ -1,7 +1,6 @@
 """The Ray actors: long-lived trainers and one aggregator.
 
-Scores travel from a trainer's process straight into the aggregator's. The driver sees a small
-outcome per pack.
+Scores travel from a trainer's process straight into the aggregator's.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 from ray.util.metrics import Gauge
@@ -25,14 +23,13 @@ from ..storage import patience
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores
-from . import metrics
+from . import metrics, trainer
 from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .checkpoints import Saved
-from .executors import Checked, Done
+from .executors import Role
 from .progress import Activity, Progress
-from .trainer import Brief, PackTrainer, runs_of
+from .trainer import Brief
 
-P = TypeVar("P", bound=Pack)
 _log = logging.getLogger("dpaudit")
 WRITERS = 32  # packs that the aggregator stores at once: most of the time they wait for storage
 
@@ -130,38 +127,21 @@ class Aggregator:
         self._open().flush()
 
 
-def _ask(aggregator: Any, method: str, *arguments: Any) -> Any:
-    """What a method of the aggregator returns; the task has a name as in `Link.call`."""
-    task = getattr(aggregator, method).options(name=f"Aggregator.{method}()")
-    return ray.get(task.remote(*arguments))
-
-
-class _Keeper:
-    """Checkpoints go through the aggregator."""
-
-    def __init__(self, aggregator: Any) -> None:
-        self._aggregator = aggregator
-
-    def checkpoint(self, pack: Pack) -> Saved | None:
-        found: Saved | None = _ask(self._aggregator, "checkpoint", pack)
-        return found
-
-    def save(self, pack: Pack, saved: Saved) -> None:
-        _ask(self._aggregator, "save", pack, saved)
-
-
 @ray.remote
-class Trainer:
-    """Trains packs one after another and hands their scores to the aggregator."""
+class Trainer(trainer.Trainer):
+    """A trainer in a process of its own; `datasets` are references by key."""
 
     def __init__(
         self, raw_sweep: dict[str, Any], brief: Brief, aggregator: Any, datasets: dict[str, Any]
     ) -> None:
         _settle_in()
         provide(dict(zip(datasets, ray.get(list(datasets.values())), strict=True)))
-        self._trainer = PackTrainer(raw_sweep, brief, self._prepared, _Keeper(aggregator))
-        self._brief = brief
-        self._aggregator = aggregator
+
+        def call(method: str, *arguments: Any, label: str = "") -> Any:
+            name = task_name("Aggregator", method, label)
+            return ray.get(getattr(aggregator, method).options(name=name).remote(*arguments))
+
+        super().__init__(raw_sweep, brief, call)
         self._name = raw_sweep["name"]
 
     def __repr__(self) -> str:
@@ -177,51 +157,14 @@ class Trainer:
         place = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         return *place, machine
 
-    def _prepared(self, audit: int) -> tuple[Arrays, ...]:
-        found: tuple[Arrays, ...] = _ask(self._aggregator, "prepared", audit)
-        return found
 
-    def run_pack(self, pack: Pack) -> Done | Failure:
-        """Returns when the pack is stored, or with the failure of the user's code."""
-        if isinstance(pack, Part):
-            return self._run(pack, self._trainer.attempt_part, 1)
-        return self._run(pack, self._trainer.attempt, 1)
+def task_name(role: Role, method: str, label: str = "") -> str:
+    """What Ray shows of a call; without it, that would be all that its actor says of itself.
 
-    def retry_pack(self, pack: Pack, before: Failure) -> Done | Failure:
-        """Runs a pack that failed elsewhere, several times, and stores it where they agree."""
-        if isinstance(pack, Part):
-            return self.run_pack(pack)
-        return self._run(pack, lambda pack: self._trainer.retry(pack, before), runs_of(pack))
-
-    def _run(
-        self, pack: P, train: Callable[[P], PackScores | Arrays | Failure], runs: int
-    ) -> Done | Failure:
-        started = time.perf_counter()
-        label = self._brief.audits[pack.audit].label
-        what = f"{label}, {pack.what}"
-        _log.info("%s: starts", what)
-        result = train(pack)
-        if isinstance(result, Failure):
-            _log.error("%s: failed\n%s", what, result.traceback)
-            return result
-        trained = time.perf_counter() - started
-        # Not after its trials: Ray keeps metrics by task name, 15 kB for each, in every process.
-        method = "keep" if isinstance(pack, Part) else "fold"
-        store = getattr(self._aggregator, method).options(name=f"Aggregator.{method} {label}")
-        ray.get(store.remote(pack, result))
-        seconds = time.perf_counter() - started
-        _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
-        missed = len(result.missed) if isinstance(result, PackScores) else 0
-        return Done(pack, seconds / runs, not self._trainer.resumed, missed)
-
-    def check_pack(self, pack: Pack, finished: bool) -> Checked:
-        """Runs a pack again and compares; stores nothing."""
-
-        def compare(pack: Pack, again: PackScores) -> str | None:
-            found: str | None = _ask(self._aggregator, "difference", pack, again)
-            return found
-
-        return Checked(pack, self._trainer.difference(pack, compare if finished else None))
+    The label does not name trials: Ray keeps metrics by task name, 15 kB for each, in every
+    process.
+    """
+    return f"{role}.{method} {label}" if label else f"{role}.{method}()"
 
 
 def _settle_in() -> None:

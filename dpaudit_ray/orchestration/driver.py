@@ -1,7 +1,7 @@
 """The driver: keeps a bounded window of packs in flight and reacts to how they end.
 
 It holds packs and small outcomes, never scores, so its memory does not depend on the number of
-trials. It knows executors by their interface only.
+trials.
 """
 
 from __future__ import annotations
@@ -12,17 +12,52 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from ..errors import ClusterError, StorageError
+from ..plan import preparing
 from ..plan.failures import Failure
 from ..plan.model import Pack, Part
-from .executors import Done, Executor, Lost, Outcome
+from ..sweep.resources import ResourceSpec
+from .executors import Done, Lost, Outcome
 from .interrupt import Stop
-from .ledger import Ledger
-from .order import Order
 from .progress import Activity, Progress
 
 SHOW_SECONDS = 0.5
+SAME_FAILURES = 3  # packs of an audit that fail the same way in a row: the others would as well
+LOSSES_PER_PACK = 5  # trainers that die under one pack before the pack is held responsible
+NODES_PER_PACK = 20  # nodes that vanish under one pack: it may be what ends them
+_WORD = {"trainer": "worker", "node": "node"}  # for the cause of a loss
+
+
+class Dispatch(Protocol):
+    """Where the driver hands packs over; see `dispatcher.Dispatcher` for its methods."""
+
+    @property
+    def slots(self) -> int:
+        """How many packs may be in flight now."""
+
+    @property
+    def trainers(self) -> int:
+        """Trainers that have their place."""
+
+    def backlog(self, packs: float) -> None:
+        """Takes how many packs are still to be handed over."""
+
+    def submit(self, pack: Pack) -> None:
+        """Takes a pack."""
+
+    def wait(self, timeout: float) -> list[Outcome]:
+        """Outcomes since the last call."""
+
+    def give_up(self, failed: list[Failure]) -> None:
+        """Has packs recorded whose trials are misses."""
+
+    def progress(self, activity: Activity) -> Progress:
+        """The latest snapshot."""
+
+    def flush(self) -> None:
+        """Has estimates written."""
 
 
 @dataclasses.dataclass
@@ -47,17 +82,17 @@ class Driver:
 
     def __init__(
         self,
-        executor: Executor,
+        dispatcher: Dispatch,
         packs: Iterable[Pack],
-        ledger: Ledger,
+        budget: FailureBudget,
         stop: Stop,
         show: Callable[[Progress], None] = lambda progress: None,
         hours: Mapping[int, float] | None = None,
         require: Callable[[], None] = lambda: None,
     ) -> None:
-        self._executor = executor
-        self._order = Order(packs, self._over)
-        self._ledger = ledger
+        self._dispatcher = dispatcher
+        self._queue = PackQueue(packs, self._over)
+        self._budget = budget
         self._stop = stop
         self._show = show
         self._hours = hours or {}
@@ -66,7 +101,7 @@ class Driver:
         self._decided: set[int] = set()
         self._in_flight = 0
         self._running: collections.Counter[int] = collections.Counter()  # the same, by audit
-        self._given_up = 0  # failures that the executor was told of
+        self._given_up = 0  # failures that were passed on
         self._pack_seconds: float | None = None
         self._training_since: float | None = None
         self._last_result: float | None = None
@@ -84,21 +119,21 @@ class Driver:
             self._loop()
         except ClusterError:
             with contextlib.suppress(ClusterError, StorageError):  # what comes up says more
-                self._executor.flush()
+                self._dispatcher.flush()
             raise
-        self._executor.flush()
+        self._dispatcher.flush()
         self._look(force=True)
         final = self._progress()
         self._show(final)
-        ledger = self._ledger
-        return Summary(final, ledger.failures, ledger.losses, self._stop.requested or self._spent())
+        stopped = self._stop.requested or self._out_of_hours()
+        return Summary(final, self._budget.failures, self._budget.losses, stopped)
 
     def _loop(self) -> None:
         self._look(force=True)
         while not self._stop.expired and (self._top_up() or self._in_flight):
             self._require()
-            self._executor.backlog(self._backlog())
-            for outcome in self._executor.wait(timeout=SHOW_SECONDS):
+            self._dispatcher.backlog(self._backlog())
+            for outcome in self._dispatcher.wait(timeout=SHOW_SECONDS):
                 self._settle(outcome)
             self._look()
 
@@ -112,36 +147,36 @@ class Driver:
         self._shown = time.monotonic()
 
     def _progress(self) -> Progress:
-        """The executor's latest snapshot may be of before; what the driver does is of now."""
+        """The latest snapshot may be of before; what the driver does is of now."""
         activity = self._activity()
-        return dataclasses.replace(self._executor.progress(activity), activity=activity)
+        return dataclasses.replace(self._dispatcher.progress(activity), activity=activity)
 
     def _top_up(self) -> bool:
         """Fills the window; False when no pack is left to hand out."""
-        while not self._stop.requested and not self._ledger.exhausted:
-            pack = self._order.next()
+        while not self._stop.requested and not self._budget.exhausted:
+            pack = self._queue.next()
             if pack is None:
                 return False
-            if self._in_flight >= self._executor.slots:
-                self._order.again([pack])
+            if self._in_flight >= self._dispatcher.slots:
+                self._queue.put_back([pack])
                 return True
-            self._executor.submit(pack)
-            self._flies(pack, 1)
+            self._dispatcher.submit(pack)
+            self._count_in_flight(pack, 1)
         return False
 
     def _backlog(self) -> float:
         """Packs that are still to be handed out; inf where nobody has looked how many come."""
-        if self._stop.requested or self._ledger.exhausted:
+        if self._stop.requested or self._budget.exhausted:
             return 0
-        return self._order.backlog
+        return self._queue.backlog
 
     def _over(self, audit: int) -> bool:
-        return audit in self._ledger.closed or audit in self._decided or self._out_of_time(audit)
+        return audit in self._budget.closed or audit in self._decided or self._out_of_time(audit)
 
     def _out_of_time(self, audit: int) -> bool:
         return self._worked[audit] >= self._hours.get(audit, math.inf) * 3600
 
-    def _spent(self) -> bool:
+    def _out_of_hours(self) -> bool:
         """Whether a time budget cut an audit off."""
         return any(self._out_of_time(audit) for audit in self._hours if audit not in self._decided)
 
@@ -149,25 +184,25 @@ class Driver:
         self._last_result = time.time()
         if isinstance(outcome, Lost):
             for pack in outcome.packs:
-                self._flies(pack, -1)
-            self._order.again(self._ledger.lost(outcome))
+                self._count_in_flight(pack, -1)
+            self._queue.put_back(self._budget.lost(outcome))
         elif isinstance(outcome, Done):
-            self._flies(outcome.pack, -1)
-            self._ledger.done(outcome.pack, outcome.missed)
-            self._order.done(outcome.pack)
+            self._count_in_flight(outcome.pack, -1)
+            self._budget.done(outcome.pack, outcome.missed)
+            self._queue.done(outcome.pack)
             if not isinstance(outcome.pack, Part):
                 self._pack_seconds = outcome.seconds
                 if self._training_since is None:
                     self._training_since = time.monotonic() - outcome.seconds
                 self._worked[outcome.pack.audit] += outcome.seconds
         elif isinstance(outcome, Failure):
-            self._flies(outcome.pack, -1)
-            self._ledger.failed(outcome)
-        if given_up := self._ledger.failures[self._given_up :]:
-            self._executor.give_up(given_up)
+            self._count_in_flight(outcome.pack, -1)
+            self._budget.failed(outcome)
+        if given_up := self._budget.failures[self._given_up :]:
+            self._dispatcher.give_up(given_up)
             self._given_up += len(given_up)
 
-    def _flies(self, pack: Pack, packs: int) -> None:
+    def _count_in_flight(self, pack: Pack, packs: int) -> None:
         self._in_flight += packs
         self._running.update(dict.fromkeys(_audits_of(pack), packs))
 
@@ -176,18 +211,195 @@ class Driver:
         since = self._training_since
         return Activity(
             packs_in_flight=self._in_flight,
-            trainers=self._executor.trainers,
+            trainers=self._dispatcher.trainers,
             pack_seconds=self._pack_seconds,
             last_result=self._last_result,
-            failed=dict(self._ledger.trials_failed),
-            lost=dict(self._ledger.trials_lost),
+            failed=dict(self._budget.trials_failed),
+            lost=dict(self._budget.trials_lost),
             training_seconds=None if since is None else time.monotonic() - since,
             running=frozenset(+self._running),
-            over=frozenset(self._ledger.closed | self._decided | late),
-            stopping=self._stop.requested or self._ledger.exhausted,
+            over=frozenset(self._budget.closed | self._decided | late),
+            stopping=self._stop.requested or self._budget.exhausted,
         )
 
 
 def _audits_of(pack: Pack) -> tuple[int, ...]:
     """Those that it is run for."""
     return pack.waiting if isinstance(pack, Part) else (pack.audit,)
+
+
+class PackQueue:
+    """Which pack is handed out next: what was lost, then what is new; none before what it awaits.
+
+    It takes packs in an order in which the parts that a pack waits for come before it.
+
+    `over` says of an audit that none of its packs is to be run any more.
+    """
+
+    def __init__(self, packs: Iterable[Pack], over: Callable[[int], bool]) -> None:
+        self._packs, self._over = iter(packs), over
+        self._returned: collections.deque[Pack] = collections.deque()
+        self._awaited: dict[int, set[Part]] = {}  # parts that are not done, by audit that waits
+        self._held: dict[int, list[Pack]] = {}  # packs that wait, by audit
+        self._all_out = False  # every pack was looked at once
+
+    def next(self) -> Pack | None:
+        """None when no pack is left that can be run now; some may still wait for a part."""
+        while (pack := self._any()) is not None:
+            if isinstance(pack, Part):
+                waiting = [audit for audit in pack.waiting if not self._over(audit)]
+                for audit in waiting:
+                    self._awaited.setdefault(audit, set()).add(pack)
+                if waiting:
+                    return pack
+            elif not self._over(pack.audit):
+                if not self._awaited.get(pack.audit):
+                    return pack
+                self._held.setdefault(pack.audit, []).append(pack)
+        return None
+
+    def put_back(self, packs: Iterable[Pack]) -> None:
+        """These come next."""
+        self._returned.extendleft(reversed(list(packs)))
+
+    def done(self, pack: Pack) -> None:
+        """A pack is done; those that waited for it, and for nothing else, come next."""
+        for audit in pack.waiting if isinstance(pack, Part) else ():
+            awaited = self._awaited.get(audit, set())
+            awaited.discard(pack)
+            if not awaited:
+                self._returned.extend(self._held.pop(audit, ()))
+
+    @property
+    def backlog(self) -> float:
+        """Packs that are still to be handed out; inf where nobody has looked how many come."""
+        return (
+            len(self._returned) + sum(map(len, self._held.values())) if self._all_out else math.inf
+        )
+
+    def _any(self) -> Pack | None:
+        pack = self._returned.popleft() if self._returned else next(self._packs, None)
+        self._all_out |= pack is None
+        return pack
+
+
+class FailureBudget:
+    """What went wrong so far, and what follows from it: two budgets and a circuit breaker.
+
+    Failed packs (the user's code) and lost trainers (infrastructure) are counted apart.
+
+    A pack of which some trials failed counts among the failed ones, too.
+
+    `recorded` are failures of an earlier try that are not run again in this one. They are in a row
+    where no later pack of their audit was done: `reached` has the first trial of its last one.
+    """
+
+    def __init__(
+        self,
+        resources: ResourceSpec,
+        labels: list[str],
+        tell: Callable[[str], None] = lambda line: None,
+        recorded: Iterable[Failure] = (),
+        reached: Mapping[int, int] | None = None,
+    ) -> None:
+        self._resources = resources
+        self._labels = labels
+        self._tell = tell
+        self._streaks: dict[int, list[Failure]] = {}
+        self._lost_under: collections.Counter[tuple[str, Pack]] = collections.Counter()
+        self.failures: list[Failure] = []  # of this try
+        self.with_misses = 0  # packs of this try that are done, but for trials that failed
+        self.losses = 0
+        self.trials_failed: collections.Counter[int] = collections.Counter()
+        self.trials_lost: collections.Counter[int] = collections.Counter()
+        self.closed: set[int] = set()  # audits that are given up
+        self.exhausted = False  # more packs failed than the sweep allows
+        for failure in recorded:
+            self.trials_failed[failure.pack.audit] += failure.pack.size
+            if failure.pack.first > (reached or {}).get(failure.pack.audit, -1):
+                self._in_a_row(failure)
+
+    def done(self, pack: Pack, missed: int = 0) -> None:
+        """A pack that worked shows that its audit can, though `missed` of its trials did not."""
+        self._streaks.pop(pack.audit, None)
+        if missed:
+            self.with_misses += 1
+            self._hold_to_budget()
+
+    def failed(self, failure: Failure) -> None:
+        """Counts a pack that raised."""
+        self.failures.append(failure)
+        self.trials_failed[failure.pack.audit] += failure.pack.size
+        if isinstance(failure.pack, Part):
+            self._unprepared(failure, failure.pack.waiting)
+        else:
+            self._in_a_row(failure)
+        self._hold_to_budget()
+
+    def lost(self, lost: Lost) -> list[Pack]:
+        """Counts a trainer that died; returns the packs to run again.
+
+        Only what died by itself is held against the sweep's budget: nodes come and go.
+
+        Raises:
+            ClusterError: more were lost than the sweep allows.
+        """
+        for pack in lost.packs:
+            self.trials_lost[pack.audit] += pack.size
+        self._tell_of(lost)
+        if lost.foreseen or not lost.begun or not lost.packs:
+            return list(lost.packs)
+        first, *others = lost.packs
+        self._lost_under[lost.cause, first] += 1
+        limit = LOSSES_PER_PACK if lost.cause == "trainer" else NODES_PER_PACK
+        if self._lost_under[lost.cause, first] < limit:
+            return [first, *others]
+        message = f"its {_WORD[lost.cause]} died {limit} times (last: {lost.reason})"
+        self.failed(Failure(first, "WorkerLost", message, lost.reason))
+        return others
+
+    def _hold_to_budget(self) -> None:
+        limit = self._resources.max_trial_failures
+        failed = len(self.failures) + self.with_misses
+        if failed > limit and not self.exhausted:
+            self.exhausted = True
+            some = f" ({self.with_misses} of them in some trials only)" if self.with_misses else ""
+            self._tell(
+                f"{failed} packs failed{some}, more than resources.max_trial_failures = {limit}: "
+                "no more are started"
+            )
+
+    def _tell_of(self, lost: Lost) -> None:
+        if lost.cause == "node":
+            self._tell(f"{lost.reason} ({len(lost.packs)} packs run again; not a failure)")
+            return
+        self.losses += 1
+        limit = self._resources.max_worker_losses
+        if self.losses > limit:
+            raise ClusterError(
+                f"lost {self.losses} workers, more than resources.max_worker_losses = {limit} "
+                f"(last: {lost.reason}); finished packs are safe: run the same command again to "
+                "resume"
+            )
+        count = f"{self.losses} of at most {limit}"
+        self._tell(f"worker lost ({count}) with {len(lost.packs)} packs: {lost.reason}")
+
+    def _unprepared(self, failure: Failure, waiting: tuple[int, ...]) -> None:
+        """Audits that wait for a part that failed are not started; told once."""
+        new = [audit for audit in waiting if audit not in self.closed]
+        self.closed.update(new)
+        if new:
+            self._tell(preparing.line([self._labels[audit] for audit in new], failure))
+
+    def _in_a_row(self, failure: Failure) -> None:
+        audit = failure.pack.audit
+        streak = self._streaks.setdefault(audit, [])
+        if streak and streak[-1].kind != failure.kind:
+            streak.clear()
+        streak.append(failure)
+        if len(streak) >= SAME_FAILURES and audit not in self.closed:
+            self.closed.add(audit)
+            self._tell(
+                f"{self._labels[audit]}: stopped, {SAME_FAILURES} packs in a row failed the same "
+                f"way ({failure.message}); the other audits go on"
+            )

@@ -1,13 +1,107 @@
-"""What an executor is, and how packs end in it."""
+"""What an executor is: five methods by which workers run somewhere, and how packs end in them.
+
+`inline` and `ray_executor` have these methods, and nothing above them knows of Ray. A worker is a
+trainer or the aggregator. Scores go from trainers to the aggregator without passing the driver.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, Protocol
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from typing import Any, Literal, Protocol
 
 from ..plan.failures import Failure
 from ..plan.model import Pack
-from .progress import Activity, Progress
+
+Role = Literal["Trainer", "Aggregator"]
+Handle = Any  # of a worker: what its executor makes of it
+TRAINER = "-trainer-"  # between the sweep's name and a number, in the names of trainers
+
+
+class WorkerDiedError(Exception):
+    """The worker that was called is not there any more.
+
+    `taken_back`: it was ended before it had its place, and not by its own code. `preempted`: its
+    node was taken back by its owner.
+    """
+
+    def __init__(self, reason: str, taken_back: bool = False, preempted: bool = False) -> None:
+        super().__init__(reason)
+        self.taken_back, self.preempted = taken_back, preempted
+
+
+class CallFailedError(Exception):
+    """The worker that was called lives; something that it called does not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A node that is alive: what it has in all, and the address of its daemon."""
+
+    id: str
+    host: str
+    port: int
+    resources: Mapping[str, float]
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeType:
+    """A kind of node that an autoscaler starts, up to `most` of them (-1: any number)."""
+
+    name: str
+    resources: Mapping[str, float]
+    most: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The nodes as they are now.
+
+    `draining` are ids of nodes that are about to leave. An autoscaler adds nodes where it `grows`;
+    of which kinds is not always known. `foreign_trainers` are namespace and name of those of other
+    sweeps.
+    """
+
+    nodes: tuple[Node, ...]
+    draining: frozenset[str] = frozenset()
+    grows: bool = False
+    types: tuple[NodeType, ...] = ()
+    foreign_trainers: tuple[tuple[str, str], ...] = ()
+
+    def total(self, resource: str) -> float:
+        """How much of a resource all nodes have together."""
+        return sum(node.resources.get(resource, 0.0) for node in self.nodes)
+
+
+class Executor(Protocol):
+    """Where workers run.
+
+    `isolates` says that each trainer is a process of its own: it can be ended while it works, and
+    what fails with one may work with another.
+    """
+
+    isolates: bool
+
+    def start(self, role: Role, name: str, avoid: Collection[str] = ()) -> Handle:
+        """Starts a worker, on none of the nodes to `avoid`; returns before it has its place."""
+
+    def call(self, worker: Handle, method: str, *arguments: Any, label: str = "") -> Future[Any]:
+        """Calls a method of a worker; the label says in the executor's own displays what for.
+
+        The answer raises `WorkerDiedError`, `CallFailedError`, or an error of ours that the worker
+        raised. To cancel it is to ask that it is not begun any more.
+        """
+
+    def wait(self, timeout: float) -> list[Future[Any]]:
+        """Answers of trainers since the last call; waits up to `timeout` seconds for the first."""
+
+    def kill(self, worker: Handle, restart: bool = False) -> None:
+        """Ends a worker, whatever it does; the aggregator may be started again."""
+
+    def nodes(self) -> Cluster:
+        """The nodes that workers may run on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,55 +144,3 @@ class Checked:
 
 
 Outcome = Done | Failure | Lost | Checked
-
-
-class Executor(Protocol):
-    """Where packs run. Scores go from trainers to the aggregator without passing the driver."""
-
-    @property
-    def slots(self) -> int:
-        """How many packs may be in flight now; 0 while nothing can run."""
-
-    @property
-    def trainers(self) -> int:
-        """Trainers that are alive."""
-
-    def backlog(self, packs: float) -> None:
-        """Takes how many packs are still to be handed over, inf while that is not known."""
-
-    def submit(self, pack: Pack) -> None:
-        """Hands over one pack; never blocks for its result."""
-
-    def wait(self, timeout: float) -> list[Outcome]:
-        """Outcomes since the last call; waits up to `timeout` seconds for the first.
-
-        Raises:
-            StorageError: results can no longer be stored.
-            LeaseLostError: another driver stores them.
-            ClusterError: the aggregator cannot be brought back.
-        """
-
-    def check(self, pack: Pack, finished: bool) -> None:
-        """Has a pack run again and compared, in place of stored; the outcome is `Checked`.
-
-        With its scores where it is `finished`, else with another try of the same.
-        """
-
-    def give_up(self, failed: list[Failure]) -> None:
-        """Has the aggregator record packs whose trials are misses; returns when that is done.
-
-        Raises:
-            StorageError: they could not be recorded.
-        """
-
-    def try_again(self, packs: list[Pack]) -> None:
-        """Has the aggregator take recorded packs back, which are run again now."""
-
-    def progress(self, activity: Activity) -> Progress:
-        """The latest snapshot, without waiting for a newer one; `activity` goes into the next."""
-
-    def flush(self) -> None:
-        """Has the aggregator write its estimates; returns when they are in place."""
-
-    def close(self) -> None:
-        """Gives all resources back."""

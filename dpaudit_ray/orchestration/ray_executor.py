@@ -1,30 +1,45 @@
-"""Packs on a Ray cluster: a pool of trainer actors around one aggregator actor."""
+"""Workers as actors of a Ray cluster, which is joined, or started in this machine."""
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable
+import contextlib
+import functools
+import logging
+import os
+import queue
+import re
+import secrets
+import signal
+import textwrap
+import threading
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
-from ..plan.failures import Failure
-from ..plan.model import Pack, Plan
-from ..plan.provenance import Machine
+from ..errors import DpauditError, NoClusterError
+from ..plan.model import Plan
 from ..storage.run_directory import RunDirectory
 from ..sweep.spec import Sweep
-from . import internals
-from .answers import Answers
-from .deadlines import Deadlines
-from .executors import Done, Lost, Outcome
-from .fleet import Fleet, grouped
-from .hangs import Hangs
-from .link import Link, ours
-from .nodes import Nodes, Place, beside_the_driver, last_line
-from .pool import Pool, Reference, Worker
-from .progress import Activity, Progress
-from .sharing import TRAINER
-from .suspects import Suspects
+from . import head_liveness, ray_private
+from .dispatcher import Dispatcher
+from .executors import (
+    TRAINER,
+    CallFailedError,
+    Cluster,
+    Handle,
+    Node,
+    Role,
+    WorkerDiedError,
+)
+from .head_liveness import HeadLiveness, HealthChecks
 from .trainer import Brief
-from .watch import GONE_SECONDS, Watch
+from .workers import Places, ResourceRequest, namespace_prefix
+
+NAMESPACE = "dpaudit"
+ANSWER_SECONDS = 10.0  # for a head that is joined
+SHUTDOWN_SECONDS = 10.0  # what is left of a cluster of our own ends with this process
+_NODE_ID = "ray.io/node-id"  # the label that Ray gives every node
 
 
 class RayExecutor:
@@ -32,305 +47,360 @@ class RayExecutor:
 
     Args:
         ray: the module, connected.
-        packs: how many packs there are to run; more trainers than that are never started.
-        nodes: where trainers may run, and how many.
-        watch: says whether they, and the head, answer.
-        tell: takes a line for the user.
+        what: what the aggregator stores, in words.
+        request: what a trainer needs of a node.
     """
 
-    def __init__(  # noqa: PLR0913 (a run, and what its driver knows)
+    isolates = True
+
+    def __init__(
         self,
         ray: Any,
         sweep: Sweep,
         plan: Plan,
         run: RunDirectory,
-        packs: int,
-        nodes: Nodes,
-        watch: Watch,
-        tell: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        self._ray, self._sweep, self._plan, self._nodes = ray, sweep, plan, nodes
-        self._tell, self._packs, self._watch = tell, packs, watch
+        what: str,
+        request: ResourceRequest,
+    ) -> None:
+        self._ray, self._sweep, self._plan, self._run = ray, sweep, plan, run
+        self._what, self._request = what, request
+        self._namespace = request.namespace(run.owner)
         self._aggregator: Any = None
-        self._here: str = ray.get_runtime_context().get_node_id()
-        watch.guard(nodes.raylets[self._here], internals.object_store(ray))
-        try:
-            self._start(run)
-        except BaseException:  # Ctrl-C too: whatever ends this, nothing stays behind
-            if self._aggregator is not None:
-                ray.kill(self._aggregator)  # another one may have its name
-            raise
+        # Ray tells of each answer in a thread of its own, which puts it here. `ray.wait` on 16,000
+        # references takes 50 ms, however few of them are ready.
+        self._arrived: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
 
-    def _start(self, run: RunDirectory) -> None:
+    def start(self, role: Role, name: str, avoid: Collection[str] = ()) -> Handle:
+        """Starts an actor. The aggregator is where the driver is, which sees the run directory."""
         from . import actors
 
-        ray, sweep, nodes, tell = self._ray, self._sweep, self._nodes, self._tell
-        self._trainer_class = actors.Trainer
-        self._shared = (ray.put(sweep.raw), ray.put(Brief.of(self._plan, sweep)))
-        owners = [owner for cell in sweep.cells for owner in (cell.mechanism, cell.adversary)]
-        data = {key: each for owner in owners for key, each in owner.datasets().items()}
-        # Ray keeps one copy on every node that asks, and all trainers there map its memory.
-        self._datasets = {key: ray.put(each) for key, each in data.items()}
+        ray = self._ray
+        if role == "Trainer":
+            options = trainer_options(self._request, avoid)
+            return actors.Trainer.options(  # type: ignore[attr-defined]
+                **self._named(name), max_restarts=0, max_task_retries=0,
+                scheduling_strategy="SPREAD", **options,
+            ).remote(*self._shared, self._aggregator, self._datasets)  # fmt: skip
+        here = ray.get_runtime_context().get_node_id()
+        beside = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
-            name=f"{sweep.name}-aggregator",
-            namespace=nodes.share.namespace,
-            num_cpus=0,
-            max_restarts=-1,
-            max_task_retries=-1,
-            scheduling_strategy=beside_the_driver(ray),
-        ).remote(run.location, run.owner, self._plan.what(self._packs))
-        # Rebuilds the estimates now, so that a damaged run directory is told before any training.
-        self._link = Link(ray, self._aggregator, self._watch, tell)
-        limits = ((i, cell.mechanism.trial_limit) for i, cell in enumerate(sweep.cells))
-        known = {index: limit for index, limit in limits if limit is not None}
-        self._deadlines = Deadlines(sweep.resources.pack_deadline, known)
-        self._fleet = Fleet(self._plan, run, tell, grouped(sweep))
-        self._due: collections.deque[Pack] = collections.deque()  # for another trainer
-        self._in_flight = 0
-        self._answers = Answers()
-        self._pool = Pool(
-            self._start_worker,
-            lambda actor: ray.kill(actor),
-            nodes.room,
-            lambda: nodes.leaving,
-            nodes.tell_what_for,
-        )
-        self._suspects = Suspects(nodes, tell, self._pool.changed)
-        watched = self._deadlines, self._pool, self._suspects, self._link
-        self._hangs = Hangs(self._plan, *watched, tell)
-        self.backlog(self._packs)
-        self._pool.resize()
+            **self._named(name), num_cpus=0, max_restarts=-1, max_task_retries=-1,
+            scheduling_strategy=beside,
+        ).remote(self._run.location, self._run.owner, self._what)  # fmt: skip
+        return self._aggregator
 
-    @property
-    def slots(self) -> int:
-        """What is in flight, and as much as lets trainers that may be given packs have two."""
-        return self._in_flight + self._pool.places
+    def call(self, worker: Handle, method: str, *arguments: Any, label: str = "") -> Future[Any]:
+        """Calls a method of an actor, by a task that Ray's dashboard shows with the label."""
+        from . import actors
 
-    @property
-    def trainers(self) -> int:
-        """Trainers that have their place."""
-        return len(self._pool.ready)
+        role: Role = "Aggregator" if worker is self._aggregator else "Trainer"
+        task = getattr(worker, method)
+        if method not in ("progress", "pulse"):  # which are no tasks to anybody
+            task = task.options(name=actors.task_name(role, method, label))
+        reference = task.remote(*arguments)
+        answer = _Answer(functools.partial(self._ray.cancel, reference, recursive=False))
+        arrive = functools.partial(self._arrive, answer, role == "Trainer")
+        reference.future().add_done_callback(arrive)
+        return answer
 
-    def backlog(self, packs: float) -> None:
-        """See `Executor.backlog`."""
-        self._pool.backlog = min(packs, self._packs) + len(self._due)
+    def wait(self, timeout: float) -> list[Future[Any]]:
+        """Answers of trainers since the last call; waits up to `timeout` seconds for the first."""
+        answers = []
+        with contextlib.suppress(queue.Empty):
+            answers.append(self._arrived.get(timeout=timeout))
+            while True:
+                answers.append(self._arrived.get_nowait())
+        return answers
 
-    def submit(self, pack: Pack) -> None:
-        """Gives the pack to the trainer with the fewest packs."""
-        self._hand(self._next(), "run_pack", pack)
+    def kill(self, worker: Handle, restart: bool = False) -> None:
+        """Ends the process of an actor."""
+        self._ray.kill(worker, no_restart=not restart)
 
-    def check(self, pack: Pack, finished: bool) -> None:
-        """Has the pack run again by the trainer with the fewest packs."""
-        self._hand(self._next(), "check_pack", pack, finished)
-
-    def give_up(self, failed: list[Failure]) -> None:
-        """See `Executor.give_up`."""
-        self._link.call("give_up", failed)
-
-    def try_again(self, packs: list[Pack]) -> None:
-        """See `Executor.try_again`."""
-        self._link.call("try_again", packs)
-        self._link.look_again()
-
-    def wait(self, timeout: float) -> list[Outcome]:
-        """See `Executor.wait`."""
-        outcomes = self._outcomes(timeout)
-        for outcome in outcomes:
-            self._in_flight -= len(outcome.packs) if isinstance(outcome, Lost) else 1
-        return outcomes
-
-    def _outcomes(self, timeout: float) -> list[Outcome]:
-        self._watch.require()
-        self._hand_due()
-        if self._watch.answers:  # else a call of Ray's would wait for it
-            self._even_out()
-            self._pool.resize()
-        arrived = self._answers.wait(timeout)
-        outcomes = [self._collect(worker, reference) for worker, reference in arrived]
-        hung = [self._lost(lost) for lost in (*self._hangs.found(), *self._on_silent_nodes())]
-        return [*(outcome for outcome in outcomes if outcome), *hung]
-
-    def _on_silent_nodes(self) -> list[Lost]:
-        """Packs on nodes that do not answer, of which Ray hears a minute later."""
-        places = {worker.place.node: worker.place for worker in self._pool.ready if worker.place}
-        raylets = self._nodes.raylets
-        self._watch.nodes = {
-            node: raylets[node] for node in places.keys() | self._nodes.silent
-            if node in raylets and node != self._here
-        }  # fmt: skip
-        silent = self._watch.silent_nodes
-        for node in silent - self._nodes.silent:
-            self._tell(
-                f"node {places[node].address} has not answered for {GONE_SECONDS:.0f} s: it is "
-                "left out until it does, and its packs are run again elsewhere"
+    def nodes(self) -> Cluster:
+        """The nodes of the cluster, and the trainers of other sweeps on it."""
+        nodes = tuple(
+            Node(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                node["NodeManagerPort"],
+                node["Resources"],
+                node["Labels"],
             )
-        self._nodes.silent = silent
-        lost = []
-        for worker in self._pool.ready if silent else ():
-            if worker.place is not None and worker.place.node in silent:
-                reason = f"{worker.name}: node {worker.place.address} does not answer"
-                lost.append(Lost(self._pool.replace(worker), reason, "node", foreseen=True))
-        return lost
-
-    def progress(self, activity: Activity) -> Progress:
-        """The last answer of the aggregator; asks for the next one without waiting for it."""
-        seen = self._link.progress(activity)
-        self._pool.heard(seen.saved)
-        return seen
-
-    def flush(self) -> None:
-        """Writes the estimates and fetches the snapshot that belongs to them."""
-        self._link.call("flush")
-        self._link.look_again()
-
-    def close(self) -> None:
-        """Ends all actors of this sweep."""
-        try:
-            if self._watch.answers:  # else they end with this process
-                self._link.close()
-                for worker in self._pool.workers:
-                    self._ray.kill(worker.actor)
-                self._ray.kill(self._aggregator)
-        finally:
-            self._watch.close()
-
-    def _next(self) -> Worker:
-        """The trainer that a new pack goes to: one with the fewest packs."""
-        self._in_flight += 1
-        return self._pool.next()
-
-    def _hand(self, worker: Worker, method: str, pack: Pack, *arguments: Any) -> None:
-        label = self._plan.audits[pack.audit].label
-        # Not the trials: Ray keeps metrics by task name, 15 kB for each, in every process.
-        task = getattr(worker.actor, method).options(name=f"Trainer.{method} {label}")
-        reference = task.remote(pack, *arguments)
-        worker.given(reference, pack)
-        self._pool.changed(worker)
-        self._answers.expect(reference, worker)
-
-    def _even_out(self) -> None:
-        """Once no pack is left to hand out, those that wait behind another go to idle trainers.
-
-        If one has just begun, two trainers run it: they get the same scores, stored once.
-        """
-        if self._pool.backlog:
-            return
-        for idle, full in self._pool.idle_and_full():
-            reference, pack = list(full.packs.items())[-1]
-            if self._suspects.case(pack) is None:
-                self._ray.cancel(reference, recursive=False)
-                self._answers.forget(reference)
-                del full.packs[reference]
-                self._pool.changed(full)
-                self._hand(idle, "run_pack", pack)
-
-    def _hand_due(self) -> None:
-        """Packs that failed go to another trainer; those of a trainer that was replaced, to any."""
-        for pack in [self._due.popleft() for _ in range(len(self._due))]:
-            ready = [worker for worker in self._pool.ready if not worker.leaving]
-            case = self._suspects.case(pack)
-            if case is None:
-                worker = self._pool.least_busy(ready) if ready else None
-            else:
-                worker = self._suspects.other(case, ready)
-                if worker is None and case.worker in self._pool.workers:
-                    self._due += self._pool.replace(case.worker)  # a new one is another one
-            if worker is None:
-                self._due.append(pack)
-            elif case is None:
-                self._hand(worker, "run_pack", pack)
-            else:
-                self._hand(worker, "retry_pack", pack, case.failure)
-
-    def _collect(self, worker: Worker, reference: Reference) -> Outcome | None:
-        """None for a greeting, for what is given up already, and for what is tried once more."""
-        if worker not in self._pool.workers:
-            return None
-        exceptions = self._ray.exceptions
-        try:
-            outcome: Any = self._ray.get(reference)
-        except exceptions.RayTaskError as error:
-            if (known := ours(error)) is not None:
-                raise known from error
-            # The trainer lives, what it called did not.
-            return self._lost(Lost((self._off(worker, reference),), last_line(error)))
-        except exceptions.RayError as error:
-            return self._died(worker, error)
-        if reference == worker.greeting:
-            self._greeted(worker, *outcome)
-            return None
-        return self._answered(worker, self._off(worker, reference), outcome)
-
-    def _off(self, worker: Worker, reference: Reference) -> Pack:
-        pack = worker.answered(reference)
-        self._pool.changed(worker)
-        return pack
-
-    def _greeted(
-        self, worker: Worker, node: str, address: str, machine: Machine | None = None
-    ) -> None:
-        """A trainer has its place, where it may stay if it would compute what the driver would."""
-        worker.place = Place(node, address)
-        self._pool.changed(worker)
-        if why := self._fleet.admit(address, machine):
-            self._pool.replace(worker)
-            self._nodes.leave_out(worker.place, why)
-
-    def _answered(self, worker: Worker, pack: Pack, outcome: Outcome) -> Outcome | None:
-        if isinstance(outcome, Failure):
-            if not self._suspects.failed(outcome, worker):
-                return outcome
-            self._due.append(pack)
-            return None
-        worker.proven = True
-        if isinstance(outcome, Done):
-            if outcome.whole and not self._link.silence.within(outcome.seconds):
-                self._deadlines.measured(outcome.pack, outcome.seconds)
-            guilty = self._suspects.done(pack, worker)
-            if guilty in self._pool.workers:
-                self._due += self._pool.replace(guilty)
-        return outcome
-
-    def _died(self, worker: Worker, error: Any) -> Lost | None:
-        """A trainer that died by itself; one whose node left is nobody's failure.
-
-        None where Ray took it back before it had its place, as when a node leaves that it waits on.
-        """
-        place = worker.place
-        if place is None and not getattr(error, "actor_init_failed", True):
-            self._pool.replace(worker)
-            return None
-        if not self._watch.answers:  # all nodes of a lost head go, and none can be asked about
-            reason = f"{worker.name}: the cluster's head does not answer"
-            return self._lost(Lost(self._pool.replace(worker), reason, "node", True))
-        gone = place is not None and not self._nodes.alive(place)
-        foreseen = getattr(error, "preempted", False) or (
-            place is not None and place.node in self._nodes.leaving
+            for node in self._ray.nodes()
+            if node["Alive"]
         )
-        packs = self._pool.replace(worker)
-        if gone or foreseen:
-            where = f"node {place.address}" if place else "its node"
-            return self._lost(Lost(packs, f"{worker.name}: {where} has left", "node", foreseen))
-        where = f" on node {place.address}" if place else ""
-        reason = f"{worker.name}{where}: {last_line(error)}"
-        return self._lost(Lost(packs, reason, begun=place is not None))
+        trainers = tuple(
+            (namespace, name)
+            for namespace, name in self._named_actors()
+            if TRAINER in name and namespace != self._namespace
+        )
+        types = ray_private.node_types(self._ray)
+        draining = frozenset(ray_private.draining(self._ray))
+        return Cluster(nodes, draining, self._grows, types, trainers)
 
-    def _lost(self, lost: Lost) -> Lost:
-        for pack in lost.packs:
-            self._suspects.drop(pack)
-        return lost
+    def end_actors_of(self, owner: str) -> int:
+        """Ends all actors of a driver whose run is ours now; returns how many trainers it had."""
+        if not re.fullmatch("[0-9a-f]{16}", owner):
+            return 0  # what a run directory says of its driver may be anybody's writing
+        ended = 0
+        for namespace, name in self._named_actors():
+            if namespace.startswith(namespace_prefix(owner)):
+                with contextlib.suppress(ValueError):  # it has just ended
+                    self._ray.kill(self._ray.get_actor(name, namespace))
+                    ended += TRAINER in name
+        return ended
 
-    def _start_worker(self, number: int) -> Worker:
-        name = f"{self._sweep.name}{TRAINER}{number}"
-        actor = self._trainer_class.options(  # type: ignore[attr-defined]
-            name=name,
-            namespace=self._nodes.share.namespace,
-            max_restarts=0,
-            max_task_retries=0,
-            scheduling_strategy="SPREAD",
-            **self._nodes.options,
-        ).remote(*self._shared, self._aggregator, self._datasets)
-        ready = actor.ready.options(name="Trainer.ready()")
-        worker = Worker(name, actor, ready.remote(self._fleet.modules))
-        self._answers.expect(worker.greeting, worker)
-        return worker
+    @functools.cached_property
+    def _grows(self) -> bool:
+        return ray_private.autoscales(self._ray)
+
+    @functools.cached_property
+    def _shared(self) -> tuple[Any, Any]:
+        brief = Brief.from_plan(self._plan, self._sweep)
+        return self._ray.put(self._sweep.raw), self._ray.put(brief)
+
+    @functools.cached_property
+    def _datasets(self) -> dict[str, Any]:
+        """References by key: Ray keeps one copy on every node, and all trainers there map it."""
+        owners = [owner for cell in self._sweep.cells for owner in (cell.mechanism, cell.adversary)]
+        data = {key: value for owner in owners for key, value in owner.datasets().items()}
+        return {key: self._ray.put(value) for key, value in data.items()}
+
+    def _named(self, name: str) -> dict[str, str]:
+        return {"name": name, "namespace": self._namespace}
+
+    def _named_actors(self) -> list[tuple[str, str]]:
+        actors = self._ray.util.list_named_actors(all_namespaces=True)
+        return [(actor["namespace"], actor["name"]) for actor in actors]
+
+    def _arrive(self, answer: Future[Any], listed: bool, future: Future[Any]) -> None:
+        """Passes an answer on, in a thread of Ray's."""
+        error = future.exception()
+        if error is None:
+            answer.set_result(future.result())
+        else:
+            answer.set_exception(_translated(error, self._ray.exceptions))
+        if listed:
+            self._arrived.put(answer)
+
+
+class _Answer(Future[Any]):
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        super().__init__()
+        self._cancel = cancel
+
+    def cancel(self) -> bool:
+        """Has Ray not begin the call; the answer comes all the same, as an error where it does."""
+        self._cancel()
+        return True
+
+
+def _translated(error: BaseException, exceptions: Any) -> BaseException:
+    if isinstance(error, exceptions.RayTaskError):
+        ours = _own_cause(error)
+        if ours is None:
+            ours = CallFailedError(last_line(error))
+            ours.__cause__ = error
+        return ours
+    if isinstance(error, exceptions.RayError):
+        taken_back = not getattr(error, "actor_init_failed", True)
+        died = WorkerDiedError(last_line(error), taken_back, getattr(error, "preempted", False))
+        died.__cause__ = error
+        return died
+    return error
+
+
+def _own_cause(error: BaseException) -> Exception | None:
+    """The error of our own that Ray wrapped, once per process it passed through."""
+    cause: Any = error
+    while (cause := getattr(cause, "cause", None)) is not None:
+        if isinstance(cause, DpauditError) and not hasattr(cause, "cause"):
+            return cause
+    return None
+
+
+def last_line(error: BaseException) -> str:
+    """What a Ray error says in the end, without the advice that Ray adds."""
+    if "low on memory" in str(error):
+        return "its node ran out of memory; with resources.memory or a larger num_cpus fewer run"
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    last = lines[-1] if lines else type(error).__name__
+    return textwrap.shorten(last, 200, placeholder=" ...")
+
+
+def trainer_options(request: ResourceRequest, avoid: Collection[str] = ()) -> dict[str, Any]:
+    """Ray's options for an actor that needs so much, on no node to `avoid`."""
+    resources = dict(request.resources)
+    selector = dict(request.labels)
+    if avoid:
+        selector.setdefault(_NODE_ID, f"!in({','.join(sorted(avoid))})")
+    return {
+        "num_cpus": resources.pop("CPU", 0),
+        "num_gpus": resources.pop("GPU", 0),
+        "memory": resources.pop("memory", None),
+        "resources": resources,
+        "label_selector": selector,
+    }
+
+
+def dispatcher(  # noqa: PLR0913 (a run, and what its driver knows)
+    ray: Any,
+    sweep: Sweep,
+    plan: Plan,
+    run: RunDirectory,
+    packs: int,
+    tell: Callable[[str], None],
+    leaving: Callable[[], bool] = lambda: False,
+    before: str | None = None,
+) -> Dispatcher:
+    """A dispatcher for `packs` packs on the connected cluster.
+
+    Once the sweep was asked to stop, which `leaving` tells, a head that does not answer is not
+    waited for. Actors of the driver whose run was taken over, `before`, are ended.
+
+    Raises:
+        NoClusterError: the cluster can never hold a trainer.
+        RunDirectoryError: what lies in the run directory is damaged.
+    """
+    context = ray.get_runtime_context()
+    channel = functools.partial(ray_private.channel, ray)
+    liveness = HeadLiveness(context.gcs_address, channel, tell)
+    liveness.leaving = leaving
+    try:
+        request = ResourceRequest.from_spec(sweep.resources)
+        executor = RayExecutor(ray, sweep, plan, run, plan.what(packs), request)
+        limit = sweep.resources.max_concurrent_trainers
+        places = Places(executor, request, None if limit == "auto" else limit, tell)
+        _require_sense(request)
+        places.require_room()
+        if before is not None and (ended := executor.end_actors_of(before)):
+            tell(f"{ended} trainers of the driver that had this run before are ended")
+        liveness.guard(places.daemons[context.get_node_id()], ray_private.object_store(ray))
+        return Dispatcher(executor, sweep, plan, run, packs, places, liveness, tell)
+    except BaseException:  # Ctrl-C too: nothing is left to watch
+        liveness.close()
+        raise
+
+
+def _require_sense(request: ResourceRequest) -> None:
+    """Raises NoClusterError for resources that Ray has rules against, such as three TPUs."""
+    from .actors import Trainer
+
+    try:
+        Trainer.options(**trainer_options(request))  # type: ignore[attr-defined]
+    except ValueError as error:
+        raise NoClusterError(
+            f"Ray refuses the resources of a trainer ({last_line(error)}); change resources in the "
+            "sweep file"
+        ) from error
+
+
+@contextlib.contextmanager
+def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
+    """Joins the cluster at `address` (or RAY_ADDRESS), else starts one in this machine.
+
+    Yields the module `ray`, connected.
+
+    A process that is connected already stays so, before and after. Ray's authentication is
+    always decided here, and nothing is written into the user's home: a cluster of our own gets
+    a token that lives and dies with this process.
+
+    Raises:
+        NoClusterError: the cluster cannot be reached.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is not None and "://" in address:
+        raise NoClusterError(
+            f"{address} is not the address of a cluster's head, which is HOST:6379; from a machine "
+            "outside the cluster, dpaudit submit sends the sweep to http://HOST:8265"
+        )
+    _prepare_environment(local=address is None)
+
+    import ray
+
+    if ray.is_initialized():
+        yield ray
+        return
+    ray_private.reread_environment(ray)
+    if address is None:
+        _start(ray, dashboard)
+    else:
+        _join(ray, address)
+    try:
+        yield ray
+    finally:
+        _leave(ray)
+
+
+def _prepare_environment(local: bool) -> None:
+    """Settings that Ray reads when it is imported or started."""
+    if local:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    elif "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
+        # With an explicit address Ray does not look for the token file by itself.
+        os.environ["RAY_AUTH_MODE"] = "token"
+    # Ray ends a driver whose head is gone after a minute, with an exit code that means a violation.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+def _init(ray: Any, **options: Any) -> None:
+    # Processes that are started meanwhile never hear of a terminal that is closed (SIGHUP): only
+    # the driver may decide what it means, and does after this, should it have come meanwhile.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _join(ray: Any, address: str) -> None:
+    try:
+        _require_answer(ray, address)
+        _init(ray, address=address)
+    except Exception as error:  # process boundary: Ray raises what it likes
+        raise NoClusterError(
+            f"cannot reach a Ray cluster at {address} ({last_line(error)}); check the address, and "
+            "RAY_AUTH_MODE=token with RAY_AUTH_TOKEN if it is protected"
+        ) from error
+
+
+def _require_answer(ray: Any, address: str) -> None:
+    """Raises TimeoutError where Ray would try for minutes, or for ever: of a stopped process."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto": Ray looks for it
+    channel = functools.partial(ray_private.channel, ray)
+    with contextlib.closing(HealthChecks(channel)) as checks:
+        checks.ask({address}, ANSWER_SECONDS)
+        if checks.silent[address]:
+            raise TimeoutError("nothing answers there")
+
+
+def _start(ray: Any, dashboard: bool) -> None:
+    """Twice where it takes too long: Ray gives itself 30 s, which a busy machine may exceed."""
+    for again in (True, False):
+        try:
+            _init(ray, address="local", include_dashboard=dashboard)
+            return
+        except Exception as error:  # process boundary: Ray raises a bare one
+            ray.shutdown()
+            if again and "timed out" in str(error):
+                continue
+            raise NoClusterError(
+                f"Ray does not start on this machine ({last_line(error)}); run the same command "
+                "again when less runs here, or use --executor inline"
+            ) from error
+
+
+def _leave(ray: Any) -> None:
+    """Shuts Ray down, and does not wait for ever where it waits for what does not answer."""
+    ending = threading.Thread(target=ray.shutdown, name="shutdown", daemon=True)
+    ending.start()
+    lost = head_liveness.head_lost.is_set()
+    ending.join(head_liveness.LEAVE_SECONDS / 2 if lost else SHUTDOWN_SECONDS)
+    if ending.is_alive():
+        head_liveness.head_lost.set()
+        ray_private.abandon(ray)

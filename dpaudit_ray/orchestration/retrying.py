@@ -15,7 +15,8 @@ from ..plan import gathering
 from ..plan.failures import Failure
 from ..plan.model import Pack, Plan
 from ..storage.run_directory import RunDirectory
-from .executors import Checked, Done, Executor, Outcome
+from .dispatcher import Dispatcher
+from .executors import Checked, Done, Outcome
 from .progress import Activity, Progress
 from .trainer import RETRIED
 
@@ -50,40 +51,40 @@ def _worth(trials: int, packs: Iterable[Pack]) -> Iterator[Pack]:
 
 
 class Checking:
-    """An executor that runs packs again and compares, in place of storing them.
+    """A dispatcher to the driver: has packs run again and compared, in place of stored.
 
     `different` has every pack that is not shown to repeat itself, and how it ended otherwise;
     None while it was not run again.
     """
 
-    def __init__(self, executor: Executor, packs: Mapping[Pack, bool]) -> None:
-        self._executor, self._packs = executor, packs
+    def __init__(self, dispatcher: Dispatcher, packs: Mapping[Pack, bool]) -> None:
+        self._dispatcher, self._packs = dispatcher, packs
         self.different: dict[Pack, str | None] = dict.fromkeys(packs)
 
     @property
     def slots(self) -> int:
-        """Those of the executor."""
-        return self._executor.slots
+        """Those of the dispatcher."""
+        return self._dispatcher.slots
 
     @property
     def trainers(self) -> int:
-        """Those of the executor."""
-        return self._executor.trainers
+        """Those of the dispatcher."""
+        return self._dispatcher.trainers
 
     def backlog(self, packs: float) -> None:
         """Packs that are retried come after these."""
 
     def submit(self, pack: Pack) -> None:
         """Has the pack run again."""
-        self._executor.check(pack, finished=self._packs[pack])
+        self._dispatcher.check(pack, finished=self._packs[pack])
 
     def wait(self, timeout: float) -> list[Outcome]:
-        """See `Executor.wait`; a pack that was compared is done."""
-        return [self._noted(outcome) for outcome in self._executor.wait(timeout)]
+        """Outcomes since the last call; a pack that was compared is done."""
+        return [self._noted(outcome) for outcome in self._dispatcher.wait(timeout)]
 
     def progress(self, activity: Activity) -> Progress:
-        """The snapshot of the executor, in which no audit is over: a decision may be put off."""
-        seen = self._executor.progress(activity)
+        """The latest snapshot, in which no audit is over: a decision may be put off."""
+        seen = self._dispatcher.progress(activity)
         audits = tuple(dataclasses.replace(audit, decided=None) for audit in seen.audits)
         return dataclasses.replace(seen, audits=audits)
 
@@ -91,6 +92,9 @@ class Checking:
         """A pack that cannot be run again proves nothing; that it failed is known or no matter."""
         for failure in failed:
             self.different[failure.pack] = failure.message
+
+    def flush(self) -> None:
+        """Nothing was stored."""
 
     def _noted(self, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, Checked):
@@ -101,33 +105,16 @@ class Checking:
             self.different[outcome.pack] = outcome.difference
         return Done(outcome.pack)
 
-    def check(self, pack: Pack, finished: bool) -> None:
-        """See `Executor.check`."""
-        self._executor.check(pack, finished)
-
-    def try_again(self, packs: list[Pack]) -> None:
-        """See `Executor.try_again`."""
-        self._executor.try_again(packs)
-
-    def flush(self) -> None:
-        """Nothing was stored."""
-
-    def close(self) -> None:
-        """The executor goes on."""
-
 
 def refusals(plan: Plan, different: Mapping[Pack, str | None]) -> Iterator[str]:
     """What the user is told of each audit whose failed packs stay misses."""
-    told: set[int] = set()
+    refused: set[int] = set()
     for pack, difference in different.items():
-        if difference is not None and pack.audit not in told:
-            told.add(pack.audit)
-            yield _refusal(plan.audits[pack.audit].label, pack, difference)
-
-
-def _refusal(label: str, pack: Pack, difference: str) -> str:
-    return (
-        f"{label}: trials {pack.first}-{pack.last}, run again, {difference}; a retry could pick "
-        "among outcomes, so failed trials stay misses: make the code a function of its seed, or "
-        "start again with a new name and a new seed"
-    )
+        if difference is not None and pack.audit not in refused:
+            refused.add(pack.audit)
+            yield (
+                f"{plan.audits[pack.audit].label}: trials {pack.first}-{pack.last}, run again, "
+                f"{difference}; a retry could pick among outcomes, so failed trials stay misses: "
+                "make the code a function of its seed, or start again with a new name and a new "
+                "seed"
+            )

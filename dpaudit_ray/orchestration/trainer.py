@@ -1,15 +1,16 @@
-"""Runs packs: opens a mechanism once per audit, then trains and scores its trials."""
+"""Trainers: each opens a mechanism once per audit, then trains and scores the trials of packs."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +26,11 @@ from ..storage.arrays import Arrays
 from ..storage.scores import PackScores
 from ..sweep import spec
 from ..sweep.spec import Sweep
-from . import fleet
-from .checkpoints import Keeper, OfPack
+from .checkpoints import Keeper, OfPack, Saved
+from .executors import Checked, Done
+from .workers import threads
 
+_log = logging.getLogger("dpaudit")
 T = TypeVar("T")
 P = TypeVar("P", bound=Pack)
 
@@ -57,7 +60,7 @@ class Brief:
         return f"{first} and {more} more audit{'s' * (more > 1)}" if more else first
 
     @classmethod
-    def of(cls, plan: Plan, sweep: Sweep) -> Brief:
+    def from_plan(cls, plan: Plan, sweep: Sweep) -> Brief:
         """The same for any number of packs."""
         audits = (
             AuditBrief(a.label, a.fingerprint, a.horizons, a.preparation, c.mechanism.worked_out())
@@ -225,7 +228,7 @@ class PackTrainer:
         from ..engines.gpu import settings
 
         # Thread counts come from the sweep, not from the machine: they may change last bits.
-        torch.set_num_threads(fleet.threads(sweep))
+        torch.set_num_threads(threads(sweep))
         settings.take_share(sweep.resources.num_gpus)
         return sweep
 
@@ -249,6 +252,79 @@ class PackTrainer:
                 session = mechanism.open_prepared(*known, self._fetch(index))
             self._opened = (index, session)
         return self._opened[1]
+
+
+class CallAggregator(Protocol):
+    """Calls a method of the aggregator; the label says what for."""
+
+    def __call__(self, method: str, *arguments: Any, label: str = "") -> Any:
+        """What the method returns."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _KeptByAggregator:
+    """Checkpoints go through the aggregator."""
+
+    call: CallAggregator
+
+    def checkpoint(self, pack: Pack) -> Saved | None:
+        found: Saved | None = self.call("checkpoint", pack)
+        return found
+
+    def save(self, pack: Pack, saved: Saved) -> None:
+        self.call("save", pack, saved)
+
+
+class Trainer:
+    """Trains packs one after another and hands their scores to the aggregator.
+
+    An executor runs it, in a process of its own or not, and calls its methods.
+    """
+
+    def __init__(self, raw_sweep: dict[str, Any], brief: Brief, call: CallAggregator) -> None:
+        self._brief, self._call = brief, call
+        self._packs = PackTrainer(
+            raw_sweep, brief, lambda audit: call("prepared", audit), _KeptByAggregator(call)
+        )
+
+    def run_pack(self, pack: Pack) -> Done | Failure:
+        """Returns when the pack is stored, or with the failure of the user's code."""
+        if isinstance(pack, Part):
+            return self._run(pack, self._packs.attempt_part, "keep", 1)
+        return self._run(pack, self._packs.attempt, "fold", 1)
+
+    def retry_pack(self, pack: Pack, before: Failure) -> Done | Failure:
+        """Runs a pack that failed elsewhere, several times, and stores it where they agree."""
+        if isinstance(pack, Part):
+            return self.run_pack(pack)
+        return self._run(pack, lambda p: self._packs.retry(p, before), "fold", runs_of(pack))
+
+    def check_pack(self, pack: Pack, finished: bool) -> Checked:
+        """Runs a pack again and compares; stores nothing."""
+
+        def compare(pack: Pack, again: PackScores) -> str | None:
+            found: str | None = self._call("difference", pack, again)
+            return found
+
+        return Checked(pack, self._packs.difference(pack, compare if finished else None))
+
+    def _run(
+        self, pack: P, train: Callable[[P], PackScores | Arrays | Failure], store: str, runs: int
+    ) -> Done | Failure:
+        started = time.perf_counter()
+        label = self._brief.audits[pack.audit].label
+        what = f"{label}, {pack.what}"
+        _log.info("%s: starts", what)
+        result = train(pack)
+        if isinstance(result, Failure):
+            _log.error("%s: failed\n%s", what, result.traceback)
+            return result
+        trained = time.perf_counter() - started
+        self._call(store, pack, result, label=label)
+        seconds = time.perf_counter() - started
+        _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
+        missed = len(result.missed) if isinstance(result, PackScores) else 0
+        return Done(pack, seconds / runs, not self._packs.resumed, missed)
 
 
 class _AllMissedError(Exception):

@@ -18,7 +18,7 @@ import typer
 
 from dpaudit_ray import __version__
 from dpaudit_ray.cli import terminal
-from dpaudit_ray.orchestration import cluster
+from dpaudit_ray.orchestration import ray_executor
 from dpaudit_ray.storage.run_directory import RunDirectory
 
 from . import empty, large, measure, peers, played
@@ -79,7 +79,7 @@ def compare(
 ) -> None:
     """The same trials as packs, as single Ray tasks and in Ray Tune, on one cluster."""
     runs: dict[str, list[peers.Peer]] = {}
-    with cluster.connected(None):
+    with ray_executor.connected(None):
         for _ in range(repeats):
             with _folder(storage) as folder:
                 for peer in _peers(trials, Path(folder)):

@@ -143,7 +143,7 @@ def trainer(packs: int) -> PackTrainer:
 def _held(packs: int) -> float:
     """MiB of a process that holds what a trainer of a plan with so many packs does."""
     parsed = spec.from_raw({"name": "held", **_one_audit(packs)})
-    content = pickle.dumps((parsed.raw, Brief.of(planning.make(parsed), parsed)))
+    content = pickle.dumps((parsed.raw, Brief.from_plan(planning.make(parsed), parsed)))
     code = (
         "import pickle, sys, psutil, dpaudit_ray.orchestration.trainer; "
         "before = psutil.Process().memory_full_info().uss; "

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import collections
-import concurrent.futures
-import contextlib
 import dataclasses
-import socket
-import tempfile
 import time
-import types
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from typing import Any
 from unittest import mock
 
-import ray.exceptions
-
 from dpaudit_ray import plan as planning
-from dpaudit_ray.orchestration import actors
-from dpaudit_ray.orchestration.answers import Answers
-from dpaudit_ray.orchestration.driver import Driver
-from dpaudit_ray.orchestration.executors import Done
+from dpaudit_ray.orchestration.dispatcher import Dispatcher
+from dpaudit_ray.orchestration.driver import Driver, FailureBudget
+from dpaudit_ray.orchestration.executors import TRAINER, Cluster, Done, Handle, Node, Role
+from dpaudit_ray.orchestration.head_liveness import HeadLiveness
 from dpaudit_ray.orchestration.interrupt import Stop
-from dpaudit_ray.orchestration.ledger import Ledger
-from dpaudit_ray.orchestration.nodes import Room
 from dpaudit_ray.orchestration.progress import Progress
-from dpaudit_ray.orchestration.ray_executor import RayExecutor
+from dpaudit_ray.orchestration.workers import Places, ResourceRequest
 from dpaudit_ray.plan import provenance
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
@@ -43,106 +35,51 @@ class Rate:
     milliseconds: float
 
 
-class Reference:
-    """What a played call returns: answered when it is its turn, one at a time."""
+class PlayedExecutor:
+    """An executor whose trainers answer when it is their turn, one at a time: the worst case.
 
-    def __init__(self, answer: Any) -> None:
-        self._answer = answer
-        self._future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    The aggregator answers at once.
+    """
 
-    def future(self) -> concurrent.futures.Future[Any]:
-        """As `ray.ObjectRef.future`."""
-        return self._future
+    isolates = True
 
-    def get(self) -> Any:
-        """What `ray.get` gives."""
-        return self._answer
+    def __init__(self, trainers: int) -> None:
+        self._node = Node("node", "127.0.0.1", 1, {"CPU": float(trainers)})
+        self._running: collections.deque[tuple[Future[Any], Any]] = collections.deque()
 
-    def finish(self) -> None:
-        """Now it is there."""
-        self._future.set_result(self._answer)
+    def start(self, role: Role, name: str, avoid: Collection[str] = ()) -> Handle:
+        """Its name stands for a worker."""
+        return name
 
-
-class Cluster:
-    """As much of the module `ray` as an executor needs."""
-
-    exceptions = ray.exceptions
-
-    def __init__(self, trainers: int, gcs: str, store: str) -> None:
-        self.trainers = trainers
-        self.running: collections.deque[Reference] = collections.deque()
-        worker = types.SimpleNamespace(node=types.SimpleNamespace(plasma_store_socket_name=store))
-        self._private = types.SimpleNamespace(worker=types.SimpleNamespace(global_worker=worker))
-        self.util = types.SimpleNamespace(
-            scheduling_strategies=types.SimpleNamespace(
-                NodeAffinitySchedulingStrategy=lambda *_, **__: None
-            )
-        )
-        self._context = types.SimpleNamespace(gcs_address=gcs, get_node_id=lambda: "node")
-
-    def get_runtime_context(self) -> Any:
-        """Of the driver."""
-        return self._context
-
-    def put(self, value: Any) -> Any:
-        """As it is."""
-        return value
-
-    def get(self, reference: Reference) -> Any:
-        """Its answer."""
-        return reference.get()
-
-    def wait(self, references: list[Reference], **_: Any) -> tuple[list[Reference], list[Any]]:
-        """The aggregator answers at once."""
-        return references, []
-
-    def kill(self, actor: Any) -> None:
-        """Nothing runs."""
-
-    def cancel(self, reference: Reference, recursive: bool) -> None:
-        """What waits goes on waiting, and nobody listens."""
-
-    def call(self, method: str, arguments: tuple[Any, ...]) -> Reference:
+    def call(self, worker: Handle, method: str, *arguments: Any, label: str = "") -> Future[Any]:
         """A call of a trainer or of the aggregator."""
         answers: dict[str, Callable[..., Any]] = {
             "ready": lambda modules: ("node", "127.0.0.1", provenance.machine(modules, gpu=False)),
             "run_pack": lambda pack: Done(pack, 1.0),
             "progress": lambda activity: Progress((), activity),
         }
-        reference = Reference(answers.get(method, lambda *_: None)(*arguments))
-        if method in ("ready", "run_pack"):
-            self.running.append(reference)
-        return reference
+        answer: Future[Any] = Future()
+        value = answers.get(method, lambda *_: None)(*arguments)
+        if TRAINER in worker:
+            self._running.append((answer, value))
+        else:
+            answer.set_result(value)
+        return answer
 
-
-class Actor:
-    """An actor class, an actor and a method of it: all take options and are called by `remote`."""
-
-    def __init__(self, cluster: Cluster, method: str = "") -> None:
-        self._cluster, self._method = cluster, method
-
-    def options(self, **_: Any) -> Self:
-        """They change nothing here."""
-        return self
-
-    def remote(self, *arguments: Any) -> Any:
-        """An actor, or the reference to an answer."""
-        return self._cluster.call(self._method, arguments) if self._method else self
-
-    def __getattr__(self, method: str) -> Actor:
-        return Actor(self._cluster, method)
-
-
-class OneByOne(Answers):
-    """The worst case: every pack that ends is looked at alone. Greetings come together."""
-
-    cluster: Cluster
-
-    def wait(self, timeout: float) -> list[tuple[Any, Any]]:
+    def wait(self, timeout: float) -> list[Future[Any]]:
         """The next answer."""
-        if self.cluster.running:
-            self.cluster.running.popleft().finish()
-        return super().wait(0)
+        if not self._running:
+            return []
+        answer, value = self._running.popleft()
+        answer.set_result(value)
+        return [answer]
+
+    def kill(self, worker: Handle, restart: bool = False) -> None:
+        """Nothing runs."""
+
+    def nodes(self) -> Cluster:
+        """One node, on which all trainers fit."""
+        return Cluster((self._node,))
 
 
 def rate(trainers: int, packs: int, run: RunDirectory) -> Rate:
@@ -150,46 +87,22 @@ def rate(trainers: int, packs: int, run: RunDirectory) -> Rate:
     parsed = spec.from_raw(empty.sweep("played", packs, 1))
     plan = planning.make(parsed)
     moments: list[float] = []
-    with _played(trainers) as cluster:
-        nodes: Any = types.SimpleNamespace(
-            share=types.SimpleNamespace(namespace="played"),
-            room=lambda _: Room(trainers, trainers, trainers),
-            leaving=set(),
-            options={},
-            tell_what_for=lambda *_: None,
-        )
-        executor = RayExecutor(cluster, parsed, plan, run, packs, nodes, print)
-        while executor.trainers < trainers:
-            executor.wait(0)
-        submit = executor.submit
+    executor = PlayedExecutor(trainers)
+    places = Places(executor, ResourceRequest({"CPU": 1.0}), None, print)
+    dispatcher = Dispatcher(executor, parsed, plan, run, packs, places, HeadLiveness(), print)
+    while dispatcher.trainers < trainers:
+        dispatcher.wait(0)
+    submit = dispatcher.submit
 
-        def timed(pack: Any) -> None:
-            submit(pack)
-            moments.append(time.process_time())
+    def timed(pack: Any) -> None:
+        submit(pack)
+        moments.append(time.process_time())
 
-        with mock.patch.object(executor, "submit", timed):
-            stop = Stop(grace=60)
-            started = time.process_time()
-            Driver(executor, plan.remaining(run), Ledger(parsed.resources, ["x"]), stop).run()
-            ended = time.process_time()
-        executor.close()
+    with mock.patch.object(dispatcher, "submit", timed):
+        budget, stop = FailureBudget(parsed.resources, ["x"]), Stop(grace=60)
+        started = time.process_time()
+        Driver(dispatcher, plan.remaining(run), budget, stop).run()
+        ended = time.process_time()
+    dispatcher.close()
     filled = moments[2 * trainers - 1]
     return Rate(trainers, packs, filled - started, 1000 * (ended - filled) / packs)
-
-
-@contextlib.contextmanager
-def _played(trainers: int) -> Iterator[Cluster]:
-    with contextlib.ExitStack() as patches:
-        head = patches.enter_context(socket.create_server(("127.0.0.1", 0)))
-        store = f"{patches.enter_context(tempfile.TemporaryDirectory())}/store"
-        listener = patches.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(store)
-        listener.listen()
-        cluster = Cluster(trainers, f"127.0.0.1:{head.getsockname()[1]}", store)
-        OneByOne.cluster = cluster
-        for name in ("Trainer", "Aggregator"):
-            patches.enter_context(mock.patch.object(actors, name, Actor(cluster)))
-        patches.enter_context(
-            mock.patch("dpaudit_ray.orchestration.ray_executor.Answers", OneByOne)
-        )
-        yield cluster

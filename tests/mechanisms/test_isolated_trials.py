@@ -262,7 +262,7 @@ def test_failed_packs_and_missed_trials_go_together(tmp_path: Path) -> None:
     options = {"options": {"first": 0}}
     file = write_sweep(tmp_path, sweep("raising_in_a_pack", trials=60, pack_size=2, **options))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpaudit_ray.orchestration.ledger.SAME_FAILURES", 10**6)
+        patch.setattr("dpaudit_ray.orchestration.driver.SAME_FAILURES", 10**6)
         assert inline(file, tmp_path).code == 3
     settings, plan, run = opened(tmp_path / "own")
     packs = failures.read(run, plan)
@@ -288,7 +288,7 @@ def test_a_retry_compares_which_trials_were_missed(tmp_path: Path) -> None:
     options = {"options": {"first": 0}}
     file = write_sweep(tmp_path, sweep("raising_in_a_pack", trials=30, pack_size=2, **options))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpaudit_ray.orchestration.ledger.SAME_FAILURES", 10**6)
+        patch.setattr("dpaudit_ray.orchestration.driver.SAME_FAILURES", 10**6)
         assert inline(file, tmp_path).code == 3
         before = contents(tmp_path / "own")
         again = inline(file, tmp_path, "--retry-failed")

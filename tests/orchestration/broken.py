@@ -21,7 +21,7 @@ class Broken(Paced):
     """What its packs do in a broken process: fail, hang, or take eight seconds each."""
 
     name: str = "tests.orchestration.broken:Broken"  # type: ignore[assignment]
-    there: Literal["fails", "hangs", "dawdles"] = "fails"
+    there: Literal["fails", "hangs", "dawdles", "fails-everywhere"] = "fails"
 
     def open(self, *arguments: Any) -> Session:
         """Breaks at its first pack."""
@@ -35,8 +35,8 @@ class _Broken:
     def run(
         self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
     ) -> npt.NDArray[np.float64] | Measured:
-        if _broken():
-            if self._there == "fails":
+        if self._there == "fails-everywhere" or _broken():
+            if self._there.startswith("fails"):
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
             while self._there == "hangs":
                 time.sleep(1)

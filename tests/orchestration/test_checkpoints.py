@@ -103,7 +103,7 @@ def test_a_pack_that_goes_on_tells_nothing_of_how_long_one_takes(
     """Else one that was resumed at its last step would make all others count as hung."""
     plan, run = planned
     sweep, pack = spec.from_raw(tiny), Pack(0, 0, 9)
-    brief = Brief.of(plan, sweep)
+    brief = Brief.from_plan(plan, sweep)
     first = Aggregation(sweep, plan, run)
     whole = PackTrainer(sweep.raw, brief, keeper=first)
     changed(sweep.raw, "resources.checkpoint_minutes", 1e-9)

@@ -8,12 +8,16 @@ import signal
 import pytest
 
 from dpaudit_ray.errors import ClusterError, LeaseLostError, StorageError
-from dpaudit_ray.orchestration import deadlines as limits
-from dpaudit_ray.orchestration.deadlines import FIRST, LONG, QUIET, SHORTEST, Deadlines, Silence
-from dpaudit_ray.orchestration.driver import Driver
+from dpaudit_ray.orchestration import faults
+from dpaudit_ray.orchestration.driver import (
+    LOSSES_PER_PACK,
+    NODES_PER_PACK,
+    Driver,
+    FailureBudget,
+)
 from dpaudit_ray.orchestration.executors import Done, Lost, Outcome
+from dpaudit_ray.orchestration.faults import FIRST, LONG, QUIET, SHORTEST, Deadlines, Silence
 from dpaudit_ray.orchestration.interrupt import Stop
-from dpaudit_ray.orchestration.ledger import LOSSES_PER_PACK, NODES_PER_PACK, Ledger
 from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
 from dpaudit_ray.plan.failures import Failure
 from dpaudit_ray.plan.model import Pack
@@ -64,17 +68,11 @@ class Scripted:
         ]
         return Progress(tuple(audits), activity)
 
-    def check(self, pack: Pack, finished: bool) -> None: ...
-
     def give_up(self, failed: list[Failure]) -> None:
         self.given_up += failed
 
-    def try_again(self, packs: list[Pack]) -> None: ...
-
     def flush(self) -> None:
         self.flushed += 1
-
-    def close(self) -> None: ...
 
 
 PACKS = [Pack(audit, first, first + 9) for audit in (0, 1) for first in range(0, 100, 10)]
@@ -85,9 +83,9 @@ def drive(
 ) -> Driver:
     resources = ResourceSpec(max_worker_losses=losses, max_trial_failures=failures)
     executor.stop = Stop(grace=60)
-    ledger = Ledger(resources, ["first", "second"])
-    budget = {} if hours is None else {0: hours}
-    return Driver(executor, iter(PACKS), ledger, executor.stop, hours=budget)
+    budget = FailureBudget(resources, ["first", "second"])
+    limits = {} if hours is None else {0: hours}
+    return Driver(executor, iter(PACKS), budget, executor.stop, hours=limits)
 
 
 def test_every_pack_runs_once_within_the_window() -> None:
@@ -131,9 +129,10 @@ def test_an_audit_whose_packs_all_fail_the_same_way_is_stopped_and_others_go_on(
 def test_recorded_failures_close_an_audit_only_when_they_were_in_a_row() -> None:
     recorded = [Failure(pack, "fail", "boom", "") for pack in PACKS[2:8:2]]
     for reached, closed in (({0: PACKS[9].first}, set()), ({0: PACKS[1].first}, {0}), ({}, {0})):
-        ledger = Ledger(ResourceSpec(), ["first", "second"], recorded=recorded, reached=reached)
-        assert ledger.closed == closed
-        assert ledger.trials_failed == {0: 30}
+        labels = ["first", "second"]
+        budget = FailureBudget(ResourceSpec(), labels, recorded=recorded, reached=reached)
+        assert budget.closed == closed
+        assert budget.trials_failed == {0: 30}
 
 
 def test_failures_of_several_kinds_or_between_successes_stop_nothing() -> None:
@@ -190,33 +189,33 @@ def test_a_pack_that_kills_every_worker_is_given_up() -> None:
 
 def test_packs_that_waited_behind_a_lost_one_are_not_to_blame() -> None:
     told: list[str] = []
-    ledger = Ledger(ResourceSpec(), ["first", "second"], told.append)
+    budget = FailureBudget(ResourceSpec(), ["first", "second"], told.append)
     for _ in range(LOSSES_PER_PACK - 1):
-        assert ledger.lost(Lost((PACKS[0], PACKS[1]), "oom")) == [PACKS[0], PACKS[1]]
-    assert ledger.lost(Lost((PACKS[0], PACKS[1]), "oom")) == [PACKS[1]]
-    assert ledger.losses == LOSSES_PER_PACK
+        assert budget.lost(Lost((PACKS[0], PACKS[1]), "oom")) == [PACKS[0], PACKS[1]]
+    assert budget.lost(Lost((PACKS[0], PACKS[1]), "oom")) == [PACKS[1]]
+    assert budget.losses == LOSSES_PER_PACK
     assert told[0] == "worker lost (1 of at most 100) with 2 packs: oom"
 
 
 def test_a_pack_is_not_to_blame_for_a_trainer_that_had_not_begun() -> None:
-    ledger = Ledger(ResourceSpec(), ["first", "second"])
+    budget = FailureBudget(ResourceSpec(), ["first", "second"])
     for _ in range(3 * LOSSES_PER_PACK):
-        assert ledger.lost(Lost((PACKS[0],), "oom", begun=False)) == [PACKS[0]]
-    assert ledger.losses == 3 * LOSSES_PER_PACK
+        assert budget.lost(Lost((PACKS[0],), "oom", begun=False)) == [PACKS[0]]
+    assert budget.losses == 3 * LOSSES_PER_PACK
 
 
 def test_nodes_that_leave_are_held_against_no_budget() -> None:
     told: list[str] = []
-    ledger = Ledger(ResourceSpec(max_worker_losses=0), ["first", "second"], told.append)
+    budget = FailureBudget(ResourceSpec(max_worker_losses=0), ["first", "second"], told.append)
     for _ in range(3 * NODES_PER_PACK):
         drained = Lost((PACKS[0],), "x: node a has left", "node", foreseen=True)
-        assert ledger.lost(drained) == [PACKS[0]]
+        assert budget.lost(drained) == [PACKS[0]]
     vanished = Lost((PACKS[0], PACKS[1]), "x: node a has left", "node")
     for _ in range(NODES_PER_PACK - 1):
-        assert ledger.lost(vanished) == [PACKS[0], PACKS[1]]
-    assert ledger.failures == []
-    assert ledger.lost(vanished) == [PACKS[1]], "a pack that ends every node is given up"
-    assert ledger.losses == 0
+        assert budget.lost(vanished) == [PACKS[0], PACKS[1]]
+    assert budget.failures == []
+    assert budget.lost(vanished) == [PACKS[1]], "a pack that ends every node is given up"
+    assert budget.losses == 0
     assert told[0] == "x: node a has left (1 packs run again; not a failure)"
 
 
@@ -270,8 +269,8 @@ def test_a_driver_that_lost_its_lease_stops_where_it_is() -> None:
         if (lost := next(looks)) is not None:
             raise lost
 
-    ledger = Ledger(ResourceSpec(), ["first", "second"])
-    driver = Driver(executor, PACKS, ledger, Stop(grace=60), require=require)
+    budget = FailureBudget(ResourceSpec(), ["first", "second"])
+    driver = Driver(executor, PACKS, budget, Stop(grace=60), require=require)
     with pytest.raises(LeaseLostError):
         driver.run()
     assert len(executor.submitted) == 4, "two were done, two were under way"
@@ -299,40 +298,45 @@ def test_signals_ask_first_and_stop_then() -> None:
 
 def test_deadlines_follow_the_slowest_pack() -> None:
     deadlines = Deadlines("auto")
-    assert deadlines.of(PACKS[0]) == FIRST
+    assert deadlines.seconds(PACKS[0]) == FIRST
     deadlines.missed(PACKS[0])
-    assert deadlines.of(PACKS[0]) == 2 * FIRST, "what hung there may only be slow"
-    assert deadlines.of(PACKS[1]) == FIRST
+    assert deadlines.seconds(PACKS[0]) == 2 * FIRST, "what hung there may only be slow"
+    assert deadlines.seconds(PACKS[1]) == FIRST
     deadlines.measured(PACKS[0], 1.0)
-    assert deadlines.of(PACKS[1]) == SHORTEST
+    assert deadlines.seconds(PACKS[1]) == SHORTEST
     deadlines.measured(PACKS[1], 100.0)
     deadlines.measured(PACKS[2], 50.0)
-    assert deadlines.of(PACKS[3]) == 1000.0
-    assert deadlines.of(PACKS[10]) == FIRST, "another audit"
-    assert Deadlines(7.0).of(PACKS[0]) == 7.0
+    assert deadlines.seconds(PACKS[3]) == 1000.0
+    assert deadlines.seconds(PACKS[10]) == FIRST, "another audit"
+    assert Deadlines(7.0).seconds(PACKS[0]) == 7.0
     patient = Deadlines("auto", {0: 100.0})
     patient.measured(PACKS[0], 1.0)
     size = PACKS[0].size
-    assert patient.of(PACKS[0]) == SHORTEST + 100 * size, "each of its trials may wait for its end"
+    assert patient.seconds(PACKS[0]) == SHORTEST + 100 * size, (
+        "each of its trials may wait for its end"
+    )
     patient.measured(PACKS[10], 1.0)
-    assert patient.of(PACKS[10]) == SHORTEST, "another audit"
+    assert patient.seconds(PACKS[10]) == SHORTEST, "another audit"
 
 
 def test_a_silent_aggregator_is_known_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restarted, it reads all packs: trainers that wait for it are not hung, nor slow."""
     now, told = [0.0], []
-    monkeypatch.setattr(limits.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(faults.time, "monotonic", lambda: now[0])
     silence = Silence(told.append)
-    now[0] = QUIET - 1
-    assert not silence.lasts(waiting=True), "a look at it may take a while"
-    now[0] = LONG + 1
-    assert silence.lasts(waiting=True)
-    assert silence.lasts(waiting=True)
+    now[0] = LONG
+    assert not silence.lasts, "nothing was asked"
+    silence.asked()
+    now[0] += QUIET - 1
+    assert not silence.lasts, "a look at it may take a while"
+    now[0] = ended = 2 * LONG + 1
+    assert silence.lasts
+    assert silence.lasts
     assert len(told) == 1
     assert "has not answered for 60 s" in told[0]
-    silence.asked()
+    silence.answered()
     now[0] += 5
-    assert not silence.lasts(waiting=True)
-    assert silence.ended == LONG + 1, "from when on trainers are timed again"
+    assert not silence.lasts
+    assert silence.ended == ended, "from when on trainers are timed again"
     assert silence.within(6)
     assert not silence.within(4), "a pack that began after it has its own time"

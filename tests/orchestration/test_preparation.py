@@ -21,7 +21,7 @@ from dpaudit_ray import seeds
 from dpaudit_ray.adversaries.base import ChangingCanary
 from dpaudit_ray.errors import RunDirectoryError, SpecError
 from dpaudit_ray.mechanisms.dp_sgd import crafting
-from dpaudit_ray.orchestration.order import Order
+from dpaudit_ray.orchestration.driver import PackQueue
 from dpaudit_ray.orchestration.prepared import Prepared
 from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
 from dpaudit_ray.plan import preparing
@@ -136,7 +136,7 @@ def test_a_plan_that_leads_elsewhere_is_refused() -> None:
 def test_no_secret_bit_is_drawn_for_a_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = spec.from_raw(sweep())
     plan = planning.make(prepared)
-    trainer = PackTrainer(prepared.raw, Brief.of(plan, prepared))
+    trainer = PackTrainer(prepared.raw, Brief.from_plan(plan, prepared))
 
     def refused(*_: Any) -> Any:
         raise AssertionError("a bit was asked for")
@@ -151,9 +151,9 @@ def test_packs_wait_for_their_parts_and_others_do_not() -> None:
     parts = [Part(0, part, part, (0, 2)) for part in range(2)]
     packs = [Pack(audit, first, first) for audit in range(3) for first in range(2)]
     over: set[int] = set()
-    order = Order([*parts, *packs], over.__contains__)
+    order = PackQueue([*parts, *packs], over.__contains__)
     assert [order.next() for _ in range(5)] == [*parts, *packs[2:4], None]
-    order.again([parts[1]])  # lost
+    order.put_back([parts[1]])  # lost
     order.done(parts[0])
     assert order.next() == parts[1]
     assert order.next() is None
@@ -167,7 +167,7 @@ def test_packs_wait_for_their_parts_and_others_do_not() -> None:
 def test_packs_of_a_part_that_failed_are_never_run() -> None:
     part = Part(0, 0, 0, (0,))
     over: set[int] = set()
-    order = Order([part, Pack(0, 0, 9), Pack(1, 0, 9)], over.__contains__)
+    order = PackQueue([part, Pack(0, 0, 9), Pack(1, 0, 9)], over.__contains__)
     assert [order.next() for _ in range(3)] == [part, Pack(1, 0, 9), None]
     over.add(0)
     order.done(part)

@@ -21,10 +21,9 @@ from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
 from dpaudit_ray.orchestration import aggregation as aggregations
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.orchestration.driver import Driver
+from dpaudit_ray.orchestration.driver import Driver, FailureBudget
 from dpaudit_ray.orchestration.executors import Done, Outcome
 from dpaudit_ray.orchestration.interrupt import Stop
-from dpaudit_ray.orchestration.ledger import Ledger
 from dpaudit_ray.orchestration.progress import Activity, Progress
 from dpaudit_ray.orchestration.replay import Ahead, Replay
 from dpaudit_ray.orchestration.trainer import Brief
@@ -137,7 +136,7 @@ def test_the_drivers_memory_does_not_grow_with_the_packs() -> None:
     def packs() -> Iterator[Pack]:
         yield from (Pack(0, first, first + 9) for first in range(0, 300_000, 10))
 
-    driver = Driver(Instant(), packs(), Ledger(ResourceSpec(), ["only"]), Stop(grace=60))
+    driver = Driver(Instant(), packs(), FailureBudget(ResourceSpec(), ["only"]), Stop(grace=60))
     tracemalloc.start()
     driver.run()
     peak = tracemalloc.get_traced_memory()[1]
@@ -255,7 +254,7 @@ def test_what_a_trainer_is_given_does_not_grow_with_the_packs(tmp_path: Path) ->
         sweep = spec.from_raw(empty.sweep("scale", packs, 1))
         plan = planning.make(sweep)
         assert len(plan.audits[0].packs) == packs
-        sizes.append(len(pickle.dumps(Brief.of(plan, sweep))))
+        sizes.append(len(pickle.dumps(Brief.from_plan(plan, sweep))))
     assert sizes[0] == sizes[1] < 500
 
 

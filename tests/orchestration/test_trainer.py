@@ -45,7 +45,7 @@ def test_an_error_in_user_code_is_a_failure_with_its_reason(tiny: dict) -> None:
     tiny["grid"]["adversary"] = ["faulty:Faulty"]
     sweep = spec.from_raw(tiny)
     plan = planning.make(sweep)
-    trainer = PackTrainer(sweep.raw, Brief.of(plan, sweep))
+    trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep))
     failure = trainer.attempt(next(plan.remaining(RunDirectory("nowhere"))))
     assert isinstance(failure, Failure)
     assert failure.message == "ZeroDivisionError: scores went wrong"

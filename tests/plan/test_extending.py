@@ -133,7 +133,7 @@ def test_raising_what_nobody_has_seen_is_no_extension(tmp_path: Path) -> None:
     raw = sweep("accuracy")
     file = write_sweep(tmp_path, raw)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpaudit_ray.orchestration.order.Order.next", lambda _: None)
+        patch.setattr("dpaudit_ray.orchestration.driver.PackQueue.next", lambda _: None)
         assert inline(file, tmp_path).code == 3
     table = grown(raw, tmp_path, 200)
     assert table["status"].to_dict() == {"accuracy": "certified"}

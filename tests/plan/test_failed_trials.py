@@ -115,7 +115,7 @@ def test_failures_that_tell_the_bit_show_nothing(tmp_path: Path) -> None:
     failing["resources"]["pack_size"] = 1
     # Three of one kind in a row stop an audit; this one is to run to its end.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpaudit_ray.orchestration.ledger.SAME_FAILURES", 10**6)
+        patch.setattr("dpaudit_ray.orchestration.driver.SAME_FAILURES", 10**6)
         assert inline(write_sweep(tmp_path, failing), tmp_path).code == 3
     found = rows(tmp_path / "failing")
     assert set(found["trials"]) == {200}
@@ -239,7 +239,7 @@ def test_code_that_is_not_deterministic_is_not_retried(
 
     The scores are seeded by the clock: one retry in 200,000 is not found out (.8287 ** 65).
     """
-    monkeypatch.setattr("dpaudit_ray.orchestration.ledger.SAME_FAILURES", 10**6)
+    monkeypatch.setattr("dpaudit_ray.orchestration.driver.SAME_FAILURES", 10**6)
     file = write_sweep(tmp_path, sweep("restless", 1000))
     assert inline(file, tmp_path).code == 3
     location = tmp_path / "failing"

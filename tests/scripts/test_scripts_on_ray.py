@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpaudit_ray.orchestration import cluster
+from dpaudit_ray.orchestration import ray_executor
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts import locate
 from dpaudit_ray.scripts.audit import Audit, Options
@@ -48,7 +48,7 @@ def test_layers_are_run_on_a_cluster(tmp_path: Path) -> None:
     target = locate.parse(f"{tmp_path}/train.py:main", 1e-5)
     assert target is not None
     told: list[str] = []
-    with cluster.connected(None) as ray:
+    with ray_executor.connected(None) as ray:
         runner = OnRay(ray, target)
         options = Options(budget=120, layers=(0, 1), seed=3)
         found = Audit(target, runner, options, told.append).verdict()

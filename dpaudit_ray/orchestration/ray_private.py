@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import importlib
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
+
+from .executors import NodeType
 
 _STATUS = "__autoscaling_status"  # where Ray's first autoscaler leaves its report
 _BY_HAND = re.compile("node_[0-9a-f]+")  # the "type" of a node that no autoscaler has started
-
-
-@dataclasses.dataclass(frozen=True)
-class NodeType:
-    """A kind of node that an autoscaler starts, up to `most` of them (-1: any number)."""
-
-    name: str
-    resources: Mapping[str, float]
-    most: int
 
 
 def reread_environment(ray: Any) -> None:
@@ -37,7 +28,7 @@ def object_store(ray: Any) -> str:
 def channel(ray: Any, address: str) -> Any:
     """A gRPC channel to a server of Ray's, with its token and certificates as Ray has them."""
     opens = importlib.import_module(f"{ray.__name__}._private.grpc_utils").init_grpc_channel
-    # One that was lost is made again at once, and not after up to two minutes.
+    # A connection that was lost is made again at once, and not after up to two minutes.
     again = [(f"grpc.{which}_reconnect_backoff_ms", 500) for which in ("initial", "min", "max")]
     return opens(address, options=again)
 

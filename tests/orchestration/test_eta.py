@@ -7,11 +7,10 @@ import math
 import pytest
 
 from dpaudit_ray.orchestration import driver
-from dpaudit_ray.orchestration.driver import Driver
+from dpaudit_ray.orchestration.driver import Driver, FailureBudget
+from dpaudit_ray.orchestration.eta import WINDOW_SECONDS, Speed
 from dpaudit_ray.orchestration.interrupt import Stop
-from dpaudit_ray.orchestration.ledger import Ledger
 from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
-from dpaudit_ray.orchestration.speed import WINDOW_SECONDS, Speed
 from dpaudit_ray.sweep.resources import ResourceSpec
 from tests.orchestration.test_driver import PACKS, Scripted
 
@@ -111,8 +110,8 @@ def test_the_driver_tells_which_audits_run_and_what_it_does_now(
     executor.script[PACKS[12]] = ["stop"]
     shown: list[Progress] = []
     stop = executor.stop = Stop(grace=60)
-    ledger = Ledger(ResourceSpec(), ["first", "second"])
-    summary = Driver(executor, iter(PACKS), ledger, stop, shown.append).run()
+    budget = FailureBudget(ResourceSpec(), ["first", "second"])
+    summary = Driver(executor, iter(PACKS), budget, stop, shown.append).run()
     seen = [(sorted(each.activity.running), sorted(each.activity.over)) for each in shown]
     assert seen[0] == ([], [])
     assert seen[1] == ([0], []), "one of two packs has ended"
@@ -131,7 +130,7 @@ def test_of_a_pack_that_lags_behind_only_the_activity_is_new() -> None:
             return super().progress(Activity(packs_in_flight=7, running=frozenset({1})))
 
     executor = Late()
-    ledger = Ledger(ResourceSpec(), ["first", "second"])
-    summary = Driver(executor, iter(PACKS), ledger, Stop(grace=60)).run()
+    budget = FailureBudget(ResourceSpec(), ["first", "second"])
+    summary = Driver(executor, iter(PACKS), budget, Stop(grace=60)).run()
     assert summary.progress.activity.packs_in_flight == 0
     assert summary.progress.activity.running == frozenset()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpaudit_ray.orchestration import cluster
+from dpaudit_ray.orchestration import ray_executor
 from tests.command import refused, write_sweep
 from tests.head import free_port, head
 
@@ -74,7 +74,7 @@ def test_a_head_that_accepts_and_does_not_answer_is_told(
     light: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the kernel does for a process that is stopped."""
-    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(ray_executor, "ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         file = write_sweep(tmp_path, light)

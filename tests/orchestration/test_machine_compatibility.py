@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpaudit_ray import plan as planning
-from dpaudit_ray.orchestration.fleet import Fleet, grouped
+from dpaudit_ray.orchestration.workers import MachineCompatibility
 from dpaudit_ray.plan import provenance
 from dpaudit_ray.plan.model import Plan
 from dpaudit_ray.plan.provenance import Code, Machine
@@ -28,8 +28,12 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory(str(tmp_path / "run"))
 
 
-def fleet(run: RunDirectory, told: list[str] | None = None, code: Code = CODE) -> Fleet:
-    return Fleet(Plan(0, "", (), None, (code,)), run, ([] if told is None else told).append)
+def machines(
+    run: RunDirectory, told: list[str] | None = None, **resources: float
+) -> MachineCompatibility:
+    tell = ([] if told is None else told).append
+    sweep = from_raw(SWEEP | {"resources": resources})
+    return MachineCompatibility(Plan(0, "", (), None, (CODE,)), sweep, run, tell)
 
 
 def machine(device: str = "Abacus", own: str | None = "a" * 64, **versions: str) -> Machine:
@@ -55,13 +59,13 @@ def machine(device: str = "Abacus", own: str | None = "a" * 64, **versions: str)
 def test_a_machine_has_the_code_of_the_driver(
     other: Machine | None, why: str | None, run: RunDirectory
 ) -> None:
-    assert fleet(run).modules == ("own",)
-    assert fleet(run).admit("10.0.0.7", other) == why
+    assert machines(run).modules == ("own",)
+    assert machines(run).admit("10.0.0.7", other) == why
 
 
 def test_kinds_are_recorded_and_mixing_them_is_told_once(run: RunDirectory) -> None:
     told: list[str] = []
-    first = fleet(run, told)
+    first = machines(run, told)
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
         first.admit(address, machine())
     assert told == []
@@ -78,9 +82,9 @@ def test_kinds_are_recorded_and_mixing_them_is_told_once(run: RunDirectory) -> N
 
 
 def test_kinds_of_a_run_that_is_resumed_count(run: RunDirectory) -> None:
-    fleet(run).admit("10.0.0.1", machine())
+    machines(run).admit("10.0.0.1", machine())
     told: list[str] = []
-    fleet(run, told).admit("10.0.0.1", machine("Slide rule"))
+    machines(run, told).admit("10.0.0.1", machine("Slide rule"))
     assert len(told) == 1
 
 
@@ -109,11 +113,9 @@ def test_another_number_of_threads_is_told_as_another_kind(
     cpus: float, kind: str, run: RunDirectory
 ) -> None:
     """Threads share the models out in other groups, which may change last bits."""
-    fleet(run).admit("10.0.0.1", machine())
+    machines(run).admit("10.0.0.1", machine())
     told: list[str] = []
-    sweep = from_raw(SWEEP | {"resources": {"num_cpus": cpus}})
-    plan = Plan(0, "", (), None, (CODE,))
-    Fleet(plan, run, told.append, grouped(sweep)).admit("10.0.0.1", machine())
+    machines(run, told, num_cpus=cpus).admit("10.0.0.1", machine())
     mixed = [f"warning: trials run on several kinds of machine (Abacus; {kind})"]
     assert [line.partition(": scores")[0] for line in told] == (mixed if kind != "Abacus" else [])
 
@@ -122,7 +124,7 @@ def test_another_number_of_threads_is_told_as_another_kind(
 def test_a_damaged_record_is_made_again(damage: str, run: RunDirectory) -> None:
     run.write_text("machines.json", damage)
     told: list[str] = []
-    fleet(run, told).admit("10.0.0.1", machine())
+    machines(run, told).admit("10.0.0.1", machine())
     assert told == []
     assert run.read_json("machines.json") == {"Abacus": ["10.0.0.1"]}
 

@@ -10,18 +10,24 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
 from dpaudit_ray.errors import ClusterError
-from dpaudit_ray.orchestration import interrupt, link, watch
-from dpaudit_ray.orchestration.link import START_SECONDS
-from dpaudit_ray.orchestration.watch import GONE_SECONDS, LOOK_SECONDS, Questions, Watch
+from dpaudit_ray.orchestration import aggregator_client, head_liveness, interrupt
+from dpaudit_ray.orchestration.aggregator_client import START_SECONDS, AggregatorClient
+from dpaudit_ray.orchestration.executors import WorkerDiedError
+from dpaudit_ray.orchestration.head_liveness import (
+    GONE_SECONDS,
+    LOOK_SECONDS,
+    HeadLiveness,
+    HealthChecks,
+)
+from dpaudit_ray.orchestration.progress import Activity
 from tests.command import write_sweep
 from tests.head import free_port, wait_for
 
@@ -35,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path / "store")
 
 
-def raised_by(watched: Watch) -> str:
+def raised_by(watched: HeadLiveness) -> str:
     try:
         watched.require()
     except ClusterError as error:
@@ -47,9 +53,9 @@ def test_a_head_that_is_gone_is_not_waited_for_by_a_sweep_that_was_asked_to_stop
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """TERM to a whole process group, as Slurm sends it, reaches driver and head alike."""
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(watch, "LEAVING_SECONDS", 0.5)
-    watched = Watch(f"127.0.0.1:{free_port()}", grpc.insecure_channel, lambda line: None)
+    monkeypatch.setattr(head_liveness, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(head_liveness, "LEAVING_SECONDS", 0.5)
+    watched = HeadLiveness(f"127.0.0.1:{free_port()}", grpc.insecure_channel, lambda line: None)
     try:
         time.sleep(1.2)
         assert raised_by(watched) == ""  # it may come back
@@ -77,9 +83,9 @@ def standing() -> Iterator[str]:
 
 
 def test_a_head_that_answers_is_waited_for(answering: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LEAVING_SECONDS", 0.2)
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.1)
-    watched = Watch(answering, grpc.insecure_channel, lambda line: None)
+    monkeypatch.setattr(head_liveness, "LEAVING_SECONDS", 0.2)
+    monkeypatch.setattr(head_liveness, "LOOK_SECONDS", 0.1)
+    watched = HeadLiveness(answering, grpc.insecure_channel, lambda line: None)
     watched.leaving = lambda: True
     time.sleep(0.8)
     assert raised_by(watched) == ""
@@ -88,23 +94,23 @@ def test_a_head_that_answers_is_waited_for(answering: str, monkeypatch: pytest.M
 
 def test_a_connection_is_no_sign_of_life(answering: str, standing: str) -> None:
     """The seconds add up; another node that stands still is named, and does not end the sweep."""
-    questions = Questions(grpc.insecure_channel)
+    checks = HealthChecks(grpc.insecure_channel)
     for _ in range(2):
-        questions.ask({answering, standing}, 0.3)
-    assert questions.silent[answering] == 0.0
-    assert 2 * LOOK_SECONDS + 0.5 < questions.silent[standing] < 2 * LOOK_SECONDS + 0.7
-    questions.ask({answering})
-    assert questions.silent == {answering: 0.0}
-    questions.close()
+        checks.ask({answering, standing}, 0.3)
+    assert checks.silent[answering] == 0.0
+    assert 2 * LOOK_SECONDS + 0.5 < checks.silent[standing] < 2 * LOOK_SECONDS + 0.7
+    checks.ask({answering})
+    assert checks.silent == {answering: 0.0}
+    checks.close()
 
 
 def test_a_node_that_stands_still_is_named_and_the_head_is_not_blamed(
     answering: str, standing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LOOK_SECONDS", "GONE_SECONDS"):
-        monkeypatch.setattr(watch, name, 0.3)
-    monkeypatch.setattr(Questions.ask, "__defaults__", (0.3,))
-    watched = Watch(answering, grpc.insecure_channel, pytest.fail)
+        monkeypatch.setattr(head_liveness, name, 0.3)
+    monkeypatch.setattr(HealthChecks.ask, "__defaults__", (0.3,))
+    watched = HeadLiveness(answering, grpc.insecure_channel, pytest.fail)
     watched.nodes = {"good": answering, "bad": standing}
     wait_for(lambda: watched.silent_nodes == {"bad"}, 60)
     assert watched.answers
@@ -133,50 +139,55 @@ def test_a_signal_is_heard_while_the_main_thread_is_in_a_call_that_does_not_retu
 
 
 class Standing:
-    """Plays Ray, and an aggregator that answers the first `beats` pulses and then stands still."""
+    """An executor with an aggregator that answers the first `beats` pulses and then stands still.
 
-    exceptions = SimpleNamespace(RayTaskError=KeyError, RayError=LookupError)
+    Its snapshots come all the same.
+    """
 
     def __init__(self, beats: int) -> None:
-        self._beats, self.now, self.killed = beats, 100.0, list[bool]()
-        answers = SimpleNamespace(remote=lambda activity: "snapshot")
-        answers.options = lambda name: answers
-        self.actor = SimpleNamespace(progress=answers, pulse=SimpleNamespace(remote=self._pulse))
+        self.beats, self.now, self.restarted = beats, 100.0, list[bool]()
 
-    def _pulse(self) -> bool:
-        self._beats -= 1
-        return self._beats >= 0
+    def call(self, worker: str, method: str, *arguments: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        if method == "pulse":
+            self.beats -= 1
+        if method != "pulse" or self.beats >= 0:
+            answer.set_result("snapshot")
+        return answer
 
-    def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
-        return ([one for one in references if one], [])
-
-    def get(self, reference: Any) -> Any:
-        return reference
-
-    def kill(self, actor: Any, no_restart: bool) -> None:
-        self.killed.append(no_restart)
+    def kill(self, worker: str, restart: bool) -> None:
+        self.restarted.append(restart)
 
 
 @pytest.mark.parametrize(("beats", "limit"), [(3, GONE_SECONDS), (0, START_SECONDS)])
-def test_an_aggregator_that_stands_still_is_killed_and_ray_starts_it_again(
+def test_an_aggregator_that_stands_still_is_killed_and_started_again(
     beats: int, limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that has not answered yet has longer; the snapshots come from before."""
     played, told = Standing(beats), list[str]()
-    watched = SimpleNamespace(require=lambda: None, limit=GONE_SECONDS)
-    monkeypatch.setattr(link.time, "monotonic", lambda: played.now)
-    seen = link.Link(played, played.actor, watched, told.append)
+    monkeypatch.setattr(aggregator_client.time, "monotonic", lambda: played.now)
+    client = AggregatorClient(played, "aggregator", HeadLiveness(), told.append)
     began = None
-    while not played.killed:
+    while not played.restarted:
         played.now += 0.5
-        seen.progress(None)
-        if began is None and played._beats < 0:
+        client.progress(Activity())
+        if began is None and played.beats < 0:
             began = played.now
         assert played.now < 1000
     assert began is not None
     assert limit <= played.now - began <= limit + 2 * LOOK_SECONDS
-    assert played.killed == [False]
+    assert played.restarted == [True]
     assert told[0].startswith(f"the aggregator has not answered for {limit:.0f} s: it is killed")
+
+
+def test_an_aggregator_that_cannot_be_restarted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Standing(0)
+    client = AggregatorClient(played, "aggregator", HeadLiveness(), pytest.fail)
+    dead: Future[Any] = Future()
+    dead.set_exception(WorkerDiedError("its node left"))
+    monkeypatch.setattr(played, "call", lambda *_: dead)
+    with pytest.raises(ClusterError, match=r"cannot be restarted \(its node left\); finished"):
+        client.call("flush")
 
 
 def test_the_end_of_the_object_store_ends_the_driver_with_a_line_and_not_as_a_violation(
@@ -186,8 +197,8 @@ def test_the_end_of_the_object_store_ends_the_driver_with_a_line_and_not_as_a_vi
     code = f"""
 import socket, sys, time
 import grpc
-from dpaudit_ray.orchestration.watch import Watch
-closed = Watch("127.0.0.1:1", grpc.insecure_channel, print)
+from dpaudit_ray.orchestration.head_liveness import HeadLiveness
+closed = HeadLiveness("127.0.0.1:1", grpc.insecure_channel, print)
 closed.guard("", {store!r})
 closed.close()
 time.sleep(1)  # it has seen that
@@ -196,7 +207,7 @@ server = socket.socket(socket.AF_UNIX)
 server.bind(mine)
 server.listen()
 said = lambda line: print(line, flush=True)
-Watch("127.0.0.1:1", grpc.insecure_channel, said).guard("", mine)
+HeadLiveness("127.0.0.1:1", grpc.insecure_channel, said).guard("", mine)
 accepted, _ = server.accept()
 time.sleep(1)  # nothing happens while it lives
 accepted.close()
@@ -219,7 +230,7 @@ def test_a_sweep_that_cannot_start_is_not_watched_when_ray_ends(
         "import time, dpaudit_ray as da\n"
         "from dpaudit_ray.orchestration import ray_executor\n"
         "class Failing:\n"
-        "    def of(plan, sweep): raise MemoryError\n"
+        "    def from_plan(plan, sweep): raise MemoryError\n"
         "ray_executor.Brief = Failing\n"
         "try:\n"
         f"    da.run({str(write_sweep(tmp_path, light))!r}, storage_path={str(tmp_path)!r})\n"

@@ -1,8 +1,7 @@
-"""Whether a cluster's head, this node's raylet and those of the trainers' nodes still answer.
+"""Whether a cluster's head, this node's daemon and those of the trainers' nodes still answer.
 
 What hangs is not what dies: the kernel of a stopped process goes on accepting connections, and a
-call of Ray's waits for it without a limit. So each is asked a question (gRPC's health check), with
-a limit. Ray itself would end this process without a word, with an exit code that means a violation.
+call of Ray's waits for it without a limit. So each is asked a question, with a limit.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ GONE_SECONDS = 20.0  # without an answer, before the sweep is stopped, or a node
 LEAVING_SECONDS = 5.0  # the same once the sweep was asked to stop: its head may have been asked too
 LEAVE_SECONDS = 4.0  # for stopping, before this process is ended
 _HEALTH = "/grpc.health.v1.Health/Check"
-lost = threading.Event()  # a cluster did not answer, and was left without a word
 _RESUME = "finished packs are safe: run the same command again to resume"
+head_lost = threading.Event()  # a cluster did not answer, and was left without a word
 
 
-class Questions:
-    """Channels to servers of Ray's, and for how long each has not answered.
+class HealthChecks:
+    """Servers of a cluster that are asked (gRPC's health check) whether they answer, with a limit.
 
     Args:
         channel: opens a gRPC channel to HOST:PORT.
@@ -47,11 +46,11 @@ class Questions:
         for address in addresses - self._open.keys():
             self._open[address] = self._channel(address)
         began = time.monotonic()
-        asked = {
+        answers = {
             address: channel.unary_unary(_HEALTH).future(b"", timeout=seconds)
             for address, channel in self._open.items()
         }
-        for address, answer in asked.items():
+        for address, answer in answers.items():
             # The codes of a server that is not there, or does not answer.
             mute = answer.code().name in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
             waited = LOOK_SECONDS + min(time.monotonic() - began, seconds)
@@ -63,56 +62,58 @@ class Questions:
             channel.close()
 
 
-class Watch:
-    """Asks from a thread of its own, until it is closed.
+class HeadLiveness:
+    """Watches whether the cluster's head, this node's daemon and those of trainers' nodes answer.
+
+    It asks from a thread of its own, until it is closed.
 
     Args:
-        head: HOST:PORT of the cluster's head.
+        head: HOST:PORT of the cluster's head; without one, nothing is watched.
         channel: opens a gRPC channel to HOST:PORT.
         tell: takes the line for the user when this process cannot stop by itself, because a call
-            of Ray's waits for the head, or the next one would end it.
+            waits for the head, or the next one would end it.
     """
 
     def __init__(
-        self, head: str, channel: Callable[[str], Any], tell: Callable[[str], None]
+        self,
+        head: str = "",
+        channel: Callable[[str], Any] = lambda address: None,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._head, self._raylet, self._tell = head, "", tell
-        self._questions = Questions(channel)
+        self._head, self._daemon, self._tell = head, "", tell
+        self._checks = HealthChecks(channel)
         self.leaving: Callable[[], bool] = lambda: False  # whether the sweep was asked to stop
-        self.nodes: Mapping[str, str] = {}  # addresses of other raylets to ask, by node
+        self.nodes: Mapping[str, str] = {}  # addresses of other daemons to ask, by node
         self._closed = threading.Event()
-        threading.Thread(target=self._look, name="watch", daemon=True).start()
+        if head:
+            threading.Thread(target=self._look, name="liveness", daemon=True).start()
 
-    def guard(self, raylet: str, store: str) -> None:
-        """Watches this node's raylet too: its address, and the socket of its object store."""
-        self._raylet = raylet
+    def guard(self, daemon: str, store: str) -> None:
+        """Watches this node's daemon too: its address, and the socket of its object store."""
+        self._daemon = daemon
         threading.Thread(target=self._guard, args=(store,), daemon=True).start()
 
     @property
     def answers(self) -> bool:
-        """Whether head and raylet did so when they were asked last."""
+        """Whether head and daemon did so when they were asked last."""
         return not self._silent
 
     @property
     def silent_nodes(self) -> set[str]:
-        """Those of `nodes` that have not answered for `GONE_SECONDS`."""
-        silent = self._questions.silent
-        return {node for node, at in self.nodes.items() if silent.get(at, 0.0) >= GONE_SECONDS}
+        """Those of `nodes`, but for this one, that have not answered for `GONE_SECONDS`."""
+        silent = self._checks.silent
+        others = {node: at for node, at in self.nodes.items() if at != self._daemon}
+        return {node for node, at in others.items() if silent.get(at, 0.0) >= GONE_SECONDS}
 
     def require(self) -> None:
-        """Raises ClusterError when head or raylet have been silent for too long."""
+        """Raises ClusterError when head or daemon have been silent for too long."""
         if self._silent >= self.limit:
-            lost.set()
-            raise ClusterError(self._what)
+            head_lost.set()
+            raise ClusterError(self._reason)
 
     def close(self) -> None:
         """Ends the watch."""
         self._closed.set()
-
-    @property
-    def _silent(self) -> float:
-        silent = self._questions.silent
-        return max(silent.get(self._head, 0.0), silent.get(self._raylet, 0.0))
 
     @property
     def limit(self) -> float:
@@ -120,23 +121,27 @@ class Watch:
         return LEAVING_SECONDS if self.leaving() else GONE_SECONDS
 
     @property
-    def _what(self) -> str:
-        head = self._questions.silent.get(self._head, 0.0) > 0
+    def _silent(self) -> float:
+        silent = self._checks.silent
+        return max(silent.get(self._head, 0.0), silent.get(self._daemon, 0.0))
+
+    @property
+    def _reason(self) -> str:
+        head = self._checks.silent.get(self._head, 0.0) > 0
         who = f"the cluster's head at {self._head}" if head else "Ray on this node"
         return f"{who} has not answered for {self.limit:.0f} s; {_RESUME}"
 
     def _look(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
-            self._questions.ask({self._head, self._raylet, *self.nodes.values()} - {""})
+            self._checks.ask({self._head, self._daemon, *self.nodes.values()} - {""})
             if self._silent >= self.limit and not self._closed.wait(LEAVE_SECONDS):
-                self._tell(self._what)
-                os._exit(ClusterError.exit_code)
-        self._questions.close()
+                self._end(self._reason)
+        self._checks.close()
 
     def _guard(self, store: str) -> None:
         """Ends this process with the object store, before Ray looks for its objects in there.
 
-        It does so within a second of hearing that the node has gone, while the raylet may still be
+        It does so within a second of hearing that the node has gone, while the daemon may still be
         about to end. So the sign is the end of a connection to the store, on which nothing is said.
         """
         try:
@@ -150,5 +155,10 @@ class Watch:
         except OSError as error:
             logging.getLogger("dpaudit").debug("%s: %s", store, error)
         if not self._closed.is_set():
-            self._tell(f"Ray on this node has ended; {_RESUME}")
-            os._exit(ClusterError.exit_code)
+            self._end(f"Ray on this node has ended; {_RESUME}")
+
+    def _end(self, reason: str) -> None:
+        self._tell(reason)
+        # The main thread waits in a call of Ray's that does not return, so nothing softer ends this
+        # process. Ray would do so itself, without a word, and with an exit code for a violation.
+        os._exit(ClusterError.exit_code)

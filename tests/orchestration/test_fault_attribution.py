@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray.orchestration import deadlines, hangs
+from dpaudit_ray.orchestration import faults
 from jobs.scale import measure
 from tests.command import changed, write_sweep
 from tests.head import head
@@ -88,8 +88,8 @@ def test_a_hang_in_the_first_pack_is_found(
     changed(breaking, "mechanism.there", "hangs")
     quiet = da.run(breaking, storage_path=str(tmp_path / "quiet"), executor="inline")
     monkeypatch.setenv(TRAINER, str(tmp_path / "broken"))
-    monkeypatch.setattr(deadlines, "FIRST", 6.0)
-    monkeypatch.setattr(hangs, "SHORTEST", 3.0)
+    monkeypatch.setattr(faults, "FIRST", 6.0)
+    monkeypatch.setattr(faults, "SHORTEST", 3.0)
     told: list[str] = []
     result = da.run(breaking, storage_path=str(tmp_path / "runs"), tell=told.append)
     assert result.complete

@@ -1,0 +1,309 @@
+"""Hands packs to trainers, and makes outcomes of their answers: done, failed, or lost."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from ..plan.failures import Failure
+from ..plan.model import Pack, Plan
+from ..plan.provenance import Machine
+from ..storage.run_directory import RunDirectory
+from ..sweep.spec import Sweep
+from .aggregator_client import AggregatorClient
+from .executors import (
+    TRAINER,
+    CallFailedError,
+    Done,
+    Executor,
+    Handle,
+    Lost,
+    Outcome,
+    WorkerDiedError,
+)
+from .faults import Deadlines, FaultAttribution, HangDetection
+from .head_liveness import GONE_SECONDS, HeadLiveness
+from .progress import Activity, Progress
+from .workers import PACKS_PER_TRAINER, MachineCompatibility, Place, Places, Pool, Worker
+
+
+class Dispatcher:
+    """Runs packs by trainers around one aggregator, whatever executor runs these.
+
+    Args:
+        packs: how many packs there are to run; more trainers than that are never started.
+        places: where trainers may run, and how many.
+        liveness: says whether nodes, and the head, answer.
+        tell: takes a line for the user.
+    """
+
+    def __init__(  # noqa: PLR0913 (a run, and what its driver knows)
+        self,
+        executor: Executor,
+        sweep: Sweep,
+        plan: Plan,
+        run: RunDirectory,
+        packs: int,
+        places: Places,
+        liveness: HeadLiveness,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._executor, self._plan, self._packs = executor, plan, packs
+        self._places, self._liveness, self._tell = places, liveness, tell
+        self._name = sweep.name
+        self._owners: dict[Future[Any], Worker] = {}
+        self._due: collections.deque[Pack] = collections.deque()  # for another trainer
+        self._in_flight = 0
+        self._aggregator = executor.start("Aggregator", f"{sweep.name}-aggregator")
+        try:
+            # Rebuilds the estimates now: a damaged run directory is told before any training.
+            self._client = AggregatorClient(executor, self._aggregator, liveness, tell)
+            self._compatibility = MachineCompatibility(plan, sweep, run, tell)
+            limits = {
+                index: limit
+                for index, cell in enumerate(sweep.cells)
+                if (limit := cell.mechanism.trial_limit) is not None
+            }
+            self._deadlines = Deadlines(sweep.resources.pack_deadline, limits)
+            # Without a process of its own a trainer works while it is called: none waits behind.
+            packs_each = PACKS_PER_TRAINER if executor.isolates else 1
+            self._pool = Pool(self._start_worker, executor.kill, places, packs_each)
+            self._attribution = FaultAttribution(places, tell, self._pool.changed)
+            self._hangs = HangDetection(
+                plan, self._deadlines, self._pool, self._attribution, self._client.silence, tell
+            )
+            self.backlog(packs)
+            self._pool.resize()
+        except BaseException:  # Ctrl-C too: whatever ends this, nothing stays behind
+            executor.kill(self._aggregator)  # another one may have its name
+            raise
+
+    @property
+    def slots(self) -> int:
+        """How many packs may be in flight now; 0 while nothing can run.
+
+        Those that are, and as many as let trainers that may be given packs have two.
+        """
+        return self._in_flight + self._pool.slots
+
+    @property
+    def trainers(self) -> int:
+        """Trainers that have their place."""
+        return len(self._pool.ready)
+
+    def backlog(self, packs: float) -> None:
+        """Takes how many packs are still to be handed over, inf while that is not known."""
+        self._pool.backlog = min(packs, self._packs) + len(self._due)
+
+    def submit(self, pack: Pack) -> None:
+        """Gives the pack to the trainer with the fewest packs; never waits for its result."""
+        self._in_flight += 1
+        self._hand(self._pool.next(), "run_pack", pack)
+
+    def check(self, pack: Pack, finished: bool) -> None:
+        """Has a pack run again and compared, in place of stored; the outcome is `Checked`.
+
+        With its scores where it is `finished`, else with another try of the same.
+        """
+        self._in_flight += 1
+        self._hand(self._pool.next(), "check_pack", pack, finished)
+
+    def give_up(self, failed: list[Failure]) -> None:
+        """Has the aggregator record packs whose trials are misses; returns when that is done.
+
+        Raises:
+            StorageError: they could not be recorded.
+        """
+        self._client.call("give_up", failed)
+
+    def try_again(self, packs: list[Pack]) -> None:
+        """Has the aggregator take recorded packs back, which are run again now."""
+        self._client.call("try_again", packs)
+        self._client.refresh()
+
+    def wait(self, timeout: float) -> list[Outcome]:
+        """Outcomes since the last call; waits up to `timeout` seconds for the first.
+
+        Raises:
+            StorageError: results can no longer be stored.
+            LeaseLostError: another driver stores them.
+            ClusterError: the aggregator cannot be brought back.
+        """
+        self._liveness.require()
+        self._hand_due()
+        if self._liveness.answers:  # else a call of Ray's would wait for it
+            self._even_out()
+            self._pool.resize()
+        arrived = [(self._owners.pop(a, None), a) for a in self._executor.wait(timeout)]
+        collected = [self._collect(worker, answer) for worker, answer in arrived if worker]
+        hung = [self._lost(lost) for lost in (*self._hangs.lost(), *self._on_silent_nodes())]
+        outcomes = [*(outcome for outcome in collected if outcome), *hung]
+        for outcome in outcomes:
+            self._in_flight -= len(outcome.packs) if isinstance(outcome, Lost) else 1
+        return outcomes
+
+    def progress(self, activity: Activity) -> Progress:
+        """The latest snapshot, without waiting for a newer one; `activity` goes into the next."""
+        seen = self._client.progress(activity)
+        self._pool.checkpoints_saved(seen.saved)
+        return seen
+
+    def flush(self) -> None:
+        """Has estimates written; returns when they, and the snapshot of them, are there."""
+        self._client.call("flush")
+        self._client.refresh()
+
+    def close(self) -> None:
+        """Ends all workers."""
+        try:
+            if self._liveness.answers:  # else they end with this process
+                self._client.close()
+                for worker in self._pool.workers:
+                    self._executor.kill(worker.handle)
+                self._executor.kill(self._aggregator)
+        finally:
+            self._liveness.close()
+
+    def _start_worker(self, number: int) -> Worker:
+        name = f"{self._name}{TRAINER}{number}"
+        handle: Handle = self._executor.start("Trainer", name, self._places.avoided)
+        greeting = self._executor.call(handle, "ready", self._compatibility.modules)
+        worker = Worker(name, handle, greeting)
+        self._owners[greeting] = worker
+        return worker
+
+    def _hand(self, worker: Worker, method: str, pack: Pack, *arguments: Any) -> None:
+        # Not labelled with its trials: Ray keeps metrics by task name, 15 kB each, everywhere.
+        label = self._plan.audits[pack.audit].label
+        answer = self._executor.call(worker.handle, method, pack, *arguments, label=label)
+        worker.take(answer, pack)
+        self._pool.changed(worker)
+        self._owners[answer] = worker
+
+    def _even_out(self) -> None:
+        """Once no pack is left to hand out, those that wait behind another go to idle trainers.
+
+        If one has just begun, two trainers run it: they get the same scores, stored once.
+        """
+        if self._pool.backlog:
+            return
+        for idle, full in self._pool.idle_and_full():
+            answer, pack = list(full.packs.items())[-1]
+            if self._attribution.suspicion(pack) is None:
+                self._owners.pop(answer, None)
+                answer.cancel()
+                del full.packs[answer]
+                self._pool.changed(full)
+                self._hand(idle, "run_pack", pack)
+
+    def _hand_due(self) -> None:
+        """Packs that failed go to another trainer; those of a trainer that was replaced, to any."""
+        for pack in [self._due.popleft() for _ in range(len(self._due))]:
+            ready = [worker for worker in self._pool.ready if not worker.leaving]
+            suspicion = self._attribution.suspicion(pack)
+            if suspicion is None:
+                worker = min(ready, key=lambda worker: len(worker.packs), default=None)
+            else:
+                worker = self._attribution.other(suspicion, ready)
+                if worker is None and suspicion.worker in self._pool.workers:
+                    self._due += self._pool.replace(suspicion.worker)  # a new one is another one
+            if worker is None:
+                self._due.append(pack)
+            elif suspicion is None:
+                self._hand(worker, "run_pack", pack)
+            else:
+                self._hand(worker, "retry_pack", pack, suspicion.failure)
+
+    def _collect(self, worker: Worker, answer: Future[Any]) -> Outcome | None:
+        """None for a greeting, for what is given up already, and for what is tried once more."""
+        if worker not in self._pool.workers:
+            return None
+        try:
+            outcome: Any = answer.result()
+        except CallFailedError as error:
+            return self._lost(Lost((self._finished(worker, answer),), str(error)))
+        except WorkerDiedError as error:
+            return self._died(worker, error)
+        if answer is worker.greeting:
+            self._greeted(worker, *outcome)
+            return None
+        return self._answered(worker, self._finished(worker, answer), outcome)
+
+    def _finished(self, worker: Worker, answer: Future[Any]) -> Pack:
+        pack = worker.finish(answer)
+        self._pool.changed(worker)
+        return pack
+
+    def _greeted(
+        self, worker: Worker, node: str, address: str, machine: Machine | None = None
+    ) -> None:
+        """A trainer has its place, where it may stay if it would compute what the driver would."""
+        worker.place = Place(node, address)
+        self._pool.changed(worker)
+        if why := self._compatibility.admit(address, machine):
+            self._pool.replace(worker)
+            self._places.leave_out(worker.place, why)
+
+    def _answered(self, worker: Worker, pack: Pack, outcome: Outcome) -> Outcome | None:
+        if isinstance(outcome, Failure):
+            if not self._executor.isolates or not self._attribution.failed(outcome, worker):
+                return outcome
+            self._due.append(pack)
+            return None
+        worker.proven = True
+        if isinstance(outcome, Done):
+            if outcome.whole and not self._client.silence.within(outcome.seconds):
+                self._deadlines.measured(outcome.pack, outcome.seconds)
+            guilty = self._attribution.done(pack, worker)
+            if guilty in self._pool.workers:
+                self._due += self._pool.replace(guilty)
+        return outcome
+
+    def _died(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
+        """A trainer that died by itself; one whose node left is nobody's failure.
+
+        None where it was taken back before it had its place, as when a node leaves that it awaits.
+        """
+        place = worker.place
+        if place is None and error.taken_back:
+            self._pool.replace(worker)
+            return None
+        if not self._liveness.answers:  # all nodes of a lost head go, and none can be asked about
+            reason = f"{worker.name}: the cluster's head does not answer"
+            return self._lost(Lost(self._pool.replace(worker), reason, "node", True))
+        gone = place is not None and not self._places.alive(place)
+        foreseen = error.preempted or (place is not None and place.node in self._places.leaving)
+        packs = self._pool.replace(worker)
+        if gone or foreseen:
+            where = f"node {place.address}" if place else "its node"
+            return self._lost(Lost(packs, f"{worker.name}: {where} has left", "node", foreseen))
+        where = f" on node {place.address}" if place else ""
+        return self._lost(Lost(packs, f"{worker.name}{where}: {error}", begun=place is not None))
+
+    def _on_silent_nodes(self) -> list[Lost]:
+        """Packs on nodes that do not answer, of which Ray hears a minute later."""
+        places = {worker.place.node: worker.place for worker in self._pool.ready if worker.place}
+        daemons = self._places.daemons
+        self._liveness.nodes = {
+            node: daemons[node] for node in places.keys() | self._places.silent if node in daemons
+        }
+        silent = self._liveness.silent_nodes
+        for node in silent - self._places.silent:
+            self._tell(
+                f"node {places[node].address} has not answered for {GONE_SECONDS:.0f} s: it is "
+                "left out until it does, and its packs are run again elsewhere"
+            )
+        self._places.silent = silent
+        lost = []
+        for worker in self._pool.ready if silent else ():
+            if worker.place is not None and worker.place.node in silent:
+                reason = f"{worker.name}: node {worker.place.address} does not answer"
+                lost.append(Lost(self._pool.replace(worker), reason, "node", foreseen=True))
+        return lost
+
+    def _lost(self, lost: Lost) -> Lost:
+        for pack in lost.packs:
+            self._attribution.drop(pack)
+        return lost

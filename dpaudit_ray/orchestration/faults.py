@@ -1,0 +1,258 @@
+"""Whose fault it is when a pack fails, and which trainers hang."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from ..plan.failures import Failure
+from ..plan.model import Pack, Part, Plan
+from .executors import Lost
+from .trainer import runs_of
+from .workers import Place, Places, Pool, Worker
+
+FACTOR = 10  # times the slowest pack of the audit, trial for trial
+SHORTEST = 120.0  # seconds: opening an audit, a cold file cache, storage that fails for a minute
+FIRST = 1800.0  # seconds, while no pack of the audit was timed; doubled after each that is lost so
+QUIET = 10.0  # seconds without an answer of the aggregator: longer than it takes to fold a pack
+LONG = 60.0  # seconds of that, before the user is told
+LOOK_SECONDS = 0.5  # between two looks at trainers
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspicion:
+    """A failed pack that is due on another trainer, or runs there, and who failed at it."""
+
+    failure: Failure
+    worker: Worker
+
+
+class FaultAttribution:
+    """Finds out whose fault a failed pack is: its own, or that of the trainer or node it failed on.
+
+    A pack that failed is run again by another trainer, on another node where there is one. If it
+    fails there too, the fault is the pack's, and the failure counts. If it is done there, the first
+    trainer is at fault.
+
+    Args:
+        places: counts faults by node.
+        tell: takes a line for the user about a trainer that is at fault.
+        changed: takes a trainer that is suspected, or no longer.
+    """
+
+    def __init__(
+        self, places: Places, tell: Callable[[str], None], changed: Callable[[Worker], None]
+    ) -> None:
+        self._places, self._tell, self._changed = places, tell, changed
+        self._suspicions: dict[Pack, Suspicion] = {}
+        self._guilty: set[str] = set()
+
+    def suspicion(self, pack: Pack) -> Suspicion | None:
+        """The open suspicion about a pack."""
+        return self._suspicions.get(pack)
+
+    def failed(self, failure: Failure, worker: Worker) -> bool:
+        """Whether the pack is to be tried by another trainer; else it has been, and failed."""
+        if failure.pack in self._suspicions:
+            self.drop(failure.pack)
+            return False
+        self._suspicions[failure.pack] = Suspicion(failure, worker)
+        worker.suspected.add(failure.pack)
+        self._changed(worker)
+        return True
+
+    def drop(self, pack: Pack) -> None:
+        """Ends a suspicion without a verdict on its trainer."""
+        if (suspicion := self._suspicions.pop(pack, None)) is not None:
+            suspicion.worker.suspected.discard(pack)
+            self._changed(suspicion.worker)
+
+    def done(self, pack: Pack, by: Worker) -> Worker | None:
+        """The trainer that failed at a pack which another has done, the first time it did so."""
+        suspicion = self._suspicions.get(pack)
+        if suspicion is None:
+            return None
+        self.drop(pack)
+        guilty = suspicion.worker
+        if guilty.name in self._guilty:
+            return None
+        self._guilty.add(guilty.name)
+        here, there = guilty.place, by.place
+        assert here is not None
+        assert there is not None
+        self._tell(
+            f"{guilty.name} on node {here.address} failed ({suspicion.failure.message}) at "
+            f"{pack.what}, which {by.name} on node {there.address} did: it is replaced"
+        )
+        if here.node != there.node:
+            self._places.fault(here)
+        return guilty
+
+    def other(self, suspicion: Suspicion, ready: list[Worker]) -> Worker | None:
+        """Who tries the pack next; None while there is no other trainer.
+
+        Trusted trainers that have done a pack, on another node, come first; idle ones of those.
+        """
+        failed_on = suspicion.worker.place
+
+        def doubt(worker: Worker) -> tuple[bool, bool, bool, int]:
+            same = _same_node(worker.place, failed_on)
+            return not worker.trusted, not worker.proven, same, len(worker.packs)
+
+        others = [worker for worker in ready if worker is not suspicion.worker]
+        return min(others, key=doubt, default=None)
+
+
+def _same_node(left: Place | None, right: Place | None) -> bool:
+    return left is not None and right is not None and left.node == right.node
+
+
+class Deadlines:
+    """How many seconds a pack may take: from the packs that were timed, or as the sweep sets them.
+
+    `trial_limits`: seconds that a trial may take, by audits whose mechanism ends it then: a pack of
+    them does not hang as long as each of its trials may wait for that.
+    """
+
+    def __init__(
+        self, fixed: float | Literal["auto"], trial_limits: Mapping[int, float] | None = None
+    ) -> None:
+        self._fixed, self._trial_limits = fixed, trial_limits or {}
+        self._slowest: dict[tuple[int, bool], float] = {}  # seconds per trial, or of a part
+        self._missed: collections.Counter[Pack] = collections.Counter()
+
+    def measured(self, pack: Pack, seconds: float) -> None:
+        """A pack took that long."""
+        slowest = self._slowest.get(_kind(pack), 0.0)
+        self._slowest[_kind(pack)] = max(slowest, seconds / (pack.size or 1))
+
+    def missed(self, pack: Pack) -> None:
+        """Its trainer was silent for longer than the limit: it hung, or the limit is too low."""
+        self._missed[pack] += 1
+
+    def unknown(self, pack: Pack) -> bool:
+        """Whether the limit is a guess."""
+        return self._fixed == "auto" and _kind(pack) not in self._slowest
+
+    def seconds(self, pack: Pack) -> float:
+        """The limit for a pack; a guess until a pack of its audit was timed."""
+        if self._fixed != "auto":
+            return self._fixed
+        if self.unknown(pack):
+            usual = FIRST * 2.0 ** self._missed[pack]
+        else:
+            usual = max(SHORTEST, FACTOR * self._slowest[_kind(pack)] * (pack.size or 1))
+        limit = None if isinstance(pack, Part) else self._trial_limits.get(pack.audit)
+        return usual if limit is None else max(usual, SHORTEST + limit * pack.size)
+
+
+def _kind(pack: Pack) -> tuple[int, bool]:
+    """What is as slow as this: packs of the same audit, or parts of its preparation."""
+    return pack.audit, isinstance(pack, Part)
+
+
+class Silence:
+    """When the aggregator gave no answer: trainers wait for it then, and are not to blame.
+
+    Restarted, it reads the finished packs first; so it is silent, too, when storage is.
+
+    Args:
+        tell: takes a line for the user when that takes long.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._waiting, self._since = False, time.monotonic()
+        self._long_told = False
+        self.ended = -math.inf  # when it was silent last, by `time.monotonic`
+
+    def asked(self) -> None:
+        """A question was put to it."""
+        self._waiting, self._since, self._long_told = True, time.monotonic(), False
+
+    def answered(self) -> None:
+        """It owes no answer."""
+        self._waiting = False
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it owes an answer for longer than it takes while it works."""
+        now = time.monotonic()
+        if not self._waiting or now - self._since < QUIET:
+            return False
+        self.ended = now
+        if now - self._since > LONG and not self._long_told:
+            self._long_told = True
+            self._tell(
+                f"the aggregator has not answered for {LONG:.0f} s: it reads finished packs again, "
+                "or storage is slow; trainers wait for it"
+            )
+        return True
+
+    def within(self, seconds: float) -> bool:
+        """Whether it was silent at any time of the last so many seconds."""
+        return time.monotonic() - seconds < self.ended
+
+
+class HangDetection:
+    """Replaces trainers that work on a pack for longer than it may take.
+
+    Each audit whose first pack takes long is told of before. While the aggregator is silent, and
+    for as long before, nobody is to blame.
+
+    Args:
+        tell: takes a line for the user.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        deadlines: Deadlines,
+        pool: Pool,
+        attribution: FaultAttribution,
+        silence: Silence,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._plan, self._deadlines, self._pool = plan, deadlines, pool
+        self._attribution, self._silence, self._tell = attribution, silence, tell
+        self._looked = -math.inf
+        self._slow: set[int] = set()  # audits of whose first pack the user was told
+
+    def lost(self) -> list[Lost]:
+        """The packs of trainers that hang now, and are replaced."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS or self._silence.lasts:
+            return []
+        self._looked = now
+        since = self._silence.ended
+        overdue = list(self._pool.overdue(self._limit, since))
+        lost = [self._replace(worker, seconds) for worker, seconds in overdue]
+        for worker, _ in self._pool.overdue(lambda pack: SHORTEST, since):
+            self._tell_of_first_pack(worker)
+        return lost
+
+    def _limit(self, pack: Pack) -> float:
+        seconds = self._deadlines.seconds(pack)
+        return seconds * (runs_of(pack) if self._attribution.suspicion(pack) else 1)
+
+    def _replace(self, worker: Worker, seconds: float) -> Lost:
+        assert worker.place is not None
+        packs = self._pool.replace(worker)
+        self._deadlines.missed(packs[0])
+        reason = f"{worker.name} on node {worker.place.address} was silent for {seconds:.0f} s"
+        return Lost(packs, reason)
+
+    def _tell_of_first_pack(self, worker: Worker) -> None:
+        pack = worker.running
+        if pack is None or pack.audit in self._slow or not self._deadlines.unknown(pack):
+            return
+        self._slow.add(pack.audit)
+        self._tell(
+            f"{self._plan.audits[pack.audit].label}: {worker.name} has worked for {SHORTEST:.0f} s "
+            f"on its first pack and counts as hung after {self._limit(pack):.0f} s; "
+            "resources.pack_deadline sets another limit"
+        )

@@ -1,0 +1,110 @@
+"""Everything in this process, one pack at a time: for debuggers, tests and tiny sweeps."""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from typing import Any
+
+from ..plan import provenance
+from ..plan.model import Plan
+from ..plan.provenance import Machine
+from ..storage.run_directory import RunDirectory
+from ..sweep.spec import Sweep
+from .aggregation import KEEP_UP_SECONDS, Aggregation
+from .dispatcher import Dispatcher
+from .executors import Cluster, Handle, Node, Role
+from .head_liveness import HeadLiveness
+from .progress import Activity, Progress
+from .trainer import Brief, Trainer
+from .workers import Places, ResourceRequest
+
+REQUEST = ResourceRequest({"process": 1.0})  # whatever a sweep asks for: there is this one only
+_NODE = Node("here", socket.gethostname(), 0, REQUEST.resources)
+
+
+class InlineExecutor:
+    """Implements `Executor` without Ray: a worker works while it is called."""
+
+    isolates = False
+
+    def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+        self._sweep, self._plan, self._run = sweep, plan, run
+        self._aggregator: _InlineAggregator
+        self._answers: list[Future[Any]] = []
+
+    def start(self, role: Role, name: str, avoid: Collection[str] = ()) -> Handle:
+        """Makes a worker."""
+        if role == "Aggregator":
+            self._aggregator = _InlineAggregator(self._sweep, self._plan, self._run)
+            return self._aggregator
+        return _InlineTrainer(self._sweep, self._plan, self._aggregator)
+
+    def call(self, worker: Handle, method: str, *arguments: Any, label: str = "") -> Future[Any]:
+        """Calls it here and now."""
+        answer: Future[Any] = Future()
+        try:
+            answer.set_result(getattr(worker, method)(*arguments))
+        except Exception as error:  # noqa: BLE001 (as at a process boundary: it is raised by the answer)
+            answer.set_exception(error)
+        if isinstance(worker, _InlineTrainer):
+            self._answers.append(answer)
+        return answer
+
+    def wait(self, timeout: float) -> list[Future[Any]]:
+        """Nothing is waited for: all calls have been answered."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def kill(self, worker: Handle, restart: bool = False) -> None:
+        """Nothing is held."""
+
+    def nodes(self) -> Cluster:
+        """This process."""
+        return Cluster((_NODE,))
+
+
+class _InlineAggregator(Aggregation):
+    """Keeps up with what was stored whenever it is asked how far it is: no thread of it does."""
+
+    _kept_up = -math.inf
+
+    def progress(self, activity: Activity | None = None) -> Progress:
+        """The current snapshot."""
+        if time.monotonic() - self._kept_up > KEEP_UP_SECONDS:
+            self.keep_up()
+            self._kept_up = time.monotonic()
+        return super().progress(activity)
+
+    def pulse(self) -> bool:
+        """True: this process runs."""
+        return True
+
+
+class _InlineTrainer(Trainer):
+    def __init__(self, sweep: Sweep, plan: Plan, aggregator: Aggregation) -> None:
+        def call(method: str, *arguments: Any, label: str = "") -> Any:
+            return getattr(aggregator, method)(*arguments)
+
+        super().__init__(sweep.raw, Brief.from_plan(plan, sweep), call)
+        self._gpu = sweep.resources.num_gpus > 0
+
+    def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
+        """The node's id, address and machine."""
+        return _NODE.id, _NODE.host, provenance.machine(modules, gpu=self._gpu)
+
+
+def dispatcher(
+    sweep: Sweep, plan: Plan, run: RunDirectory, packs: int, tell: Callable[[str], None]
+) -> Dispatcher:
+    """A dispatcher for `packs` packs in this process.
+
+    Raises:
+        RunDirectoryError: what lies in the run directory is damaged.
+    """
+    executor = InlineExecutor(sweep, plan, run)
+    places = Places(executor, REQUEST, None, tell)
+    return Dispatcher(executor, sweep, plan, run, packs, places, HeadLiveness(), tell)

@@ -1,0 +1,555 @@
+"""The trainers: how many there is room for, what each needs of a node, and which packs it has.
+
+The pool follows the cluster and the work. Several sweeps may use one cluster at once: each gets as
+much as it wants, up to an equal part.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import math
+import re
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from ..errors import NoClusterError, RunDirectoryError
+from ..plan import provenance
+from ..plan.model import Pack, Plan
+from ..plan.provenance import Machine
+from ..storage.run_directory import RunDirectory
+from ..sweep.resources import ResourceSpec
+from ..sweep.spec import Sweep
+from .executors import TRAINER, Cluster, Executor, Handle
+
+PACKS_PER_TRAINER = 2  # one running, one waiting: no trainer idles while the driver reacts
+RESIZE_SECONDS = 2.0
+PATIENT_SECONDS = 30.0  # without any trainer, before the user is told again
+PENDING = 8  # trainers that may wait for nodes when few have their place
+ANSWER_SECONDS = 2.0
+FAULTS_PER_NODE = 2  # trainers of a node found at fault before it is left out
+MACHINES_FILE = "machines.json"  # addresses by kind of machine
+GIB = 2**30
+_SELECTOR = re.compile(r"(!?)(?:(?:in)?\((.*)\)|(.*))", re.DOTALL)
+_SHARED = ("CPU", "GPU")  # resources that sweeps share
+_NAMESPACE = re.compile(r"dpaudit-[0-9a-f]+-(?P<CPU>[0-9.]+)-(?P<GPU>[0-9.]+)")
+_CLOSE = 1e-9  # between floats
+
+
+@dataclasses.dataclass(frozen=True)
+class ResourceRequest:
+    """What a trainer needs of a node: resources by Ray's names, and a label selector."""
+
+    resources: Mapping[str, float]
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_spec(cls, spec: ResourceSpec) -> ResourceRequest:
+        """What the sweep file asks for."""
+        counted = {"CPU": spec.num_cpus, "GPU": spec.num_gpus, "memory": float(spec.memory)}
+        amounts = counted | spec.custom_resources
+        return cls({name: value for name, value in amounts.items() if value}, spec.label_selector)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{value / GIB:.3g} GiB memory" if name == "memory" else f"{value:g} {name}"
+            for name, value in self.resources.items()
+        ]
+        parts += [f"{key} {value}" for key, value in self.labels.items()]
+        return ", ".join(parts[:-1]) + (" and " if parts[:-1] else "") + parts[-1]
+
+    def fits(self, resources: Mapping[str, float]) -> int:
+        """How many trainers a node with these resources holds."""
+        shares = [resources.get(name, 0) / value for name, value in self.resources.items()]
+        return int(min(shares) + _CLOSE)  # 0.3 / 0.1 is less than 3
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels is one that the selector names."""
+        return all(_selects(value, labels.get(key)) for key, value in self.labels.items())
+
+    def namespace(self, owner: str | None) -> str:
+        """A name for the actors of a sweep: whose they are, and how much its trainers take.
+
+        Other sweeps read the amounts. The random part of a driver, `owner`, stays short in it, and
+        two more digits keep one that a killed driver left from clashing.
+        """
+        amounts = "-".join(f"{self.resources.get(name, 0):.4f}" for name in _SHARED)
+        return f"{namespace_prefix(owner or secrets.token_hex(8))}{secrets.token_hex(2)}-{amounts}"
+
+
+def namespace_prefix(owner: str) -> str:
+    """What the namespaces of a driver begin with."""
+    return f"dpaudit-{owner[:8]}"
+
+
+def _selects(selector: str, value: str | None) -> bool:
+    match = _SELECTOR.fullmatch(selector)
+    assert match is not None, selector
+    negated, several, single = match.groups()
+    names = [single] if several is None else [name.strip() for name in several.split(",")]
+    return (value not in names) if negated else (value in names)
+
+
+def fair_part(others: Iterable[float]) -> float:
+    """The largest part of 1 that one sweep may have beside `others`, which hold or want theirs.
+
+    Parts are max-min fair: what one does not want is divided among the rest.
+    """
+    left = 1.0
+    wanted = sorted(others)
+    for position, want in enumerate(wanted):
+        sweeps = len(wanted) - position + 1
+        if want > left / sweeps:
+            return left / sweeps
+        left -= want
+    return left
+
+
+def fair_share(request: ResourceRequest, cluster: Cluster, room: int) -> tuple[int, int]:
+    """Of `room` trainers, how many this sweep may keep and how many it may ask for.
+
+    They differ by less than one trainer, so that sweeps do not pass it to and fro. Sweeps find each
+    other by the names of their trainers, so what a dead one had is free at once. CPUs and GPUs are
+    shared apart: who trains on GPUs is not held back by one that has all CPUs but a few.
+    """
+    trainers = collections.Counter(namespace for namespace, _ in cluster.foreign_trainers)
+    part = 1.0
+    for resource in _SHARED:
+        total = cluster.total(resource)
+        wanted = room * request.resources.get(resource, 0.0)
+        if not total or not wanted:
+            continue
+        held = [
+            count * float(amounts[resource]) / total
+            for namespace, count in trainers.items()
+            if (amounts := _NAMESPACE.fullmatch(namespace))
+        ]
+        fair = fair_part(held)
+        if wanted / total > fair + _CLOSE:  # else it is not contended
+            part = min(part, fair)
+    part *= room
+    return max(1, math.ceil(part - _CLOSE)), max(1, math.floor(part + _CLOSE))
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a trainer runs: the id of a node, and its address."""
+
+    node: str
+    address: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """For how many trainers: `keep` may stay on their places, `start` are started in all.
+
+    Of those started, the cluster holds `now`; the others show demand to an autoscaler.
+    """
+
+    keep: int
+    start: int
+    now: int
+
+
+class Places:
+    """Counts what fits. Trainers never touch the run directory, so any node will do.
+
+    Args:
+        request: what a trainer needs.
+        limit: trainers at most.
+        tell: takes a line for the user about a node that is left out.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        request: ResourceRequest,
+        limit: int | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._executor, self._request, self._limit, self._tell = executor, request, limit, tell
+        self._left_out: set[str] = set()
+        self._gone: set[str] = set()
+        self._faults: collections.Counter[str] = collections.Counter()
+        self.silent: set[str] = set()  # nodes that do not answer: left out while that lasts
+        self.daemons: dict[str, str] = {}  # HOST:PORT, by node
+        self._look()
+
+    def require_room(self) -> None:
+        """Raises NoClusterError when the cluster can never hold a trainer."""
+        cluster, request = self._cluster, self._request
+        if self._held() or (cluster.grows and not cluster.types):
+            return
+        if any(request.fits(kind.resources) for kind in cluster.types):
+            return
+        has = ", ".join(f"{cluster.total(name):g} {name}" for name in request.resources)
+        kinds = ", ".join(kind.name for kind in cluster.types)
+        where = f"; its configuration has {kinds}" if kinds else ""
+        raise NoClusterError(
+            f"no node of this cluster fits a trainer of {request} (all nodes together have "
+            f"{has}{where}); lower resources in the sweep file"
+        )
+
+    def room(self, ready: int) -> Room:
+        """For how many trainers there is room, of which `ready` have their place now."""
+        self._look()
+        now = self._held()
+        keep, fair = fair_share(self._request, self._cluster, now)
+        start = max(fair, min(ready, keep))
+        if self._cluster.grows and ready <= keep:
+            start += max(PENDING, ready) if self._limit is None else self._limit
+            start = min(start, self._most())
+        if self._limit is not None:
+            keep, start = min(keep, self._limit), min(start, self._limit)
+        return Room(keep, start, now)
+
+    @property
+    def leaving(self) -> set[str]:
+        """Nodes that are given no more work: drained, left out, or silent."""
+        return self._left_out | self.silent | self._cluster.draining
+
+    @property
+    def avoided(self) -> set[str]:
+        """Nodes that no trainer is started on."""
+        return self._left_out | self.silent
+
+    def tell_what_for(self, trainers: int, room: Room) -> None:
+        """Says what `trainers` wait for, none of which has its place."""
+        if room.now:
+            names = (name.rpartition(TRAINER)[0] for _, name in self._cluster.foreign_trainers)
+            counts = sorted(collections.Counter(names).items())
+            holders = ", ".join(f"{count} trainers of {name}" for name, count in counts)
+            others = f"places are held by {holders}" if holders else "no other sweep is there"
+            self._tell(
+                f"no trainer has started: the cluster has room for {room.now} when nothing else "
+                f"runs on it, and {others}; waiting"
+            )
+        else:
+            self._tell(
+                f"waiting for nodes: {trainers} trainers of {self._request} are asked for, and no "
+                "node of the cluster fits one yet"
+            )
+
+    def alive(self, place: Place) -> bool:
+        """Whether the node of a trainer that died is still there.
+
+        A cluster itself notices after a quarter of a minute, so the node is asked, once.
+        """
+        if place.node in self._gone:
+            return False
+        for node in self._executor.nodes().nodes:
+            if node.id == place.node:
+                with contextlib.suppress(OSError):
+                    socket.create_connection((node.host, node.port), ANSWER_SECONDS).close()
+                    return True
+        self._gone.add(place.node)
+        return False
+
+    def fault(self, place: Place) -> None:
+        """Counts a trainer that failed at what one on another node could do.
+
+        The last node that trainers fit on is never left out.
+        """
+        self._faults[place.node] += 1
+        others = self._fitting().keys() - {place.node}
+        if self._faults[place.node] == FAULTS_PER_NODE and (others or self._cluster.grows):
+            self._left_out.add(place.node)
+            self._tell(
+                f"node {place.address} is left out: {FAULTS_PER_NODE} of its trainers failed at "
+                "packs that other nodes could do"
+            )
+
+    def leave_out(self, place: Place, why: str) -> None:
+        """Leaves out a node whose trainers would not compute what others do.
+
+        Raises:
+            NoClusterError: no node is left, and none can come.
+        """
+        if place.node in self._left_out:
+            return
+        self._left_out.add(place.node)
+        line = f"node {place.address} is left out: {why}"
+        if not self._held() and not self._cluster.grows:
+            raise NoClusterError(f"{line}, and no other node is there; install the same on all")
+        self._tell(line)
+
+    def _look(self) -> None:
+        self._cluster = self._executor.nodes()
+        self.daemons = {node.id: f"{node.host}:{node.port}" for node in self._cluster.nodes}
+
+    def _held(self) -> int:
+        return sum(self._fitting().values())
+
+    def _fitting(self) -> dict[str, int]:
+        """Trainers that fit on each node that stays."""
+        fits = {
+            node.id: self._request.fits(node.resources)
+            for node in self._cluster.nodes
+            if self._request.matches(node.labels)
+        }
+        leaving = self.leaving
+        return {name: count for name, count in fits.items() if count and name not in leaving}
+
+    def _most(self) -> int:
+        """Trainers that the cluster can ever hold, as far as its configuration is known."""
+        types = self._cluster.types
+        if not types or any(kind.most < 0 for kind in types):
+            return sys.maxsize
+        return max(
+            self._held(), sum(kind.most * self._request.fits(kind.resources) for kind in types)
+        )
+
+
+@dataclasses.dataclass(eq=False)
+class Worker:
+    """A trainer. It is given packs once it has its place, which the answer to `greeting` tells.
+
+    `packs` are those it has not answered: the first one runs, since `since`. It is given no more
+    while packs that failed with it are tried elsewhere (`suspected`), and never again when it is
+    `leaving`.
+    """
+
+    name: str
+    handle: Handle
+    greeting: Future[Any]
+    place: Place | None = None
+    packs: dict[Future[Any], Pack] = dataclasses.field(default_factory=dict)
+    suspected: set[Pack] = dataclasses.field(default_factory=set)
+    leaving: bool = False
+    proven: bool = False  # it has done a pack
+    since: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has its place."""
+        return self.place is not None
+
+    @property
+    def running(self) -> Pack | None:
+        """The pack that it works on."""
+        return next(iter(self.packs.values()), None)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it may be given new packs."""
+        return self.ready and not self.leaving and not self.suspected
+
+    def take(self, answer: Future[Any], pack: Pack) -> None:
+        """Takes a pack on; it runs from now on if it is the only one."""
+        if not self.packs:
+            self.since = time.monotonic()
+        self.packs[answer] = pack
+
+    def finish(self, answer: Future[Any]) -> Pack:
+        """Takes a pack off; the next one runs from now on."""
+        self.since = time.monotonic()
+        return self.packs.pop(answer)
+
+
+class Pool:
+    """Keeps as many trainers as there is room for, and no more than there is work for.
+
+    With thousands of trainers nothing here looks at all of them for each pack: whoever changes a
+    trainer says so (`changed`), and trainers wait by how many packs they have.
+
+    Args:
+        start: starts the trainer of a number.
+        kill: ends a trainer.
+        places: says for how many trainers there is room.
+        packs_per_trainer: how many packs a trainer has at once.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int], Worker],
+        kill: Callable[[Handle], None],
+        places: Places,
+        packs_per_trainer: int = PACKS_PER_TRAINER,
+    ) -> None:
+        self._start, self._kill, self._places = start, kill, places
+        self._full = packs_per_trainer
+        self.workers: dict[Worker, None] = {}  # in the order in which they were started
+        self.backlog: float = math.inf  # packs that are still to be handed out
+        self.slots = 0  # packs that may be given to trainers now
+        # Trusted trainers by how many packs they have; who came first is first.
+        self._by_load: list[dict[Worker, None]] = [{} for _ in range(packs_per_trainer + 1)]
+        self._loads: dict[Worker, int] = {}  # where they are listed
+        self._saved: dict[Pack, int] = {}  # the last step of each pack that was told of
+        self._started = 0
+        self._resized = -math.inf
+        self._quiet_since = time.monotonic()  # some trainer had its place, or the user was told
+        self._nodes_told = False  # that nodes have to come first
+
+    @property
+    def ready(self) -> list[Worker]:
+        """Trainers that have their place."""
+        return [worker for worker in self.workers if worker.ready]
+
+    def changed(self, worker: Worker) -> None:
+        """To be called whenever a trainer is placed, given a pack, answers, or is not trusted."""
+        before = self._loads.pop(worker, None)
+        if before is not None:
+            del self._by_load[before][worker]
+            self.slots -= self._full - before
+        if worker in self.workers and worker.trusted:
+            load = self._loads[worker] = min(len(worker.packs), self._full)
+            self._by_load[load][worker] = None
+            self.slots += self._full - load
+
+    def next(self) -> Worker:
+        """The trainer that a new pack goes to: one with the fewest packs, where `slots` are."""
+        return next(next(iter(workers)) for workers in self._by_load[:-1] if workers)
+
+    def idle_and_full(self) -> Iterator[tuple[Worker, Worker]]:
+        """Each trainer with a pack to spare, beside one that has none, while there is one."""
+        idle, full = self._by_load[0], self._by_load[self._full]
+        for worker in list(full) if idle else ():
+            if not idle:
+                return
+            yield next(iter(idle)), worker
+
+    def resize(self) -> None:
+        """Starts trainers where there is room and work; gives back those that are too many."""
+        now = time.monotonic()
+        if now - self._resized < RESIZE_SECONDS:
+            return
+        self._resized = now
+        ready = [worker for worker in self.ready if not worker.leaving]
+        room = self._places.room(len(ready))
+        work = sum(bool(worker.packs) for worker in ready) + self.backlog
+        self._give_back(ready, min(room.keep, work))
+        pending = [worker for worker in self.workers if not worker.ready]
+        placed = sum(worker.ready and not worker.leaving for worker in self.workers)
+        start = int(min(room.start, work))
+        for worker in pending[max(0, start - placed) :]:  # the newest: the others wait longer
+            self.remove(worker)
+        for _ in range(start - placed - len(pending)):
+            self.workers[self._start(self._started)] = None
+            self._started += 1
+        if ready or not start:
+            self._quiet_since, self._nodes_told = now, False
+        elif now - self._quiet_since > PATIENT_SECONDS or not (room.now or self._nodes_told):
+            self._quiet_since, self._nodes_told = now, True
+            self._places.tell_what_for(start, room)
+
+    def remove(self, worker: Worker) -> tuple[Pack, ...]:
+        """Ends a trainer; returns the packs it did not answer."""
+        del self.workers[worker]
+        self.changed(worker)
+        self._kill(worker.handle)  # also when it only seemed dead: none may work unseen
+        return tuple(worker.packs.values())
+
+    def replace(self, worker: Worker) -> tuple[Pack, ...]:
+        """Ends a trainer whose place is filled at once; returns the packs it did not answer."""
+        self._resized = -math.inf
+        return self.remove(worker)
+
+    def checkpoints_saved(self, steps: Mapping[Pack, int]) -> None:
+        """Takes the last saved step of each pack: a new one is a sign of life of its trainer."""
+        fresh = {pack for pack, step in steps.items() if self._saved.get(pack) != step}
+        self._saved = dict(steps)
+        for worker in self.ready if fresh else ():
+            if worker.running in fresh:
+                worker.since = time.monotonic()
+
+    def overdue(
+        self, limit: Callable[[Pack], float], since: float = -math.inf
+    ) -> Iterator[tuple[Worker, float]]:
+        """Trainers that are silent for longer than their pack may take, and that time.
+
+        What was before `since` is not held against them.
+        """
+        now = time.monotonic()
+        for worker in self.ready:
+            silent = now - max(worker.since, since)
+            if worker.running is not None and silent > (seconds := limit(worker.running)):
+                yield worker, seconds
+
+    def _give_back(self, ready: list[Worker], keep: float) -> None:
+        """Idle trainers go first; busy ones end their packs."""
+        nodes = self._places.leaving
+        for worker in ready:
+            if worker.place is not None and worker.place.node in nodes:
+                self._let_go(worker)
+        staying = [worker for worker in ready if not worker.leaving]
+        staying.sort(key=lambda worker: (len(worker.packs), -len(worker.name), worker.name))
+        for worker in staying[: int(max(0, len(staying) - keep))]:
+            self._let_go(worker)
+        for worker in list(self.workers):
+            if worker.leaving and not worker.packs and not worker.suspected:
+                self.remove(worker)
+
+    def _let_go(self, worker: Worker) -> None:
+        """It ends its packs and is given no more."""
+        worker.leaving = True
+        self.changed(worker)
+
+
+def threads(sweep: Sweep) -> int:
+    """How many threads a trainer computes on: by the sweep, whatever the machine has."""
+    return max(1, int(sweep.resources.num_cpus))
+
+
+def recorded_machines(run: RunDirectory) -> dict[str, list[str]]:
+    """Addresses of the machines that trained, by kind; damage counts as nothing known."""
+    try:
+        raw: Any = run.read_json(MACHINES_FILE) or {}
+        return {
+            str(kind): sorted({str(address) for address in addresses})
+            for kind, addresses in raw.items()
+        }
+    except (RunDirectoryError, AttributeError, TypeError):
+        return {}
+
+
+class MachineCompatibility:
+    """Admits machines to the run of a plan. `tell` takes a line for the user.
+
+    Scores are bit-identical on one kind of machine, with one number of threads: another instruction
+    set adds in another order, and threads share the models out in other groups. Both are recorded
+    in the run directory and told; versions of the code must be the driver's.
+    """
+
+    def __init__(
+        self, plan: Plan, sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]
+    ) -> None:
+        on_cpu = sweep.resources.num_gpus == 0
+        grouped = threads(sweep) > 1 and on_cpu and any(c.mechanism.uses_torch for c in sweep.cells)
+        self._grouping = f", {threads(sweep)} threads" if grouped else ""
+        self._code = plan.code[-1] if plan.code else None
+        self._run, self._tell = run, tell
+        self._kinds = recorded_machines(run)
+        self._mixing_told = False
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The user's, which a machine is to be asked about."""
+        return tuple(self._code.modules) if self._code else ()
+
+    def admit(self, address: str, machine: Machine | None) -> str | None:
+        """Takes what a trainer says of its machine; why it may not train, None where it may.
+
+        Raises:
+            StorageError: a kind that is new to the run cannot be recorded.
+        """
+        if machine is None:
+            return "it has an older version of dpaudit"
+        if self._code is not None and (why := provenance.unlike(self._code, machine)):
+            return why
+        kind = machine.device + self._grouping
+        if address not in self._kinds.setdefault(kind, []):
+            self._kinds[kind].append(address)
+            self._run.write_json(MACHINES_FILE, self._kinds)
+        if len(self._kinds) > 1 and not self._mixing_told:
+            self._mixing_told = True
+            self._tell(
+                f"warning: trials run on several kinds of machine ({'; '.join(self._kinds)}): "
+                "scores are equal in distribution, and may differ in last bits"
+            )
+        return None

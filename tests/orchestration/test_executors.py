@@ -1,0 +1,232 @@
+"""What every executor does: one suite for all of them, on a cluster of their own or on none.
+
+Another executor is added to `EXECUTORS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray import plan as planning
+from dpaudit_ray.errors import DpauditError, StorageError
+from dpaudit_ray.orchestration import ray_executor
+from dpaudit_ray.orchestration.executors import Checked, Done, Executor, WorkerDiedError
+from dpaudit_ray.orchestration.inline_executor import InlineExecutor
+from dpaudit_ray.orchestration.progress import Activity
+from dpaudit_ray.orchestration.ray_executor import RayExecutor
+from dpaudit_ray.orchestration.workers import ResourceRequest
+from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan.model import Plan
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.sweep import spec
+from dpaudit_ray.sweep.spec import Sweep
+from tests.command import changed
+from tests.orchestration.test_faults import assert_same
+from tests.pace import Pace
+
+Start = Callable[[Sweep, Plan, RunDirectory], Executor]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """A cluster in this machine, for all tests of this module."""
+    with ray_executor.connected(None) as connected:
+        yield connected
+
+
+def on_ray(request: pytest.FixtureRequest) -> Start:
+    ray = request.getfixturevalue("ray")
+    resources = ResourceRequest({"CPU": 1.0})
+    return lambda *run: RayExecutor(ray, *run, "packs", resources)
+
+
+EXECUTORS: dict[str, Callable[[pytest.FixtureRequest], Start]] = {
+    "inline": lambda _: InlineExecutor,
+    "ray": on_ray,
+}
+each = pytest.mark.parametrize(
+    "start", ["inline", pytest.param("ray", marks=pytest.mark.slow)], indirect=True
+)
+
+
+@pytest.fixture
+def start(request: pytest.FixtureRequest) -> Start:
+    return EXECUTORS[request.param](request)
+
+
+class Running:
+    """One trainer and the aggregator of a planned sweep."""
+
+    def __init__(self, start: Start, raw: dict[str, Any], storage: Path) -> None:
+        sweep = spec.from_raw(raw)
+        self.run = RunDirectory.under(str(storage), sweep.name)
+        self.plan = planning.open_run(sweep, self.run)
+        self.packs = list(self.plan.remaining(self.run))
+        self.executor = start(sweep, self.plan, self.run)
+        self.aggregator = self.executor.start("Aggregator", "x-aggregator")
+        self.trainer = self.executor.start("Trainer", "x-trainer-0")
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """What a method of the aggregator returns."""
+        return self.executor.call(self.aggregator, method, *arguments).result(300)
+
+    def answer(self, method: str, *arguments: Any) -> Any:
+        """What a method of the trainer returns, when it is waited for as the dispatcher does."""
+        asked = self.executor.call(self.trainer, method, *arguments, label="x")
+        deadline = time.monotonic() + 300
+        arrived: list[Future[Any]] = []
+        while asked not in arrived and time.monotonic() < deadline:
+            arrived = self.executor.wait(1.0)
+        return asked.result(0)
+
+    @property
+    def done(self) -> int:
+        """Trials that the aggregator has."""
+        return int(self.ask("progress", Activity()).done)
+
+
+@contextlib.contextmanager
+def running(start: Start, raw: dict[str, Any], storage: Path) -> Iterator[Running]:
+    opened = Running(start, raw, storage)
+    try:
+        yield opened
+    finally:
+        opened.executor.kill(opened.trainer)
+        opened.executor.kill(opened.aggregator)
+
+
+@each
+def test_a_pack_goes_from_a_trainer_to_the_aggregator(
+    start: Start, light: dict, tmp_path: Path
+) -> None:
+    with running(start, light, tmp_path) as opened:
+        node, _, machine = opened.answer("ready", ())
+        assert node in {known.id for known in opened.executor.nodes().nodes}
+        assert machine.versions["dpaudit"] == da.__version__
+        pack = opened.packs[0]
+        done = opened.answer("run_pack", pack)
+        assert isinstance(done, Done)
+        assert (done.pack, done.whole, done.missed) == (pack, True, 0)
+        assert opened.done == pack.size
+        assert opened.answer("run_pack", pack).pack == pack
+        assert opened.done == pack.size, "twice is once"
+        assert opened.answer("check_pack", pack, True) == Checked(pack, None)
+        opened.ask("flush")
+        assert set(opened.run.estimates()["trials"]) == {0, pack.size}
+        assert opened.executor.wait(0.0) == []
+
+
+@each
+def test_a_failure_of_the_users_code_is_an_answer(
+    start: Start, light: dict, tmp_path: Path, pace: Pace
+) -> None:
+    failing = pace.of(light, "tests.orchestration.broken:Broken")
+    changed(failing, "mechanism.there", "fails-everywhere")
+    with running(start, failing, tmp_path) as opened:
+        opened.answer("ready", ())
+        failure = opened.answer("run_pack", opened.packs[0])
+        assert isinstance(failure, Failure)
+        assert failure.message.startswith("RuntimeError: CUDA error")
+        again = opened.answer("retry_pack", opened.packs[0], failure)
+        assert isinstance(again, Failure)
+        opened.ask("give_up", [again])
+        assert opened.done == opened.packs[0].size, "its trials are misses"
+
+
+@each
+def test_an_error_of_ours_arrives_as_itself(start: Start, light: dict, tmp_path: Path) -> None:
+    """From the aggregator, through a trainer."""
+    with running(start, light, tmp_path) as opened:
+        opened.answer("ready", ())
+        assert opened.done == 0
+        scores = Path(opened.run.location) / "scores"
+        scores.parent.mkdir(exist_ok=True)
+        scores.write_text("no folder: nothing can be stored here")
+        with pytest.raises(DpauditError) as raised:
+            opened.answer("run_pack", opened.packs[0])
+        assert isinstance(raised.value, StorageError)
+
+
+@each
+def test_a_worker_that_is_killed_answers_no_more(start: Start, light: dict, tmp_path: Path) -> None:
+    with running(start, light, tmp_path) as opened:
+        opened.answer("ready", ())
+        if not opened.executor.isolates:
+            pytest.skip("its workers are this process")
+        opened.executor.kill(opened.trainer)
+        with pytest.raises(WorkerDiedError) as died:
+            opened.answer("run_pack", opened.packs[0])
+        assert not died.value.preempted
+        opened.executor.kill(opened.aggregator, restart=True)
+        assert opened.done == 0, "it is started again"
+
+
+@each
+def test_all_executors_give_the_same_scores_and_estimates(
+    start: Start, light: dict, tmp_path: Path
+) -> None:
+    name: Any = "inline" if start is InlineExecutor else "ray"
+    for _ in range(2):  # nothing is left to run the second time
+        result = da.run(light, storage_path=str(tmp_path / name), executor=name)
+        assert result.complete
+    twin = da.run(light, storage_path=str(tmp_path / "twin"), executor="inline")
+    assert_same(result.location, twin.location)
+
+
+def test_a_request_is_rays_options() -> None:
+    resources = {"CPU": 1.0, "GPU": 0.5, "memory": float(2 * 2**30), "tape": 1.0}
+    request = ResourceRequest(resources, {"kind": "old"})
+    assert ray_executor.trainer_options(request, {"b", "a"}) == {
+        "num_cpus": 1,
+        "num_gpus": 0.5,
+        "memory": 2 * 2**30,
+        "resources": {"tape": 1},
+        "label_selector": {"kind": "old", "ray.io/node-id": "!in(a,b)"},
+    }
+
+
+OLD = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(("owner", "ended"), [(OLD, 3), ("", 0), ("0", 0), ("*" * 16, 0)])
+def test_only_actors_of_the_driver_that_had_the_run_are_ended(
+    owner: str, ended: int, light: dict, tmp_path: Path
+) -> None:
+    """What a run directory says of its driver may be anybody's writing."""
+    request, killed = ResourceRequest({"CPU": 1.0}), list[str]()
+    before, other = request.namespace(OLD), request.namespace("fedcba9876543210")
+    counts = {before: 3, other: 2, "dpaudit-0123456-1.0000-0.0000": 1}
+
+    class Played:
+        """As much of Ray as is asked."""
+
+        class util:  # noqa: N801
+            """Of the module of that name."""
+
+            @staticmethod
+            def list_named_actors(all_namespaces: bool) -> list[dict[str, str]]:
+                return [
+                    {"name": f"x-trainer-{number}", "namespace": namespace}
+                    for namespace, count in counts.items()
+                    for number in range(count)
+                ]
+
+        @staticmethod
+        def get_actor(name: str, namespace: str) -> str:
+            return namespace
+
+        kill = staticmethod(killed.append)
+
+    sweep = spec.from_raw(light)
+    run = RunDirectory.under(str(tmp_path), sweep.name)
+    executor = RayExecutor(Played, sweep, planning.make(sweep), run, "packs", request)
+    assert executor.end_actors_of(owner) == ended
+    assert killed == [before] * ended

@@ -1,0 +1,418 @@
+"""How many trainers a cluster holds, and the pool of them: all played, no Ray process."""
+
+from __future__ import annotations
+
+import math
+import random
+import socket
+from typing import Any
+
+import pytest
+
+from dpaudit_ray.errors import NoClusterError
+from dpaudit_ray.orchestration import workers
+from dpaudit_ray.orchestration.executors import Cluster, Node, NodeType
+from dpaudit_ray.orchestration.workers import (
+    FAULTS_PER_NODE,
+    PENDING,
+    Place,
+    Places,
+    Pool,
+    ResourceRequest,
+    Room,
+    Worker,
+    fair_part,
+)
+from dpaudit_ray.plan.model import Pack
+from dpaudit_ray.sweep.resources import ResourceSpec
+
+GIB = 2**30
+
+
+class PlayedCluster:
+    """As much of an executor as is asked for nodes, with an autoscaler that has `types` of them."""
+
+    def __init__(self, **members: dict[str, float]) -> None:
+        self.members = members
+        self.labels: dict[str, dict[str, str]] = {}
+        self.draining: set[str] = set()
+        self.types: tuple[NodeType, ...] = ()
+        self.grows = False
+        self.others: dict[str, int] = {}  # trainers of other sweeps, by namespace
+        self.address: tuple[str, int] = ("127.0.0.1", 1)
+
+    def nodes(self) -> Cluster:
+        nodes = [
+            Node(name, *self.address, resources, self.labels.get(name, {}))
+            for name, resources in self.members.items()
+        ]
+        trainers = [
+            (space, f"other-trainer-{number}")
+            for space, count in self.others.items()
+            for number in range(count)
+        ]
+        draining = frozenset(self.draining)
+        return Cluster(tuple(nodes), draining, self.grows, self.types, tuple(trainers))
+
+
+def places(cluster: PlayedCluster, told: list[str] | None = None, **resources: Any) -> Places:
+    spec = ResourceSpec(**resources)
+    limit = spec.max_concurrent_trainers
+    tell = ([] if told is None else told).append
+    request = ResourceRequest.from_spec(spec)
+    return Places(cluster, request, None if limit == "auto" else limit, tell)
+
+
+@pytest.mark.parametrize(
+    ("resources", "room"),
+    [
+        ({}, 4),
+        ({"num_cpus": 2}, 2),
+        ({"num_cpus": 0.1}, 40),
+        ({"num_gpus": 0.25}, 2),
+        ({"num_gpus": 1}, 1),
+        ({"memory": 3 * GIB}, 3),
+        ({"custom_resources": {"tape": 0.5}}, 1),
+        ({"label_selector": {"kind": "old"}}, 2),
+        ({"label_selector": {"kind": "!old"}}, 2),
+        ({"label_selector": {"kind": "in(old, new)"}}, 2),
+        ({"label_selector": {"kind": "!in(new)"}}, 4),
+        ({"max_concurrent_trainers": 3}, 3),
+    ],
+)
+def test_room(resources: dict, room: int) -> None:
+    cluster = PlayedCluster(
+        here={"CPU": 2, "memory": 4.0 * GIB},
+        there={"CPU": 2, "GPU": 1, "memory": 7.0 * GIB, "tape": 0.5},
+    )
+    cluster.labels["there"] = {"kind": "old"}
+    counted = places(cluster, **resources)
+    counted.require_room()
+    assert counted.room(ready=0).start == room
+
+
+def test_what_never_fits_is_refused() -> None:
+    cluster = PlayedCluster(here={"CPU": 2})
+    for resources, needs in (
+        ({"num_gpus": 1}, "of 1 CPU and 1 GPU"),
+        ({"memory": "1TiB"}, "of 1 CPU and 1.02e+03 GiB memory"),
+        ({"label_selector": {"kind": "old"}}, "of 1 CPU and kind old"),
+    ):
+        with pytest.raises(NoClusterError, match="no node of this cluster fits") as refused:
+            places(cluster, **resources).require_room()
+        assert needs in str(refused.value)
+
+
+def test_an_autoscaler_is_asked_unless_it_can_never_help() -> None:
+    """Ray's first autoscaler does not tell its types of nodes, the second does."""
+    cluster = PlayedCluster(head={})
+    cluster.grows = True
+    places(cluster, num_gpus=1).require_room()
+    cluster.types = (NodeType("cpu", {"CPU": 4}, 10), NodeType("gpu", {"CPU": 8, "GPU": 1}, 2))
+    places(cluster, num_gpus=1).require_room()
+    with pytest.raises(NoClusterError, match="its configuration has cpu, gpu"):
+        places(cluster, num_gpus=2).require_room()
+
+
+def test_demand_is_bounded_and_grows_with_what_came() -> None:
+    cluster = PlayedCluster(head={})
+    cluster.grows = True
+    assert places(cluster).room(ready=0).start == 1 + PENDING
+    assert places(cluster, max_concurrent_trainers=40).room(ready=0).start == 40
+    cluster.members["a"] = {"CPU": 64}
+    assert places(cluster).room(ready=64).start == 128
+    cluster.types = (NodeType("a", {"CPU": 64}, 1),)
+    assert places(cluster).room(ready=64).start == 64, "no more nodes can come"
+
+
+def test_drained_nodes_count_no_more() -> None:
+    cluster = PlayedCluster(a={"CPU": 2}, b={"CPU": 1})
+    cluster.draining = {"a"}
+    counted = places(cluster)
+    assert counted.room(ready=3).start == 1
+    assert counted.leaving == {"a"}
+
+
+def test_a_node_at_fault_is_left_out_unless_it_is_the_last() -> None:
+    cluster = PlayedCluster(a={"CPU": 2}, b={"CPU": 1})
+    counted = places(cluster, told := [])
+    for _ in range(FAULTS_PER_NODE):
+        assert counted.room(ready=3).start == 3
+        assert counted.avoided == set()
+        counted.fault(Place("a", "10.0.0.1"))
+    assert counted.room(ready=3).start == 1
+    assert counted.avoided == {"a"}
+    assert len(told) == 1
+    assert told[0].startswith("node 10.0.0.1 is left out: 2 of its trainers failed")
+    for _ in range(2 * FAULTS_PER_NODE):
+        counted.fault(Place("b", "10.0.0.2"))
+    assert counted.room(ready=1).start == 1
+
+
+def test_a_node_with_other_code_is_left_out_and_the_last_one_ends_the_run() -> None:
+    counted = places(PlayedCluster(a={"CPU": 2}, b={"CPU": 2}), told := [])
+    for _ in range(2):
+        counted.leave_out(Place("a", "10.0.0.1"), "it has torch 3")
+    assert told == ["node 10.0.0.1 is left out: it has torch 3"]
+    assert counted.leaving == {"a"}
+    assert counted.room(ready=0).start == 2
+    with pytest.raises(NoClusterError, match=r"^node 10.0.0.2 is left out: it has torch 3, and no"):
+        counted.leave_out(Place("b", "10.0.0.2"), "it has torch 3")
+
+
+def test_max_min_parts() -> None:
+    assert fair_part([]) == 1
+    assert fair_part([1.0]) == 0.5
+    assert fair_part([0.25]) == 0.75
+    assert fair_part([0.1, 5.0]) == pytest.approx(0.45)
+    assert fair_part([1.0, 1.0, 1.0]) == 0.25
+
+
+def test_sweeps_share_a_cluster_without_passing_a_trainer_to_and_fro() -> None:
+    """Two sweeps of equal needs on three CPUs, looking in turn, whoever came first."""
+    cluster = PlayedCluster(a={"CPU": 2}, b={"CPU": 1})
+    space = "dpaudit-00000000-1.0000-0.0000"
+    held = [3, 0]
+    history = []
+    for turn in range(8):
+        mine, other = turn % 2, 1 - turn % 2
+        cluster.others = {space: held[other]}
+        room = places(cluster).room(ready=held[mine])
+        held[mine] = min(room.start, room.keep)
+        history.append(tuple(held))
+    assert history[1] == (3, 1), "the second asks for its part"
+    assert set(history[3:]) == {(2, 1)}
+
+
+def test_cpus_and_gpus_are_shared_apart() -> None:
+    cluster = PlayedCluster(a={"CPU": 60}, b={"CPU": 4, "GPU": 4})
+    cluster.others = {"dpaudit-00000000-1.0000-0.0000": 64}
+    assert places(cluster, num_gpus=1).room(ready=0).start == 4
+    cluster.others = {"dpaudit-00000000-1.0000-1.0000": 4}
+    assert places(cluster, num_gpus=1).room(ready=0).start == 2
+    assert places(cluster).room(ready=64).keep == 60
+    cluster.others = {"somebody-else": 64}
+    assert places(cluster).room(ready=64).keep == 64
+
+
+def test_a_node_that_nobody_answers_for_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        cluster = PlayedCluster(a={"CPU": 2})
+        cluster.address = raylet.getsockname()[:2]
+        counted = places(cluster)
+        assert counted.alive(Place("a", "127.0.0.1"))
+        assert not counted.alive(Place("b", "127.0.0.1"))
+    assert not counted.alive(Place("a", "127.0.0.1"))
+
+
+def test_who_holds_the_places_is_said_while_no_trainer_has_one() -> None:
+    cluster, told = PlayedCluster(a={"CPU": 4}), list[str]()
+    counted = places(cluster, told)
+    cluster.others = {"dpaudit-0123456789ab-1.0000-0.0000": 3, "somebody-else": 2}
+    counted.tell_what_for(2, counted.room(0))
+    assert "nothing else runs on it, and places are held by 5 trainers of other" in told[0]
+
+
+class PlayedPool:
+    """A pool whose places have the room that is set, and the time too."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(workers.time, "monotonic", lambda: self.now)
+        self.now_room, self.leaving = Room(keep=4, start=4, now=4), set[str]()
+        self.ended: list[str] = []
+        self.told: list[int] = []
+        self.pool = Pool(
+            lambda number: Worker(f"t-{number}", f"t-{number}", None),
+            self.ended.append,
+            self,
+        )
+
+    def room(self, ready: int) -> Room:
+        return self.now_room
+
+    def tell_what_for(self, trainers: int, room: Room) -> None:
+        self.told.append(trainers)
+
+    def resize(self, seconds: float = workers.RESIZE_SECONDS) -> list[str]:
+        """The trainers' names some time later."""
+        self.now += seconds
+        self.pool.resize()
+        return [worker.name for worker in self.pool.workers]
+
+    def place(self, *nodes: str) -> None:
+        """Gives trainers their places, in turn."""
+        for worker, node in zip(self.pool.workers, nodes, strict=False):
+            worker.place = Place(node, node)
+            self.pool.changed(worker)
+
+    def work(self, *packs: int) -> None:
+        """Gives trainers so many packs, in turn."""
+        for worker, count in zip(self.pool.workers, packs, strict=False):
+            worker.packs = {n: Pack(0, n, n) for n in range(count)}
+            self.pool.changed(worker)
+
+    @property
+    def trusted(self) -> list[str]:
+        """Trainers that may be given new packs."""
+        return [worker.name for worker in self.pool.workers if worker.trusted]
+
+    def given(self) -> list[str]:
+        """Who is given the next packs, as long as there is a place for one."""
+        names = []
+        while self.pool.slots:
+            worker = self.pool.next()
+            worker.take(len(worker.packs), Pack(0, 0, 0))
+            self.pool.changed(worker)
+            names.append(worker.name)
+        return names
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> PlayedPool:
+    return PlayedPool(monkeypatch)
+
+
+def test_idle_trainers_are_given_back_when_no_pack_is_left(played: PlayedPool) -> None:
+    assert played.resize() == ["t-0", "t-1", "t-2", "t-3"]
+    played.place("a", "a", "b")
+    played.work(1, 0, 2)
+    assert len(played.resize()) == 4, "more may come"
+    played.pool.backlog = 1
+    assert played.resize() == ["t-0", "t-1", "t-2"], "one is due: who waits for a place is let go"
+    played.pool.backlog = 0
+    assert played.resize() == ["t-0", "t-2"]
+    played.work(0, 1)
+    assert played.resize() == ["t-2"]
+
+
+def test_what_is_lost_at_the_end_finds_a_trainer(played: PlayedPool) -> None:
+    played.pool.backlog = 0
+    assert played.resize() == []
+    played.pool.backlog = 2
+    assert played.resize() == ["t-0", "t-1"]
+
+
+def test_too_many_end_their_packs_before_they_go(played: PlayedPool) -> None:
+    played.resize()
+    played.place("a", "a", "a", "a")
+    played.work(2, 2, 2, 1)
+    played.now_room = Room(keep=2, start=2, now=4)
+    assert len(played.resize()) == 4
+    assert played.trusted == ["t-1", "t-2"]
+    played.work(0, 2, 2, 0)
+    assert played.resize() == ["t-1", "t-2"]
+    assert played.ended == ["t-0", "t-3"]
+
+
+def test_trainers_of_a_drained_node_go_and_others_come(played: PlayedPool) -> None:
+    played.resize()
+    played.place("a", "a", "b", "b")
+    played.work(1, 0, 1, 1)
+    played.leaving = {"a"}
+    assert played.resize() == ["t-0", "t-2", "t-3", "t-4", "t-5"]
+    assert played.trusted == ["t-2", "t-3"]
+
+
+def test_what_is_waited_for_is_told_once_and_after_a_minute_again(played: PlayedPool) -> None:
+    played.now_room = Room(keep=1, start=9, now=0)
+    for _ in range(5):
+        played.resize()
+    assert played.told == [9]
+    played.resize(workers.PATIENT_SECONDS + 1)
+    assert played.told == [9, 9]
+    played.place("a")
+    played.resize(math.inf)
+    assert played.told == [9, 9]
+
+
+def test_trainers_that_are_about_to_start_are_not_told(played: PlayedPool) -> None:
+    for _ in range(5):
+        played.resize()
+    assert played.told == []
+    played.resize(workers.PATIENT_SECONDS)
+    assert played.told == [4]
+
+
+def test_the_next_packs_go_to_who_has_the_fewest(played: PlayedPool) -> None:
+    played.resize()
+    played.place("a", "a", "a", "a")
+    played.work(2, 1, 0, 0)
+    suspect = list(played.pool.workers)[3]
+    suspect.suspected.add(Pack(0, 0, 9))
+    played.pool.changed(suspect)
+    assert played.pool.slots == 3
+    assert played.given() == ["t-2", "t-1", "t-2"]
+    suspect.suspected.clear()
+    played.pool.changed(suspect)
+    assert played.given() == ["t-3", "t-3"]
+
+
+def test_places_are_those_of_trusted_trainers_whatever_happens_to_them(played: PlayedPool) -> None:
+    """What is counted step by step is what a look at all trainers would count."""
+    random_ = random.Random(0)
+    played.resize()
+    for step in range(300):
+        worker = random_.choice(list(played.pool.workers))
+        match random_.randrange(5):
+            case 0:
+                worker.place = Place("a", "a")
+            case 1 if worker.ready and len(worker.packs) < workers.PACKS_PER_TRAINER:
+                worker.take(step, Pack(0, step, step))
+            case 2 if worker.packs:
+                worker.finish(random_.choice(list(worker.packs)))
+            case 3:
+                worker.suspected ^= {Pack(1, 0, 0)}
+            case 4 if step % 10 == 0:
+                played.pool.replace(worker)
+                played.resize()
+                continue
+        played.pool.changed(worker)
+        trusted = [worker for worker in played.pool.workers if worker.trusted]
+        loads = [len(worker.packs) for worker in trusted]
+        assert played.pool.slots == sum(workers.PACKS_PER_TRAINER - load for load in loads)
+        if played.pool.slots:
+            assert len(played.pool.next().packs) == min(loads)
+
+
+def test_an_idle_trainer_is_offered_what_waits_elsewhere(played: PlayedPool) -> None:
+    played.resize()
+    played.place("a", "a", "a", "a")
+    played.work(2, 1, 0, 2)
+    pairs = played.pool.idle_and_full()
+    idle, full = next(pairs)
+    assert (idle.name, full.name) == ("t-2", "t-0")
+    idle.take(5, full.packs.pop(1))
+    played.pool.changed(idle)
+    played.pool.changed(full)
+    assert next(pairs, None) is None, "nobody is idle any more"
+
+
+def test_what_was_before_a_silence_is_not_held_against_a_trainer(played: PlayedPool) -> None:
+    played.resize()
+    played.place("a")
+    played.work(1)
+    played.now += 100
+    assert [seconds for _, seconds in played.pool.overdue(lambda pack: 50.0)] == [50.0]
+    assert list(played.pool.overdue(lambda pack: 50.0, since=played.now - 40)) == []
+
+
+def test_who_saves_a_checkpoint_is_not_silent(played: PlayedPool) -> None:
+    played.resize()
+    played.place("a", "b")
+    played.work(2, 1)
+    first, second = list(played.pool.workers)[:2]
+    second.packs = {9: Pack(0, 9, 9)}
+
+    def overdue() -> list[str]:
+        return [worker.name for worker, _ in played.pool.overdue(lambda pack: 50.0)]
+
+    played.now += 40
+    played.pool.checkpoints_saved({Pack(0, 0, 0): 100, Pack(0, 1, 1): 100})  # that one only waits
+    played.now += 40
+    assert overdue() == [second.name]
+    played.pool.checkpoints_saved({Pack(0, 0, 0): 100})  # nothing new
+    played.now += 20
+    assert overdue() == [first.name, second.name]
+    played.pool.checkpoints_saved({Pack(0, 0, 0): 200, Pack(0, 9, 9): 100})
+    assert overdue() == []
