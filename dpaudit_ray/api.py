@@ -160,9 +160,11 @@ class _Job:
         due = set(self._remaining([]))
         failed = [failure for failure in recorded if failure.pack in due]
         checks = retrying.checks(self.plan, self.directory, [failure.pack for failure in failed])
-        checking = retrying.Checking(dispatcher, checks)
         budget, require = self._budget([]), self.lease.require
-        Driver(checking, checks, budget, self.stop, self.show, require=require).run()
+        checking = retrying.CheckingDriver(
+            dispatcher, checks, budget, self.stop, self.show, require
+        )
+        checking.run()
         for line in retrying.refusals(self.plan, checking.different):
             self.tell(line)
         refused = {pack.audit for pack in checking.different}

@@ -110,7 +110,7 @@ def _call(request: dict[str, Any], result: Path) -> int:
         written = json.dumps({"value": value})
     except BaseException as error:  # noqa: BLE001 (process boundary)
         detail = "".join(traceback.format_exception(error)[-8:])
-        raised = {"kind": type(error).__name__, "message": first_line(error), "traceback": detail}
+        raised = [type(error).__name__, first_line(error), detail]
         result.write_text(json.dumps({"raised": raised}))
         return RAISED
     result.write_text(written)

@@ -59,13 +59,6 @@ class Ended:
     seconds: float
 
 
-@dataclasses.dataclass(frozen=True)
-class _Server:
-    process: subprocess.Popen[bytes]
-    connection: Connection
-    output: int  # of its children, read without waiting
-
-
 class Sandbox:
     """Where calls are made, one at a time, each in a child of one fork server.
 
@@ -82,7 +75,7 @@ class Sandbox:
         environment: dict[str, str] | None = None,
     ) -> None:
         self._preload, self._path, self._environment = preload, path, environment or {}
-        self._server: _Server | None = None
+        self._server: tuple[subprocess.Popen[bytes], Connection] | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="dpaudit-"))  # is there as long as this is
 
     def __enter__(self) -> Sandbox:
@@ -93,7 +86,7 @@ class Sandbox:
 
     def close(self) -> None:
         """Ends what still runs."""
-        self._end()
+        self._end_server()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def call(self, target: str, argument: Any, limits: Limits | None = None) -> Ended:
@@ -108,24 +101,39 @@ class Sandbox:
         result.unlink(missing_ok=True)
         printed, began = _Printed(), time.monotonic()
         try:
-            server = self._running()
-            request = {"target": target, "argument": argument}
-            server.connection.send_bytes(json.dumps(request).encode())
-            status, stopped = _watched(server, printed, limits)
+            server, connection = self._running_server()
+            assert server.stdout is not None
+            printed.source = server.stdout.fileno()
+            connection.send_bytes(json.dumps({"target": target, "argument": argument}).encode())
+            status, stopped = _watched(connection, printed, limits)
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            self._end()
+            self._end_server()
             raise ClusterError(
                 "the process that trials are started from has died; run it again"
             ) from error
         except BaseException:  # Ctrl-C too: a child that nobody waits for must not go on
-            self._end()
+            self._end_server()
             raise
-        return _ended(status, stopped, result, printed.text, time.monotonic() - began, limits)
+        seconds, output = time.monotonic() - began, printed.text
+        if stopped:
+            limit = f"{limits.seconds:g} s" if stopped == "hung" else f"{limits.gib:g} GiB"
+            return Ended(stopped, None, f"took more than {limit}", "", output, seconds)
+        try:
+            found = json.loads(result.read_text())
+        except (OSError, ValueError):
+            signalled = status < 0 and f"signal {signal.Signals(-status).name}"
+            how = f"ended with {signalled or f'exit status {status}'}"
+            return Ended("died", None, how, "", output, seconds)
+        if "raised" not in found:
+            return Ended("returned", found["value"], "", "", output, seconds)
+        kind, message, traceback = found["raised"]
+        line = printable(kind if message == kind else f"{kind}: {message}")
+        return Ended("raised", None, line, traceback, output, seconds)
 
-    def _running(self) -> _Server:
-        if self._server is not None and self._server.process.poll() is None:
+    def _running_server(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        if self._server is not None and self._server[0].poll() is None:
             return self._server
-        self._end()
+        self._end_server()
         ours, theirs = multiprocessing.Pipe()
         settings = {
             "connection": theirs.fileno(), "folder": str(self.folder), "path": self._path,
@@ -138,7 +146,7 @@ class Sandbox:
         # -P: the folder where one works gives no module in place of an installed one.
         command = [sys.executable, "-P", "-m", "dpaudit_ray.isolation.forkserver"]
         try:
-            process = subprocess.Popen(
+            server = subprocess.Popen(
                 [*command, json.dumps(settings)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -146,46 +154,45 @@ class Sandbox:
                 env=os.environ | {"PYTHONPATH": path} | self._environment,
             )
         except OSError as error:
-            ours.close()
             raise ClusterError(f"no process can be started for trials ({error})") from error
         finally:
             theirs.close()
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        self._server = _Server(process, ours, process.stdout.fileno())
+        assert server.stdout is not None
+        os.set_blocking(server.stdout.fileno(), False)
+        self._server = server, ours
         return self._server
 
-    def _end(self) -> None:
+    def _end_server(self) -> None:
         """Ends the server, and with it all children."""
         if self._server is None:
             return
-        server, self._server = self._server, None
-        server.connection.close()
-        assert server.process.stdout is not None
-        server.process.stdout.close()
+        (server, connection), self._server = self._server, None
+        connection.close()
+        assert server.stdout is not None
+        server.stdout.close()
         try:
-            server.process.wait(_END_SECONDS)
+            server.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            server.process.kill()
-            server.process.wait()
+            server.kill()
+            server.wait()
 
 
 def _watched(
-    server: _Server, printed: _Printed, limits: Limits
+    connection: Connection, printed: _Printed, limits: Limits
 ) -> tuple[int, Literal["hung", "memory"] | None]:
     """The exit status of a call, and the limit that it was ended for."""
-    child = began = None
+    child, began = 0, 0.0
     stopped: Literal["hung", "memory"] | None = None
     while True:
-        ready = wait([server.connection, server.output], _LOOK_SECONDS)
-        printed.read(server.output)
-        if server.connection in ready:
-            number: int = server.connection.recv()
-            if child is not None:
-                printed.read(server.output)
+        ready = wait([connection, printed.source], _LOOK_SECONDS)
+        printed.read()
+        if connection in ready:
+            number: int = connection.recv()
+            if child:
+                printed.read()
                 return number, stopped
             child, began = number, time.monotonic()
-        if child is not None and began is not None:
+        if child:
             stopped = stopped or limits.exceeded(child, time.monotonic() - began)
             if stopped:  # again, where it had not made its group yet
                 with contextlib.suppress(ProcessLookupError):
@@ -196,12 +203,13 @@ class _Printed:
     """The beginning and the end of what a call prints."""
 
     def __init__(self) -> None:
+        self.source = -1  # a descriptor that is read without waiting
         self._head, self._tail, self._left_out = b"", b"", 0
 
-    def read(self, source: int) -> None:
+    def read(self) -> None:
         """Takes what is there."""
         with contextlib.suppress(BlockingIOError):
-            while read := os.read(source, 2**16):
+            while read := os.read(self.source, 2**16):
                 room = _HEAD - len(self._head)
                 self._head += read[:room]
                 self._tail += read[room:]
@@ -225,28 +233,3 @@ def _resident(pid: int) -> int:
             with contextlib.suppress(psutil.Error):
                 total += process.memory_info().rss
     return total
-
-
-def _ended(
-    status: int,
-    stopped: Literal["hung", "memory"] | None,
-    result: Path,
-    output: str,
-    seconds: float,
-    limits: Limits,
-) -> Ended:
-    if stopped == "hung":
-        return Ended("hung", None, f"took more than {limits.seconds:g} s", "", output, seconds)
-    if stopped == "memory":
-        return Ended("memory", None, f"took more than {limits.gib:g} GiB", "", output, seconds)
-    try:
-        found = json.loads(result.read_text())
-    except (OSError, ValueError):
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        return Ended("died", None, f"ended with {how}", "", output, seconds)
-    if "raised" in found:
-        raised = found["raised"]
-        plain = raised["message"] != raised["kind"]
-        message = f"{raised['kind']}: {raised['message']}" if plain else raised["kind"]
-        return Ended("raised", None, printable(message), raised["traceback"], output, seconds)
-    return Ended("returned", found["value"], "", "", output, seconds)

@@ -12,13 +12,13 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 from ..errors import ClusterError, StorageError
 from ..plan import preparing
 from ..plan.failures import Failure
 from ..plan.model import Pack, Part
 from ..sweep.resources import ResourceSpec
+from .dispatcher import Dispatcher
 from .executors import Done, Lost, Outcome
 from .interrupt import Stop
 from .progress import Activity, Progress
@@ -28,36 +28,6 @@ SAME_FAILURES = 3  # packs of an audit that fail the same way in a row: the othe
 LOSSES_PER_PACK = 5  # trainers that die under one pack before the pack is held responsible
 NODES_PER_PACK = 20  # nodes that vanish under one pack: it may be what ends them
 _WORD = {"trainer": "worker", "node": "node"}  # for the cause of a loss
-
-
-class Dispatch(Protocol):
-    """Where the driver hands packs over; see `dispatcher.Dispatcher` for its methods."""
-
-    @property
-    def slots(self) -> int:
-        """How many packs may be in flight now."""
-
-    @property
-    def trainers(self) -> int:
-        """Trainers that have their place."""
-
-    def backlog(self, packs: float) -> None:
-        """Takes how many packs are still to be handed over."""
-
-    def submit(self, pack: Pack) -> None:
-        """Takes a pack."""
-
-    def wait(self, timeout: float) -> list[Outcome]:
-        """Outcomes since the last call."""
-
-    def give_up(self, failed: list[Failure]) -> None:
-        """Has packs recorded whose trials are misses."""
-
-    def progress(self, activity: Activity) -> Progress:
-        """The latest snapshot."""
-
-    def flush(self) -> None:
-        """Has estimates written."""
 
 
 @dataclasses.dataclass
@@ -82,7 +52,7 @@ class Driver:
 
     def __init__(
         self,
-        dispatcher: Dispatch,
+        dispatcher: Dispatcher,
         packs: Iterable[Pack],
         budget: FailureBudget,
         stop: Stop,
@@ -119,9 +89,9 @@ class Driver:
             self._loop()
         except ClusterError:
             with contextlib.suppress(ClusterError, StorageError):  # what comes up says more
-                self._dispatcher.flush()
+                self._flush()
             raise
-        self._dispatcher.flush()
+        self._flush()
         self._look(force=True)
         final = self._progress()
         self._show(final)
@@ -160,7 +130,7 @@ class Driver:
             if self._in_flight >= self._dispatcher.slots:
                 self._queue.put_back([pack])
                 return True
-            self._dispatcher.submit(pack)
+            self._submit(pack)
             self._count_in_flight(pack, 1)
         return False
 
@@ -199,8 +169,19 @@ class Driver:
             self._count_in_flight(outcome.pack, -1)
             self._budget.failed(outcome)
         if given_up := self._budget.failures[self._given_up :]:
-            self._dispatcher.give_up(given_up)
+            self._record(given_up)
             self._given_up += len(given_up)
+
+    # A driver that compares packs, in place of having them stored, does these otherwise.
+
+    def _submit(self, pack: Pack) -> None:
+        self._dispatcher.submit(pack)
+
+    def _record(self, failed: list[Failure]) -> None:
+        self._dispatcher.give_up(failed)
+
+    def _flush(self) -> None:
+        self._dispatcher.flush()
 
     def _count_in_flight(self, pack: Pack, packs: int) -> None:
         self._in_flight += packs

@@ -37,14 +37,12 @@ class InlineExecutor:
         self._answers: list[Future[Any]] = []
 
     def start(self, role: Role, name: str, avoid: Collection[str] = ()) -> Handle:
-        """Makes a worker."""
         if role == "Aggregator":
             self._aggregator = _InlineAggregator(self._sweep, self._plan, self._run)
             return self._aggregator
         return _InlineTrainer(self._sweep, self._plan, self._aggregator)
 
     def call(self, worker: Handle, method: str, *arguments: Any, label: str = "") -> Future[Any]:
-        """Calls it here and now."""
         answer: Future[Any] = Future()
         try:
             answer.set_result(getattr(worker, method)(*arguments))
@@ -63,7 +61,6 @@ class InlineExecutor:
         """Nothing is held."""
 
     def nodes(self) -> Cluster:
-        """This process."""
         return Cluster((_NODE,))
 
 

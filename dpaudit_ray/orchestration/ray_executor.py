@@ -104,7 +104,6 @@ class RayExecutor:
         return answer
 
     def wait(self, timeout: float) -> list[Future[Any]]:
-        """Answers of trainers since the last call; waits up to `timeout` seconds for the first."""
         answers = []
         with contextlib.suppress(queue.Empty):
             answers.append(self._arrived.get(timeout=timeout))
@@ -113,7 +112,6 @@ class RayExecutor:
         return answers
 
     def kill(self, worker: Handle, restart: bool = False) -> None:
-        """Ends the process of an actor."""
         self._ray.kill(worker, no_restart=not restart)
 
     def nodes(self) -> Cluster:

@@ -9,15 +9,18 @@ the adversary. So packs of the audit that were finished are run again first and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..plan import gathering
 from ..plan.failures import Failure
 from ..plan.model import Pack, Plan
 from ..storage.run_directory import RunDirectory
 from .dispatcher import Dispatcher
+from .driver import Driver, FailureBudget
 from .executors import Checked, Done, Outcome
-from .progress import Activity, Progress
+from .interrupt import Stop
+from .progress import Progress
 from .trainer import RETRIED
 
 
@@ -50,60 +53,55 @@ def _worth(trials: int, packs: Iterable[Pack]) -> Iterator[Pack]:
         trials -= pack.size
 
 
-class Checking:
-    """A dispatcher to the driver: has packs run again and compared, in place of stored.
+class CheckingDriver(Driver):
+    """Has packs run again and compared, in place of stored; a pack that was compared is done.
 
     `different` has every pack that is not shown to repeat itself, and how it ended otherwise;
     None while it was not run again.
     """
 
-    def __init__(self, dispatcher: Dispatcher, packs: Mapping[Pack, bool]) -> None:
-        self._dispatcher, self._packs = dispatcher, packs
-        self.different: dict[Pack, str | None] = dict.fromkeys(packs)
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        checks: Mapping[Pack, bool],
+        budget: FailureBudget,
+        stop: Stop,
+        show: Callable[[Progress], None] = lambda progress: None,
+        require: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(dispatcher, checks, budget, stop, show, require=require)
+        self._checks = checks
+        self.different: dict[Pack, str | None] = dict.fromkeys(checks)
 
-    @property
-    def slots(self) -> int:
-        """Those of the dispatcher."""
-        return self._dispatcher.slots
+    def _submit(self, pack: Pack) -> None:
+        self._dispatcher.check(pack, finished=self._checks[pack])
 
-    @property
-    def trainers(self) -> int:
-        """Those of the dispatcher."""
-        return self._dispatcher.trainers
-
-    def backlog(self, packs: float) -> None:
-        """Packs that are retried come after these."""
-
-    def submit(self, pack: Pack) -> None:
-        """Has the pack run again."""
-        self._dispatcher.check(pack, finished=self._packs[pack])
-
-    def wait(self, timeout: float) -> list[Outcome]:
-        """Outcomes since the last call; a pack that was compared is done."""
-        return [self._noted(outcome) for outcome in self._dispatcher.wait(timeout)]
-
-    def progress(self, activity: Activity) -> Progress:
-        """The latest snapshot, in which no audit is over: a decision may be put off."""
-        seen = self._dispatcher.progress(activity)
-        audits = tuple(dataclasses.replace(audit, decided=None) for audit in seen.audits)
-        return dataclasses.replace(seen, audits=audits)
-
-    def give_up(self, failed: list[Failure]) -> None:
-        """A pack that cannot be run again proves nothing; that it failed is known or no matter."""
-        for failure in failed:
-            self.different[failure.pack] = failure.message
-
-    def flush(self) -> None:
-        """Nothing was stored."""
-
-    def _noted(self, outcome: Outcome) -> Outcome:
+    def _settle(self, outcome: Outcome) -> None:
         if not isinstance(outcome, Checked):
-            return outcome
+            super()._settle(outcome)
+            return
         if outcome.difference is None:
             self.different.pop(outcome.pack, None)
         else:
             self.different[outcome.pack] = outcome.difference
-        return Done(outcome.pack)
+        super()._settle(Done(outcome.pack))
+
+    def _record(self, failed: list[Failure]) -> None:
+        """A pack that cannot be run again proves nothing; that it failed is known or no matter."""
+        self.different |= {failure.pack: failure.message for failure in failed}
+
+    def _flush(self) -> None:
+        """Nothing was stored."""
+
+    def _progress(self) -> Progress:
+        """No audit is over for these packs, though trials are decided: that may be put off."""
+        seen = super()._progress()
+        audits = tuple(dataclasses.replace(audit, decided=None) for audit in seen.audits)
+        return dataclasses.replace(seen, audits=audits)
+
+    def _backlog(self) -> float:
+        """Packs that are retried come after these."""
+        return math.inf
 
 
 def refusals(plan: Plan, different: Mapping[Pack, str | None]) -> Iterator[str]:
