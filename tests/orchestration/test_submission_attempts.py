@@ -71,8 +71,11 @@ class PlayedJobs:
         yield self.log[40:]
 
 
+Jobs = type[PlayedJobs]
+
+
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> type[PlayedJobs]:
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     class Fresh(PlayedJobs):
         jobs: ClassVar[list[Job]] = []
         refusals: ClassVar[list[str]] = []
@@ -97,206 +100,201 @@ def prepared(tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     return prepare
 
 
-class TestAttempts:
-    def test_a_running_job_is_followed_and_the_next_attempt_counts_on(
-        self, jobs: type[PlayedJobs], prepared: Any
-    ) -> None:
-        told: list[str] = []
-        cluster = Cluster(ADDRESS, told.append)
-        first = cluster.submit(prepared())
-        assert cluster.submit(prepared()) == first
-        assert told[-1] == f"already running as job {first}"
-        jobs.jobs[0].status = "STOPPED"
-        second = cluster.submit(prepared())
-        assert (first[-2:], second) == ("-1", first[:-1] + "2")
+def test_a_running_job_is_followed_and_the_next_attempt_counts_on(
+    jobs: Jobs, prepared: Any
+) -> None:
+    told: list[str] = []
+    cluster = Cluster(ADDRESS, told.append)
+    first = cluster.submit(prepared())
+    assert cluster.submit(prepared()) == first
+    assert told[-1] == f"already running as job {first}"
+    jobs.jobs[0].status = "STOPPED"
+    second = cluster.submit(prepared())
+    assert (first[-2:], second) == ("-1", first[:-1] + "2")
 
-    @pytest.mark.parametrize(
-        ("change", "said"),
-        [
-            ({"audit__trials": 160}, "audit.trials: 90 there, 160 here"),
-            ({"audit__stop_when": {"hours": 2}}, "audit.stop_when: not set there, "),
-            ({"resources__num_cpus": 2}, "resources.num_cpus: not set there, 2.0 here"),
-            ({"seed": 9}, "another sweep, fingerprint "),
-        ],
-    )
-    def test_other_settings_than_those_of_the_job_that_runs_are_refused(
-        self, jobs: type[PlayedJobs], prepared: Any, change: dict[str, Any], said: str
-    ) -> None:
-        cluster = Cluster(ADDRESS)
-        first = cluster.submit(prepared())
-        with pytest.raises(RunDirectoryError) as refused:
-            cluster.submit(prepared(**change))
-        assert said in str(refused.value)
-        assert f"ray job stop {first} --address {ADDRESS}" in str(refused.value)
-        jobs.jobs[0].status = "STOPPED"
-        assert cluster.submit(prepared(**change)).endswith("-2")  # what a resumed run may change
 
-    def test_one_id_per_run_whatever_its_path_is_called(
-        self, jobs: type[PlayedJobs], prepared: Any
-    ) -> None:
-        cluster = Cluster(ADDRESS)
-        first = cluster.submit(prepared("/shared/runs"))
-        for same in (
-            "/shared/runs/",
-            "//shared//runs",
-            "/shared/a/../runs",
-            "file:///shared/runs/",
-        ):
-            assert cluster.submit(prepared(same)) == first
-        for other in ("/shared/elsewhere", "s3://bucket/runs"):
-            assert cluster.submit(prepared(other)) != first
-        assert cluster.submit(prepared("s3://bucket/runs/")) == jobs.jobs[-1].submission_id
-        assert [job.entrypoint.rpartition(" ")[2] for job in jobs.jobs] == [
-            "/shared/runs",
-            "/shared/elsewhere",
-            "s3://bucket/runs",
-        ]
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"audit__trials": 160}, "audit.trials: 90 there, 160 here"),
+        ({"audit__stop_when": {"hours": 2}}, "audit.stop_when: not set there, "),
+        ({"resources__num_cpus": 2}, "resources.num_cpus: not set there, 2.0 here"),
+        ({"seed": 9}, "another sweep, fingerprint "),
+    ],
+)
+def test_other_settings_than_those_of_the_job_that_runs_are_refused(
+    jobs: Jobs, prepared: Any, change: dict[str, Any], said: str
+) -> None:
+    cluster = Cluster(ADDRESS)
+    first = cluster.submit(prepared())
+    with pytest.raises(RunDirectoryError) as refused:
+        cluster.submit(prepared(**change))
+    assert said in str(refused.value)
+    assert f"ray job stop {first} --address {ADDRESS}" in str(refused.value)
+    jobs.jobs[0].status = "STOPPED"
+    assert cluster.submit(prepared(**change)).endswith("-2")  # what a resumed run may change
 
-    def test_where_the_report_will_be_is_in_the_metadata(
-        self, jobs: type[PlayedJobs], prepared: Any
-    ) -> None:
+
+def test_one_id_per_run_whatever_its_path_is_called(jobs: Jobs, prepared: Any) -> None:
+    cluster = Cluster(ADDRESS)
+    first = cluster.submit(prepared("/shared/runs"))
+    for same in (
+        "/shared/runs/",
+        "//shared//runs",
+        "/shared/a/../runs",
+        "file:///shared/runs/",
+    ):
+        assert cluster.submit(prepared(same)) == first
+    for other in ("/shared/elsewhere", "s3://bucket/runs"):
+        assert cluster.submit(prepared(other)) != first
+    assert cluster.submit(prepared("s3://bucket/runs/")) == jobs.jobs[-1].submission_id
+    assert [job.entrypoint.rpartition(" ")[2] for job in jobs.jobs] == [
+        "/shared/runs",
+        "/shared/elsewhere",
+        "s3://bucket/runs",
+    ]
+
+
+def test_where_the_report_will_be_is_in_the_metadata(jobs: Jobs, prepared: Any) -> None:
+    Cluster(ADDRESS).submit(prepared())
+    assert jobs.jobs[0].metadata["report"] == "/shared/runs/tiny/report.html"
+
+
+NOT_YET = "No available agent to submit job, please try again later."
+
+
+def test_a_cluster_that_has_no_agent_yet_is_asked_again(jobs: Jobs, prepared: Any) -> None:
+    jobs.refusals = [NOT_YET] * 3
+    told: list[str] = []
+    assert Cluster(ADDRESS, told.append).submit(prepared()) == jobs.jobs[0].submission_id
+    assert [line for line in told if "not ready" in line] == told[:1]
+
+
+def test_for_a_bounded_time(jobs: Jobs, prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "START_SECONDS", 0.01)
+    jobs.refusals = [NOT_YET] * 10**5
+    with pytest.raises(NoClusterError, match="does not take the job"):
         Cluster(ADDRESS).submit(prepared())
-        assert jobs.jobs[0].metadata["report"] == "/shared/runs/tiny/report.html"
 
 
-class TestStarting:
-    NOT_YET = "No available agent to submit job, please try again later."
-
-    def test_a_cluster_that_has_no_agent_yet_is_asked_again(
-        self, jobs: type[PlayedJobs], prepared: Any
-    ) -> None:
-        jobs.refusals = [self.NOT_YET] * 3
-        told: list[str] = []
-        assert Cluster(ADDRESS, told.append).submit(prepared()) == jobs.jobs[0].submission_id
-        assert [line for line in told if "not ready" in line] == told[:1]
-
-    def test_for_a_bounded_time(
-        self, jobs: type[PlayedJobs], prepared: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(submission, "START_SECONDS", 0.01)
-        jobs.refusals = [self.NOT_YET] * 10**5
-        with pytest.raises(NoClusterError, match="does not take the job"):
-            Cluster(ADDRESS).submit(prepared())
-
-    def test_other_refusals_are_told_at_once(self, jobs: type[PlayedJobs], prepared: Any) -> None:
-        jobs.refusals = ["Traceback (most recent call last):\n  File x\nOSError: disk full"] * 2
-        with pytest.raises(NoClusterError, match=r"does not take the job \(OSError: disk full\)"):
-            Cluster(ADDRESS).submit(prepared())
-        assert len(jobs.refusals) == 1
-
-    def test_of_two_that_submit_together_one_follows_the_other(
-        self, jobs: type[PlayedJobs], prepared: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        cluster = Cluster(ADDRESS)
-        first = cluster.submit(prepared())
-        seen = iter([[], []])  # the other's job was not there yet
-        monkeypatch.setattr(jobs, "list_jobs", lambda self: next(seen, jobs.jobs))
-        told: list[str] = []
-        assert Cluster(ADDRESS, told.append).submit(prepared()) == first
-        assert told == [f"already running as job {first}"]
+def test_other_refusals_are_told_at_once(jobs: Jobs, prepared: Any) -> None:
+    jobs.refusals = ["Traceback (most recent call last):\n  File x\nOSError: disk full"] * 2
+    with pytest.raises(NoClusterError, match=r"does not take the job \(OSError: disk full\)"):
+        Cluster(ADDRESS).submit(prepared())
+    assert len(jobs.refusals) == 1
 
 
-class TestEndings:
-    @pytest.mark.parametrize(
-        ("status", "code", "exit_code"),
-        [
-            ("SUCCEEDED", 0, Exit.COMPLETE),
-            ("STOPPED", None, Exit.STOPPED),
-            *(("FAILED", code, code) for code in (2, 3, 4, 70)),
-            *(("FAILED", code, Exit.STOPPED) for code in (-9, 137, 143)),  # signals
-        ],
-    )
-    def test_the_sweep_s_own_exit_code_is_passed_on(
-        self, jobs: type[PlayedJobs], prepared: Any, status: str, code: Any, exit_code: int
-    ) -> None:
-        assert self.followed(jobs, prepared, status, code) == exit_code
-
-    @pytest.mark.parametrize("code", [1, 5, 15, 64, 126])
-    def test_what_no_sweep_ends_with_is_never_passed_on(
-        self, jobs: type[PlayedJobs], prepared: Any, code: int
-    ) -> None:
-        with pytest.raises(ClusterError, match=f"exit code {code}, as no sweep does"):
-            self.followed(jobs, prepared, "FAILED", code, "Traceback")
-
-    @pytest.mark.parametrize(
-        ("code", "last", "said"),
-        [
-            (1, "/usr/bin/python: No module named dpaudit_ray", "has no module dpaudit_ray"),
-            (1, "ModuleNotFoundError: No module named 'typer'", "has no module typer"),
-            (127, "/bin/sh: 1: python: not found", "is not there"),
-        ],
-    )
-    def test_a_cluster_without_the_package_is_told_in_one_line(
-        self, jobs: type[PlayedJobs], prepared: Any, code: int, last: str, said: str
-    ) -> None:
-        with pytest.raises(NoClusterError, match=f"{said}; install .* --python PATH") as caught:
-            self.followed(jobs, prepared, "FAILED", code, f"failed with exit code, logs:\n{last}\n")
-        assert caught.value.exit_code == Exit.USAGE
-
-    def test_a_job_without_an_exit_code_says_the_first_line_of_why(
-        self, jobs: type[PlayedJobs], prepared: Any
-    ) -> None:
-        with pytest.raises(ClusterError, match=r"failed \(The actor died\)"):
-            self.followed(jobs, prepared, "FAILED", None, "The actor died\nlong advice")
-
-    def test_the_command_line_returns_it(
-        self, jobs: type[PlayedJobs], prepared: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Exit 1 would be a violation."""
-        monkeypatch.setattr(submission.Cluster, "_info", lambda self, name: self.ended(name))
-        for code, exit_code in [(1, 4), (137, 4), (70, 70)]:
-            monkeypatch.setattr(
-                submission.Cluster,
-                "ended",
-                lambda self, name, code=code: Job(name, "", {}, "FAILED", code, "Killed"),
-                raising=False,
-            )
-            outcome = dpaudit(
-                *("submit", "sweep.yaml", "--address", ADDRESS, "--storage-path", "/shared/runs")
-            )
-            assert outcome.code == exit_code
-            assert "Traceback" not in outcome.err
-            jobs.jobs.clear()
-
-    @staticmethod
-    def followed(
-        jobs: type[PlayedJobs], prepared: Any, status: str, code: int | None, message: str = ""
-    ) -> int:
-        cluster = Cluster(ADDRESS)
-        name = cluster.submit(prepared())
-        job = jobs.jobs[0]
-        job.status, job.driver_exit_code, job.message = status, code, message
-        return cluster.follow(name, lambda text: None)
+def test_of_two_that_submit_together_one_follows_the_other(
+    jobs: Jobs, prepared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(ADDRESS)
+    first = cluster.submit(prepared())
+    seen = iter([[], []])  # the other's job was not there yet
+    monkeypatch.setattr(jobs, "list_jobs", lambda self: next(seen, jobs.jobs))
+    told: list[str] = []
+    assert Cluster(ADDRESS, told.append).submit(prepared()) == first
+    assert told == [f"already running as job {first}"]
 
 
-class TestLog:
-    def test_every_line_once_and_none_of_ray_s_own(self) -> None:
-        text = f"{RAY_SAYS}first\n{RAY_SAYS}second\nlast"
-        for size in (1, 7, 1000):
-            seen: list[str] = []
-            log = JobLog(seen.append)
-            for cut in (20, len(text)):  # the connection breaks, and the log starts anew
-                log.rewind()
-                for start in range(0, cut, size):
-                    log.feed(text[start : min(start + size, cut)])
-            log.close()
-            assert seen == ["first\n", "second\n", "last"]
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code"),
+    [
+        ("SUCCEEDED", 0, Exit.COMPLETE),
+        ("STOPPED", None, Exit.STOPPED),
+        *(("FAILED", code, code) for code in (2, 3, 4, 70)),
+        *(("FAILED", code, Exit.STOPPED) for code in (-9, 137, 143)),  # signals
+    ],
+)
+def test_the_sweep_s_own_exit_code_is_passed_on(
+    jobs: Jobs, prepared: Any, status: str, code: Any, exit_code: int
+) -> None:
+    assert followed(jobs, prepared, status, code) == exit_code
 
-    def test_warnings_and_tracebacks_are_passed_on(self) -> None:
+
+@pytest.mark.parametrize("code", [1, 5, 15, 64, 126])
+def test_what_no_sweep_ends_with_is_never_passed_on(jobs: Jobs, prepared: Any, code: int) -> None:
+    with pytest.raises(ClusterError, match=f"exit code {code}, as no sweep does"):
+        followed(jobs, prepared, "FAILED", code, "Traceback")
+
+
+@pytest.mark.parametrize(
+    ("code", "last", "said"),
+    [
+        (1, "/usr/bin/python: No module named dpaudit_ray", "has no module dpaudit_ray"),
+        (1, "ModuleNotFoundError: No module named 'typer'", "has no module typer"),
+        (127, "/bin/sh: 1: python: not found", "is not there"),
+    ],
+)
+def test_a_cluster_without_the_package_is_told_in_one_line(
+    jobs: Jobs, prepared: Any, code: int, last: str, said: str
+) -> None:
+    with pytest.raises(NoClusterError, match=f"{said}; install .* --python PATH") as caught:
+        followed(jobs, prepared, "FAILED", code, f"failed with exit code, logs:\n{last}\n")
+    assert caught.value.exit_code == Exit.USAGE
+
+
+def test_a_job_without_an_exit_code_says_the_first_line_of_why(jobs: Jobs, prepared: Any) -> None:
+    with pytest.raises(ClusterError, match=r"failed \(The actor died\)"):
+        followed(jobs, prepared, "FAILED", None, "The actor died\nlong advice")
+
+
+def test_the_command_line_returns_it(
+    jobs: Jobs, prepared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 1 would be a violation."""
+    monkeypatch.setattr(submission.Cluster, "_info", lambda self, name: self.ended(name))
+    for code, exit_code in [(1, 4), (137, 4), (70, 70)]:
+        monkeypatch.setattr(
+            submission.Cluster,
+            "ended",
+            lambda self, name, code=code: Job(name, "", {}, "FAILED", code, "Killed"),
+            raising=False,
+        )
+        outcome = dpaudit(
+            *("submit", "sweep.yaml", "--address", ADDRESS, "--storage-path", "/shared/runs")
+        )
+        assert outcome.code == exit_code
+        assert "Traceback" not in outcome.err
+        jobs.jobs.clear()
+
+
+def followed(jobs: Jobs, prepared: Any, status: str, code: int | None, message: str = "") -> int:
+    cluster = Cluster(ADDRESS)
+    name = cluster.submit(prepared())
+    job = jobs.jobs[0]
+    job.status, job.driver_exit_code, job.message = status, code, message
+    return cluster.follow(name, lambda text: None)
+
+
+def test_every_line_once_and_none_of_ray_s_own() -> None:
+    text = f"{RAY_SAYS}first\n{RAY_SAYS}second\nlast"
+    for size in (1, 7, 1000):
         seen: list[str] = []
         log = JobLog(seen.append)
-        warning = RAY_SAYS.replace("INFO", "WARNING")
-        log.feed(warning + "Traceback\n  File\n")
-        assert "".join(seen) == warning + "Traceback\n  File\n"
+        for cut in (20, len(text)):  # the connection breaks, and the log starts anew
+            log.rewind()
+            for start in range(0, cut, size):
+                log.feed(text[start : min(start + size, cut)])
+        log.close()
+        assert seen == ["first\n", "second\n", "last"]
 
-    def test_a_followed_job_is_quiet(self, jobs: type[PlayedJobs], prepared: Any) -> None:
-        jobs.log = f"{RAY_SAYS}10/90 trials\n"
-        cluster = Cluster(ADDRESS)
-        name = cluster.submit(prepared())
-        jobs.jobs[0].status = "SUCCEEDED"
-        seen: list[str] = []
-        assert cluster.follow(name, seen.append) == 0
-        assert seen == ["10/90 trials\n"]
+
+def test_warnings_and_tracebacks_are_passed_on() -> None:
+    seen: list[str] = []
+    log = JobLog(seen.append)
+    warning = RAY_SAYS.replace("INFO", "WARNING")
+    log.feed(warning + "Traceback\n  File\n")
+    assert "".join(seen) == warning + "Traceback\n  File\n"
+
+
+def test_a_followed_job_is_quiet(jobs: Jobs, prepared: Any) -> None:
+    jobs.log = f"{RAY_SAYS}10/90 trials\n"
+    cluster = Cluster(ADDRESS)
+    name = cluster.submit(prepared())
+    jobs.jobs[0].status = "SUCCEEDED"
+    seen: list[str] = []
+    assert cluster.follow(name, seen.append) == 0
+    assert seen == ["10/90 trials\n"]
 
 
 @pytest.mark.parametrize(
