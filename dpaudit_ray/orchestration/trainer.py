@@ -30,7 +30,8 @@ from .checkpoints import Keeper, OfPack, Saved
 from .executors import Checked, Done
 from .workers import threads
 
-_log = logging.getLogger("dpaudit")
+_log = logging.getLogger("dpaudit.trainer")
+_log.addHandler(logging.NullHandler())  # where nobody has set up any, nothing is to be printed
 T = TypeVar("T")
 P = TypeVar("P", bound=Pack)
 
