@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -23,7 +25,7 @@ from .executors import (
     Outcome,
     WorkerDiedError,
 )
-from .faults import Deadlines, FaultAttribution, HangDetection
+from .faults import LOOK_SECONDS, Deadlines, FaultAttribution, HangDetection
 from .head_liveness import GONE_SECONDS, HeadLiveness
 from .progress import Activity, Progress
 from .workers import PACKS_PER_TRAINER, MachineCompatibility, Place, Places, Pool, Worker
@@ -56,6 +58,7 @@ class Dispatcher:
         self._owners: dict[Future[Any], Worker] = {}
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
         self._in_flight = 0
+        self._looked = -math.inf  # for nodes that do not answer
         self._aggregator = executor.start("Aggregator", f"{sweep.name}-aggregator")
         try:
             # Rebuilds the estimates now: a damaged run directory is told before any training.
@@ -284,6 +287,10 @@ class Dispatcher:
 
     def _on_silent_nodes(self) -> list[Lost]:
         """Packs on nodes that do not answer, of which Ray hears a minute later."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:  # it is a look at all trainers
+            return []
+        self._looked = now
         places = {worker.place.node: worker.place for worker in self._pool.ready if worker.place}
         daemons = self._places.daemons
         self._liveness.nodes = {
