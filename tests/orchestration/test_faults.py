@@ -104,8 +104,16 @@ def test_too_many_lost_workers_stop_the_sweep(lasting: dict, tmp_path: Path, pac
     assert "Traceback" not in output
 
 
-def test_damaged_scores_are_set_aside_and_run_again(light: dict, tmp_path: Path) -> None:
-    """One that the aggregator comes upon, and one that a listing shows."""
+def test_damaged_scores_are_set_aside_and_run_again(
+    light: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the aggregator comes upon, and one that a listing shows.
+
+    Nothing of Ray's is written into the home, but for the key that answers are sealed with.
+    """
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
     result = da.run(light, storage_path=str(tmp_path), executor="inline")
     da.run(light, storage_path=str(tmp_path / "quiet"), executor="inline")
     audit = planning.require(RunDirectory(result.location)).audits[0].id
@@ -119,4 +127,5 @@ def test_damaged_scores_are_set_aside_and_run_again(light: dict, tmp_path: Path)
     for name in ("0-9", "30-39"):
         assert f"{name}.parquet is damaged: set aside as {name}.parquet.damaged-" in output
     assert "Traceback" not in output
+    assert [path.name for path in home.rglob("*") if path.is_file()] == ["key"]
     assert_same(tmp_path / "tiny", tmp_path / "quiet/tiny")
