@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ..plugins import Plugin
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
+    from torch import Tensor, nn
 
 
 PACK = 256  # models at most, where nothing is asked
@@ -57,3 +60,28 @@ class Model(Plugin):
         the data is trained on as it is.
         """
         return None
+
+
+@contextlib.contextmanager
+def unchanged(network: nn.Module) -> Iterator[None]:
+    """Puts parameters and buffers back afterwards, so that a later check sees a first call."""
+    before = [(tensor, tensor.detach().clone()) for tensor in network.state_dict().values()]
+    try:
+        yield
+    finally:
+        for tensor, values in before:
+            tensor.copy_(values)
+
+
+def input_dtype(network: nn.Module, x: Tensor) -> torch.dtype:
+    """The dtype of examples [N, ...] that a network runs on: theirs, or else int64 for tokens."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), unchanged(network):
+        for few in (x[:2].clone(), x[:2].long()):
+            try:
+                network(few)
+            except Exception:  # noqa: BLE001 (a user's code may raise anything)
+                continue
+            return few.dtype
+    return x.dtype  # who runs the network next says what is wrong

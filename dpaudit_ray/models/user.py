@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from .. import imports
 from ..errors import SpecError, first_line
-from .base import Model
+from .base import Model, input_dtype, unchanged
 from .parts import outputs
 
 if TYPE_CHECKING:
@@ -67,8 +67,6 @@ class UserModule(Model):
     def _try(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> None:
         import torch
 
-        from ..mechanisms.dp_sgd.start import taken, unchanged
-
         parameter = next(network.parameters(), None)
         if parameter is None:
             raise SpecError(f"{_KEY}.path", f"{self.path} has no parameters to train")
@@ -77,7 +75,7 @@ class UserModule(Model):
         try:
             with torch.no_grad(), unchanged(network):
                 zeros = torch.zeros(2, *shape, dtype=parameter.dtype)
-                found = network(zeros.to(taken(network, zeros))).shape
+                found = network(zeros.to(input_dtype(network, zeros))).shape
         except Exception as error:  # a user's code may raise anything
             raise SpecError(
                 f"{_KEY}.path",

@@ -58,31 +58,8 @@ def network(model: Model, shape: tuple[int, ...], classes: int, seed: int) -> nn
     return module
 
 
-@contextlib.contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Parameters and buffers are as before afterwards, so that a later check sees a first call."""
-    kept = [(tensor, tensor.detach().clone()) for tensor in module.state_dict().values()]
-    try:
-        yield
-    finally:
-        for tensor, before in kept:
-            tensor.copy_(before)
-
-
-def taken(module: nn.Module, x: Tensor) -> torch.dtype:
-    """The dtype of examples [N, ...] that a network runs on: theirs, or else int64 for tokens."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), unchanged(module):
-        for few in (x[:2].clone(), x[:2].long()):
-            try:
-                module(few)
-            except Exception:  # noqa: BLE001 (a user's code may raise anything)
-                continue
-            return few.dtype
-    return x.dtype  # who tries it next says what is wrong
-
-
 def given(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Examples [N, ...] in the dtype that a network has `taken`.
+    """Examples [N, ...] in the dtype that a network runs on.
 
     Raises:
         SpecError: it takes whole numbers, and these are not all whole.

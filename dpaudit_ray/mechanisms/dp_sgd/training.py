@@ -22,6 +22,7 @@ from ...engines.packing.packed import PackedModel
 from ...engines.rules.base import trained
 from ...engines.rules.layers import slots_of
 from ...errors import SpecError
+from ...models.base import input_dtype
 from ...seeds import derive
 from .augmenting import Views
 from .division import divide
@@ -29,7 +30,7 @@ from .insertion import Insertion, check_claim
 from .keeping import Kept
 from .optimizers.base import Noisy, State
 from .recipe import Recipe, check_known_start
-from .start import given, network, seeded, taken
+from .start import given, network, seeded
 from .steps import OpacusSteps, PackedSteps, Steps, batch_sums, parts
 from .utility import HeldOut
 
@@ -79,7 +80,7 @@ class DpSgdTraining:
         module = network(recipe.model, tuple(features.shape[1:]), data.classes, drawn)
         compute = torch.bfloat16 if recipe.precision == "bfloat16" else None
         slots_of(module)  # refuses parameters that could not be moved as they are
-        of_inputs = taken(module.to(device, dtype), features)
+        of_inputs = input_dtype(module.to(device, dtype), features)
 
         features = given(features, of_inputs)
         y = torch.from_numpy(divided.trained.y.copy()).to(device)

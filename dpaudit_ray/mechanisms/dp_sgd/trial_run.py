@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ...engines.packing.packed import PackedModel
 from ...errors import SpecError, first_line
-from .start import given, network, seeded, taken
+from ...models.base import input_dtype
+from .start import given, network, seeded
 
 if TYPE_CHECKING:
     from ...data.base import Dataset
@@ -39,7 +40,7 @@ def check_model(model: Model, data: Dataset, batch: int) -> Tensor:
         with torch.no_grad():
             x = x if body is None else body.eval()(x)
             module = network(model, tuple(x.shape[1:]), data.classes, 0)
-            x = given(x, taken(module, x))
+            x = given(x, input_dtype(module, x))
             if (key := _key(module, x, y, data.classes)) in _known:
                 return _known[key]
             packed = PackedModel(module)
