@@ -267,7 +267,7 @@ def check_inputs(sweep: Sweep) -> None:
 def _require_gpu(sweep: Sweep) -> None:
     """Raises SpecError where packs would be given a GPU that this process does not see."""
     asked = sweep.resources.num_gpus
-    ours = any(c.mechanism.uses_torch and c.mechanism.name != "function" for c in sweep.cells)
+    ours = any(c.mechanism.uses_torch and c.mechanism.uses_gpu for c in sweep.cells)
     if not asked or not ours:
         return
     import torch

@@ -36,7 +36,7 @@ class Plugin(Strict):
     name: str
 
     kind: ClassVar[str]  # what sweep files call this kind: "mechanism", "adversary", ...
-    home: ClassVar[str]  # the package that is searched for classes of this kind
+    home: ClassVar[str]  # the package, or the module, that has the classes of this kind
     locations: ClassVar[frozenset[str]] = frozenset()  # fields that say where or how, not what
     is_variant: ClassVar[bool] = False  # of another class, which is the one that is named
     revision: ClassVar[int] = 1  # of what is computed; raised when the same options give other bits
@@ -151,7 +151,7 @@ def carried() -> Iterator[None]:
 def known(base: type[P]) -> dict[str, type[P]]:
     """Every class of this kind that lies in its home package, by name."""
     package = importlib.import_module(base.home)
-    for module in pkgutil.iter_modules(package.__path__):
+    for module in pkgutil.iter_modules(getattr(package, "__path__", [])):  # one file has none
         importlib.import_module(f"{base.home}.{module.name}")
     return _imported_so_far(base)
 
@@ -248,7 +248,7 @@ def _find(base: type[P], name: str, key: str) -> type[P]:
     # Most are in a module of their name: no other needs to be imported then.
     module = name.replace("-", "_")
     package = importlib.import_module(base.home)
-    if module in (each.name for each in pkgutil.iter_modules(package.__path__)):
+    if module in (each.name for each in pkgutil.iter_modules(getattr(package, "__path__", []))):
         importlib.import_module(f"{base.home}.{module}")
     classes = _imported_so_far(base)
     if name not in classes:

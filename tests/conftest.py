@@ -10,7 +10,7 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray.mechanisms.base import Mechanism
-from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.plugins import parse
 from dpaudit_ray.report import power
 from tests.command import changed, write_sweep

@@ -48,23 +48,26 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
     look_ahead: float = Field(default=1.0, gt=0)
     statistic: Literal["mean", "max"] = "mean"
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> ChangingCanary:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> ChangingCanary:
         """Makes the query; the rest is crafted as training goes."""
-        return Adapted(known, self.poison(known, rng), ranges(known), self)
+        return AdaptiveCanary(public, self.poison(public, rng), ranges(public), self)
 
-    def observer(self, canary: ChangingCanary, known: PublicKnowledge, models: int) -> LossPath:
-        """The query's losses along the way."""
-        assert isinstance(canary, Adapted)
-        return LossPath(known, canary.query, self.statistic, known.initial.new_zeros(models))
+    def observer(self, canary: ChangingCanary, public: PublicKnowledge, models: int) -> LossPath:
+        """An observer of the query's losses along the way."""
+        assert isinstance(canary, AdaptiveCanary)
+        return LossPath(public, canary.query, self.statistic, public.initial.new_zeros(models))
 
 
 @dataclasses.dataclass(frozen=True)
-class Adapted(ChangingCanary):
-    """For every model the clipped gradient of an example of its own; `query` is one example."""
+class AdaptiveCanary(ChangingCanary):
+    """Inserts the clipped gradient of an example that is crafted anew for every model and step.
+
+    `query` is one example, whose loss it lowers.
+    """
 
     memoryless: ClassVar[bool] = True
 
-    known: PublicKnowledge
+    public: PublicKnowledge
     query: SampleCanary
     ranges: tuple[Tensor, Tensor]  # within which features stay, [1, ...] each
     options: AdaptivePoison
@@ -74,19 +77,19 @@ class Adapted(ChangingCanary):
         import torch
 
         x = self.examples(step, theta)
-        found = self.known.own_gradients(theta, x, self.query.y.repeat(len(theta)))
-        norms = torch.linalg.vector_norm(found, dim=1, keepdim=True, dtype=torch.float64)
-        clip_norm = self.known.clip_norm
-        found *= clip_norm / norms.clamp(min=clip_norm)
-        return GradientCanary(found.where(norms.isfinite(), 0.0))
+        gradients = self.public.own_gradients(theta, x, self.query.y.repeat(len(theta)))
+        norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True, dtype=torch.float64)
+        clip_norm = self.public.clip_norm
+        gradients *= clip_norm / norms.clamp(min=clip_norm)
+        return GradientCanary(gradients.where(norms.isfinite(), 0.0))
 
     def examples(self, step: int, theta: Tensor) -> Tensor:
-        """What is inserted into models `theta`, float [n, p], at `step`: [n, ...]."""
+        """Crafts what is inserted into models `theta`, float [n, p], at `step`: x [n, ...]."""
         low, high = self.ranges
         x = low.new_zeros(len(theta), *low.shape[1:]).clamp(low, high)
         y = self.query.y.repeat(len(theta))
-        rate = self.options.look_ahead * self.known.rate(step)
+        rate = self.options.look_ahead * self.public.rate(step)
         for _ in range(self.options.inner):
-            upwards = self.known.look_ahead(theta, x, y, self.query, rate).sign()
+            upwards = self.public.look_ahead(theta, x, y, self.query, rate).sign()
             x = (x - self.options.inner_rate * (high - low) * upwards).clamp(low, high)
         return x

@@ -32,27 +32,27 @@ class RecordCanary(FinalModelAdversary[SampleCanary]):
 
     @property
     def reserves(self) -> float | None:
-        """Half of the data."""
+        """Half of the data, where the sweep does not say."""
         return 0.5
 
     @property
     def chooses_start(self) -> bool:
-        """Where it is pretrained."""
+        """True for a pretrained start."""
         return self.start == "pretrained"
 
-    def begin(self, known: PublicKnowledge, rng: np.random.Generator) -> Tensor | None:
-        """Where training begins, if it is not where the mechanism says."""
+    def begin(self, public: PublicKnowledge, rng: np.random.Generator) -> Tensor | None:
+        """Pretrains θ_0, where the options say so."""
         if self.start == "drawn":
             return None
-        return known.pretrained(self.start_steps, int(rng.integers(2**63)))
+        return public.pretrained(self.start_steps, int(rng.integers(2**63)))
 
-    def added(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
-        """The record."""
-        x, y = drawn(known, rng)
+    def added(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+        """Makes the record that is added."""
+        x, y = draw_record(public, rng)
         if self.canary == "record":
             return SampleCanary(x, y)
         x = x.new_zeros(x.shape) if self.canary == "blank" else x
-        return SampleCanary(x, least_likely(known, x, y))
+        return SampleCanary(x, least_likely(public, x, y))
 
 
 class ApiAccess(RecordCanary):
@@ -60,29 +60,29 @@ class ApiAccess(RecordCanary):
 
     name: Literal["api-access"] = "api-access"
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         """Draws a record from those that are not trained on."""
-        return self.added(known, rng)
+        return self.added(public, rng)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
         """Minus its loss (Distinguisher 1)."""
         return -observed.losses(canary.x, canary.y)[:, 0]
 
 
-def drawn(known: PublicKnowledge, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """A random record that is not trained on, x [1, ...] and y [1]."""
-    outside = known.outside
+def draw_record(public: PublicKnowledge, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draws a record that is not trained on, x [1, ...] and y [1]."""
+    outside = public.outside
     assert outside is not None  # those who draw one have the mechanism keep some
     x, y = outside
-    place = int(rng.integers(len(y)))
-    return x[place : place + 1], y[place : place + 1]
+    index = int(rng.integers(len(y)))
+    return x[index : index + 1], y[index : index + 1]
 
 
-def least_likely(known: PublicKnowledge, x: Tensor, y: Tensor) -> Tensor:
+def least_likely(public: PublicKnowledge, x: Tensor, y: Tensor) -> Tensor:
     """The label with the largest loss at θ_0, other than `y`; as [1]."""
     import torch
 
-    labels = torch.arange(known.classes, device=y.device)
-    losses = known.losses(known.initial[None], x.expand(len(labels), *x.shape[1:]), labels)[0]
+    labels = torch.arange(public.classes, device=y.device)
+    losses = public.losses(public.initial[None], x.expand(len(labels), *x.shape[1:]), labels)[0]
     losses[y] = -torch.inf
     return losses.argmax().view(1)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import Field
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from ..data.base import Dataset
+    from ..data.base import Data, Dataset
+
+SHADOWS_PER_PART = 16  # shadow models that are trained together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,7 @@ class ChangingCanary(ABC):
 
     @abstractmethod
     def at(self, step: int, theta: Tensor) -> GradientCanary | SampleCanary:
-        """What is inserted at `step` (from 1) into models `theta`, float [n, p].
+        """Crafts what is inserted at `step` (from 1) into models `theta`, float [n, p].
 
         It must not depend on which of the models are "in": the mechanism adds it to those only.
         `n` is of the pack, or as many as are sampled, where it is `memoryless`.
@@ -133,7 +135,7 @@ class PublicKnowledge(Protocol):
     def outside(self) -> tuple[Tensor, Tensor] | None:
         """Records like the private ones that are not trained on: x [m, ...], y [m].
 
-        Those that its shadows were trained on, or that are in reserve; None where there are none.
+        They are those that its shadows were trained on, or that are in reserve; None for none.
         """
 
     @property
@@ -141,7 +143,7 @@ class PublicKnowledge(Protocol):
         """The adversary's own shadow models, float [s, p]; None where it trains none."""
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
-        """θ after so many steps without noise or clipping on records `outside`, float [p]."""
+        """Trains `steps` steps without noise or clipping on records `outside`: θ, float [p]."""
 
     def input_gradient(
         self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None
@@ -167,7 +169,10 @@ class PublicKnowledge(Protocol):
         """
 
     def shown(self, theta: Tensor, x: Tensor, y: Tensor, direction: Tensor) -> Tensor:
-        """Products of these examples' clipped gradients with `direction` [p]: float64 [n, m]."""
+        """Inner products of these examples' clipped gradients with `direction` [p].
+
+        Float64 [n, m] for models `theta` [n, p] and examples x [m, ...], y [m].
+        """
 
     def simulate(
         self, runs: int, noisy: bool, seed: int, canary: SampleCanary | None = None, period: int = 1
@@ -180,7 +185,7 @@ class PublicKnowledge(Protocol):
 
 
 class FinalModel(Protocol):
-    """What a hidden-state adversary observes of each of n trained models."""
+    """All that a hidden-state adversary observes of n trained models."""
 
     @property
     def initial(self) -> Tensor:
@@ -197,8 +202,40 @@ class FinalModel(Protocol):
         """Gradient of the summed loss of these examples under every final model, float [n, p]."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ShadowPlan:
+    """Shadow models that an adversary needs trained before any trial: so many, in packs.
+
+    They are trained as the private models are, on `data`, or on records in reserve where that is
+    None. Records of `data` that are private too are refused, unless `allow_overlap`.
+    """
+
+    models: int
+    data: Data | None = None
+    allow_overlap: bool = False
+
+    @property
+    def parts(self) -> int:
+        """Number of packs."""
+        return math.ceil(self.models / SHADOWS_PER_PART)
+
+    def models_of(self, part: int) -> int:
+        """Number of models in pack number `part`, from 0."""
+        return min(SHADOWS_PER_PART, self.models - part * SHADOWS_PER_PART)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the shadows depend on beside the mechanism, as plain JSON."""
+        data = None if self.data is None else self.data.identity()
+        return {"shadows": self.models, "data": data}
+
+
 class Adversary(Plugin):
-    """Base of all adversaries. The canary enters at steps t with t mod `period` = 0."""
+    """Base of all adversaries. The canary enters at steps t with t mod `period` = 0.
+
+    What an adversary needs of a training beside that, it declares here: a mechanism reads these
+    attributes, and knows no adversary by its class.
+    """
 
     kind: ClassVar[str] = "adversary"
     home: ClassVar[str] = "dpaudit_ray.adversaries"
@@ -206,11 +243,16 @@ class Adversary(Plugin):
     # True: every trial of an audit inserts one and the same `GradientCanary`, whatever the model.
     fixed_gradient: ClassVar[bool] = False
 
-    # True: it has the training stand still, with a learning rate of zero.
+    # True: it has the training stand still, with a learning rate of zero: a `FrozenAdversary`.
     frozen: ClassVar[bool] = False
 
-    # True: crafting is work that is done once, before anything is trained, and stored.
+    # True: crafting is work that is done once, before anything is trained, and stored, as the
+    # tensors of a canary of one of these classes.
     crafted_once: ClassVar[bool] = False
+    stored_canaries: ClassVar[tuple[type[GradientCanary | SampleCanary], ...]] = (
+        GradientCanary,
+        SampleCanary,
+    )
 
     period: int = Field(default=1, ge=1)
 
@@ -219,8 +261,13 @@ class Adversary(Plugin):
         """The share of the data that it needs for itself, not trained on; None for none."""
         return None
 
+    @property
+    def shadow_plan(self) -> ShadowPlan | None:
+        """The shadow models that it needs; None for none."""
+        return None
+
     def datasets(self) -> Mapping[str, Dataset]:
-        """What it loads, by `Data.key`; see `Mechanism.datasets`."""
+        """The data sets that it loads, by `Data.key`; see `Mechanism.datasets`."""
         return {}
 
     @property
@@ -247,7 +294,7 @@ class Adversary(Plugin):
 
     @property
     def canaries(self) -> int:
-        """How many each training has, every one with a bit and a score of its own.
+        """Number of canaries in each training, every one with a bit and a score of its own.
 
         Scores of one training are not independent, so only methods that know of that take them.
         """
@@ -257,8 +304,8 @@ class Adversary(Plugin):
 class FinalModelAdversary(Adversary, Generic[C]):
     """An adversary under `final_model` access, for the canary type it crafts."""
 
-    def begin(self, known: PublicKnowledge, rng: np.random.Generator) -> Tensor | None:
-        """θ_0 as it likes it best, float [p]; None for that of the mechanism.
+    def begin(self, public: PublicKnowledge, rng: np.random.Generator) -> Tensor | None:
+        """Chooses θ_0, float [p]; None for that of the mechanism.
 
         A claim holds for every start that does not depend on the secret bit. Called before `craft`,
         which then knows it.
@@ -266,7 +313,7 @@ class FinalModelAdversary(Adversary, Generic[C]):
         return None
 
     @abstractmethod
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> C:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> C:
         """Chooses the canary before training; `rng` is the adversary's own randomness."""
 
     @abstractmethod
@@ -309,22 +356,46 @@ class UpdateObserver(Observer, Protocol):
 
 @runtime_checkable
 class SavedObserver(Observer, Protocol):
-    """Can be put away with a training that is to go on elsewhere; others can not be interrupted."""
+    """Can be saved with a training that is to go on elsewhere; others cannot be interrupted."""
 
     def state(self) -> dict[str, Tensor]:
-        """All that it remembers: tensors of numbers, by name."""
+        """Returns all that it remembers: tensors of numbers, by name."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Remembers that, in place of what it has seen."""
+        """Goes on from that state, in place of what it has seen."""
 
 
 class TrajectoryAdversary(Adversary, Generic[C]):
     """An adversary under `trajectory` access: it sees every intermediate model and update."""
 
     @abstractmethod
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> C:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> C:
         """Chooses the canary before training; `rng` is the adversary's own randomness."""
 
     @abstractmethod
-    def observer(self, canary: C, known: PublicKnowledge, models: int) -> Observer:
+    def observer(self, canary: C, public: PublicKnowledge, models: int) -> Observer:
         """A fresh observer for a pack of `models` trainings."""
+
+
+class FrozenAdversary(TrajectoryAdversary[GradientCanary]):
+    """An adversary that chooses all records and a learning rate of zero: no model ever moves.
+
+    A mechanism then draws what each step shows along the canary, in place of training.
+    """
+
+    frozen: ClassVar[bool] = True
+
+    @abstractmethod
+    def relabel(self, outputs: Callable[[], Tensor]) -> Tensor | None:
+        """The classes that it gives to all records, int64 [N].
+
+        None where their gradients vanish at θ_0, or where scores take them away. `outputs`
+        computes those of the first model, float [N, classes], or [N, 1] for two classes.
+        """
+
+    @abstractmethod
+    def step_score(self, along: Tensor, public: PublicKnowledge) -> Tensor:
+        """What a step adds to each model's score, float64 [n].
+
+        `along` is what the step shows along the canary, in units of C, float64 [n].
+        """

@@ -38,16 +38,16 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
 
     @property
     def canaries(self) -> int:
-        """As many as dimensions are biased."""
+        """The number of dimensions that are biased."""
         return self.count
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         """Picks the dimension d and returns C e_d; of several canaries, one in each row.
 
         Raises:
             SpecError: more canaries than parameters.
         """
-        parameters = len(known.initial)
+        parameters = len(public.initial)
         if self.count > parameters:
             raise SpecError(
                 "adversary.count",
@@ -55,14 +55,15 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
                 "biases one of its own; use fewer, or a larger model",
             )
         if self.choice == "simulated":
-            moved = self._movement(known, int(rng.integers(2**63)))
+            moved = self._movement(public, int(rng.integers(2**63)))
             dimensions = moved.argsort()[: self.count] if self.count > 1 else moved.argmin()[None]
         else:
-            one = self.count == 1  # drawn as it was before there were several
-            drawn = rng.integers(parameters, size=1) if one else rng.permutation(parameters)
-            dimensions = known.initial.new_tensor(drawn[: self.count]).long()
-        directions = known.initial.new_zeros(self.count, parameters)
-        directions[range(self.count), dimensions] = known.clip_norm
+            # One dimension takes fewer draws than a permutation, and keeps the scores of old runs.
+            single = self.count == 1
+            drawn = rng.integers(parameters, size=1) if single else rng.permutation(parameters)
+            dimensions = public.initial.new_tensor(drawn[: self.count]).long()
+        directions = public.initial.new_zeros(self.count, parameters)
+        directions[range(self.count), dimensions] = public.clip_norm
         return GradientCanary(directions if self.count > 1 else directions[0])
 
     def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
@@ -70,8 +71,8 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
         dimension = canary.direction.argmax(-1)
         return -(observed.final[:, dimension] - observed.initial[dimension])
 
-    def _movement(self, known: PublicKnowledge, seed: int) -> Tensor:
-        """How far simulated trainings move each parameter from `known.initial`, float [p].
+    def _movement(self, public: PublicKnowledge, seed: int) -> Tensor:
+        """How far simulated trainings move each parameter from `public.initial`, float [p].
 
         An unknown θ_0 is the first of the moves: the score takes it for zero, so its spread blurs
         the score like any other. Parameters that start at zero, such as biases, come out ahead.
@@ -80,11 +81,11 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
         loop; both readings rank as below, where every run counts.
         """
         noise, _, rank = self.strategy.partition("-")
-        alike = noise == "noiseless" and bool(known.initial.any())
+        alike = noise == "noiseless" and bool(public.initial.any())
         runs = 1 if alike else self.simulations
-        start = previous = known.initial.expand(runs, -1)
+        start = previous = public.initial.expand(runs, -1)
         moved = start.new_zeros(start.shape)
-        for current in known.simulate(runs, noisy=noise == "noisy", seed=seed):
+        for current in public.simulate(runs, noisy=noise == "noisy", seed=seed):
             moved += (current - previous) ** 2
             previous = current
         return moved.sum(0) if rank == "per-step" else (previous - start).abs().sum(0)

@@ -21,14 +21,14 @@ class Cosine(FinalModelAdversary[GradientCanary]):
 
     name: Literal["cosine"] = "cosine"
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         """A vector of p normal numbers, scaled to norm C.
 
         Algorithm 8 prints the norm of the result where that of the normal vector is meant.
         """
-        drawn = rng.standard_normal(len(known.initial))
-        scaled = drawn * (known.clip_norm / float((drawn**2).sum()) ** 0.5)
-        return GradientCanary(known.initial.new_tensor(scaled))
+        drawn = rng.standard_normal(len(public.initial))
+        scaled = drawn * (public.clip_norm / float((drawn**2).sum()) ** 0.5)
+        return GradientCanary(public.initial.new_tensor(scaled))
 
     def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
         """Minus the cosine of g* and θ_T - θ_0: descent moves along minus the gradient."""

@@ -1,4 +1,4 @@
-"""A sample crafted for its loss: what is asked of the final model is not what was put in.
+"""A crafted query: the final model is scored on another example than the one that joined.
 
 After Yoon, Jeung, No 2024 (arXiv 2412.01756): losses of the canary itself need not be where models
 with and without it differ most, so an input is sought for which they do. The paper seeks it on half
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class QueriedSample(SampleCanary):
-    """An example that joins, and another one that is asked for: `query_x` [1, ...], `query_y`."""
+    """An example that joins, and another one to score by: `query_x` [1, ...], `query_y` [1]."""
 
     query_x: Tensor
     query_y: Tensor
@@ -41,36 +41,37 @@ class CraftedQuery(RecordCanary):
     """
 
     crafted_once: ClassVar[bool] = True
+    stored_canaries: ClassVar[tuple[type[QueriedSample], ...]] = (QueriedSample,)
     name: Literal["crafted-query"] = "crafted-query"
     rehearsals: int = Field(default=64, ge=4, le=10_000)
     ascent: int = Field(default=50, ge=0, le=10_000)
     rate: float = Field(default=0.02, gt=0, le=1)
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> QueriedSample:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> QueriedSample:
         """Trains models with the record and without, with the same noise, and seeks the query."""
-        record = self.added(known, rng)
+        record = self.added(public, rng)
         seed, half = int(rng.integers(2**63)), self.rehearsals // 2
-        absent, present = (self._rehearsed(known, seed, one) for one in (None, record))
+        absent, present = (self._rehearse(public, seed, canary) for canary in (None, record))
         seek, choose = (absent[:half], present[:half]), (absent[half:], present[half:])
-        low, high = ranges(known)
+        low, high = ranges(public)
         low, high = low.minimum(record.x), high.maximum(record.x)
         x, best = record.x, (-float("inf"), record.x)
         for move in range(self.ascent + 1):
-            found = float(gap(*(known.losses(theta, x, record.y)[:, 0] for theta in choose)))
-            best = max(best, (found, x), key=lambda one: one[0])
+            distance = float(gap(*(public.losses(theta, x, record.y)[:, 0] for theta in choose)))
+            best = max(best, (distance, x), key=lambda query: query[0])
             if move < self.ascent:
-                x = x + self.rate * (high - low) * _upwards(known, seek, x, record.y)
+                x = x + self.rate * (high - low) * _upwards(public, seek, x, record.y)
                 x = x.clamp(low, high)
         return QueriedSample(record.x, record.y, best[1], record.y)
 
-    def _rehearsed(self, known: PublicKnowledge, seed: int, canary: SampleCanary | None) -> Tensor:
-        """Final models, float [rehearsals, p]."""
-        path = known.simulate(self.rehearsals, True, seed, canary, self.period)
+    def _rehearse(self, public: PublicKnowledge, seed: int, canary: SampleCanary | None) -> Tensor:
+        """Trains models of its own with the canary or without; where they end, [rehearsals, p]."""
+        path = public.simulate(self.rehearsals, True, seed, canary, self.period)
         (last,) = collections.deque(path, maxlen=1)
         return last
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        """Minus the query's loss."""
+        """Minus the query's loss, float [n]."""
         assert isinstance(canary, QueriedSample)
         return -observed.losses(canary.query_x, canary.query_y)[:, 0]
 
@@ -81,13 +82,13 @@ def gap(absent: Tensor, present: Tensor) -> Tensor:
     return (absent.mean() - present.mean()) / (spread + 1e-12) ** 0.5
 
 
-def _upwards(known: PublicKnowledge, seek: tuple[Tensor, Tensor], x: Tensor, y: Tensor) -> Tensor:
+def _upwards(public: PublicKnowledge, seek: tuple[Tensor, Tensor], x: Tensor, y: Tensor) -> Tensor:
     """Signs of the gap's gradient by x, of its shape."""
     import torch
 
     theta = torch.cat(seek)
-    losses = known.losses(theta, x, y)[:, 0].detach()
+    losses = public.losses(theta, x, y)[:, 0].detach()
     with torch.enable_grad():
         losses.requires_grad_()
         (weights,) = torch.autograd.grad(gap(*torch.split(losses, len(seek[0]))), losses)
-    return known.input_gradient(theta, x, y, weights).sign()
+    return public.input_gradient(theta, x, y, weights).sign()

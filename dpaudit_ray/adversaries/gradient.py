@@ -52,19 +52,19 @@ class Gradient(TrajectoryAdversary[GradientCanary]):
         """Refuses to mark more parameters than there are, or an odd number of them."""
         check_marked(self.parameters, parameters)
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         """Simulates a training without noise, and marks what it moves least."""
         import torch
 
-        path = known.simulate(1, noisy=False, seed=int(rng.integers(2**63)))
+        path = public.simulate(1, noisy=False, seed=int(rng.integers(2**63)))
         first = list(itertools.islice(path, (self.observe or _OBSERVED) + 1))
         moved = torch.stack([(b - a).abs()[0] for a, b in itertools.pairwise(first)]).sum(0)
-        return watermark(known, moved, self.parameters)
+        return watermark(public, moved, self.parameters)
 
-    def observer(self, canary: GradientCanary, known: PublicKnowledge, models: int) -> Projected:
-        """What every step shows along the watermark, added up."""
+    def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
+        """An observer of what every step shows along the watermark, added up."""
         reading = Reading(self.period, self.subtract, self.statistic)
-        return Projected.of(canary, known, models, reading)
+        return Projected.along(canary, public, models, reading)
 
 
 def check_marked(marked: int | None, parameters: int) -> None:
@@ -77,12 +77,12 @@ def check_marked(marked: int | None, parameters: int) -> None:
         )
 
 
-def watermark(known: PublicKnowledge, moved: Tensor, marked: int | None) -> GradientCanary:
+def watermark(public: PublicKnowledge, moved: Tensor, marked: int | None) -> GradientCanary:
     """Norm C on the `marked` parameters with the least of `moved`, float [p]; alternating signs."""
     size = len(moved)
     count = marked or min(_USUAL, size - size % 2)
     places = moved.sort(stable=True).indices[:count]
     direction = moved.new_zeros(size)
-    direction[places] = known.clip_norm / count**0.5
+    direction[places] = public.clip_norm / count**0.5
     direction[places[1::2]] *= -1
     return GradientCanary(direction)

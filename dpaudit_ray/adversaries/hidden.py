@@ -1,4 +1,4 @@
-"""What a step shows along a canary whose batch nobody knows (Poisson sampling, `batches: secret`).
+"""The likelihood of a step whose batch nobody knows (Poisson sampling, `batches: secret`).
 
 Along g*, in units of C, with a_i what record i's clipped gradient has of it:
 
@@ -34,7 +34,7 @@ _BLOCK = 1 << 22  # complex numbers at once
 
 @dataclasses.dataclass(frozen=True)
 class Others:
-    """The others along the canary in each of n models: `parts` [n, N], in units of C."""
+    """Other records' gradients along the canary in n models: `parts` [n, N], in units of C."""
 
     parts: Floats
     q: float
@@ -59,17 +59,17 @@ class Others:
             total += np.exp(
                 self._log_moment(z) - start[:, None] - 1j * t * shown[:, None]
             ).real.sum(1)
-        found: Floats = start - tilt * shown + np.log(total * step / np.pi)
-        return found
+        log_density: Floats = start - tilt * shown + np.log(total * step / np.pi)
+        return log_density
 
     def _log_moment(self, z: Complexes) -> Complexes:
-        """K, for z [n, m]."""
+        """K(z), complex [n, m], for z [n, m]."""
         inside = self.q * np.expm1(z[:, :, None] * self.parts[:, None, :])
-        found: Complexes = self.sigma**2 * z**2 / 2 + np.log1p(inside).sum(2)
-        return found
+        log_moment: Complexes = self.sigma**2 * z**2 / 2 + np.log1p(inside).sum(2)
+        return log_moment
 
     def _saddle(self, shown: Floats) -> Floats:
-        """Near where K' is s."""
+        """A tilt near the saddle point, where K' is s: float64 [n]."""
         tilt = np.zeros(len(shown))
         for _ in range(_NEWTON):
             mean, variance = self._moments(tilt)
@@ -86,5 +86,5 @@ class Others:
     def _spread(self, tilt: Floats) -> Floats:
         """As many standard deviations as `_REACH` are beyond what is seen, by Bernstein's bound."""
         largest = np.abs(self.parts).max(1, initial=0.0)
-        found: Floats = np.sqrt(self._moments(tilt)[1]) + _REACH / 3 * largest
-        return found
+        spread: Floats = np.sqrt(self._moments(tilt)[1]) + _REACH / 3 * largest
+        return spread

@@ -60,7 +60,7 @@ class Label(Adversary):
         Raises:
             SpecError: a neuron that there is not, or more records than equations.
         """
-        into, out = sizes[self.at(len(sizes) - 1) :][:2]
+        into, out = sizes[self.layer_index(len(sizes) - 1) :][:2]
         if self.row is not None and self.row >= out:
             raise SpecError(
                 "adversary.neuron",
@@ -78,23 +78,23 @@ class Label(Adversary):
                 "than that are not determined; use at most that",
             )
 
-    def at(self, layers: int) -> int:
-        """The number of the attacked layer, from 0, of so many."""
+    def layer_index(self, layers: int) -> int:
+        """The number of the attacked layer, from 0, in a network of so many."""
         return {"last": layers - 1, "second-last": layers - 2, "input": 0}[self.layer]
 
     def labels(self, coefficients: Floats) -> Labels:
         """Labels [..., N] by the sign of coefficients; -1 where a coefficient is not determined."""
-        found = np.where(coefficients < 0, 1, 0)
-        known = np.isfinite(coefficients) & (coefficients != 0)
+        labels = np.where(coefficients < 0, 1, 0)
+        determined = np.isfinite(coefficients) & (coefficients != 0)
         if self.layer != "last" and self.row is not None:
-            share = np.sum(found * known, axis=-1) / np.maximum(known.sum(axis=-1), 1)
+            share = np.sum(labels * determined, axis=-1) / np.maximum(determined.sum(axis=-1), 1)
             turned = (share > 0.5) if self.positives == "minority" else (share < 0.5)
-            found = np.where(turned[..., None], 1 - found, found)
-        return np.where(known, found, -1).astype(np.int8)
+            labels = np.where(turned[..., None], 1 - labels, labels)
+        return np.where(determined, labels, -1).astype(np.int8)
 
 
-def crafted(weights: Floats, count: int, rng: np.random.Generator) -> Floats:
-    """Records that give every neuron of the first layer the same, whatever they are (Algorithm 5).
+def crafted_records(weights: Floats, count: int, rng: np.random.Generator) -> Floats:
+    """Crafts records that give every neuron of the first layer the same value (Algorithm 5).
 
     Solutions of W x = v for a random v: one of them, plus independent vectors that W does not see.
 
@@ -108,6 +108,6 @@ def crafted(weights: Floats, count: int, rng: np.random.Generator) -> Floats:
     out, into = weights.shape
     if not 1 <= count <= into - out:
         raise ValueError(f"count must lie in 1..{into - out}, got {count}")
-    one = np.linalg.pinv(weights) @ rng.normal(size=out)
+    solution = np.linalg.pinv(weights) @ rng.normal(size=out)
     unseen = np.linalg.svd(weights)[2][out:][:count]
-    return np.asarray(one + unseen, dtype=np.float64)
+    return np.asarray(solution + unseen, dtype=np.float64)

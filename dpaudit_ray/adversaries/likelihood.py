@@ -1,4 +1,4 @@
-"""What an adversary that knows its canary's gradient makes of every step's release.
+"""The likelihood of what steps show, to an adversary that knows its canary's gradient.
 
 Given θ_{t-1} and the batch of the others, step t shows the sum of their clipped gradients, which
 is known, the noise, and g* where the canary is in and sampled. Along g*, less what is known, in
@@ -30,7 +30,7 @@ Statistic = Literal["likelihood-ratio", "sum"]
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How steps are read: which of them have the canary, and what is added up of them.
+    """A reading of steps: which of them have the canary, and what is added up of them.
 
     With `subtract`, the others' clipped sum is computed and taken away, which costs about as much
     as training. Where nobody knows their batches, their records' clipped gradients are computed one
@@ -41,20 +41,20 @@ class Reading:
     subtract: bool = True
     statistic: Statistic = "likelihood-ratio"
 
-    def guesses(self, known: PublicKnowledge) -> bool:
-        """Whether the others are a part of what is unknown."""
+    def others_hidden(self, public: PublicKnowledge) -> bool:
+        """Whether the ratio is taken over the others' batches too, which nobody knows."""
         exact = self.subtract and self.statistic == "likelihood-ratio"
-        return exact and known.hidden_coins
+        return exact and public.hidden_coins
 
-    def of(self, shown: Tensor, known: PublicKnowledge) -> Tensor:
-        """What steps add that show `shown` along the canary, in units of C, any shape."""
+    def score(self, shown: Tensor, public: PublicKnowledge) -> Tensor:
+        """What a step adds that shows `shown` along the canary, in units of C, any shape."""
         if self.statistic == "sum":
             return shown
-        return sampled((shown - 0.5) / known.noise_multiplier**2, known.sample_rate)
+        return sampled_ratio((shown - 0.5) / public.noise_multiplier**2, public.sample_rate)
 
 
-def sampled(ratio: Tensor, q: float) -> Tensor:
-    """The log ratio of what has a part at chance `q`, given that of what surely has it."""
+def sampled_ratio(ratio: Tensor, q: float) -> Tensor:
+    """Log likelihood ratio of a step that has the canary at chance `q`, from that of q = 1."""
     import torch
 
     if q == 1:
@@ -65,7 +65,7 @@ def sampled(ratio: Tensor, q: float) -> Tensor:
 
 @dataclasses.dataclass
 class Sums:
-    """What observers remember that add up what steps show: [n], or [n, m] of several canaries."""
+    """Base of observers that add up what steps show: [n], or [n, m] of several canaries."""
 
     shown: Tensor
 
@@ -89,45 +89,47 @@ class Projected(Sums):
     It looks at the dimensions in which the canary is not zero.
     """
 
-    known: PublicKnowledge
+    public: PublicKnowledge
     reading: Reading
     indices: Tensor  # [k]
     weights: Tensor  # [k], the canary's entries over C
 
     @classmethod
-    def of(
-        cls, canary: GradientCanary, known: PublicKnowledge, models: int, reading: Reading
+    def along(
+        cls, canary: GradientCanary, public: PublicKnowledge, models: int, reading: Reading
     ) -> Projected:
-        """Of `models` trainings that have not begun."""
+        """An observer of `models` trainings that have not begun, along the canary."""
         indices = canary.direction.nonzero()[:, 0]
-        weights = canary.direction[indices] / known.clip_norm
-        return cls(known.initial.new_zeros(models), known, reading, indices, weights)
+        weights = canary.direction[indices] / public.clip_norm
+        return cls(public.initial.new_zeros(models), public, reading, indices, weights)
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
         """Adds what `step` shows, where the canary may be in it."""
         if step % self.reading.period:
             return
-        total = self._along(update) * self.known.batch_size
-        batch = self.known.batch(step) if self.reading.subtract else None
+        total = self._part(update) * self.public.batch_size
+        batch = self.public.batch(step) if self.reading.subtract else None
         if batch is not None:
-            others = self.known.gradients(before, *batch, clip_norm=self.known.clip_norm)
-            total = total - self._along(others)
-        shown = total / self.known.clip_norm
-        if self.reading.guesses(self.known):
+            others = self.public.gradients(before, *batch, clip_norm=self.public.clip_norm)
+            total = total - self._part(others)
+        shown = total / self.public.clip_norm
+        if self.reading.others_hidden(self.public):
             self.shown += self._among_hidden(before, shown)
         else:
-            self.shown += self.reading.of(shown, self.known)
+            self.shown += self.reading.score(shown, self.public)
 
     def _among_hidden(self, before: Tensor, shown: Tensor) -> Tensor:
         import torch
 
         unit = before.new_zeros(before.shape[1])
-        unit[self.indices] = self.weights / self.known.clip_norm
-        examples = [self.known.example(i) for i in range(self.known.examples)]
-        each = [self.known.shown(before, *one, unit) for one in examples]
-        q, sigma = self.known.sample_rate, self.known.noise_multiplier
-        others = hidden.Others(torch.cat(each, 1).cpu().numpy(), q, sigma)
-        return sampled(torch.from_numpy(others.ratio(shown.double().cpu().numpy())), q).to(shown)
+        unit[self.indices] = self.weights / self.public.clip_norm
+        examples = [self.public.example(i) for i in range(self.public.examples)]
+        parts = [self.public.shown(before, *example, unit) for example in examples]
+        q, sigma = self.public.sample_rate, self.public.noise_multiplier
+        others = hidden.Others(torch.cat(parts, 1).cpu().numpy(), q, sigma)
+        return sampled_ratio(torch.from_numpy(others.ratio(shown.double().cpu().numpy())), q).to(
+            shown
+        )
 
-    def _along(self, gradients: Tensor) -> Tensor:
+    def _part(self, gradients: Tensor) -> Tensor:
         return (gradients[:, self.indices] * self.weights).sum(1)

@@ -24,12 +24,12 @@ class Loss(FinalModelAdversary[SampleCanary]):
     example: int | None = Field(default=None, ge=0)
     statistic: Literal["loss", "gradient-norm"] = "loss"
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         """Takes `example` (or a random one) and moves its label to another class."""
-        index = int(rng.integers(known.examples)) if self.example is None else self.example
-        x, y = known.example(index)
-        shift = int(rng.integers(1, known.classes))
-        return SampleCanary(x, (y + shift) % known.classes)
+        index = int(rng.integers(public.examples)) if self.example is None else self.example
+        x, y = public.example(index)
+        shift = int(rng.integers(1, public.classes))
+        return SampleCanary(x, (y + shift) % public.classes)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
         """Minus the statistic of the canary under the final model."""

@@ -12,22 +12,24 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import GradientCanary, PublicKnowledge, TrajectoryAdversary
+from .base import FrozenAdversary, GradientCanary, PublicKnowledge
 from .gradient import check_marked, watermark
 from .likelihood import Projected, Reading, Statistic
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
+    from torch import Tensor
 
 
-class MaliciousDataset(TrajectoryAdversary[GradientCanary]):
+class MaliciousDataset(FrozenAdversary):
     """A watermark on `parameters` (2n) of a model that does not move; options as of `gradient`.
 
     `subtract: false` leaves the others' gradients in, which makes a difference to hard labels.
     """
 
     fixed_gradient: ClassVar[bool] = True
-    frozen: ClassVar[bool] = True
     name: Literal["malicious-dataset"] = "malicious-dataset"
     labels: Literal["soft", "hard"] = "soft"
     parameters: int | None = Field(default=None, ge=2)
@@ -38,11 +40,25 @@ class MaliciousDataset(TrajectoryAdversary[GradientCanary]):
         """Refuses to mark more parameters than there are, or an odd number of them."""
         check_marked(self.parameters, parameters)
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         """Marks the first parameters: none of them moves."""
-        return watermark(known, known.initial.new_zeros(len(known.initial)), self.parameters)
+        return watermark(public, public.initial.new_zeros(len(public.initial)), self.parameters)
 
-    def observer(self, canary: GradientCanary, known: PublicKnowledge, models: int) -> Projected:
-        """What every step shows along the watermark, added up."""
-        reading = Reading(self.period, self.subtract, self.statistic)
-        return Projected.of(canary, known, models, reading)
+    def relabel(self, outputs: Callable[[], Tensor]) -> Tensor | None:
+        """The likeliest class of each record, for hard labels that scores do not take away."""
+        if self.labels == "soft" or self.subtract:
+            return None
+        logits = outputs()
+        return (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
+
+    def step_score(self, along: Tensor, public: PublicKnowledge) -> Tensor:
+        """The log likelihood ratio of what the step shows, or that itself."""
+        return self._reading.score(along, public)
+
+    def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
+        """An observer of what every step shows along the watermark, added up."""
+        return Projected.along(canary, public, models, self._reading)
+
+    @property
+    def _reading(self) -> Reading:
+        return Reading(self.period, self.subtract, self.statistic)

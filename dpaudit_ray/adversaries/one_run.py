@@ -53,17 +53,17 @@ class OneRun(Adversary):
 
     @property
     def canaries(self) -> int:
-        """As many as there are coins."""
+        """The number of coins in each training."""
         return self.count
 
     @property
     def replaces(self) -> bool:
-        """See `Adversary.replaces`."""
+        """Whether a coin picks one of two canaries."""
         return self.adjacency == "replace"
 
     @classmethod
     def variant(cls, raw: Mapping[str, Any]) -> type[OneRun]:
-        """By `kind`."""
+        """Gradients or records, by `kind`."""
         return OneRunRecords if raw.get("kind") in ("natural", "mislabelled") else OneRunGradients
 
 
@@ -90,25 +90,25 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
                 f"allowed; use at most {_LARGEST // parameters}, or kind: dirac",
             )
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         """Directions of norm C, [m, p]: sparse with one entry each, or dense; a single one [p]."""
         import torch
 
-        size, like = len(known.initial), known.initial
+        size, like = len(public.initial), public.initial
         if self.which == "dirac":
             places = torch.from_numpy(rng.permutation(size)[: self.count]).to(like.device)
             rows = torch.arange(self.count, device=like.device)
-            entries = like.new_full((self.count,), known.clip_norm)
+            entries = like.new_full((self.count,), public.clip_norm)
             sparse = torch.sparse_coo_tensor(
                 torch.stack([rows, places]), entries, (self.count, size), check_invariants=True
             )
-            return self._of(sparse)
+            return self._canary(sparse)
         seeded = torch.Generator().manual_seed(int(rng.integers(2**63)))
         drawn = torch.randn(self.count, size, generator=seeded, dtype=like.dtype).to(like.device)
         lengths = torch.linalg.vector_norm(drawn, dim=1, keepdim=True, dtype=torch.float64)
-        return self._of(drawn.mul_(known.clip_norm / lengths))
+        return self._canary(drawn.mul_(public.clip_norm / lengths))
 
-    def _of(self, directions: Tensor) -> GradientCanary:
+    def _canary(self, directions: Tensor) -> GradientCanary:
         import torch
 
         if self.replaces:
@@ -117,8 +117,8 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
             return GradientCanary(directions.to_dense()[0])
         return GradientCanary(directions.coalesce() if directions.is_sparse else directions)
 
-    def observer(self, canary: GradientCanary, known: PublicKnowledge, models: int) -> Products:
-        """What every step shows along each canary, added up; not along its opposite as well."""
+    def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Products:
+        """An observer of what every step shows along each canary, but not along its opposite."""
         import torch
 
         directions = canary.direction
@@ -128,8 +128,8 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
             )
         if self.count == 1:
             directions = directions.to_dense().flatten()
-        shown = known.initial.new_zeros(models, *directions.shape[:-1])
-        return Products(shown, known, directions, self.period)
+        shown = public.initial.new_zeros(models, *directions.shape[:-1])
+        return Products(shown, public, directions, self.period)
 
 
 @dataclasses.dataclass
@@ -139,14 +139,14 @@ class Products(Sums):
     One canary is [p], and its sums are [n].
     """
 
-    known: PublicKnowledge
+    public: PublicKnowledge
     directions: Tensor  # [m, p], perhaps sparse, or [p]
     period: int
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
         """Adds what `step` shows, where canaries may be in it."""
         if step % self.period == 0:
-            scale = self.known.batch_size / self.known.clip_norm**2
+            scale = self.public.batch_size / self.public.clip_norm**2
             self.shown += scale * (self.directions @ update.t()).t()
 
 
@@ -174,18 +174,18 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
     def _records(self) -> int:
         return self.count * (2 if self.replaces else 1)
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         """Different records of the reserve, drawn at random."""
         import torch
 
-        outside = known.outside
+        outside = public.outside
         assert outside is not None  # those who reserve some have some
         x, y = outside
         places = torch.from_numpy(rng.permutation(len(y))[: self._records]).to(y.device)
         x, y = x[places], y[places]
         if self.which == "mislabelled":
-            shift = torch.from_numpy(rng.integers(1, known.classes, len(y))).to(y)
-            y = (y + shift) % known.classes
+            shift = torch.from_numpy(rng.integers(1, public.classes, len(y))).to(y)
+            y = (y + shift) % public.classes
         return SampleCanary(x, y)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:

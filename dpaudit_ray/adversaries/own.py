@@ -1,4 +1,4 @@
-"""Nobody: the mechanism's own code attacks, and returns the score."""
+"""No adversary: the mechanism's own code attacks, and returns the score."""
 
 from __future__ import annotations
 

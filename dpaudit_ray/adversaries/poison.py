@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from .api_access import drawn
+from .api_access import draw_record
 from .base import (
     FinalModel,
     FinalModelAdversary,
@@ -37,21 +37,21 @@ class Poisoner(Shadowed):
     ascent: int = Field(default=50, ge=0, le=10_000)
     rate: float = Field(default=0.02, gt=0, le=1)
 
-    def poison(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+    def poison(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         """A random record of the shadows' kind, made worse for them."""
-        shadows = known.shadows
+        shadows = public.shadows
         assert shadows is not None
-        low, high = ranges(known)
-        x, y = drawn(known, rng)
+        low, high = ranges(public)
+        x, y = draw_record(public, rng)
         for _ in range(self.ascent):
-            upwards = known.input_gradient(shadows, x, y).sign()
+            upwards = public.input_gradient(shadows, x, y).sign()
             x = (x + self.rate * (high - low) * upwards).clamp(low, high)
         return SampleCanary(x, y)
 
 
-def ranges(known: PublicKnowledge) -> tuple[Tensor, Tensor]:
+def ranges(public: PublicKnowledge) -> tuple[Tensor, Tensor]:
     """Least and largest value of every feature among records that are not trained on: [1, ...]."""
-    outside = known.outside
+    outside = public.outside
     assert outside is not None  # those who are shadowed have some
     return outside[0].amin(0, keepdim=True), outside[0].amax(0, keepdim=True)
 
@@ -61,12 +61,12 @@ class StaticPoison(Poisoner, FinalModelAdversary[SampleCanary]):
 
     name: Literal["static-poison"] = "static-poison"
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
-        """The poison."""
-        return self.poison(known, rng)
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+        """Makes the poison."""
+        return self.poison(public, rng)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        """Minus its loss."""
+        """Minus the loss of the poison, float [n]."""
         return -observed.losses(canary.x, canary.y)[:, 0]
 
 
@@ -80,20 +80,20 @@ class IntermediatePoison(Poisoner, TrajectoryAdversary[SampleCanary]):
     name: Literal["intermediate-poison"] = "intermediate-poison"
     statistic: Literal["mean", "max"] = "mean"
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
-        """The poison."""
-        return self.poison(known, rng)
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+        """Makes the poison."""
+        return self.poison(public, rng)
 
-    def observer(self, canary: SampleCanary, known: PublicKnowledge, models: int) -> LossPath:
-        """Losses of one record along the way."""
-        return LossPath(known, canary, self.statistic, known.initial.new_zeros(models))
+    def observer(self, canary: SampleCanary, public: PublicKnowledge, models: int) -> LossPath:
+        """An observer of the poison's losses along the way."""
+        return LossPath(public, canary, self.statistic, public.initial.new_zeros(models))
 
 
 @dataclasses.dataclass
 class LossPath:
     """An observer: mean or largest loss of a record over the models so far, from θ_1 on."""
 
-    known: PublicKnowledge
+    public: PublicKnowledge
     query: SampleCanary
     statistic: Literal["mean", "max"]
     seen: Tensor  # [n], the sum or the largest
@@ -101,20 +101,19 @@ class LossPath:
 
     def see(self, step: int, before: Tensor, after: Tensor) -> None:
         """Adds the loss under θ_t."""
-        losses = self.known.losses(after, self.query.x, self.query.y)[:, 0]
-        largest = self.statistic == "max" and self.steps > 0
-        self.seen = self.seen.maximum(losses) if largest else self._sum(losses)
+        losses = self.public.losses(after, self.query.x, self.query.y)[:, 0]
+        if self.statistic == "mean":
+            self.seen = self.seen + losses
+        else:
+            self.seen = self.seen.maximum(losses) if self.steps else losses
         self.steps += 1
 
-    def _sum(self, losses: Tensor) -> Tensor:
-        return losses if self.statistic == "max" else self.seen + losses
-
     def scores(self) -> Tensor:
-        """Minus the statistic."""
+        """Minus the mean or the largest loss so far, float [n]."""
         return -self.seen if self.statistic == "max" else -self.seen / max(self.steps, 1)
 
     def state(self) -> dict[str, Tensor]:
-        """What was seen, and over how many steps."""
+        """The sum or the largest loss, and over how many steps."""
         return {"seen": self.seen, "steps": self.seen.new_tensor(float(self.steps))}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

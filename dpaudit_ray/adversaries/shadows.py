@@ -6,17 +6,14 @@ mechanism, shadow records and number of shadows are the same, whatever adversary
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, SerializeAsAny
 
 from ..data.base import Data, Dataset
 from ..plugins import nested
-from .base import Adversary
-
-PER_PART = 16  # shadows that are trained together
+from .base import SHADOWS_PER_PART, Adversary, ShadowPlan
 
 
 class Shadowed(Adversary):
@@ -27,7 +24,7 @@ class Shadowed(Adversary):
     `allow_overlap`: who knows them by heart attacks better than who knows their like.
     """
 
-    shadows: int = Field(default=PER_PART, ge=1, le=10_000)
+    shadows: int = Field(default=SHADOWS_PER_PART, ge=1, le=10_000)
     shadow_data: Annotated[SerializeAsAny[Data] | None, nested(Data)] = None
     allow_overlap: bool = False
 
@@ -42,12 +39,6 @@ class Shadowed(Adversary):
         return {} if data is None else {data.key: data.load()}
 
     @property
-    def shadow_parts(self) -> int:
-        """Packs of shadows."""
-        return math.ceil(self.shadows / PER_PART)
-
-    @property
-    def shadow_identity(self) -> dict[str, Any]:
-        """What the shadows depend on beside the mechanism, as plain JSON."""
-        data = None if self.shadow_data is None else self.shadow_data.identity()
-        return {"shadows": self.shadows, "data": data}
+    def shadow_plan(self) -> ShadowPlan:
+        """The shadows that the options ask for."""
+        return ShadowPlan(self.shadows, self.shadow_data, self.allow_overlap)

@@ -22,12 +22,12 @@ class WatchedDimension(TrajectoryAdversary[GradientCanary]):
     name: Literal["watched-dimension"] = "watched-dimension"
     subtract: bool = True
 
-    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         """Picks the dimension d and returns C e_d."""
-        direction = known.initial.new_zeros(len(known.initial))
-        direction[int(rng.integers(len(direction)))] = known.clip_norm
+        direction = public.initial.new_zeros(len(public.initial))
+        direction[int(rng.integers(len(direction)))] = public.clip_norm
         return GradientCanary(direction)
 
-    def observer(self, canary: GradientCanary, known: PublicKnowledge, models: int) -> Projected:
-        """A sum of log likelihood ratios for each model."""
-        return Projected.of(canary, known, models, Reading(self.period, self.subtract))
+    def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
+        """An observer that adds up log likelihood ratios, one sum for each model."""
+        return Projected.along(canary, public, models, Reading(self.period, self.subtract))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def opened(location: str) -> Run:
     """A run to read; says what of it is known from its record only."""
-    from ..mechanisms.recorded import Recorded
+    from ..mechanisms.base import Recorded
     from ..report.tables import Run
 
     found = Run.open(location)

@@ -1,4 +1,4 @@
-"""What a data set is: arrays in memory, float32 features and integer classes."""
+"""The interface of data sets: arrays in memory, float32 features and integer classes."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ class Data(Plugin):
         The arrays are shared between callers, and between the processes of a node where they came
         by `provide`: nobody may write to them. Raises as `read`.
         """
-        if (given := _PROVIDED.get(self.key)) is not None:
-            return given
+        if (provided := _PROVIDED.get(self.key)) is not None:
+            return provided
         stamps = _stamps(self.files())
-        return self._taken() if stamps is None else _load(_Source(self.key, stamps, self))
+        return self._read_records() if stamps is None else _load(_Source(self.key, stamps, self))
 
-    def _taken(self) -> Dataset:
-        found, count = self.read(), self.records
+    def _read_records(self) -> Dataset:
+        whole, count = self.read(), self.records
         if count is None:
-            return found
-        if count > len(found.y):
+            return whole
+        if count > len(whole.y):
             raise SpecError(
                 "mechanism.data.records",
-                f"is {count}, but {self.name} has {len(found.y)}; use at most that",
+                f"is {count}, but {self.name} has {len(whole.y)}; use at most that",
             )
-        return checked(found.x[:count], found.y[:count], f"the first {count} of {self.name}")
+        return checked(whole.x[:count], whole.y[:count], f"the first {count} of {self.name}")
 
 
 _PROVIDED: dict[str, Dataset] = {}
@@ -99,7 +99,7 @@ class _Source:
 
 @functools.lru_cache(maxsize=2)  # a data set of images takes hundreds of MB
 def _load(source: _Source) -> Dataset:
-    return source.data._taken()
+    return source.data._read_records()
 
 
 # A file can change twice within the resolution of its time stamp, so a young one is read anew.
@@ -107,23 +107,23 @@ _SETTLED_NS = 2 * 10**9
 
 
 def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, ...], ...] | None:
-    """What tells that `files` have changed; None where nothing does, and reading is needed."""
+    """Stamps that change with `files`; None where nothing tells, and they must be read anew."""
     try:
-        found = [file.stat() for file in files]
+        stats = [file.stat() for file in files]
     except OSError:
         return None  # reading tells what is wrong
-    if not found or time.time_ns() - max(stat.st_mtime_ns for stat in found) < _SETTLED_NS:
+    if not stats or time.time_ns() - max(stat.st_mtime_ns for stat in stats) < _SETTLED_NS:
         return None
-    return tuple((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found)
+    return tuple((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
 def existing_file(path: str, what: str, remedy: str) -> Path:
     """The file at `path`, or a DataError that says where it was looked for and how to get it."""
-    found = Path(path).expanduser()
-    if not found.is_file():
-        beside = "" if found.is_absolute() else ", nor beside the sweep file"
-        raise DataError(f"{what}: no file at {found.absolute()}{beside}; {remedy}")
-    return found
+    file = Path(path).expanduser()
+    if not file.is_file():
+        beside = "" if file.is_absolute() else ", nor beside the sweep file"
+        raise DataError(f"{what}: no file at {file.absolute()}{beside}; {remedy}")
+    return file
 
 
 def standardized(x: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
@@ -161,9 +161,9 @@ def checked(x: npt.NDArray[np.generic], y: npt.NDArray[np.int64], source: str) -
     with np.errstate(over="ignore"):  # what does not fit becomes inf, and is refused
         narrow = np.ascontiguousarray(x, dtype=np.float32)
     require_finite(narrow, source)
-    found = np.unique(y)
-    if len(found) < 2 or found[0] != 0 or found[-1] != len(found) - 1:
-        shown = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+    classes = np.unique(y)
+    if len(classes) < 2 or classes[0] != 0 or classes[-1] != len(classes) - 1:
+        shown = ", ".join(map(str, classes[:5])) + (", ..." if len(classes) > 5 else "")
         raise DataError(
             f"{source}: y holds the classes {shown}; number two or more of them 0, 1, ... without "
             "a gap"

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import DataError
 from .arrays import labels, read_npz
 from .base import Data, Dataset, checked, existing_file
-from .tables import read_csv
+from .tabular import read_csv
 
 
 class _Records(Data):

@@ -128,9 +128,9 @@ class Mnist(_Images):
 def _normalize(x: npt.NDArray[np.float32], trained: npt.NDArray[np.float32]) -> None:
     """Gives every channel of `trained`, [N, channels, H, W], mean 0 and deviation 1; changes x."""
     for channel in range(x.shape[1]):
-        known = trained[:, channel].copy()
-        shift = known.mean(dtype=np.float64)
-        known -= shift
-        scale = known.std(dtype=np.float64) or 1.0
+        pixels = trained[:, channel].copy()
+        shift = pixels.mean(dtype=np.float64)
+        pixels -= shift
+        scale = pixels.std(dtype=np.float64) or 1.0
         x[:, channel] -= shift
         x[:, channel] /= scale

@@ -235,7 +235,7 @@ def _as_it_comes(name: str, threads: int, repeats: int) -> float:
     """Opacus with the allocator as it is: `DpSgdTraining` would change that."""
     import torch
 
-    from ..mechanisms.dp_sgd.start import network
+    from ..mechanisms.dp_sgd.initialization import network
     from ..mechanisms.dp_sgd.steps import OpacusSteps
 
     torch.set_num_threads(threads)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..errors import SpecError, first_line
 from ..mechanisms.base import Mechanism
-from ..mechanisms.dp_sgd.options import DpSgd
+from ..mechanisms.dp_sgd import DpSgd
 from ..sweep.resources import ResourceSpec
 
 

@@ -1,1 +1,1 @@
-"""What is audited. One file per mechanism; `base` says what a mechanism must offer."""
+"""Mechanisms, which are what is audited: a file or a package each, and their interface `base`."""

@@ -7,15 +7,17 @@ canary crafted), then runs packs. It never sees storage, Ray or statistics.
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ..accounting import Adjacency, Sampling, Training
-from ..plugins import Plugin
+from ..errors import SpecError
+from ..plugins import Plugin, Unread
 from ..stats import TradeOff
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Claimed:
-    """What an accountant is asked: `releases` Gaussian releases of sensitivity one.
+    """What accountants bound: `releases` Gaussian releases of sensitivity one.
 
     `noise_multiplier` is the noise's standard deviation over the sensitivity of adding or
     removing the canary; `sample_rate` is the chance that a release contains it, by `sampling`.
@@ -84,7 +86,7 @@ class PartSeeds:
 
 @dataclasses.dataclass(frozen=True)
 class Missed:
-    """A trial that gave no score: `message` says why in a line, `output` what is known of it."""
+    """A trial that gave no score: `message` says why in a line, `output` what it printed."""
 
     kind: str
     message: str
@@ -93,7 +95,7 @@ class Missed:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Scores of a pack, float64 [n, horizons], and what its models are worth, each likewise.
+    """Scores of a pack, float64 [n, horizons], and the utility of its models, each likewise.
 
     `utility` has the names of `Mechanism.measured`. Trials in `missed`, by their place in the pack,
     failed while others did not, and count as misses; their numbers are not looked at. Where
@@ -126,31 +128,39 @@ class Session(Protocol):
 
 
 class Checkpoints(Protocol):
-    """What a pack keeps of itself while it is trained, so that it can go on elsewhere."""
+    """Checkpoints of a pack while it is trained, so that it can go on elsewhere."""
 
     def last(self) -> tuple[int, Arrays] | None:
-        """The step that was reached and what was saved there; None at the beginning."""
+        """Returns the last step that was saved, and its arrays; None at the beginning."""
 
     @property
     def due(self) -> bool:
-        """Whether enough was done since the last time."""
+        """Whether enough was done since the last checkpoint to save another."""
 
     def save(self, step: int, arrays: Arrays) -> None:
         """Saves what is needed to go on after `step`, with nothing lost where that fails."""
 
 
-@runtime_checkable
-class LongSession(Protocol):
-    """A session whose packs may outlast the node that they began on."""
+class ResumableSession(ABC):
+    """A session whose packs may outlast the node that they began on: to derive from.
 
-    def run_on(
+    Its packs take time in proportion to their steps.
+    """
+
+    @abstractmethod
+    def run(
         self,
         members: npt.NDArray[np.bool_],
         seed: int,
         horizons: tuple[int, ...],
-        checkpoints: Checkpoints,
+        checkpoints: Checkpoints | None = None,
     ) -> npt.NDArray[np.float64] | Measured:
         """`Session.run` from the last of `checkpoints` on; the same scores, bit for bit."""
+
+
+def recorded_steps(steps: int, every: int) -> tuple[int, ...]:
+    """Multiples of `every` up to the last of `steps`, which is always recorded."""
+    return tuple(sorted({*range(every, steps + 1, every), steps}))
 
 
 class Mechanism(Plugin):
@@ -161,7 +171,13 @@ class Mechanism(Plugin):
     # Whether it computes in torch, whose threads are then those of the sweep before it is opened.
     # A trainer is there in half the time without.
     uses_torch: ClassVar[bool] = True
+    # Whether this package uses a trainer's GPU, which must be visible then. What a user's own code
+    # does with one is up to that code.
+    uses_gpu: ClassVar[bool] = True
     several_gpus: ClassVar[bool] = True  # whether a trainer of it may have use for more than one
+    # Estimators of `exact`, and for those that reports draw beside `exact` itself the words that
+    # describe them there; else "".
+    exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType({"exact": ""})
     for_free: ClassVar[frozenset[str]] = frozenset()  # options that change no training's time
 
     @property
@@ -175,39 +191,39 @@ class Mechanism(Plugin):
         return None
 
     def for_audit(self, delta: float, accountant: str) -> Self:
-        """Itself, with what it takes from an audit: the δ, and the first of its accountants."""
+        """A copy with what it takes from an audit: the δ, and the first of its accountants."""
         return self
 
     def against(self, adversary: Adversary) -> Self:
-        """Itself, with what it takes from an adversary."""
+        """A copy with the options that it takes from an adversary, such as records in reserve."""
         return self
 
     @property
     def claim_parts(self) -> tuple[Plugin, ...]:
-        """Those of its options that are plug-ins and decide, beside itself, what is claimed."""
+        """Its options that are plug-ins and decide, beside itself, what is claimed."""
         return ()
 
     def worked_out(self) -> Mapping[str, float]:
-        """What takes long to tell from its options: trainers are given it, by `given`."""
+        """Numbers that take long to compute from its options: trainers get them by `given`."""
         return {}
 
     def given(self, worked_out: Mapping[str, float]) -> Self:
-        """Itself, with what was `worked_out` elsewhere."""
+        """A copy with the numbers that were `worked_out` elsewhere."""
         return self
 
     @property
     def claim_reads_data(self) -> bool:
-        """Whether it takes the data to tell what is claimed: their number, mostly."""
+        """Whether `claimed` loads the data: mostly to know how many records there are."""
         return False
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """What is told of the trained models beside scores: of `storage.scores.UTILITY`."""
+        """Names of what is measured of the trained models: of `storage.scores.UTILITY`."""
         return ()
 
     @property
     def sampled(self) -> bool:
-        """Whether trials are run. Where they are not, `exact` says all there is to say."""
+        """Whether trials are run. Where they are not, `exact` has all estimates."""
         return True
 
     @abstractmethod
@@ -219,7 +235,7 @@ class Mechanism(Plugin):
         """Raises SpecError when this adversary cannot attack this mechanism."""
 
     def datasets(self) -> Mapping[str, Dataset]:
-        """What it will load, by `Data.key`; put on every node once, for all trainers there."""
+        """The data sets that it will load, by `Data.key`; each node gets them once."""
         return {}
 
     @abstractmethod
@@ -255,7 +271,7 @@ class Mechanism(Plugin):
         """
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
-        """What packs against this adversary wait for; None where they wait for nothing."""
+        """The preparation that packs against this adversary wait for; None for none."""
         return None
 
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
@@ -293,7 +309,7 @@ class Mechanism(Plugin):
         delta: float,
         prepared: tuple[Arrays, ...] = (),
     ) -> dict[int, tuple[Estimate, ...]]:
-        """What is known at each horizon without trials; nothing for most mechanisms.
+        """Estimates at each horizon that take no trials; none for most mechanisms.
 
         `prepared` has the parts of its preparation, where it has one; none while one is missing.
         """
@@ -302,5 +318,58 @@ class Mechanism(Plugin):
     def distributions(
         self, adversary: Adversary, delta: float, prepared: tuple[Arrays, ...]
     ) -> Mapping[str, npt.NDArray[np.float64]]:
-        """Numbers that a report draws as histograms, by what they are, float64 [any number]."""
+        """Numbers that a report draws as histograms, by their titles, float64 [any number]."""
         return {}
+
+
+class Recorded(Unread, Mechanism):
+    """A mechanism whose code, or whose adversary's, was not imported, where a run is only read.
+
+    It answers from what a plan recorded: `options` of the sweep file, and the `releases` that
+    accountants bounded at each of `steps`; None where nobody recorded them.
+    """
+
+    # Any that this package has: somebody's own class may derive from one of its mechanisms.
+    exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType(
+        dict.fromkeys(("exact", "exact-gdp", "closed-form", "complement", "extrapolated"), "")
+    )
+
+    options: dict[str, Any]
+    steps: tuple[int, ...]
+    trials: int
+    releases: tuple[Claimed, ...] | None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether trials were planned."""
+        return self.trials > 0
+
+    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+        """The steps that were recorded."""
+        return self.steps
+
+    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+        """What was recorded. Raises SpecError where nothing was."""
+        if self.releases is None:
+            self._lacking()
+        return self.releases[self.steps.index(horizon)]
+
+    def identity(self) -> dict[str, Any]:
+        """The options."""
+        return self.options | {"name": self.name}
+
+    def check(self, adversary: Adversary) -> None:
+        """Raises SpecError: its code was not imported."""
+        self._lacking()
+
+    def check_inputs(self) -> None:
+        """Raises SpecError: its code was not imported."""
+        self._lacking()
+
+    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
+        """Raises SpecError: its code was not imported."""
+        self._lacking()
+
+    def _lacking(self) -> NoReturn:
+        module = self.name.partition(":")[0]
+        raise SpecError(self.name, f"was not imported, and this needs its code; --trust {module}")

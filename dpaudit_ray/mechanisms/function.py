@@ -21,21 +21,38 @@ diverged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import importlib.util
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from .. import imports
 from ..adversaries.base import Adversary
 from ..adversaries.own import Own
-from ..errors import SpecError
-from ..isolation import Limits
+from ..errors import ClusterError, SpecError
+from ..isolation import Ended, Limits, Sandbox
 from ..stats import TradeOff
-from .base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session
-from .calls import Apart, Called, Together
+from . import isolated_trial
+from .base import (
+    Arrays,
+    Claimed,
+    Measured,
+    Mechanism,
+    Missed,
+    PartSeeds,
+    Preparation,
+    Session,
+)
 
 Train = Callable[..., Any]
+_TRACEBACK = 2**13  # characters of a traceback that are kept
 
 
 class Function(Mechanism):
@@ -62,6 +79,8 @@ class Function(Mechanism):
 
     locations: ClassVar[frozenset[str]] = frozenset({"isolated", "trial_seconds", "trial_gib"})
     for_free: ClassVar[frozenset[str]] = frozenset({"trial_seconds", "trial_gib"})
+
+    uses_gpu: ClassVar[bool] = False
 
     name: Literal["function"] = "function"
     path: str = Field(pattern=r"^[\w.]+:[\w.]+$")
@@ -99,7 +118,7 @@ class Function(Mechanism):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """As the user states."""
+        """The measures that the user states."""
         return self.measures
 
     @property
@@ -109,7 +128,7 @@ class Function(Mechanism):
 
     @property
     def trial_limit(self) -> float | None:
-        """As the user states."""
+        """The limit that the user states."""
         return self.trial_seconds
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
@@ -145,7 +164,7 @@ class Function(Mechanism):
         return Claimed(self.noise_multiplier, self.steps, self.sample_rate)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
-        """What the user states; nothing is known of code that is only called."""
+        """The curve that the user states; nothing is known of code that is only called."""
         return TradeOff(self.curve)
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
@@ -153,7 +172,7 @@ class Function(Mechanism):
         return self._opened(gpu)
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
-        """What `prepare` gives; the options of the training are no part of it."""
+        """The arrays that `prepare` gives; the options of the training are no part of it."""
         if self.prepare is None:
             return None
         return Preparation(self.parts, {"name": self.name, "prepare": self.prepare})
@@ -161,8 +180,8 @@ class Function(Mechanism):
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
         """Calls `prepare`."""
         prepare = imports.preparing(str(self.prepare), "mechanism.prepare")
-        found: Arrays = prepare(part, seeds.part % 2**63)
-        return found
+        arrays: Arrays = prepare(part, seeds.part % 2**63)
+        return arrays
 
     def open_prepared(
         self,
@@ -177,11 +196,170 @@ class Function(Mechanism):
 
     def _opened(self, gpu: bool, prepared: tuple[Arrays, ...] | None = None) -> Session:
         train = self._train()
-        called = Called(self.path, self.options, self.measures, prepared)
+        call = Call(self.path, self.options, self.measures, prepared)
         if not self.isolated:
-            return Together(called, train)
-        return Apart(called, Limits(self.trial_seconds, self.trial_gib), gpu)
+            return SharedProcess(call, train)
+        return IsolatedProcesses(call, Limits(self.trial_seconds, self.trial_gib), gpu)
 
     def _train(self) -> Train:
-        given = {} if self.prepare is None else {"prepared": ()}
-        return imports.training(self.path, self.options | given, "mechanism")
+        prepared = {} if self.prepare is None else {"prepared": ()}
+        return imports.training(self.path, self.options | prepared, "mechanism")
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The call that trains: `path` with `options`, and with `prepared` where that is not None."""
+
+    path: str
+    options: Mapping[str, Any]
+    measures: tuple[str, ...]
+    prepared: tuple[Arrays, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedProcess:
+    """A session whose trials all run in this process: what one raises fails their pack."""
+
+    call: Call
+    train: Callable[..., Any]
+
+    def run(
+        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
+    ) -> npt.NDArray[np.float64] | Measured:
+        call = self.call
+        prepared = {} if call.prepared is None else {"prepared": call.prepared}
+        options = {**call.options, **prepared}
+        rows = np.empty((1 + len(call.measures), len(members)))
+        for row, (member, trial_seed) in enumerate(_drawn(members, seed)):
+            returned = self.train(member, trial_seed, **options)
+            rows[:, row] = isolated_trial.numbers(returned, call.path, call.measures)
+        return _measured(rows, call.measures, {})
+
+
+class IsolatedProcesses:
+    """A session that runs each trial in a child process within `limits`, where it harms no other.
+
+    Args:
+        call: what is called there. Its module is imported in this process already, as it tells
+            what else it imports, which is what takes long.
+        gpu: whether children may use one.
+    """
+
+    def __init__(self, call: Call, limits: Limits, gpu: bool) -> None:
+        self._call, self._limits = call, limits
+        # Else asking whether there is a GPU, as some modules do, leaves none to forked processes.
+        surroundings = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if gpu else {}
+        preload = (isolated_trial.__name__, *preloaded(call.path.partition(":")[0]))
+        self._sandbox = Sandbox(preload, tuple(sys.path), surroundings)
+        weakref.finalize(self, self._sandbox.close)
+        threads, share = _torch()
+        self._request = {
+            "path": call.path, "options": dict(call.options),
+            "measures": list(call.measures), "prepared": self._saved(),
+            "threads": threads, "gpu_share": share,
+        }  # fmt: skip
+
+    def run(
+        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
+    ) -> npt.NDArray[np.float64] | Measured:
+        rows = np.full((1 + len(self._call.measures), len(members)), np.nan)
+        missed = {}
+        for row, (member, trial_seed) in enumerate(_drawn(members, seed)):
+            ended = self._ended(self._request | {"member": member, "seed": trial_seed})
+            if ended.how == "returned":
+                rows[:, row] = ended.value
+            else:
+                missed[row] = _missed(ended)
+        return _measured(rows, self._call.measures, missed)
+
+    def _ended(self, request: dict[str, Any]) -> Ended:
+        target = f"{isolated_trial.__name__}:run"
+        try:
+            return self._sandbox.call(target, request, self._limits)
+        except ClusterError:  # what children are forked from has died, once: the machine's fault
+            return self._sandbox.call(target, request, self._limits)
+
+    def _saved(self) -> dict[str, Any] | None:
+        """Saves what was prepared in a file; returns where children find it, and by which names."""
+        if self._call.prepared is None:
+            return None
+        file = self._sandbox.folder / "prepared.npz"
+        arrays = (array for part in self._call.prepared for array in part.values())
+        named: dict[str, Any] = {f"{index}": array for index, array in enumerate(arrays)}
+        np.savez(file, **named)
+        return {"file": str(file), "names": [list(part) for part in self._call.prepared]}
+
+
+def preloaded(module: str) -> tuple[str, ...]:
+    """Installed modules that an imported module of the user's imports, at its top or later.
+
+    So do those of the user's that it imports, which are not among them: threads that they start
+    would not be there in forked processes.
+    """
+    installed: dict[str, None] = {}
+    left, seen = [module], {module}
+    while left:
+        for name in _imports(left.pop()):
+            if name in seen or name.partition(".")[0] in sys.stdlib_module_names:
+                continue
+            seen.add(name)
+            if (file := _file(name)) is None:
+                continue
+            if imports.is_own(file):
+                left.append(name)
+            else:
+                installed[name] = None
+    return tuple(sorted(installed))
+
+
+def _imports(module: str) -> Iterator[str]:
+    """Names that a module's source imports, or might, each after the package that it is in."""
+    file = _file(module)
+    for name in () if file is None else imports.named_in(module, file):
+        yield name.partition(".")[0]
+        yield name
+
+
+def _file(module: str) -> Path | None:
+    """File of a module that is imported, or of an installed package; None for all others."""
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        file = getattr(loaded, "__file__", None)
+        return None if file is None else Path(file)
+    try:
+        spec = importlib.util.find_spec(module) if module and "." not in module else None
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
+
+
+def _torch() -> tuple[int | None, float | None]:
+    """Torch's threads here, and the share of a GPU's memory; None where that is not limited."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return None, None
+    share = None
+    if torch.cuda.is_initialized() and hasattr(torch.cuda, "get_per_process_memory_fraction"):
+        share = float(torch.cuda.get_per_process_memory_fraction())
+    return int(torch.get_num_threads()), share
+
+
+def _drawn(members: npt.NDArray[np.bool_], seed: int) -> Iterator[tuple[bool, int]]:
+    """The bit and the seed of each trial; every one has a 63-bit seed of its own."""
+    children = np.random.SeedSequence(seed).spawn(len(members))
+    for member, child in zip(members.tolist(), children, strict=True):
+        yield member, int(child.generate_state(1, np.uint64)[0] >> 1)
+
+
+def _missed(ended: Ended) -> Missed:
+    kind = ended.message.partition(":")[0] if ended.how == "raised" else ended.how
+    parts = (ended.message, ended.traceback[-_TRACEBACK:], ended.output)
+    return Missed(kind, ended.message, "\n".join(part.rstrip("\n") for part in parts if part))
+
+
+def _measured(
+    rows: npt.NDArray[np.float64], measures: tuple[str, ...], missed: dict[int, Missed]
+) -> npt.NDArray[np.float64] | Measured:
+    scores, *measured = rows[..., None]
+    utility = dict(zip(measures, measured, strict=True))
+    return Measured(scores, utility, missed) if utility or missed else scores

@@ -12,8 +12,7 @@ from pydantic import model_validator
 from ..data.base import existing_file
 from ..errors import DataError, SpecError
 from ..storage.files import reason
-from .base import Model
-from .parts import image, outputs
+from .base import Model, image, outputs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -59,7 +58,7 @@ class AlexNet(Model):
             raise SpecError(
                 "mechanism.model", f"{self.name} needs images of 3 channels, got {channels}"
             )
-        from .networks.alexnet import AlexNetBody
+        from .networks.blocks import AlexNetBody
 
         return AlexNetBody(self._state())
 
@@ -75,7 +74,7 @@ class AlexNet(Model):
         return nn.Sequential(nn.Flatten(), nn.Linear(_FEATURES, outputs(classes)))
 
     def _state(self) -> dict[str, Tensor] | None:
-        from .networks.alexnet import body_state
+        from .networks.blocks import body_state
 
         if self.weights == "none":
             return None

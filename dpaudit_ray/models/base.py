@@ -1,4 +1,4 @@
-"""What a model is: a recipe for a `torch.nn.Module` from the data's shape."""
+"""The interface of models: recipes for a `torch.nn.Module` from the data's shape."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from ..errors import SpecError
 from ..plugins import Plugin
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+_EXACT = 1 << 24  # whole numbers below it stay exact in float32, as which data are loaded
 
-PACK = 256  # models at most, where nothing is asked
-_NUMBERS = 1 << 27
+PACK = 256  # models at most, where the sweep does not say
+_NUMBERS = 1 << 27  # float32 parameters of a pack: 512 MiB
 
 
 class Model(Plugin):
@@ -34,14 +36,14 @@ class Model(Plugin):
 
     @property
     def parameters(self) -> int:
-        """About how many, by the options alone; 0 where they do not tell, or are few."""
+        """About how many parameters, by the options alone; 0 where unknown, or few."""
         return 0
 
     @property
     def pack_size(self) -> int:
         """Models of a pack for `pack_size: auto`: θ of all of them takes 512 MiB at most.
 
-        Its update, sums and copies for who watches take as much each. What a batch adds does not
+        Its update, sums and copies for observers take as much each. What a batch adds does not
         count: a pack is computed in groups that have room.
         """
         return max(1, min(PACK, _NUMBERS // max(1, self.parameters)))
@@ -85,3 +87,41 @@ def input_dtype(network: nn.Module, x: Tensor) -> torch.dtype:
                 continue
             return few.dtype
     return x.dtype  # who runs the network next says what is wrong
+
+
+def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Examples [N, ...] in the `input_dtype` of a network.
+
+    Raises:
+        SpecError: it takes whole numbers, and these are not all whole.
+    """
+    if x.dtype == dtype:
+        return x
+    wrong = (x != x.trunc()) | (x.abs() >= _EXACT)
+    if bool(wrong.any()):
+        raise SpecError(
+            "mechanism.model",
+            f"runs on whole numbers only, as nn.Embedding does, but the data have "
+            f"{float(x[wrong][0]):g}; give whole numbers below 2^24, or take floats in forward",
+        )
+    return x.to(dtype)
+
+
+def outputs(classes: int) -> int:
+    """Number of logits: one for two classes, with a logistic loss, else one for each class."""
+    return 1 if classes == 2 else classes
+
+
+def image(shape: tuple[int, ...], name: str, least: int) -> tuple[int, int, int]:
+    """Reads the shape of an example as (channels, height, width).
+
+    Raises:
+        SpecError: it is no image, or one with less than `least` pixels a side.
+    """
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise SpecError(
+            "mechanism.model",
+            f"{name} needs images [channels, height, width] of at least {least} x {least} pixels, "
+            f"but mechanism.data gives {list(shape)}; use another of the two",
+        )
+    return shape[0], shape[1], shape[2]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from .base import Model
-from .parts import image, outputs
+from .base import Model, image, outputs
 
 if TYPE_CHECKING:
     from torch import nn

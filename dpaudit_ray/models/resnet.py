@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from .base import Model
-from .parts import image, outputs
+from .base import Model, image, outputs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,14 +25,14 @@ class ResNet18(Model):
 
     @property
     def parameters(self) -> int:
-        """Of 3 channels and 10 classes."""
+        """The count for 3 channels and 10 classes."""
         return 11_173_962
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Takes images of at least 8 x 8 pixels."""
         from torch import nn
 
-        from .networks.residual import BasicBlock, conv3x3, initialized
+        from .networks.blocks import BasicBlock, conv3x3, initialized
 
         channels, _, _ = image(shape, self.name, least=8)
         blocks: list[nn.Module] = []
@@ -67,20 +66,20 @@ class Wrn16(Model):
 
     @property
     def parameters(self) -> int:
-        """Of 3 channels and 10 classes."""
-        found, before = 9 * 3 * 16, 16
+        """The count for 3 channels and 10 classes."""
+        count, before = 9 * 3 * 16, 16
         for width in (16 * self.width, 32 * self.width, 64 * self.width):
-            found += 9 * before * width + 3 * 9 * width * width
-            found += before * width if before != width else 0
-            found += 2 * (before + 3 * width)
+            count += 9 * before * width + 3 * 9 * width * width
+            count += before * width if before != width else 0
+            count += 2 * (before + 3 * width)
             before = width
-        return found + 2 * before + 10 * before + 10
+        return count + 2 * before + 10 * before + 10
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Takes images of at least 8 x 8 pixels."""
         from torch import nn
 
-        from .networks.residual import PreActivationBlock, conv3x3, initialized
+        from .networks.blocks import PreActivationBlock, conv3x3, initialized
 
         channels, _, _ = image(shape, self.name, least=8)
         blocks: list[nn.Module] = []

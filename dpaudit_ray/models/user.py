@@ -1,4 +1,4 @@
-"""A network of one's own, named by its import path."""
+"""A user's own network, named by its import path."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pydantic import Field, field_validator
 
 from .. import imports
 from ..errors import SpecError, first_line
-from .base import Model, input_dtype, unchanged
-from .parts import outputs
+from .base import Model, input_dtype, outputs, unchanged
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,7 +74,7 @@ class UserModule(Model):
         try:
             with torch.no_grad(), unchanged(network):
                 zeros = torch.zeros(2, *shape, dtype=parameter.dtype)
-                found = network(zeros.to(input_dtype(network, zeros))).shape
+                logits = network(zeros.to(input_dtype(network, zeros))).shape
         except Exception as error:  # a user's code may raise anything
             raise SpecError(
                 f"{_KEY}.path",
@@ -83,9 +82,9 @@ class UserModule(Model):
             ) from error
         for module, training in modes.items():
             module.training = training
-        if tuple(found) not in {(2, classes), (2, outputs(classes))}:
+        if tuple(logits) not in {(2, classes), (2, outputs(classes))}:
             raise SpecError(
                 f"{_KEY}.path",
-                f"{self.path} returns {list(found)} for 2 examples of {classes} classes; must be "
+                f"{self.path} returns {list(logits)} for 2 examples of {classes} classes; must be "
                 f"[2, {outputs(classes)}]",
             )

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .. import seeds
 from ..errors import DpauditError, first_line
-from ..mechanisms.base import LongSession, Measured, Mechanism, Missed, PartSeeds, Session
+from ..mechanisms.base import Measured, Mechanism, Missed, PartSeeds, ResumableSession, Session
 from ..plan.failures import Failure
 from ..plan.model import Pack, Part, Plan, PlannedPreparation
 from ..printable import lines, printable
@@ -115,9 +115,9 @@ class PackTrainer:
         session = self._session(pack.audit)
         self.resumed = False
         minutes = self._sweep.resources.checkpoint_minutes
-        if self._keeper is not None and minutes and isinstance(session, LongSession):
+        if self._keeper is not None and minutes and isinstance(session, ResumableSession):
             kept = OfPack(self._keeper, pack, minutes)
-            found = session.run_on(members, noise, audit.horizons, kept)
+            found = session.run(members, noise, audit.horizons, kept)
             self.resumed = kept.resumed
         else:
             found = session.run(members, noise, audit.horizons)
@@ -181,7 +181,7 @@ class PackTrainer:
 
     def by_steps(self, audit: int) -> bool:
         """Whether its packs take time in proportion to their steps."""
-        return isinstance(self._session(audit), LongSession)
+        return isinstance(self._session(audit), ResumableSession)
 
     def seconds(self, pack: Pack, horizons: tuple[int, ...]) -> float:
         """Seconds of one pack that is scored there once its audit is open (for `dpaudit plan`)."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .. import stats
 from ..errors import DataError, RunDirectoryError
-from ..mechanisms.recorded import Recorded
+from ..mechanisms.base import Recorded
 from ..plugins import Unread
 from ..stats import Status
 from ..storage.run_directory import RESTORE, RunDirectory
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 _LARGEST = 100_000_000  # of trials and of steps, as in a sweep file
-# Of audits without trials.
-_EXACT = ("exact", "exact-gdp", "closed-form", "complement", "extrapolated")
 _ADDED = 8  # bounds of a step at most, beside those that were asked for
 _REBUILD = "delete it and run the sweep again: it is rebuilt from the scores"
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
@@ -113,7 +111,7 @@ def check_estimates(
 ) -> None:
     """Every row is of an audit, step, accountant and claim of the plan, in words that are known.
 
-    `own` are estimators of somebody's own that the sweep names.
+    `own` are the estimators that the sweep names, and those of its exact mechanisms.
 
     Raises:
         RunDirectoryError: one is not.
@@ -124,7 +122,7 @@ def check_estimates(
         for name, values in audit.claims.items()
         for step, claim in zip(audit.horizons, values, strict=True)
     }
-    names = {*stats.estimators(), *_EXACT, *own}
+    names = {*stats.estimators(), *own}
     worded = [("status", {*Status}), ("estimator", names), ("free_estimator", {"", *names})]
     for column, words in worded:
         for found in set(estimates[column]) - words:

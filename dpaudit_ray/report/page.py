@@ -29,11 +29,6 @@ from .sections import embedded
 from .tables import Run, all_estimates, best, overview
 
 FILE = "report.html"
-# Beside what stands for audits without trials.
-_BESIDE = (
-    ("exact-gdp", "with μ read as Gaussian"),
-    ("closed-form", "by the published attack, in closed form"),
-)
 
 
 def write(run: Run, again: float | None = None) -> str:
@@ -85,8 +80,9 @@ def _pictures(run: Run) -> list[dict[str, str]]:
     }
     drawn["trend", "Last bounds and claims over what the sweep varies"] = trends.figure(run)
     sampled = any(cell.mechanism.sampled for cell in run.sweep.cells)
-    for name, what in () if sampled else _BESIDE:
-        if name not in set(run.estimates["estimator"]):
+    stated = {k: v for cell in run.sweep.cells for k, v in cell.mechanism.exact_estimators.items()}
+    for name, what in () if sampled else stated.items():
+        if not what or name not in set(run.estimates["estimator"]):
             continue
         panels = groups.panels(run, name)
         drawn |= {

@@ -40,6 +40,7 @@ class Run:
         sweep, plan = planning.read(directory)
         estimates = directory.estimates(commitments.estimates(sweep, plan))
         own = {one.name for cell in sweep.cells for one in cell.audit.estimators}
+        own |= {name for cell in sweep.cells for name in cell.mechanism.exact_estimators}
         commitments.check_estimates(estimates, plan, directory, own)
         return cls(directory, sweep, plan, estimates)
 

@@ -22,9 +22,9 @@ _HOMES = {
     "models": ("models.base", "Model"),
     "adversaries": ("adversaries.base", "Adversary"),
     "mechanisms": ("mechanisms.base", "Mechanism"),
-    "sampling": ("mechanisms.dp_sgd.sampling.base", "Sampler"),
-    "optimizers": ("mechanisms.dp_sgd.optimizers.base", "Optimizer"),
-    "schedules": ("mechanisms.dp_sgd.schedules.base", "Schedule"),
+    "sampling": ("mechanisms.dp_sgd.sampling", "Sampler"),
+    "optimizers": ("mechanisms.dp_sgd.updates", "Optimizer"),
+    "schedules": ("mechanisms.dp_sgd.updates", "Schedule"),
 }
 _WORDS = {
     int: "whole number",

@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 
-from dpaudit_ray.adversaries.shadows import Shadowed
-from dpaudit_ray.mechanisms.dp_sgd import crafting, shadowing
-from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd, preparation, session
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.sweep import spec
 
@@ -18,9 +16,9 @@ PRECISE = torch.float64
 def cell(tiny: dict[str, Any], adversary: Any, **mechanism: Any) -> tuple[DpSgd, Any]:
     """The mechanism and the adversary of a sweep of one audit."""
     raw = {**tiny, "mechanism": tiny["mechanism"] | mechanism, "adversary": adversary, "grid": {}}
-    (found,) = spec.from_raw(raw).cells
-    assert isinstance(found.mechanism, DpSgd)
-    return found.mechanism, found.adversary
+    (only,) = spec.from_raw(raw).cells
+    assert isinstance(only.mechanism, DpSgd)
+    return only.mechanism, only.adversary
 
 
 def opened(
@@ -30,7 +28,7 @@ def opened(
     options, against = cell(tiny, adversary, **mechanism)
     training = DpSgdTraining.prepare(options.recipe, 3, gpu=False, dtype=dtype)
     prepared = ()
-    if isinstance(against, Shadowed):
-        numbers = range(against.shadow_parts)
-        prepared = tuple(shadowing.part(training, against, i, seed=11 + i) for i in numbers)
-    return crafting.opened(training, against, 4, prepared)
+    if (plan := against.shadow_plan) is not None:
+        shadows = preparation.train_shadows
+        prepared = tuple(shadows(training, plan, i, seed=11 + i) for i in range(plan.parts))
+    return session.open_session(training, against, 4, prepared)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpaudit_ray.adversaries.adaptive_poison import Adapted
+from dpaudit_ray.adversaries.adaptive_poison import AdaptiveCanary
 from dpaudit_ray.adversaries.base import GradientCanary, SampleCanary
 from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd.lookahead import OneEach
+from dpaudit_ray.mechanisms.dp_sgd.public_view import OneEach
 from dpaudit_ray.models.base import Model
 from tests.adversaries.shadowed import PRECISE, opened
-from tests.mechanisms.test_keeping import Cut, CutError
+from tests.mechanisms.test_checkpointing import Cut, CutError
 
 ADAPTIVE = {"name": "adaptive-poison", "shadows": 3, "ascent": 10}
 
@@ -253,25 +253,25 @@ def test_it_is_crafted_for_those_alone_that_a_step_samples(
 ) -> None:
     """Whoever is in; what they get is what they would have got beside all others."""
     asked: list[int] = []
-    at = Adapted.at
+    at = AdaptiveCanary.at
 
-    def counted(self: Adapted, step: int, theta: Tensor) -> Any:
+    def counted(self: AdaptiveCanary, step: int, theta: Tensor) -> Any:
         asked.append(len(theta))
         return at(self, step, theta)
 
-    monkeypatch.setattr(Adapted, "at", counted)
+    monkeypatch.setattr(AdaptiveCanary, "at", counted)
     poisson = {"sampling": "poisson", "batch_size": 28, "steps": 12}
     session = opened(tiny, ADAPTIVE, PRECISE, **poisson)
     members = np.arange(6) % 2 == 0
     some = session.run(members, 5, (12,))
-    (q,) = {session.canary.known.sample_rate}
+    (q,) = {session.canary.public.sample_rate}
     assert q < 0.2
     assert len(asked) < 12
     assert max(asked) < 6
     often = list(asked)
     session.run(~members, 5, (12,))
     assert asked == often * 2, "it does not depend on who is in"
-    monkeypatch.setattr(Adapted, "memoryless", False)
+    monkeypatch.setattr(AdaptiveCanary, "memoryless", False)
     whole = session.run(members, 5, (12,))
     assert asked[len(often) * 2 :] == [6] * 12
     np.testing.assert_allclose(some, whole, rtol=1e-9)
@@ -282,8 +282,8 @@ def test_cut_off_and_gone_on_it_has_the_same_scores(tiny: dict) -> None:
     whole = opened(tiny, ADAPTIVE).run(members, 5, horizons)
     cut = Cut(4)
     with pytest.raises(CutError):
-        opened(tiny, ADAPTIVE).run_on(members, 5, horizons, cut)
-    rest = opened(tiny, ADAPTIVE).run_on(members, 5, horizons, Cut(-1, cut.found))
+        opened(tiny, ADAPTIVE).run(members, 5, horizons, cut)
+    rest = opened(tiny, ADAPTIVE).run(members, 5, horizons, Cut(-1, cut.found))
     assert rest.tobytes() == whole.tobytes()
 
 

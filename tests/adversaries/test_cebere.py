@@ -17,8 +17,8 @@ from dpaudit_ray.adversaries.cosine import Cosine
 from dpaudit_ray.adversaries.loss import Loss
 from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.mechanisms.base import Mechanism
-from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
-from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.session import FinalModelSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.plugins import parse
 
@@ -77,7 +77,7 @@ def test_scores_are_higher_where_the_canary_is_in(
 ) -> None:
     """With little noise every "in" lies above every "out"."""
     quiet = dataclasses.replace(
-        training, recipe=dataclasses.replace(training.recipe, noise_multiplier=1e-3)
+        training, recipe=training.recipe.model_copy(update={"noise_multiplier": 1e-3})
     )
     session = FinalModelSession.craft(quiet, adversary, seed=3)
     members = np.arange(12) % 2 == 0

@@ -10,7 +10,7 @@ import torch
 
 import dpaudit_ray as da
 from dpaudit_ray.adversaries.crafted_query import gap
-from dpaudit_ray.mechanisms.dp_sgd import crafting
+from dpaudit_ray.mechanisms.dp_sgd import session as sessions
 from dpaudit_ray.storage import arrays
 from tests.adversaries.shadowed import PRECISE, opened
 
@@ -70,8 +70,8 @@ def test_what_is_stored_of_it_scores_the_same(start: str, tiny: dict) -> None:
     """The query is stored with the record, and the start where the adversary chooses it."""
     session = opened(tiny, SMALL | {"start": start, "start_steps": 30})
     plain = opened(tiny, "api-access").training
-    stored = arrays.encoded(crafting.crafted(plain, session.adversary, 4))
-    again = crafting.opened(plain, session.adversary, 9, (arrays.decoded(stored),))
+    stored = arrays.encoded(sessions.craft_canary(plain, session.adversary, 4))
+    again = sessions.open_session(plain, session.adversary, 9, (arrays.decoded(stored),))
     assert torch.equal(again.training.initial, session.training.initial)
     assert torch.equal(again.training.initial, plain.initial) == (start == "drawn")
     members = np.arange(10) % 2 == 0

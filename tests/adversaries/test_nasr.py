@@ -46,7 +46,7 @@ def test_the_score_of_a_step_is_its_log_likelihood_ratio(sigma: float, q: float)
     shown = np.concatenate([np.linspace(-6, 7, 40), np.random.default_rng(0).normal(size=20)])
     known: Any = Told(sigma, q)
     canary = GradientCanary(torch.full((1,), known.clip_norm, dtype=PRECISE))
-    observer = Projected.of(canary, known, len(shown), Reading(period=1))
+    observer = Projected.along(canary, known, len(shown), Reading(period=1))
     update = torch.tensor(shown)[:, None] * known.clip_norm / known.batch_size
     observer.see_update(1, torch.zeros_like(update), update)
     absent, present = stats.norm.logpdf(shown, 0, sigma), stats.norm.logpdf(shown, 1, sigma)

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpaudit_ray.adversaries.base import Canary, PublicKnowledge, UpdateObserver
 from dpaudit_ray.adversaries.watched_dimension import WatchedDimension
 from dpaudit_ray.mechanisms.base import Session
-from dpaudit_ray.mechanisms.dp_sgd.sessions import TrajectorySession
+from dpaudit_ray.mechanisms.dp_sgd.session import TrajectorySession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.sweep import spec
 from tests.long import long
@@ -178,13 +178,13 @@ def test_secret_batches_are_not_told(tiny: dict) -> None:
     assert np.isfinite(scores).all()
     observer = session.adversary.observer(session.canary, _known(session), 2)
     assert isinstance(observer, UpdateObserver)
-    assert observer.known.batch(1) is None
+    assert observer.public.batch(1) is None
 
 
 def _known(session: Any) -> PublicKnowledge:
-    from dpaudit_ray.mechanisms.dp_sgd.knowledge import Known
+    from dpaudit_ray.mechanisms.dp_sgd.public_view import PublicView
 
-    return Known(session.training)
+    return PublicView(session.training)
 
 
 @long("twenty packs of 250 trainings of 200 steps")

@@ -1,9 +1,13 @@
-"""Breast cancer from scikit-learn, California Housing from a CSV, and all that can be wrong."""
+"""Tables: breast cancer, housing, bank marketing, cervical cancer, and all that can be wrong."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import urllib.error
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,8 @@ import pandas as pd
 import pytest
 from sklearn import datasets
 
-from dpaudit_ray.data.tabular import BreastCancer, CaliforniaHousing
+from dpaudit_ray.data.base import Data, Dataset
+from dpaudit_ray.data.tabular import Bank, BreastCancer, CaliforniaHousing, CervicalCancer
 from dpaudit_ray.errors import DataError
 
 FEATURES = [
@@ -126,14 +131,13 @@ def test_prices_that_are_all_the_same_make_no_classes(table: pd.DataFrame, tmp_p
         load(tmp_path, table.assign(MedHouseVal=1.0))
 
 
-def test_a_file_that_is_not_there_is_told_with_how_to_get_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [CaliforniaHousing, Bank, CervicalCancer])
+def test_a_file_that_is_not_there_is_told_with_how_to_get_it(data: Any, tmp_path: Path) -> None:
+    name = data.model_fields["name"].default
     for path in (tmp_path / "none.csv", tmp_path):
         with pytest.raises(DataError) as error:
-            CaliforniaHousing(path=str(path)).load()
-        assert str(error.value) == (
-            f"california_housing: no file at {path}; give mechanism.data.path a CSV with "
-            "scikit-learn's columns, or leave it out to let scikit-learn download the data"
-        )
+            data(path=str(path)).load()
+        assert str(error.value).startswith(f"{name}: no file at {path}; give mechanism.data.path ")
 
 
 def test_without_a_path_scikit_learn_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,3 +159,162 @@ def test_a_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         "california_housing: not in scikit-learn's cache and the download failed (<urlopen error "
         "no network>); give mechanism.data.path a CSV file"
     )
+
+
+# Two tables of UCI ----------------------------------------------------------------------
+
+BANK = """
+age;job;marital;education;default;balance;housing;loan;contact;day;month;duration;campaign;pdays;previous;poutcome;y
+58;"management";"married";"tertiary";"no";2143;"yes";"no";"unknown";5;"may";261;1;-1;0;"unknown";"no"
+44;"technician";"single";"secondary";"no";29;"yes";"no";"unknown";5;"may";151;1;-1;0;"unknown";"yes"
+33;"None";"married";"secondary";"no";2;"yes";"yes";"unknown";6;"june";76;1;-1;0;"unknown";"no"
+"""
+
+
+def bank() -> pd.DataFrame:
+    return pd.read_csv(io.StringIO(BANK), sep=";", keep_default_na=False)
+
+
+@pytest.fixture
+def cervical(shared_data: Path) -> pd.DataFrame:
+    """The first 80 real patients."""
+    return pd.read_csv(shared_data / "risk_factors_cervical_cancer.csv", dtype=str).head(80)
+
+
+def load_uci(folder: Path, data: type[Data], table: pd.DataFrame | str, **options: Any) -> Dataset:
+    file = folder / "data.csv"
+    separator = ";" if data is Bank else ","
+    file.write_text(table if isinstance(table, str) else table.to_csv(sep=separator, index=False))
+    return data(path=str(file), **options).load()
+
+
+def test_calls_are_numbers_and_one_hot_categories(tmp_path: Path) -> None:
+    data = load_uci(tmp_path, Bank, BANK)
+    ages = np.array([58, 44, 33])
+    days = np.array([5, 5, 6])
+    assert data.y.tolist() == [0, 1, 0]
+    assert data.x.shape == (3, 6 + 3 + 2 + 2 + 1 + 1 + 2 + 1 + 2 + 1)
+    assert np.allclose(data.x[:, 0], (ages - ages.mean()) / ages.std(), atol=1e-6)
+    assert np.allclose(data.x[:, 2], (days - days.mean()) / days.std(), atol=1e-6)
+    assert (data.x[:, 4] == 0).all()  # pdays is -1 everywhere
+    assert data.x[:, 6:9].tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]  # None, management, ...
+
+
+def test_the_duration_is_kept_when_asked(tmp_path: Path) -> None:
+    kept = load_uci(tmp_path, Bank, BANK, drop_duration=False).x
+    dropped = load_uci(tmp_path, Bank, BANK).x
+    seconds = np.array([261, 151, 76])
+    assert np.allclose(kept[:, 3], (seconds - seconds.mean()) / seconds.std(), atol=1e-6)
+    assert np.array_equal(np.delete(kept, 3, axis=1), dropped)
+
+
+def test_the_real_calls(shared_data: Path) -> None:
+    file = shared_data / "bank-full.csv.gz"
+    data = Bank(path=str(file)).load()
+    assert data.x.shape == (45_211, 50)
+    assert np.bincount(data.y).tolist() == [39_922, 5_289]
+    assert np.allclose(data.x[:, :6].mean(axis=0), 0, atol=1e-4)
+    assert np.allclose(data.x[:, :6].std(axis=0), 1, atol=1e-4)
+    assert (data.x[:, 6:].sum(axis=1) == 9).all()  # one value of each category
+    with gzip.open(file, "rt") as lines:
+        rows = list(csv.DictReader(lines, delimiter=";"))
+    blue = np.array([row["job"] == "blue-collar" for row in rows])
+    assert np.array_equal(data.x[:, 7], blue)  # admin., blue-collar, ...
+
+
+def test_the_real_patients(shared_data: Path) -> None:
+    data = CervicalCancer(path=str(shared_data / "risk_factors_cervical_cancer.csv")).load()
+    assert data.x.shape == (858, 32)
+    assert int(data.y.sum()) == 55
+    assert np.isfinite(data.x).all()
+
+
+def test_a_missing_value_becomes_the_median(cervical: pd.DataFrame, tmp_path: Path) -> None:
+    """A slow twin: the median of a column's other values, then mean 0 and deviation 1."""
+    data = load_uci(tmp_path, CervicalCancer, cervical)
+    for column in ("Num of pregnancies", "Smokes (years)", "STDs: Time since first diagnosis"):
+        cells = cervical[column].tolist()
+        assert "?" in cells
+        known = sorted(float(cell) for cell in cells if cell != "?")
+        middle = (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2
+        filled = np.array([middle if cell == "?" else float(cell) for cell in cells])
+        spread = filled.std() or 1.0
+        found = data.x[:, list(cervical.columns).index(column)]
+        assert np.allclose(found, (filled - filled.mean()) / spread, atol=1e-5)
+
+
+def test_the_other_tests_for_the_disease_are_no_features(
+    cervical: pd.DataFrame, tmp_path: Path
+) -> None:
+    data = load_uci(tmp_path, CervicalCancer, cervical)
+    changed = cervical.assign(Hinselmann="1", Schiller="0", Cytology="1", row=range(80))
+    assert np.array_equal(data.x, load_uci(tmp_path, CervicalCancer, changed).x)
+    without = cervical.drop(columns=["Hinselmann", "Schiller", "Cytology"])
+    assert np.array_equal(data.x, load_uci(tmp_path, CervicalCancer, without).x)
+
+
+@pytest.mark.parametrize(
+    ("data", "change", "problem"),
+    [
+        (
+            Bank,
+            lambda t: t.drop(columns="job"),
+            "column job is missing; give mechanism.data.path UCI's",
+        ),
+        (Bank, lambda t: t.drop(columns="y"), "column y is missing"),
+        (
+            Bank,
+            lambda t: t.assign(age="old"),
+            "age in data row 1 is 'old', no finite number; clean",
+        ),
+        (
+            Bank,
+            lambda t: t.assign(balance=[1, np.inf, 2]),
+            "balance in data row 2 is 'inf', no",
+        ),
+        (Bank, lambda t: t.assign(job=["a", "", "b"]), "job in data row 2 is 'nan', empty; clean"),
+        (
+            Bank,
+            lambda t: t.assign(y="maybe"),
+            "column y must hold yes and no; give mechanism",
+        ),
+        (Bank, lambda t: t.assign(y="no"), "y holds the classes 0; number two or more"),
+        (Bank, lambda t: t.head(0), "holds no rows; give mechanism.data.path UCI's bank-full.csv"),
+        (Bank, lambda t: t.to_csv(index=False), "column age is missing"),
+        (
+            CervicalCancer,
+            lambda t: t.drop(columns="Dx"),
+            "column Dx is missing; give",
+        ),
+        (CervicalCancer, lambda t: t.drop(columns="Biopsy"), "column Biopsy is missing"),
+        (CervicalCancer, lambda t: t.assign(Age=["?"] * 80), "column Age has no value at all"),
+        (
+            CervicalCancer,
+            lambda t: t.assign(Age="-"),
+            "Age in data row 1 is '-', no finite number",
+        ),
+        (
+            CervicalCancer,
+            lambda t: t.assign(Biopsy="?"),
+            "Biopsy in data row 1 is '?', no fin",
+        ),
+        (
+            CervicalCancer,
+            lambda t: t.assign(Biopsy="2"),
+            "column Biopsy must hold 0 and 1",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_what_is_not_as_published_is_told(
+    data: type[Data],
+    change: Callable[[pd.DataFrame], Any],
+    problem: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    table = bank() if data is Bank else request.getfixturevalue("cervical")
+    with pytest.raises(DataError) as error:
+        load_uci(tmp_path, data, change(table))
+    assert str(error.value).startswith(f"{tmp_path}/data.csv: {problem}")
+    assert "\n" not in str(error.value)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dpaudit_ray.engines.packing.packed import PackedModel
-from dpaudit_ray.mechanisms.dp_sgd.start import generator, seeded
+from dpaudit_ray.mechanisms.dp_sgd.initialization import generator, seeded
 
 
 @pytest.mark.parametrize("bit", [32, 63, 64, 127])

@@ -20,9 +20,9 @@ from dpaudit_ray.engines.gpu import settings
 from dpaudit_ray.engines.gpu.noise import GpuNoise
 from dpaudit_ray.engines.packing.footprint import Footprint
 from dpaudit_ray.mechanisms.base import Measured, PartSeeds, Session
-from dpaudit_ray.mechanisms.dp_sgd import crafting, steps
-from dpaudit_ray.mechanisms.dp_sgd.frozen import FrozenSession
-from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd, steps
+from dpaudit_ray.mechanisms.dp_sgd import session as sessions
+from dpaudit_ray.mechanisms.dp_sgd.session import FrozenSession
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.plugins import parse
 from tests.engines.standin import GPU, StandIn, standing_in
@@ -229,7 +229,7 @@ def one_step(asked: DpSgd, gpu: bool, kind: str, mode: StandIn | None) -> torch.
     """θ [3, p] after a step with a canary in two of three models; waits are those of the step."""
     training = asked.training(3, gpu)
     theta = training.initial.repeat(3, 1)
-    session = crafting.opened(training, parse(Adversary, kind, "adversary"), 5)
+    session = sessions.open_session(training, parse(Adversary, kind, "adversary"), 5)
     assert not isinstance(session, FrozenSession)
     inside = torch.tensor([1.0, 0, 1]).to(theta)
     insertion = training._insertion(session.canary, inside, 1, 7)

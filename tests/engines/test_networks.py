@@ -21,7 +21,7 @@ from dpaudit_ray.data.base import Data, Dataset
 from dpaudit_ray.engines.cpu.noise import CpuNoise
 from dpaudit_ray.engines.packing import fallback
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.models.base import Model
 from tests.engines import networks_ways
@@ -71,7 +71,7 @@ def prepared(name: str) -> DpSgdTraining:
 
 def original(training: DpSgdTraining) -> nn.Module:
     """The user's module, built again and touched by nobody."""
-    from dpaudit_ray.mechanisms.dp_sgd.start import network
+    from dpaudit_ray.mechanisms.dp_sgd.initialization import network
     from dpaudit_ray.seeds import derive
 
     shape = tuple(training.x.shape[1:])

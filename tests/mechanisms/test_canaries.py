@@ -22,10 +22,9 @@ from dpaudit_ray.adversaries.base import (
     TrajectoryAdversary,
 )
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd import rounding
-from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd, validation
 from dpaudit_ray.mechanisms.dp_sgd.recipe import Recipe
-from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession, TrajectorySession
+from dpaudit_ray.mechanisms.dp_sgd.session import FinalModelSession, TrajectorySession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.models.base import Model
 
@@ -110,14 +109,14 @@ def test_a_step_with_its_canary_is_rounded_once(options: DpSgd, engine: str) -> 
 def test_a_canary_that_rounding_hides_is_warned_of_once(
     options: DpSgd, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rounding._warn.cache_clear()
+    validation._warn_of_rounding.cache_clear()
     initial = torch.full((9,), 0.75)
     with caplog.at_level(logging.WARNING):
-        rounding.check(small_steps(options, 10.1), initial)
-        rounding.check(options.recipe, initial)
+        validation.check_float_resolution(small_steps(options, 10.1), initial)
+        validation.check_float_resolution(options.recipe, initial)
         assert not caplog.records
-        rounding.check(small_steps(options, 9.0), initial)
-        rounding.check(small_steps(options, 9.0), initial)
+        validation.check_float_resolution(small_steps(options, 9.0), initial)
+        validation.check_float_resolution(small_steps(options, 9.0), initial)
     (record,) = caplog.records
     said = record.getMessage()
     assert "9 units in the last place of a typical parameter (0.75)" in said

@@ -20,7 +20,7 @@ from dpaudit_ray import stats
 from dpaudit_ray.errors import RunDirectoryError
 from dpaudit_ray.isolation import Limits
 from dpaudit_ray.mechanisms.base import Measured
-from dpaudit_ray.mechanisms.calls import Apart, Called, Together, preloaded
+from dpaudit_ray.mechanisms.function import Call, IsolatedProcesses, SharedProcess, preloaded
 from dpaudit_ray.orchestration import outputs
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import failures, missed, prefix
@@ -326,14 +326,14 @@ def run(session: Any, trials: int = 4) -> np.ndarray:
 
 
 def test_apart_or_together_the_scores_are_the_same() -> None:
-    called = Called(f"{TRAININGS}:scored", {}, ())
-    together = Together(called, failing_trials.scored)
-    apart = Apart(called, Limits(), gpu=False)
+    called = Call(f"{TRAININGS}:scored", {}, ())
+    together = SharedProcess(called, failing_trials.scored)
+    apart = IsolatedProcesses(called, Limits(), gpu=False)
     assert run(apart, 20).tobytes() == run(together, 20).tobytes()
 
 
 def test_trials_share_no_state() -> None:
-    apart = Apart(Called(f"{TRAININGS}:counted", {}, ()), Limits(), gpu=False)
+    apart = IsolatedProcesses(Call(f"{TRAININGS}:counted", {}, ()), Limits(), gpu=False)
     assert run(apart).tolist() == [[1.0]] * 4
 
 
@@ -343,7 +343,9 @@ def test_threads_are_those_of_the_trainer() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        apart = Apart(Called(f"{torch_trials.__name__}:threads", {}, ()), Limits(), gpu=False)
+        apart = IsolatedProcesses(
+            Call(f"{torch_trials.__name__}:threads", {}, ()), Limits(), gpu=False
+        )
         assert run(apart, 1).tolist() == [[1.0]]
     finally:
         torch.set_num_threads(before)
@@ -361,19 +363,19 @@ def test_what_was_prepared_arrives(tmp_path: Path) -> None:
 
 
 def test_a_zygote_that_dies_costs_nobody_a_trial(tmp_path: Path) -> None:
-    called = Called(f"{TRAININGS}:ends_zygote", {"flag": str(tmp_path / "flag")}, ())
-    apart = Apart(called, Limits(), gpu=False)
-    plain = Together(Called(f"{TRAININGS}:scored", {}, ()), failing_trials.scored)
+    called = Call(f"{TRAININGS}:ends_zygote", {"flag": str(tmp_path / "flag")}, ())
+    apart = IsolatedProcesses(called, Limits(), gpu=False)
+    plain = SharedProcess(Call(f"{TRAININGS}:scored", {}, ()), failing_trials.scored)
     assert run(apart).tobytes() == run(plain).tobytes()
     assert (tmp_path / "flag").exists()
 
 
 def test_a_session_that_is_dropped_leaves_no_process() -> None:
-    apart = Apart(Called(f"{TRAININGS}:scored", {}, ()), Limits(), gpu=False)
+    apart = IsolatedProcesses(Call(f"{TRAININGS}:scored", {}, ()), Limits(), gpu=False)
     before = {process.pid for process in psutil.Process().children()}
     run(apart)
     (zygote,) = [one for one in psutil.Process().children() if one.pid not in before]
-    folder = apart._room.folder
+    folder = apart._sandbox.folder
     del apart
     gc.collect()
     assert not zygote.is_running()

@@ -16,16 +16,12 @@ from scipy import special
 from torch import nn
 
 import dpaudit_ray as da
-from dpaudit_ray.adversaries.label import Label, crafted
+from dpaudit_ray.adversaries.label import Label, crafted_records
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd.sampling.base import Indices, Sizes
-from dpaudit_ray.mechanisms.dp_sgd.sampling.fixed import Fixed
-from dpaudit_ray.mechanisms.dp_sgd.sampling.shuffle import Shuffle
+from dpaudit_ray.mechanisms.dp_sgd.sampling import Fixed, Indices, Shuffle, Sizes
 from dpaudit_ray.mechanisms.label_gradient import LabelGradient
-from dpaudit_ray.mechanisms.label_gradient.chain import Shape
-from dpaudit_ray.mechanisms.label_gradient.release import Noise, Release
-from dpaudit_ray.mechanisms.label_gradient.target import Target
-from dpaudit_ray.mechanisms.label_gradient.trials import Trials
+from dpaudit_ray.mechanisms.label_gradient.release import Noise, Release, Trials
+from dpaudit_ray.mechanisms.label_gradient.target import Shape, Target
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats import label as bounds
@@ -87,10 +83,10 @@ def test_derivatives_are_those_of_autograd(between: type[nn.Module]) -> None:
         nn.Flatten(), nn.Linear(6, 5), between(), nn.Linear(5, 4), between(), nn.Linear(4, 1)
     ).double()
     x = torch.randn(7, 2, 3, dtype=torch.float64)
-    shape = Shape.of(module)
+    shape = Shape.from_module(module)
     assert shape.sizes == (6, 5, 4, 1)
     theta = nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
-    passed = shape.chain(theta).passed(x.numpy())
+    passed = shape.network(theta).run(x.numpy())
     logits = module(x)[:, 0]
     np.testing.assert_allclose(passed.probabilities, special.expit(logits.detach().numpy()))
     parameters = list(module.parameters())
@@ -112,12 +108,12 @@ def test_a_release_is_the_sum_that_training_clips(layer: str) -> None:
     step = kept.steps - 1
     theta = torch.from_numpy(kept.arrays["theta"][step])[None]
     batch = kept.batch(step)
-    release, columns = Release.seen(kept, step, adversary, mechanism.noise)
+    release, columns = Release.with_columns(kept, step, adversary, mechanism.noise)
     for y in (batch.y, np.where(np.arange(BATCH) == 3, 1 - batch.y, batch.y)):
         x = torch.from_numpy(kept.arrays["x"][step])
         whole = training.sums(theta, x, torch.from_numpy(y), 1.0)[0].numpy()
         sizes, at = kept.shape.sizes, 0
-        for into, out in list(itertools.pairwise(sizes))[: adversary.at(3)]:
+        for into, out in list(itertools.pairwise(sizes))[: adversary.layer_index(3)]:
             at += (into + 1) * out
         mine = columns @ release.coefficients(y)
         np.testing.assert_allclose(mine, whole[at : at + len(mine)], atol=2e-6)
@@ -125,7 +121,7 @@ def test_a_release_is_the_sum_that_training_clips(layer: str) -> None:
 
 def test_batches_of_an_epoch_share_no_record() -> None:
     _, _, kept = target()
-    first = [batch.records for batch in kept.batches()][:5]
+    first = [batch.records for batch in map(kept.batch, range(kept.steps))][:5]
     assert len(np.unique(first)) == 5 * BATCH
     assert kept.steps == 8
 
@@ -137,7 +133,7 @@ def test_closed_forms_are_what_trials_give(layer: str, whole: bool) -> None:
     _, _, kept = target(mechanism__training__noise_multiplier=0.5)
     adversary = Label(layer=layer, neuron="all", record="largest")
     noise = Noise(1.0, 0.5, whole)
-    trials = Trials.of(kept.arrays, adversary, noise)
+    trials = Trials.from_target(kept.arrays, adversary, noise)
     b, record = np.unravel_index(np.nanargmax(trials.distances), trials.distances.shape)
     found = trials.releases[b].bounds(1e-5)
     members = np.random.default_rng(1).random(400_000) < 0.5
@@ -154,9 +150,9 @@ def test_the_noise_in_the_span_is_that_of_the_whole_gradient() -> None:
     """A hundred thousand noisy gradients of all attacked weights, solved by least squares."""
     mechanism, _, kept = target()
     adversary = Label(layer="second-last", neuron="all")
-    release, columns = Release.seen(kept, 2, adversary, mechanism.noise)
+    release, columns = Release.with_columns(kept, 2, adversary, mechanism.noise)
     rng, y = np.random.default_rng(3), np.tile(release.y, (4000, 1))
-    few = release.found(release.sums(y, rng))
+    few = release.solutions(release.sums(y, rng))
     known = np.isfinite(few[0])
     assert known.sum() > 10
     exact = columns @ release.coefficients(release.y)
@@ -171,7 +167,7 @@ def test_scores_order_worlds_as_far_as_they_are_apart(statistic: str) -> None:
     """The share of pairs in order is Φ(μ / √2); 4000 trials a world, flakes in 1 of 10,000."""
     _, _, kept = target()
     adversary = Label(statistic=statistic, record="largest")
-    trials = Trials.of(kept.arrays, adversary, Noise(1.0, 1.0, True))
+    trials = Trials.from_target(kept.arrays, adversary, Noise(1.0, 1.0, True))
     members = np.arange(8000) % 2 == 0
     scores = trials.run(members, 4, (8,)).scores[:, 0]
     ordered = np.mean(scores[members][:, None] > scores[~members][None])
@@ -252,8 +248,8 @@ def test_labels_are_rebuilt_without_noise(layer: str, neuron: int | str) -> None
         adversary = Label(
             layer=layer, neuron=neuron, positives="majority" if share[step] > 0.5 else "minority"
         )
-        release, columns = Release.seen(kept, step, adversary, Noise(1.0, 1e-9, True))
-        solved = release.found(release.sums(release.y[None], np.random.default_rng(1)))
+        release, columns = Release.with_columns(kept, step, adversary, Noise(1.0, 1e-9, True))
+        solved = release.solutions(release.sums(release.y[None], np.random.default_rng(1)))
         named = adversary.labels(solved)[0]
         if layer == "second-last" and neuron != "all":
             determined = release.y[named >= 0]
@@ -275,15 +271,15 @@ def test_crafted_records_tell_all_labels_of_the_first_layer() -> None:
         adversary={"name": "label", "layer": "input", "neuron": "all", "crafts": True},
     )
     adversary = Label(layer="input", neuron="all", crafts=True)
-    for step, batch in enumerate(kept.batches()):
-        made = crafted(batch.model.weights[0], 15, np.random.default_rng(0))
-        answers = batch.model.passed(made).inputs[1]
+    for step, batch in enumerate(map(kept.batch, range(kept.steps))):
+        made = crafted_records(batch.model.weights[0], 15, np.random.default_rng(0))
+        answers = batch.model.run(made).inputs[1]
         np.testing.assert_allclose(answers, np.tile(answers[0], (15, 1)), atol=1e-9)
-        release = Release.of(kept, step, adversary, Noise(1.0, 1e-9, True))
-        solved = release.found(release.sums(release.y[None], np.random.default_rng(1)))
+        release = Release.from_step(kept, step, adversary, Noise(1.0, 1e-9, True))
+        solved = release.solutions(release.sums(release.y[None], np.random.default_rng(1)))
         np.testing.assert_array_equal(adversary.labels(solved)[0], release.y)
     with pytest.raises(ValueError, match=r"count must lie in 1\.\.22, got 23"):
-        crafted(kept.batch(0).model.weights[0], 23, np.random.default_rng(0))
+        crafted_records(kept.batch(0).model.weights[0], 23, np.random.default_rng(0))
 
 
 def test_an_unknown_sign_is_settled_by_what_is_rarer() -> None:
@@ -306,7 +302,7 @@ def test_a_neuron_that_is_dead_everywhere_is_refused() -> None:
     dead["theta"][:, biases] = -1
     attacked = Label(layer="second-last", neuron=0)
     with pytest.raises(SpecError, match="neuron: is 0, which tells no label of any batch"):
-        Trials.of(dead, attacked, Noise(1.0, 1.0, True))
+        Trials.from_target(dead, attacked, Noise(1.0, 1.0, True))
 
 
 @pytest.mark.parametrize(
@@ -370,7 +366,9 @@ def test_the_report_draws_bounds_over_batches(tmp_path: Path) -> None:
 def test_closed_forms_stay_below_the_exact_bound_with_little_noise(sigma: float) -> None:
     """Answers rarer than any float: none of it may become infinite."""
     _, _, kept = target()
-    release = Release.of(kept, 0, Label(layer="second-last", neuron="all"), Noise(1, sigma, True))
+    release = Release.from_step(
+        kept, 0, Label(layer="second-last", neuron="all"), Noise(1, sigma, True)
+    )
     found = release.bounds(1e-5)
     exact = bounds.epsilon(found.mu, 1e-5)
     for each in (found.epsilon, found.epsilon_complement):
@@ -414,13 +412,13 @@ def _tied() -> nn.Module:
 )
 def test_networks_that_are_no_chain_are_refused(made: Any) -> None:
     with pytest.raises(SpecError, match="is not a chain of fully connected layers"):
-        Shape.of(made())
+        Shape.from_module(made())
 
 
 def test_one_activation_may_be_used_twice() -> None:
     tanh = nn.Tanh()
     module = nn.Sequential(nn.Linear(4, 3), tanh, nn.Linear(3, 2), tanh, nn.Linear(2, 1))
-    assert Shape.of(module).sizes == (4, 3, 2, 1)
+    assert Shape.from_module(module).sizes == (4, 3, 2, 1)
 
 
 def test_crafted_records_are_the_same_in_trials_and_closed_forms(tmp_path: Path) -> None:
@@ -507,8 +505,8 @@ def test_a_sampler_of_ones_own_is_read_as_recorded(tmp_path: Path) -> None:
 def test_a_whole_layer_dominates_its_neurons() -> None:
     _, _, kept = target()
     noise = Noise(1.0, 1.0, True)
-    whole = Release.of(kept, 3, Label(layer="second-last", neuron="all"), noise).bounds(1e-5)
-    one = Release.of(kept, 3, Label(layer="second-last", neuron=1), noise).bounds(1e-5)
+    whole = Release.from_step(kept, 3, Label(layer="second-last", neuron="all"), noise).bounds(1e-5)
+    one = Release.from_step(kept, 3, Label(layer="second-last", neuron=1), noise).bounds(1e-5)
     seen = np.isfinite(one.mu_direction)
     assert (one.mu_direction[seen] <= whole.mu_direction[seen] + 1e-9).all()
     np.testing.assert_allclose(one.mu, whole.mu)

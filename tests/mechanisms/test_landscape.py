@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpaudit_ray.adversaries.landscape import LandscapeAdversary
-from dpaudit_ray.mechanisms.landscape.options import Landscape
+from dpaudit_ray.mechanisms.landscape import Landscape
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, inline, refused, write_sweep

@@ -13,10 +13,17 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from dpaudit_ray.mechanisms.landscape.density import evolve
+from dpaudit_ray.mechanisms.landscape.exact import (
+    Mass,
+    Power,
+    best_threshold,
+    best_width,
+    evolve,
+    final_power,
+    hockey_stick,
+    power,
+)
 from dpaudit_ray.mechanisms.landscape.process import FirstStep, Gradient, Process
-from dpaudit_ray.mechanisms.landscape.search import best_threshold, best_width, last
-from dpaudit_ray.mechanisms.landscape.tradeoff import Mass, Power, hockey_stick, power
 from dpaudit_ray.stats import gdp
 
 SHARED = Path(os.environ.get("DPAUDIT_SHARED", Path(__file__).resolve().parents[3] / "shared"))
@@ -229,7 +236,7 @@ def test_the_search_finds_a_threshold_that_it_was_not_told() -> None:
         2, 1.0, 1.0, start.gradient, start.first_step, best_threshold(elsewhere, 2), 1.0
     )  # fmt: skip
     assert abs(best.threshold - 0.5) < 0.1
-    assert last(elsewhere, 2).mu < last(best, 2).mu <= last(start, 2).mu
+    assert final_power(elsewhere, 2).mu < final_power(best, 2).mu <= final_power(start, 2).mu
 
 
 def test_a_tuned_width_leaks_more_than_a_threshold() -> None:
@@ -240,10 +247,10 @@ def test_a_tuned_width_leaks_more_than_a_threshold() -> None:
         best_width(landscape, 25),
     )  # fmt: skip
     claim = float(gdp.epsilon(1.0, DELTA))
-    assert last(process(1.0, 16, first="scaled"), 25).epsilon / claim == pytest.approx(
+    assert final_power(process(1.0, 16, first="scaled"), 25).epsilon / claim == pytest.approx(
         0.252, abs=1e-3
     )
-    assert last(tuned, 25).epsilon / claim >= 0.681
+    assert final_power(tuned, 25).epsilon / claim >= 0.681
 
 
 def test_where_the_first_noise_is_larger_the_best_width_is_too() -> None:
@@ -251,6 +258,6 @@ def test_where_the_first_noise_is_larger_the_best_width_is_too() -> None:
     landscape = process(8.0, 16, "linear")
     tuned = dataclasses.replace(landscape, width=best_width(landscape, 25))
     assert tuned.width > landscape.first_noise
-    assert last(tuned, 25).epsilon / float(gdp.epsilon(1 / 8, DELTA)) == pytest.approx(
+    assert final_power(tuned, 25).epsilon / float(gdp.epsilon(1 / 8, DELTA)) == pytest.approx(
         0.9704, abs=1e-3
     )

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpaudit_ray.mechanisms.landscape.density import evolve
-from dpaudit_ray.mechanisms.landscape.tradeoff import Mass
+from dpaudit_ray.mechanisms.landscape.exact import Mass, evolve
 from tests.mechanisms.test_landscape_exact import powers, process
 
 TRIALS = 100_000

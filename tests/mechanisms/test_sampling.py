@@ -15,10 +15,9 @@ from dpaudit_ray import accounting, plugins
 from dpaudit_ray.accounting import Sampling
 from dpaudit_ray.adversaries.base import GradientCanary, SampleCanary
 from dpaudit_ray.mechanisms.base import Claimed
-from dpaudit_ray.mechanisms.dp_sgd.insertion import Insertion
-from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
-from dpaudit_ray.mechanisms.dp_sgd.sampling.base import Sampler, Sizes
-from dpaudit_ray.mechanisms.dp_sgd.sampling.poisson import Poisson
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.canary_insertion import Insertion
+from dpaudit_ray.mechanisms.dp_sgd.sampling import Poisson, Sampler, Sizes
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.seeds import derive
 from dpaudit_ray.stats import curve
@@ -104,7 +103,7 @@ def test_coins_are_those_of_the_pack_and_not_of_its_bits(options: DpSgd, name: s
     odd = np.arange(200) % 2 == 1
     np.testing.assert_array_equal(every_other, all_of_them & odd)
     rng = np.random.default_rng(derive("coins", 11))
-    own = scheme(name).coins(training.recipe.sizes(569), (200,), rng)
+    own = scheme(name).coins(Sizes(569, training.recipe.batch_size), (200,), rng)
     np.testing.assert_array_equal(all_of_them, np.stack(list(itertools.islice(own, 6))))
 
 

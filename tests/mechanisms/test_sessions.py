@@ -22,8 +22,8 @@ from dpaudit_ray.adversaries.base import (
 )
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
-from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession, TrajectorySession
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.session import FinalModelSession, TrajectorySession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 
 

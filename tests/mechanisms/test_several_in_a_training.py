@@ -13,8 +13,8 @@ from dpaudit_ray.adversaries.base import FinalModel, PublicKnowledge, SampleCana
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.adversaries.loss import Loss
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
-from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.session import FinalModelSession
 from dpaudit_ray.report.tables import Run
 from tests.command import changed, dpaudit, inline, write_sweep
 

@@ -23,8 +23,8 @@ from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.adversaries.loss import Loss
 from dpaudit_ray.engines.cpu.noise import CpuNoise
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
-from dpaudit_ray.mechanisms.dp_sgd.sessions import FinalModelSession
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.session import FinalModelSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 
 
@@ -73,7 +73,7 @@ def test_horizons_are_runs_that_end_there(training: DpSgdTraining, options: DpSg
     every = session.run(members, 4, (1, 3, 6))
     short = dataclasses.replace(
         training,
-        recipe=dataclasses.replace(training.recipe, steps=3),
+        recipe=training.recipe.model_copy(update={"steps": 3}),
         batches=training.batches[:3],
     )
     stopped = FinalModelSession(short, BiasedDimension(), session.canary).run(members, 4, (3,))
@@ -166,8 +166,8 @@ def test_loss_canary_is_a_real_example_with_another_label(training: DpSgdTrainin
 
 def test_no_scorer_can_reach_the_bits_or_the_trajectory() -> None:
     """What is handed to `score` has no field beyond the threat model's."""
-    from dpaudit_ray.mechanisms.dp_sgd.sessions import _Released
+    from dpaudit_ray.mechanisms.dp_sgd.session import _FinalModels
 
-    assert {f.name for f in dataclasses.fields(_Released)} == {"initial", "final", "model"}
+    assert {f.name for f in dataclasses.fields(_FinalModels)} == {"initial", "final", "model"}
     assert "members" not in FinalModelAdversary.score.__annotations__
     assert issubclass(FinalModelAdversary, Adversary)

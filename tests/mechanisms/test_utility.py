@@ -14,10 +14,10 @@ import yaml
 
 import dpaudit_ray as da
 from dpaudit_ray.mechanisms.base import Measured
-from dpaudit_ray.mechanisms.dp_sgd.utility import HeldOut
+from dpaudit_ray.mechanisms.dp_sgd.data_split import HeldOut
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, inline, refused, write_sweep
-from tests.mechanisms.test_keeping import Cut, CutError
+from tests.mechanisms.test_checkpointing import Cut, CutError
 
 HORIZONS = (2, 4)
 
@@ -108,8 +108,8 @@ def test_cut_off_and_gone_on_it_is_worth_the_same(tiny: dict[str, Any]) -> None:
     whole = session(tiny, held_out=0.3).run(members, 7, HORIZONS)
     cut = Cut(3)
     with pytest.raises(CutError):
-        session(tiny, held_out=0.3).run_on(members, 7, HORIZONS, cut)
-    rest = session(tiny, held_out=0.3).run_on(members, 7, HORIZONS, Cut(-1, cut.found))
+        session(tiny, held_out=0.3).run(members, 7, HORIZONS, cut)
+    rest = session(tiny, held_out=0.3).run(members, 7, HORIZONS, Cut(-1, cut.found))
     for name in ("accuracy", "loss"):
         assert rest.utility[name].tobytes() == whole.utility[name].tobytes()
 

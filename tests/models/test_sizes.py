@@ -27,7 +27,6 @@ TRAINED = [
     ({"name": "resnet18", "groups": 1}, CIFAR, 10, 11_173_962),
     ({"name": "wrn16"}, CIFAR, 10, 2_748_890),
 ]
-EVERY = pytest.mark.parametrize(("options", "shape", "classes", "size"), TRAINED)
 
 
 def build(options: dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -46,14 +45,44 @@ def wide(depth: int, k: int, classes: int) -> int:
     return total + 2 * before + before * classes + classes
 
 
-@EVERY
-def test_sizes_are_those_of_the_papers(
+@pytest.mark.parametrize(("options", "shape", "classes", "size"), TRAINED)
+def test_a_network_has_the_papers_size_and_treats_each_example_alone(
     options: dict[str, Any], shape: tuple[int, ...], classes: int, size: int
 ) -> None:
-    network = build(options, shape, classes)
+    """A batch gives what its examples give alone, also in training mode: no batch statistics.
+
+    Nothing works in place: no module changes its input, and none its output after the fact.
+    """
+    network, again = (build(options, shape, classes) for _ in range(2))
+    pairs = zip(network.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs), "the seed decides the weights"
     assert sum(p.numel() for p in network.parameters()) == size
     assert all(p.requires_grad for p in network.parameters())
-    assert not list(network.buffers())  # nothing is remembered from one batch to the next
+    assert not list(network.buffers()), "nothing is remembered from one batch to the next"
+    network = network.double()
+    x = torch.rand(3, *shape, dtype=torch.float64)
+    with torch.no_grad():
+        together = network(x)
+        alone = torch.cat([network(example[None]) for example in x])
+    assert together.shape == (3, 1 if classes == 2 else classes)
+    assert torch.allclose(together, alone, atol=1e-10)
+    assert together.std(dim=0).min() > 0, "they do depend on the example"
+    seen: list[tuple[Tensor, int]] = []
+
+    def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.extend((tensor, tensor._version) for tensor in (*inputs, output))
+
+    for module in network.modules():
+        assert not getattr(module, "inplace", False)
+        module.register_forward_hook(watch)
+    network(x[:2])
+    assert seen
+    assert all(tensor._version == version == 0 for tensor, version in seen)
+
+
+@pytest.mark.parametrize("name", ["fcnn", "convnet", "cnn4", "mlp3", "resnet18", "wrn16"])
+def test_two_classes_have_one_logit(name: str) -> None:
+    assert build({"name": name}, CIFAR, 2)(torch.zeros(2, *CIFAR)).shape == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -78,68 +107,16 @@ def test_a_pack_has_room_for_its_models(options: dict[str, Any], models: int) ->
     assert models * model.parameters * 4 <= 512 << 20
 
 
-@pytest.mark.parametrize(
-    "options", [{"name": "resnet18"}, *({"name": "wrn16", "width": k} for k in (1, 2, 4, 8))]
-)
-def test_large_models_tell_their_size_without_being_built(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_wide_networks_count_as_in_their_paper_without_being_built(width: int) -> None:
+    options = {"name": "wrn16", "width": width}
     model = plugins.parse(Model, options, "mechanism.model")
-    network = build(options, CIFAR, 10)
-    assert model.parameters == sum(p.numel() for p in network.parameters())
+    assert model.parameters == wide(16, width, 10)
+    assert model.parameters == sum(p.numel() for p in build(options, CIFAR, 10).parameters())
 
 
-@pytest.mark.parametrize("width", [1, 2, 4])
-def test_wide_networks_count_as_in_their_paper(width: int) -> None:
-    network = build({"name": "wrn16", "width": width}, CIFAR, 10)
-    assert sum(p.numel() for p in network.parameters()) == wide(16, width, 10)
-
-
-@EVERY
-def test_examples_become_logits_each_on_its_own(
-    options: dict[str, Any], shape: tuple[int, ...], classes: int, size: int
-) -> None:
-    """A batch gives what its examples give alone, also in training mode: no batch statistics."""
-    network = build(options, shape, classes).double()
-    x = torch.rand(3, *shape, dtype=torch.float64)
-    with torch.no_grad():
-        together = network(x)
-        alone = torch.cat([network(example[None]) for example in x])
-    assert together.shape == (3, 1 if classes == 2 else classes)
-    assert torch.allclose(together, alone, atol=1e-10)
-    assert together.std(dim=0).min() > 0  # they do depend on the example
-
-
-@EVERY
-def test_two_classes_have_one_logit(
-    options: dict[str, Any], shape: tuple[int, ...], classes: int, size: int
-) -> None:
-    assert build(options, shape, 2)(torch.zeros(2, *shape)).shape == (2, 1)
-
-
-@EVERY
-def test_nothing_works_in_place(
-    options: dict[str, Any], shape: tuple[int, ...], classes: int, size: int
-) -> None:
-    """No module changes its input, and none its output after the fact."""
-    network = build(options, shape, classes)
-    seen: list[tuple[Tensor, int]] = []
-
-    def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen.extend((tensor, tensor._version) for tensor in (*inputs, output))
-
-    for module in network.modules():
-        assert not getattr(module, "inplace", False)
-        module.register_forward_hook(watch)
-    network(torch.rand(2, *shape))
-    assert seen
-    assert all(tensor._version == version == 0 for tensor, version in seen)
-
-
-@EVERY
-def test_the_seed_decides_the_weights(
-    options: dict[str, Any], shape: tuple[int, ...], classes: int, size: int
-) -> None:
-    one, two = (build(options, shape, classes) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+def test_resnet18_counts_without_being_built() -> None:
+    assert plugins.parse(Model, "resnet18", "mechanism.model").parameters == 11_173_962
 
 
 def test_resnet18_is_torchvisions_with_another_stem() -> None:

@@ -20,7 +20,7 @@ from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
 from dpaudit_ray.adversaries.base import ChangingCanary
 from dpaudit_ray.errors import RunDirectoryError, SpecError
-from dpaudit_ray.mechanisms.dp_sgd import crafting
+from dpaudit_ray.mechanisms.dp_sgd import session as sessions
 from dpaudit_ray.orchestration.driver import PackQueue
 from dpaudit_ray.orchestration.prepared import Prepared
 from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
@@ -355,9 +355,9 @@ def recipe(tiny: dict, adversary: str) -> Any:
 @pytest.mark.parametrize("name", ["loss", "biased-dimension"])
 def test_what_was_stored_is_the_canary_that_was_crafted(name: str, tiny: dict) -> None:
     training, adversary = recipe(tiny, name)
-    fresh = crafting.opened(training, adversary, 7)
-    stored = arrays.decoded(arrays.encoded(crafting.crafted(training, adversary, 7)))
-    again = crafting.opened(training, adversary, 8, (stored,))
+    fresh = sessions.open_session(training, adversary, 7)
+    stored = arrays.decoded(arrays.encoded(sessions.craft_canary(training, adversary, 7)))
+    again = sessions.open_session(training, adversary, 8, (stored,))
     members, seed, horizons = np.arange(10) % 2 == 0, 11, (3, 6)
     want = fresh.run(members, seed, horizons)
     assert want.tobytes() == again.run(members, seed, horizons).tobytes()
@@ -372,7 +372,7 @@ def test_a_canary_that_changes_is_not_crafted_once(
     training, adversary = recipe(tiny, "loss")
     monkeypatch.setattr(type(adversary), "craft", lambda *_: Changing())
     with pytest.raises(SpecError, match="a Changing, which is more than tensors"):
-        crafting.crafted(training, adversary, 7)
+        sessions.craft_canary(training, adversary, 7)
 
 
 @pytest.mark.slow

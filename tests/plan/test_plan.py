@@ -14,7 +14,7 @@ import pytest
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
 from dpaudit_ray.errors import RunDirectoryError, SpecError
-from dpaudit_ray.mechanisms.dp_sgd.options import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.plan import claims, failures
 from dpaudit_ray.plan.model import Pack, Plan

@@ -1,5 +1,5 @@
-"""DP-SGD: its options, and trainings by them."""
+"""DP-SGD: the mechanism, the recipe of a training, and trainings by it."""
 
-from .options import DpSgd
+from .mechanism import DpSgd
 
 __all__ = ["DpSgd"]

@@ -1,65 +1,187 @@
-"""What a training by DP-SGD is made of: numbers, data and a model, and nothing of a sweep file."""
+"""DP-SGD (Abadi et al. 2016; with fixed, known mini-batches, Cebere, Bellet, Papernot, eq. 2).
+
+    θ_t = θ_{t-1} - η_t/|B| ( Σ_{x ∈ B_t} clip(∇ℓ(θ_{t-1}; x), C) + Z_t ),   Z_t ~ N(0, σ²C² I)
+
+or what another optimizer makes of that sum. The canary joins it at steps t with t mod period = 0,
+and where it is sampled; |B| is the expected size, so that none gives the canary away.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Literal
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_validator
+
+from ... import accounting
+from ...accounting import Sampling
 from ...data.base import Data
 from ...errors import SpecError
 from ...models.base import Model
-from .optimizers.base import Optimizer
-from .optimizers.sgd import Sgd
-from .sampling.base import Sampler, Sizes
-from .sampling.fixed import Fixed
-from .schedules.base import Schedule
-from .schedules.constant import Constant
+from ...plugins import Strict, carried, nested, parse
+from . import noise_calibration
+from .sampling import Fixed, Sampler, Sizes
+from .updates import Constant, Optimizer, Schedule, Sgd
 
-_FIXED, _SGD, _CONSTANT = Fixed(), Sgd(), Constant()
+MEASURES = ("accuracy", "loss")  # of trained models, on records that are held out
 
 
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """One training; see `DpSgd` for what each entry means. `seed` varies θ_0 and the batches."""
+def _share_or_data(raw: Any) -> Any:
+    """A share of the data as it is; anything else as the options of a data set."""
+    if raw is None or isinstance(raw, float):
+        return raw
+    with carried():
+        if isinstance(raw, int):
+            what = f"is {raw}; must be a share of the data, as 0.2, or a data set"
+            raise SpecError("held_out", what)
+        return parse(Data, raw, "held_out")
 
-    data: Data
-    model: Model
-    steps: int
-    batch_size: int
-    learning_rate: float
-    clip_norm: float
-    noise_multiplier: float
+
+class Recipe(Strict):
+    """A training by DP-SGD, and nothing of an audit; `DpSgd` says what each option means."""
+
+    data: Annotated[SerializeAsAny[Data], nested(Data)]
+    model: Annotated[SerializeAsAny[Model], nested(Model)]
+    steps: int = Field(ge=1, le=10**7)
+    batch_size: int = Field(ge=1)
+    learning_rate: float = Field(gt=0)
+    clip_norm: float = Field(gt=0)
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    epsilon: float | None = Field(default=None, gt=0)
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    accountant: str | None = None
+    sampling: Annotated[SerializeAsAny[Sampler], nested(Sampler)] = Fixed()
+    batches: Literal["known", "secret"] = "known"
+    optimizer: Annotated[SerializeAsAny[Optimizer], nested(Optimizer)] = Sgd()
+    schedule: Annotated[SerializeAsAny[Schedule], nested(Schedule)] = Constant()
+    physical_batch_size: int | None = Field(default=None, ge=1)
+    augmentations: int = Field(default=1, ge=1)
+    held_out: Annotated[SerializeAsAny[Data] | float | None, BeforeValidator(_share_or_data)] = None
+    reserved: float | None = Field(default=None, gt=0, lt=1)
     engine: Literal["packed", "opacus"] = "packed"
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
-    seed: int = 0
-    sampling: Sampler = _FIXED
-    batches: Literal["known", "secret"] = "known"
-    optimizer: Optimizer = _SGD
-    schedule: Schedule = _CONSTANT
-    physical_batch_size: int | None = None
-    augmentations: int = 1
-    held_out: Data | float | None = None
-    reserved: float | None = None
+    seed: int = Field(default=0, ge=0)
+    _noise: float | None = PrivateAttr(default=None)  # what `given` brought
+
+    @model_validator(mode="after")
+    def _options_go_together(self) -> Self:
+        self._check_noise()
+        if self.batches == "secret" and self.engine != "opacus":
+            raise SpecError(
+                "batches",
+                f"is secret, but the {self.engine} engine gives all models of a pack the same "
+                "batches; use known, or engine: opacus",
+            )
+        if self.augmentations > 1 and self.engine != "packed":
+            raise SpecError(
+                "augmentations", f"is {self.augmentations}, which engine: {self.engine} does not do"
+            )
+        if isinstance(self.held_out, float) and not 0 < self.held_out < 1:
+            raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
+        self.schedule.check(self.steps)
+        return self
+
+    def _check_noise(self) -> None:
+        """Takes σ or ε; `delta` and `accountant` belong to ε."""
+        if self.noise_multiplier is None and self.epsilon is None:
+            raise SpecError("noise_multiplier", "is required, or epsilon in its place")
+        if self.noise_multiplier is not None and self.epsilon is not None:
+            raise SpecError(
+                "epsilon",
+                f"is {self.epsilon:g}, and noise_multiplier is {self.noise_multiplier:g}: each "
+                "says how much noise there is; leave one out",
+            )
+        for key, value in {"delta": self.delta, "accountant": self.accountant}.items():
+            if self.epsilon is None and value is not None:
+                raise SpecError(key, "belongs to epsilon, which is not given; leave it out")
+        name, names = self.accountant, accounting.accountants()
+        if name is not None and ":" not in name and name not in names:
+            raise SpecError("accountant", f"unknown accountant {name!r}; known: {', '.join(names)}")
+
+    @property
+    def recipe(self) -> Self:
+        """These options with the noise multiplier that they come to: data are read no more."""
+        settled = {"noise_multiplier": self.noise, "epsilon": None, "delta": None}
+        return self.model_copy(update=settled | {"accountant": None})
 
     def rate(self, step: int) -> float:
         """The learning rate of `step`, from 1 on."""
         return self.schedule.rate(self.learning_rate, step, self.steps)
-
-    def sizes(self, examples: int) -> Sizes:
-        """What sampling goes by, for `examples` of them."""
-        return Sizes(examples, self.batch_size)
 
     @property
     def hidden_start(self) -> bool:
         """Whether every trial draws its own θ_0, which the adversary does not know."""
         return self.model.initialization == "random"
 
+    @property
+    def noise(self) -> float:
+        """σ, as stated or as `epsilon` needs it.
 
-def check_known_start(model: Model) -> None:
-    """Raises SpecError where no adversary can choose θ_0, as every trial draws its own."""
-    if model.initialization == "random":
+        Raises:
+            SpecError: no noise keeps ε.
+            DataError: the data cannot be read, whose size sampling needs.
+        """
+        stated = self._noise if self.noise_multiplier is None else self.noise_multiplier
+        if stated is not None:
+            return stated
+        if self.epsilon is None or self.delta is None or self.accountant is None:
+            raise SpecError("mechanism.delta", "is required beside epsilon outside of an audit")
+        target = (self.epsilon, self.delta, self.accountant)
+        return noise_calibration.calibrate_noise(*target, self.steps, *self.sampled_at)
+
+    @property
+    def sampled_at(self) -> tuple[float, Sampling]:
+        """How often a step has the canary, and by which chance. Loads the data to know N."""
+        if self.sampling.known:
+            return 1.0, Sampling.POISSON
+        rate = self.sampling.rate(self.sizes)
+        return rate, self.sampling.claim if rate < 1 else Sampling.POISSON
+
+    @property
+    def sizes(self) -> Sizes:
+        """Loads the data to know N, and holds the batch size against it."""
+        total = len(self.data.load().y)
+        size = self.trained_records(total)
+        if self.batch_size > size:
+            left = "" if size == total else f" to train on, of {total}"
+            raise SpecError(
+                "mechanism.batch_size",
+                f"is {self.batch_size}, but {self.data.name} has {size} examples{left}; "
+                f"use at most {size}",
+            )
+        return Sizes(size, self.batch_size)
+
+    def trained_records(self, examples: int) -> int:
+        """Number of the `examples` of a data set that are trained on.
+
+        Raises:
+            SpecError: no record is held out or reserved though some should be, or fewer than two
+                are left.
+        """
+        reserved = self.reserved_records(examples)
+        left = examples - self.held_out_records(examples) - reserved
+        if left < 2:
+            raise SpecError(
+                "mechanism.reserved" if reserved else "mechanism.held_out",
+                f"leaves {max(left, 0)} of {examples} examples to train on; lower it, leave two",
+            )
+        return left
+
+    def reserved_records(self, examples: int) -> int:
+        """Number of the `examples` of a data set that only adversaries have."""
+        return _count(self.reserved, "reserved", examples)
+
+    def held_out_records(self, examples: int) -> int:
+        """Number of the `examples` of a data set that trained models are measured on."""
+        return _count(self.held_out, "held_out", examples)
+
+
+def _count(share: Data | float | None, name: str, examples: int) -> int:
+    if not isinstance(share, float):
+        return 0
+    count = round(share * examples)
+    if count < 1:
         raise SpecError(
-            "mechanism.model.initialization",
-            "is random, so that every trial draws its own start; the adversary chooses one for "
-            "all: use fixed",
+            f"mechanism.{name}",
+            f"is {share:g}, which is none of {examples} examples; take at least one",
         )
+    return count

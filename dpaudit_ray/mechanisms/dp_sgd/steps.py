@@ -30,10 +30,10 @@ from ...engines.packing.packed import PackedModel
 from ...engines.rules.base import trained
 from ...engines.rules.losses import losses
 from ...errors import SpecError, first_line
-from .insertion import Inserted, summed
-from .optimizers.base import Noisy, State
+from .canary_insertion import Inserted, summed
+from .initialization import generator
 from .recipe import Recipe
-from .start import generator
+from .updates import Noisy, State
 
 Array = npt.NDArray[Any]
 _LARGE = 1 << 16  # numbers whose noise is drawn beside the gradients: half a millisecond
@@ -75,7 +75,6 @@ class PackedSteps:
         self._taken = 0
 
     def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
-        """See `Steps`."""
         with ours():
             return self._step(theta, x, y, inserted)
 
@@ -102,15 +101,13 @@ class PackedSteps:
 
     def _draw(self, update: Tensor) -> None:
         self._noise.fill(update)
-        update *= self._recipe.noise_multiplier * self._recipe.clip_norm
+        update *= self._recipe.noise * self._recipe.clip_norm
 
     def state(self) -> dict[str, Array]:
-        """See `Steps`."""
-        kept = {f"optimizer.{name}": one.cpu().numpy() for name, one in self._state.items()}
-        return self._noise.state() | kept
+        moments = {f"optimizer.{name}": m.cpu().numpy() for name, m in self._state.items()}
+        return self._noise.state() | moments
 
     def restore(self, state: Mapping[str, Array], taken: int) -> None:
-        """See `Steps`."""
         self._noise.restore(state)
         self._taken = taken
         self._state.update(
@@ -126,14 +123,14 @@ class PackedSteps:
             update += summed(canary.direction, inserted.inside)
         elif isinstance(canary, GradientCanary):
             (rows,) = inserted.rows
-            update[rows] += _own(canary.direction, rows)
+            update[rows] += _direction_of(canary.direction, rows)
         else:
             self._insert_examples(update, theta, canary, inserted)
 
     def _insert_examples(
         self, update: Tensor, theta: Tensor, canary: SampleCanary, inserted: Inserted
     ) -> None:
-        """Those of one model at once, or one for all its models, whichever takes fewer passes."""
+        """Goes through the canaries or the models, whichever takes fewer passes."""
         clip_norm, count = self._recipe.clip_norm, len(canary.y)
         if count <= len(theta):
             for j, rows in enumerate(inserted.rows):
@@ -141,9 +138,9 @@ class PackedSteps:
                     x, y = canary.x[j : j + 1], canary.y[j : j + 1]
                     update[rows] += self._model.clipped_sums(theta[rows], x, y, clip_norm)
             return
-        for i, own in enumerate(inserted.examples):
-            if len(own):
-                x, y = canary.x[own], canary.y[own]
+        for i, examples in enumerate(inserted.examples):
+            if len(examples):
+                x, y = canary.x[examples], canary.y[examples]
                 update[i] += self._model.clipped_sums(theta[i : i + 1], x, y, clip_norm)[0]
 
 
@@ -169,7 +166,7 @@ class OpacusSteps:
         self._parameters = list(trained(self._module).values())
         self._optimizer = DPOptimizer(
             recipe.optimizer.torch(self._parameters, recipe.learning_rate),
-            noise_multiplier=recipe.noise_multiplier,
+            noise_multiplier=recipe.noise,
             max_grad_norm=recipe.clip_norm,
             expected_batch_size=recipe.batch_size,
             generator=generator(seed, device),
@@ -180,42 +177,40 @@ class OpacusSteps:
         self._taken: defaultdict[int, int] = defaultdict(int)
 
     def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
-        """See `Steps`."""
         return torch.stack([self.turn(i, theta, x, y, inserted) for i in range(len(theta))])
 
     def turn(
         self, model: int, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None
     ) -> Tensor:
         """The step of one model, row `model` of `theta`; returns its noisy sum, float [p]."""
-        own_x, own_y = _joined(x, y, inserted, model)
+        joined_x, joined_y = _joined(x, y, inserted, model)
         self._direction = _direction(inserted, model)
         self._taken[model] += 1
         self._optimizer.state = self._states[model]
         for group in self._optimizer.param_groups:
             group["lr"] = self._recipe.rate(self._taken[model])
         nn.utils.vector_to_parameters(theta[model].clone(), self._parameters)
-        *before, last = parts(len(own_y), self._recipe) or [slice(0, 0)]
+        *before, last = parts(len(joined_y), self._recipe) or [slice(0, 0)]
         for part in before:
             self._optimizer.signal_skip_step(do_skip=True)
-            self._part(own_x[part], own_y[part])
-        self._part(own_x[last], own_y[last])
+            self._part(joined_x[part], joined_y[part])
+        self._part(joined_x[last], joined_y[last])
         theta[model] = nn.utils.parameters_to_vector(self._parameters).detach()
         gradient = torch.cat([p.grad.flatten() for p in self._parameters if p.grad is not None])
         return gradient * self._recipe.batch_size
 
     def state(self) -> dict[str, Array]:
-        """See `Steps`: torch's generator, and what its optimizer remembers of each model."""
-        found = {"generator": self._optimizer.generator.get_state().numpy()}
+        """Torch's generator, and what its optimizer remembers of each model."""
+        arrays = {"generator": self._optimizer.generator.get_state().numpy()}
         for model, remembered in self._states.items():
             for index, parameter in enumerate(self._parameters):
                 for name, value in remembered[parameter].items():
                     if value is not None:
                         array = torch.as_tensor(value).cpu().numpy().copy()
-                        found[f"optimizer.{model}.{index}.{name}"] = array
-        return found
+                        arrays[f"optimizer.{model}.{index}.{name}"] = array
+        return arrays
 
     def restore(self, state: Mapping[str, Array], taken: int) -> None:
-        """See `Steps`."""
         self._optimizer.generator.set_state(torch.from_numpy(state["generator"].copy()))
         self._taken = defaultdict(lambda: taken)
         for key, array in state.items():
@@ -277,8 +272,8 @@ def _direction(inserted: Inserted | None, model: int) -> Tensor | None:
     inside, direction = inserted.inside[model], inserted.canary.direction
     if inside.dim():
         return summed(direction, inside[None])[0]
-    return _own(direction, model) if inside else None
+    return _direction_of(direction, model) if inside else None
 
 
-def _own(direction: Tensor, models: Tensor | int) -> Tensor:
+def _direction_of(direction: Tensor, models: Tensor | int) -> Tensor:
     return direction if direction.dim() == 1 else direction[models]

@@ -1,4 +1,4 @@
-"""DP-SGD at work: the public part of a training, and the loop over its steps."""
+"""A training by DP-SGD: its public part, random views of images, and the loop over its steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 from ...adversaries.base import Canary, SampleCanary
@@ -22,25 +23,55 @@ from ...engines.packing.packed import PackedModel
 from ...engines.rules.base import trained
 from ...engines.rules.layers import slots_of
 from ...errors import SpecError
-from ...models.base import input_dtype
+from ...models.base import as_input, input_dtype
 from ...seeds import derive
-from .augmenting import Views
-from .division import divide
-from .insertion import Insertion, check_claim
-from .keeping import Kept
-from .optimizers.base import Noisy, State
-from .recipe import Recipe, check_known_start
-from .start import given, network, seeded
+from .canary_insertion import Insertion, check_claim
+from .checkpointing import PackCheckpoints
+from .data_split import HeldOut, divide
+from .initialization import network, seeded
+from .recipe import Recipe
+from .sampling import Sizes
 from .steps import OpacusSteps, PackedSteps, Steps, batch_sums, parts
-from .utility import HeldOut
+from .updates import Noisy, State
+from .validation import check_known_start
 
 if TYPE_CHECKING:
     from ...data.base import Dataset
 
 _BODY_BATCH = 256  # examples that go through a frozen body together
+_PAD = 4  # pixels that a view may be shifted by, for images of 32
 
-# Told at every step: its number, θ before it, and the noisy mean that the optimizer then follows.
+# Called at every step: its number, θ before it, and the noisy mean that the optimizer then follows.
 Watch = Callable[[int, Tensor, Tensor], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Views:
+    """Augmentation multiplicity: each image as `count` random crops, mirrored or not.
+
+    (De et al. 2022, section 3.2.)
+
+    The gradients of one example's views are averaged before they are clipped, so that an example is
+    still one record to the claim. They are drawn from the step, as batches are: known to all.
+    """
+
+    count: int
+    seed: int
+
+    def draw(self, x: Tensor, step: int) -> Tensor:
+        """Draws the views of images x [B, C, H, W] at `step`: [B, count, C, H, W]."""
+        size, (height, width) = len(x) * self.count, x.shape[-2:]
+        rng = np.random.default_rng(derive("views", self.seed, step))
+        offsets = rng.integers(2 * _PAD + 1, size=(2, size))
+        mirrored = rng.random(size) < 0.5
+        columns = np.arange(width)[None] + offsets[1][:, None]
+        columns[mirrored] = columns[mirrored][:, ::-1]
+        rows = np.arange(height)[None] + offsets[0][:, None]
+        down, across = (torch.from_numpy(index.copy()).to(x.device) for index in (rows, columns))
+        owner = torch.arange(len(x), device=x.device).repeat_interleave(self.count)
+        padded = F.pad(x, (_PAD,) * 4, mode="reflect").movedim(1, -1)
+        views = padded[owner[:, None, None], down[:, :, None], across[:, None, :]]
+        return views.movedim(-1, 1).reshape(len(x), self.count, *x.shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,19 +105,19 @@ class DpSgdTraining:
         drawn = derive("initialization", seed, recipe.seed)
         with seeded(drawn):
             body = recipe.model.body(data.x.shape[1:])
-        divided = divide(recipe, data, seed)
+        split = divide(recipe, data, seed)
 
-        features = _features(divided.trained, body, device, dtype)
+        features = _features(split.trained, body, device, dtype)
         module = network(recipe.model, tuple(features.shape[1:]), data.classes, drawn)
         compute = torch.bfloat16 if recipe.precision == "bfloat16" else None
         slots_of(module)  # refuses parameters that could not be moved as they are
-        of_inputs = input_dtype(module.to(device, dtype), features)
+        dtype_taken = input_dtype(module.to(device, dtype), features)
 
-        features = given(features, of_inputs)
-        y = torch.from_numpy(divided.trained.y.copy()).to(device)
+        features = as_input(features, dtype_taken)
+        y = torch.from_numpy(split.trained.y.copy()).to(device)
 
         def loaded(part: Dataset) -> tuple[Tensor, Tensor]:
-            x = given(_features(part, body, device, dtype), of_inputs)
+            x = as_input(_features(part, body, device, dtype), dtype_taken)
             return x, torch.from_numpy(part.y.copy()).to(device)
 
         model = PackedModel(module, compute=compute)
@@ -106,10 +137,14 @@ class DpSgdTraining:
             y=y,
             batches=batches,
             classes=data.classes,
-            held_out=None if divided.held_out is None else HeldOut(*loaded(divided.held_out)),
-            reserved=None if divided.reserved is None else loaded(divided.reserved),
+            held_out=None if split.held_out is None else HeldOut(*loaded(split.held_out)),
+            reserved=None if split.reserved is None else loaded(split.reserved),
             loaded=loaded,
         )
+
+    def with_options(self, **options: object) -> DpSgdTraining:
+        """The same training by a recipe with other options; batches stay."""
+        return dataclasses.replace(self, recipe=self.recipe.model_copy(update=options))
 
     def elsewhere(self, x: Tensor, y: Tensor, seed: int) -> DpSgdTraining:
         """The same training on other records, with batches drawn from `seed`."""
@@ -127,8 +162,8 @@ class DpSgdTraining:
         return self.recipe.clip_norm
 
     @property
-    def by(self) -> str:
-        """What trains, in words: the engine, and on which kind of device."""
+    def trainer(self) -> str:
+        """The trainer in words: its engine, and the kind of device."""
         return f"{self.recipe.engine} on {self.initial.device.type}"
 
     @property
@@ -146,7 +181,7 @@ class DpSgdTraining:
     def simulate(
         self, runs: int, noisy: bool, seed: int, canary: SampleCanary | None = None, period: int = 1
     ) -> Iterator[Tensor]:
-        """See `PublicKnowledge.simulate`."""
+        """Yields θ_0, ..., θ_T of `runs` trainings, as `PublicKnowledge.simulate` grants them."""
         if noisy:
             everybody = torch.ones(runs, dtype=self.initial.dtype, device=self.initial.device)
             yield from (theta.clone() for theta in self.run(everybody, seed, canary, period))
@@ -155,7 +190,7 @@ class DpSgdTraining:
         yield theta
         state: State = {}
         for step, batch in enumerate(self.batches, start=1):
-            sums = self.sums(theta, *self._taken(batch, step), math.inf)
+            sums = self.sums(theta, *self._examples(batch, step), math.inf)
             theta = theta.clone()
             whole = Noisy(sums, self.recipe.batch_size, self.recipe.rate(step), step)
             self.recipe.optimizer.move(theta, whole, state)
@@ -170,7 +205,7 @@ class DpSgdTraining:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """The others' examples at `step`, from 1 on: x [B, ...], or [B, K, ...] of views, y [B]."""
-        return self._taken(self.batches[step - 1], step)
+        return self._examples(self.batches[step - 1], step)
 
     def starts(self, models: int, seed: int) -> Tensor:
         """θ_0 of every model, float [models, p]: one for all, or drawn from the pack's seed."""
@@ -190,11 +225,11 @@ class DpSgdTraining:
         canary: Canary | None,
         period: int,
         watch: Watch | None = None,
-        kept: Kept | None = None,
+        checkpoints: PackCheckpoints | None = None,
     ) -> Iterator[Tensor]:
         """Yields θ_0, ..., θ_T [n, p]; a yielded tensor changes when the next one is asked for.
 
-        From θ at `kept.step` on, where the training has got as far elsewhere.
+        From θ at `checkpoints.step` on, where the training has got as far elsewhere.
 
         Args:
             inside: [n], 1 where the canary is in, else 0; or [n, m] for each of m samples.
@@ -205,49 +240,50 @@ class DpSgdTraining:
         """
         steps = self._steps(seed)
         theta = self.starts(len(inside), seed)
-        done = 0 if kept is None else kept.step
-        theta = theta if kept is None else kept.begin(steps, theta)
+        done = 0 if checkpoints is None else checkpoints.step
+        theta = theta if checkpoints is None else checkpoints.begin(steps, theta)
         yield theta
         insertion = None if canary is None else self._insertion(canary, inside, period, seed)
-        own = self._own_batches(len(inside), seed)
-        for past in [*own, *([] if insertion is None else [insertion.coins])]:
+        secret = self._secret_batches(len(inside), seed)
+        for past in [*secret, *([] if insertion is None else [insertion.coins])]:
             collections.deque(itertools.islice(past, done), maxlen=0)
         for step, batch in enumerate(self.batches[done:], start=done + 1):
             inserted = None if insertion is None else insertion.at(step, theta)
             before = None if watch is None else theta.clone()
-            if own and isinstance(steps, OpacusSteps):
+            if secret and isinstance(steps, OpacusSteps):
                 turns = (
-                    (i, theta, *self._taken(next(o), step), inserted) for i, o in enumerate(own)
+                    (i, theta, *self._examples(next(drawn), step), inserted)
+                    for i, drawn in enumerate(secret)
                 )
                 sums = torch.stack([steps.turn(*turn) for turn in turns])
             else:
-                sums = steps.step(theta, *self._taken(batch, step), inserted)
+                sums = steps.step(theta, *self._examples(batch, step), inserted)
             if watch is not None and before is not None:
                 watch(step, before, sums / self.recipe.batch_size)
             yield theta
 
-    def _taken(self, batch: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    def _examples(self, batch: Tensor, step: int) -> tuple[Tensor, Tensor]:
         with ours():
             x = self.x[batch]  # indexed by a list: a copy
-            return x if self.views is None else self.views.of(x, step), self.y[batch]
+            return x if self.views is None else self.views.draw(x, step), self.y[batch]
 
     def _insertion(self, canary: Canary, inside: Tensor, period: int, seed: int) -> Insertion:
         """The coins depend on the pack alone: neither on a bit, nor on what other packs toss."""
         rng = np.random.default_rng(derive("coins", seed))
-        sizes = self.recipe.sizes(self.examples)
+        sizes = Sizes(self.examples, self.recipe.batch_size)
         coins = self.recipe.sampling.coins(sizes, tuple(inside.shape), rng)
         return Insertion(canary, inside, period, coins, self.clip_norm)
 
-    def _own_batches(self, models: int, seed: int) -> list[Iterator[Tensor]]:
-        """Batches of every model's own, where nobody knows them; none where all share theirs."""
+    def _secret_batches(self, models: int, seed: int) -> list[Iterator[Tensor]]:
+        """Batches for each model, where nobody knows them; none where all models share theirs."""
         if self.recipe.batches == "known":
             return []
         device = self.initial.device
         drawn = [derive("secret batches", seed, i) for i in range(models)]
-        return [iter(_batches(self.recipe, self.examples, one, device)) for one in drawn]
+        return [iter(_batches(self.recipe, self.examples, key, device)) for key in drawn]
 
     def check_claim(self, canary: Canary, coins: int = 1) -> None:
-        """See `insertion.check_claim`."""
+        """Raises SpecError for a canary that breaks the sensitivity of the claim."""
         check_claim(canary, len(self.initial), self.clip_norm, coins)
 
     def _steps(self, seed: int) -> Steps:
@@ -274,7 +310,7 @@ def _features(
 
 def _batches(recipe: Recipe, examples: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
     """Indices of the others at each of T steps."""
-    drawn = recipe.sampling.batches(recipe.sizes(examples), np.random.default_rng(seed))
+    drawn = recipe.sampling.batches(Sizes(examples, recipe.batch_size), np.random.default_rng(seed))
     rows = list(itertools.islice(drawn, recipe.steps))
     joined = torch.from_numpy(np.concatenate(rows)).to(device)
     return torch.split(joined, [len(row) for row in rows])

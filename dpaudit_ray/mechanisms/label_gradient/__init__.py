@@ -1,5 +1,5 @@
 """Labels from the gradients that a training releases: its options, attacks and exact bounds."""
 
-from .options import LabelGradient
+from .mechanism import LabelGradient
 
 __all__ = ["LabelGradient"]

@@ -1,5 +1,5 @@
 """One-dimensional loss landscapes, simulated and computed exactly."""
 
-from .options import Landscape
+from .mechanism import Landscape
 
 __all__ = ["Landscape"]

@@ -28,7 +28,7 @@ class Gradient(StrEnum):
 
 
 class FirstStep(StrEnum):
-    """Whether the first step is divided by B."""
+    """Division of the first step by B, or not."""
 
     UNSCALED = "unscaled"  # θ_1 = b C + Z_1, as the paper's text has it
     SCALED = "scaled"  # θ_1 = (b C + Z_1) / B, a step of DP-SGD like all others
@@ -51,7 +51,7 @@ class Process:
 
     @property
     def first_scale(self) -> float:
-        """What the first step is multiplied with: 1, or 1/B."""
+        """The factor of the first step: 1, or 1/B."""
         return 1.0 if self.first_step is FirstStep.UNSCALED else 1.0 / self.batch_size
 
     @property
@@ -71,7 +71,7 @@ class Process:
 
     @property
     def breaks(self) -> tuple[float, ...]:
-        """Where `moved` is not smooth, increasing."""
+        """Values of θ where `moved` is not smooth, increasing."""
         if self.gradient is Gradient.CONSTANT:
             return ()
         if self.gradient is Gradient.THRESHOLD:
@@ -93,11 +93,11 @@ class Process:
         """θ_t of `len(members)` independent runs at each horizon, float64 [n, len(horizons)]."""
         rng = np.random.default_rng(seed)
         theta = members * self.canary + rng.normal(scale=self.first_noise, size=len(members))
-        found = np.empty((len(members), len(horizons)))
+        values = np.empty((len(members), len(horizons)))
         columns = {step: column for column, step in enumerate(horizons)}
         for step in range(1, horizons[-1] + 1):
             if step > 1:
                 theta = self.moved(theta) + rng.normal(scale=self.step_noise, size=len(members))
             if step in columns:
-                found[:, columns[step]] = theta
-        return found
+                values[:, columns[step]] = theta
+        return values

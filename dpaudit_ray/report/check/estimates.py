@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from ...errors import DamagedArraysError, DpauditError, first_line
-from ...mechanisms.recorded import Recorded
+from ...mechanisms.base import Recorded
 from ...orchestration.estimating import Estimating
 from ...orchestration.folding import AuditState, Taken
 from ...orchestration.prepared import Prepared

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import DpauditError, RunDirectoryError, SpecError, first_line
 from ...imports import is_data
-from ...mechanisms.recorded import Recorded
+from ...mechanisms.base import Recorded
 from ...plan import claims, commitments, draft, inputs, preparing, provenance, record
 from ...plan.model import Plan, PlannedAudit
 from ...plugins import Unread

@@ -1,0 +1,218 @@
+"""`mechanism: dp-sgd`: a recipe of DP-SGD as something to audit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from ...accounting import Adjacency
+from ...adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
+from ...data.base import Data, Dataset
+from ...errors import SpecError
+from ...plugins import Plugin
+from ...stats import TradeOff
+from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session, recorded_steps
+from . import validation
+from .recipe import MEASURES, Recipe
+from .sampling import Poisson
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .training import DpSgdTraining
+
+
+class DpSgd(Recipe, Mechanism):
+    """The options of DP-SGD. `seed` varies θ_0 and the mini-batches, for repetitions.
+
+    `engine` computes the same steps: `packed` for all models of a pack at once, `opacus` one by
+    one through Opacus. `precision` is that of activations and gradients; parameters, norms, sums
+    and noise stay float32. `tf32` changes matrix products on NVIDIA GPUs only.
+
+    The others' batches are drawn once for a sweep and known to the adversary; `batches: secret`
+    draws them for each trial, through Opacus. `epsilon` at `delta`, by `accountant`, stands for
+    the noise multiplier that keeps it over all steps; an audit fills in its own δ and its first
+    accountant. A batch of more than `physical_batch_size` is processed in parts of at most that.
+    With `augmentations` an image has so many random crops, mirrored or not, in each step, whose
+    gradients are averaged and then clipped; a canary's example has one, itself.
+
+    On `held_out`, a data set or a share of the data that is then not trained on, accuracy and loss
+    of every trained model are measured, at the steps at which scores are recorded. `reserved` is
+    a share of the data that is not trained on and that adversaries have; those that need some take
+    half of it where the sweep does not say.
+
+    Revision 2: the canary joins the sum before θ is rounded; θ_0 is keyed by a whole seed.
+    """
+
+    revision: ClassVar[int] = 2
+    several_gpus: ClassVar[bool] = False
+    for_free: ClassVar[frozenset[str]] = frozenset(
+        {"learning_rate", "clip_norm", "noise_multiplier", "epsilon", "delta", "accountant", "seed"}
+    )
+
+    name: Literal["dp-sgd"] = "dp-sgd"
+
+    def worked_out(self) -> Mapping[str, float]:
+        """The noise that keeps `epsilon`: seconds, for some accountants."""
+        return {} if self.epsilon is None else {"noise": self.noise}
+
+    def given(self, worked_out: Mapping[str, float]) -> Self:
+        """These options with the noise that was worked out elsewhere."""
+        copy = self.model_copy()
+        copy._noise = worked_out.get("noise")
+        return copy
+
+    @property
+    def claim_reads_data(self) -> bool:
+        """True where batches are sampled: the rate depends on N."""
+        return not self.sampling.known
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Accuracy and loss, if anything is held out."""
+        return () if self.held_out is None else MEASURES
+
+    def for_audit(self, delta: float, accountant: str) -> Self:
+        """With the δ and the accountant that `epsilon` is meant at, where it does not say."""
+        if self.epsilon is None:
+            return self
+        named = {"delta": self.delta or delta, "accountant": self.accountant or accountant}
+        return self.model_copy(update=named)
+
+    def against(self, adversary: Adversary) -> Self:
+        """With records in reserve where the adversary needs some, and nothing says how many."""
+        if self.reserved is not None or adversary.reserves is None:
+            return self
+        return self.model_copy(update={"reserved": adversary.reserves})
+
+    @property
+    def claim_parts(self) -> tuple[Plugin, ...]:
+        """The sampling scheme."""
+        return (self.sampling,)
+
+    @property
+    def auto_pack_size(self) -> int:
+        """The number of models that have room, by their parameters."""
+        return self.model.pack_size
+
+    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+        """Multiples of `record_every` up to the last step, which is always recorded."""
+        return recorded_steps(self.steps, record_every or self.steps)
+
+    def check(self, adversary: Adversary) -> None:
+        """Refuses a period that does not divide the steps, and adversaries of other mechanisms."""
+        validation.check_period(adversary, self.steps, self.sampling)
+        adversary.check_steps(self.steps)
+        if adversary.chooses_start:
+            validation.check_known_start(self.model)
+        if adversary.frozen:
+            validation.check_frozen(adversary, self)
+        if not isinstance(adversary, FinalModelAdversary | TrajectoryAdversary):
+            raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")
+
+    def datasets(self) -> Mapping[str, Dataset]:
+        """The training data, and what is held out where it is other data."""
+        used = [self.data, *([self.held_out] if isinstance(self.held_out, Data) else [])]
+        return {data.key: data.load() for data in used}
+
+    def check_inputs(self) -> None:
+        """Loads the data, holds the batch size against it, and holds the model against autograd."""
+        from .data_split import divide
+
+        data, _ = self.data.load(), self.sizes
+        divide(self.recipe, data, 0)
+        validation.check_augmentations(self.augmentations, data.x.shape[1:], type(self.model))
+        if self.engine == "opacus" and self.precision == "bfloat16":
+            raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
+        validation.check_float_resolution(self, self._first_parameters(data))
+
+    def _first_parameters(self, data: Dataset) -> Tensor:
+        batch = self.physical_batch_size or self.batch_size
+        return validation.check_model(self.model, data, batch)
+
+    def check_records(self, adversary: Adversary) -> None:
+        """Holds it against the model's size, and its shadows' records against the private ones."""
+        if type(adversary).check_size is not Adversary.check_size:
+            adversary.check_size(len(self._first_parameters(self.data.load())))
+        if adversary.reserves is not None:
+            adversary.check_reserve(self.reserved_records(len(self.data.load().y)))
+        if (plan := adversary.shadow_plan) is None:
+            return
+        data = self.data.load()
+        if plan.data is None:
+            validation.check_reserve(self.reserved_records(len(data.y)), self.batch_size)
+        else:
+            validation.check_shadow_data(plan.data, data, self.batch_size, plan.allow_overlap)
+
+    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+        """Counts the steps that may have the canary; the others are post-processing."""
+        kind = Adjacency.REPLACE if adversary.replaces else Adjacency.ADD_REMOVE
+        return Claimed(self.noise, horizon // adversary.period, *self.sampled_at, kind)
+
+    def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
+        """Gaussian for a gradient canary of one direction in every step, which is proved here.
+
+        Batches are known, so given θ_{t-1} both worlds have the same sum of clipped gradients,
+        whatever it is: step t shows b g* + Z_t, and no more. The likelihood ratio of the whole
+        trajectory is that of T releases of N(b g*, s² I), one Gaussian with μ = √T |g*| / s for
+        the true deviation s of the noise. The adversary's view is part of the trajectory, so its
+        μ is a bound on that one. The certified ε is that of releasing every step, which is what
+        accountants claim; that of the last model alone may be smaller.
+
+        A longer period asks what the steps in between hide, which is a question about the last
+        model, and its curve is not known; nor is any, for a gradient that depends on the model, or
+        a canary that is sampled. Optimizer and schedule only process what steps show.
+
+        Of Poisson sampling it is the claimed one: given the others' batches, which are known, step
+        t shows b c_t g* + Z_t with a coin c_t of the canary's own, so the trajectory is that of T
+        sampled Gaussian releases with a noise multiplier of s / |g*|. What is certified through
+        the claim's curves is again the ε of releasing every step.
+        """
+        every_step = adversary.fixed_gradient and adversary.period == 1
+        if not every_step or self.batches != "known":
+            return TradeOff.UNKNOWN
+        if isinstance(self.sampling, Poisson):
+            return TradeOff.UNKNOWN if adversary.replaces else TradeOff.CLAIMED
+        return TradeOff.GAUSSIAN if self.sampling.known else TradeOff.UNKNOWN
+
+    def training(self, seed: int, gpu: bool) -> DpSgdTraining:
+        """Everything public about the training: data, θ_0, batches, and the engine."""
+        from .training import DpSgdTraining
+
+        return DpSgdTraining.prepare(self.recipe, seed, gpu)
+
+    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
+        """Prepares the training and lets the adversary craft its canary."""
+        from . import session
+
+        return session.open_session(self.training(seed, gpu), adversary, craft_seed)
+
+    def preparation(self, adversary: Adversary) -> Preparation | None:
+        """Shadow models, or the canary of an adversary that is `crafted_once`."""
+        if (plan := adversary.shadow_plan) is not None:
+            return Preparation(plan.parts, {"mechanism": self.identity(), **plan.identity})
+        if not adversary.crafted_once:
+            return None
+        return Preparation(1, {"mechanism": self.identity(), "adversary": adversary.identity()})
+
+    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+        """Trains a pack of shadows, or crafts the canary."""
+        from . import preparation, session
+
+        training = self.training(seeds.sweep, gpu)
+        if (plan := adversary.shadow_plan) is not None:
+            return preparation.train_shadows(training, plan, part, seeds.part)
+        return session.craft_canary(training, adversary, seeds.part)
+
+    def open_prepared(
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: tuple[Arrays, ...],
+    ) -> Session:
+        """`open` with the canary, or the shadow models, that were prepared."""
+        from . import session
+
+        return session.open_session(self.training(seed, gpu), adversary, craft_seed, prepared)

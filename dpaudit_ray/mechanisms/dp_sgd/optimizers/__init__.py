@@ -1,1 +1,0 @@
-"""How noisy gradients move θ. One file per optimizer; `base` says what one must offer."""

@@ -1,0 +1,262 @@
+"""The public view of a training: what everybody knows of it before it begins, for adversaries.
+
+Gradients of many models, each on an example of its own, go by `torch.func` for all models at once,
+where the module allows it and gives what plain autograd on the module itself does: tried on the
+first example. Else by that, one model after another.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from ...accounting import Sampling
+from ...adversaries.base import SampleCanary
+from ...engines.packing.samplewise import Samplewise, in_dtype, placed
+from ...engines.rules.base import trained
+from ...engines.rules.losses import losses
+from ...errors import SpecError
+from .preparation import Shadows
+from .sampling import Sizes
+from .training import DpSgdTraining
+from .updates import Constant
+
+_log = logging.getLogger("dpaudit")
+_NUMBERS = 1 << 24  # parameters of the models that are computed at once: 64 MiB of float32
+_TOLERANCE = 1e-3  # how far both ways may differ, by the scale of what they compute
+
+Values = dict[str, Tensor]  # parameters, by their names
+OfOneModel = Callable[[Tensor, Tensor, Tensor], Tensor]  # of θ [p], x [...] and y []
+
+
+class PublicView:
+    """What `PublicKnowledge` grants, as copies: an adversary may work in place on all it gets.
+
+    Its methods have no docstrings here: `PublicKnowledge` says what they return.
+    """
+
+    def __init__(self, training: DpSgdTraining, shadowed: Shadows | None = None) -> None:
+        recipe = training.recipe
+        self._training, self._shadowed = training, shadowed
+        self._one_each = OneEach(training.module)
+        self.clip_norm, self.noise_multiplier = recipe.clip_norm, recipe.noise
+        self.batch_size, self.rate = recipe.batch_size, recipe.rate
+        self.classes, self.examples = training.classes, training.examples
+        self.example = training.example
+        self.sample_rate = recipe.sampling.rate(Sizes(self.examples, recipe.batch_size))
+        poisson = recipe.sampling.claim is Sampling.POISSON
+        self.hidden_coins = recipe.batches == "secret" and poisson
+
+    @property
+    def initial(self) -> Tensor:
+        return self._training.initial.clone()
+
+    @property
+    def shadows(self) -> Tensor | None:
+        return None if self._shadowed is None else self._shadowed.theta.clone()
+
+    @property
+    def outside(self) -> tuple[Tensor, Tensor] | None:
+        records = self._training.reserved if self._shadowed is None else self._shadowed.records
+        return None if records is None else (records[0].clone(), records[1].clone())
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor] | None:
+        secret = self._training.recipe.batches == "secret"
+        return None if secret else self._training.batch(step)
+
+    def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return self._training.model.losses(theta, x, y)
+
+    def gradients(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
+        return self._training.sums(theta, x, y, clip_norm)
+
+    def shown(self, theta: Tensor, x: Tensor, y: Tensor, direction: Tensor) -> Tensor:
+        examples = zip(torch.split(x, 1), torch.split(y, 1), strict=True)
+        sums = (self.gradients(theta, *example, clip_norm=self.clip_norm) for example in examples)
+        return torch.stack([total.double() @ direction.double() for total in sums], 1)
+
+    def pretrained(self, steps: int, seed: int) -> Tensor:
+        records = self.outside
+        if records is None:
+            raise SpecError("mechanism.reserved", "is needed to pretrain on; give a share")
+        shorter = self._training.with_options(steps=steps, schedule=Constant())
+        elsewhere = shorter.elsewhere(*records, seed)
+        *_, last = elsewhere.simulate(1, noisy=False, seed=seed)
+        return last[0]
+
+    def simulate(
+        self, runs: int, noisy: bool, seed: int, canary: SampleCanary | None = None, period: int = 1
+    ) -> Iterator[Tensor]:
+        path = self._training.simulate(runs, noisy, seed, canary, period)
+        return (theta.clone() for theta in path)
+
+    def input_gradient(
+        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        check_floating(x)
+        module, total = self._training.module, torch.zeros_like(x)
+        factors = [1.0] * len(theta) if weights is None else weights
+        for row, weight in zip(theta, factors, strict=True):
+            with placed(module, row), torch.enable_grad():
+                moved = x.clone().requires_grad_()
+                loss = losses(module(moved), y).sum()
+                total += weight * torch.autograd.grad(loss, moved)[0]
+        return total / len(theta) if weights is None else total
+
+    def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return self._one_each.gradients(theta, x, y)
+
+    def look_ahead(
+        self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
+    ) -> Tensor:
+        return self._one_each.ahead(theta, x, y, query, rate)
+
+
+def check_floating(x: Tensor) -> None:
+    """Raises SpecError for examples of whole numbers, which cannot be moved along a gradient."""
+    if not x.is_floating_point():
+        raise SpecError(
+            "adversary.name",
+            "crafts an example by its gradient, but the network takes whole numbers, which have "
+            "none; use loss or biased-dimension",
+        )
+
+
+class OneEach:
+    """Gradients of models of one architecture, each on an example of its own.
+
+    `mapped`: all at once or one after another; tried on the first example when left out. A
+    module may reach parameters where `functional_call` does not put others, and then says nothing.
+    """
+
+    def __init__(self, module: nn.Module, mapped: bool | None = None) -> None:
+        self._module, self._mapped = module, mapped
+
+    def gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """∇_θ ℓ(θ_i; x_i, y_i), float [n, p]; theta [n, p], x [n, ...], y [n]."""
+        mapped = self._is_mapped(theta, SampleCanary(x[:1], y[:1]), 1.0)
+        gradient = functools.partial(_gradient if mapped else _gradient_alone, self._module)
+        return _of_all_models(gradient, mapped, (theta, x, y))
+
+    def ahead(
+        self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
+    ) -> Tensor:
+        """∇_{x_i} ℓ(θ_i - rate ∇_θ ℓ(θ_i; x_i, y_i); query), shaped as x is, [n, ...].
+
+        Theta is float [n, p], y [n]; the query one example. Double back-propagation.
+        """
+        check_floating(x)
+        mapped = self._is_mapped(theta, query, rate)
+        ahead = functools.partial(_ahead if mapped else _ahead_alone, self._module, query, rate)
+        return _of_all_models(ahead, mapped, (theta, x, y))
+
+    def _is_mapped(self, theta: Tensor, query: SampleCanary, rate: float) -> bool:
+        if self._mapped is None:
+            self._mapped = _maps(self._module, (theta[:1], query, rate))
+            if not self._mapped:
+                kind = type(self._module).__name__
+                _log.warning("%s does not run under torch.func: crafted one by one, slowly", kind)
+        return self._mapped
+
+
+def _maps(module: nn.Module, tried: tuple[Tensor, SampleCanary, float]) -> bool:
+    """Whether both ways agree on the query in one model, [1, p]; in float64 where that is allowed.
+
+    In float32 a step on the query may leave nothing of its loss but rounding.
+    """
+    for dtype in (torch.float64, torch.float32):
+        try:
+            with in_dtype(module, dtype):
+                return _agree(module, tried, dtype)
+        except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
+            continue
+    return False
+
+
+def _agree(
+    module: nn.Module, tried: tuple[Tensor, SampleCanary, float], dtype: torch.dtype
+) -> bool:
+    theta, query, rate = tried
+    x = query.x[:1].to(dtype) if query.x.is_floating_point() else query.x[:1]
+    example, same = (theta.to(dtype), x, query.y[:1]), SampleCanary(x, query.y[:1])
+    alone, mapped = (OneEach(module, way) for way in (False, True))
+    pairs = [
+        (mapped.ahead(*example, same, rate), alone.ahead(*example, same, rate)),
+        (mapped.gradients(*example), alone.gradients(*example)),
+    ]
+    return all(float((a - b).abs().max()) <= _TOLERANCE * float(b.abs().max()) for a, b in pairs)
+
+
+def _of_all_models(
+    function: OfOneModel, mapped: bool, examples: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
+    """Calls `function` for every model: in groups that are small enough, or one by one."""
+    theta, x, y = examples
+    if not mapped:
+        return torch.stack([function(*model) for model in zip(theta, x, y, strict=True)])
+    size = max(1, _NUMBERS // theta.shape[1])
+    parts = zip(*(torch.split(rows, size) for rows in examples), strict=True)
+    return torch.cat([vmap(function)(*part) for part in parts]).detach()
+
+
+def _gradient(module: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    values = _named(module, row)
+    gradient: Values = grad(_loss, argnums=1)(module, values, x, y)
+    return torch.cat([gradient[name].flatten() for name in values])
+
+
+def _gradient_alone(module: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return Samplewise(module).gradients(row, x[None], y[None])[0]
+
+
+def _ahead(
+    module: nn.Module, query: SampleCanary, rate: float, row: Tensor, x: Tensor, y: Tensor
+) -> Tensor:
+    values = _named(module, row)
+
+    def later(x: Tensor) -> Tensor:
+        first: Values = grad(_loss, argnums=1)(module, values, x, y)
+        stepped = {name: value - rate * first[name] for name, value in values.items()}
+        return _loss(module, stepped, query.x[0], query.y[0])
+
+    slope: Tensor = grad(later)(x)
+    return slope
+
+
+def _ahead_alone(
+    module: nn.Module, query: SampleCanary, rate: float, row: Tensor, x: Tensor, y: Tensor
+) -> Tensor:
+    """By the chain rule: -rate ∇_x ⟨∇_θ ℓ(θ; x), v⟩, with v the query's gradient after the step."""
+    stepped = row - rate * _gradient_alone(module, row, x, y)
+    v = _gradient_alone(module, stepped, query.x[0], query.y[0])
+    with placed(module, row) as parameters, torch.enable_grad():
+        moved = x[None].clone().requires_grad_()
+        loss = losses(module(moved.clone()), y[None]).sum()
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+        parts = torch.split(v, [p.numel() for p in parameters])
+        pairs = [(g, part) for g, part in zip(gradients, parts, strict=True) if g is not None]
+        along = sum(((g.flatten() * part).sum() for g, part in pairs), start=x.new_zeros(()))
+        slope = None
+        if along.requires_grad:  # else it is the same whatever the example is
+            (slope,) = torch.autograd.grad(along, moved, allow_unused=True)
+    return torch.zeros_like(x) if slope is None else -rate * slope[0]
+
+
+def _named(module: nn.Module, row: Tensor) -> Values:
+    """The parameters `row` [p] by their names."""
+    named = trained(module)
+    parts = torch.split(row, [p.numel() for p in named.values()])
+    return {k: part.view(p.shape) for (k, p), part in zip(named.items(), parts, strict=True)}
+
+
+def _loss(module: nn.Module, values: Values, x: Tensor, y: Tensor) -> Tensor:
+    """Loss of one example x [...], y []."""
+    # Torch does not put back what it ties in a layer that a module holds twice.
+    outputs = functional_call(module, values, (x[None].clone(),), tie_weights=False)
+    return losses(outputs, y[None]).sum()

@@ -1,1 +1,0 @@
-"""Who is in the batch at step t. One file per scheme; `base` says what a scheme must offer."""

@@ -1,0 +1,235 @@
+"""Updates: optimizers, which say how noisy gradients move θ, and learning-rate schedules.
+
+Noise is added before an optimizer sees a gradient, so whatever it makes of it is post-processing:
+no claim depends on the optimizer, and none on the schedule of its learning rate. Each optimizer
+has one rule for all models of a pack, and torch's own class for Opacus.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from ...errors import SpecError
+from ...plugins import Plugin
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn, optim
+
+State = dict[str, "Tensor"]  # what an optimizer remembers between steps, float [n, p] each
+
+
+@dataclasses.dataclass(frozen=True)
+class Noisy:
+    """The release of a step of n models, and how far it may move them.
+
+    `summed` is float [n, p]: clipped gradients, canary and noise; `number` counts steps from 1.
+    """
+
+    summed: Tensor
+    batch_size: int
+    rate: float
+    number: int
+
+    @property
+    def mean(self) -> Tensor:
+        """The gradient that descent follows, float [n, p]."""
+        return self.summed / self.batch_size
+
+
+class Optimizer(Plugin):
+    """Base of all optimizers. θ starts without momentum, as in torch.
+
+    `rounding_matters`: whether a step grows with the gradient, so that a small canary may be lost
+    where parameters are rounded; see `validation.check_float_resolution`.
+    """
+
+    kind: ClassVar[str] = "optimizer"
+    home: ClassVar[str] = "dpaudit_ray.mechanisms.dp_sgd.updates"
+    rounding_matters: ClassVar[bool] = True
+
+    @abstractmethod
+    def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
+        """Changes `theta`, float [n, p], in place, and `noisy` not at all.
+
+        `state` is empty at first and keeps what it is given, float [n, p] each, for the next step.
+        """
+
+    @abstractmethod
+    def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
+        """The same, for the parameters of one model. The rate is set anew at every step."""
+
+
+class Sgd(Optimizer):
+    """Plain gradient descent, θ ← θ - η g."""
+
+    name: Literal["sgd"] = "sgd"
+
+    def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
+        """Moves θ in one pass over it."""
+        theta.sub_(noisy.summed, alpha=noisy.rate / noisy.batch_size)
+
+    def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
+        """Returns a `torch.optim.SGD`."""
+        from torch import optim
+
+        return optim.SGD(parameters, lr=rate)
+
+
+class Momentum(Optimizer):
+    """Gradient descent with momentum (Polyak 1964): v ← m v + g, θ ← θ - η v, as in torch."""
+
+    name: Literal["momentum"] = "momentum"
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+
+    def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
+        """Keeps v in sums, as the gradients come."""
+        if "velocity" not in state:
+            state["velocity"] = theta.new_zeros(theta.shape)
+        velocity = state["velocity"].mul_(self.momentum).add_(noisy.summed)
+        theta.sub_(velocity, alpha=noisy.rate / noisy.batch_size)
+
+    def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
+        """Returns a `torch.optim.SGD`."""
+        from torch import optim
+
+        return optim.SGD(parameters, lr=rate, momentum=self.momentum)
+
+
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+_ListAsTuple = BeforeValidator(lambda raw: tuple(raw) if isinstance(raw, list) else raw)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015, Algorithm 1) on noisy gradients.
+
+    First and second moments decay by `betas`; `eps` keeps the quotient finite.
+    """
+
+    rounding_matters: ClassVar[bool] = False  # its steps do not grow with the gradient
+
+    name: Literal["adam"] = "adam"
+    betas: Annotated[tuple[_Decay, _Decay], _ListAsTuple] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0)
+
+    def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
+        """Corrects both moments, which start at zero."""
+        if not state:
+            state.update(m=theta.new_zeros(theta.shape), v=theta.new_zeros(theta.shape))
+        first, second, gradient, (slow, slower) = *state.values(), noisy.mean, self.betas
+        first.lerp_(gradient, 1 - slow)
+        second.mul_(slower).addcmul_(gradient, gradient, value=1 - slower)
+        root = (second / (1 - slower**noisy.number)).sqrt_().add_(self.eps)
+        theta.addcdiv_(first, root, value=-noisy.rate / (1 - slow**noisy.number))
+
+    def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
+        """Returns a `torch.optim.Adam`."""
+        from torch import optim
+
+        return optim.Adam(parameters, lr=rate, betas=self.betas, eps=self.eps)
+
+
+class Schedule(Plugin):
+    """Base of all schedules. Over the first `warmup` steps the rate rises to the whole, linearly.
+
+    What comes after it counts its own steps from 0 on.
+    """
+
+    kind: ClassVar[str] = "schedule"
+    home: ClassVar[str] = "dpaudit_ray.mechanisms.dp_sgd.updates"
+
+    warmup: int = Field(default=0, ge=0)
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """The learning rate's factor at `step` = 0, 1, ..., steps - 1 after the warm-up."""
+
+    @property
+    def length(self) -> int:
+        """The fewest steps after the warm-up that this schedule accepts, at least 1."""
+        return 1
+
+    def rate(self, learning_rate: float, step: int, steps: int) -> float:
+        """The learning rate of `step` = 1, ..., steps of a training."""
+        if step <= self.warmup:
+            return learning_rate * step / self.warmup
+        return learning_rate * self.factor(step - self.warmup - 1, steps - self.warmup)
+
+    def check(self, steps: int) -> None:
+        """Raises SpecError for a schedule that is longer than the training."""
+        needed = self.warmup + self.length
+        if needed > steps:
+            raise SpecError(
+                "schedule",
+                f"is {self.name} over {needed} steps ({self.warmup} of them to warm up), but there "
+                f"are only {steps}; shorten it, or raise mechanism.steps",
+            )
+
+
+class Constant(Schedule):
+    """A learning rate that stays what it is, in every step after the warm-up."""
+
+    name: Literal["constant"] = "constant"
+
+    def factor(self, step: int, steps: int) -> float:
+        """1."""
+        return 1.0
+
+
+class Falling(Schedule):
+    """From the whole rate to `final` of it over `over` steps, all that there are if left out."""
+
+    final: float = Field(default=0.0, ge=0)
+    over: int | None = Field(default=None, ge=1)
+
+    @property
+    def length(self) -> int:
+        """`over`: the whole fall must fit into the training."""
+        return self.over or 1
+
+    def progress(self, step: int, steps: int) -> float:
+        """Share of the way down; the last step is the one before `final`: it moves θ too."""
+        return min(1.0, step / (self.over or steps))
+
+
+class Cosine(Falling):
+    """A learning rate that falls along half a cosine (Loshchilov and Hutter 2017, eq. 5)."""
+
+    name: Literal["cosine"] = "cosine"
+
+    def factor(self, step: int, steps: int) -> float:
+        """final + (1 - final) (1 + cos π progress) / 2."""
+        angle = math.pi * self.progress(step, steps)
+        return self.final + (1 - self.final) * (1 + math.cos(angle)) / 2
+
+
+class Linear(Falling):
+    """A learning rate that falls along a line."""
+
+    name: Literal["linear"] = "linear"
+
+    def factor(self, step: int, steps: int) -> float:
+        """1 - (1 - final) progress."""
+        return 1 - (1 - self.final) * self.progress(step, steps)
+
+
+class Step(Schedule):
+    """A learning rate that is multiplied with `gamma` after every `every` steps."""
+
+    name: Literal["step"] = "step"
+    every: int = Field(ge=1)
+    gamma: float = Field(default=0.1, gt=0)
+
+    @property
+    def length(self) -> int:
+        """One drop must fall into the training."""
+        return self.every + 1
+
+    def factor(self, step: int, steps: int) -> float:
+        """A power of `gamma`."""
+        return self.gamma ** (step // self.every)

@@ -1,0 +1,253 @@
+"""Checks of DP-SGD's options: against each other, the adversary, the data and the model.
+
+Each raises SpecError with the value and a remedy, but for `check_float_resolution`, which warns.
+Sweep files are checked where torch need not be loaded, so it is imported by what runs a model.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...accounting import Sampling
+from ...adversaries.base import Adversary
+from ...data.base import Data, Dataset
+from ...errors import SpecError, first_line
+from ...models.base import Model, as_input, input_dtype
+from .recipe import Recipe
+from .sampling import Sampler
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_LOG = logging.getLogger(__name__)
+_EXAMPLES_TRIED = 64
+_MODELS_REMEMBERED = 64
+_TRIED_MODELS: dict[Hashable, Tensor] = {}  # a sweep's audits share few, and each takes a second
+# Steps of fewer units in the last place of a parameter lose part of the canary's power: it is
+# whole from about there on.
+_FEWEST_UNITS = 10
+
+
+def check_period(adversary: Adversary, steps: int, sampling: Sampler) -> None:
+    """Holds the steps at which the canary is inserted against the training's."""
+    if adversary.period > steps:
+        raise SpecError(
+            "adversary.period",
+            f"is {adversary.period}, but there are only {steps} steps: the canary would never be "
+            "inserted; lower it or raise mechanism.steps",
+        )
+    if steps % adversary.period:
+        raise SpecError(
+            "adversary.period",
+            f"is {adversary.period}, which does not divide the {steps} steps: training would end "
+            f"between two insertions; set mechanism.steps to {steps - steps % adversary.period}",
+        )
+    skips = adversary.period > 1 and not sampling.known
+    if skips and sampling.claim is not Sampling.POISSON:
+        raise SpecError(
+            "adversary.period",
+            f"is {adversary.period}, but no claim holds for sampling {sampling.name} where steps "
+            "are left out; use 1, or mechanism.sampling: poisson",
+        )
+
+
+def check_frozen(adversary: Adversary, recipe: Recipe) -> None:
+    """Refuses what means nothing in a training that stands still."""
+    held_out, known = recipe.held_out is not None, recipe.batches == "known"
+    refused = {
+        "held_out": (held_out, "leave it out: a model that is not trained is worth nothing"),
+        "engine": (recipe.engine != "packed", "use packed: no step is taken"),
+        "batches": (not known, "use known: all records are the adversary's"),
+        "augmentations": (recipe.augmentations > 1, "leave it out: no record has a gradient"),
+        "model.initialization": (
+            recipe.hidden_start, "use fixed: the first model labels the records"
+        ),
+    }  # fmt: skip
+    for key, (stated, remedy) in refused.items():
+        if stated:
+            raise SpecError(f"mechanism.{key}", f"is of no use to {adversary.name}; {remedy}")
+
+
+def check_augmentations(count: int, shape: tuple[int, ...], model: type[Model]) -> None:
+    """Takes views of images only, and of the part of a model that is trained."""
+    if count == 1:
+        return
+    if len(shape) != 3 or min(shape[1:]) < 8:
+        raise SpecError(
+            "mechanism.augmentations",
+            f"is {count}, but examples have shape {list(shape)}; views are crops of images "
+            "[channels, height, width] of at least 8 x 8 pixels",
+        )
+    if model.body is not Model.body:
+        raise SpecError(
+            "mechanism.augmentations",
+            f"is {count}, but a frozen body sees every image once, before training; use a model "
+            "without one",
+        )
+
+
+def check_known_start(model: Model) -> None:
+    """Refuses a random initialisation where the adversary chooses θ_0, one for all trials."""
+    if model.initialization == "random":
+        raise SpecError(
+            "mechanism.model.initialization",
+            "is random, so that every trial draws its own start; the adversary chooses one for "
+            "all: use fixed",
+        )
+
+
+def check_reserve(records: int, batch_size: int) -> None:
+    """Refuses a reserve of fewer records than a batch, on which no shadow can be trained."""
+    if records < batch_size:
+        raise SpecError(
+            "mechanism.reserved",
+            f"leaves {records} records to shadow models, fewer than a batch of {batch_size}; "
+            "raise it, or lower mechanism.batch_size",
+        )
+
+
+def check_shadow_data(other: Data, private: Dataset, batch_size: int, allow_overlap: bool) -> None:
+    """Refuses shadow records that are too few, of another kind, or private ones too."""
+    loaded = other.load()
+    check_like(private, loaded, "adversary.shadow_data", other.name)
+    if len(loaded.y) < batch_size:
+        raise SpecError(
+            "adversary.shadow_data",
+            f"{other.name} has {len(loaded.y)} records, fewer than a batch of {batch_size}; give "
+            "more",
+        )
+    rows = {row.tobytes() for row in private.x}
+    shared = sum(row.tobytes() in rows for row in loaded.x)
+    if shared and not allow_overlap:
+        raise SpecError(
+            "adversary.shadow_data",
+            f"{shared} of the {len(loaded.y)} records of {other.name} are private ones too; give "
+            "others, or set adversary.allow_overlap: true",
+        )
+
+
+def check_like(data: Dataset, other: Dataset, key: str, name: str) -> None:
+    """Raises SpecError under `key` where `other` is not of the kind of `data`."""
+    if other.x.shape[1:] != data.x.shape[1:]:
+        raise SpecError(
+            key,
+            f"{name} has examples of shape {other.x.shape[1:]}, the data of {data.x.shape[1:]}; "
+            "give it the same features",
+        )
+    if other.classes > data.classes:
+        raise SpecError(
+            key,
+            f"{name} has {other.classes} classes, the data has {data.classes}; leave out what is "
+            "never trained on",
+        )
+
+
+def check_model(model: Model, data: Dataset, batch: int) -> Tensor:
+    """Builds the model and finds how it can be packed; returns its parameters at θ_0, float [p].
+
+    As many examples go through it together as in a `batch`, and some more where that is small.
+
+    Raises:
+        SpecError: layers that cannot be audited, a shape that does not fit the data, or fewer
+            outputs than classes.
+    """
+    import torch
+
+    from ...engines.packing.packed import PackedModel
+    from .initialization import network, seeded
+
+    tried = max(_EXAMPLES_TRIED, batch)
+    x, y = torch.from_numpy(data.x[:tried].copy()), torch.from_numpy(data.y[:tried].copy())
+    try:
+        with seeded(0):
+            body = model.body(data.x.shape[1:])
+        with torch.no_grad():
+            x = x if body is None else body.eval()(x)
+            module = network(model, tuple(x.shape[1:]), data.classes, 0)
+            x = as_input(x, input_dtype(module, x))
+            if (key := _model_key(module, x, y, data.classes)) in _TRIED_MODELS:
+                return _TRIED_MODELS[key]
+            packed = PackedModel(module)
+            outputs = module(x[:2].clone())
+    except SpecError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        reason = first_line(error)
+        shape = tuple(data.x.shape[1:])
+        raise SpecError(
+            "mechanism.model", f"{model.name} does not run on examples of shape {shape}: {reason}"
+        ) from error
+    if isinstance(outputs, torch.Tensor) and outputs.dim() == 2:
+        _check_outputs(outputs.shape[1], data.classes)
+    packed.settle(x, y)
+    _TRIED_MODELS[key] = packed.initial
+    while len(_TRIED_MODELS) > _MODELS_REMEMBERED:
+        del _TRIED_MODELS[next(iter(_TRIED_MODELS))]
+    return packed.initial
+
+
+def _model_key(module: nn.Module, x: Tensor, y: Tensor, classes: int) -> Hashable:
+    """The same for a network that was tried: of the same code, with these numbers.
+
+    Classes are compared as objects, so that one whose code was loaded anew is another one.
+    """
+    import torch
+
+    code = tuple((type(part), type(part).forward, part.training) for part in module.modules())
+    digest = hashlib.sha256()
+    for tensor in (*module.parameters(), *module.buffers(), x, y):
+        digest.update(repr((tensor.shape, tensor.dtype, tensor.requires_grad)).encode())
+        digest.update(tensor.detach().flatten().view(torch.uint8).numpy().tobytes())
+    return code, repr(module), digest.digest(), classes
+
+
+def _check_outputs(outputs: int, classes: int) -> None:
+    enough = classes if classes > 2 or outputs > 1 else 1
+    if outputs < enough:
+        raise SpecError(
+            "mechanism.model",
+            f"gives {outputs} scores per example, but the data has {classes} classes; "
+            "give it one output per class (one alone for two classes)",
+        )
+
+
+def check_float_resolution(recipe: Recipe, initial: Tensor) -> None:
+    """Warns, once, of steps so small that θ + step, rounded to float32, loses part of the step.
+
+    A canary moves θ by η C / |B| in its direction. It joins the update before that is rounded, so
+    rounding hides what it did and never adds to it. It is measured against the spacing of float32
+    at the median of |θ_0|: half of all parameters have a wider one. A θ_0 that trials draw anew
+    is taken from one draw, and parameters at 0, which have no spacing to speak of, are left out.
+    So are optimizers whose steps do not grow with the gradient; a schedule counts at its height.
+    """
+    if not recipe.optimizer.rounding_matters:
+        return
+    sizes = initial.abs()
+    sizes = sizes[sizes > 0]
+    if not len(sizes):
+        return
+    typical = float(sizes.median())
+    step = recipe.learning_rate * recipe.clip_norm / recipe.batch_size
+    units = step / float(np.spacing(np.float32(typical)))
+    if units < _FEWEST_UNITS:
+        names = f"{recipe.model.name} on {recipe.data.name}"
+        rates = (recipe.learning_rate, recipe.clip_norm, recipe.batch_size)
+        _warn_of_rounding(names, rates, step, units, typical)
+
+
+@functools.cache  # once in a process, whatever the number of audits
+def _warn_of_rounding(
+    names: str, rates: tuple[float, float, int], step: float, units: float, typical: float
+) -> None:
+    _LOG.warning(
+        "%s: with mechanism.learning_rate %g, clip_norm %g and batch_size %d a canary moves θ by "
+        "%.2g, %.2g units in the last place of a typical parameter (%.2g): rounding to float32 "
+        "hides part of it; raise learning_rate or clip_norm, or lower batch_size",
+        names, *rates, step, units, typical,
+    )  # fmt: skip

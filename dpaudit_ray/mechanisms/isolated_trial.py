@@ -1,0 +1,62 @@
+"""One isolated trial: what runs in the process of its own that `function` starts for it.
+
+The process is forked from one that imported what takes long. The user's module is imported here,
+so nothing of it, no thread and no state, is shared between trials.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.random  # what draws anything needs it, and NumPy loads it no sooner
+
+
+def run(request: dict[str, Any]) -> list[float]:
+    """Trains once; returns the score and what was measured. `request` is plain JSON."""
+    module, _, name = request["path"].partition(":")
+    train: Any = importlib.import_module(module)
+    for part in name.split("."):
+        train = getattr(train, part)
+    _limit_torch(request["threads"], request["gpu_share"])
+    options = request["options"]
+    if request["prepared"] is not None:
+        options = options | {"prepared": _loaded(**request["prepared"])}
+    returned = train(request["member"], request["seed"], **options)
+    return numbers(returned, request["path"], tuple(request["measures"]))
+
+
+def numbers(returned: Any, path: str, measures: tuple[str, ...]) -> list[float]:
+    """Reads what a training returned as a score and its measures. Raises TypeError for others."""
+    try:
+        if not measures:
+            return [float(returned)]
+        score, utility = returned
+        return [float(score), *(float(utility[name]) for name in measures)]
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        listed = ", ".join(f"{name!r}: ..." for name in measures)
+        wanted = f"not score, {{{listed}}}" if measures else "no number"
+        raise TypeError(f"{path} returned {returned!r:.60}, {wanted}") from error
+
+
+def _limit_torch(threads: int | None, gpu_share: float | None) -> None:
+    """Limits torch as the trainer does: more threads may change last bits."""
+    if threads is None:
+        return
+    if "torch" not in sys.modules:  # then the training imports it, if any
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        return
+    torch: Any = sys.modules["torch"]
+    torch.set_num_threads(threads)
+    if gpu_share is not None:
+        torch.cuda.set_per_process_memory_fraction(gpu_share)
+
+
+def _loaded(file: str, names: list[list[str]]) -> tuple[dict[str, Any], ...]:
+    """Arrays by part and name, in the order in which they were saved."""
+    with np.load(file, allow_pickle=False) as saved:
+        arrays = iter([saved[f"{index}"] for index in range(sum(map(len, names)))])
+    return tuple({name: next(arrays) for name in part} for part in names)

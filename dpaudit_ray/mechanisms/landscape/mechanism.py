@@ -1,0 +1,227 @@
+"""The pair of 1-D processes of Cebere, Bellet, Papernot, section 6, as a mechanism.
+
+`backend: sampled` runs trials, `backend: exact` computes the densities of both worlds and what
+the best test makes of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BeforeValidator, Field
+
+from ...adversaries.base import Adversary
+from ...adversaries.landscape import LandscapeAdversary
+from ...errors import SpecError
+from ...stats import Estimate, Status, TradeOff
+from ..base import Arrays, Claimed, Mechanism, Session, recorded_steps
+from .process import FirstStep, Gradient, Process
+
+if TYPE_CHECKING:
+    from .exact import Power
+
+SMALLEST_NOISE = 0.25  # noise multiplier from which on the grid holds all densities that matter
+SMALLEST_WIDTH = 1e-6  # below, a linear gradient is a threshold, and no longer a slope to a float
+
+
+def _width(value: Any) -> Any:
+    number = type(value) in (int, float) and math.isfinite(value)
+    if value == "tuned" or (number and value >= SMALLEST_WIDTH):
+        return value
+    raise ValueError(f"must be a number of at least {SMALLEST_WIDTH}, or tuned")
+
+
+class Landscape(Mechanism):
+    """A canary in the first of `steps` steps, on a loss that the adversary shapes.
+
+    `gradient` is the shape of the sum of all other gradients: `threshold` (the paper's),
+    `constant` (its Example 1) or `linear`, which rises to the largest size within `width` of the
+    threshold. `width` is in standard deviations of a step's noise; `tuned` is the one with the
+    largest ε at δ = 1e-5 after the last step. `seed` draws other trials, for repetitions.
+    """
+
+    uses_torch: ClassVar[bool] = False
+    uses_gpu: ClassVar[bool] = False
+    several_gpus: ClassVar[bool] = False
+    exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"exact": "", "exact-gdp": "with μ read as Gaussian"}
+    )
+
+    name: Literal["landscape"] = "landscape"
+    steps: int = Field(ge=1, le=10**7)
+    batch_size: int = Field(ge=1)
+    noise_multiplier: float = Field(gt=0)
+    clip_norm: float = Field(default=1.0, gt=0)
+    gradient: Literal["threshold", "constant", "linear"] = "threshold"
+    width: Annotated[float | Literal["tuned"], BeforeValidator(_width)] = "tuned"
+    first_step: Literal["unscaled", "scaled"] = "unscaled"
+    backend: Literal["sampled", "exact"] = "sampled"
+    seed: int = Field(default=0, ge=0)
+
+    @property
+    def sampled(self) -> bool:
+        """False for the exact backend."""
+        return self.backend == "sampled"
+
+    @property
+    def auto_pack_size(self) -> int:
+        """The number of trials that take about a tenth of a second, or less."""
+        return max(256, min(5000, 5_000_000 // self.steps))
+
+    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+        """Multiples of `record_every` up to the last step, which is always recorded."""
+        return recorded_steps(self.steps, record_every or self.steps)
+
+    def check(self, adversary: Adversary) -> None:
+        """Refuses other adversaries, and what this landscape does not have."""
+        if not isinstance(adversary, LandscapeAdversary):
+            raise SpecError(
+                "adversary.name",
+                f"{adversary.name} cannot attack {self.name}, which has no data; use landscape",
+            )
+        if adversary.period != 1:
+            raise SpecError(
+                "adversary.period",
+                f"is {adversary.period}, but a landscape has its canary in the first step only; "
+                "leave it out",
+            )
+        if self.gradient == "constant" and adversary.threshold != "optimal":
+            raise SpecError(
+                "adversary.threshold",
+                f"is {adversary.threshold}, but a constant gradient has no threshold; leave it "
+                "out, or use mechanism.gradient: threshold",
+            )
+        if self.gradient != "linear" and self.width != "tuned":
+            raise SpecError(
+                "mechanism.width",
+                f"is {self.width:g}, but only a linear gradient has a width; leave it out, or use "
+                "mechanism.gradient: linear",
+            )
+        if self.seed and not self.sampled:
+            raise SpecError(
+                "mechanism.seed",
+                f"is {self.seed}, but exact densities are drawn from nothing; leave it out",
+            )
+        if self._tunes_width and adversary.threshold == "searched":
+            raise SpecError(
+                "adversary.threshold", "is searched, which needs a number as mechanism.width"
+            )
+        if self._tunes_width or adversary.threshold == "searched" or not self.sampled:
+            self._check_grid()
+
+    def check_inputs(self) -> None:
+        """Reads nothing."""
+
+    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+        """One Gaussian release, the first step; all others are post-processing."""
+        return Claimed(self.noise_multiplier, 1)
+
+    def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
+        """That of θ_t, the release: Gaussian after one step, or with a constant gradient.
+
+        θ_1 = b C + Z_1 is N(0, s²) or N(C, s²). A constant gradient adds a number and independent
+        Gaussian noise at every step, the same in both worlds, so θ_t is such a pair too. Any other
+        shape moves apart what is above and below its threshold, and makes mixtures.
+        """
+        alike = horizon == 1 or self.gradient == "constant"
+        return TradeOff.GAUSSIAN if alike else TradeOff.UNKNOWN
+
+    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
+        """Settles threshold and width; needs no GPU."""
+        return _Sampled(self.process(adversary))
+
+    def exact(
+        self,
+        adversary: Adversary,
+        horizons: tuple[int, ...],
+        delta: float,
+        prepared: tuple[Arrays, ...] = (),
+    ) -> dict[int, tuple[Estimate, ...]]:
+        """For `backend: exact`, the best test's μ read as Gaussian, and the true ε of the pair."""
+        from .exact import evolve, power
+
+        if self.sampled:
+            return {}
+        states = evolve(self.process(adversary), horizons)
+        return {
+            step: _estimates(power(state, delta), delta)
+            for step, state in zip(horizons, states, strict=True)
+        }
+
+    def process(self, adversary: Adversary) -> Process:
+        """The process that this adversary shapes, with all its numbers settled."""
+        from . import exact
+
+        if not isinstance(adversary, LandscapeAdversary):
+            raise TypeError(f"{adversary.name} passed no check() of this mechanism")
+        start = Process(
+            batch_size=self.batch_size,
+            noise_multiplier=self.noise_multiplier,
+            clip_norm=self.clip_norm,
+            gradient=Gradient(self.gradient),
+            first_step=FirstStep(self.first_step),
+            threshold=math.nan,
+            width=math.nan,
+        )
+        chosen = adversary.threshold
+        threshold = start.canary / 2 if isinstance(chosen, str) else float(chosen)
+        width = start.step_noise * (1.0 if self.width == "tuned" else float(self.width))
+        process = dataclasses.replace(start, threshold=threshold, width=width)
+        if self._tunes_width:
+            return dataclasses.replace(process, width=exact.best_width(process, self.steps))
+        if chosen == "searched":
+            best = exact.best_threshold(process, self.steps)
+            return dataclasses.replace(process, threshold=best)
+        return process
+
+    @property
+    def _tunes_width(self) -> bool:
+        return self.gradient == "linear" and self.width == "tuned"
+
+    def _check_grid(self) -> None:
+        from .exact import MAX_ENTRIES, entries
+
+        if self.noise_multiplier < SMALLEST_NOISE:
+            raise SpecError(
+                "mechanism.noise_multiplier",
+                f"is {self.noise_multiplier:g}, but exact densities need at least "
+                f"{SMALLEST_NOISE}; raise it or use backend: sampled",
+            )
+        fixed = self.model_copy(update={"width": 1.0}).process(LandscapeAdversary())
+        needed = entries(fixed, self.steps)
+        if needed > MAX_ENTRIES:
+            raise SpecError(
+                "mechanism.steps",
+                f"is {self.steps}, for which exact densities take {needed:.1e} numbers, more than "
+                f"{MAX_ENTRIES:.1e}; lower it or mechanism.batch_size, or use backend: sampled",
+            )
+
+
+class _Sampled:
+    """Runs trials of one process; the score is θ_T, which the canary pushes up."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def run(
+        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
+    ) -> npt.NDArray[np.float64]:
+        return self._process.sample(members, horizons, seed)
+
+
+def _estimates(power: Power, delta: float) -> tuple[Estimate, ...]:
+    """No trial is behind these, so they hold with certainty: confidence 1.
+
+    The true ε of one adversary is a lower bound on the mechanism's, and so is its μ. Read as if
+    the curve were Gaussian, μ gives up to four times that ε.
+    """
+    gdp = Estimate(
+        "exact-gdp", Status.IF_GAUSSIAN, power.epsilon_gdp, power.mu, delta, 1.0, 0, power.threshold
+    )
+    return gdp, Estimate("exact", Status.CERTIFIED, power.epsilon, math.nan, delta, 1.0, 0)

@@ -1,0 +1,143 @@
+"""Network parts that models are built of: residual blocks, and AlexNet's frozen body.
+
+They import torch, so models load this module late. GroupNorm treats every example alone, as DP-SGD
+needs; nothing works in place, so that gradients can be taken at every layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_SIDE = 224  # the size of the images that AlexNet's published weights were trained on
+_CHUNK = 128  # images at a time: about 300 MB of activations
+_LAST = "classifier.6."
+
+
+def conv3x3(channels: int, out: int, stride: int = 1) -> nn.Conv2d:
+    """A 3x3 convolution that keeps the size at stride 1; a norm follows, so it has no bias."""
+    return nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """ReLU(F(x) + x), F two convolutions (He et al. 2016, figure 2 and table 1)."""
+
+    def __init__(self, channels: int, out: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            conv3x3(channels, out, stride),
+            nn.GroupNorm(groups, out),
+            nn.ReLU(),
+            conv3x3(out, out),
+            nn.GroupNorm(groups, out),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != out:
+            projection = nn.Conv2d(channels, out, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.GroupNorm(groups, out))
+        self.activation = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, channels, H, W] to [B, out, H / stride, W / stride]."""
+        result: Tensor = self.activation(self.residual(x) + self.shortcut(x))
+        return result
+
+
+class PreActivationBlock(nn.Module):
+    """F(a) + x with a = ReLU(norm(x)), or F(a) + W a where the width changes.
+
+    Zagoruyko and Komodakis 2016, figure 1(c), and their published code for the shortcut.
+    """
+
+    def __init__(self, channels: int, out: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.activation = nn.Sequential(nn.GroupNorm(groups, channels), nn.ReLU())
+        self.residual = nn.Sequential(
+            conv3x3(channels, out, stride),
+            nn.GroupNorm(groups, out),
+            nn.ReLU(),
+            conv3x3(out, out),
+        )
+        self.projection: nn.Module | None = None
+        if stride != 1 or channels != out:
+            self.projection = nn.Conv2d(channels, out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, channels, H, W] to [B, out, H / stride, W / stride]."""
+        active = self.activation(x)
+        kept = x if self.projection is None else self.projection(active)
+        result: Tensor = self.residual(active) + kept
+        return result
+
+
+def initialized(network: nn.Sequential) -> nn.Sequential:
+    """`network` with normal weights of variance 2 / fan-out in every convolution (He et al.)."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return network
+
+
+class AlexNetBody(nn.Module):
+    """torchvision's AlexNet up to its last layer, frozen.
+
+    Images [B, 3, H, W] in 0..1 to the input of the last layer, [B, 4096].
+
+    Images are resized to 224 x 224 pixels and normalised with ImageNet's mean and deviation.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, state: dict[str, Tensor] | None) -> None:
+        """`state` as from `state_dict()` of `features` and `classifier`; None draws one."""
+        from torchvision.models import alexnet
+
+        super().__init__()
+        with torch.device("meta" if state is not None else "cpu"):
+            network = alexnet(weights=None)
+        del network.classifier[-1]
+        if state is not None:
+            network.load_state_dict(state, assign=True)
+        for module in network.modules():
+            if isinstance(module, nn.ReLU):
+                module.inplace = False
+        self.network = network.float().requires_grad_(False)
+        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1))
+        self.register_buffer("deviation", torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Works through the images in small parts."""
+        return torch.cat([self._features(part) for part in torch.split(x, _CHUNK)])
+
+    def _features(self, x: Tensor) -> Tensor:
+        resized = functional.interpolate(x, (_SIDE, _SIDE), mode="bilinear", align_corners=False)
+        result: Tensor = self.network((resized - self.mean) / self.deviation)
+        return result
+
+
+def body_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The part of AlexNet's `state` that the body needs, last layer left out.
+
+    Raises:
+        ValueError: an entry is missing or of another shape, or has a NaN or infinite value.
+    """
+    from torchvision.models import alexnet
+
+    with torch.device("meta"):
+        expected = alexnet(weights=None).state_dict()
+    needed = {}
+    for name, like in expected.items():
+        if name.startswith(_LAST):
+            continue
+        tensor = state.get(name)
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is missing")
+        if tensor.shape != like.shape:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}, not {list(like.shape)}")
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{name} has a NaN or infinite value")
+        needed[name] = tensor
+    return needed

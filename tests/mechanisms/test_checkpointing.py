@@ -1,0 +1,117 @@
+"""A training that is cut off at any step goes on from there, and ends with the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpaudit_ray.adversaries.watched_dimension import WatchedDimension
+from dpaudit_ray.mechanisms.base import ResumableSession
+from dpaudit_ray.storage import arrays
+from dpaudit_ray.storage.arrays import Arrays
+from dpaudit_ray.sweep import spec
+from tests.command import changed
+
+STEPS, HORIZONS = 24, (6, 12, 18, 24)
+
+
+class CutError(Exception):
+    """The node is gone."""
+
+
+class Cut:
+    """Saves after every step, as a file, and ends the training after `after` of them."""
+
+    def __init__(self, after: int, found: tuple[int, bytes] | None = None) -> None:
+        self.found, self.due = found, True
+        self._after = after
+
+    def last(self) -> tuple[int, Arrays] | None:
+        return None if self.found is None else (self.found[0], arrays.decoded(self.found[1]))
+
+    def save(self, step: int, saved: Arrays) -> None:
+        self.found = step, arrays.encoded(saved)
+        self._after -= 1
+        if not self._after:
+            raise CutError
+
+
+def session(tiny: dict[str, Any], **changes: Any) -> Any:
+    """DP-SGD as opened by a trainer of its own."""
+    raw = changed(tiny, "mechanism.steps", STEPS)
+    adversary = changes.pop("adversary", "biased-dimension")
+    raw["mechanism"] |= changes
+    cell = spec.from_raw(raw | {"grid": {"adversary": [adversary]}}).cells[0]
+    return cell.mechanism.open(cell.adversary, 3, 4, gpu=False)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "random start": {"model": {"name": "fcnn", "initialization": "random"}},
+    "momentum, watched": {"optimizer": "momentum", "adversary": "watched-dimension"},
+    "adam, poisson": {"optimizer": "adam", "sampling": "poisson"},
+    "loss, shuffle": {"sampling": "shuffle", "adversary": "loss", "schedule": "cosine"},
+    "opacus, secret": {
+        "engine": "opacus", "batches": "secret", "sampling": "poisson", "optimizer": "adam",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cut_off_and_gone_on_it_has_the_same_scores(case: str, tiny: dict[str, Any]) -> None:
+    members, seed = np.arange(8) % 3 == 0, 12345678901234567890
+    whole = session(tiny, **CASES[case]).run(members, seed, HORIZONS)
+    assert np.isfinite(whole).all()
+    found = None
+    for after in (1, 5, 12):  # steps 1, 6 (scored), 18 (scored)
+        cut = Cut(after, found)
+        opened = session(tiny, **CASES[case])
+        assert isinstance(opened, ResumableSession)
+        with pytest.raises(CutError):
+            opened.run(members, seed, HORIZONS, cut)
+        found = cut.found
+    assert found[0] == 18
+    last = Cut(-1, found)
+    rest = session(tiny, **CASES[case]).run(members, seed, HORIZONS, last)
+    assert rest.tobytes() == whole.tobytes()
+    assert last.found[0] == STEPS
+
+
+def test_what_another_engine_kept_is_of_no_use(tiny: dict[str, Any]) -> None:
+    members, seed = np.arange(4) % 2 == 0, 5
+    cut = Cut(3)
+    with pytest.raises(CutError):
+        session(tiny).run(members, seed, HORIZONS, cut)
+    kept = {**arrays.decoded(cut.found[1]), "by": np.frombuffer(b"packed on cuda", np.uint8)}
+    other = Cut(-1, (3, arrays.encoded(kept)))
+    whole = session(tiny).run(members, seed, HORIZONS)
+    assert session(tiny).run(members, seed, HORIZONS, other).tobytes() == whole.tobytes()
+
+
+class Forgetful:
+    """Watches, and cannot say what it has seen."""
+
+    def __init__(self, observer: Any) -> None:
+        self._observer = observer
+
+    def see_update(self, *seen: Any) -> None:
+        self._observer.see_update(*seen)
+
+    def scores(self) -> Any:
+        return self._observer.scores()
+
+
+def test_an_observer_that_cannot_be_saved_is_named_once(
+    tiny: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer = WatchedDimension.observer
+    monkeypatch.setattr(WatchedDimension, "observer", lambda *a: Forgetful(observer(*a)))
+    cut = Cut(1)
+    opened = session(tiny, adversary="watched-dimension")
+    for _ in range(2):
+        opened.run(np.arange(4) % 2 == 0, 5, HORIZONS, cut)
+    assert cut.found is None
+    (record,) = caplog.records
+    assert "no checkpoint is written: Forgetful has no state()" in record.getMessage()
