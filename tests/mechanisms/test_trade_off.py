@@ -65,7 +65,7 @@ class Watcher(TrajectoryAdversary[GradientCanary]):
     craft = LastParameter.craft
 
     def observer(self, canary: Any, known: Any, models: int) -> Any:
-        return _LikelihoodRatio(canary, known.training, models)
+        return _LikelihoodRatio(canary, known._training, models)
 
 
 def cell(raw: dict[str, Any], adversary: Any = None) -> Cell:
