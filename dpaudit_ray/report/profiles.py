@@ -16,7 +16,7 @@ from ..accounting import Training
 from ..plan import claims
 from ..plan.model import PlannedAudit
 from ..stats import profile
-from ..stats.claim import Curve
+from ..stats.curve import Curve
 from ..stats.profile import MuProfile
 from .figures import COLOURS, STYLE, png, say, side_by_side
 from .tables import Run

@@ -11,7 +11,7 @@ from scipy import special
 
 from ..stats import gdp, profile
 from ..stats.base import checked
-from ..stats.claim import Curve
+from ..stats.curve import Curve
 from ..stats.thresholds import Worlds
 from .figures import COLOURS
 

@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 
@@ -90,26 +89,11 @@ class SweepBudget:
         return 1 - (1 - self.confidence) / max(len(self.audits), 1)
 
 
-def average_evidence(
-    log_values: Sequence[float] | npt.ArrayLike, weights: npt.ArrayLike | None = None
-) -> float:
+def average_evidence(log_values: Sequence[float]) -> float:
     """Log of the mean of e-values, itself an e-value, whatever the dependence between them.
 
     The way to combine claim tests over a grid of audits: refuted from ln(1/alpha) on, like each.
-
-    Args:
-        log_values: natural logarithms of e-values, [n].
-        weights: shares of the stake, [n], fixed before the trials; even when not given.
-
-    Raises:
-        ValueError: no values, or weights that are negative or do not add up to 1.
+    `log_values` are natural logarithms of e-values, one at least.
     """
-    logs = np.atleast_1d(np.asarray(log_values, dtype=np.float64))
-    if logs.size == 0:
-        raise ValueError("log_values must hold at least one e-value")
-    if weights is None:
-        return float(special.logsumexp(logs)) - math.log(logs.size)
-    shares = np.asarray(weights, dtype=np.float64)
-    if shares.shape != logs.shape or not np.all(shares >= 0) or abs(shares.sum() - 1) > 1e-9:
-        raise ValueError(f"weights must be {logs.size} shares that add up to 1, got {weights!r}")
-    return float(special.logsumexp(logs, b=shares))
+    logs = np.asarray(log_values, dtype=np.float64)
+    return float(special.logsumexp(logs)) - math.log(logs.size)

@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from . import gdp
 from .base import Estimator, Members, Scores
-from .binomial import check_alpha
 from .curve import Curve, gaussian
 from .mixture import log_mixture
 from .portfolio import Portfolio
@@ -38,8 +37,8 @@ _BOLD = 3  # the largest stakes: for diverged trials, which are rare and nearly 
 class Claim(Estimator):
     """Evidence against claims, gathered while trials arrive.
 
-    As an estimator it reports the largest refuted μ of the Gaussian family; `evidence` and
-    `refuted_parameter` take any accountant's curves.
+    As an estimator it reports the largest refuted μ of the Gaussian family; `evidence` takes any
+    accountant's curve.
     """
 
     name: ClassVar[str] = "claim"
@@ -87,52 +86,6 @@ class Claim(Estimator):
         wealth = self._wagers.log_wealth(few.epsilons, few.deltas)
         return _mean(wealth), _mean(wealth[:, -1, -_BOLD:])
 
-    def refutes(self, curve: Curve, confidence: float) -> bool:
-        """Whether the trials so far refute `curve`; wrong with probability 1 - confidence, ever.
-
-        Raises:
-            ValueError: confidence outside (0, 1).
-        """
-        check_alpha(1 - confidence)
-        return self.evidence(curve) >= -math.log(1 - confidence)
-
-    def refuted_parameter(
-        self, family: Callable[[float], Curve], low: float, high: float, confidence: float
-    ) -> float:
-        """Where refutation ends along `family`, for a parameter that grows with privacy loss.
-
-        Args:
-            family: the claim for each parameter; larger parameters claim less.
-            low: smallest parameter of interest, returned when not even that is refuted.
-            high: largest one, returned when all are refuted.
-            confidence: level at which everything up to the result is refuted together.
-
-        Raises:
-            ValueError: low above high, or confidence outside (0, 1).
-        """
-        check_alpha(1 - confidence)
-        if not low < high:
-            raise ValueError(f"low must lie below high, got {low} and {high}")
-        target = -math.log(1 - confidence)
-        return _end(lambda parameter: self.evidence(family(parameter)) - target, low, high)
-
-    def effective_noise(
-        self, family: Callable[[float], Curve], low: float, high: float, confidence: float
-    ) -> float:
-        """The run is no more private than this noise multiplier; `high` when nothing is refuted.
-
-        Arguments as for `refuted_parameter`, but `family` maps noise multipliers to claims, and
-        all claims above the result are refuted together. Needs a few dozen curves.
-
-        Raises:
-            ValueError: low not positive or above high, or confidence outside (0, 1).
-        """
-        if not low > 0:
-            raise ValueError(f"low must be positive, got {low}")
-        return 1 / self.refuted_parameter(
-            lambda inverse: family(1 / inverse), 1 / high, 1 / low, confidence
-        )
-
     def bound(self, delta: float, confidence: float) -> Estimate:
         level, target = (delta, confidence), -math.log(1 - confidence)
 
@@ -159,6 +112,3 @@ def _end(excess: Callable[[float], float], low: float, high: float) -> float:
     if excess(high) >= 0:
         return high
     return float(optimize.brentq(excess, low, high, xtol=1e-9, rtol=1e-5))
-
-
-__all__ = ["Claim", "Curve", "gaussian"]

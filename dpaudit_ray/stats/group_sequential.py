@@ -102,30 +102,23 @@ def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> npt.NDArray[np.
     return np.asarray(2 * special.ndtr(special.ndtri(alpha / 2) / np.sqrt(f)))
 
 
-def refuted_rate(
-    looks: Sequence[Look], spent: npt.NDArray[np.float64], strict: bool = True
-) -> float:
+def refuted_rate(looks: Sequence[Look], spent: npt.NDArray[np.float64]) -> float:
     """The largest hit rate that the last of `looks` refutes; 0.5 when chance is not refuted.
 
-    Boundaries are whole numbers, so a rate a little below a refuted one may stand. `strict` looks
-    below the root that was found, as far and as finely as this was seen to happen, and returns
-    the end of the refuted interval: that is what the error probability is computed for.
-    Otherwise bisection decides, which differs by up to a few hundredths in ε.
+    Boundaries are whole numbers, so a rate a little below a refuted one may stand. So looks are
+    taken below the root that was found, as far and as finely as this was seen to happen; what is
+    returned is the end of the refuted interval, which the error probability is computed for.
 
     Args:
         looks: guesses and hits so far at each look, both non-decreasing.
         spent: error that may be spent by each look, float64 [looks].
-        strict: see above.
     """
     guesses, hits = looks[-1]
     low, high = 0.5, min(hits / guesses, 1 - 1e-15) if guesses else 0.5
     if high <= low or _excess(low, looks, spent) > 0:
         return low
-    for _ in range(0 if strict else 14):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _excess(middle, looks, spent) <= 0 else (low, middle)
     root = _root(low, high, looks, spent)
-    below = [p for p in root - (root - 0.5) * _HOLES if strict]
+    below = (root - (root - 0.5) * _HOLES).tolist()
     for low, high in itertools.pairwise([0.5, *below]):
         if _excess(high, looks, spent) > 0:
             return _root(low, high, looks, spent)

@@ -11,9 +11,8 @@ probability β that no choice can change, and
     P[v or more of r right] ≤ P[Bin(r - k, p) ≥ v - k] + β    for every r at once.
 
 Steinke's Theorem 3.1 (`one_run`) needs 2 m δ in its place, because canaries of one training may
-fail together. `one_run_order.pure_p_value` averages over K instead of bounding it: a little
-sharper, and right only for a number of guesses that does not depend on the outputs, because those
-say something about K.
+fail together. To average over K in place of bounding it would be a little sharper, and right only
+for a number of guesses that does not depend on the outputs, because those say something about K.
 """
 
 from __future__ import annotations

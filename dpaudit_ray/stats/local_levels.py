@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -20,47 +19,25 @@ from .binomial import clopper_pearson_upper
 from .thresholds import Upper
 
 EXACT_LIMIT = 10_000  # trials per world; the exact calibration takes n² time
-_GRID_RATIO = 1.5
 _BLOCK = 256
 
 Floats = npt.NDArray[np.float64]
 
 
-class Levels(StrEnum):
-    """How the error is spread over the thresholds; all three are valid."""
-
-    EQUAL_LOCAL = "equal-local"  # the same level at every threshold, calibrated exactly
-    DKW = "dkw"  # Massart 1990: constant width, good in the middle, useless in the tails
-    BONFERRONI = "bonferroni"  # tail / n at every threshold: no calibration, loosest
-
-
-def upper_rates(n: int, tail: float, levels: Levels, size: int = 0) -> Upper:
+def upper_rates(n: int, tail: float, size: int = 0) -> Upper:
     """Bounds u(k) for k = 0..n errors of n trials, all valid together, as a function of k [m].
 
     Args:
         n: trials of this world, at least 1.
         tail: chance that any of the bounds fails, in (0, 1).
-        levels: how the error is spread. Beyond `EXACT_LIMIT` trials, equal local levels are
-            replaced by Bonferroni, which stays valid and costs little at such sizes.
         size: calibrate for this many trials instead, where that is more than n and within
-            `EXACT_LIMIT`; see `next_size`.
+            `EXACT_LIMIT`: levels fall as n grows, so audits of about one size share one.
+
+    Beyond `EXACT_LIMIT` trials the level is that of Bonferroni, which costs little at such sizes.
     """
-    if levels is Levels.DKW:
-        width = math.sqrt(-math.log(tail) / (2 * n))
-        return lambda counts: np.minimum(counts / n + width, 1.0)
-    exact = levels is Levels.EQUAL_LOCAL and n <= EXACT_LIMIT
+    exact = n <= EXACT_LIMIT
     level = local_level(max(min(size, EXACT_LIMIT), n), tail) if exact else tail / n
     return lambda counts: np.asarray(clopper_pearson_upper(counts, n, level))
-
-
-def next_size(n: int) -> int:
-    """The smallest size of a geometric grid that is at least n, and within `EXACT_LIMIT`.
-
-    Local levels fall as n grows, so the level of a larger size is valid for n. A partial audit
-    uses it, and is spared a calibration after every pack.
-    """
-    steps = math.ceil(math.log(max(n, 1)) / math.log(_GRID_RATIO) - 1e-9)
-    return max(n, min(math.ceil(_GRID_RATIO**steps), EXACT_LIMIT))
 
 
 @functools.lru_cache(maxsize=4096)

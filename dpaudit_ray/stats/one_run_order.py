@@ -43,33 +43,6 @@ def gaussian_p_value(mistakes: int, guesses: int, canaries: int, mu: float) -> f
     return float(special.bdtr(mistakes, guesses, rates) @ weights) / 2
 
 
-def pure_p_value(
-    mistakes: int, guesses: int, canaries: int, epsilon: float, delta: float
-) -> float:  # fmt: skip
-    """The same for randomised response that tells its bit outright with probability δ.
-
-    It is the worst pair under (ε, δ)-DP, and of Laplace noise wherever only its plateau is used.
-
-    Raises:
-        ValueError: counts out of order, ε negative or δ outside [0, 1].
-    """
-    check_counts(mistakes, guesses, canaries)
-    if not epsilon >= 0 or not 0 <= delta <= 1:
-        raise ValueError(
-            f"epsilon must be at least 0 and delta lie in [0, 1], got {epsilon}, {delta}"
-        )
-    told = np.arange(0, guesses + 1)
-    logs = (
-        special.gammaln(canaries + 1) - special.gammaln(told + 1)
-        - special.gammaln(canaries - told + 1)
-        + special.xlogy(told, delta) + special.xlog1py(canaries - told, -delta)
-    )  # fmt: skip
-    chances = np.exp(logs)
-    errors = special.bdtr(np.minimum(mistakes, guesses - told), guesses - told,
-                          special.expit(-epsilon))  # fmt: skip
-    return float(chances @ errors + max(0.0, 1 - chances.sum()))
-
-
 def gaussian_mu(correct: int, guesses: int, canaries: int, confidence: float) -> float:
     """The μ refuted at `confidence` if canaries did not interfere; 0 when nothing is shown.
 

@@ -70,16 +70,3 @@ def algorithm_4(worlds: Worlds, confidence: float) -> tuple[float, float]:
     """
     # ε grows with μ, so the best ε is the ε of the best μ: one conversion instead of thousands.
     return best_test(worlds, two_rate_uppers(worlds.sizes, 1 - confidence), mu_of_rates)
-
-
-def _upper_hull(points: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Corners of the least concave majorant of points sorted by x (monotone chain)."""
-    hull: list[tuple[int, int]] = []
-    for x, y in points:
-        while len(hull) >= 2:
-            (x0, y0), (x1, y1) = hull[-2:]
-            if (x1 - x0) * (y - y0) < (y1 - y0) * (x - x0):
-                break
-            hull.pop()
-        hull.append((x, y))
-    return hull

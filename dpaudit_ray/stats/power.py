@@ -26,12 +26,12 @@ def largest_certifiable(
     trials: int,
     delta: float,
     confidence: float,
-    method: Literal["accuracy", "gdp", "eps-delta"] = "accuracy",
+    method: Literal["accuracy", "eps-delta"] = "accuracy",
 ) -> float:
     """ε that `method` gives when no guess of `trials` is wrong: no audit of this size shows more.
 
-    The two-rate methods are taken with half of the trials in either world and a threshold that
-    was fixed beforehand.
+    `eps-delta` is taken with half of the trials in either world and a threshold that was fixed
+    beforehand.
 
     Raises:
         ValueError: an unknown method, trials below 0, or a level outside its bounds.
@@ -46,10 +46,7 @@ def largest_certifiable(
     rates = [clopper_pearson_upper(0, n, alpha / 2) for n in (trials // 2, trials - trials // 2)]
     if method == "eps-delta":
         return float(epsilon_of_rates(rates[0], rates[1], delta))
-    if method == "gdp":
-        mu = -float(special.ndtri(rates[0]) + special.ndtri(rates[1]))
-        return float(gdp.epsilon(max(mu, 0.0), delta))
-    raise ValueError(f"method must be accuracy, gdp or eps-delta, got {method!r}")
+    raise ValueError(f"method must be accuracy or eps-delta, got {method!r}")
 
 
 def accuracy_power(

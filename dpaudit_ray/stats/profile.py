@@ -1,4 +1,4 @@
-"""Whole curves instead of one number: ε at every δ, δ at every ε, and μ along the ROC.
+"""Whole curves instead of one number: ε at every δ, and μ along the ROC.
 
 All of them come from one simultaneous band of the ROC (`local_levels`), so every point of a curve
 holds together with all others, and none of them assumes a trade-off curve. The μ of each point
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .base import Members, Scores, checked
 from .binomial import check_alpha
-from .local_levels import Levels, upper_rates
+from .local_levels import upper_rates
 from .rates import epsilon_of_rates
 from .rates_gdp import mu_of_rates
 from .thresholds import Worlds
@@ -46,7 +46,6 @@ def mu_profile(
     scores: npt.ArrayLike,
     members: npt.ArrayLike,
     confidence: float,
-    levels: Levels = Levels.EQUAL_LOCAL,
     size: int = 0,
 ) -> MuProfile:
     """μ at each threshold between the scores, with a two-sided simultaneous band.
@@ -55,7 +54,6 @@ def mu_profile(
         scores: float [R], higher = more "in"; what is not finite has diverged.
         members: bool [R], the secret bits.
         confidence: chance that the whole band is right, in (0, 1).
-        levels: shape of the band.
         size: see `upper_rates`, for both worlds.
 
     Raises:
@@ -69,7 +67,7 @@ def mu_profile(
     errors = worlds.errors(thresholds)
     # Four one-sided bands: an upper and a lower one for either rate.
     tail = (1 - confidence) / 4
-    uppers = [upper_rates(n, tail, levels, size) for n in worlds.sizes]
+    uppers = [upper_rates(n, tail, size) for n in worlds.sizes]
     high = [u(k) for u, k in zip(uppers, errors, strict=True)]
     low = [
         np.maximum(1 - u(n - k), 0.0) for u, k, n in zip(uppers, errors, worlds.sizes, strict=True)
@@ -90,7 +88,6 @@ def epsilon_curve(
     members: npt.ArrayLike,
     deltas: npt.ArrayLike,
     confidence: float,
-    levels: Levels = Levels.EQUAL_LOCAL,
     size: int = 0,
 ) -> Floats:
     """Lower bounds on ε at each δ, float64 [len(deltas)], all valid together; else as above.
@@ -101,33 +98,8 @@ def epsilon_curve(
     d = np.atleast_1d(np.asarray(deltas, dtype=np.float64))
     if not np.all((d >= 0) & (d < 1)):
         raise ValueError(f"deltas must lie in [0, 1), got {d.tolist()}")
-    fpr, fnr = _band(scores, members, confidence, levels, size)
+    fpr, fnr = _band(scores, members, confidence, size)
     return np.array([np.max(epsilon_of_rates(fpr, fnr, one), initial=0.0) for one in d])
-
-
-def delta_curve(
-    scores: npt.ArrayLike,
-    members: npt.ArrayLike,
-    epsilons: npt.ArrayLike,
-    confidence: float,
-    levels: Levels = Levels.EQUAL_LOCAL,
-) -> Floats:
-    """Lower bounds on δ at each ε, float64 [len(epsilons)], all valid together; else as above.
-
-    δ(ε) is at least 1 - FNR - e^ε FPR of any test, and the same with its errors exchanged.
-
-    Raises:
-        ValueError: an argument outside its bounds.
-    """
-    e = np.atleast_1d(np.asarray(epsilons, dtype=np.float64))
-    if not np.all(e >= 0):
-        raise ValueError(f"epsilons must be at least 0, got {e.tolist()}")
-    fpr, fnr = _band(scores, members, confidence, levels)
-    found = []
-    for growth in np.exp(np.minimum(e, 700.0)):
-        shown = np.maximum(1 - fnr - growth * fpr, 1 - fpr - growth * fnr)
-        found.append(float(np.max(shown, initial=0.0)))
-    return np.array(found)
 
 
 def true_positive_rate(
@@ -163,7 +135,6 @@ def _band(
     scores: npt.ArrayLike,
     members: npt.ArrayLike,
     confidence: float,
-    levels: Levels,
     size: int = 0,
 ) -> tuple[Floats, Floats]:
     """Upper bounds on both error rates at each distinct test, valid together at `confidence`."""
@@ -175,7 +146,6 @@ def _band(
     tests = np.unique(np.stack(worlds.errors(worlds.midpoints())), axis=1)
     tail = (1 - confidence) / 2
     fpr, fnr = (
-        upper_rates(n, tail, levels, size)(counts)
-        for n, counts in zip(worlds.sizes, tests, strict=True)
+        upper_rates(n, tail, size)(counts) for n, counts in zip(worlds.sizes, tests, strict=True)
     )
     return fpr, fnr

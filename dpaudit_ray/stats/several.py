@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import betting, gdp
-from .base import Estimator, Members, Scores, check_coins, check_level
+from .base import Estimator, Members, Scores, check_level
 from .guessing import GuessCounter, epsilon_from_accuracy, mu_from_accuracy
 from .statement import Estimate, Status
 
@@ -118,34 +118,6 @@ class SeveralCanaries(Estimator):
         return self._estimate(float(gdp.epsilon(mu, delta)), mu, level, runs.trials, threshold)
 
 
-def several_canaries(
-    scores: npt.ArrayLike, members: npt.ArrayLike, delta: float, confidence: float
-) -> Estimate:
-    """Bound from R trainings with m canaries each, every canary with a coin of its own.
-
-    Args:
-        scores: float [R, m], trainings in order, higher = more "in"; what is not finite has
-            diverged, and is guessed as earlier trainings teach.
-        members: bool [R, m], the secret bits.
-        delta: δ of the bound, in (0, 1).
-        confidence: level of the bound, in (0, 1); it holds at every earlier stop as well.
-
-    Raises:
-        ValueError: an argument outside its bounds.
-    """
-    check_level(delta, confidence)
-    values, bits = np.asarray(scores, dtype=np.float64), np.asarray(members, dtype=np.bool_)
-    if values.ndim != 2 or values.shape != bits.shape or values.shape[1] == 0:
-        raise ValueError(
-            f"scores and members must be two arrays [runs, canaries], "
-            f"got shapes {values.shape} and {bits.shape}"
-        )
-    state = SeveralCanaries(planned=values.size, canaries=values.shape[1])
-    check_coins(bits.ravel(), state)
-    state.fold(values.ravel(), bits.ravel())
-    return state.bound(delta, confidence)
-
-
 def coupled_worlds(
     outside: npt.ArrayLike,
     inside: npt.ArrayLike,
@@ -176,7 +148,9 @@ def coupled_worlds(
     if not width > 0:
         raise ValueError(f"width must be positive, got {width}")
     outcomes = pair_outcomes(pair[0], pair[1], width)
-    return _estimate("coupled-worlds", outcomes, 2 * pair.shape[1], delta, confidence)
+    mu = mu_from_accuracy(betting.mean_lower(outcomes, 1 - confidence))
+    epsilon, trials = float(gdp.epsilon(mu, delta)), 2 * pair.shape[1]
+    return Estimate("coupled-worlds", Status.IF_GAUSSIAN, epsilon, mu, delta, confidence, trials)
 
 
 def pair_outcomes(outside: Scores, inside: Scores, width: float) -> betting.Outcomes:
@@ -197,11 +171,3 @@ def pair_outcomes(outside: Scores, inside: Scores, width: float) -> betting.Outc
     diverged = np.where(before[1] >= before[0], 1.0, 0.0)  # "in" where more of them have diverged
     phi = [np.where(gone, diverged, value) for gone, value in zip(lost, phi, strict=True)]
     return np.asarray(((1 - phi[0] + phi[1]) / 2)[seen >= 2])
-
-
-def _estimate(
-    name: str, outcomes: betting.Outcomes, trials: int, delta: float, confidence: float
-) -> Estimate:
-    mu = mu_from_accuracy(betting.mean_lower(outcomes, 1 - confidence))
-    epsilon = float(gdp.epsilon(mu, delta))
-    return Estimate(name, Status.IF_GAUSSIAN, epsilon, mu, delta, confidence, trials)

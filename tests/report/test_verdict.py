@@ -182,7 +182,7 @@ def test_curves_of_all_accountants_bound_the_exact_one(accountant: str) -> None:
     tightest = state.evidence(claim.gaussian(np.sqrt(20) / 4.0))
     assert state.evidence(curve) <= tightest + 1e-6
     if accountant != "rdp":
-        assert state.refutes(curve, 0.95)
+        assert state.evidence(curve) >= np.log(20)
 
 
 @pytest.mark.usefixtures("quiet_module")

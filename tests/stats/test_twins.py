@@ -133,8 +133,6 @@ def test_local_levels_fall_with_size():
     sizes = [1, 2, 3, 5, 10, 11, 50, 51, 300, 1000]
     levels = [local_levels.local_level(n, 0.025) for n in sizes]
     assert all(a > b for a, b in itertools.pairwise(levels))
-    for n in (1, 9, 100, 4999, 9999, 50_000):
-        assert local_levels.next_size(n) >= n
 
 
 # --- sequential bounds ---------------------------------------------------------------------------
@@ -368,12 +366,6 @@ def test_one_run_order_statistics_by_simulation():
     wrong = np.take_along_axis((scores > 0) != bits, order, axis=1).sum(axis=1)
     found = one_run_order.gaussian_p_value(3, r, m, mu)
     assert found == pytest.approx(np.mean(wrong <= 3), abs=0.015)
-    told = rng.random(bits.shape) < 0.02
-    honest = rng.random(bits.shape) < special.expit(1.0)
-    first = np.argsort(~told, axis=1, kind="stable")[:, :r]
-    wrong = np.take_along_axis(~(told | honest), first, axis=1).sum(axis=1)
-    found = one_run_order.pure_p_value(3, r, m, 1.0, 0.02)
-    assert found == pytest.approx(np.mean(wrong <= 3), abs=0.015)
 
 
 def test_confident_hits_by_hand():
@@ -471,17 +463,13 @@ def test_profile_by_its_loop():
     scores, members = gaussian_trials(np.random.default_rng(14), 300, 1.5)
     sizes = (int((~members).sum()), int(members.sum()))
     level = [local_levels.local_level(n, 0.025) for n in sizes]
-    best_delta, best_epsilon = 0.0, 0.0
+    best_epsilon = 0.0
     for h in np.unique(scores):
         fp = int(np.sum((scores >= h) & ~members))
         fn = int(np.sum((scores < h) & members))
         a = stats.clopper_pearson_upper(fp, sizes[0], level[0])
         b = stats.clopper_pearson_upper(fn, sizes[1], level[1])
-        best_delta = max(best_delta, 1 - b - math.e * a, 1 - a - math.e * b)
         best_epsilon = max(best_epsilon, rates.epsilon_of_rates(a, b, 1e-3))
-    deltas = profile.delta_curve(scores, members, [0.0, 1.0, 800.0], 0.95)
-    assert deltas[1] == pytest.approx(best_delta, abs=1e-12)
-    assert deltas[0] > deltas[1] > deltas[2] == 0
     epsilons = profile.epsilon_curve(scores, members, [1e-3, 0.5], 0.95)
     assert epsilons[0] == pytest.approx(best_epsilon, abs=1e-12)
 
