@@ -9,9 +9,8 @@ from .. import stats
 from ..plan import claims, prefix
 from ..plan.model import PlannedAudit
 from ..plan.prefix import FoldedPack
-from ..stats.claim_test import ClaimTest
+from ..stats.claim_verdict import ClaimTest, RunTest
 from ..stats.curve import Curve
-from ..stats.run_test import RunTest
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 

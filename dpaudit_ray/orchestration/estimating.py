@@ -11,7 +11,7 @@ from ..accounting import Family
 from ..plan import prefix
 from ..plan.model import PlannedAudit
 from ..plan.prefix import FoldedPack
-from ..stats import Estimate, Estimator, Status, preferred
+from ..stats import Estimate, Estimator, Status, base
 from ..stats.budget import SweepBudget
 from ..storage.arrays import Arrays
 from ..storage.scores import EstimateRow
@@ -123,7 +123,7 @@ class Estimating:
         independent = self._audit.independent
         if self._looked and not independent:
             return None
-        method = TIME_UNIFORM[1] if self._looked else preferred.curve_free_method(not independent)
+        method = TIME_UNIFORM[1] if self._looked else base.curve_free_method(not independent)
         if not self._cell.mechanism.sampled or any(one.name == method for one in listed):
             return None
         return self._made(EstimatorSpec(name=method), self._audit.horizons[-1])
@@ -171,7 +171,7 @@ class Estimating:
         if self._free is not None and index == len(self._audit.horizons) - 1:
             level = self._cell.audit
             found.append(self._free.bound(level.delta, level.confidence))
-        return preferred.curve_free(found)
+        return base.curve_free(found)
 
     def _holds_at_last(self, state: Estimator) -> bool:
         """Whether its bound holds once all trials are in."""

@@ -16,9 +16,8 @@ from ..accounting import Adjacency, Sampling, Training
 from ..errors import SpecError
 from ..mechanisms.base import Claimed
 from ..stats import curve, gdp
-from ..stats.claim_test import ClaimTest
+from ..stats.claim_verdict import ClaimTest, RunTest
 from ..stats.curve import Curve
-from ..stats.run_test import RunTest
 from ..sweep.cell import Cell
 from .model import PlannedAudit
 

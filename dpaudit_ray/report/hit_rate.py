@@ -7,7 +7,7 @@ import dataclasses
 from ..plan import prefix
 from ..plan.prefix import Trials
 from ..stats import clopper_pearson_lower, clopper_pearson_upper
-from ..stats.guessing import GuessCounter
+from ..stats.guess_count_bound import GuessCounter
 
 
 @dataclasses.dataclass(frozen=True)

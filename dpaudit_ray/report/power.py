@@ -8,8 +8,7 @@ import numpy as np
 from scipy import special
 
 from ..stats import gdp
-from ..stats.claim_test import ClaimTest
-from ..stats.run_test import RunTest
+from ..stats.claim_verdict import ClaimTest, RunTest
 
 # Noise this much smaller than claimed would have been found ...
 ALTERNATIVE = 0.7

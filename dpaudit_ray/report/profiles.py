@@ -113,7 +113,7 @@ def _shared_size(trials: int) -> int:
     """What no world of so many trials exceeds, but by a chance of 1 in 16,000.
 
     One calibration then does for all audits of that many trials; a larger world has its own
-    (`stats.local_levels.upper_rates`).
+    (`stats.error_rates.upper_rates`).
     """
     return math.ceil(trials / 2 + 2 * math.sqrt(trials))
 

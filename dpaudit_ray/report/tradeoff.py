@@ -12,7 +12,7 @@ from scipy import special
 from ..stats import gdp, profile
 from ..stats.base import checked
 from ..stats.curve import Curve
-from ..stats.thresholds import Worlds
+from ..stats.threshold_rates import Worlds
 from .figures import COLOURS
 
 Floats = npt.NDArray[np.float64]

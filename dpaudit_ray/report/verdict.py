@@ -1,6 +1,6 @@
 """`dpaudit verify`: do the trials of a run contradict the claim, whatever the mechanism is?
 
-Every audit is judged once, at its last recorded step, by `stats.claim_test`: an e-process that
+Every audit is judged once, at its last recorded step, by `stats.claim_verdict`: an e-process that
 may be looked at for ever, and sharper tests for the declared number of trials. The verdict may be
 asked for at any time. Audits share the error, and so do the two ways of refuting; e-values of all
 audits are averaged as well, since evidence that no single audit has may lie in several.
@@ -19,7 +19,7 @@ from .. import accounting
 from ..mechanisms.base import Claimed
 from ..plan import claims, prefix
 from ..stats.budget import average_evidence
-from ..stats.claim_test import EVIDENCE_SHARE
+from ..stats.claim_verdict import EVIDENCE_SHARE
 from ..stats.curve import Curve
 from . import power
 from .power import Test

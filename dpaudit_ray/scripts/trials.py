@@ -3,8 +3,8 @@
 A step-trial is one release with a canary in it or not, by a fair coin of its own. Given all steps
 before, a release with the accounted noise multiplier σ is μ-Gaussian differentially private with
 μ = 1/σ with regard to that coin, whatever the parameters are by then. So scores of one run after
-another are trials of one claim, and the test of `stats.claim_test` holds its level for them: what
-it bets on the next trial it takes from earlier ones alone.
+another are trials of one claim, and `stats.claim_verdict` holds its level for them: what it bets on
+the next trial it takes from earlier ones alone.
 
 A run-trial has the canary in the whole run or not at all, drawn into each step at the accounted
 rate; its claim is what the script's accountant says at many δ.
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..stats import curve as curves
-from ..stats.claim_test import ClaimTest
+from ..stats.claim_verdict import ClaimTest
 from ..stats.curve import Curve
 from .findings import ALPHA, Finding, Judged, Look, Weight
 

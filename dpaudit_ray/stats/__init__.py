@@ -6,11 +6,18 @@ Adding a module with an `Estimator` subclass to this package makes it available 
 import importlib
 import pkgutil
 
-from . import betting, budget, claim, gdp, label, one_run, power, profile, several
-from .assumptions import assumption_free
-from .base import Estimator, estimate, estimators, make, option_names, takes_family
-from .binomial import clopper_pearson_lower, clopper_pearson_upper
-from .statement import Estimate, Family, Status, TradeOff
+from . import budget, claim, e_process, gdp, label, multi_canary, one_run, power, profile
+from .base import (
+    Estimator,
+    assumption_free,
+    estimate,
+    estimators,
+    make,
+    option_names,
+    takes_family,
+)
+from .error_rates import clopper_pearson_lower, clopper_pearson_upper
+from .lower_bound import Estimate, Family, Status, TradeOff
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -22,20 +29,20 @@ __all__ = [
     "Status",
     "TradeOff",
     "assumption_free",
-    "betting",
     "budget",
     "claim",
     "clopper_pearson_lower",
     "clopper_pearson_upper",
+    "e_process",
     "estimate",
     "estimators",
     "gdp",
     "label",
     "make",
+    "multi_canary",
     "one_run",
     "option_names",
     "power",
     "profile",
-    "several",
     "takes_family",
 ]

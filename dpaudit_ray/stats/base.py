@@ -1,7 +1,8 @@
-"""What an estimator is: a state that folds scores in trial order and gives a lower bound on demand.
+"""Estimators: states that fold scores in trial order and give a lower bound on demand.
 
 An estimator is one dataclass in one file of this package. Its fields are its options, `name` is
-what a sweep file calls it, and subclassing `Estimator` is all the registration it needs.
+what a sweep file calls it, its class attributes say when its bound holds, and subclassing
+`Estimator` is all the registration it needs.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .statement import Estimate, Status, TradeOff
+from .lower_bound import Estimate, Status, TradeOff
 
 Scores = npt.NDArray[np.float64]
 Members = npt.NDArray[np.bool_]
@@ -346,3 +347,67 @@ def check_level(delta: float, confidence: float) -> None:
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
+
+
+# The strongest first, for scores of many trainings and of one.
+_MANY_RUNS = ("one-run", "eps-delta", "eps-delta-anytime")
+_ONE_RUN = ("one-run",)
+
+
+def curve_free_method(one_run: bool = False) -> str:
+    """The strongest method, for trainings or for the canaries of one (`one_run`)."""
+    return (_ONE_RUN if one_run else _MANY_RUNS)[0]
+
+
+def curve_free(estimates: Iterable[Estimate]) -> Estimate | None:
+    """The one of these estimates of one audit that stands for it; None where all assume a curve."""
+    found = [estimate for estimate in estimates if estimate.curve_free]
+    return min(found, key=_rank, default=None)  # ties: the one that is listed first
+
+
+def _rank(estimate: Estimate) -> int:
+    order = (*_MANY_RUNS, *_ONE_RUN)
+    return order.index(estimate.method) if estimate.method in order else len(order)
+
+
+def assumption_free(
+    scores: npt.ArrayLike,
+    members: npt.ArrayLike,
+    delta: float,
+    confidence: float,
+    *,
+    planned: int | None = None,
+    missed: npt.ArrayLike | None = None,
+) -> Estimate:
+    """Certified (ε, δ) bound from independent trainings, whatever their trade-off curve.
+
+    The same method on every audit, so nothing is chosen by what it shows: `one-run` for
+    independent trainings, which learns on early trials whether one-sided guesses show more.
+
+    Args:
+        scores: float [R], in trial order, one per training, higher = more "in". NaN and ±inf mark
+            diverged trainings, which are an outcome to bet on.
+        members: bool [R], the secret bits; must be fair and independent coin flips.
+        delta: δ of the bound, in (0, 1).
+        confidence: level of the bound, in (0, 1).
+        planned: trials that the audit declared; the R at hand unless given.
+        missed: bool [R], trials that were run and gave no output; wrong guesses, whatever their
+            score. None unless given.
+
+    Raises:
+        ValueError: an argument outside its bounds; the message names value and bound.
+    """
+    values, bits = checked(scores, members)
+    check_level(delta, confidence)
+    lost = np.zeros(len(values), np.bool_) if missed is None else np.asarray(missed, np.bool_)
+    if lost.shape != values.shape:
+        raise ValueError(f"missed must be one flag per score, got shape {lost.shape}")
+    state = make(curve_free_method(), len(values) if planned is None else planned, independent=True)
+    check_coins(bits, state)
+    cuts = np.flatnonzero(np.diff(lost)) + 1
+    for part in np.split(np.arange(len(values)), cuts):
+        if len(part) and lost[part[0]]:
+            state.miss(bits[part])
+        else:
+            state.fold(values[part], bits[part])
+    return state.bound(delta, confidence)

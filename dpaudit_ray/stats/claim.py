@@ -1,12 +1,10 @@
-"""The claim test: do these trials contradict an accountant's curve, whatever the mechanism is?
+"""The e-process of a claim: do trials contradict an accountant's curve, whatever the mechanism is?
 
 A claim is a curve δ(ε); every point of it bounds the payoff of a guess with abstention
-(`wagers`). Four ways of betting share the stake, none of which assumes a trade-off curve for the
+(`payoffs`). Four ways of betting share the stake, none of which assumes a trade-off curve for the
 true mechanism: plain guessing with every stake at once, constant stakes at many points of the
 curve, the same on diverged trials alone, and the mixture that past trials recommend
-(`portfolio`). Reaching 1/alpha refutes the claim, at any look. Along a family of claims the
-refuted ones have an end: with the noise multiplier as parameter, "this run is as private as noise
-σ at best".
+(`Portfolio`). Reaching 1/alpha refutes the claim, at any look.
 """
 
 from __future__ import annotations
@@ -22,13 +20,11 @@ import numpy.typing as npt
 from . import gdp
 from .base import Estimator, Members, Scores
 from .curve import Curve, gaussian
-from .mixture import log_mixture
-from .portfolio import Portfolio
-from .statement import Estimate, Status
-from .wagers import LOSSES, PLAIN, WINS, Wagers
+from .e_process import log_mixture
+from .lower_bound import Estimate, Status
+from .payoffs import LOSSES, PLAIN, WINS, Portfolio, Wagers
 
 Floats = npt.NDArray[np.float64]
-
 _POINTS = 12  # of a curve, for constant stakes
 _BOLD = 3  # the largest stakes: for diverged trials, which are rare and nearly sure
 

@@ -18,7 +18,6 @@ from scipy import special
 from . import gdp
 
 Floats = npt.NDArray[np.float64]
-
 _POINTS = 40  # of a Gaussian claim; more moves no bound in its third digit
 _LARGEST = 700.0  # e^ε is a number; points beyond say nothing about trials
 # Beyond the last quantile of a grid, where few trials land but each says much.

@@ -20,14 +20,13 @@ import numpy.typing as npt
 from scipy import special
 
 from .base import Estimator, Members, Scores
-from .binomial import check_alpha
-from .guessing import Guesses
-from .statement import Estimate, Status
+from .error_rates import check_alpha
+from .guess_count_bound import Guesses
+from .lower_bound import Estimate, Status
 
 _DIRECT = 1_000_000  # multiplications from which convolving by Fourier transform is faster
 _NEGLIGIBLE = 1e-18  # mass of paths so unlucky that they cannot cross any more
 _HOLES = np.geomspace(3e-3, 3e-5, 5)
-
 Look = tuple[int, int]  # guesses and hits so far
 
 

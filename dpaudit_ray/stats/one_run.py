@@ -1,16 +1,28 @@
 """Bounds from secret bits guessed all at once: canaries of one training, or many trainings.
 
-Steinke, Nasr, Jagielski (2023), Theorem 3.1. Of m canaries, r are guessed from the training's
-output alone and v guesses are right. If training is (ε, δ)-DP, then v or more happen with
-probability at most
+One training (Steinke, Nasr, Jagielski 2023, Theorem 3.1): of m canaries, r are guessed from the
+training's output alone and v guesses are right. If training is (ε, δ)-DP, then v or more happen
+with probability at most
 
     P[B ≥ v] + 2 m δ max over 1 ≤ i ≤ v of P[v > B ≥ v - i] / i,   B ~ Bin(r, e^ε / (1 + e^ε)).
 
 The same holds under replacement, where the coin picks one record of a pair. How many to guess
 must not be picked by the bound that comes out: `OneRun` splits its error over a few choices.
 
-Independent trainings of one coin each are judged by a sharper argument (`independent`), and their
-guesses are chosen by bits that are looked at and given up (`unmasking`).
+Independent trainings of one coin each, whose guesses are chosen by bits that are looked at and
+given up (`unmasking`), have a sharper bound. An (ε, δ)-DP training is a post-processing of
+randomised response that tells its bit outright with probability δ and otherwise is right with
+probability p = e^ε / (1 + e^ε) (Kairouz, Oh, Viswanath 2015). Given all of these responses the bits
+of independent trainings are independent. So however the r trials to guess, and the guesses, were
+chosen from outputs and from bits that are not judged: of r guesses at most those that were told,
+K ≤ k, are surely right, and the others are right like Bin(r - K, p) or less. Of R trials
+K ~ Bin(R, δ) exceeds k with some probability β that no choice can change, and
+
+    P[v or more of r right] ≤ P[Bin(r - k, p) ≥ v - k] + β    for every r at once.
+
+Canaries of one training may fail together, which is why Theorem 3.1 needs 2 m δ in place of β. To
+average over K in place of bounding it would be a little sharper, and right only for a number of
+guesses that does not depend on the outputs, because those say something about K.
 """
 
 from __future__ import annotations
@@ -24,11 +36,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from . import independent
 from .base import Estimator, Members, Scores
-from .binomial import check_counts
-from .statement import Estimate, Status
-from .thresholds import TrialLog
+from .error_rates import check_alpha, check_counts, clopper_pearson_lower
+from .lower_bound import Estimate, Status
+from .trial_log import TrialLog
 from .unmasking import Judged, Masks, Target, first_trials
 
 SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)
@@ -112,7 +123,7 @@ class OneRun(Canaries, Estimator):
     """ε from how many guesses are right; no trade-off curve is assumed.
 
     One training: Steinke et al., Theorem 3.1, exactly and with its δ. Independent trainings:
-    `independent.epsilon_lower` of the guesses that are left when no fewer promise more.
+    `independent_epsilon_lower` of the guesses that are left when no fewer promise more.
     """
 
     name: ClassVar[str] = "one-run"
@@ -123,7 +134,7 @@ class OneRun(Canaries, Estimator):
         total, level = len(self._log), (delta, confidence)
         if self.independent:
             judged, trials = self._judged(delta, 1 - confidence)
-            found = independent.epsilon_lower(judged.right, judged.guesses, trials, *level)
+            found = independent_epsilon_lower(judged.right, judged.guesses, trials, *level)
             return self._estimate(found, math.nan, level, total, judged.threshold)
         attempts = self._attempts()
         split = 1 - (1 - confidence) / max(len(attempts), 1)
@@ -136,7 +147,7 @@ class OneRun(Canaries, Estimator):
         if self.fixed:
             judged = masks.fixed(self.fixed - missed)
         else:
-            allowed, spent = independent.told(trials, delta, alpha)
+            allowed, spent = told_outright(trials, delta, alpha)
             judged = masks.adaptive(Target(alpha - spent, allowed, missed))
         return dataclasses.replace(judged, guesses=judged.guesses + missed), trials
 
@@ -247,3 +258,47 @@ def _log_ratios(correct: int, guesses: int) -> npt.NDArray[np.float64]:
     reach = max(correct - guesses // 2, 0) + 5 * math.isqrt(guesses) + 64
     k = np.arange(correct - 1, max(correct - 1 - reach, 0), -1, dtype=np.float64)
     return np.concatenate([[0.0], np.cumsum(np.log(k / (guesses - k + 1)))])
+
+
+_TOLD_SHARE = 0.05  # of the error probability, spent on "more trainings told their bit"
+
+
+def independent_epsilon_lower(
+    correct: int, guesses: int, trials: int, delta: float, confidence: float
+) -> float:
+    """Lower bound on ε from independent trainings; 0 when nothing is shown.
+
+    Args:
+        correct: right guesses, v.
+        guesses: guesses made, r; may depend on the outputs of the trials, not on their bits.
+        trials: independent trainings with a fair coin each that could have been guessed, R.
+        delta: δ of the bound, in [0, 1].
+        confidence: level of the bound, in (0, 1).
+
+    Raises:
+        ValueError: an argument outside its bounds.
+    """
+    check_alpha(1 - confidence)
+    check_counts(correct, guesses, trials, delta)
+    allowed, spent = told_outright(trials, delta, 1 - confidence)
+    if correct <= allowed:
+        return 0.0
+    alpha = 1 - confidence - spent
+    rate = clopper_pearson_lower(correct - allowed, guesses - allowed, alpha)
+    return max(0.0, float(special.logit(rate)))
+
+
+def told_outright(trials: int, delta: float, alpha: float) -> tuple[int, float]:
+    """(k, β): the least k that Bin(trials, δ) exceeds with a probability β of `alpha` / 20."""
+    check_alpha(alpha)
+    share = _TOLD_SHARE * alpha
+    low, high = -1, 0
+    while high < trials and special.bdtrc(high, trials, delta) > share:
+        low, high = high, 2 * high + 1
+    high = min(high, trials)
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = special.bdtrc(middle, trials, delta) <= share
+        low, high = (low, middle) if enough else (middle, high)
+    spent = float(special.bdtrc(high, trials, delta)) if high < trials else 0.0
+    return high, spent if math.isfinite(spent) else 0.0

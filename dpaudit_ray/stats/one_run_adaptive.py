@@ -28,8 +28,8 @@ import numpy.typing as npt
 from scipy import special
 
 from .base import Estimator, Members, Scores
-from .statement import Estimate, Status
-from .thresholds import TrialLog
+from .lower_bound import Estimate, Status
+from .trial_log import TrialLog
 
 Floats = npt.NDArray[np.float64]
 LARGEST, STEP = 20.0, 1e-3  # no log odds are beyond

@@ -1,35 +1,43 @@
-"""One training, many canaries, read as a bound on μ.
+"""Bounds on μ from bits guessed all at once: canaries of one training, or many trainings.
 
-Mahloujifar, Melis, Chaudhuri (2025), Algorithm 3, for two choices per canary. For a candidate
-μ-GDP curve, the number of right guesses is followed downwards from the observed v: ρ and η bound
-the mass of "right" and "wrong" at or above each count, and the curve's blow-up
+One training (Mahloujifar, Melis, Chaudhuri 2025, Algorithm 3, for two choices per canary): for a
+candidate μ-GDP curve, the number of right guesses is followed downwards from the observed v. ρ and
+η bound the mass of "right" and "wrong" at or above each count, and the curve's blow-up
 g(x) = Φ(Φ⁻¹(x) - μ) says how fast they must shrink. A μ whose masses exceed r / m is refuted.
+
+Independent trainings of one coin each do not interfere: the r most confident of m guesses err like
+r draws beyond the (r + 1)-th most extreme of m draws from the worst pair of distributions (Xiang et
+al. 2025). Given all outputs their bits, and so the mistakes, are independent, and no r of them err
+less than the r most extreme. That is far tighter than the recursion, and certified as long as r is
+fixed before any output is seen. Canaries of one training may interfere: of them it proves nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 from scipy import special
 
 from . import gdp
 from .base import Estimator
-from .binomial import check_counts
+from .error_rates import check_alpha, check_counts
+from .lower_bound import Estimate, Status
 from .one_run import Canaries
-from .one_run_order import gaussian_mu
-from .statement import Estimate, Status
 
 SHARE = 0.6  # of independent trials that are guessed
-_LARGEST, _PRECISION = 40.0, 1e-10
+_LARGEST_MU, _PRECISION = 40.0, 1e-10
 
 
 @dataclasses.dataclass
 class OneRunFdp(Canaries, Estimator):
     """Bound on μ from one training; its ε assumes that the curve is Gaussian.
 
-    `independent` trainings do not interfere, so the sharper `one_run_order` holds for a number of
+    `independent` trainings do not interfere, so the sharper `gaussian_mu` holds for a number of
     guesses that no output had a part in: `guesses`, or `SHARE` of the trials.
     """
 
@@ -78,7 +86,7 @@ def mu_lower(correct: int, guesses: int, canaries: int, confidence: float) -> fl
     if guesses == 0 or not _refuted(0.0, correct, guesses, canaries, level):
         return 0.0
     low, high = 0.0, 1.0
-    while high < _LARGEST and _refuted(high, correct, guesses, canaries, level):
+    while high < _LARGEST_MU and _refuted(high, correct, guesses, canaries, level):
         low, high = high, 2 * high
     while high - low > _PRECISION * max(high, 1.0):
         middle = (low + high) / 2
@@ -100,3 +108,65 @@ def _refuted(mu: float, correct: int, guesses: int, canaries: int, level: float)
         if rho + eta > limit:
             return True  # both only grow
     return rho + eta > limit and not math.isnan(rho)
+
+
+Floats = npt.NDArray[np.float64]
+_NODES = 128
+_LARGEST_MU = 40.0
+
+
+def gaussian_p_value(mistakes: int, guesses: int, canaries: int, mu: float) -> float:
+    """P(at most `mistakes` among the most confident `guesses`) if each canary is μ-GDP.
+
+    Raises:
+        ValueError: counts out of order, or a negative μ.
+    """
+    check_counts(mistakes, guesses, canaries)
+    if not mu >= 0:
+        raise ValueError(f"mu must be at least 0, got {mu}")
+    if guesses == canaries:
+        return float(special.bdtr(mistakes, guesses, special.ndtr(-mu / 2)))
+    # Mass beyond the (r + 1)-th largest |score| of N(±μ/2, 1), at Gauss-Legendre quantiles.
+    nodes, weights = _quadrature()
+    mass = special.betaincinv(guesses + 1, canaries - guesses, (nodes + 1) / 2)
+    cut = _cut(mass, mu)
+    rates = special.ndtr(-cut - mu / 2) / mass
+    return float(special.bdtr(mistakes, guesses, rates) @ weights) / 2
+
+
+def gaussian_mu(correct: int, guesses: int, canaries: int, confidence: float) -> float:
+    """The μ refuted at `confidence` if canaries did not interfere; 0 when nothing is shown.
+
+    Raises:
+        ValueError: counts out of order, or confidence outside (0, 1).
+    """
+    from scipy import optimize  # as long to import as all else of this package
+
+    check_alpha(1 - confidence)
+    check_counts(correct, guesses, canaries)
+
+    def excess(mu: float) -> float:
+        return gaussian_p_value(guesses - correct, guesses, canaries, mu) - (1 - confidence)
+
+    if excess(0.0) >= 0:
+        return 0.0
+    high = 1.0
+    while excess(high) < 0 and high < _LARGEST_MU:
+        high *= 2
+    return float(optimize.brentq(excess, 0.0, high, xtol=1e-10)) if excess(high) >= 0 else high
+
+
+@functools.cache
+def _quadrature() -> tuple[Floats, Floats]:
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return nodes, weights
+
+
+def _cut(mass: Floats, mu: float) -> Floats:
+    """t with P(|N(μ/2, 1)| > t) = mass, by bisection on all nodes at once."""
+    low, high = np.zeros_like(mass), np.full_like(mass, mu / 2 + 40.0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        beyond = special.ndtr(mu / 2 - middle) + special.ndtr(-mu / 2 - middle) > mass
+        low, high = np.where(beyond, middle, low), np.where(beyond, high, middle)
+    return (low + high) / 2

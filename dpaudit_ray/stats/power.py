@@ -15,9 +15,9 @@ from scipy import special
 
 from . import gdp
 from .base import check_level
-from .binomial import clopper_pearson_lower, clopper_pearson_upper
-from .guessing import mu_from_accuracy
-from .rates import epsilon_of_rates
+from .error_rates import clopper_pearson_lower, clopper_pearson_upper
+from .guess_count_bound import mu_from_accuracy
+from .threshold_rates import epsilon_of_rates
 
 _MOST_TRIALS = 10**9
 

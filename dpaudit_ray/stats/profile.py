@@ -1,6 +1,6 @@
 """Whole curves instead of one number: ε at every δ, and μ along the ROC.
 
-All of them come from one simultaneous band of the ROC (`local_levels`), so every point of a curve
+All of them come from one simultaneous band of the ROC (`error_rates`), so every point of a curve
 holds together with all others, and none of them assumes a trade-off curve. The μ of each point
 of the ROC shows whether "Gaussian" may be assumed at all: a Gaussian mechanism has the same μ
 everywhere.
@@ -14,11 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .base import Members, Scores, checked
-from .binomial import check_alpha
-from .local_levels import upper_rates
-from .rates import epsilon_of_rates
-from .rates_gdp import mu_of_rates
-from .thresholds import Worlds
+from .error_rates import check_alpha, upper_rates
+from .threshold_rates import Worlds, epsilon_of_rates, mu_of_rates
 
 Floats = npt.NDArray[np.float64]
 

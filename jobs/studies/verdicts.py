@@ -15,7 +15,7 @@ from pydantic import Field
 
 from dpaudit_ray.plan import prefix
 from dpaudit_ray.stats import gdp
-from dpaudit_ray.stats.claim_test import ClaimTest
+from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import gaussian
 from dpaudit_ray.storage.scores import PackScores
 

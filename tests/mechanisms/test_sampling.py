@@ -21,7 +21,7 @@ from dpaudit_ray.mechanisms.dp_sgd.sampling import Poisson, Sampler, Sizes
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.seeds import derive
 from dpaudit_ray.stats import curve
-from dpaudit_ray.stats.claim_test import ClaimTest
+from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import Curve
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.cell import Cell

@@ -31,7 +31,7 @@ from dpaudit_ray.plan.gathering import Stretch
 from dpaudit_ray.plan.model import Pack, Plan, PlannedAudit
 from dpaudit_ray.plan.prefix import UNDERWAY
 from dpaudit_ray.stats import Estimate
-from dpaudit_ray.stats.guessing import Accuracy
+from dpaudit_ray.stats.guess_count_bound import Accuracy
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec

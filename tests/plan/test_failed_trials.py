@@ -19,7 +19,7 @@ from dpaudit_ray.plan.model import Pack, Plan
 from dpaudit_ray.plan.prefix import MissedPack
 from dpaudit_ray.report import page, verdict
 from dpaudit_ray.report.tables import Run
-from dpaudit_ray.stats.preferred import curve_free_method
+from dpaudit_ray.stats.base import curve_free_method
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep.spec import Sweep
 from tests.command import Outcome, dpaudit, inline, write_sweep

@@ -22,7 +22,7 @@ from dpaudit_ray.plan.gathering import Stretch
 from dpaudit_ray.plan.model import Plan
 from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
-from dpaudit_ray.stats.claim_test import ClaimTest
+from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.spec import Sweep

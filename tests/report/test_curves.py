@@ -14,7 +14,7 @@ from dpaudit_ray.report.groups import Panel, panels
 from dpaudit_ray.report.profiles import Profile
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.tradeoff import ObservedTradeOff, gaussian
-from dpaudit_ray.stats import gdp, local_levels
+from dpaudit_ray.stats import error_rates, gdp
 
 
 def grouped(tiny: dict, folder: Path) -> tuple[Run, list[Panel]]:
@@ -97,11 +97,11 @@ def test_audits_of_one_size_share_their_calibration(tiny: dict, tmp_path: Path) 
     """It takes most of the time where there are thousands of trials; two levels need one each."""
     tiny["grid"]["mechanism.seed"] = [1, 2, 3]
     run, _ = grouped(tiny, tmp_path)
-    local_levels.local_level.cache_clear()
+    error_rates.local_level.cache_clear()
     for audit in run.plan.audits:
         trials = Trials.of(audit, run.prefix(audit))
         Profile.of(run, audit, trials.with_errors(), trials.members)
-    assert local_levels.local_level.cache_info().misses == 2
+    assert error_rates.local_level.cache_info().misses == 2
 
 
 @pytest.mark.parametrize("mu", [0.5, 2.0])

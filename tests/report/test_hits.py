@@ -11,7 +11,7 @@ from scipy import special
 from dpaudit_ray import accounting
 from dpaudit_ray.plan.prefix import Trials
 from dpaudit_ray.report.hits import HitRate
-from dpaudit_ray.stats.guessing import GuessCounter
+from dpaudit_ray.stats.guess_count_bound import GuessCounter
 
 
 def trials(n: int, mu: float, missed: float = 0.0) -> Trials:

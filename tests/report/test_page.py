@@ -21,7 +21,7 @@ from dpaudit_ray.plan.model import Pack
 from dpaudit_ray.plan.prefix import MissedPack
 from dpaudit_ray.report import page
 from dpaudit_ray.report.tables import Run, all_estimates, overview
-from dpaudit_ray.stats.thresholds import Worlds
+from dpaudit_ray.stats.threshold_rates import Worlds
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import EstimateRow
 from dpaudit_ray.sweep import spec

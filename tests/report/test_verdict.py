@@ -20,7 +20,7 @@ from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.stats import claim, curve
 from dpaudit_ray.stats.claim import Claim
-from dpaudit_ray.stats.claim_test import ClaimTest
+from dpaudit_ray.stats.claim_verdict import ClaimTest
 from tests.long import LONG
 from tests.report.made_up import made_up_run
 

@@ -15,7 +15,7 @@ import pytest
 from scipy import special
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import claim, gdp, rates_gdp, several, thresholds
+from dpaudit_ray.stats import claim, gdp, multi_canary, threshold_rates
 from tests.long import LONG
 from tests.stats.reference import (
     ORACLES,
@@ -163,8 +163,8 @@ def test_absolute_values_of_upper_bounds_err_almost_always(row):
         members = np.repeat([False, True], n)
         for _ in range(60):
             scores = rng.normal(size=2 * n) + mu * members
-            worlds = thresholds.Worlds.of(scores, members)
-            found = rates_gdp.mu_lower(worlds.errors(worlds.midpoints()), worlds.sizes, 0.05)
+            worlds = threshold_rates.Worlds.of(scores, members)
+            found = threshold_rates.mu_lower(worlds.errors(worlds.midpoints()), worlds.sizes, 0.05)
             flipped += np.abs(found).max() > mu
             order = rng.permutation(2 * n)
             valid = stats.estimate(scores[order], members[order], **LEVEL, method="accuracy")
@@ -227,7 +227,9 @@ def test_coverage_at_a_fixed_threshold(row):
     rng, n = np.random.default_rng(8), row["n"]
     errors = rng.binomial(n, [row["alpha"], row["beta"]], size=(400, 2))
     truth = row["eps_point"]
-    certified = stats.rates.epsilon_lower((errors[:, 0], errors[:, 1]), (n, n), DELTA, 0.05)
+    certified = stats.threshold_rates.epsilon_lower(
+        (errors[:, 0], errors[:, 1]), (n, n), DELTA, 0.05
+    )
     # 400 draws of rates near 4 %: standard error .01; the same for the medians in units of ε.
     assert np.mean(certified > truth) == pytest.approx(row["cp2"]["err"], abs=0.04)
     assert np.nanmedian(certified) == pytest.approx(row["cp2"]["med"], abs=0.15)
@@ -255,7 +257,7 @@ def test_coupled_worlds(row):
         noise, other = rng.normal(size=(2, pairs))
         for key, rho in (("coupled_ramp1", 1.0), ("coupled_ramp1_rho.9", 0.9)):
             inside = rho * noise + math.sqrt(1 - rho**2) * other + mu
-            bound = several.coupled_worlds(noise, inside, **LEVEL)
+            bound = multi_canary.coupled_worlds(noise, inside, **LEVEL)
             found[key].append(bound.epsilon_lower)
     for key, values in found.items():
         assert np.mean(np.array(values) > row["eps"]) <= 0.25

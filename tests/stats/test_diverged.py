@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import guessing, several
-from dpaudit_ray.stats.claim_test import ClaimTest
+from dpaudit_ray.stats import guess_count_bound, multi_canary
+from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import gaussian
-from dpaudit_ray.stats.diverged import Diverged, settled
+from dpaudit_ray.stats.trial_log import Diverged, settled
 from tests.stats.reference import gaussian_trials, several_canaries
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
@@ -109,7 +109,7 @@ def test_a_guess_by_what_diverged_before() -> None:
     rng = np.random.default_rng(7)
     scores, members = diverging(rng, 300, 0.6, 0.1)
     scores[:60][members[:60]] = np.nan
-    counter = guessing.GuessCounter(warmup=20)
+    counter = guess_count_bound.GuessCounter(warmup=20)
     counter.fold(scores, members)
     hits = 0
     for i in range(20, 300):
@@ -160,7 +160,7 @@ def test_several_canaries_and_pairs_learn_it_too() -> None:
     assert several_canaries(scores, bits).epsilon_lower > 2.0
     out, inside = rng.normal(size=(2, 200))
     inside[rng.random(200) < 0.9] = math.nan
-    assert several.coupled_worlds(out, inside, **LEVEL).epsilon_lower > 1.0
+    assert multi_canary.coupled_worlds(out, inside, **LEVEL).epsilon_lower > 1.0
 
 
 def test_diverging_that_depends_on_the_bit_is_never_consistent() -> None:

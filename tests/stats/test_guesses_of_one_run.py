@@ -12,7 +12,7 @@ from scipy.stats import binom
 from dpaudit_ray import stats
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats.one_run import epsilon_lower, hits_of
-from dpaudit_ray.stats.paper_one_run import largest
+from dpaudit_ray.stats.paper import largest_of_pairs
 from tests.long import LONG
 
 Floats = npt.NDArray[np.float64]
@@ -125,7 +125,7 @@ def test_the_best_of_all_choices_does_not() -> None:
     for _ in range(runs):
         bits = rng.random(CANARIES) < 0.5
         told = (rng.random(CANARIES) < 1 / (1 + np.exp(-1))) == bits
-        wrong += largest(told + 0.5 * rng.random(CANARIES), bits, 0.0, 0.95) > 1
+        wrong += largest_of_pairs(told + 0.5 * rng.random(CANARIES), bits, 0.0, 0.95) > 1
     assert 0.35 < wrong / runs < 0.6  # 3.5 standard errors; flakes in 1 of 2000
 
 
@@ -139,7 +139,7 @@ def test_the_best_choice_is_the_best_of_all_pairs() -> None:
         pairs = [(int(a), int(b)) for a in counts for b in counts if 0 < a + b <= 60]
         each = [slow_hits(scores, bits, *pair) for pair in pairs]
         want = max(epsilon_lower(v, r, 60, DELTA, 0.95) for v, r in each)
-        assert largest(scores, bits, DELTA, 0.95) == pytest.approx(want)
+        assert largest_of_pairs(scores, bits, DELTA, 0.95) == pytest.approx(want)
 
 
 @pytest.mark.parametrize(

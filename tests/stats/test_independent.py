@@ -16,7 +16,7 @@ from scipy import integrate, special
 from scipy.stats import binom
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import gdp, independent, one_run, posterior, unmasking
+from dpaudit_ray.stats import gdp, one_run, unmasking
 from tests.long import LONG
 from tests.stats.reference import gaussian_trials, randomised_response
 
@@ -73,15 +73,15 @@ def test_trainings_that_tell_are_counted_by_their_sum(trials, delta):
             for i in range(k + 1, trials + 1)
         )
 
-    found, spent = independent.told(trials, delta, 0.05)
+    found, spent = one_run.told_outright(trials, delta, 0.05)
     twin = next(k for k in range(trials + 1) if beyond(k) <= 0.0025)
     assert found == twin
     assert spent == pytest.approx(beyond(twin), abs=1e-12)
 
 
 def test_bound_is_where_the_chance_of_so_many_crosses():
-    found = independent.epsilon_lower(180, 200, 1000, 1e-3, 0.95)
-    k, spent = independent.told(1000, 1e-3, 0.05)
+    found = one_run.independent_epsilon_lower(180, 200, 1000, 1e-3, 0.95)
+    k, spent = one_run.told_outright(1000, 1e-3, 0.05)
 
     def chance(epsilon: float) -> float:
         p = special.expit(epsilon)
@@ -91,10 +91,10 @@ def test_bound_is_where_the_chance_of_so_many_crosses():
         return sum(terms) + spent
 
     assert chance(found - 1e-6) < 0.05 < chance(found + 1e-6)
-    assert independent.epsilon_lower(0, 0, 0, 0.0, 0.95) == 0
-    assert independent.epsilon_lower(100, 200, 1000, 1e-3, 0.95) == 0
+    assert one_run.independent_epsilon_lower(0, 0, 0, 0.0, 0.95) == 0
+    assert one_run.independent_epsilon_lower(100, 200, 1000, 1e-3, 0.95) == 0
     # Without δ it is Theorem 3.1 without δ; with δ it pays far less.
-    plain = independent.epsilon_lower(180, 200, 1000, 0.0, 0.95)
+    plain = one_run.independent_epsilon_lower(180, 200, 1000, 0.0, 0.95)
     assert plain == pytest.approx(one_run.epsilon_lower(180, 200, 1000, 0.0, 0.95), abs=1e-8)
     assert found > one_run.epsilon_lower(180, 200, 1000, 1e-3, 0.95) + 0.3
 
@@ -120,7 +120,7 @@ def worst_error(
 def test_no_choice_of_how_many_to_guess_errs_more_often(trials, epsilon, delta):
     # The slow twin of the argument: whoever picks the guesses knows who was told.
     def bound(v: int, r: int) -> bool:
-        return independent.epsilon_lower(v, r, trials, delta, 0.95) > epsilon
+        return one_run.independent_epsilon_lower(v, r, trials, delta, 0.95) > epsilon
 
     def averaged(v: int, r: int) -> bool:
         told = np.arange(r + 1)
@@ -140,7 +140,7 @@ def test_adversarial_guesses_by_simulation():
         k = rng.binomial(trials, delta)
         r = int(rng.integers(max(k, 1), 20 + 10 * k))
         right = min(k, r) + rng.binomial(max(r - k, 0), special.expit(epsilon))
-        wrong += independent.epsilon_lower(right, r, trials, delta, 0.95) > epsilon
+        wrong += one_run.independent_epsilon_lower(right, r, trials, delta, 0.95) > epsilon
     assert wrong <= 0.05 * 4000
 
 
@@ -150,10 +150,10 @@ def test_adversarial_guesses_by_simulation():
 def test_posterior_by_quadrature():
     rng = np.random.default_rng(2)
     seen = rng.integers(0, 4, size=30)
-    ramps = posterior.Groups.of(np.arange(30.0)).ramps
+    ramps = unmasking.Groups.of(np.arange(30.0)).ramps
     inside = rng.binomial(seen, special.expit(2 * ramps[2]))
     total, evidence = np.zeros(30), 0.0
-    favour = np.exp(posterior._FAVOUR[:, 0])
+    favour = np.exp(unmasking._FAVOUR[:, 0])
     level, rise = np.meshgrid(np.linspace(-8, 8, 161), np.linspace(-30, 30, 401), indexing="ij")
     for ramp, share in zip(ramps, favour, strict=True):
         odds = level[..., None] + rise[..., None] * ramp
@@ -162,7 +162,7 @@ def test_posterior_by_quadrature():
         evidence += integrate.trapezoid(integrate.trapezoid(mass))
         weighted = mass[..., None] * special.expit(odds)
         total += integrate.trapezoid(integrate.trapezoid(weighted, axis=1), axis=0)
-    groups = posterior.Groups.of(np.arange(30.0))
+    groups = unmasking.Groups.of(np.arange(30.0))
     found, fit = groups.chance_in(np.append(inside, 0), np.append(seen, 0))
     np.testing.assert_allclose(found[:-1], total / evidence, atol=0.03)
     assert found[-1] == 0.5  # diverged trials, of which none was seen
@@ -174,8 +174,8 @@ def test_groups_keep_equal_scores_and_diverged_trials_together():
     rng = np.random.default_rng(3)
     scores = np.round(rng.normal(size=3000), 2)
     scores[[5, 7, 2000]] = [np.nan, np.inf, -np.inf]
-    groups = posterior.Groups.of(scores)
-    assert len(groups.size) <= posterior.GROUPS + 1
+    groups = unmasking.Groups.of(scores)
+    assert len(groups.size) <= unmasking.GROUPS + 1
     assert groups.size.sum() == 3000
     assert sorted(groups.order) == list(range(3000))
     last = -math.inf

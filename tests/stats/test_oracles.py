@@ -12,19 +12,17 @@ from scipy import special
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import (
+    e_process,
+    error_rates,
     gdp,
     group_sequential,
-    guessing,
+    guess_count_bound,
     label,
-    local_levels,
-    mixture,
     one_run,
     one_run_fdp,
-    one_run_order,
     power,
     profile,
-    rates,
-    rates_gdp,
+    threshold_rates,
 )
 from tests.stats.reference import cases, rows, two_worlds
 
@@ -75,10 +73,10 @@ def test_two_rates(case):
     errors, sizes = _two_rates(case["inputs"])
     alpha, delta = case["inputs"]["alpha_total"], case["inputs"].get("delta", 0.0)
     expected, tol = case["expected"], max(case["tol"], 1e-12)
-    epsilon = rates.epsilon_lower(errors, sizes, delta, alpha)[0]
+    epsilon = threshold_rates.epsilon_lower(errors, sizes, delta, alpha)[0]
     assert epsilon == pytest.approx(expected.get("eps", expected.get("eps_lo")), abs=tol)
     if "mu_lo" in expected:
-        mu = rates_gdp.mu_lower(errors, sizes, alpha)[0]
+        mu = threshold_rates.mu_lower(errors, sizes, alpha)[0]
         assert mu == pytest.approx(expected["mu_lo"], abs=tol)
     if "acc" in expected:
         assert special.expit(epsilon) == pytest.approx(expected["acc"], abs=tol)
@@ -88,10 +86,10 @@ def test_two_rates(case):
 def test_ceiling_of_a_perfect_attack(case):
     n, alpha = case["inputs"]["n_per_world"], case["inputs"]["alpha_total"]
     expected = case["expected"]
-    assert rates.epsilon_lower((0, 0), (n, n), 0.0, alpha)[0] == pytest.approx(
+    assert threshold_rates.epsilon_lower((0, 0), (n, n), 0.0, alpha)[0] == pytest.approx(
         expected["max_eps"], abs=1e-9
     )
-    assert rates_gdp.mu_lower((0, 0), (n, n), alpha)[0] == pytest.approx(
+    assert threshold_rates.mu_lower((0, 0), (n, n), alpha)[0] == pytest.approx(
         expected["max_mu"], abs=1e-9
     )
 
@@ -100,19 +98,19 @@ def test_ceiling_of_a_perfect_attack(case):
 def test_bounds_from_counts(row):
     errors, sizes, delta = (row["FP"], row["FN"]), (row["n0"], row["n1"]), row["delta"]
     for key, alpha in (("two_sided", 0.05), ("one_sided", 0.1)):
-        mu = rates_gdp.mu_lower(errors, sizes, alpha)[0]
-        assert rates.epsilon_lower(errors, sizes, delta, alpha)[0] == pytest.approx(
+        mu = threshold_rates.mu_lower(errors, sizes, alpha)[0]
+        assert threshold_rates.epsilon_lower(errors, sizes, delta, alpha)[0] == pytest.approx(
             row[key]["eps_cp"], abs=1e-6
         )
         assert mu == pytest.approx(row[key]["mu_gdp"], abs=1e-6)
         assert gdp.epsilon(max(mu, 0), delta) == pytest.approx(row[key]["eps_gdp"], abs=1e-6)
     accuracy = row["accuracy_one_sided_95"]
     rate = stats.clopper_pearson_lower(accuracy["correct"], accuracy["R"], 0.05)
-    mu = guessing.mu_from_accuracy(rate)
+    mu = guess_count_bound.mu_from_accuracy(rate)
     assert rate == pytest.approx(accuracy["p_lower"], abs=1e-6)
     assert mu == pytest.approx(accuracy["mu"], abs=1e-6)
     assert gdp.epsilon(mu, delta) == pytest.approx(accuracy["eps_gdp"], abs=1e-6)
-    assert guessing.epsilon_from_accuracy(rate, delta) == pytest.approx(
+    assert guess_count_bound.epsilon_from_accuracy(rate, delta) == pytest.approx(
         accuracy["eps_pure"], abs=1e-6
     )
 
@@ -161,7 +159,7 @@ def test_one_run_theorem(case):
     if "eps_wrong_off_by_one" in expected:
         assert abs(found - expected["eps_wrong_off_by_one"]) > 1e-3
     if "xiang_order_stat_gdp" in expected:
-        mu = one_run_order.gaussian_mu(i["v"], i["r"], i["m"], 1 - i["p"])
+        mu = one_run_fdp.gaussian_mu(i["v"], i["r"], i["m"], 1 - i["p"])
         expect = expected["xiang_order_stat_gdp"]
         assert gdp.epsilon(mu, i["delta"]) == pytest.approx(expect, abs=1e-3)
 
@@ -200,20 +198,22 @@ def test_one_run_order_statistics(case):
     counts = (i["u_mistakes"], i["r"], i["n"])
     if not i["null"].startswith("Gaussian"):
         pytest.skip("only Gaussian canaries are counted by their order")
-    found = one_run_order.gaussian_p_value(*counts, float(i["null"].split("=")[1]))
+    found = one_run_fdp.gaussian_p_value(*counts, float(i["null"].split("=")[1]))
     assert found == pytest.approx(case["expected"]["p"], abs=1e-6)
 
 
 @pytest.mark.parametrize("row", rows("anytime_beta_binomial"))
 def test_beta_binomial_mixture(row):
     hits, t, prior = row["correct"], row["t"], tuple(row["prior"])
-    lower = mixture.anytime_lower(hits, t, row["alpha"], prior)
-    mu = guessing.mu_from_accuracy(lower)
+    lower = e_process.anytime_lower(hits, t, row["alpha"], prior)
+    mu = guess_count_bound.mu_from_accuracy(lower)
     assert lower == pytest.approx(row["p_lower"], abs=1e-6)
     assert mu == pytest.approx(row["mu"], abs=1e-6)
     assert gdp.epsilon(mu, 1e-5) == pytest.approx(row["eps_gdp_1e5"], abs=1e-6)
-    assert mixture.log_mixture(0.5, hits, t, prior) == pytest.approx(row["logM_at_half"], abs=1e-6)
-    assert mixture.log_mixture(0.6, hits, t, prior) == pytest.approx(row["logM_at_06"], abs=1e-6)
+    assert e_process.log_mixture(0.5, hits, t, prior) == pytest.approx(
+        row["logM_at_half"], abs=1e-6
+    )
+    assert e_process.log_mixture(0.6, hits, t, prior) == pytest.approx(row["logM_at_06"], abs=1e-6)
 
 
 @pytest.mark.parametrize("row", rows("sequential_power"))
@@ -223,7 +223,7 @@ def test_sequential_bounds_on_deterministic_outcomes(row):
     hits = round(R * p)
 
     def epsilon(rate: float) -> float:
-        return gdp.epsilon(guessing.mu_from_accuracy(rate), 1e-5)
+        return gdp.epsilon(guess_count_bound.mu_from_accuracy(rate), 1e-5)
 
     fixed = stats.clopper_pearson_lower(hits, R, 0.05)
     assert epsilon(fixed) == pytest.approx(row["cp_fixedR"], abs=2e-3)
@@ -232,7 +232,7 @@ def test_sequential_bounds_on_deterministic_outcomes(row):
         ("bb(.5,.5)", (0.5, 0.5)),
         ("bb tuned@R", (p * R / 4, (1 - p) * R / 4)),
     ):
-        assert epsilon(mixture.anytime_lower(hits, R, 0.05, prior)) == pytest.approx(
+        assert epsilon(e_process.anytime_lower(hits, R, 0.05, prior)) == pytest.approx(
             row[key], abs=2e-3
         )
     for looks in (10, 50):
@@ -247,7 +247,7 @@ def test_sequential_bounds_on_deterministic_outcomes(row):
 
 @pytest.mark.parametrize("pair", rows("ell_local_level_one_sided_0.025"))
 def test_equal_local_levels(pair):
-    assert local_levels.local_level(int(pair[0]), 0.025) == pytest.approx(pair[1], rel=1e-3)
+    assert error_rates.local_level(int(pair[0]), 0.025) == pytest.approx(pair[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("row", rows("deterministic_scores"))
@@ -266,7 +266,7 @@ def test_deterministic_scores(row):
     hits = 2 * n - expected["FP"] - expected["FN"]
     rate = stats.clopper_pearson_lower(hits, 2 * n, 0.05)
     assert rate == pytest.approx(expected["acc_p_lower"], abs=1e-6)
-    assert guessing.mu_from_accuracy(rate) == pytest.approx(expected["mu_acc"], abs=1e-6)
+    assert guess_count_bound.mu_from_accuracy(rate) == pytest.approx(expected["mu_acc"], abs=1e-6)
 
 
 @pytest.mark.parametrize("row", rows("power_plan"))
@@ -282,7 +282,7 @@ def test_largest_certifiable(row):
         found = power.largest_certifiable(row["R"], **LEVEL, method=method)
         assert found == pytest.approx(row[key], abs=1e-3)
     rate = stats.clopper_pearson_lower(row["R"], row["R"], 0.05)
-    assert guessing.epsilon_from_accuracy(rate, 1e-5) == pytest.approx(
+    assert guess_count_bound.epsilon_from_accuracy(rate, 1e-5) == pytest.approx(
         row["eps_guess_pure"], abs=1e-3
     )
 
@@ -311,11 +311,11 @@ def test_label_bounds(row):
 def test_nasr_quoted(pair):
     name, value = pair
     if name == "quoted_5_60":
-        assert rates.epsilon_lower((0, 0), (1000, 1000), 1e-5, 0.05)[0] == pytest.approx(
+        assert threshold_rates.epsilon_lower((0, 0), (1000, 1000), 1e-5, 0.05)[0] == pytest.approx(
             value["value_eps"], abs=1e-9
         )
     elif name == "quoted_0_31":
-        found = rates.epsilon_lower((2, 983), (1000, 1000), 1e-5, 0.05)[0]
+        found = threshold_rates.epsilon_lower((2, 983), (1000, 1000), 1e-5, 0.05)[0]
         assert found == pytest.approx(value["value_eps"], abs=1e-6)
     else:
         assert stats.clopper_pearson_upper(2, 1000, 0.025) == pytest.approx(value["n1000_two"])
@@ -341,8 +341,8 @@ def test_reading_randomised_response_as_gaussian_overstates_it(pair):
     if name != "rr":
         pytest.skip("belongs to the landscape mechanism")
     for row in values:
-        mu = guessing.mu_from_accuracy(row["acc"])
-        true = guessing.epsilon_from_accuracy(row["acc"], 0.0)
+        mu = guess_count_bound.mu_from_accuracy(row["acc"])
+        true = guess_count_bound.epsilon_from_accuracy(row["acc"], 0.0)
         assert true == pytest.approx(row["eps_true_pure"], abs=1e-3)
         assert mu == pytest.approx(row["mu_gdp"], abs=1e-3)
         assert gdp.epsilon(mu, 1e-5) == pytest.approx(row["eps_gdp_1e5"], abs=1e-3)
@@ -388,10 +388,10 @@ def test_inlined_one_run_bounds(v, r, m, delta, confidence, epsilon):
 
 
 def test_inlined_counts():
-    assert rates.epsilon_lower((0, 0), (1000, 1000), 1e-5, 0.05)[0] == pytest.approx(
+    assert threshold_rates.epsilon_lower((0, 0), (1000, 1000), 1e-5, 0.05)[0] == pytest.approx(
         5.6005774942916355, abs=1e-9
     )
-    assert rates_gdp.mu_lower((61, 61), (2500, 2500), 0.05)[0] == pytest.approx(
+    assert threshold_rates.mu_lower((61, 61), (2500, 2500), 0.05)[0] == pytest.approx(
         3.7259291519403908, abs=1e-9
     )
     assert stats.clopper_pearson_lower(4878, 5000, 0.05) == pytest.approx(0.9716978117309093)
@@ -401,6 +401,6 @@ def test_inlined_simultaneous_and_sequential():
     scores, members = two_worlds(500, 1.0)
     alg4 = stats.estimate(scores, members, **LEVEL, method="paper-gdp")
     assert alg4.epsilon_lower == pytest.approx(3.242088875308495, abs=1e-6)
-    assert mixture.anytime_lower(678, 1000, 0.05) == pytest.approx(0.6287501593915987, abs=1e-9)
+    assert e_process.anytime_lower(678, 1000, 0.05) == pytest.approx(0.6287501593915987, abs=1e-9)
     assert one_run_fdp.mu_lower(90, 100, 100, 0.95) == pytest.approx(0.8413762981, abs=1e-8)
     assert power.trials_needed(4, 0.2, 0.8, **LEVEL) == pytest.approx(1602, rel=0.005)

@@ -10,10 +10,10 @@ import pytest
 from scipy import special
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import gdp, rank, ranking
+from dpaudit_ray.stats import gdp, ranking
 from dpaudit_ray.stats.curve import Curve, Responses, gaussian
-from dpaudit_ray.stats.diverged import Diverged
 from dpaudit_ray.stats.ranking import ClaimKey, Group, Weights, distribution, two_means
+from dpaudit_ray.stats.trial_log import Diverged
 from tests.long import LONG, long
 from tests.stats.reference import (
     drawn_costs,
@@ -169,7 +169,7 @@ def test_rank_errs_in_5_percent_at_5000_trials() -> None:
     for _ in range(audits):
         trials = rng.multinomial(5000, coins.shares / coins.shares.sum())
         group = Group(rng.random(5000) < np.repeat(coins.mistakes, trials))
-        wrong += rank.mu_lower(group, 0.05) > 0.262
+        wrong += ranking.mu_lower(group, 0.05) > 0.262
     assert 0.04 * audits < wrong <= audits * (0.05 + 4.3 * math.sqrt(0.05 * 0.95 / audits))
 
 

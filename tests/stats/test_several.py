@@ -10,9 +10,8 @@ import pytest
 from scipy import special
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import Status, betting, curve, gdp
-from dpaudit_ray.stats.claim_test import ClaimTest
-from dpaudit_ray.stats.run_test import RunTest, largest_accuracy
+from dpaudit_ray.stats import Status, curve, e_process, gdp
+from dpaudit_ray.stats.claim_verdict import ClaimTest, RunTest, largest_accuracy
 from tests.stats.reference import several_canaries
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
@@ -84,7 +83,7 @@ def test_the_threshold_of_a_run_comes_from_runs_before_it() -> None:
             continue
         middle = (before[known].mean() + before[~known].mean()) / 2
         shares.append(((scores[run] > middle) == bits[run]).mean())
-    rate = betting.mean_lower(shares, 0.05)
+    rate = e_process.mean_lower(shares, 0.05)
     found = several_canaries(scores, bits)
     assert found.mu_lower == pytest.approx(2 * special.ndtri(rate), abs=1e-9)
 

@@ -12,19 +12,17 @@ import pytest
 from dpaudit_ray import stats
 from dpaudit_ray.stats import (
     base,
-    betting,
     claim,
+    e_process,
+    error_rates,
     gdp,
-    guessing,
+    guess_count_bound,
     label,
-    local_levels,
-    mixture,
+    multi_canary,
     one_run,
     one_run_fdp,
-    one_run_order,
     power,
     profile,
-    several,
 )
 from tests.stats.reference import several_canaries
 
@@ -101,14 +99,14 @@ def test_confidence_outside_its_bounds_is_refused(confidence):
         (lambda: one_run.epsilon_lower(1, 5, 9, 0, 1.0), r"confidence must lie in \(0, 1\), got 1"),
         (lambda: one_run.p_value(1, 5, 9, -1.0, 0), "epsilon must be at least 0, got -1"),
         (lambda: one_run_fdp.mu_lower(1, 5, 9, 0.0), r"confidence must lie in \(0, 1\), got 0"),
-        (lambda: one_run_order.gaussian_p_value(1, 5, 9, -1.0), "mu must be at least 0"),
-        (lambda: mixture.anytime_lower(5, 4, 0.05), r"hits must lie in 0..4, got 5"),
-        (lambda: mixture.anytime_lower(5, 9, 0.05, (0.0, 1.0)), "two positive numbers"),
-        (lambda: betting.mean_lower([0.5, 1.5], 0.05), r"numbers in \[0, 1\]"),
-        (lambda: betting.mean_lower([0.5, math.nan], 0.05), r"numbers in \[0, 1\]"),
-        (lambda: betting.mean_lower([0.5], 0.05, 1.0), r"floor must lie in \[0, 1\), got 1"),
-        (lambda: local_levels.local_level(0, 0.05), "n must lie in 1..10000, got 0"),
-        (lambda: local_levels.local_level(9, 0.0), r"tail must lie in \(0, 1\), got 0"),
+        (lambda: one_run_fdp.gaussian_p_value(1, 5, 9, -1.0), "mu must be at least 0"),
+        (lambda: e_process.anytime_lower(5, 4, 0.05), r"hits must lie in 0..4, got 5"),
+        (lambda: e_process.anytime_lower(5, 9, 0.05, (0.0, 1.0)), "two positive numbers"),
+        (lambda: e_process.mean_lower([0.5, 1.5], 0.05), r"numbers in \[0, 1\]"),
+        (lambda: e_process.mean_lower([0.5, math.nan], 0.05), r"numbers in \[0, 1\]"),
+        (lambda: e_process.mean_lower([0.5], 0.05, 1.0), r"floor must lie in \[0, 1\), got 1"),
+        (lambda: error_rates.local_level(0, 0.05), "n must lie in 1..10000, got 0"),
+        (lambda: error_rates.local_level(9, 0.0), r"tail must lie in \(0, 1\), got 0"),
         (lambda: claim.Curve([0.0, 1.0], [0.1]), "one length"),
         (lambda: claim.Curve([-1.0], [0.1]), "epsilons must be finite and at least 0"),
         (lambda: claim.Curve([1.0], [1.1]), r"deltas must lie in \[0, 1\]"),
@@ -120,7 +118,10 @@ def test_confidence_outside_its_bounds_is_refused(confidence):
         (lambda: profile.epsilon_curve([1.0], [1], [1.0], 0.95), r"deltas must lie in \[0, 1\)"),
         (lambda: profile.mu_profile([1.0], [1], 1.0), r"alpha must lie in \(0, 1\)"),
         (lambda: profile.true_positive_rate([2.0], [0.0], [0.1]), r"fpr must lie in \[0, 1\]"),
-        (lambda: several.coupled_worlds([1.0], [1.0], 1e-5, 0.95, 0.0), "width must be positive"),
+        (
+            lambda: multi_canary.coupled_worlds([1.0], [1.0], 1e-5, 0.95, 0.0),
+            "width must be positive",
+        ),
         (lambda: label.bounds([[1.0]], [0.5, 0.5], [1, 0], 1, 1, 0), "got shapes"),
         (lambda: label.bounds([[1.0]], [1.5], [1], 1, 1, 0), r"probabilities must lie in \[0, 1\]"),
         (lambda: label.bounds([[1.0]], [0.5], [2], 1, 1, 0), "labels must be 0 or 1"),
@@ -151,8 +152,8 @@ def test_refusals_name_value_and_bound(call, message):
 def test_no_trials_bound_nothing():
     assert stats.clopper_pearson_lower(0, 0, 0.05) == 0
     assert stats.clopper_pearson_upper(0, 0, 0.05) == 1
-    assert mixture.anytime_lower(0, 0, 0.05) == 0.5
-    assert betting.mean_lower([], 0.05) == 0.5
+    assert e_process.anytime_lower(0, 0, 0.05) == 0.5
+    assert e_process.mean_lower([], 0.05) == 0.5
     assert one_run.epsilon_lower(0, 0, 0, 0.0, 0.95) == 0
     assert power.accuracy_power(1.0, 0.5, 0, 1e-5, 0.95) == 0
     assert power.largest_certifiable(0, 1e-5, 0.95) == 0
@@ -161,11 +162,11 @@ def test_no_trials_bound_nothing():
 
 
 def test_perfect_knowledge_is_finite_except_where_it_is_not():
-    assert guessing.epsilon_from_accuracy(1.0, 1e-5) == math.inf
-    assert mixture.anytime_lower(1000, 1000, 0.05) < 1
-    assert betting.mean_lower(np.ones(1000), 0.05) < 1
+    assert guess_count_bound.epsilon_from_accuracy(1.0, 1e-5) == math.inf
+    assert e_process.anytime_lower(1000, 1000, 0.05) < 1
+    assert e_process.mean_lower(np.ones(1000), 0.05) < 1
     assert one_run.epsilon_lower(10**5, 10**5, 10**5, 0.0, 0.95) < 20
-    assert betting.mean_lower(np.zeros(100), 0.05) == 0.5
+    assert e_process.mean_lower(np.zeros(100), 0.05) == 0.5
 
 
 def test_label_records_that_cannot_be_attacked_are_nan():

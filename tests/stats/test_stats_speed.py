@@ -10,7 +10,7 @@ import pytest
 from scipy import optimize, special
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import gdp, one_run, paper, thresholds
+from dpaudit_ray.stats import gdp, one_run, paper, threshold_rates
 from tests.stats.reference import gaussian_trials
 
 MANY_RUN = sorted(name for name, cls in stats.estimators().items() if not cls.one_run)
@@ -28,7 +28,7 @@ def best_of(repeats: int, call: Callable[[], object]) -> float:
 
 def test_algorithm_4_against_root_finding_per_threshold():
     scores, members = gaussian_trials(np.random.default_rng(1), 5000, 2.0)
-    worlds = thresholds.Worlds.of(scores, members)
+    worlds = threshold_rates.Worlds.of(scores, members)
     candidates = worlds.midpoints()[::100]
 
     def upper(k: int, n: int) -> float:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import Status, TradeOff, preferred, several
-from dpaudit_ray.stats.rates import EpsDelta
-from dpaudit_ray.stats.statement import Estimate
+from dpaudit_ray.stats import Status, TradeOff, base, multi_canary
+from dpaudit_ray.stats.lower_bound import Estimate
+from dpaudit_ray.stats.threshold_rates import EpsDelta
 from tests.stats.reference import (
     gaussian_trials,
     laplace_trials,
@@ -69,7 +69,7 @@ def test_knowing_the_curve_certifies_no_other_method(method):
 def test_several_canaries_and_coupled_worlds_bound_a_mu():
     rng = np.random.default_rng(2)
     outside = rng.normal(size=200)
-    pairs = several.coupled_worlds(outside, outside + 1, **LEVEL)
+    pairs = multi_canary.coupled_worlds(outside, outside + 1, **LEVEL)
     bits = rng.random((60, 4)) < 0.5
     many = several_canaries(rng.normal(size=(60, 4)) + 2 * bits, bits)
     assert {pairs.status, many.status} == {Status.IF_GAUSSIAN}
@@ -109,12 +109,12 @@ def shown(method: str, epsilon: float, mu: float = math.nan, status=Status.CERTI
 def test_the_bound_without_assumption_is_chosen_by_method_never_by_its_value():
     weak, strong = shown("eps-delta", 0.5), shown("eps-delta-anytime", 2.0)
     converted = shown("accuracy", 9.0, mu=2.0)  # certified, because its curve is known
-    assert preferred.curve_free([converted, strong, weak]) is weak
-    assert preferred.curve_free([strong, converted]) is strong
-    assert preferred.curve_free([shown("exact", 1.0), converted]).method == "exact"
-    assert preferred.curve_free([converted, shown("paper-eps-delta", 3.0, status="paper")]) is None
+    assert base.curve_free([converted, strong, weak]) is weak
+    assert base.curve_free([strong, converted]) is strong
+    assert base.curve_free([shown("exact", 1.0), converted]).method == "exact"
+    assert base.curve_free([converted, shown("paper-eps-delta", 3.0, status="paper")]) is None
     for one_run in (False, True):
-        method = METHODS[preferred.curve_free_method(one_run)]
+        method = METHODS[base.curve_free_method(one_run)]
         assert method.one_run  # of independent trainings, or of the canaries of one
         assert method(planned=10).bound(1e-5, 0.95).curve_free
     assert not stats.make("accuracy", 10).bound(1e-5, 0.95).curve_free

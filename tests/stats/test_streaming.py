@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import guessing, mixture
+from dpaudit_ray.stats import e_process, guess_count_bound
 from tests.stats.reference import gaussian_trials
 
 EVERY = sorted(stats.estimators())
@@ -95,14 +95,14 @@ def test_an_anytime_bound_keeps_the_best_of_its_looks():
         state.fold(scores[i : i + 1], members[i : i + 1])
         looks.append(state.bound(1e-5, 0.95).epsilon_lower)
     assert looks == sorted(looks)
-    fresh = [mixture.anytime_lower(h, n, 0.05) for h, n in guesses_after_each(scores, members)]
+    fresh = [e_process.anytime_lower(h, n, 0.05) for h, n in guesses_after_each(scores, members)]
     kept = stats.gdp.mu(looks[-1], 1e-5)
-    assert kept == pytest.approx(guessing.mu_from_accuracy(max(fresh)), abs=0.01)
-    assert kept > guessing.mu_from_accuracy(fresh[-1]) + 0.2
+    assert kept == pytest.approx(guess_count_bound.mu_from_accuracy(max(fresh)), abs=0.01)
+    assert kept > guess_count_bound.mu_from_accuracy(fresh[-1]) + 0.2
 
 
 def guesses_after_each(scores, members):
-    counter = guessing.GuessCounter()
+    counter = guess_count_bound.GuessCounter()
     for i in range(len(scores)):
         counter.fold(scores[i : i + 1], members[i : i + 1])
         yield counter.hits, counter.guesses

@@ -10,14 +10,7 @@ import pytest
 from scipy import special
 
 from dpaudit_ray import accounting, stats
-from dpaudit_ray.stats import (
-    budget,
-    gdp,
-    one_run,
-    one_run_fdp,
-    rates,
-    rates_gdp,
-)
+from dpaudit_ray.stats import budget, gdp, one_run, one_run_fdp, threshold_rates
 from tests.stats.reference import gaussian_trials, several_canaries, two_worlds
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
@@ -29,8 +22,8 @@ CERTIFIED = sorted(name for name, cls in stats.estimators().items() if cls.statu
 def test_01_chance_counts_give_zero():
     # Flipping two upper bounds across the diagonal would give 0.985 here.
     errors, sizes = (10, 10), (20, 20)
-    assert rates.epsilon_lower(errors, sizes, 0.0, 0.05)[0] == 0
-    assert rates.epsilon_of_rates(0.7, 0.7, 0.0) == 0
+    assert threshold_rates.epsilon_lower(errors, sizes, 0.0, 0.05)[0] == 0
+    assert threshold_rates.epsilon_of_rates(0.7, 0.7, 0.0) == 0
 
 
 def test_02_gdp_shows_nothing_on_null_and_reversed_scores():
@@ -45,7 +38,7 @@ def test_02_gdp_shows_nothing_on_null_and_reversed_scores():
     for method in MANY_RUN:
         found = stats.estimate(scores[shuffle], members[shuffle], **LEVEL, method=method)
         assert found.epsilon_lower == 0, method
-    assert rates_gdp.mu_lower((450, 450), (500, 500), 0.05)[0] < -2
+    assert threshold_rates.mu_lower((450, 450), (500, 500), 0.05)[0] < -2
 
 
 def test_03_one_run_is_not_off_by_one():
@@ -104,11 +97,11 @@ def test_07_ties_equal_scores_and_diverged_runs(method):
 
 
 def test_08_unequal_worlds_must_not_be_swapped():
-    right = rates.epsilon_lower((5, 200), (1000, 400), 1e-5, 0.05)[0]
-    swapped = rates.epsilon_lower((5, 200), (400, 1000), 1e-5, 0.05)[0]
+    right = threshold_rates.epsilon_lower((5, 200), (1000, 400), 1e-5, 0.05)[0]
+    swapped = threshold_rates.epsilon_lower((5, 200), (400, 1000), 1e-5, 0.05)[0]
     assert right != pytest.approx(swapped, abs=0.1)
-    assert rates_gdp.mu_lower((5, 200), (1000, 400), 0.05)[0] != pytest.approx(
-        rates_gdp.mu_lower((5, 200), (400, 1000), 0.05)[0], abs=0.1
+    assert threshold_rates.mu_lower((5, 200), (1000, 400), 0.05)[0] != pytest.approx(
+        threshold_rates.mu_lower((5, 200), (400, 1000), 0.05)[0], abs=0.1
     )
 
 
@@ -124,7 +117,7 @@ def test_09_one_sided_alpha_is_a_two_sided_interval_at_twice_alpha():
         scores, members, 1e-5, 0.9, method="eps-delta", threshold="fixed", value=0.5
     )
     fp, fn = int(np.sum(scores[:200] >= 0.5)), int(np.sum(scores[200:] < 0.5))
-    by_hand = rates.epsilon_of_rates(
+    by_hand = threshold_rates.epsilon_of_rates(
         stats.clopper_pearson_upper(fp, 200, 0.05), stats.clopper_pearson_upper(fn, 200, 0.05), 1e-5
     )
     assert found.epsilon_lower == pytest.approx(by_hand, rel=1e-12)  # last bits differ by numpy

@@ -11,25 +11,22 @@ from scipy import integrate, optimize, special
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import (
-    betting,
     claim,
+    e_process,
+    error_rates,
     gdp,
     group_sequential,
-    guessing,
+    guess_count_bound,
     label,
-    local_levels,
-    mixture,
+    multi_canary,
     one_run,
     one_run_fdp,
-    one_run_order,
+    payoffs,
     power,
     profile,
-    rates,
-    several,
-    thresholds,
-    wagers,
+    threshold_rates,
 )
-from dpaudit_ray.stats.portfolio import Portfolio
+from dpaudit_ray.stats.payoffs import Portfolio
 from tests.stats.reference import gaussian_trials, laplace_trials
 
 
@@ -67,7 +64,7 @@ def test_gaussian_delta_is_the_hockey_stick_integral(mu, epsilon):
 def test_epsilon_of_rates_by_search():
     rng = np.random.default_rng(0)
     for fpr, fnr in rng.random((20, 2)) * 0.5:
-        found = rates.epsilon_of_rates(fpr, fnr, 0.01)
+        found = threshold_rates.epsilon_of_rates(fpr, fnr, 0.01)
 
         def allowed(e: float, a: float = fpr, b: float = fnr) -> bool:
             return a + math.exp(e) * b >= 0.99 and b + math.exp(e) * a >= 0.99
@@ -82,7 +79,7 @@ def test_best_threshold_of_large_worlds_is_not_lost_to_the_coarse_table(monkeypa
     for method in ("paper-gdp", "paper-eps-delta"):
         fine = stats.estimate(scores, members, 1e-5, 0.95, method)
         with monkeypatch.context() as patch:
-            patch.setattr(thresholds, "_TABLE_SIZE", 50)
+            patch.setattr(threshold_rates, "_TABLE_SIZE", 50)
             coarse = stats.estimate(scores, members, 1e-5, 0.95, method)
         assert coarse == fine
 
@@ -109,13 +106,13 @@ def test_miss_probability_of_two_by_integration():
     u0, u1 = special.betaincinv(1, 2, 1 - level), special.betaincinv(2, 1, 1 - level)
     # P(V1 <= u0 and V2 <= u1) over 0 < V1 < V2 < 1 with density 2.
     inside = 2 * integrate.quad(lambda v1: u1 - v1, 0, min(u0, u1))[0]
-    assert local_levels.miss_probability(2, level) == pytest.approx(1 - inside, abs=1e-12)
+    assert error_rates.miss_probability(2, level) == pytest.approx(1 - inside, abs=1e-12)
 
 
 @pytest.mark.parametrize("n", [7, 60])
 def test_miss_probability_by_simulation(n):
     # 40000 draws at .025: standard error .0008; five of them are allowed (flake rate 1e-6).
-    level = local_levels.local_level(n, 0.025)
+    level = error_rates.local_level(n, 0.025)
     bounds = special.betaincinv(np.arange(1, n + 1), np.arange(n, 0, -1), 1 - level)
     draws = np.sort(np.random.default_rng(3).random((40_000, n)), axis=1)
     missed = np.mean(np.any(draws > bounds, axis=1))
@@ -123,15 +120,15 @@ def test_miss_probability_by_simulation(n):
 
 
 def test_blocks_of_the_triangular_system_do_not_show(monkeypatch):
-    whole = local_levels.miss_probability(300, 1e-3)
-    monkeypatch.setattr(local_levels, "_BLOCK", 17)
-    assert local_levels.miss_probability(300, 1e-3) == pytest.approx(whole, rel=1e-12)
+    whole = error_rates.miss_probability(300, 1e-3)
+    monkeypatch.setattr(error_rates, "_BLOCK", 17)
+    assert error_rates.miss_probability(300, 1e-3) == pytest.approx(whole, rel=1e-12)
 
 
 def test_local_levels_fall_with_size():
     # What makes the level of a larger audit valid for a partial one.
     sizes = [1, 2, 3, 5, 10, 11, 50, 51, 300, 1000]
-    levels = [local_levels.local_level(n, 0.025) for n in sizes]
+    levels = [error_rates.local_level(n, 0.025) for n in sizes]
     assert all(a > b for a, b in itertools.pairwise(levels))
 
 
@@ -153,7 +150,7 @@ def test_mixture_by_quadrature():
 
         top = integrate.quad(lambda x: ratio(x) * density(x), p, 1, epsabs=0)[0]
         twin = top / integrate.quad(density, p, 1, epsabs=0)[0]
-        found = mixture.log_mixture(p, hits, trials, (a, b))
+        found = e_process.log_mixture(p, hits, trials, (a, b))
         assert found == pytest.approx(math.log(twin), abs=1e-7)
 
 
@@ -164,7 +161,7 @@ def test_beta_tail_beyond_underflow_continues_the_table(a, b, x):
     series = 1 + np.cumprod((a + b + k) / (b + 1 + k) * (1 - x)).sum()
     twin = b * math.log1p(-x) + a * math.log(x) - math.log(b) - special.betaln(a, b)
     assert direct == pytest.approx(twin + math.log(series), rel=1e-10)
-    assert math.isfinite(mixture.log_mixture(0.99, 600, 1000, (50_000.0, 20_000.0)))
+    assert math.isfinite(e_process.log_mixture(0.99, 600, 1000, (50_000.0, 20_000.0)))
 
 
 def test_group_sequential_boundaries_by_enumeration():
@@ -204,9 +201,9 @@ def test_betting_by_its_loop():
 
     def best_wealth(m: float) -> float:
         best, purses = 0.0, [1.0, 1.0]
-        states = [[weight, weight / 2, weight / 4] for _, weight in betting.GAMBLERS]
+        states = [[weight, weight / 2, weight / 4] for _, weight in e_process.GAMBLERS]
         for x in values:
-            for g, (share, _) in enumerate(betting.GAMBLERS):
+            for g, (share, _) in enumerate(e_process.GAMBLERS):
                 n, total, squares = states[g]
                 mean, variance = total / n, squares / n
                 edge = mean - m
@@ -217,7 +214,7 @@ def test_betting_by_its_loop():
             best = max(best, sum(purses) / 2)
         return best
 
-    lower = betting.mean_lower(values, 0.05)
+    lower = e_process.mean_lower(values, 0.05)
     assert 0.5 < lower < values.mean()
     assert best_wealth(lower) == pytest.approx(20, rel=1e-6)
     assert best_wealth(lower - 0.01) > 20
@@ -226,7 +223,7 @@ def test_betting_by_its_loop():
 def test_guess_counter_by_its_loop():
     scores, members = gaussian_trials(np.random.default_rng(5), 300, 1.0)
     scores[[30, 100, 250]] = np.nan
-    counter = guessing.GuessCounter(warmup=20)
+    counter = guess_count_bound.GuessCounter(warmup=20)
     counter.fold(scores, members)
     hits = guesses = 0
     for i in range(20, 300):
@@ -246,11 +243,11 @@ def test_wagers_by_their_loop():
     and one for these alone; a diverged trial is guessed by what diverged before it."""
     scores, members = gaussian_trials(np.random.default_rng(6), 200, 1.5)
     scores[[10, 40, 77, 150]] = [np.nan, np.nan, -np.inf, np.inf]
-    table = wagers.Wagers()
+    table = payoffs.Wagers()
     table.fold(scores[:180], members[:180])
     table.miss(20)
-    epsilon, delta, k = 0.7, 0.01, len(wagers.OFFSETS)
-    log_wealth = np.zeros((4 * k + 1, len(wagers.STAKES)))
+    epsilon, delta, k = 0.7, 0.01, len(payoffs.OFFSETS)
+    log_wealth = np.zeros((4 * k + 1, len(payoffs.STAKES)))
     centre = spread = math.nan
     for i in range(32, 200):
         if i in (32, 64, 128):
@@ -262,7 +259,7 @@ def test_wagers_by_their_loop():
         guess_lost = np.sum(lost & members[:i]) >= np.sum(lost & ~members[:i])
         for slot in range(4 * k + 1):
             side, offset = divmod(slot, k)
-            cut = wagers.OFFSETS[offset] * spread
+            cut = payoffs.OFFSETS[offset] * spread
             guess = None
             if not np.isfinite(scores[i]):
                 guess = guess_lost if side >= 3 else None
@@ -274,7 +271,7 @@ def test_wagers_by_their_loop():
             right = not wrong and guess is not None
             payoff = float(right) - math.exp(epsilon) * float(wrong)
             mean = delta * (1.0 if side in (2, 3) else 0.5)
-            stake = wagers.STAKES / (math.exp(epsilon) + mean)
+            stake = payoffs.STAKES / (math.exp(epsilon) + mean)
             log_wealth[slot] += np.log1p(stake * (payoff - mean))
     np.testing.assert_allclose(table.log_wealth([epsilon], [delta])[0], log_wealth, atol=1e-9)
 
@@ -286,13 +283,13 @@ def test_claim_evidence_by_its_average():
     state = stats.make("claim", 300)
     state.fold(scores, members)
     curve = claim.gaussian(0.5)
-    table = wagers.Wagers()
+    table = payoffs.Wagers()
     table.fold(scores, members)
     few = curve.thinned(12)
     wealth = np.exp(table.log_wealth(few.epsilons, few.deltas))
     hits, misses = (
-        table.counts @ wagers.WINS[wagers.PLAIN],
-        table.counts @ wagers.LOSSES[wagers.PLAIN],
+        table.counts @ payoffs.WINS[payoffs.PLAIN],
+        table.counts @ payoffs.LOSSES[payoffs.PLAIN],
     )
     rate = special.ndtr(0.25)
     plain = integrate.quad(lambda p: p**hits * (1 - p) ** misses, rate, 1, epsabs=0)[0]
@@ -305,14 +302,14 @@ def test_claim_evidence_by_its_average():
 def test_portfolio_by_its_loop():
     """Wealth trial by trial, each epoch betting the mixture learnt on those before."""
     scores, members = gaussian_trials(np.random.default_rng(17), 400, 2.0)
-    table, curve = wagers.Wagers(), claim.gaussian(0.6)
+    table, curve = payoffs.Wagers(), claim.gaussian(0.6)
     table.fold(scores, members)
     portfolio = Portfolio.of(curve)
-    wealth, past = np.ones(2), np.zeros(wagers.OUTCOMES, dtype=np.int64)
+    wealth, past = np.ones(2), np.zeros(payoffs.OUTCOMES, dtype=np.int64)
     for counts in table.epochs:
         mixture_ = portfolio.mixture(past)
         assert (mixture_ > 0).all()
-        for outcome in np.repeat(np.arange(wagers.OUTCOMES), counts):
+        for outcome in np.repeat(np.arange(payoffs.OUTCOMES), counts):
             wealth *= 1 + np.array([0.4, 1.0]) * (mixture_[outcome] - 1)
         past += counts
     assert portfolio.log_wealth(table.epochs) == pytest.approx(math.log(wealth.mean()))
@@ -364,7 +361,7 @@ def test_one_run_order_statistics_by_simulation():
     scores = rng.normal(size=bits.shape) + np.where(bits, mu / 2, -mu / 2)
     order = np.argsort(-np.abs(scores), axis=1)[:, :r]
     wrong = np.take_along_axis((scores > 0) != bits, order, axis=1).sum(axis=1)
-    found = one_run_order.gaussian_p_value(3, r, m, mu)
+    found = one_run_fdp.gaussian_p_value(3, r, m, mu)
     assert found == pytest.approx(np.mean(wrong <= 3), abs=0.015)
 
 
@@ -462,14 +459,14 @@ def test_label_mu_composes_over_steps():
 def test_profile_by_its_loop():
     scores, members = gaussian_trials(np.random.default_rng(14), 300, 1.5)
     sizes = (int((~members).sum()), int(members.sum()))
-    level = [local_levels.local_level(n, 0.025) for n in sizes]
+    level = [error_rates.local_level(n, 0.025) for n in sizes]
     best_epsilon = 0.0
     for h in np.unique(scores):
         fp = int(np.sum((scores >= h) & ~members))
         fn = int(np.sum((scores < h) & members))
         a = stats.clopper_pearson_upper(fp, sizes[0], level[0])
         b = stats.clopper_pearson_upper(fn, sizes[1], level[1])
-        best_epsilon = max(best_epsilon, rates.epsilon_of_rates(a, b, 1e-3))
+        best_epsilon = max(best_epsilon, threshold_rates.epsilon_of_rates(a, b, 1e-3))
     epsilons = profile.epsilon_curve(scores, members, [1e-3, 0.5], 0.95)
     assert epsilons[0] == pytest.approx(best_epsilon, abs=1e-12)
 
@@ -486,7 +483,7 @@ def test_curves_of_a_shared_calibration_are_valid_and_hardly_wider(monkeypatch):
         profile.epsilon_curve(scores, members, [1e-3], 0.95, size=size)[0] for size in (0, 564)
     )
     assert mine - 0.02 < loose <= mine
-    monkeypatch.setattr(local_levels, "EXACT_LIMIT", 600)
+    monkeypatch.setattr(error_rates, "EXACT_LIMIT", 600)
     beyond = profile.epsilon_curve(scores, members, [1e-3], 0.95, size=10**6)
     assert 0 < beyond[0] <= loose
 
@@ -529,7 +526,7 @@ def test_pair_outcomes_by_their_loop():
     outside = rng.normal(size=80)
     inside = outside + 0.7
     inside[20] = np.nan
-    found = several.pair_outcomes(outside, inside, 1.0)
+    found = multi_canary.pair_outcomes(outside, inside, 1.0)
     twin = []
     for i in range(80):
         good = np.isfinite(inside[:i]) & np.isfinite(outside[:i])

@@ -20,7 +20,7 @@ from dpaudit_ray.plan import claims
 from dpaudit_ray.report import verdict, words
 from dpaudit_ray.report.tables import Run, all_estimates, overview
 from dpaudit_ray.stats import Status
-from dpaudit_ray.stats.rates import EpsDelta
+from dpaudit_ray.stats.threshold_rates import EpsDelta
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.cell import Cell
 

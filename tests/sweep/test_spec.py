@@ -14,7 +14,7 @@ import pytest
 from dpaudit_ray import stats
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.plugins import Plugin
-from dpaudit_ray.stats.rates import EpsDelta
+from dpaudit_ray.stats.threshold_rates import EpsDelta
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.yamlfile import parse_yaml
 from tests.command import changed, refused, write_sweep

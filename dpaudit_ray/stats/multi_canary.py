@@ -15,10 +15,10 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from . import betting, gdp
+from . import e_process, gdp
 from .base import Estimator, Members, Scores, check_level
-from .guessing import GuessCounter, epsilon_from_accuracy, mu_from_accuracy
-from .statement import Estimate, Status
+from .guess_count_bound import GuessCounter, epsilon_from_accuracy, mu_from_accuracy
+from .lower_bound import Estimate, Status
 
 WARMUP = 20
 
@@ -72,7 +72,7 @@ class RunAccuracies:
         """Scores folded so far."""
         return self.counter.trials + len(self._rest[0])
 
-    def outcomes(self) -> betting.Outcomes:
+    def outcomes(self) -> e_process.Outcomes:
         """The shares so far, float64 [runs that are judged]."""
         self._shares = [np.concatenate([*self._shares, np.empty(0)])]
         return self._shares[0]
@@ -108,7 +108,7 @@ class SeveralCanaries(Estimator):
     def bound(self, delta: float, confidence: float) -> Estimate:
         runs, alpha = self._runs, 1 - confidence
         if self._known[:2] != (runs.trials, alpha):
-            self._known = (runs.trials, alpha, betting.mean_lower(runs.outcomes(), alpha))
+            self._known = (runs.trials, alpha, e_process.mean_lower(runs.outcomes(), alpha))
         rate = self._known[2]
         level, threshold = (delta, confidence), runs.counter.threshold
         if self.curve == "any":
@@ -148,12 +148,12 @@ def coupled_worlds(
     if not width > 0:
         raise ValueError(f"width must be positive, got {width}")
     outcomes = pair_outcomes(pair[0], pair[1], width)
-    mu = mu_from_accuracy(betting.mean_lower(outcomes, 1 - confidence))
+    mu = mu_from_accuracy(e_process.mean_lower(outcomes, 1 - confidence))
     epsilon, trials = float(gdp.epsilon(mu, delta)), 2 * pair.shape[1]
     return Estimate("coupled-worlds", Status.IF_GAUSSIAN, epsilon, mu, delta, confidence, trials)
 
 
-def pair_outcomes(outside: Scores, inside: Scores, width: float) -> betting.Outcomes:
+def pair_outcomes(outside: Scores, inside: Scores, width: float) -> e_process.Outcomes:
     """(1 - φ(out) + φ(in)) / 2 of each pair, φ a ramp placed by the pairs before it."""
     usable = np.isfinite(outside) & np.isfinite(inside)
     origin = float(outside[usable][0]) if usable.any() else 0.0

@@ -17,9 +17,9 @@ from scipy import special
 
 from . import gdp
 from .base import Estimator, Members, Scores
-from .binomial import clopper_pearson_lower
-from .mixture import anytime_lower
-from .statement import Estimate, Family, Status, TradeOff
+from .e_process import anytime_lower
+from .error_rates import clopper_pearson_lower
+from .lower_bound import Estimate, Family, Status, TradeOff
 
 Counts = npt.NDArray[np.int64]
 

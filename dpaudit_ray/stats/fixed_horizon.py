@@ -22,13 +22,12 @@ import numpy.typing as npt
 from scipy import special
 
 from .base import Members, Scores
-from .binomial import clopper_pearson_lower
 from .curve import Curve, Responses
-from .diverged import Diverged
+from .error_rates import clopper_pearson_lower
 from .ranking import ClaimKey, Costs, Group, Weights, distribution, two_means
+from .trial_log import Diverged
 
 Floats = npt.NDArray[np.float64]
-
 LOOKS = 16
 _FEWEST = 8  # trials between two looks
 _SHARE = 0.7  # of the error, for the order of mistakes; the rest is for diverged trials

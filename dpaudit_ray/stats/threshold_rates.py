@@ -1,23 +1,28 @@
-"""Error counts of "guess in when the score reaches h", and where a valid h may come from."""
+"""Bounds from both error rates of one test, "guess in when the score reaches h".
+
+Both rates get a Clopper-Pearson bound, on trials that had no part in choosing h. Without any
+assumption, (ε, δ)-DP forces α + e^ε β ≥ 1 - δ and β + e^ε α ≥ 1 - δ on every test with
+false-positive rate α and false-negative rate β (Nasr et al. 2021, eq. 4-5, with the inequality the
+right way round). A μ-GDP mechanism forces Φ⁻¹(1 - α) - Φ⁻¹(β) ≤ μ (Nasr et al. 2023, section 4).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
-from .base import Members, Scores
-from .binomial import clopper_pearson_upper
-from .diverged import LEARN, settled
+from . import gdp
+from .base import Estimator, Members, Scores
+from .error_rates import Counts, Rates, Upper, clopper_pearson_upper
+from .lower_bound import Estimate, Status
+from .trial_log import LEARN, TrialLog, settled
 
-Counts = npt.NDArray[np.int64]
-Rates = npt.NDArray[np.float64]
-# Maps error counts [n] of one world to upper bounds on its error rate [n]; never decreases.
-Upper = Callable[[Counts], Rates]
 # Maps upper bounds on false-positive and false-negative rates [n] to what they show [n].
 Gain = Callable[[Rates, Rates], Rates]
 DEFAULT_SHARES = {"past": 0.2, "holdout": 0.5, "fixed": 0.0}
@@ -29,7 +34,7 @@ class Worlds:
     """Scores of both worlds, sorted; misses kept as counts: an error at every threshold.
 
     ±inf is a score like any other: a diverged trial that is guessed "in" or "out" at every
-    threshold between the finite scores (`diverged.settled`).
+    threshold between the finite scores (`trial_log.settled`).
     """
 
     outside: Scores
@@ -82,56 +87,6 @@ def _between(low: Scores, high: Scores) -> Scores:
         return low / 2 + high / 2
 
 
-@dataclasses.dataclass
-class TrialLog:
-    """All folded trials, for methods that need every score (8 + 1 bytes per trial).
-
-    Diverged trials are kept as inf, trials that count as misses as NaN.
-    """
-
-    scores: list[Scores] = dataclasses.field(default_factory=list)
-    members: list[Members] = dataclasses.field(default_factory=list)
-
-    def append(self, scores: Scores, members: Members) -> None:
-        """Adds trials in order."""
-        self.scores.append(np.where(np.isfinite(scores), scores, np.inf))
-        self.members.append(members)
-
-    def miss(self, members: Members) -> None:
-        """Adds trials that count as misses."""
-        self.scores.append(np.full(len(members), np.nan))
-        self.members.append(members)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.scores))
-
-    def arrays(self) -> tuple[Scores, Members]:
-        """The trials so far as two arrays."""
-        if not self.scores:
-            return np.empty(0), np.empty(0, dtype=np.bool_)
-        self.scores = [np.concatenate(self.scores)]
-        self.members = [np.concatenate(self.members)]
-        return self.scores[0], self.members[0]
-
-
-class Logged:
-    """Mixin: an estimator that keeps every trial, and learns nothing from the order of the bits."""
-
-    def __post_init__(self) -> None:
-        self._log = TrialLog()
-
-    @property
-    def learns(self) -> bool:
-        """False: guesses, ranks and thresholds are functions of all trials at once."""
-        return False
-
-    def _fold(self, scores: Scores, members: Members) -> None:
-        self._log.append(scores, members)
-
-    def _miss(self, members: Members) -> None:
-        self._log.miss(members)
-
-
 @dataclasses.dataclass(frozen=True)
 class Judged:
     """Errors of one test on the trials that had no part in choosing it."""
@@ -154,7 +109,7 @@ class AtOneThreshold:
     `past` and `holdout` spend the first `calibration` share of the planned trials on choosing
     the threshold, 0.2 and 0.5 unless told otherwise, and judge it on the later ones; `fixed`
     takes the pre-registered `value` and judges it on all. Which way diverged trials are guessed
-    is learnt from the first of them (`diverged.settled`).
+    is learnt from the first of them (`trial_log.settled`).
     """
 
     planned: int
@@ -236,3 +191,96 @@ def best_test(worlds: Worlds, uppers: tuple[Upper, Upper], gain: Gain) -> tuple[
     best = np.flatnonzero(gains == gains.max())
     middle = best[len(best) // 2]
     return float(gains[middle]), float(thresholds[middle])
+
+
+@dataclasses.dataclass
+class EpsDelta(AtOneThreshold, Estimator):
+    """Assumption-free bound at a threshold fixed before the trials it is judged on."""
+
+    name: ClassVar[str] = "eps-delta"
+    status: ClassVar[Status] = Status.CERTIFIED
+
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        alpha = 1 - confidence
+        judged = self._judge(lambda a, b: epsilon_of_rates(a, b, delta), alpha)
+        epsilon = 0.0
+        if judged.usable:
+            errors = (judged.false_positives, judged.false_negatives)
+            epsilon = float(epsilon_lower(errors, judged.sizes, delta, alpha)[0])
+        level = (delta, confidence)
+        return self._estimate(epsilon, math.nan, level, len(self._log), judged.threshold)
+
+
+def epsilon_lower(
+    errors: tuple[npt.ArrayLike, npt.ArrayLike],
+    sizes: tuple[float, float],
+    delta: float,
+    alpha: float,
+) -> Scores:
+    """Lower bounds on ε from counts of false positives and negatives, float64 [len(errors)].
+
+    Each rate gets `alpha / 2`, so both upper bounds hold together at level 1 - alpha; both
+    directions are read off the same rectangle and need no further split.
+
+    Raises:
+        ValueError: counts outside 0..size, or `alpha` outside (0, 1).
+    """
+    fpr = np.atleast_1d(clopper_pearson_upper(errors[0], sizes[0], alpha / 2))
+    fnr = np.atleast_1d(clopper_pearson_upper(errors[1], sizes[1], alpha / 2))
+    return np.asarray(epsilon_of_rates(fpr, fnr, delta))
+
+
+def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> Any:
+    """The smallest ε ≥ 0 at which a test with these error rates is possible; broadcasts.
+
+    No test is flipped: rates on the wrong side of the diagonal show nothing, and bounds of
+    such rates even less (both are *upper* bounds).
+    """
+    a, b = np.asarray(fpr, dtype=np.float64), np.asarray(fnr, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        up = np.log(np.maximum(1 - delta - a, 0) / b)
+        down = np.log(np.maximum(1 - delta - b, 0) / a)
+    return np.fmax(np.fmax(up, down), 0.0)
+
+
+@dataclasses.dataclass
+class Gdp(AtOneThreshold, Estimator):
+    """Bound on μ at a threshold fixed before the trials it is judged on.
+
+    Valid like `eps-delta`, and looser than `accuracy`, which bounds one rate instead of two. It
+    is tighter only where one kind of error is much rarer than the other.
+    """
+
+    name: ClassVar[str] = "gdp"
+    status: ClassVar[Status] = Status.IF_GAUSSIAN
+
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        alpha = 1 - confidence
+        judged, mu = self._judge(mu_of_rates, alpha), 0.0
+        if judged.usable:
+            errors = (judged.false_positives, judged.false_negatives)
+            mu = max(float(mu_lower(errors, judged.sizes, alpha)[0]), 0.0)
+        level = (delta, confidence)
+        epsilon = gdp.epsilon(mu, delta)
+        return self._estimate(epsilon, mu, level, len(self._log), judged.threshold)
+
+
+def mu_lower(
+    errors: tuple[npt.ArrayLike, npt.ArrayLike], sizes: tuple[float, float], alpha: float
+) -> Scores:
+    """Lower bounds on μ from counts of false positives and negatives, float64 [len(errors)].
+
+    Each rate gets `alpha / 2`. Both are upper bounds, so a negative result means "nothing was
+    shown" and must not be flipped into evidence by taking its absolute value.
+
+    Raises:
+        ValueError: counts outside 0..size, or `alpha` outside (0, 1).
+    """
+    fpr = np.atleast_1d(clopper_pearson_upper(errors[0], sizes[0], alpha / 2))
+    fnr = np.atleast_1d(clopper_pearson_upper(errors[1], sizes[1], alpha / 2))
+    return mu_of_rates(fpr, fnr)
+
+
+def mu_of_rates(fpr: Rates, fnr: Rates) -> Rates:
+    """The μ of the Gaussian trade-off curve through each pair of error rates, float64 [n]."""
+    return np.asarray(-special.ndtri(fpr) - special.ndtri(fnr))

@@ -1,11 +1,14 @@
-"""Lower confidence bounds for the mean of outcomes in [0, 1], valid at every look at once.
+"""E-processes for a mean and for a hit rate: lower bounds that are valid at every look at once.
 
-A gambler who believes the mean exceeds m bets a share λ_i of the stake on each outcome, chosen
-from the outcomes before it. If no conditional mean exceeds m, the wealth Π (1 + λ_i (X_i - m)) is
-a supermartingale and reaches 1/alpha with probability at most alpha (Waudby-Smith, Ramdas 2024).
+Betting, for outcomes in [0, 1]: a gambler who believes that the mean exceeds m bets a share λ_i of
+the stake on each outcome, chosen from the outcomes before it. If no conditional mean exceeds m, the
+wealth Π (1 + λ_i (X_i - m)) is a supermartingale and reaches 1/alpha with probability at most alpha
+(Waudby-Smith, Ramdas 2024). Such outcomes come from several canaries in one training, and from
+pairs of trainings that share their noise (`multi_canary`).
 
-Outcomes that are not hits and misses come from several canaries in one training, and from pairs
-of trainings that share their noise (`several`).
+The beta-binomial mixture, for hits and misses: likelihood ratios against a hit rate p, mixed over
+the rates above p, are a supermartingale for every process whose conditional hit rate stays at or
+below p. It exceeds 1/alpha with probability at most alpha, ever (Ville 1939; Robbins 1970).
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
-from .binomial import check_alpha
+from .error_rates import check_alpha
 
 Outcomes = npt.NDArray[np.float64]
-
 # Two gamblers share the stake. The bold one wins most on outcomes of small variance (many
 # canaries, coupled pairs), the cautious one on hits and misses, where one early loss costs much.
 # Each: the largest bet, as a share of what would lose everything at the worst outcome, and the
@@ -104,3 +107,66 @@ def _log_wealth(
     edge = mean - m
     stakes = np.clip(edge / (variance + edge**2), 0.0, share / m if m > 0 else np.inf)
     return np.asarray(np.cumsum(np.log1p(stakes * (values - m))))
+
+
+Prior = tuple[float, float]
+UNIFORM: Prior = (1.0, 1.0)
+
+
+def anytime_lower(hits: int, trials: int, alpha: float, prior: Prior = UNIFORM) -> float:
+    """Largest refuted hit rate ≥ 1/2; 0.5 when chance itself is not refuted.
+
+    Raises:
+        ValueError: `alpha` outside (0, 1), hits outside 0..trials, or a prior of no mass.
+    """
+    from scipy import optimize  # as long to import as all else of this package
+
+    check_alpha(alpha)
+    if not 0 <= hits <= trials:
+        raise ValueError(f"hits must lie in 0..{trials}, got {hits}")
+    if not min(prior) > 0:
+        raise ValueError(f"prior must be two positive numbers, got {prior}")
+    target = -math.log(alpha)
+
+    def excess(rate: float) -> float:
+        return log_mixture(rate, hits, trials, prior) - target
+
+    if trials == 0 or excess(0.5) <= 0:
+        return 0.5
+    # Just below the observed rate the mixture has lost its evidence; between the two it crosses.
+    top = min(hits / trials, 1 - 1e-15)
+    if excess(top) >= 0:
+        return top
+    return float(optimize.brentq(excess, 0.5, top, xtol=1e-14, rtol=1e-14))
+
+
+def log_mixture(rate: float, hits: int, trials: int, prior: Prior = UNIFORM) -> float:
+    """Log of the mixture process against "the conditional hit rate never exceeds `rate`".
+
+    The prior is Beta(prior) restricted to rates above `rate`, which makes it one-sided.
+    """
+    a, b = prior
+    misses = trials - hits
+    return float(
+        special.betaln(a + hits, b + misses)
+        - special.betaln(a, b)
+        + _log_beta_tail(a + hits, b + misses, rate)
+        - _log_beta_tail(a, b, rate)
+        - hits * math.log(rate)
+        - misses * math.log1p(-rate)
+    )
+
+
+def _log_beta_tail(a: float, b: float, x: float) -> float:
+    """log P(Beta(a, b) > x), far beyond where the probability itself underflows."""
+    tail = float(special.betaincc(a, b, x))
+    if tail > 1e-290:
+        return math.log(tail)
+    # Only for x far above the mean, where this series (DLMF 8.17.8) falls at every term.
+    k = np.arange(10_000)
+    terms = np.cumprod((a + b + k) / (b + 1 + k) * (1 - x))
+    series = 1 + float(terms.sum())
+    return float(
+        b * math.log1p(-x) + a * math.log(x) - math.log(b) - special.betaln(a, b)
+        + math.log(series)
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Guesses with abstention at many thresholds, counted so that any (ε, δ) can be bet against.
+"""Payoffs of guesses with abstention, at many thresholds, and bets on them against any (ε, δ).
 
 A slot guesses "in" above a threshold (`up`), "out" below one (`down`), or both with a gap between
 them, and abstains elsewhere; diverged trials are guessed by slots of their own. Under (ε, δ)-DP
@@ -9,26 +9,40 @@ with fair bits the payoff
 has mean at most δ/2 for one direction and δ for both, whatever happened before. All thresholds
 of an epoch are nested, so what a trial did to every slot is one of a few dozen outcomes, and
 counts of outcomes serve every ε, every δ and every bet.
+
+`Wagers.log_wealth` stakes constant shares; its average over slots and stakes is a supermartingale.
+`Portfolio` bets on all points of a claim at once. One slot against one (ε, δ), with everything
+staked, multiplies the wealth by
+
+    V = 1 + (Y - δ) / (e^ε + δ),
+
+which is 0 for a wrong guess and has mean at most 1. Every mixture of such bets and of cash has
+mean at most 1 as well, and every bet that adds up payoffs of several points of the curve is one.
+A mixture that would have grown over the epochs so far is bet on the next: it tends to the best
+single-round bet against the claim (Cover 1991 for portfolios; Waudby-Smith, Ramdas 2024 for bets
+as tests). Two cautions share the stake, since little is known at first.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
-from .base import Members, Scores
+from .base import Estimator, Members, Scores
+from .curve import Curve
+from .lower_bound import Estimate, Status
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
-
 # Distance of a threshold from the midpoint of the two classes, in standard deviations.
 OFFSETS = np.linspace(0.0, 3.3, 12)
 STAKES = np.array([0.02, 0.08, 0.2, 0.45, 0.75, 0.95])  # share of the stake lost by a wrong guess
 _FIRST_EPOCH = 32
-
 _K = len(OFFSETS)
 # Outcomes: up and down, right and wrong, by the highest threshold that was passed ...
 _UP_RIGHT, _UP_WRONG, _DOWN_RIGHT, _DOWN_WRONG = (np.arange(_K) + _K * i for i in range(4))
@@ -177,3 +191,107 @@ class Wagers:
         quiet = int(counts.sum()) - right - wrong
         gain = right * np.log1p(share * (1 - d)) + wrong * np.log1p(-STAKES)
         return np.asarray(gain + quiet * np.log1p(-share * d))
+
+
+_POINTS = 16  # of the curve that are bet on
+_BETS = 12  # that are added to the mixture, one after another
+_WORTH = 1.0  # nats of growth below which a further bet is taken for noise
+_LARGEST_SHARE = 0.95  # share that one bet may take
+_STEPS = 24
+_CAUTIONS = np.array([0.4, 1.0])  # shares of what was learnt that are staked
+
+
+@dataclasses.dataclass(frozen=True)
+class Portfolio:
+    """Bets against one claim: `values` float64 [bets, OUTCOMES]."""
+
+    values: Floats
+
+    @classmethod
+    def of(cls, curve: Curve) -> Portfolio:
+        """All slots against some points of the curve."""
+        few = curve.thinned(_POINTS)
+        shrink = np.exp(-few.epsilons)[:, None]
+        quiet = 1 / (1 + few.deltas[:, None] * SHARES * shrink)
+        right = quiet * (1 + shrink)
+        values = np.where(WINS, right[..., None], np.where(LOSSES, 0.0, quiet[..., None]))
+        return cls(values.reshape(-1, OUTCOMES))
+
+    def log_wealth(self, epochs: list[Counts]) -> float:
+        """Natural logarithm of the wealth after these epochs, from a stake of 1."""
+        logs = np.zeros(len(_CAUTIONS))
+        learnt = np.zeros(OUTCOMES, dtype=np.int64)
+        for counts in epochs:
+            if counts.any():
+                gain = _CAUTIONS[:, None] * (self.mixture(learnt) - 1)
+                logs = logs + np.log1p(gain) @ counts
+            learnt = learnt + counts
+        return float(special.logsumexp(logs)) - float(np.log(len(_CAUTIONS)))
+
+    def mixture(self, counts: Counts) -> Floats:
+        """What a mixture that grows on these counts makes of each outcome, float64 [OUTCOMES].
+
+        From cash on, the bet that promises most is added at its best share (Frank, Wolfe 1956),
+        until what it adds could be noise. Every outcome keeps some cash.
+        """
+        mixed, total = np.ones(OUTCOMES), int(counts.sum())
+        for _ in range(_BETS if total else 0):
+            promise = self.values @ (counts / mixed)
+            best = self.values[int(np.argmax(promise))]
+            share = _best_share(mixed, best, counts)
+            added = (1 - share) * mixed + share * best
+            if float(np.log(added / mixed) @ counts) < _WORTH:
+                break
+            mixed = added
+        return mixed
+
+
+def _best_share(mixed: Floats, bet: Floats, counts: Counts) -> float:
+    """The share of `bet` in [0, _LARGEST] at which the mixture grows most, by bisection."""
+    low, high = 0.0, _LARGEST_SHARE
+    difference = bet - mixed
+    for _ in range(_STEPS):
+        share = (low + high) / 2
+        slope = float((difference / (mixed + share * difference)) @ counts)
+        low, high = (share, high) if slope > 0 else (low, share)
+    return low
+
+
+@dataclasses.dataclass
+class EpsDeltaAnytime(Estimator):
+    """Time-uniform assumption-free bound."""
+
+    name: ClassVar[str] = "eps-delta-anytime"
+    status: ClassVar[Status] = Status.CERTIFIED
+    interim_valid: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self._wagers = Wagers()
+
+    def _fold(self, scores: Scores, members: Members) -> None:
+        self._wagers.fold(scores, members)
+
+    def _miss(self, members: Members) -> None:
+        self._wagers.miss(len(members))
+
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        wagers, level = self._wagers, (delta, confidence)
+        epsilon = refuted_epsilon(wagers, delta, 1 - confidence)
+        return self._estimate(epsilon, math.nan, level, wagers.trials, wagers.centre)
+
+
+def refuted_epsilon(wagers: Wagers, delta: float, alpha: float) -> float:
+    """The largest ε whose wealth has reached 1/alpha; 0 when not even ε = 0 is refuted."""
+
+    from scipy import optimize  # as long to import as all else of this package
+
+    def excess(epsilon: float) -> float:
+        wealth = wagers.log_wealth([epsilon], [delta])
+        return float(special.logsumexp(wealth)) - math.log(wealth.size) + math.log(alpha)
+
+    if excess(0.0) < 0:
+        return 0.0
+    high = 1.0
+    while excess(high) >= 0:  # each right guess earns at most e^-ε: this ends
+        high *= 2
+    return float(optimize.brentq(excess, 0.0, high, xtol=1e-10))

@@ -1,4 +1,4 @@
-"""Diverged trainings as a third outcome: which way to guess them is learnt from earlier ones.
+"""The trials of an audit, kept in order, and diverged trainings among them as a third outcome.
 
 A training that diverges in one world only gives its bit away, whatever the scores of the others
 say. Nothing needs to be known beforehand: a guess may depend on all earlier bits, so the first
@@ -12,6 +12,57 @@ import dataclasses
 import numpy as np
 
 from .base import Members, Scores
+
+
+@dataclasses.dataclass
+class TrialLog:
+    """All folded trials, for methods that need every score (8 + 1 bytes per trial).
+
+    Diverged trials are kept as inf, trials that count as misses as NaN.
+    """
+
+    scores: list[Scores] = dataclasses.field(default_factory=list)
+    members: list[Members] = dataclasses.field(default_factory=list)
+
+    def append(self, scores: Scores, members: Members) -> None:
+        """Adds trials in order."""
+        self.scores.append(np.where(np.isfinite(scores), scores, np.inf))
+        self.members.append(members)
+
+    def miss(self, members: Members) -> None:
+        """Adds trials that count as misses."""
+        self.scores.append(np.full(len(members), np.nan))
+        self.members.append(members)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.scores))
+
+    def arrays(self) -> tuple[Scores, Members]:
+        """The trials so far as two arrays."""
+        if not self.scores:
+            return np.empty(0), np.empty(0, dtype=np.bool_)
+        self.scores = [np.concatenate(self.scores)]
+        self.members = [np.concatenate(self.members)]
+        return self.scores[0], self.members[0]
+
+
+class Logged:
+    """Mixin: an estimator that keeps every trial, and learns nothing from the order of the bits."""
+
+    def __post_init__(self) -> None:
+        self._log = TrialLog()
+
+    @property
+    def learns(self) -> bool:
+        """False: guesses, ranks and thresholds are functions of all trials at once."""
+        return False
+
+    def _fold(self, scores: Scores, members: Members) -> None:
+        self._log.append(scores, members)
+
+    def _miss(self, members: Members) -> None:
+        self._log.miss(members)
+
 
 LEARN = 0.2  # share of the planned trials whose diverged ones teach, where all others are judged
 _CLEAR = 2.0  # standard deviations from which diverging counts as a sure sign
