@@ -21,7 +21,6 @@ from .rehearsal import Preparing, Rehearsal
 from .timing import seconds_per_trial
 
 CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
-OF_RATES = ("eps-delta", "paper-eps-delta")  # each rate's upper bound, at half of the error
 USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
 
 
@@ -160,12 +159,18 @@ def _outlook(
         status=_status(cell) if sampled else stats.Status.CERTIFIED,
         ceiling_of_rates=(
             stats.power.largest_certifiable(trainings, *level, method="eps-delta")
-            if sampled and any(one.name in OF_RATES for one in cell.audit.estimators)
+            if sampled
+            and any(not one.unread and one.method.rates_only for one in cell.audit.estimators)
             else None
         ),
         trainings=trainings,
         likely=_likely(audit.claim, trainings, level) if sampled else math.nan,
     )
+
+
+def _bounds_rates(cell: Cell) -> bool:
+    asked_for = (spec for spec in cell.audit.estimators if not spec.unread)
+    return any(spec.method.rates_only for spec in asked_for)
 
 
 def _likely(claim: float, trainings: int, level: tuple[float, float]) -> float:

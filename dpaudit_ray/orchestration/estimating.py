@@ -11,17 +11,14 @@ from ..accounting import Family
 from ..plan import prefix
 from ..plan.model import PlannedAudit
 from ..plan.prefix import FoldedPack
-from ..stats import Estimate, Estimator, Status, base
+from ..stats import Estimate, Estimator, Status
+from ..stats.base import curve_free, curve_free_method, methods_after_a_look
 from ..stats.budget import SweepBudget
 from ..storage.arrays import Arrays
 from ..storage.scores import EstimateRow
 from ..sweep.cell import Cell
 from ..sweep.estimator import EstimatorSpec
 
-# What may be said after a look, a bound on μ and one without assumption: these take over where a
-# bound for a declared number of trials no longer holds.
-TIME_UNIFORM = ("anytime", "eps-delta-anytime")
-TIME_UNIFORM_BY_RUN = ("several-canaries",)
 _CLAIM_NO_LEVEL = (Status.PAPER, Status.CREDIBLE)
 
 
@@ -115,7 +112,7 @@ class Estimating:
         uniform = any(one.method.time_uniform() for one in asked)
         if not self._looked or uniform or self._audit.canaries == 0:
             return asked
-        added = TIME_UNIFORM if self._audit.independent else TIME_UNIFORM_BY_RUN
+        added = methods_after_a_look(by_run=not self._audit.independent)
         return [*asked, *(EstimatorSpec(name=name) for name in added)]
 
     def _curve_free(self, listed: list[EstimatorSpec]) -> Estimator | None:
@@ -123,7 +120,7 @@ class Estimating:
         independent = self._audit.independent
         if self._looked and not independent:
             return None
-        method = TIME_UNIFORM[1] if self._looked else base.curve_free_method(not independent)
+        method = curve_free_method(not independent, time_uniform=self._looked)
         if not self._cell.mechanism.sampled or any(one.name == method for one in listed):
             return None
         return self._made(EstimatorSpec(name=method), self._audit.horizons[-1])
@@ -171,7 +168,7 @@ class Estimating:
         if self._free is not None and index == len(self._audit.horizons) - 1:
             level = self._cell.audit
             found.append(self._free.bound(level.delta, level.confidence))
-        return base.curve_free(found)
+        return curve_free(found)
 
     def _holds_at_last(self, state: Estimator) -> bool:
         """Whether its bound holds once all trials are in."""

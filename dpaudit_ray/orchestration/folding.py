@@ -12,6 +12,7 @@ from ..plan import gathering, missed, prefix
 from ..plan.gathering import Bounds, Stretch
 from ..plan.model import Pack, Plan, PlannedAudit
 from ..plan.prefix import FoldedPack
+from ..stats.base import methods_after_a_look
 from ..stats.budget import SweepBudget
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
@@ -199,5 +200,5 @@ class AuditState:
 
 def _time_uniform(audit: PlannedAudit, **options: str) -> stats.Estimator:
     """What may be looked at after every pack. Of one training alone, that shows nothing."""
-    method = "anytime" if audit.independent else "several-canaries"
+    method = methods_after_a_look(by_run=not audit.independent)[0]
     return EstimatorSpec(name=method, options=options).make(audit.declared[0], audit.in_a_training)

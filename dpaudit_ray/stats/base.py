@@ -40,13 +40,20 @@ class Estimator(ABC):
     planned: int
 
     name: ClassVar[str]
+    # What it bounds, and given what.
     status: ClassVar[Status]
+    assumes: ClassVar[str] = ""  # "the noise has a density", for which ε is certified then
+    fair: ClassVar[bool] = True  # holds for fair coins only; else each world is judged by itself
+    rates_only: ClassVar[bool] = False  # reads ε off bounds on both error rates, each at half
+    # When it may be read.
     interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
     within_planned: ClassVar[bool] = False  # ... but up to the planned number of trials only
+    # Which scores it takes.
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
     by_run: ClassVar[bool] = False  # judges trainings of several canaries as wholes
-    fair: ClassVar[bool] = True  # holds for fair coins only; else each world is judged by itself
-    assumes: ClassVar[str] = ""  # "the noise has a density", for which ε is certified then
+    # Where it is used unasked; 0: nowhere.
+    curve_free_place: ClassVar[int] = 0  # among bounds that assume no curve: 1 speaks first
+    after_look_place: ClassVar[int] = 0  # among those added to an audit that is looked at
 
     @property
     def learns(self) -> bool:
@@ -349,25 +356,42 @@ def check_level(delta: float, confidence: float) -> None:
         raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
 
 
-# The strongest first, for scores of many trainings and of one.
-_MANY_RUNS = ("one-run", "eps-delta", "eps-delta-anytime")
-_ONE_RUN = ("one-run",)
+def curve_free_method(one_run: bool = False, time_uniform: bool = False) -> str:
+    """The strongest method that assumes no trade-off curve, by its name in sweep files.
+
+    With `one_run` it takes the canaries of one training, with `time_uniform` its bound holds at
+    every number of trials.
+    """
+    choice = [
+        cls
+        for cls in estimators().values()
+        if cls.curve_free_place
+        and (cls.one_run or not one_run)
+        and (cls.time_uniform() or not time_uniform)
+    ]
+    return min(choice, key=lambda cls: cls.curve_free_place).name
 
 
-def curve_free_method(one_run: bool = False) -> str:
-    """The strongest method, for trainings or for the canaries of one (`one_run`)."""
-    return (_ONE_RUN if one_run else _MANY_RUNS)[0]
+def methods_after_a_look(by_run: bool) -> list[str]:
+    """Names of the time-uniform methods that an audit gets whose trials are looked at.
+
+    A bound on μ comes first, one without assumption second: these take over where a bound for a
+    declared number of trials no longer holds. With `by_run`, for trainings of several canaries.
+    """
+    added = [cls for cls in estimators().values() if cls.after_look_place and cls.by_run == by_run]
+    return [cls.name for cls in sorted(added, key=lambda cls: cls.after_look_place)]
 
 
 def curve_free(estimates: Iterable[Estimate]) -> Estimate | None:
-    """The one of these estimates of one audit that stands for it; None where all assume a curve."""
-    found = [estimate for estimate in estimates if estimate.curve_free]
-    return min(found, key=_rank, default=None)  # ties: the one that is listed first
+    """The bound that speaks for an audit when nothing is assumed about its trade-off curve.
 
-
-def _rank(estimate: Estimate) -> int:
-    order = (*_MANY_RUNS, *_ONE_RUN)
-    return order.index(estimate.method) if estimate.method in order else len(order)
+    Of `estimates` of one audit; None where all assume a curve. The choice is by method, made before
+    any trial is seen: the larger of two bounds that hold at 95 % each holds at 90 %.
+    """
+    places = {name: cls.curve_free_place for name, cls in estimators().items()}
+    free = [estimate for estimate in estimates if estimate.curve_free]
+    # Others than those with a place come last; of equals, the one that is listed first.
+    return min(free, key=lambda e: places.get(e.method) or math.inf, default=None)
 
 
 def assumption_free(
@@ -381,8 +405,9 @@ def assumption_free(
 ) -> Estimate:
     """Certified (ε, δ) bound from independent trainings, whatever their trade-off curve.
 
-    The same method on every audit, so nothing is chosen by what it shows: `one-run` for
-    independent trainings, which learns on early trials whether one-sided guesses show more.
+    This is the bound that reports show beside every bound that assumes something. The method is the
+    same on every audit, so nothing is chosen by what it shows: `one-run` for independent trainings,
+    which learns on early trials whether one-sided guesses show more.
 
     Args:
         scores: float [R], in trial order, one per training, higher = more "in". NaN and ±inf mark

@@ -264,6 +264,8 @@ class EpsDeltaAnytime(Estimator):
     name: ClassVar[str] = "eps-delta-anytime"
     status: ClassVar[Status] = Status.CERTIFIED
     interim_valid: ClassVar[bool] = True
+    curve_free_place: ClassVar[int] = 3
+    after_look_place: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         self._wagers = Wagers()

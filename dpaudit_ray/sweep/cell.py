@@ -11,6 +11,7 @@ from ..adversaries.base import Adversary
 from ..errors import REQUIRED, Mistakes, SpecError
 from ..mechanisms.base import Mechanism
 from ..plugins import Plugin, Strict, Unread, is_own, parse, parts, validated
+from ..stats import estimators
 from ..stats.budget import Budget
 from .audit import AuditSpec
 from .fingerprint import digest
@@ -35,13 +36,17 @@ class Cell(Strict):
                 continue
             takes = estimator.method
             if not (takes.one_run or (takes.by_run and not self.adversary.one_run)):
+                others = (
+                    name
+                    for name, cls in sorted(estimators().items())
+                    if cls.status.holds
+                    and (cls.one_run or (cls.by_run and not self.adversary.one_run))
+                )
                 raise SpecError(
                     f"audit.estimators.{index}",
                     f"{estimator.name} takes scores of many training runs, one of each, which "
-                    f"{self.adversary.name} does not give; choose another estimator: one-run, "
-                    "one-run-adaptive, one-run-fdp"
-                    + ", several-canaries"
-                    * (not self.adversary.one_run),
+                    f"{self.adversary.name} does not give; choose another estimator: "
+                    + ", ".join(others),
                 )
         each = self.adversary.canaries
         if rest := self.audit.trials % each:
