@@ -20,7 +20,7 @@ import math
 from scipy import special
 
 from ..stats import TradeOff, gdp
-from . import pld
+from .pld import Pld, advantage
 from .training import Training
 
 _RATIO = 2 ** (1 / 128)  # between noise multipliers that are tried: half a percent
@@ -96,10 +96,10 @@ def _log_mu(rate: float) -> float:
 @functools.lru_cache(maxsize=65536)
 def _best_rate(training: Training) -> float:
     """How often the best guess can be right, from above."""
-    return (1 + pld.advantage(training)) / 2
+    return (1 + advantage(training)) / 2
 
 
 @functools.lru_cache(maxsize=65536)
 def _least_epsilon(training: Training, delta: float) -> float:
     """ε at δ from below, by the proven end of the PLD."""
-    return pld.epsilon(training, delta)[0]
+    return Pld().epsilon(training, delta, True)[0]

@@ -9,6 +9,27 @@ from .accountant import Accountant, Ends
 from .training import Training
 
 
+class Gaussian(Accountant):
+    """Dong, Roth, Su 2022, Corollary 3.3: exact, for trainings whose steps see every record."""
+
+    name = "gaussian"
+
+    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
+        """ε at δ, all three ends the same."""
+        value = float(gdp.epsilon(mu(training), delta))
+        return value, value, value
+
+    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
+        """δ at ε, all three ends the same."""
+        value = float(gdp.delta(epsilon, mu(training)))
+        return value, value, value
+
+    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
+        """ε at δ of trainings that follow each other: squares of μ add up."""
+        value = float(gdp.epsilon(math.hypot(*map(mu, events)), delta))
+        return value, value, value
+
+
 def mu(training: Training) -> float:
     """The GDP parameter of a training without sampling.
 
@@ -21,34 +42,3 @@ def mu(training: Training) -> float:
             f"got {training.sample_rate}; use prv, pld or rdp"
         )
     return math.sqrt(training.steps) / training.unit_noise
-
-
-def epsilon(training: Training, delta: float) -> tuple[float, float, float]:
-    """(ε, ε, ε) at δ."""
-    value = float(gdp.epsilon(mu(training), delta))
-    return value, value, value
-
-
-def delta(training: Training, epsilon: float) -> tuple[float, float, float]:
-    """(δ, δ, δ) at ε."""
-    value = float(gdp.delta(epsilon, mu(training)))
-    return value, value, value
-
-
-class Gaussian(Accountant):
-    """Exact, for trainings in which every step sees every record."""
-
-    name = "gaussian"
-
-    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
-        """See `Accountant`."""
-        return epsilon(training, delta)
-
-    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
-        """See `Accountant`."""
-        return delta(training, epsilon)
-
-    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
-        """Squares of μ add up."""
-        value = float(gdp.epsilon(math.hypot(*map(mu, events)), delta))
-        return value, value, value

@@ -1,21 +1,48 @@
-"""Privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022), from both sides.
+"""Privacy loss distributions on a grid (Koskela et al. 2020), with ends that are proven.
 
-Both ends are proven at any grid width, errors of floats included (`losses`). Where every step sees
-every record the exact formula answers.
+A step is a pair of distributions, with the record and without it. Between points of a grid of
+losses lie cells, with their mass under both. From above, the mass of a cell is split between its
+ends so that both masses stay ("connect the dots", Doroshenko et al. 2022); from below, a cell is
+told as one outcome, whose loss is rounded down. The first is at least as easy to tell apart as the
+step is, the second at most.
 
-Replacement with sampling is computed for gradients that point in opposite directions. That no
-other pair is worse is conjectured (Lebeda et al. 2024), not proven; `NOTE` says so.
+Losses of steps add up, and Fourier transforms in floats are right to 1e-16 of the largest mass,
+which is more than a small δ. So masses are weighted with e^(θ loss) before, where θ moves the
+middle of the sum to the losses that matter, and weighted back after:
+
+    δ(ε) = e^(K(θ) - θ ε) Σ_{l > ε} (1 - e^(ε - l)) e^(-θ (l - ε)) y(l),   K(θ) = log E e^(θ L),
+
+with y the weighted distribution. What transforms may be wrong by (Higham 2002, Theorem 24.2), and
+what lies beyond their window (Chernoff), is added to δ or taken from it.
+
+Where every step sees every record the exact formula answers. Replacement with sampling is computed
+for gradients that point in opposite directions. That no other pair is worse is conjectured (Lebeda
+et al. 2024), not proven; `NOTE` says so.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
-from . import gaussian, rdp
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
 from .accountant import Accountant, Ends
-from .losses import Sum, of_step
+from .gaussian import Gaussian
+from .rdp import Rdp
 from .training import Adjacency, Training
+
+Floats = npt.NDArray[np.float64]
+_FAR = 13.5  # standard deviations of a step's noise: 1e-41 lies beyond
+_TAIL = 45.0  # e^-45 of a weighted sum may lie beyond either end of its window
+_UNIT = 2.0**-53  # of rounding in float64
+_ROUNDING = 1e-12  # of a step, in its losses (and relatively to them), and relatively in its mass
+_LEAST = 1e-300  # of δ, for its logarithm
+_FLATTEST = 1e-9  # of weights θ: below, all losses weigh alike
 
 NOTE = "replacement with sampling: opposite gradients are taken as the worst case"
 FINEST = 1e-4  # grid width; wide enough losses get a wider one, so that the grid stays small
@@ -23,36 +50,53 @@ _LARGEST_GRID = 1e6  # cells over the losses that matter
 _LARGEST_STEP = 1e6  # cells of one step, where a finer width is taken for it
 _FEWEST_CELLS = 16  # that the standard deviation of a step's loss goes over
 _FINER = 4  # from below, where the error of a cell is one of rounding down
+_EXACT, _LOOSE = Gaussian(), Rdp()
 
 
-def epsilon(training: Training, delta: float, both_ends: bool = True) -> tuple[float, float, float]:
-    """(lower, upper, upper) of ε at δ; without `both_ends` the lower end is 0 and costs nothing."""
-    if training.sample_rate == 1:
-        return gaussian.epsilon(training, delta)
-    upper, lower = _epsilon((training,), delta, True), 0.0
-    if both_ends:
-        lower = _epsilon((training,), delta, False)
-    return lower, upper, upper
+class Pld(Accountant):
+    """Composed losses from above and from below: tight at any δ, and never without an answer."""
 
+    name = "pld"
 
-def delta(training: Training, epsilon: float, both_ends: bool = True) -> tuple[float, float, float]:
-    """(lower, upper, upper) of δ at ε; see `epsilon`."""
-    if training.sample_rate == 1:
-        return gaussian.delta(training, epsilon)
-    width, lower = _width(training, 1e-10), 0.0
-    upper = max(one.delta(epsilon) for one in _composed((training,), width, True))
-    if both_ends:
-        lower = max(one.delta(epsilon) for one in _composed((training,), width / _FINER, False))
-    return lower, upper, upper
+    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
+        """ε at δ; without `both_ends` the lower end is 0 and costs nothing."""
+        if training.sample_rate == 1:
+            return _EXACT.epsilon(training, delta, both_ends)
+        upper, lower = _epsilon((training,), delta, True), 0.0
+        if both_ends:
+            lower = _epsilon((training,), delta, False)
+        return lower, upper, upper
+
+    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
+        """δ at ε; without `both_ends` the lower end is 0 and costs nothing."""
+        if training.sample_rate == 1:
+            return _EXACT.delta(training, epsilon, both_ends)
+        width, lower = _width(training, 1e-10), 0.0
+        upper = max(total.delta(epsilon) for total in _composed((training,), width, True))
+        if both_ends:
+            fine = width / _FINER
+            lower = max(total.delta(epsilon) for total in _composed((training,), fine, False))
+        return lower, upper, upper
+
+    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
+        """ε at δ of trainings that follow each other: losses of all events on one grid."""
+        upper = _epsilon(events, delta, True)
+        return 0.0, upper, upper
+
+    def remark(self, training: Training) -> str:
+        """`NOTE` for replacement with sampling."""
+        sampled = training.sample_rate < 1 and training.adjacency is Adjacency.REPLACE
+        return NOTE if sampled else ""
 
 
 def advantage(training: Training) -> float:
-    """δ at ε = 0 from above, on the coarsest grid that moves it by 1e-5 at most; sampled steps.
+    """δ at ε = 0 from above, of a training with sampled steps; float in [0, 1].
 
-    Rounding errors of single steps cancel mostly: their sum grows with the root of the steps.
+    It is computed on the coarsest grid that moves it by 1e-5 at most. Rounding errors of single
+    steps cancel mostly: their sum grows with the root of the steps.
     """
     width = _doubled(1e-2 / math.sqrt(training.steps))
-    return max(one.delta(0.0) for one in _composed((training,), width, True))
+    return max(total.delta(0.0) for total in _composed((training,), width, True))
 
 
 def _epsilon(events: tuple[Training, ...], delta: float, pessimistic: bool) -> float:
@@ -63,16 +107,14 @@ def _epsilon(events: tuple[Training, ...], delta: float, pessimistic: bool) -> f
 @functools.lru_cache(maxsize=32)
 def _composed(
     events: tuple[Training, ...], width: float, pessimistic: bool
-) -> tuple[Sum, ...]:  # fmt: skip
+) -> tuple[LossSum, ...]:  # fmt: skip
     """The loss of all steps of all events: with the record against without it, and the reverse."""
-    steps = (_step(one.after(1), width, pessimistic) for one in events)
+    steps = (step_losses(part.after(1), width, pessimistic) for part in events)
     counts = [one.steps for one in events]
     return tuple(
-        Sum(tuple(zip(side, counts, strict=True)), pessimistic) for side in zip(*steps, strict=True)
+        LossSum(tuple(zip(side, counts, strict=True)), pessimistic)
+        for side in zip(*steps, strict=True)
     )
-
-
-_step = functools.lru_cache(maxsize=8)(of_step)
 
 
 def _width(training: Training, delta: float) -> float:
@@ -82,7 +124,7 @@ def _width(training: Training, delta: float) -> float:
     losses of a step spread over few cells.
     """
     noise, rate = training.unit_noise, training.sample_rate
-    reach = rdp.epsilon(Training(noise, training.steps, rate), delta / 1000)[2]
+    reach = _LOOSE.epsilon(Training(noise, training.steps, rate), delta / 1000, False)[2]
     spread = rate * math.sqrt(math.expm1(min(1 / noise**2, 700.0)))
     finer = max(spread / _FEWEST_CELLS, (14 + 1 / noise) / noise / _LARGEST_STEP)
     return _doubled(reach / _LARGEST_GRID, min(finer, FINEST))
@@ -92,25 +134,248 @@ def _doubled(wanted: float, least: float = FINEST) -> float:
     return float(FINEST * 2.0 ** math.ceil(math.log2(max(wanted, least) / FINEST)))
 
 
-class Pld(Accountant):
-    """Koskela et al. 2020: privacy loss distributions, with proven ends."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Losses:
+    """Masses, float64 [n], of losses (first + i) * width + shift; `never` is that of infinity."""
 
-    name = "pld"
+    masses: Floats
+    first: int
+    width: float
+    shift: float = 0.0
+    never: float = 0.0
 
-    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
-        """See `Accountant`."""
-        return epsilon(training, delta, both_ends)
+    @functools.cached_property
+    def points(self) -> Floats:
+        """The losses, float64 [n]."""
+        return np.asarray((self.first + np.arange(len(self.masses))) * self.width + self.shift)
 
-    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
-        """See `Accountant`."""
-        return delta(training, epsilon, both_ends)
+    def log_moment(self, theta: float) -> float:
+        """log E e^(θ L), of what is finite."""
+        if theta not in self._moments:
+            tilted = theta * self.points
+            top = float(tilted.max())
+            self._moments[theta] = top + math.log(float(np.exp(tilted - top) @ self.masses))
+        return self._moments[theta]
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
-        """Losses of all events on one grid."""
-        upper = _epsilon(events, delta, True)
-        return 0.0, upper, upper
+    @functools.cached_property
+    def _moments(self) -> dict[float, float]:
+        return {}
 
-    def remark(self, training: Training) -> str:
-        """See `NOTE`."""
-        sampled = training.sample_rate < 1 and training.adjacency is Adjacency.REPLACE
-        return NOTE if sampled else ""
+    def weighted(self, theta: float) -> Floats:
+        """The masses in proportion to e^(θ loss), which sum to 1."""
+        return np.asarray(np.exp(theta * self.points - self.log_moment(theta)) * self.masses)
+
+
+@functools.lru_cache(maxsize=8)
+def step_losses(training: Training, width: float, pessimistic: bool) -> tuple[Losses, ...]:
+    """Losses of one step with its record against without it, and the reverse.
+
+    Under replacement, where gradients point in opposite directions, both are the same.
+    """
+    noise, rate = training.noise_multiplier, training.sample_rate
+    replace = training.adjacency is Adjacency.REPLACE
+    far = _FAR * noise
+    ends = np.array([-far - replace, 1 + far])
+    loss = _mixed(ends, noise, rate) - (_mixed(-ends, noise, rate) if replace else 0.0)
+    first, last = math.floor(loss[0] / width), math.ceil(loss[1] / width)
+    edges = np.clip(_place(np.arange(first, last + 1) * width, noise, rate, replace), *ends)
+    edges[[0, -1]] = ends if pessimistic else (-math.inf, math.inf)
+    inside = _log_masses(edges, noise, rate, 1.0)
+    outside = _log_masses(edges, noise, rate, -1.0) if replace else _log_between(edges / noise)
+    rounded = _split if pessimistic else _told
+    found = rounded(inside, outside, first, width)
+    return (found,) if replace else (found, rounded(outside[::-1], inside[::-1], -last, width))
+
+
+def _mixed(x: Floats, noise: float, rate: float) -> Floats:
+    """Loss at x of (1 - q) N(0, σ²) + q N(1, σ²) against N(0, σ²)."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(
+            np.logaddexp(np.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * noise**2))
+        )
+
+
+def _place(loss: Floats, noise: float, rate: float, replace: bool) -> Floats:
+    """Where a step has this loss; not a number or infinite where it has it nowhere."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if not replace:
+            part = np.log(-np.expm1(np.log1p(-rate) - loss))
+            found = noise**2 * (loss + part - math.log(rate)) + 0.5
+            return np.asarray(np.where(np.isnan(found), -math.inf, found))
+        half = np.abs(loss) / 2
+        sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
+        log = np.log1p(-rate) + sinh - math.log(rate) + 1 / (2 * noise**2)
+        beyond = np.logaddexp(log, 0.5 * np.logaddexp(0.0, 2 * log))  # asinh(e^log)
+        small = np.where(log < -20, np.exp(np.minimum(log, 0.0)), beyond)
+        return np.asarray(np.sign(loss) * noise**2 * (half + small))
+
+
+def _log_masses(edges: Floats, noise: float, rate: float, mean: float) -> Floats:
+    """Logarithms of the masses of (1 - q) N(0, σ²) + q N(mean, σ²) between edges."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(
+            np.logaddexp(
+                np.log1p(-rate) + _log_between(edges / noise),
+                math.log(rate) + _log_between((edges - mean) / noise),
+            )
+        )
+
+
+def _log_between(z: Floats) -> Floats:
+    """Logarithms of the normal masses between neighbours, without cancellation in either tail."""
+    low, high = z[:-1], z[1:]
+    mirrored = low + high > 0
+    low, high = np.where(mirrored, -high, low), np.where(mirrored, -low, high)
+    top = special.log_ndtr(high)
+    with np.errstate(divide="ignore"):
+        return np.asarray(top + np.log(-np.expm1(np.minimum(special.log_ndtr(low) - top, 0.0))))
+
+
+def _split(upper: Floats, lower: Floats, first: int, width: float) -> Losses:
+    """From above: cells by the logarithms of their masses, split between their ends."""
+    cells = np.exp(upper)
+    starts = (first + np.arange(len(cells))) * width
+    with np.errstate(invalid="ignore", over="ignore"):
+        share = -np.expm1(lower - upper + starts) / -math.expm1(-width)
+    risen = cells * np.clip(np.where(cells > 0, share, 0.0), 0.0, 1.0)
+    masses = np.append(cells - risen, 0.0)
+    masses[1:] += risen
+    beyond = 2 * float(special.ndtr(-_FAR))
+    masses[0] += beyond
+    return Losses(masses, first, width, never=beyond)
+
+
+def _told(upper: Floats, lower: Floats, first: int, width: float) -> Losses:
+    """From below: every cell is one outcome, on the grid that takes least when rounded down."""
+    some = np.isfinite(upper)
+    cells, losses = np.exp(upper[some]), upper[some] - lower[some]
+    rest = losses - np.floor(losses / width) * width
+    order = np.argsort(rest)
+    below = np.concatenate([[0.0], np.cumsum(cells[order])[:-1]])
+    shift = float(rest[order[np.argmin(width * below - rest[order])]])
+    places = np.floor((losses - shift) / width + 1e-9).astype(np.int64)
+    places = np.maximum(places, first - 2)
+    kept = places * width + shift <= losses + _ROUNDING * (1 + np.abs(losses))
+    start = int(places.min())
+    masses = np.bincount(places[kept] - start, cells[kept]).astype(np.float64)
+    return Losses(masses, start, width, shift)
+
+
+Parts = tuple[tuple[Losses, int], ...]  # steps of one kind, and how many there are
+
+
+class LossSum:
+    """The loss of many steps: δ and ε, from above where steps are, else from below."""
+
+    def __init__(self, parts: Parts, pessimistic: bool) -> None:
+        self._parts, self._pessimistic = parts, pessimistic
+        self._never = sum(count * one.never for one, count in parts)
+        self._steps = sum(count for _, count in parts)
+        # What rounding in floats may have moved the losses of all steps by.
+        self._slip = _ROUNDING * sum(
+            count * (1 + float(np.abs(one.points).max())) for one, count in parts
+        )
+        self._weighted = functools.lru_cache(maxsize=4)(self._weigh)
+
+    def delta(self, epsilon: float) -> float:
+        """A bound on δ at ε, in [0, 1]."""
+        asked = epsilon - self._slip if self._pessimistic else epsilon + self._slip
+        theta = self._best(lambda theta: self._log_moment(theta) - theta * asked)
+        return min(self._delta(theta, asked), 1.0)
+
+    def epsilon(self, delta: float) -> float:
+        """A bound on ε at δ, at least 0."""
+        from scipy import optimize  # as long to import as all else of this package
+
+        if delta <= self._never:
+            return math.inf
+        log = math.log(delta - self._never)
+        theta = self._best(lambda theta: (self._log_moment(theta) - log) / theta)
+        most = (self._log_moment(theta) - log) / theta  # Chernoff's, above both ends
+
+        def excess(epsilon: float) -> float:
+            return math.log(max(self._delta(theta, epsilon), _LEAST) / delta)
+
+        if most <= 0 or (self._pessimistic and excess(0.0) <= 0):
+            return 0.0
+        if excess(most) >= 0:
+            return most + self._slip if self._pessimistic else 0.0
+        low, step = most, 1 / theta  # far below, other weights would be needed
+        while low > 0 and excess(low) <= 0:
+            low, step = max(low - step, 0.0), 2 * step
+        if excess(low) <= 0:
+            return 0.0
+        fine = 1e-12 * max(most, 1.0)
+        found = float(optimize.brentq(excess, low, most, xtol=fine))
+        side = 1 if self._pessimistic else -1
+        while side * excess(found) > 0:
+            found, fine = found + side * fine, 2 * fine
+        return max(found + side * self._slip, 0.0)
+
+    def _delta(self, theta: float, epsilon: float) -> float:
+        log, points, masses, wrong = self._weighted(theta)
+        past = points[np.searchsorted(points, epsilon, side="right") :] - epsilon
+        weights = -np.expm1(-past) * np.exp(-theta * past)
+        found = float(weights @ masses[len(masses) - len(past) :])
+        spared = wrong * float(np.linalg.norm(weights)) + 2 * math.exp(-_TAIL)
+        rounding = self._steps * _ROUNDING
+        scale = math.exp(min(log - theta * epsilon, 700.0))
+        if self._pessimistic:
+            return max(found + spared, 0.0) * scale * (1 + rounding) + self._never
+        return max(found - spared, 0.0) * scale * (1 - rounding)
+
+    def _log_moment(self, theta: float) -> float:
+        return sum(count * one.log_moment(theta) for one, count in self._parts)
+
+    def _best(self, worth: Callable[[float], float]) -> float:
+        """The power of 2 with the least `worth`, which falls up to a point, if ever, and rises."""
+        theta = 2.0 ** math.floor(-math.log2(self._spread(0.0)))
+        while theta * self._parts[0][0].width < 1 and worth(2 * theta) < worth(theta):
+            theta *= 2
+        while theta > _FLATTEST and worth(theta / 2) < worth(theta):
+            theta /= 2
+        return theta
+
+    def _spread(self, theta: float) -> float:
+        """Standard deviation of the weighted loss; a cell at least."""
+        total = 0.0
+        for one, count in self._parts:
+            masses = one.weighted(theta)
+            mean = float(masses @ one.points)
+            total += count * float(masses @ (one.points - mean) ** 2)
+        return max(math.sqrt(total), self._parts[0][0].width)
+
+    def _window(self, theta: float) -> tuple[float, float]:
+        """Where all but e^-45 of the weighted loss lies, on either side, by Chernoff's bound."""
+        now, spread = self._log_moment(theta), self._spread(theta)
+        ends = []
+        for side, reached in ((-1, np.min), (1, np.max)):
+            steps = [side * 4.0**power / spread for power in range(-5, 3)]
+            found = [(self._log_moment(theta + h) - now + _TAIL) / h for h in steps]
+            own = sum(count * float(reached(one.points)) for one, count in self._parts)
+            ends.append(max(own, *found) if side < 0 else min(own, *found))
+        return ends[0], ends[1]
+
+    def _weigh(self, theta: float) -> tuple[float, Floats, Floats, float]:
+        """K(θ), losses and weighted masses in the window, and how far these may be off in norm."""
+        from scipy import fft
+
+        width = self._parts[0][0].width
+        low, high = self._window(theta)
+        shift = sum(count * one.shift for one, count in self._parts)
+        start = math.floor((low - shift) / width)
+        size = fft.next_fast_len(math.ceil((high - low) / width) + 3, real=True)
+        gamma = 8 * _UNIT * math.log2(2 * size)  # of a transform, relatively in norm
+        product, wrong, offset = np.ones(size // 2 + 1, np.complex128), 0.0, 0
+        for one, count in self._parts:
+            masses = one.weighted(theta)
+            folded = np.bincount(np.arange(len(masses)) % size, masses, size)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                product *= np.exp(count * np.log(fft.rfft(folded)))
+            norm = float(np.linalg.norm(folded))
+            wrong += count * gamma * norm * math.exp(count * gamma * norm * math.sqrt(size))
+            offset += count * one.first
+        y = fft.irfft(np.nan_to_num(product), size)
+        wrong += (20 * self._steps * _UNIT + gamma) * (float(np.linalg.norm(y)) + wrong)
+        points = (start + np.arange(size)) * width + shift
+        return self._log_moment(theta), points, np.roll(y, -((start - offset) % size)), wrong

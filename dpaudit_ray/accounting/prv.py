@@ -8,10 +8,11 @@ points, so which accountant answers does not depend on how fast or how busy a ma
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,86 +25,92 @@ GRID_LIMIT = 10_000_000  # points; about a minute and two gigabytes
 _FAILURES = (RuntimeError, ValueError, OverflowError, AssertionError, FloatingPointError)
 
 
-def epsilons(
-    training: Training, steps: Sequence[int], delta: float
-) -> list[tuple[float, float, float]]:
-    """(lower, estimate, upper) of ε at δ after each of `steps`, all at most `training.steps`."""
-    return _asked(_built((training,), delta / 1000), delta, [[n] for n in steps])
+class Prv(Accountant):
+    """Numerical composition with an error interval, on a grid."""
+
+    name = "prv"
+
+    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
+        """ε at δ; the upper end includes the error of 0.01."""
+        return self.epsilons(training, [training.steps], delta)[0]
+
+    def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[Ends]:
+        """ε at δ after each of `steps`; the grid is built once, for all of the training's."""
+        accountant = _library_accountant((training,), delta / 1000)
+        return _epsilons(accountant, delta, [[count] for count in steps])
+
+    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
+        """δ at ε, to an absolute error of 1e-10 beside ε's 0.01."""
+        accountant, counts = _library_accountant((training,), 1e-10), [training.steps]
+        with _library_failures():
+            low, estimate, high = accountant.compute_delta(epsilon, counts)
+            error = _rounding_error(accountant, counts)
+        ends = (low - error, estimate, high + error)
+        return tuple(min(max(float(d), 0.0), 1.0) for d in ends)  # type: ignore[return-value]
+
+    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
+        """ε at δ of trainings that follow each other, on one grid."""
+        accountant = _library_accountant(events, delta / 1000)
+        return _epsilons(accountant, delta, [[part.steps for part in events]])[0]
+
+    def fallback(self, training: Training) -> str:
+        """The exact formula where there is one, else the PLD, which does not fail."""
+        return "gaussian" if training.sample_rate == 1 else "pld"
 
 
-def epsilon(training: Training, delta: float) -> tuple[float, float, float]:
-    """(lower, estimate, upper) of ε at δ; the upper end includes the error of 0.01."""
-    return epsilons(training, [training.steps], delta)[0]
-
-
-def delta(training: Training, epsilon: float) -> tuple[float, float, float]:
-    """(lower, estimate, upper) of δ at ε, to an absolute error of 1e-10 beside ε's 0.01."""
-    accountant = _built((training,), 1e-10)
+@contextlib.contextmanager
+def _library_failures() -> Iterator[None]:
+    """Raises what the library is known to fail with as UnansweredError; its warnings are silent."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            low, mid, high = accountant.compute_delta(epsilon, [training.steps])
-            wrong = _wrong(accountant, [training.steps])
+            yield
     except _FAILURES as error:
         raise UnansweredError(f"prv failed: {error}") from error
-    return tuple(min(max(float(d), 0.0), 1.0) for d in (low - wrong, mid, high + wrong))  # type: ignore[return-value]
 
 
-def composed(events: tuple[Training, ...], delta: float) -> tuple[float, float, float]:
-    """(lower, estimate, upper) of ε at δ of trainings that follow each other."""
-    return _asked(_built(events, delta / 1000), delta, [[one.steps for one in events]])[0]
-
-
-def _asked(
-    accountant: Any, delta: float, counts: list[list[int]]
-) -> list[tuple[float, float, float]]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = [
-                accountant.compute_composition(each).compute_epsilon(
-                    delta, accountant.delta_error + _wrong(accountant, each), EPSILON_ERROR
-                )
-                for each in counts
-            ]
-    except _FAILURES as error:
-        raise UnansweredError(f"prv failed: {error}") from error
-    if not np.all(np.isfinite(found)):
+def _epsilons(accountant: Any, delta: float, counts: list[list[int]]) -> list[Ends]:
+    """ε at δ for each of these numbers of steps, of every event in turn."""
+    with _library_failures():
+        ends = [
+            accountant.compute_composition(steps).compute_epsilon(
+                delta, accountant.delta_error + _rounding_error(accountant, steps), EPSILON_ERROR
+            )
+            for steps in counts
+        ]
+    if not np.all(np.isfinite(ends)):
         raise UnansweredError("prv failed: its answer is not a number")
-    return [(max(low, 0.0), max(mid, 0.0), max(high, 0.0)) for low, mid, high in found]
+    return [(max(low, 0.0), max(mid, 0.0), max(high, 0.0)) for low, mid, high in ends]
 
 
-def _wrong(accountant: Any, counts: list[int]) -> float:
-    """What δ may be wrong by where the library's transforms round, in norm (see `losses`)."""
+def _rounding_error(accountant: Any, counts: list[int]) -> float:
+    """What δ may be wrong by where the library's transforms round, in norm (see `pld`)."""
     parts = accountant.composer.prvs
     size = len(parts[0].pmf)
     rounding = float(np.finfo(parts[0].pmf.dtype).eps)
     gamma = 4 * rounding * math.log2(2 * size) * math.sqrt(size)
     steps = sum(
-        n * float(np.linalg.norm(one.pmf.astype(np.float64)))
-        for n, one in zip(counts, parts, strict=True)
+        n * float(np.linalg.norm(part.pmf.astype(np.float64)))
+        for n, part in zip(counts, parts, strict=True)
     )
     return gamma * (1 + 3 * steps)
 
 
-def _built(events: tuple[Training, ...], delta_error: float) -> Any:
-    accountant = _accountant(events, delta_error)
+def _library_accountant(events: tuple[Training, ...], delta_error: float) -> Any:
+    accountant = _built_or_failed(events, delta_error)
     if isinstance(accountant, UnansweredError):
         raise accountant
     return accountant
 
 
 @functools.lru_cache(maxsize=2)
-def _accountant(events: tuple[Training, ...], delta_error: float) -> Any:
+def _built_or_failed(events: tuple[Training, ...], delta_error: float) -> Any:
     """The library's accountant, or why there is none: failures take long and are kept as well."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _library_failures():
             return _build(events, delta_error)
     except UnansweredError as reason:
         return reason
-    except _FAILURES as error:
-        return UnansweredError(f"prv failed: {error}")
 
 
 def _build(events: tuple[Training, ...], delta_error: float) -> Any:
@@ -111,7 +118,8 @@ def _build(events: tuple[Training, ...], delta_error: float) -> Any:
     from prv_accountant.accountant import compute_safe_domain_size
     from scipy import fft
 
-    variables, counts = [_variable(one) for one in events], [one.steps for one in events]
+    variables = [_variable(part) for part in events]
+    counts = [part.steps for part in events]
     reach = compute_safe_domain_size(variables, counts, EPSILON_ERROR, delta_error)
     mesh = EPSILON_ERROR / math.sqrt(sum(counts) / 2 * math.log(12 / delta_error))
     if not 2 * reach / mesh <= GRID_LIMIT:
@@ -132,29 +140,3 @@ def _variable(training: Training) -> Any:
     if training.adjacency is Adjacency.REPLACE:
         raise UnansweredError("prv handles replacement only at sample_rate 1")
     return PoissonSubsampledGaussianMechanism(training.sample_rate, training.noise_multiplier)
-
-
-class Prv(Accountant):
-    """Gopi, Lee, Wutschitz 2021: numerical composition with an error interval."""
-
-    name = "prv"
-
-    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
-        """See `Accountant`."""
-        return epsilon(training, delta)
-
-    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
-        """See `Accountant`."""
-        return delta(training, epsilon)
-
-    def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[Ends]:
-        """Builds its grid once, for the largest step count."""
-        return epsilons(training.after(max(steps)), steps, delta)
-
-    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
-        """One grid for all events."""
-        return composed(events, delta)
-
-    def fallback(self, training: Training) -> str:
-        """The exact formula where there is one, else the PLD, which does not fail."""
-        return "gaussian" if training.sample_rate == 1 else "pld"

@@ -15,13 +15,39 @@ import numpy.typing as npt
 from .accountant import Accountant, Ends
 from .training import Adjacency, Training
 
+Floats = npt.NDArray[np.float64]
+
 # The orders that Opacus searches, so that its users find their numbers again.
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
 
 
+class Rdp(Accountant):
+    """Rényi divergences: loose, bounds from above only, but never in trouble."""
+
+    name = "rdp"
+
+    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
+        """ε at δ; the lower end is 0."""
+        best = to_epsilon(_training_divergences(training), ORDERS, delta)[0]
+        return 0.0, best, best
+
+    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
+        """δ at ε, from the theorem of `to_epsilon` solved for δ; the lower end is 0."""
+        alphas, rdp = np.array(ORDERS), _training_divergences(training)
+        logs = (alphas - 1) * (rdp - epsilon + np.log1p(-1 / alphas)) - np.log(alphas)
+        best = math.exp(min(float(logs.min()), 0.0))
+        return 0.0, best, best
+
+    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
+        """ε at δ of trainings that follow each other: divergences add up."""
+        total = np.sum([_training_divergences(part) for part in events], axis=0)
+        best = to_epsilon(total, ORDERS, delta)[0]
+        return 0.0, best, best
+
+
 def divergences(
     noise_multiplier: float, steps: int, sample_rate: float, orders: npt.ArrayLike = ORDERS
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """RDP of `steps` steps at each order, float64 [len(orders)]; `noise_multiplier` > 0.
 
     Raises:
@@ -40,12 +66,6 @@ def divergences(
     return np.asarray(divergence, dtype=np.float64)
 
 
-def epsilon(training: Training, delta: float) -> tuple[float, float, float]:
-    """(0, ε, ε) at δ: RDP bounds from above only."""
-    best = to_epsilon(_of(training), ORDERS, delta)[0]
-    return 0.0, best, best
-
-
 def to_epsilon(rdp: npt.ArrayLike, orders: npt.ArrayLike, delta: float) -> tuple[float, float]:
     """(ε, best order) at δ from divergences at several orders; Balle et al. 2020, Theorem 21."""
     alphas = np.asarray(orders, dtype=np.float64)
@@ -54,46 +74,19 @@ def to_epsilon(rdp: npt.ArrayLike, orders: npt.ArrayLike, delta: float) -> tuple
     return max(float(bounds[best]), 0.0), float(alphas[best])
 
 
-def delta(training: Training, epsilon: float) -> tuple[float, float, float]:
-    """(0, δ, δ) at ε, from the same theorem solved for δ."""
-    alphas, rdp = np.array(ORDERS), _of(training)
-    logs = (alphas - 1) * (rdp - epsilon + np.log1p(-1 / alphas)) - np.log(alphas)
-    best = math.exp(min(float(logs.min()), 0.0))
-    return 0.0, best, best
-
-
-def _of(training: Training) -> npt.NDArray[np.float64]:
+def _training_divergences(training: Training) -> Floats:
     if training.sample_rate < 1 and training.adjacency is Adjacency.REPLACE:
         raise ValueError(
             f"rdp handles replacement only at sample_rate 1, got {training.sample_rate}; use pld"
         )
     if training.sample_rate == 1:
         return divergences(training.unit_noise, training.steps, 1)
-    return training.steps * _of_a_step(training.unit_noise, training.sample_rate)
+    return training.steps * _step_divergences(training.unit_noise, training.sample_rate)
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_a_step(noise_multiplier: float, sample_rate: float) -> npt.NDArray[np.float64]:
-    """Those of one step, which take half a second where it is sampled; read-only."""
-    found = divergences(noise_multiplier, 1, sample_rate)
-    found.setflags(write=False)
-    return found
-
-
-class Rdp(Accountant):
-    """Mironov 2017: Rényi divergences, loose but never in trouble."""
-
-    name = "rdp"
-
-    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
-        """See `Accountant`."""
-        return epsilon(training, delta)
-
-    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
-        """See `Accountant`."""
-        return delta(training, epsilon)
-
-    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
-        """Divergences add up."""
-        best = to_epsilon(np.sum([_of(one) for one in events], axis=0), ORDERS, delta)[0]
-        return 0.0, best, best
+def _step_divergences(noise_multiplier: float, sample_rate: float) -> Floats:
+    """Divergences of one step, which take half a second where it is sampled; read-only."""
+    result = divergences(noise_multiplier, 1, sample_rate)
+    result.setflags(write=False)
+    return result

@@ -128,15 +128,7 @@ def by(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[flo
     """ε of one accountant at every recorded step. Raises SpecError where it has no answer."""
     last, releases = claimed[-1], [one.releases for one in claimed]
     try:
-        found = accounting.curve(
-            last.noise_multiplier,
-            releases,
-            delta,
-            sample_rate=last.sample_rate,
-            accountant=accountant,
-            adjacency=last.adjacency,
-            sampling=last.sampling,
-        )
+        found = accounting.curve(last.training, releases, delta, accountant)
     except (ValueError, ArithmeticError) as error:
         raise SpecError(
             "audit.accountants",

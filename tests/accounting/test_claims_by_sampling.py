@@ -14,6 +14,7 @@ from scipy import special
 from dpaudit_ray import accounting
 from dpaudit_ray.accounting import Training
 from dpaudit_ray.stats import gdp
+from tests.accounting.ask import bounds, least_delta
 
 EVERY = list(accounting.accountants())
 SAMPLED = ("pld", "prv", "rdp")
@@ -36,8 +37,8 @@ def test_epochs_are_those_that_were_begun(rate, steps, epochs):
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("sampling", ["shuffle", "balls-and-bins"])
 def test_without_a_proof_an_epoch_counts_as_a_release(name, sampling):
-    found = accounting.bounds(2.0, 50, 1e-5, 0.1, name, sampling=sampling)
-    without = accounting.bounds(2.0, 5, 1e-5, accountant=name)
+    found = bounds(2.0, 50, 1e-5, 0.1, name, sampling=sampling)
+    without = bounds(2.0, 5, 1e-5, accountant=name)
     if accounting.remark(Training(2.0, 50, 0.1, sampling=sampling), name):
         assert found.upper == without.upper
         assert found.lower == 0, "the unamplified bound is none from below"
@@ -50,8 +51,9 @@ def test_without_a_proof_an_epoch_counts_as_a_release(name, sampling):
 @pytest.mark.parametrize("name", EVERY)
 def test_shuffled_curves_rise_by_epoch(name):
     steps = [0, 1, 10, 11, 50]
-    curve = accounting.curve(2.0, steps, 1e-5, 0.1, name, sampling="shuffle")
-    plain = accounting.curve(2.0, [0, 1, 1, 2, 5], 1e-5, accountant=name)
+    shuffled = Training(2.0, 50, 0.1, sampling="shuffle")
+    curve = accounting.curve(shuffled, steps, 1e-5, name)
+    plain = accounting.curve(Training(2.0, 5), [0, 1, 1, 2, 5], 1e-5, name)
     np.testing.assert_array_equal(curve, plain)
 
 
@@ -75,7 +77,7 @@ def worst_order(noise: float, batches: int, trials: int, rng: np.random.Generato
 def test_no_attack_on_balls_in_bins_is_beyond_its_claim(name):
     """Five standard deviations of the simulation: fails once in three million."""
     rate = worst_order(0.5, 10, 40_000, np.random.default_rng(0))
-    allowed = accounting.delta(0.5, 10, 0.0, 0.1, name, sampling="balls-and-bins")
+    allowed = least_delta(0.5, 10, 0.0, 0.1, name, sampling="balls-and-bins")
     assert rate - 5 * 0.5 / math.sqrt(40_000) < (1 + allowed) / 2
 
 

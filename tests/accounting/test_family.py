@@ -11,8 +11,10 @@ import pytest
 from scipy import special
 
 from dpaudit_ray import accounting, stats
-from dpaudit_ray.accounting import Family, Training, pld
+from dpaudit_ray.accounting import Family, Training
+from dpaudit_ray.accounting.pld import Pld, advantage
 from dpaudit_ray.stats import Status, TradeOff, gdp
+from tests.accounting.ask import bounds, delta_bounds, least_delta
 
 DELTA, LEVEL = 1e-5, {"delta": 1e-5, "confidence": 0.95}
 CLAIMED = Training(1.0, 200, 0.05)
@@ -61,26 +63,26 @@ def test_every_reader_of_hit_rates_reads_through_the_claim(method):
 
 def test_the_noise_is_found_as_by_trying_one_after_the_other():
     small, rate, noise = Training(1.0, 10, 0.2), 0.61, 1.5
-    assert (1 + pld.advantage(Training(noise, 10, 0.2))) / 2 < rate
-    while (1 + pld.advantage(Training(noise / 1.005, 10, 0.2))) / 2 < rate:
+    assert (1 + advantage(Training(noise, 10, 0.2))) / 2 < rate
+    while (1 + advantage(Training(noise / 1.005, 10, 0.2))) / 2 < rate:
         noise /= 1.005
-    twin = accounting.bounds(noise, 10, DELTA, 0.2, "pld").lower
+    twin = bounds(noise, 10, DELTA, 0.2, "pld").lower
     assert Family(small).epsilon(rate, DELTA) == pytest.approx(twin, rel=0.015)
 
 
 def test_coarse_grids_err_on_the_safe_side_and_by_little():
     for training in (CLAIMED, Training(1.0, 10, 0.2)):
         ask = (training.noise_multiplier, training.steps)
-        exact = accounting.bounds(*ask, DELTA, training.sample_rate, "pld")
-        assert exact.upper - 0.012 < pld.epsilon(training, DELTA)[0] <= exact.upper
-        fine = accounting.delta_bounds(*ask, 0.0, training.sample_rate, "pld")
-        assert fine.lower <= pld.advantage(training) < fine.upper + 1e-5
+        exact = bounds(*ask, DELTA, training.sample_rate, "pld")
+        assert exact.upper - 0.012 < Pld().epsilon(training, DELTA, True)[0] <= exact.upper
+        fine = delta_bounds(*ask, 0.0, training.sample_rate, "pld")
+        assert fine.lower <= advantage(training) < fine.upper + 1e-5
 
 
 def test_what_the_claim_allows_shows_no_more_than_the_claim():
     """The best rate at the claimed noise itself refutes no more than what is next to it."""
-    best = (1 + accounting.delta(1.0, 200, 0.0, 0.05, "pld")) / 2
-    exact = accounting.bounds(1.0, 200, DELTA, 0.05, "pld")
+    best = (1 + least_delta(1.0, 200, 0.0, 0.05, "pld")) / 2
+    exact = bounds(1.0, 200, DELTA, 0.05, "pld")
     assert 0.98 * exact.lower < Family(CLAIMED).epsilon(best, DELTA) <= exact.upper
 
 
@@ -96,7 +98,7 @@ def test_more_hits_show_more():
 def test_of_many_steps_the_error_of_the_accountant_stays_small():
     """Rounded losses add up over 14,062 steps to a quarter of ε; PRV's error does not grow."""
     training = Training(1.0, 14062, 256 / 60000)
-    best = (1 + accounting.delta(1.0, 14062, 0.0, 256 / 60000, "pld")) / 2
+    best = (1 + least_delta(1.0, 14062, 0.0, 256 / 60000, "pld")) / 2
     upper = accounting.epsilon(1.0, 14062, DELTA, 256 / 60000, "pld")
     assert 0.97 * upper < Family(training).epsilon(best, DELTA) < upper
 
@@ -141,7 +143,7 @@ def test_coverage_through_the_claim(method):
     """
     true = Training(0.9, 10, 0.2)
     family, rng = Family(Training(1.0, 10, 0.2)), np.random.default_rng(0)
-    truth = accounting.bounds(0.9, 10, DELTA, 0.2, "pld").upper
+    truth = bounds(0.9, 10, DELTA, 0.2, "pld").upper
     wrong = shown = 0
     for _ in range(300):
         found = stats.estimate(

@@ -22,8 +22,9 @@ import pytest
 from scipy import optimize, special
 
 from dpaudit_ray import accounting
-from dpaudit_ray.accounting import Family, Training, pld
-from dpaudit_ray.accounting.losses import Sum, of_step
+from dpaudit_ray.accounting import Family, Training
+from dpaudit_ray.accounting.pld import LossSum, Pld, advantage, step_losses
+from tests.accounting.ask import bounds, least_delta
 from tests.long import long
 
 Complex = npt.NDArray[np.complex128]
@@ -105,7 +106,7 @@ CHOSEN = [i if i in (0, 2) else pytest.param(i, marks=LENGTHY) for i in range(_S
 def test_no_claim_lies_below_the_truth(number):
     noise, rate, steps, delta = next(itertools.islice(settings(), number, None))
     exact = truth(noise, rate, steps, delta)
-    lower, _, upper = pld.epsilon(Training(noise, steps, rate), delta)
+    lower, _, upper = Pld().epsilon(Training(noise, steps, rate), delta, True)
     assert lower <= exact * (1 + 1e-7) <= upper * (1 + 2e-7)
     assert upper < exact + 0.003
     for name in ("prv", "rdp"):
@@ -120,7 +121,7 @@ def test_small_deltas_do_not_drown_in_rounding(delta, exact):
         claim = accounting.epsilon(0.7, 10_000, delta, 1e-3, name)
         assert claim >= truth(0.7, 1e-3, 10_000, delta)
     for name in ("pld", "rdp"):
-        assert accounting.delta(0.7, 10_000, exact - 0.01, 1e-3, name) >= delta
+        assert least_delta(0.7, 10_000, exact - 0.01, 1e-3, name) >= delta
     assert accounting.epsilon(0.7, 10_000, delta, 1e-3, "pld") < exact + 1e-3
     halves = [(0.7, 1e-3, 5000), (0.7000001, 1e-3, 5000)]
     composed = accounting.events_epsilon(halves, delta)
@@ -130,7 +131,7 @@ def test_small_deltas_do_not_drown_in_rounding(delta, exact):
 def test_where_all_records_are_seen_both_ends_are_exact():
     """At noise 5, 1e6 steps and δ = 1e-12 a lower end of 21406.52 lay above the exact ε."""
     exact = accounting.epsilon(5.0, 10**6, 1e-12)
-    found = accounting.bounds(5.0, 10**6, 1e-12, accountant="pld")
+    found = bounds(5.0, 10**6, 1e-12, accountant="pld")
     assert found.lower == found.upper == exact == pytest.approx(21405.91, abs=0.01)
 
 
@@ -139,12 +140,12 @@ def test_where_all_records_are_seen_both_ends_are_exact():
 def test_sums_of_losses_are_those_of_plain_convolution(pessimistic, adjacency):
     """The twin adds no logarithms and no weights: numpy's convolution of masses, step by step."""
     step = Training(0.9, 1, 0.05, adjacency)
-    for one in of_step(step, 0.02, pessimistic):
+    for one in step_losses(step, 0.02, pessimistic):
         masses, steps = one.masses, 12
         for _ in range(steps - 1):
             masses = np.convolve(masses, one.masses)
         points = (steps * one.first + np.arange(len(masses))) * one.width + steps * one.shift
-        total = Sum(((one, steps),), pessimistic)
+        total = LossSum(((one, steps),), pessimistic)
         for epsilon in (0.0, 0.5, 2.0, 6.0, 8.0):
             past = points > epsilon
             twin = float(-np.expm1(epsilon - points[past]) @ masses[past])
@@ -157,12 +158,12 @@ def test_sums_of_losses_are_those_of_plain_convolution(pessimistic, adjacency):
 def test_a_step_lies_between_what_is_made_of_it(rate):
     """δ of one step in closed form, from above and from below, down to 1e-15."""
     noise, width = 0.8, 1e-3
-    ends = [of_step(Training(noise, 1, rate), width, sure) for sure in (False, True)]
+    ends = [step_losses(Training(noise, 1, rate), width, sure) for sure in (False, True)]
     for epsilon in np.arange(0.1, 9.0, 0.31):
         cut = math.log1p(math.expm1(epsilon) / rate) * noise**2 + 0.5
         kept = special.ndtr(-cut / noise)
         exact = (1 - rate - math.exp(epsilon)) * kept + rate * special.ndtr((1 - cut) / noise)
-        low, high = (Sum(((removed, 1),), sure).delta(epsilon) for sure, (removed, _) in
+        low, high = (LossSum(((removed, 1),), sure).delta(epsilon) for sure, (removed, _) in
                      zip((False, True), ends, strict=True))  # fmt: skip
         if exact > 1e-15:
             assert low <= exact * (1 + 1e-9) <= high * (1 + 2e-9)
@@ -172,19 +173,19 @@ def test_a_step_lies_between_what_is_made_of_it(rate):
 def test_the_family_certifies_no_more_than_the_truth():
     """Its ends came from PRV, of whose floats nothing is proven, and from the PLD's lower one."""
     claimed = Training(0.7, 10_000, 1e-3)
-    best = (1 + pld.advantage(claimed)) / 2
+    best = (1 + advantage(claimed)) / 2
     for delta in (1e-5, 1e-12):
         assert 0.95 * truth(0.7, 1e-3, 10_000, delta) < Family(claimed).epsilon(best, delta)
         assert Family(claimed).epsilon(best, delta) <= truth(0.7, 1e-3, 10_000, delta)
 
 
 def test_replacement_with_sampling_has_a_status_of_its_own():
-    found = accounting.bounds(2.0, 100, 1e-5, 0.1, "prv", "replace")
+    found = bounds(2.0, 100, 1e-5, 0.1, "prv", "replace")
     assert found.status == "if-assumed"
     assert "; if-assumed: replacement with sampling: opposite gradients are taken" in found.note
-    assert accounting.bounds(2.0, 100, 1e-5, 0.1, "pld").status == "certified"
-    assert accounting.bounds(2.0, 100, 1e-5, 1.0, "pld", "replace").status == "certified"
-    shuffled = accounting.bounds(2.0, 100, 1e-5, 0.1, "pld", "replace", "shuffle")
+    assert bounds(2.0, 100, 1e-5, 0.1, "pld").status == "certified"
+    assert bounds(2.0, 100, 1e-5, 1.0, "pld", "replace").status == "certified"
+    shuffled = bounds(2.0, 100, 1e-5, 0.1, "pld", "replace", "shuffle")
     assert shuffled.status == "certified"
     asked = Training(2.0, 100, 0.1, "replace")
     assert accounting.remark(asked, "pld").startswith("if-assumed: ")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpaudit_ray import accounting, plugins
-from dpaudit_ray.accounting import Sampling
+from dpaudit_ray.accounting import Sampling, Training
 from dpaudit_ray.adversaries.base import GradientCanary, SampleCanary
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
@@ -180,7 +180,7 @@ def test_options_at_their_default_change_no_fingerprint(tiny: dict) -> None:
 def _claim() -> Curve:
     """Of 100 Poisson steps at q = .02, σ = 1, at eight ε: any of them may be refuted."""
     epsilons = np.concatenate([[0.0], np.geomspace(0.1, 3, 7)])
-    deltas = accounting.delta_curve(1.0, 100, epsilons, 0.02, "pld")
+    deltas = accounting.delta_curve(Training(1.0, 100, 0.02), epsilons, "pld")
     return curve.Curve(epsilons, deltas)
 
 

@@ -25,7 +25,7 @@ def trials(n: int, mu: float, missed: float = 0.0) -> Trials:
 def test_a_perfect_attack_on_a_gaussian_reaches_the_limit() -> None:
     """Its rate Φ(μ/2) is (1 + δ(0)) / 2 of the Gaussian curve. Fixed seed; misses 1 time in 20."""
     mu = 1.0
-    most = (1 + accounting.delta(noise_multiplier=1 / mu, steps=1, epsilon=0.0)) / 2
+    most = (1 + accounting.delta_of(accounting.Training(1 / mu, 1), 0.0).upper) / 2
     assert most == pytest.approx(special.ndtr(mu / 2), abs=1e-6)
     found = HitRate.of(trials(20_000, mu), 0.95, most)
     assert found.low < most < found.high

@@ -183,7 +183,7 @@ def test_13_clt_accounting_is_refused_for_claims():
         with pytest.raises(ValueError, match="not an upper bound"):
             accounting.epsilon(2.0, 1000, 1e-6, 0.05, name)
         with pytest.raises(ValueError, match="not an upper bound"):
-            accounting.delta(2.0, 1000, 1.0, 0.05, name)
+            accounting.delta_of(accounting.Training(2.0, 1000, 0.05), 1.0, name)
 
 
 def test_14_many_tests_share_one_error_budget():

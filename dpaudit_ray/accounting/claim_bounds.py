@@ -1,0 +1,312 @@
+"""Claims of DP-SGD by any accountant: ε and δ of a training, with error bounds and named fallbacks.
+
+`epsilon` is the number that is quoted; all other questions take a `Training`. The noise that a
+target ε needs is found here too, and the central-limit approximation of Opacus' "gdp".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..stats import Status, gdp
+from .accountant import Accountant, Ends, UnansweredError, find
+from .training import (
+    UNAMPLIFIED,
+    Adjacency,
+    Bounds,
+    Sampling,
+    Training,
+    check_delta,
+    check_epsilon,
+)
+
+Event = tuple[float, float, int]  # noise multiplier, sample rate, steps
+Floats = npt.NDArray[np.float64]
+
+# The noise multiplier from which Opacus bisects downwards, and the largest that is tried.
+_FIRST_NOISE, _LAST_NOISE = 20.0, 1e6
+
+
+def epsilon(
+    noise_multiplier: float,
+    steps: int,
+    delta: float,
+    sample_rate: float = 1.0,
+    accountant: str = "gaussian",
+    adjacency: str = Adjacency.ADD_REMOVE,
+    sampling: str = Sampling.POISSON,
+) -> float:
+    """Upper bound on ε of DP-SGD at δ: no larger ε is needed, whatever the accountant's error.
+
+    Args:
+        noise_multiplier: noise standard deviation over the clipping norm; 0 gives infinity.
+        steps: number of noisy sums; 0 gives 0.
+        delta: δ of the claim, in (0, 1).
+        sample_rate: chance that a record takes part in a step; 1 when batches are known.
+        accountant: `gaussian` (exact, sample_rate 1 only), `prv`, `pld`, `rdp`, or one of your own
+            by its import path.
+        adjacency: `add-remove` or `replace`.
+        sampling: `poisson`, `shuffle` or `balls-and-bins`; of the last two what is proven.
+
+    Raises:
+        ValueError: a value outside its bounds, or an accountant that cannot give a bound.
+    """
+    training = Training(noise_multiplier, steps, sample_rate, adjacency, sampling)
+    return epsilon_of(training, delta, accountant).upper
+
+
+def epsilon_of(
+    training: Training, delta: float, accountant: str = "gaussian", both_ends: bool = False
+) -> Bounds:
+    """ε of a training at δ, as an interval, with who answered and why.
+
+    Without `both_ends` the lower end may be 0, which costs less. Raises ValueError as `epsilon`.
+    """
+    check_delta(delta)
+    return _epsilon_bounds(training, delta, find(accountant), both_ends)
+
+
+def delta_of(
+    training: Training, epsilon: float, accountant: str = "gaussian", both_ends: bool = False
+) -> Bounds:
+    """δ of a training at ε, as an interval, with who answered and why; without noise it is 1.
+
+    Without `both_ends` the lower end may be 0, which costs less. Raises ValueError as `epsilon`.
+    """
+    check_epsilon(epsilon)
+    return _delta_bounds(training, epsilon, find(accountant), both_ends)
+
+
+def curve(
+    training: Training, steps: Sequence[int], delta: float, accountant: str = "gaussian"
+) -> Floats:
+    """Upper bounds on ε of a training after each of `steps`, float64 [len(steps)].
+
+    PRV builds its grid once, for the largest step count; the others cost one call each. Raises
+    ValueError as `epsilon`.
+    """
+    check_delta(delta)
+    named = find(accountant)
+    trainings = [training.after(int(count)) for count in steps]
+    proven = [_proven(named, t)[0] for t in trainings]
+    counts = [t.steps for t in proven if t.known is None]
+    if counts:
+        longest = max(proven, key=lambda t: t.steps)
+        try:
+            ends = iter(named.epsilons(longest, counts, delta))
+            return np.array([next(ends)[2] if t.known is None else t.known for t in proven])
+        except UnansweredError:
+            pass  # each count may still be answered on its own, or by the fallback
+    return np.array([_epsilon_bounds(t, delta, named, False).upper for t in trainings])
+
+
+def delta_curve(
+    training: Training, epsilons: npt.ArrayLike, accountant: str = "gaussian"
+) -> Floats:
+    """Upper bounds on δ of a training at each ε, float64 [len(epsilons)]: the claim as a curve.
+
+    PLD and PRV compose once; each further ε costs little. Raises ValueError as `epsilon`.
+    """
+    grid = np.atleast_1d(np.asarray(epsilons, np.float64))
+    return np.array([delta_of(training, float(e), accountant).upper for e in grid])
+
+
+def remark(training: Training, accountant: str) -> str:
+    """What the answer of an accountant takes for granted, before it is asked; mostly nothing."""
+    named = find(accountant)
+    proven, note = _proven(named, training)
+    return "; ".join(filter(None, [note, _assumption(named, proven)]))
+
+
+def events_epsilon(
+    events: Iterable[Event],
+    delta: float,
+    accountant: str = "pld",
+    adjacency: str = Adjacency.ADD_REMOVE,
+) -> float:
+    """Upper bound on ε at δ of Poisson-sampled steps with different noise or rates.
+
+    Args:
+        events: (noise multiplier, sample rate, steps) each, in any order, as in the `history` of
+            an Opacus accountant; those that are alike are counted together.
+        delta: δ of the claim, in (0, 1).
+        accountant: `pld`, `prv` (the PLD where it fails), `rdp`, or `gaussian` where all rates are
+            1; or one of your own that defines `composed`.
+        adjacency: `add-remove` or `replace`.
+
+    Raises:
+        ValueError: a value outside its bounds, or an accountant that cannot give a bound.
+    """
+    check_delta(delta)
+    counts: dict[tuple[float, float], int] = {}
+    for noise, rate, steps in events:
+        Training(noise, steps, rate, adjacency)
+        counts[noise, rate] = counts.get((noise, rate), 0) + steps
+    parts = tuple(
+        Training(noise, steps, rate, adjacency) for (noise, rate), steps in counts.items() if steps
+    )
+    if any(part.noise_multiplier == 0 for part in parts):
+        return math.inf
+    if len(parts) <= 1:
+        return max((epsilon_of(part, delta, accountant).upper for part in parts), default=0.0)
+    named = find(accountant)
+    try:
+        return named.composed(parts, delta)[2]
+    except UnansweredError:
+        return find("pld").composed(parts, delta)[2]
+
+
+def noise_multiplier(  # noqa: PLR0913 (what a training is, by name)
+    epsilon: float,
+    steps: int,
+    delta: float,
+    sample_rate: float = 1.0,
+    accountant: str = "gaussian",
+    adjacency: str = Adjacency.ADD_REMOVE,
+    tolerance: float = 0.01,
+    *,
+    sampling: str = Sampling.POISSON,
+) -> float:
+    """Noise multiplier whose claim lies in [epsilon - tolerance, epsilon].
+
+    The gaussian accountant answers in closed form. The others are bisected from 20 downwards, as
+    Opacus does, so that its default tolerance of 0.01 gives its answers.
+
+    Raises:
+        ValueError: a value outside its bounds, or no noise up to 1e6 reaches `epsilon`.
+    """
+    check_delta(delta)
+    training = Training(1.0, steps, sample_rate, adjacency, sampling)
+    fixed = training.unamplified
+    if accountant == "gaussian" and fixed.sample_rate == 1:
+        _check_target(epsilon, tolerance)
+        sensitivity = 2 if adjacency == Adjacency.REPLACE else 1
+        return sensitivity * math.sqrt(fixed.steps) / float(gdp.mu(epsilon, delta))
+
+    def claim(noise: float) -> float:
+        with_noise = dataclasses.replace(training, noise_multiplier=noise)
+        return epsilon_of(with_noise, delta, accountant).upper
+
+    return _bisected_noise(claim, epsilon, tolerance)
+
+
+def clt_epsilon(
+    noise_multiplier: float, steps: int, delta: float, sample_rate: float = 1.0
+) -> float:
+    """ε by the central limit theorem for GDP (Bu et al. 2020). NOT an upper bound.
+
+    It underestimates: 4.03 against 4.16 by PLD for noise 2, rate 0.05, 1000 steps, δ = 1e-6. It
+    is here to be looked at; no verdict accepts it.
+
+    Raises:
+        ValueError: a value outside its bounds.
+    """
+    training = Training(noise_multiplier, steps, sample_rate)
+    check_delta(delta)
+    if training.known is not None:
+        return training.known
+    spread = math.expm1(min(1 / noise_multiplier**2, 700.0))
+    return float(gdp.epsilon(sample_rate * math.sqrt(steps * spread), delta))
+
+
+def clt_noise_multiplier(
+    epsilon: float,
+    steps: int,
+    delta: float,
+    sample_rate: float = 1.0,
+    tolerance: float = 0.01,
+) -> float:
+    """As `noise_multiplier`, by `clt_epsilon`; too little noise for its ε, for the same reason."""
+    return _bisected_noise(
+        lambda noise: clt_epsilon(noise, steps, delta, sample_rate), epsilon, tolerance
+    )
+
+
+def _bisected_noise(claim: Callable[[float], float], epsilon: float, tolerance: float) -> float:
+    _check_target(epsilon, tolerance)
+    coarse, low, high = max(tolerance, 0.01), 0.0, _FIRST_NOISE
+    while (reached := claim(high)) > epsilon:
+        high *= 2
+        if high > _LAST_NOISE:
+            raise ValueError(f"no noise_multiplier up to {_LAST_NOISE:g} reaches epsilon {epsilon}")
+    while epsilon - reached > coarse:
+        middle = (low + high) / 2
+        value = claim(middle)
+        if value < epsilon:
+            high, reached = middle, value
+        else:
+            low = middle
+    if epsilon - reached <= tolerance:
+        return high
+    from scipy import optimize  # as long to import as all else of this package
+
+    # Bisection has bracketed the noise; a finer answer takes a few more claims, not dozens.
+    aim = epsilon - tolerance / 2
+    return float(
+        optimize.brentq(lambda noise: claim(noise) - aim, low or high / 2, high, xtol=1e-9)
+    )
+
+
+def _check_target(epsilon: float, tolerance: float) -> None:
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+    if not tolerance > 0:
+        raise ValueError(f"tolerance must be positive, got {tolerance}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon_bounds(
+    training: Training, delta: float, accountant: Accountant, both_ends: bool
+) -> Bounds:
+    if training.known is not None:
+        return Bounds(training.known, training.known, training.known, accountant.name)
+    return _answer(training, accountant, lambda named, t: named.epsilon(t, delta, both_ends))
+
+
+@functools.lru_cache(maxsize=4096)
+def _delta_bounds(
+    training: Training, epsilon: float, accountant: Accountant, both_ends: bool
+) -> Bounds:
+    if training.known is not None:
+        value = min(training.known, 1.0)
+        return Bounds(value, value, value, accountant.name)
+    return _answer(training, accountant, lambda named, t: named.delta(t, epsilon, both_ends))
+
+
+def _answer(
+    training: Training, accountant: Accountant, ask: Callable[[Accountant, Training], Ends]
+) -> Bounds:
+    """What the accountant says, or its fallback where it has no answer, and given what."""
+    proven, note = _proven(accountant, training)
+    notes = [note]
+    try:
+        ends = ask(accountant, proven)
+    except UnansweredError as reason:
+        fallback = accountant.fallback(proven)
+        notes.append(f"{reason}; {fallback} instead")
+        accountant = find(fallback)
+        ends = ask(accountant, proven)
+    assumption = _assumption(accountant, proven)
+    lower = ends[0] if proven == training else 0.0  # of what was proven, not of what is
+    status = Status.IF_ASSUMED if assumption else Status.CERTIFIED
+    note = "; ".join(filter(None, [*notes, assumption]))
+    return Bounds(lower, *ends[1:], accountant.name, note, status)
+
+
+def _assumption(accountant: Accountant, proven: Training) -> str:
+    """What an answer takes for granted, under its status; "" for nothing."""
+    remark = accountant.remark(proven)
+    return remark and f"{Status.IF_ASSUMED}: {remark}"
+
+
+def _proven(accountant: Accountant, training: Training) -> tuple[Training, str]:
+    """The training that an accountant is asked about in place of `training`, and a note on it."""
+    if training.sampling in accountant.samplings:
+        return training, ""
+    return training.unamplified, UNAMPLIFIED

@@ -1,0 +1,29 @@
+"""Questions to accountants about a training by its numbers, as short as tests want them."""
+
+from __future__ import annotations
+
+from dpaudit_ray import accounting
+from dpaudit_ray.accounting import Bounds, Training
+
+
+def bounds(
+    noise: float, steps: int, delta: float, rate: float = 1.0, accountant: str = "gaussian",
+    adjacency: str = "add-remove", sampling: str = "poisson",
+) -> Bounds:  # fmt: skip
+    """ε at δ with both ends; arguments as for `accounting.epsilon`."""
+    training = Training(noise, steps, rate, adjacency, sampling)
+    return accounting.epsilon_of(training, delta, accountant, both_ends=True)
+
+
+def delta_bounds(
+    noise: float, steps: int, epsilon: float, rate: float = 1.0, accountant: str = "gaussian",
+    adjacency: str = "add-remove", sampling: str = "poisson",
+) -> Bounds:  # fmt: skip
+    """δ at ε with both ends."""
+    training = Training(noise, steps, rate, adjacency, sampling)
+    return accounting.delta_of(training, epsilon, accountant, both_ends=True)
+
+
+def least_delta(*training: object, **names: object) -> float:
+    """The upper end of δ at ε."""
+    return delta_bounds(*training, **names).upper  # type: ignore[arg-type]
