@@ -62,8 +62,8 @@ class Accountant(ABC):
 
 def accountants() -> dict[str, Accountant]:
     """Those of this project, by name."""
-    known = (cls for cls in _subclasses(Accountant) if f"{cls.__module__}.".startswith(_HOME))
-    return {cls.name: _instance(cls) for cls in sorted(known, key=lambda cls: cls.name)}
+    classes = (cls for cls in _subclasses(Accountant) if f"{cls.__module__}.".startswith(_HOME))
+    return {cls.name: _instance(cls) for cls in sorted(classes, key=lambda cls: cls.name)}
 
 
 def find(name: str) -> Accountant:
@@ -73,25 +73,25 @@ def find(name: str) -> Accountant:
         ValueError: an unknown name, or the name of what is no upper bound.
         SpecError: an import path that leads to no accountant, or may not be imported.
     """
-    known = accountants()
-    if name in known:
-        return known[name]
+    named = accountants()
+    if name in named:
+        return named[name]
     if name in ("gdp", "clt"):
         raise ValueError(
             f"accountant {name!r} is a central-limit approximation, not an upper bound; "
-            f"use one of {', '.join(known)}, or accounting.clt_epsilon to look at it"
+            f"use one of {', '.join(named)}, or accounting.clt_epsilon to look at it"
         )
     if ":" not in name:
         raise ValueError(
-            f"accountant must be one of {', '.join(known)}, or package.module:Class, got {name!r}"
+            f"accountant must be one of {', '.join(named)}, or package.module:Class, got {name!r}"
         )
-    found = imports.imported(name, "accountant")
-    if not (isinstance(found, type) and issubclass(found, Accountant)):
+    cls = imports.imported(name, "accountant")
+    if not (isinstance(cls, type) and issubclass(cls, Accountant)):
         raise SpecError("accountant", f"{name!r} is no subclass of accounting.Accountant")
-    if inspect.isabstract(found):
-        lacking = ", ".join(sorted(found.__abstractmethods__))
+    if inspect.isabstract(cls):
+        lacking = ", ".join(sorted(cls.__abstractmethods__))
         raise SpecError("accountant", f"{name!r} does not define {lacking}")
-    return _instance(found)
+    return _instance(cls)
 
 
 _HOME = f"{__package__}."

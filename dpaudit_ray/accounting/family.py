@@ -71,19 +71,19 @@ class Family:
         below, above = math.inf, -math.inf
         guess = 0
         while high - low > 1:
-            found = _log_mu(_best_rate(self._at(guess)))
-            if found >= aim:
-                low, below = guess, found
+            log_mu = _log_mu(_best_rate(self._at(guess)))
+            if log_mu >= aim:
+                low, below = guess, log_mu
             else:
-                high, above = guess, found
+                high, above = guess, log_mu
             tries += 1
             guess = (low + high) // 2
             if tries % 4:
                 slope = math.log(_RATIO)
                 if math.isfinite(below) and math.isfinite(above):
                     slope = (below - above) / (high - low)
-                start, known = (low, below) if math.isfinite(below) else (high, above)
-                guess = start + math.ceil((known - aim) / slope) if slope > 0 else guess
+                start, value = (low, below) if math.isfinite(below) else (high, above)
+                guess = start + math.ceil((value - aim) / slope) if slope > 0 else guess
             guess = min(max(guess, low + 1), high - 1)
         return high
 

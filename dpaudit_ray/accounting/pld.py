@@ -100,8 +100,8 @@ def advantage(training: Training) -> float:
 
 
 def _epsilon(events: tuple[Training, ...], delta: float, pessimistic: bool) -> float:
-    width = max(_width(one, delta) for one in events) / (1 if pessimistic else _FINER)
-    return max(one.epsilon(delta) for one in _composed(events, width, pessimistic))
+    width = max(_width(part, delta) for part in events) / (1 if pessimistic else _FINER)
+    return max(part.epsilon(delta) for part in _composed(events, width, pessimistic))
 
 
 @functools.lru_cache(maxsize=32)
@@ -110,7 +110,7 @@ def _composed(
 ) -> tuple[LossSum, ...]:  # fmt: skip
     """The loss of all steps of all events: with the record against without it, and the reverse."""
     steps = (step_losses(part.after(1), width, pessimistic) for part in events)
-    counts = [one.steps for one in events]
+    counts = [part.steps for part in events]
     return tuple(
         LossSum(tuple(zip(side, counts, strict=True)), pessimistic)
         for side in zip(*steps, strict=True)
@@ -183,8 +183,8 @@ def step_losses(training: Training, width: float, pessimistic: bool) -> tuple[Lo
     inside = _log_masses(edges, noise, rate, 1.0)
     outside = _log_masses(edges, noise, rate, -1.0) if replace else _log_between(edges / noise)
     rounded = _split if pessimistic else _told
-    found = rounded(inside, outside, first, width)
-    return (found,) if replace else (found, rounded(outside[::-1], inside[::-1], -last, width))
+    removal = rounded(inside, outside, first, width)
+    return (removal,) if replace else (removal, rounded(outside[::-1], inside[::-1], -last, width))
 
 
 def _mixed(x: Floats, noise: float, rate: float) -> Floats:
@@ -200,8 +200,8 @@ def _place(loss: Floats, noise: float, rate: float, replace: bool) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if not replace:
             part = np.log(-np.expm1(np.log1p(-rate) - loss))
-            found = noise**2 * (loss + part - math.log(rate)) + 0.5
-            return np.asarray(np.where(np.isnan(found), -math.inf, found))
+            place = noise**2 * (loss + part - math.log(rate)) + 0.5
+            return np.asarray(np.where(np.isnan(place), -math.inf, place))
         half = np.abs(loss) / 2
         sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
         log = np.log1p(-rate) + sinh - math.log(rate) + 1 / (2 * noise**2)
@@ -269,19 +269,19 @@ class LossSum:
 
     def __init__(self, parts: Parts, pessimistic: bool) -> None:
         self._parts, self._pessimistic = parts, pessimistic
-        self._never = sum(count * one.never for one, count in parts)
+        self._never = sum(count * step.never for step, count in parts)
         self._steps = sum(count for _, count in parts)
         # What rounding in floats may have moved the losses of all steps by.
         self._slip = _ROUNDING * sum(
-            count * (1 + float(np.abs(one.points).max())) for one, count in parts
+            count * (1 + float(np.abs(step.points).max())) for step, count in parts
         )
         self._weighted = functools.lru_cache(maxsize=4)(self._weigh)
 
     def delta(self, epsilon: float) -> float:
         """A bound on δ at ε, in [0, 1]."""
-        asked = epsilon - self._slip if self._pessimistic else epsilon + self._slip
-        theta = self._best(lambda theta: self._log_moment(theta) - theta * asked)
-        return min(self._delta(theta, asked), 1.0)
+        shifted = epsilon - self._slip if self._pessimistic else epsilon + self._slip
+        theta = self._best(lambda theta: self._log_moment(theta) - theta * shifted)
+        return min(self._delta(theta, shifted), 1.0)
 
     def epsilon(self, delta: float) -> float:
         """A bound on ε at δ, at least 0."""
@@ -306,26 +306,26 @@ class LossSum:
         if excess(low) <= 0:
             return 0.0
         fine = 1e-12 * max(most, 1.0)
-        found = float(optimize.brentq(excess, low, most, xtol=fine))
+        root = float(optimize.brentq(excess, low, most, xtol=fine))
         side = 1 if self._pessimistic else -1
-        while side * excess(found) > 0:
-            found, fine = found + side * fine, 2 * fine
-        return max(found + side * self._slip, 0.0)
+        while side * excess(root) > 0:
+            root, fine = root + side * fine, 2 * fine
+        return max(root + side * self._slip, 0.0)
 
     def _delta(self, theta: float, epsilon: float) -> float:
         log, points, masses, wrong = self._weighted(theta)
         past = points[np.searchsorted(points, epsilon, side="right") :] - epsilon
         weights = -np.expm1(-past) * np.exp(-theta * past)
-        found = float(weights @ masses[len(masses) - len(past) :])
+        total = float(weights @ masses[len(masses) - len(past) :])
         spared = wrong * float(np.linalg.norm(weights)) + 2 * math.exp(-_TAIL)
         rounding = self._steps * _ROUNDING
         scale = math.exp(min(log - theta * epsilon, 700.0))
         if self._pessimistic:
-            return max(found + spared, 0.0) * scale * (1 + rounding) + self._never
-        return max(found - spared, 0.0) * scale * (1 - rounding)
+            return max(total + spared, 0.0) * scale * (1 + rounding) + self._never
+        return max(total - spared, 0.0) * scale * (1 - rounding)
 
     def _log_moment(self, theta: float) -> float:
-        return sum(count * one.log_moment(theta) for one, count in self._parts)
+        return sum(count * step.log_moment(theta) for step, count in self._parts)
 
     def _best(self, worth: Callable[[float], float]) -> float:
         """The power of 2 with the least `worth`, which falls up to a point, if ever, and rises."""
@@ -339,10 +339,10 @@ class LossSum:
     def _spread(self, theta: float) -> float:
         """Standard deviation of the weighted loss; a cell at least."""
         total = 0.0
-        for one, count in self._parts:
-            masses = one.weighted(theta)
-            mean = float(masses @ one.points)
-            total += count * float(masses @ (one.points - mean) ** 2)
+        for step, count in self._parts:
+            masses = step.weighted(theta)
+            mean = float(masses @ step.points)
+            total += count * float(masses @ (step.points - mean) ** 2)
         return max(math.sqrt(total), self._parts[0][0].width)
 
     def _window(self, theta: float) -> tuple[float, float]:
@@ -351,9 +351,9 @@ class LossSum:
         ends = []
         for side, reached in ((-1, np.min), (1, np.max)):
             steps = [side * 4.0**power / spread for power in range(-5, 3)]
-            found = [(self._log_moment(theta + h) - now + _TAIL) / h for h in steps]
-            own = sum(count * float(reached(one.points)) for one, count in self._parts)
-            ends.append(max(own, *found) if side < 0 else min(own, *found))
+            reach = [(self._log_moment(theta + h) - now + _TAIL) / h for h in steps]
+            furthest = sum(count * float(reached(step.points)) for step, count in self._parts)
+            ends.append(max(furthest, *reach) if side < 0 else min(furthest, *reach))
         return ends[0], ends[1]
 
     def _weigh(self, theta: float) -> tuple[float, Floats, Floats, float]:
@@ -362,19 +362,19 @@ class LossSum:
 
         width = self._parts[0][0].width
         low, high = self._window(theta)
-        shift = sum(count * one.shift for one, count in self._parts)
+        shift = sum(count * step.shift for step, count in self._parts)
         start = math.floor((low - shift) / width)
         size = fft.next_fast_len(math.ceil((high - low) / width) + 3, real=True)
         gamma = 8 * _UNIT * math.log2(2 * size)  # of a transform, relatively in norm
         product, wrong, offset = np.ones(size // 2 + 1, np.complex128), 0.0, 0
-        for one, count in self._parts:
-            masses = one.weighted(theta)
+        for step, count in self._parts:
+            masses = step.weighted(theta)
             folded = np.bincount(np.arange(len(masses)) % size, masses, size)
             with np.errstate(divide="ignore", invalid="ignore"):
                 product *= np.exp(count * np.log(fft.rfft(folded)))
             norm = float(np.linalg.norm(folded))
             wrong += count * gamma * norm * math.exp(count * gamma * norm * math.sqrt(size))
-            offset += count * one.first
+            offset += count * step.first
         y = fft.irfft(np.nan_to_num(product), size)
         wrong += (20 * self._steps * _UNIT + gamma) * (float(np.linalg.norm(y)) + wrong)
         points = (start + np.arange(size)) * width + shift

@@ -141,13 +141,13 @@ def make(
     Raises:
         ValueError: unknown method or option, or an option outside its bounds.
     """
-    known = estimators()
+    methods = estimators()
     if isinstance(method, str):
-        if method not in known:
+        if method not in methods:
             if method in RETIRED:
                 raise ValueError(f"method {method!r} was taken out; use {RETIRED[method]}")
-            raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(known))}")
-        name, cls = method, known[method]
+            raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
+        name, cls = method, methods[method]
     else:
         name, cls = method.name, method
     fields = option_names(cls)
@@ -230,9 +230,11 @@ def estimate(
     if trade_off not in tuple(TradeOff):
         raise ValueError(f"trade_off must be one of {', '.join(TradeOff)}, got {trade_off!r}")
     if runs is not None:
-        each = check_runs(runs, len(values), type(state))
-        independent = each == 1 < len(values)
-        state = make(method, planned=len(values), independent=independent, canaries=each, **options)
+        canaries = check_runs(runs, len(values), type(state))
+        independent = canaries == 1 < len(values)
+        state = make(
+            method, planned=len(values), independent=independent, canaries=canaries, **options
+        )
     elif not state.one_run:
         check_apart(values, bits)
     check_coins(bits, state)
@@ -328,24 +330,24 @@ def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> int
         ValueError: `method` may not be used on scores that came from these trainings. Canaries
             of one training are not independent trials, however many they are.
     """
-    given = np.asarray(runs)
-    if given.shape != (scores,):
-        raise ValueError(f"runs must name one training per score, got shape {given.shape}")
-    trainings, sizes = np.unique(given, return_counts=True)
+    labels = np.asarray(runs)
+    if labels.shape != (scores,):
+        raise ValueError(f"runs must name one training per score, got shape {labels.shape}")
+    trainings, sizes = np.unique(labels, return_counts=True)
     if not (method.one_run or method.by_run) and len(trainings) < scores:
         raise ValueError(
             f"{method.name} takes independent trainings, got {scores} scores "
             f"from {len(trainings)}; use one-run or several-canaries"
         )
-    each = int(sizes[0]) if len(set(sizes)) == 1 else 0
+    canaries = int(sizes[0]) if len(set(sizes)) == 1 else 0
     if method.by_run and (
-        each == 0 or np.count_nonzero(given[1:] != given[:-1]) != len(trainings) - 1
+        canaries == 0 or np.count_nonzero(labels[1:] != labels[:-1]) != len(trainings) - 1
     ):
         raise ValueError(
             f"{method.name} takes as many scores from every training, one training after the "
             f"other, got {scores} scores from {len(trainings)}; sort them by training"
         )
-    return each
+    return canaries
 
 
 def check_level(delta: float, confidence: float) -> None:

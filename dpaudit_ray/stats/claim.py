@@ -61,7 +61,7 @@ class Claim(Estimator):
         The logarithm of an e-value: e-values of several audits may be averaged, and one that is
         looked at often needs no correction.
         """
-        learnt = Portfolio.of(curve).log_wealth(self._wagers.epochs)
+        learnt = Portfolio.from_curve(curve).log_wealth(self._wagers.epochs)
         return _mean([self._plain(curve), *self._constant(curve), learnt])
 
     def _plain(self, curve: Curve) -> float:

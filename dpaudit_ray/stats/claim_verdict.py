@@ -103,10 +103,10 @@ class ClaimTest:
     def refuted_after(self, alpha: float) -> int | None:
         """Trials after which the claim was refuted at level `alpha`; None while it is not."""
         limit = -math.log(EVIDENCE_SHARE * alpha)
-        found = [next((trials for trials, best in self._reached if best >= limit), None)]
+        crossings = [next((trials for trials, best in self._reached if best >= limit), None)]
         level = (1 - EVIDENCE_SHARE) * alpha
-        found.append(self._declared.refuted_after(self.curve, level))
-        return min((trials for trials in found if trials is not None), default=None)
+        crossings.append(self._declared.refuted_after(self.curve, level))
+        return min((trials for trials in crossings if trials is not None), default=None)
 
     def effective_noise(
         self, family: Callable[[float], Curve], claimed: float, alpha: float
@@ -229,8 +229,8 @@ class RunTest:
         limit, claimed = -math.log(EVIDENCE_SHARE * alpha), largest_accuracy(self.curve)
         runs = max(self.planned // self.canaries - self._runs.skipped, 1)
         drawn = (rng.choice(moved, runs) for _ in range(audits))
-        found = [bool(e_process.evidence(one, claimed).max() >= limit) for one in drawn]
-        return sum(found) / audits
+        refuted = [bool(e_process.evidence(outcomes, claimed).max() >= limit) for outcomes in drawn]
+        return sum(refuted) / audits
 
     def _wealth(self, curve: Curve) -> e_process.Outcomes:
         outcomes = self._runs.outcomes()

@@ -74,7 +74,7 @@ class Responses:
     mistakes: Floats
 
     @classmethod
-    def of(cls, curve: Curve) -> Responses:
+    def from_curve(cls, curve: Curve) -> Responses:
         """The mechanism that leaks the most under `curve`.
 
         Slopes of δ(x) at the points give the shares, from the surest answer down; what is left

@@ -52,11 +52,11 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float, floor: float = 0.5) -> flo
     target, moments = -math.log(alpha), _moments(values)
 
     def excess(m: float) -> float:
-        wealth = [_log_wealth(values, *each, m) for each in moments]
+        wealth = [_log_wealth(values, *gambler, m) for gambler in moments]
         most = np.maximum.reduce(wealth)
         # A mean is below the largest of its terms: no other look can have the largest mean.
         near = most >= most.max() - math.log(len(wealth))
-        return float(_mean([one[near] for one in wealth]).max()) - target
+        return float(_mean([path[near] for path in wealth]).max()) - target
 
     # Wealth need not fall steadily in m: the bound ends at the first mean that is not refuted.
     grid = np.linspace(floor, 1.0, _GRID)[:-1]
@@ -79,7 +79,7 @@ def evidence(outcomes: npt.ArrayLike, mean: float) -> Outcomes:
     Its exponential is an e-process: 1 / alpha is reached with probability alpha at most.
     """
     values = np.asarray(outcomes, dtype=np.float64)
-    return _mean([_log_wealth(values, *each, mean) for each in _moments(values)])
+    return _mean([_log_wealth(values, *gambler, mean) for gambler in _moments(values)])
 
 
 def _mean(wealth: list[Outcomes]) -> Outcomes:

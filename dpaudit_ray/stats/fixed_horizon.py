@@ -63,11 +63,17 @@ class DeclaredTest:
 
         A true claim is ever refuted with probability `alpha` at most.
         """
-        found = self._crossed(_Boundary.of(ClaimKey.of(curve), self._ends, alpha * _SHARE))
+        crossed = self._crossed(
+            _Boundary.from_claim(ClaimKey.from_curve(curve), self._ends, alpha * _SHARE)
+        )
         rest = (1 - _SHARE) * alpha
-        if found is None and self.trials == self._ends[-1] and self._diverging(curve, rest) <= rest:
+        if (
+            crossed is None
+            and self.trials == self._ends[-1]
+            and self._diverging(curve, rest) <= rest
+        ):
             return self.trials
-        return found
+        return crossed
 
     def _add(self, scores: Scores, members: Members) -> None:
         start, planned = 0, self._ends[-1]
@@ -85,7 +91,7 @@ class DeclaredTest:
         first = self._ends[len(self._groups) - 1] if self._groups else 0
         scores, members = self._scores[first:end], self._members[first:end]
         centre = two_means(self._scores[:end])
-        self._groups.append(Group.of(scores, members, centre, self._diverged))
+        self._groups.append(Group.from_scores(scores, members, centre, self._diverged))
         self._diverged.fold(scores, members)
 
     def _crossed(self, boundary: _Boundary) -> int | None:
@@ -104,7 +110,7 @@ class DeclaredTest:
         mistakes = int((judged != (2 * taught.sum() >= _LESSONS)).sum())
         after = self.trials - int(lost[_LESSONS - 1]) - 1
         counts = (mistakes, len(judged), after)
-        return one_sided_p_value(Responses.of(curve), counts, _RARE * alpha)
+        return one_sided_p_value(Responses.from_curve(curve), counts, _RARE * alpha)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +122,7 @@ class _Boundary:
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
-    def of(cls, key: ClaimKey, ends: tuple[int, ...], alpha: float) -> _Boundary:
+    def from_claim(cls, key: ClaimKey, ends: tuple[int, ...], alpha: float) -> _Boundary:
         """Of costs whose probability under the claim's worst mechanism is alpha at most.
 
         By each look as much is spent as a single look there would with a boundary of this shape.

@@ -42,11 +42,11 @@ class GuessCounter:
     _sums: tuple[float, float] = (0.0, 0.0)
     _counts: tuple[int, int] = (0, 0)
 
-    def fold(self, scores: Scores, members: Members, each: int = 1) -> tuple[Members, Members]:
+    def fold(self, scores: Scores, members: Members, batch: int = 1) -> tuple[Members, Members]:
         """Adds trials in order; cumulative sums run on, so any split gives the same counts.
 
-        `each` in a row are guessed by what was known before the first of them. Returns which were
-        guessed, and which guesses were right, bool [n] each.
+        `batch` trials in a row are guessed by what was known before the first of them. Returns
+        which were guessed, and which guesses were right, bool [n] each.
         """
         finite = np.isfinite(scores)
         totals, seen, lost = [], [], []
@@ -63,13 +63,13 @@ class GuessCounter:
         # Where all of a world diverged so far, a finite score is a sign of the other one.
         threshold = np.where(seen[1][:-1] == 0, np.inf, threshold)
         threshold = np.where(seen[0][:-1] == 0, -np.inf, threshold)
-        known = ((seen[0] + lost[0] > 0) & (seen[1] + lost[1] > 0))[:-1]
+        ready = ((seen[0] + lost[0] > 0) & (seen[1] + lost[1] > 0))[:-1]
         more_inside = (lost[1] >= lost[0])[:-1]
         start = np.arange(len(scores))
-        if each > 1:
-            start -= start % each
-            threshold, known, more_inside = threshold[start], known[start], more_inside[start]
-        guessed = known & (self.trials + start >= self.warmup)
+        if batch > 1:
+            start -= start % batch
+            threshold, ready, more_inside = threshold[start], ready[start], more_inside[start]
+        guessed = ready & (self.trials + start >= self.warmup)
         right = guessed & (np.where(finite, scores > threshold, more_inside) == members)
         self.trials += len(scores)
         self.guesses += int(guessed.sum())

@@ -147,9 +147,9 @@ def mu_upper(noise_multiplier: float, steps: int = 1) -> float:
 def epsilon(mu: npt.ArrayLike, delta: float) -> Floats:
     """ε at δ of exact label bounds μ, float64 [N]; NaN stays NaN."""
     values = np.atleast_1d(np.asarray(mu, dtype=np.float64))
-    known = np.isfinite(values)
+    finite = np.isfinite(values)
     result = np.full_like(values, np.nan)
-    result[known] = gdp.epsilon(values[known], delta)
+    result[finite] = gdp.epsilon(values[finite], delta)
     return result
 
 
@@ -190,8 +190,8 @@ def growth(batch_size: int, batches: int) -> float:
     if min(batch_size, batches) < 1:
         raise ValueError(f"must be at least 1, got {batch_size} records and {batches} batches")
     both = np.array([batches * batch_size, batch_size]) + 1.0
-    every, one = special.digamma(both) + np.euler_gamma
-    return float(every) / float(one)
+    all_records, batch = special.digamma(both) + np.euler_gamma
+    return float(all_records) / float(batch)
 
 
 def printed_growth(batch_size: int, batches: int) -> float:
@@ -199,13 +199,13 @@ def printed_growth(batch_size: int, batches: int) -> float:
     return 1 + math.log(batches) / math.log(batch_size)
 
 
-def _norms(own: Floats, whole: npt.ArrayLike | None) -> Floats:
+def _norms(attacked: Floats, whole: npt.ArrayLike | None) -> Floats:
     if whole is None:
-        return own
+        return attacked
     norms = np.asarray(whole, dtype=np.float64)
-    if norms.shape != own.shape or not np.all(norms >= own * (1 - 1e-6)):
+    if norms.shape != attacked.shape or not np.all(norms >= attacked * (1 - 1e-6)):
         raise ValueError(
-            f"whole must be a norm for each of {len(own)} records, at least that of its column"
+            f"whole must be a norm for each of {len(attacked)} records, at least that of its column"
         )
     return norms
 

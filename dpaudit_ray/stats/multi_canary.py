@@ -51,8 +51,8 @@ class RunAccuracies:
         alive = np.asarray(lived[:whole].reshape(-1, self.canaries).all(axis=1))
         for stretch in np.split(np.arange(len(alive)), np.flatnonzero(np.diff(alive)) + 1):
             if len(stretch):
-                own = slice(stretch[0] * self.canaries, (stretch[-1] + 1) * self.canaries)
-                self._add(values[own], bits[own], bool(alive[stretch[0]]))
+                trials = slice(stretch[0] * self.canaries, (stretch[-1] + 1) * self.canaries)
+                self._add(values[trials], bits[trials], bool(alive[stretch[0]]))
 
     def _add(self, scores: Scores, members: Members, ran: bool) -> None:
         """Adds whole runs, all of which gave an output, or none."""
@@ -113,8 +113,8 @@ class SeveralCanaries(Estimator):
         rate = self._known[2]
         level, threshold = (delta, confidence), runs.counter.threshold
         if self.curve == "any":
-            found = epsilon_from_accuracy(rate, delta)
-            return self._estimate(found, math.nan, level, runs.trials, threshold)
+            epsilon = epsilon_from_accuracy(rate, delta)
+            return self._estimate(epsilon, math.nan, level, runs.trials, threshold)
         mu = mu_from_accuracy(rate)
         return self._estimate(float(gdp.epsilon(mu, delta)), mu, level, runs.trials, threshold)
 

@@ -135,8 +135,8 @@ class OneRun(Canaries, Estimator):
         total, level = len(self._log), (delta, confidence)
         if self.independent:
             judged, trials = self._judged(delta, 1 - confidence)
-            found = independent_epsilon_lower(judged.right, judged.guesses, trials, *level)
-            return self._estimate(found, math.nan, level, total, judged.threshold)
+            epsilon = independent_epsilon_lower(judged.right, judged.guesses, trials, *level)
+            return self._estimate(epsilon, math.nan, level, total, judged.threshold)
         attempts = self._attempts()
         split = 1 - (1 - confidence) / max(len(attempts), 1)
         bounds = [epsilon_lower(v, r, total, delta, split) for v, r in attempts]

@@ -68,9 +68,9 @@ class OneRunAdaptive(Estimator):
     def bound(self, delta: float, confidence: float) -> Estimate:
         scores, members = self._log.arrays()
         trials = len(scores) + self._missed
-        evidence = Evidence.of(predicted(scores, members), members, self._missed)
-        found = evidence.refuted(max(self.planned, trials), delta, 1 - confidence)
-        return self._estimate(found, math.nan, (delta, confidence), trials)
+        evidence = Evidence.from_odds(predicted(scores, members), members, self._missed)
+        epsilon = evidence.refuted(max(self.planned, trials), delta, 1 - confidence)
+        return self._estimate(epsilon, math.nan, (delta, confidence), trials)
 
 
 def predicted(scores: Scores, members: Members) -> Floats:
@@ -86,15 +86,15 @@ def predicted(scores: Scores, members: Members) -> Floats:
     _, place, alike = np.unique(scores[at], return_inverse=True, return_counts=True)
     below = np.cumsum(alike) - alike / 2  # equal scores have one quantile, in their middle
     quantiles, signs = special.ndtri(below[place] / len(at)), np.where(members[at], 1.0, -1.0)
-    told = np.zeros(len(_curves(np.zeros(1))[0]))
+    scores_so_far = np.zeros(len(_curves(np.zeros(1))[0]))
     for first in range(0, len(at), _BLOCK):
         block = slice(first, first + _BLOCK)
         curves = _curves(quantiles[block])
         gains = special.log_expit(signs[block, None] * curves)
-        before = told + np.cumsum(gains, axis=0) - gains
+        before = scores_so_far + np.cumsum(gains, axis=0) - gains
         odds[at[block]] = special.logsumexp(before + special.log_expit(curves), axis=1)
         odds[at[block]] -= special.logsumexp(before + special.log_expit(-curves), axis=1)
-        told = told + gains.sum(axis=0)
+        scores_so_far = scores_so_far + gains.sum(axis=0)
     return np.clip(odds, -LARGEST, LARGEST)
 
 
@@ -121,7 +121,7 @@ class Evidence:
     missed: int
 
     @classmethod
-    def of(cls, odds: Floats, members: Members, missed: int = 0) -> Evidence:
+    def from_odds(cls, odds: Floats, members: Members, missed: int = 0) -> Evidence:
         """Of guesses by `odds`, float64 [m]."""
         order = np.argsort(np.abs(odds), kind="stable")
         sure, right = np.abs(odds)[order], ((odds > 0) == members)[order]
@@ -156,5 +156,5 @@ def needed(canaries: int, delta: float, alpha: float) -> Floats:
     """
     left = alpha - canaries * delta / (_LEAKS + 1)
     with np.errstate(divide="ignore"):
-        each = -np.log(np.maximum(left, 0.0))
-    return np.asarray(np.min(each[:, None] - np.outer(_LEAKS, special.log_expit(GRID)), axis=0))
+        no_leak = -np.log(np.maximum(left, 0.0))
+    return np.asarray(np.min(no_leak[:, None] - np.outer(_LEAKS, special.log_expit(GRID)), axis=0))

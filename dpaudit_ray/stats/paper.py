@@ -64,7 +64,7 @@ class PaperEpsDelta(Logged, Estimator):
 def _as_published(log: TrialLog) -> Worlds:
     """No paper speaks of diverged trials: they are errors at every threshold."""
     scores, members = log.arrays()
-    return Worlds.of(settled(scores, members, len(scores)), members)
+    return Worlds.from_scores(settled(scores, members, len(scores)), members)
 
 
 def algorithm_4(worlds: Worlds, confidence: float) -> tuple[float, float]:

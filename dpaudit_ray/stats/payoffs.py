@@ -208,7 +208,7 @@ class Portfolio:
     values: Floats
 
     @classmethod
-    def of(cls, curve: Curve) -> Portfolio:
+    def from_curve(cls, curve: Curve) -> Portfolio:
         """All slots against some points of the curve."""
         few = curve.thinned(_POINTS)
         shrink = np.exp(-few.epsilons)[:, None]

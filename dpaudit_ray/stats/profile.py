@@ -96,7 +96,7 @@ def epsilon_curve(
     if not np.all((d >= 0) & (d < 1)):
         raise ValueError(f"deltas must lie in [0, 1), got {d.tolist()}")
     fpr, fnr = _band(scores, members, confidence, size)
-    return np.array([np.max(epsilon_of_rates(fpr, fnr, one), initial=0.0) for one in d])
+    return np.array([np.max(epsilon_of_rates(fpr, fnr, delta), initial=0.0) for delta in d])
 
 
 def true_positive_rate(

@@ -61,7 +61,9 @@ class Group:
     mistakes: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, scores: Scores, members: Members, centre: float, diverged: Diverged) -> Group:
+    def from_scores(
+        cls, scores: Scores, members: Members, centre: float, diverged: Diverged
+    ) -> Group:
         """Guesses "in" above `centre`, surest where the score is furthest from it.
 
         Args:
@@ -91,7 +93,7 @@ class Weights:
     costs: Counts
 
     @classmethod
-    def of(cls, size: int, responses: Responses) -> Weights:
+    def from_responses(cls, size: int, responses: Responses) -> Weights:
         """The log odds that the claim's surest answers have at these ranks, in whole units.
 
         Blocks are narrow where the claim makes mistakes, half by rank and half by mistakes.
@@ -162,7 +164,7 @@ class ClaimKey:
     deltas: tuple[float, ...]
 
     @classmethod
-    def of(cls, curve: Curve) -> ClaimKey:
+    def from_curve(cls, curve: Curve) -> ClaimKey:
         """The key of a curve."""
         return cls(tuple(curve.epsilons.tolist()), tuple(curve.deltas.tolist()))
 
@@ -175,8 +177,8 @@ class ClaimKey:
 @functools.lru_cache(maxsize=1024)
 def distribution(size: int, claim: ClaimKey) -> tuple[Weights, Costs]:
     """The weights of a group, and what its mistakes cost under the claim's worst mechanism."""
-    responses = Responses.of(claim.curve)
-    weights = Weights.of(size, responses)
+    responses = Responses.from_curve(claim.curve)
+    weights = Weights.from_responses(size, responses)
     return weights, _costs(weights, responses)
 
 
@@ -199,8 +201,8 @@ def _costs(weights: Weights, responses: Responses) -> Costs:
         kept = np.flatnonzero(_largest(weights, responses, turns, paths) > _FAINT)
         whole = np.zeros(len(turns), dtype=np.complex128)
         with np.errstate(over="ignore", invalid="ignore"):  # of `_linear`, on claims of few levels
-            found = transform(weights, responses, turns[kept])
-            whole[kept] = found * np.exp(1j * turns[kept] * first)
+            values = transform(weights, responses, turns[kept])
+            whole[kept] = values * np.exp(1j * turns[kept] * first)
         chances = np.fft.irfft(whole, length)
         if np.isfinite(chances).all() and chances.min() > -_FAULT:
             break
@@ -216,8 +218,8 @@ def _rates(weights: Weights, responses: Responses, surer: float) -> Floats:
     errors = np.concatenate([[0.0], np.cumsum(responses.shares * responses.mistakes)])
     at = weights.edges / weights.edges[-1]
     at = np.maximum.accumulate(at - surer * np.sqrt(at * (1 - at) / weights.edges[-1])) * ends[-1]
-    found = np.diff(np.interp(at, ends, errors)), np.diff(np.maximum(at, 0.0))
-    rates = np.divide(*found, out=np.zeros(len(found[0])), where=found[1] > 0)
+    wrong, share = np.diff(np.interp(at, ends, errors)), np.diff(np.maximum(at, 0.0))
+    rates = np.divide(wrong, share, out=np.zeros(len(wrong)), where=share > 0)
     return np.asarray(np.clip(rates, 0.0, 0.5))
 
 
@@ -228,15 +230,15 @@ def _largest(
 
     On each of these `paths` of levels, standard deviations from their mean, times its chance.
     """
-    found, sizes = np.full(len(turns), -np.inf), np.diff(weights.edges)
+    largest, sizes = np.full(len(turns), -np.inf), np.diff(weights.edges)
     for surer in paths:
         sums = np.full(len(turns), -(surer**2) / 2)
         rates = _rates(weights, responses, surer)
         for size, rate, cost in zip(sizes, rates, weights.costs, strict=True):
             squared = 1 - 2 * rate * (1 - rate) * (1 - np.cos(turns * cost))
             sums += size / 2 * np.log(np.maximum(squared, 1e-300))
-        found = np.maximum(found, sums)
-    return np.asarray(found)
+        largest = np.maximum(largest, sums)
+    return np.asarray(largest)
 
 
 def _transform(weights: Weights, responses: Responses, turns: Floats) -> Complex:
@@ -260,17 +262,17 @@ def _transform(weights: Weights, responses: Responses, turns: Floats) -> Complex
         ends = np.arange(max(0, least), min(size, most) + 1)
         if level == len(shares) - 1:
             ends = ends[-1:]
-        each = np.log(1 - mistake * moved)
-        before = _overlap(weights, path) @ each
+        log_factors = np.log(1 - mistake * moved)
+        before = _overlap(weights, path) @ log_factors
         trials = ends[:, None] - path
-        known = np.arange(max(int(trials.max()), 0) + 1)
-        chances = np.where(trials >= 0, _poisson(known, size * share)[np.maximum(trials, 0)], 0.0)
+        numbers = np.arange(max(int(trials.max()), 0) + 1)
+        chances = np.where(trials >= 0, _poisson(numbers, size * share)[np.maximum(trials, 0)], 0.0)
         above = above * np.exp(due + before[:1] - before)
         above = (chances @ above.view(np.float64)).view(np.complex128)
-        due = _overlap(weights, ends) @ each - before[:1]
+        due = _overlap(weights, ends) @ log_factors - before[:1]
         path = ends
-    found = (above * np.exp(due))[0] / _poisson(path, size)
-    return np.asarray(found)
+    result = (above * np.exp(due))[0] / _poisson(path, size)
+    return np.asarray(result)
 
 
 def _overlap(weights: Weights, ranks: Counts) -> Floats:
@@ -306,14 +308,14 @@ def _linear(weights: Weights, responses: Responses, turns: Floats) -> Complex:
     passed = np.log(1 - at * moved[:-1]) - np.log(1 - at * moved[1:])  # a trial over each edge
     later = np.concatenate([np.cumsum(passed[::-1], axis=0)[::-1], np.zeros((1, len(turns)))])
     wrong = mistakes[np.searchsorted(ends[:-1], middles)][:, None]
-    each = np.diff(cuts) @ ((1 - wrong * moved[blocks]) * np.exp(-later[blocks]))
+    factor = np.diff(cuts) @ ((1 - wrong * moved[blocks]) * np.exp(-later[blocks]))
     spread = np.sqrt(np.maximum(size * ends[:-1] * (1 - ends[:-1]), ROUNDING))
     away = np.abs(inner[:, None] - size * ends[:-1]) / spread
     excess = np.exp(-(away**2) / 2) / math.sqrt(2 * math.pi) - away * special.ndtr(-away)
     more = (spread * excess) @ np.diff(mistakes)  # E[mistakes among E ranks], beyond the linear
     lost = more @ (moved[:-1] / (1 - at * moved[:-1]) - moved[1:] / (1 - at * moved[1:]))
-    found = np.exp(inner @ passed + size * np.log(each) - _ADDED * lost)
-    return np.asarray(found)
+    result = np.exp(inner @ passed + size * np.log(factor) - _ADDED * lost)
+    return np.asarray(result)
 
 
 def two_means(values: Scores) -> float:
@@ -387,7 +389,7 @@ class Rank(Logged, Estimator):
         taught = Diverged()
         taught.fold(scores[:learn], members[:learn])
         lesson = np.isinf(scores) & (np.arange(len(scores)) < learn)
-        judged = Group.of(scores[~lesson], members[~lesson], centre, taught)
+        judged = Group.from_scores(scores[~lesson], members[~lesson], centre, taught)
         return Group(np.concatenate([judged.mistakes, ~members[lesson]]))
 
 
@@ -421,4 +423,4 @@ def _mu(index: int) -> float:
 
 @functools.lru_cache(maxsize=_STEPS + 1)
 def _claim_at(index: int) -> ClaimKey:
-    return ClaimKey.of(gaussian(_mu(index)))
+    return ClaimKey.from_curve(gaussian(_mu(index)))

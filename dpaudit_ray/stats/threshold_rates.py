@@ -43,7 +43,7 @@ class Worlds:
     missed_inside: int
 
     @classmethod
-    def of(cls, scores: Scores, members: Members) -> Worlds:
+    def from_scores(cls, scores: Scores, members: Members) -> Worlds:
         """Splits float64 [n] scores, NaN for misses, by their bool [n] members."""
         counted = ~np.isnan(scores)
         return cls(
@@ -57,7 +57,7 @@ class Worlds:
     def observed(cls, scores: Scores, members: Members) -> Worlds:
         """The same of a whole audit's scores: what is not finite has diverged."""
         marked = np.where(np.isfinite(scores), scores, np.inf)
-        return cls.of(settled(marked, members, math.ceil(LEARN * len(marked))), members)
+        return cls.from_scores(settled(marked, members, math.ceil(LEARN * len(marked))), members)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -120,8 +120,8 @@ class AtOneThreshold:
 
     def __post_init__(self) -> None:
         if self.threshold not in DEFAULT_SHARES:
-            known = ", ".join(DEFAULT_SHARES)
-            raise ValueError(f"threshold must be one of {known}, got {self.threshold!r}")
+            choices = ", ".join(DEFAULT_SHARES)
+            raise ValueError(f"threshold must be one of {choices}, got {self.threshold!r}")
         if self.calibration is not None and not 0 < self.calibration < 1:
             raise ValueError(f"calibration must lie in (0, 1), got {self.calibration}")
         if (self.threshold == "fixed") != math.isfinite(self.value):
@@ -146,10 +146,10 @@ class AtOneThreshold:
         if self.threshold != "fixed":
             share = self.calibration or DEFAULT_SHARES[self.threshold]
             first = math.ceil(share * self.planned)
-            past = Worlds.of(settled(scores[:first], members[:first], 0), members[:first])
+            past = Worlds.from_scores(settled(scores[:first], members[:first], 0), members[:first])
             threshold = best_test(past, two_rate_uppers(past.sizes, alpha), gain)[1]
         scores = settled(scores, members, first or math.ceil(LEARN * self.planned))
-        judged = Worlds.of(scores[first:], members[first:])
+        judged = Worlds.from_scores(scores[first:], members[first:])
         false_positives, false_negatives = judged.errors(threshold)
         return Judged(
             int(false_positives[0]), int(false_negatives[0]), judged.sizes, float(threshold)

@@ -44,16 +44,16 @@ class Judged:
 @dataclasses.dataclass(frozen=True)
 class Target:
     """What the guesses are for: a lower Clopper-Pearson bound at `alpha`, of the guesses beyond
-    `told` right ones, which count for nothing; `missed` wrong guesses are made already."""
+    `told_outright` right ones, which count for nothing; `missed` wrong guesses are made already."""
 
     alpha: float
-    told: int = 0
+    told_outright: int = 0
     missed: int = 0
 
     def rate(self, guesses: Floats, wrong: Floats) -> Floats:
         """The bound to expect from these guesses, float64 [n]; counts need not be whole."""
-        right = np.maximum(guesses - wrong - self.told, 0.0)
-        errors = np.maximum(np.minimum(wrong, guesses - self.told), 0.0) + self.missed
+        right = np.maximum(guesses - wrong - self.told_outright, 0.0)
+        errors = np.maximum(np.minimum(wrong, guesses - self.told_outright), 0.0) + self.missed
         bound = special.betaincinv(np.maximum(right, 1e-9), errors + 1, self.alpha)
         return np.asarray(np.where(right > 0, bound, 0.0))
 
@@ -68,7 +68,7 @@ class Masks:
 
     def __init__(self, scores: Scores, members: Members, first: int) -> None:
         self._scores, self._members = scores, members
-        self._groups = groups = Groups.of(scores)
+        self._groups = groups = Groups.from_scores(scores)
         self._bits = groups.cumulated(members)
         # Within a group trials are in order, so the known ones are always its first.
         begun = np.concatenate([[0], np.cumsum(groups.order < first)])
@@ -92,9 +92,9 @@ class Masks:
         return self._judge(taken)
 
     def _learn(self) -> None:
-        start, known = self._groups.start, self._known
-        inside = self._bits[start + known] - self._bits[start]
-        self._chance, self._fit = self._groups.chance_in(inside, known, self._fit)
+        start, seen = self._groups.start, self._known
+        inside = self._bits[start + seen] - self._bits[start]
+        self._chance, self._fit = self._groups.chance_in(inside, seen, self._fit)
         self._doubt = np.minimum(self._chance, 1 - self._chance)
 
     def _give_up(self, target: Target) -> bool:
@@ -168,7 +168,7 @@ class Groups:
     ramps: Floats
 
     @classmethod
-    def of(cls, scores: Scores) -> Groups:
+    def from_scores(cls, scores: Scores) -> Groups:
         """Groups float64 [R] scores, equal ones always together, all that are not finite too."""
         finite = np.isfinite(scores)
         rising = np.argsort(scores[finite])
@@ -207,11 +207,11 @@ def _changes(rising: Floats | Counts) -> Counts:
 
 
 def _ramps(normal: Floats) -> Floats:
-    found = []
+    ramps = []
     for low, high in _RAMPS:
         bottom, top = max(low, -_REACH), min(high, _REACH)
-        found.append((np.clip(normal, low, high) - (bottom + top) / 2) / (top - bottom))
-    return np.array(found)
+        ramps.append((np.clip(normal, low, high) - (bottom + top) / 2) / (top - bottom))
+    return np.array(ramps)
 
 
 def _average(

@@ -79,7 +79,7 @@ def test_every_part_of_the_evidence_is_fair() -> None:
     for _ in range(1500):
         state = Claim(planned=300)
         state.fold(*gaussian_trials(rng, 300, 1.0))
-        learnt = Portfolio.of(curve).log_wealth(state._wagers.epochs)
+        learnt = Portfolio.from_curve(curve).log_wealth(state._wagers.epochs)
         wealth.append([state._plain(curve), *state._constant(curve), learnt])
     values = np.exp(np.array(wealth))
     error = values.std(axis=0) / math.sqrt(len(values))
@@ -89,7 +89,7 @@ def test_every_part_of_the_evidence_is_fair() -> None:
 def test_no_bet_wins_on_average() -> None:
     """Every bet on every mechanism that keeps the claim: the corners of each slot's payoff."""
     curve = gaussian(1.3)
-    values = Portfolio.of(curve).values
+    values = Portfolio.from_curve(curve).values
     assert (values >= 0).all()
     rng = np.random.default_rng(6)
     # Outcomes of a Gaussian mechanism whose thresholds lie anywhere.
@@ -110,7 +110,7 @@ def test_a_portfolio_finds_the_best_single_bet() -> None:
     rng = np.random.default_rng(7)
     wagers = Wagers()
     wagers.fold(*gaussian_trials(rng, 20_000, 1.5))
-    counts, portfolio = wagers.counts, Portfolio.of(curve)
+    counts, portfolio = wagers.counts, Portfolio.from_curve(curve)
     with np.errstate(divide="ignore"):
         shares = np.linspace(0, 0.95, 20)[:, None, None]
         alone = (np.log(1 - shares + shares * portfolio.values) @ counts).max()
@@ -126,7 +126,7 @@ def test_more_bets_than_one_beat_the_claim_of_a_strange_mechanism() -> None:
     state = Claim(planned=20_000)
     state.fold(scores, members)
     assert state._plain(curve) < 0
-    assert Portfolio.of(curve).log_wealth(state._wagers.epochs) > 10
+    assert Portfolio.from_curve(curve).log_wealth(state._wagers.epochs) > 10
 
 
 STUDY = [
@@ -139,16 +139,16 @@ STUDY = [
 @pytest.mark.parametrize(("size", "mu"), STUDY)
 def test_the_declared_looks_err_at_every_level_no_more_than_they_may(size: int, mu: float) -> None:
     """Fresh paths of the worst mechanism: 10,000, or 200,000 at length. Flakes: 1e-5 a level."""
-    key, coins = ClaimKey.of(gaussian(mu)), Responses.of(gaussian(mu))
+    key, coins = ClaimKey.from_curve(gaussian(mu)), Responses.from_curve(gaussian(mu))
     ends = DeclaredTest(size)._ends
     rng, draws = np.random.default_rng(size), 200_000 if LONG else 10_000
     levels = (0.05, 0.01, 1e-3, 1e-4, 1e-5)
     found = dict.fromkeys(levels, 0)
     for _ in range(20):
-        groups = _Boundary.of(key, ends, 0.05).weights
+        groups = _Boundary.from_claim(key, ends, 0.05).weights
         paths = np.cumsum([drawn_costs(one, coins, draws // 20, rng) for one in groups], axis=0)
         for alpha in levels:
-            limits = _Boundary.of(key, ends, alpha).limits
+            limits = _Boundary.from_claim(key, ends, alpha).limits
             found[alpha] += int((paths <= limits[:, None]).any(axis=0).sum())
     for alpha, wrong in found.items():
         assert wrong == 0 or special.bdtrc(wrong - 1, draws, alpha) > 1e-5

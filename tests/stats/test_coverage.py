@@ -163,7 +163,7 @@ def test_absolute_values_of_upper_bounds_err_almost_always(row):
         members = np.repeat([False, True], n)
         for _ in range(60):
             scores = rng.normal(size=2 * n) + mu * members
-            worlds = threshold_rates.Worlds.of(scores, members)
+            worlds = threshold_rates.Worlds.from_scores(scores, members)
             found = threshold_rates.mu_lower(worlds.errors(worlds.midpoints()), worlds.sizes, 0.05)
             flipped += np.abs(found).max() > mu
             order = rng.permutation(2 * n)

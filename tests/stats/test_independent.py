@@ -150,7 +150,7 @@ def test_adversarial_guesses_by_simulation():
 def test_posterior_by_quadrature():
     rng = np.random.default_rng(2)
     seen = rng.integers(0, 4, size=30)
-    ramps = unmasking.Groups.of(np.arange(30.0)).ramps
+    ramps = unmasking.Groups.from_scores(np.arange(30.0)).ramps
     inside = rng.binomial(seen, special.expit(2 * ramps[2]))
     total, evidence = np.zeros(30), 0.0
     favour = np.exp(unmasking._FAVOUR[:, 0])
@@ -162,7 +162,7 @@ def test_posterior_by_quadrature():
         evidence += integrate.trapezoid(integrate.trapezoid(mass))
         weighted = mass[..., None] * special.expit(odds)
         total += integrate.trapezoid(integrate.trapezoid(weighted, axis=1), axis=0)
-    groups = unmasking.Groups.of(np.arange(30.0))
+    groups = unmasking.Groups.from_scores(np.arange(30.0))
     found, fit = groups.chance_in(np.append(inside, 0), np.append(seen, 0))
     np.testing.assert_allclose(found[:-1], total / evidence, atol=0.03)
     assert found[-1] == 0.5  # diverged trials, of which none was seen
@@ -174,7 +174,7 @@ def test_groups_keep_equal_scores_and_diverged_trials_together():
     rng = np.random.default_rng(3)
     scores = np.round(rng.normal(size=3000), 2)
     scores[[5, 7, 2000]] = [np.nan, np.inf, -np.inf]
-    groups = unmasking.Groups.of(scores)
+    groups = unmasking.Groups.from_scores(scores)
     assert len(groups.size) <= unmasking.GROUPS + 1
     assert groups.size.sum() == 3000
     assert sorted(groups.order) == list(range(3000))

@@ -46,7 +46,7 @@ def test_predictions_and_wealth_are_those_of_a_loop() -> None:
     scores = np.round(1.5 * bits + rng.normal(size=150), 1)  # with ties
     odds = predicted(scores, bits)
     np.testing.assert_allclose(odds, slow_odds(scores, bits), rtol=1e-7, atol=1e-9)
-    evidence = Evidence.of(odds, bits, missed=2)
+    evidence = Evidence.from_odds(odds, bits, missed=2)
     for epsilon in (0.0, 0.3, 1.0, 4.0):
         wealth, q = 1.0, special.expit(epsilon)
         for o, bit in zip(odds, bits, strict=True):
@@ -130,7 +130,7 @@ def test_leaks_are_not_negligible() -> None:
     for _ in range(100):
         bits = rng.random(1000) < 0.5
         scores = told(rng, bits, 0.05 if rng.random() < 0.2 else 0.0)
-        evidence = Evidence.of(predicted(scores, bits), bits)
+        evidence = Evidence.from_odds(predicted(scores, bits), bits)
         wrong += [evidence.refuted(1000, delta, 0.05) > EPSILON for delta in (0.01, 0.0)]
     assert wrong[0] / 100 <= 0.05
     assert wrong[1] / 100 > 0.1

@@ -38,7 +38,7 @@ IDS = ["gaussian", "strong", "point", "three", "unsorted"]
 @pytest.mark.parametrize("curve", CLAIMS, ids=IDS)
 def test_a_claim_is_a_mixture_of_coins(curve: Curve) -> None:
     """δ at each claimed ε, computed from the coins, is what was claimed or implied by the rest."""
-    coins = Responses.of(curve)
+    coins = Responses.from_curve(curve)
     assert coins.shares.sum() == pytest.approx(1.0)
     assert coins.shares.min() >= 0
     for epsilon, delta in zip(curve.epsilons, curve.deltas, strict=True):
@@ -52,7 +52,7 @@ def test_a_claim_is_a_mixture_of_coins(curve: Curve) -> None:
 
 def test_a_gaussian_claim_errs_like_a_gaussian() -> None:
     for mu in (0.01, 1.0, 6.0):
-        coins = Responses.of(gaussian(mu))
+        coins = Responses.from_curve(gaussian(mu))
         assert coins.shares @ coins.mistakes == pytest.approx(special.ndtr(-mu / 2), rel=1e-9)
 
 
@@ -64,10 +64,10 @@ def test_claims_that_no_number_can_hold() -> None:
         gaussian(500.0),
         gaussian(0.0),
     ):
-        coins = Responses.of(curve)
+        coins = Responses.from_curve(curve)
         assert coins.shares.sum() == pytest.approx(1.0)
         for size in (50, 500):
-            costs = distribution(size, ClaimKey.of(curve))[1]
+            costs = distribution(size, ClaimKey.from_curve(curve))[1]
             assert costs.below[-1] == pytest.approx(1.0)
 
 
@@ -75,7 +75,10 @@ def test_claims_that_no_number_can_hold() -> None:
 def test_the_distribution_of_costs_is_exact(curve: Curve) -> None:
     """Against every way in which five trials fall on levels and err."""
     curve = curve.thinned(5)
-    coins, (weights, costs) = Responses.of(curve), distribution(5, ClaimKey.of(curve))
+    coins, (weights, costs) = (
+        Responses.from_curve(curve),
+        distribution(5, ClaimKey.from_curve(curve)),
+    )
     each = np.repeat(weights.costs, np.diff(weights.edges))
     chances = np.zeros(int(each.sum()) + 1)
     shares = coins.shares / coins.shares.sum()
@@ -102,9 +105,9 @@ def test_large_groups_are_counted_to_the_first_order_on_the_safe_side(
 
     A tenth less at 5 %, a fifth at 1e-5: .007 and .05 standard deviations.
     """
-    coins = Responses.of(gaussian(mu))
+    coins = Responses.from_curve(gaussian(mu))
     for size in (200, 700):
-        weights = Weights.of(size, coins)
+        weights = Weights.from_responses(size, coins)
         fast = ranking._costs(weights, coins)
         monkeypatch.setattr(ranking, "_LARGE", size + 1)
         exact = ranking._costs(weights, coins)
@@ -118,8 +121,8 @@ def test_costs_are_drawn_like_trial_by_trial() -> None:
     """The overlaps of levels and ranks against every trial's own coin, sorted, and both against
     what is computed."""
     curve = Curve(np.array([0.0, 0.7, 1.5, 3.0]), np.array([0.35, 0.15, 0.05, 1e-3]))
-    coins, size, draws = Responses.of(curve), 60, 20_000
-    weights, costs = distribution(size, ClaimKey.of(curve))
+    coins, size, draws = Responses.from_curve(curve), 60, 20_000
+    weights, costs = distribution(size, ClaimKey.from_curve(curve))
     rng = np.random.default_rng(1)
     cost = np.repeat(weights.costs, np.diff(weights.edges))
     for found in (
@@ -151,8 +154,8 @@ def too_many(found: int, draws: int, alpha: float) -> bool:
 @pytest.mark.parametrize(("size", "mu"), STUDY)
 def test_rank_errs_at_every_level_no_more_than_it_may(size: int, mu: float) -> None:
     """Fresh draws of the worst mechanism: 20,000, or 200,000 at length. Flakes: 1e-4 of runs."""
-    coins, draws = Responses.of(gaussian(mu)), 200_000 if LONG else 20_000
-    weights, costs = distribution(size, ClaimKey.of(gaussian(mu)))
+    coins, draws = Responses.from_curve(gaussian(mu)), 200_000 if LONG else 20_000
+    weights, costs = distribution(size, ClaimKey.from_curve(gaussian(mu)))
     rng = np.random.default_rng(size)
     found = np.concatenate([drawn_costs(weights, coins, draws // 20, rng) for _ in range(20)])
     for alpha in LEVELS:
@@ -165,7 +168,12 @@ def test_rank_errs_in_5_percent_at_5000_trials() -> None:
 
     20,000 audits; 4.3 standard errors, 1e-5.
     """
-    coins, rng, wrong, audits = Responses.of(gaussian(0.262)), np.random.default_rng(8), 0, 20_000
+    coins, rng, wrong, audits = (
+        Responses.from_curve(gaussian(0.262)),
+        np.random.default_rng(8),
+        0,
+        20_000,
+    )
     for _ in range(audits):
         trials = rng.multinomial(5000, coins.shares / coins.shares.sum())
         group = Group(rng.random(5000) < np.repeat(coins.mistakes, trials))
@@ -187,7 +195,7 @@ def test_rank_of_a_thousand_audits_together_is_hardly_below_that_of_one() -> Non
 
 
 def test_weights_fall_and_cost_adds_up() -> None:
-    weights = Weights.of(100, Responses.of(gaussian(1.0)))
+    weights = Weights.from_responses(100, Responses.from_curve(gaussian(1.0)))
     assert weights.edges[0] == 0
     assert weights.edges[-1] == 100
     assert (np.diff(weights.costs) <= 1e-12).all()
@@ -205,9 +213,9 @@ def test_no_choice_of_guesses_beats_the_surest_first() -> None:
     Four ways of doing worse than sorting by level; each must cost stochastically at least as much,
     up to four standard errors of 20,000 draws.
     """
-    coins = Responses.of(Curve(np.array([0.0, 1.0, 2.5]), np.array([0.4, 0.12, 1e-3])))
+    coins = Responses.from_curve(Curve(np.array([0.0, 1.0, 2.5]), np.array([0.4, 0.12, 1e-3])))
     size, draws = 40, 20_000
-    weights = Weights.of(size, coins)
+    weights = Weights.from_responses(size, coins)
     cost = np.repeat(weights.costs, np.diff(weights.edges))
     rng = np.random.default_rng(3)
     best = np.sort(drawn_costs(weights, coins, draws, rng))
@@ -247,12 +255,12 @@ def test_groups_by_hand() -> None:
     members = np.array([True, True, False, True, False, False])
     seen = Diverged(outside=0, inside=9)
     # missed and diverged first, then 5 (right), -4 (right), -1 (wrong), 0.5 (wrong)
-    found = Group.of(scores, members, 0.0, seen).mistakes
+    found = Group.from_scores(scores, members, 0.0, seen).mistakes
     assert found.tolist() in (
         [False, True, False, False, True, True],
         [True, False, False, False, True, True],
     )
-    shy = Group.of(scores, members, 0.0, Diverged()).mistakes
+    shy = Group.from_scores(scores, members, 0.0, Diverged()).mistakes
     assert shy.tolist() == [True, False, False, True, True, False]
 
 

@@ -28,7 +28,7 @@ def best_of(repeats: int, call: Callable[[], object]) -> float:
 
 def test_algorithm_4_against_root_finding_per_threshold():
     scores, members = gaussian_trials(np.random.default_rng(1), 5000, 2.0)
-    worlds = threshold_rates.Worlds.of(scores, members)
+    worlds = threshold_rates.Worlds.from_scores(scores, members)
     candidates = worlds.midpoints()[::100]
 
     def upper(k: int, n: int) -> float:
