@@ -16,15 +16,7 @@ import numpy.typing as npt
 
 from ..stats import Status, gdp
 from .accountant import Accountant, Ends, UnansweredError, find
-from .training import (
-    UNAMPLIFIED,
-    Adjacency,
-    Bounds,
-    Sampling,
-    Training,
-    check_delta,
-    check_epsilon,
-)
+from .training import UNAMPLIFIED, Adjacency, Bounds, Sampling, Training, check_delta, check_epsilon
 
 Event = tuple[float, float, int]  # noise multiplier, sample rate, steps
 Floats = npt.NDArray[np.float64]
@@ -216,11 +208,7 @@ def clt_epsilon(
 
 
 def clt_noise_multiplier(
-    epsilon: float,
-    steps: int,
-    delta: float,
-    sample_rate: float = 1.0,
-    tolerance: float = 0.01,
+    epsilon: float, steps: int, delta: float, sample_rate: float = 1.0, tolerance: float = 0.01
 ) -> float:
     """As `noise_multiplier`, by `clt_epsilon`; too little noise for its ε, for the same reason."""
     return _bisected_noise(

@@ -7,15 +7,7 @@ import importlib
 import pkgutil
 
 from . import budget, claim, e_process, gdp, label, multi_canary, one_run, power, profile
-from .base import (
-    Estimator,
-    assumption_free,
-    estimate,
-    estimators,
-    make,
-    option_names,
-    takes_family,
-)
+from .base import Estimator, assumption_free, estimate, estimators, make, option_names, takes_family
 from .error_rates import clopper_pearson_lower, clopper_pearson_upper
 from .lower_bound import Estimate, Family, Status, TradeOff
 

@@ -106,10 +106,7 @@ def bounds_of_gram(
 
 
 def mu_of_gradients(
-    gradients: npt.ArrayLike,
-    flipped: npt.ArrayLike,
-    clip_norm: float,
-    noise_multiplier: float,
+    gradients: npt.ArrayLike, flipped: npt.ArrayLike, clip_norm: float, noise_multiplier: float
 ) -> float:
     """Exact μ of telling two clipped gradients of one record apart, composed over steps.
 

@@ -40,10 +40,7 @@ class MuProfile:
 
 
 def mu_profile(
-    scores: npt.ArrayLike,
-    members: npt.ArrayLike,
-    confidence: float,
-    size: int = 0,
+    scores: npt.ArrayLike, members: npt.ArrayLike, confidence: float, size: int = 0
 ) -> MuProfile:
     """μ at each threshold between the scores, with a two-sided simultaneous band.
 
@@ -129,10 +126,7 @@ def true_positive_rate(
 
 
 def _band(
-    scores: npt.ArrayLike,
-    members: npt.ArrayLike,
-    confidence: float,
-    size: int = 0,
+    scores: npt.ArrayLike, members: npt.ArrayLike, confidence: float, size: int = 0
 ) -> tuple[Floats, Floats]:
     """Upper bounds on both error rates at each distinct test, valid together at `confidence`."""
     check_alpha(1 - confidence)
