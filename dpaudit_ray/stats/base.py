@@ -151,12 +151,15 @@ def make(
     else:
         name, cls = method.name, method
     fields = option_names(cls)
-    unknown = options.keys() - {*fields, *(_FAMILY if takes_family(cls) else ())}
-    if unknown:
+    if unknown := options.keys() - {*fields, *(("family",) if takes_family(cls) else ())}:
         takes = ", ".join(sorted(fields)) or "no options"
         raise ValueError(f"{name} does not take {', '.join(sorted(unknown))}; it takes {takes}")
-    missing = {f.name for f in dataclasses.fields(cls) if _required(f)} - options.keys()
-    if missing := missing & set(fields):
+    required = {
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is field.default_factory is dataclasses.MISSING
+    }
+    if missing := (required & set(fields)) - options.keys():
         raise ValueError(
             f"{', '.join(sorted(missing))} must be given; {name} has no default for it"
         )
@@ -169,24 +172,17 @@ def make(
 
 def option_names(method: type[Estimator]) -> list[str]:
     """The fields that a user may set; what the trials are is for the caller to know."""
-    return [name for name in _fields(method) if name not in _GIVEN]
+    by_caller = ("planned", "independent", "canaries", "family")
+    return [name for name in _fields(method) if name not in by_caller]
 
 
 def takes_family(method: type[Estimator]) -> bool:
     """Whether it can read what it certifies through a `family`, which the caller gives it."""
-    return set(_FAMILY) <= set(_fields(method))
-
-
-_FAMILY = ("family",)
-_GIVEN = ("planned", "independent", "canaries", *_FAMILY)
+    return "family" in _fields(method)
 
 
 def _fields(method: type[Estimator]) -> list[str]:
     return [field.name for field in dataclasses.fields(method) if field.init]
-
-
-def _required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is field.default_factory is dataclasses.MISSING
 
 
 def estimate(

@@ -18,10 +18,9 @@ from scipy import special
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Error 1 - confidence for a whole audit, split evenly over `estimators` × `steps`.
+    """Error 1 - confidence for a whole audit, whose `estimators` decide at each of `steps`.
 
-    Directions of one estimator need no share of their own: every estimator here accounts for
-    both. A budget without estimators or steps decides nothing and is not split.
+    Directions of one estimator need no share of their own: every estimator here accounts for both.
 
     Raises:
         ValueError: confidence outside (0, 1), or a name or step that appears twice.
@@ -37,25 +36,6 @@ class Budget:
         for name, values in (("estimators", self.estimators), ("steps", self.steps)):
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} must differ from each other, got {values}")
-
-    @property
-    def parts(self) -> int:
-        """Number of shares, at least 1."""
-        return max(len(self.estimators), 1) * max(len(self.steps), 1)
-
-    @property
-    def each(self) -> float:
-        """The confidence that every single bound must have (Bonferroni)."""
-        return 1 - (1 - self.confidence) / self.parts
-
-    def __str__(self) -> str:
-        if self.parts == 1:
-            return f"{100 * self.confidence:g} % confidence, one bound decides"
-        return (
-            f"{100 * self.confidence:g} % confidence for {self.parts} deciding bounds together "
-            f"({max(len(self.estimators), 1)} estimators, {max(len(self.steps), 1)} steps): "
-            f"{100 * self.each:.4g} % each"
-        )
 
 
 @dataclasses.dataclass(frozen=True)

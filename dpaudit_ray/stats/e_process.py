@@ -27,16 +27,15 @@ Outcomes = npt.NDArray[np.float64]
 # Each: the largest bet, as a share of what would lose everything at the worst outcome, and the
 # virtual outcomes that its running moments start from.
 GAMBLERS = ((0.9, 1.0), (0.5, 3.0))
-_GRID = 65
+_GRID = 65  # means that are tried before the root between two of them is found
 
 
-def mean_lower(outcomes: npt.ArrayLike, alpha: float, floor: float = 0.5) -> float:
-    """The largest mean that the outcomes refute at level `alpha`, or `floor` if not even that.
+def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
+    """The largest mean that the outcomes refute at level `alpha`; 1/2, a coin's, if not even that.
 
     Args:
         outcomes: float64 [n] in [0, 1], in the order they were observed.
         alpha: error probability over all n and every earlier stop.
-        floor: the smallest mean of interest, in [0, 1).
 
     Raises:
         ValueError: an argument outside its bounds.
@@ -45,10 +44,8 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float, floor: float = 0.5) -> flo
     values = np.asarray(outcomes, dtype=np.float64)
     if values.ndim != 1 or not np.all((values >= 0) & (values <= 1)):
         raise ValueError("outcomes must be a 1-D array of numbers in [0, 1]")
-    if not 0 <= floor < 1:
-        raise ValueError(f"floor must lie in [0, 1), got {floor}")
     if len(values) == 0:
-        return floor
+        return 0.5
     target, moments = -math.log(alpha), _moments(values)
 
     def excess(m: float) -> float:
@@ -59,10 +56,10 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float, floor: float = 0.5) -> flo
         return float(_mean([path[near] for path in wealth]).max()) - target
 
     # Wealth need not fall steadily in m: the bound ends at the first mean that is not refuted.
-    grid = np.linspace(floor, 1.0, _GRID)[:-1]
+    grid = np.linspace(0.5, 1.0, _GRID)[:-1]
     standing = next((i for i, m in enumerate(grid) if excess(float(m)) < 0), len(grid) - 1)
     if standing == 0:
-        return floor
+        return 0.5
     low, high = float(grid[standing - 1]), float(grid[standing])
     if excess(high) >= 0:
         high = 1 - 1e-12
@@ -105,7 +102,7 @@ def _log_wealth(
 ) -> Outcomes:
     """Log wealth after each outcome of bets that maximise its expected growth, to second order."""
     edge = mean - m
-    stakes = np.clip(edge / (variance + edge**2), 0.0, share / m if m > 0 else np.inf)
+    stakes = np.clip(edge / (variance + edge**2), 0.0, share / m)
     return np.asarray(np.cumsum(np.log1p(stakes * (values - m))))
 
 

@@ -40,7 +40,7 @@ def clopper_pearson_upper(
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
         bound = special.betainccinv(k + 1.0, n - k, a)
-    return _shaped(np.where(k >= n, 1.0, bound))
+    return shaped(np.where(k >= n, 1.0, bound))
 
 
 def clopper_pearson_lower(
@@ -57,7 +57,7 @@ def clopper_pearson_lower(
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
         bound = special.betaincinv(k, n - k + 1.0, a)
-    return _shaped(np.where(k <= 0, 0.0, bound))
+    return shaped(np.where(k <= 0, 0.0, bound))
 
 
 def check_alpha(alpha: npt.ArrayLike) -> Array:
@@ -90,7 +90,8 @@ def _checked(
     return k, n, check_alpha(alpha)
 
 
-def _shaped(values: Array) -> float | Array:
+def shaped(values: Array) -> float | Array:
+    """A float where there is one value without a dimension, else the array."""
     return float(values) if values.ndim == 0 else values
 
 

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from .error_rates import shaped
+
 Array = npt.NDArray[np.float64]
 _BISECTIONS = 60  # from a bracket of ratio 2 this is below one unit in the last place
 
@@ -25,7 +27,7 @@ _BISECTIONS = 60  # from a bracket of ratio 2 this is below one unit in the last
 def delta(epsilon: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
     """The smallest δ at which a μ-GDP mechanism is (ε, δ)-DP. Raises ValueError for μ or ε < 0."""
     e, m = np.broadcast_arrays(_nonnegative("epsilon", epsilon), _nonnegative("mu", mu))
-    return _shaped(np.exp(_log_delta(e, m)))
+    return shaped(np.exp(_log_delta(e, m)))
 
 
 def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
@@ -41,7 +43,7 @@ def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
         return np.asarray(_log_delta(e, m) > log_d)
 
     result = _last_where(exceeds, np.maximum(m, 1e-3))
-    return _shaped(np.where(np.isinf(m), np.inf, result))
+    return shaped(np.where(np.isinf(m), np.inf, result))
 
 
 def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
@@ -56,7 +58,7 @@ def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     def fits(m: Array) -> npt.NDArray[np.bool_]:
         return np.asarray(_log_delta(e, m) <= log_d)
 
-    return _shaped(_last_where(fits, np.full_like(e, 1e-3)))
+    return shaped(_last_where(fits, np.full_like(e, 1e-3)))
 
 
 def true_positive_rate(fpr: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
@@ -66,7 +68,7 @@ def true_positive_rate(fpr: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
     rate, m = np.broadcast_arrays(np.asarray(fpr, dtype=np.float64), _nonnegative("mu", mu))
     if not np.all((rate >= 0) & (rate <= 1)):
         raise ValueError(f"fpr must lie in [0, 1], got {fpr!r}")
-    return _shaped(special.ndtr(special.ndtri(rate) + m))
+    return shaped(special.ndtr(special.ndtri(rate) + m))
 
 
 def _log_delta(e: Array, m: Array) -> Array:
@@ -105,7 +107,3 @@ def _in_unit_interval(value: npt.ArrayLike) -> Array:
     if not np.all((array > 0) & (array < 1)):
         raise ValueError(f"delta must lie in (0, 1), got {value!r}")
     return array
-
-
-def _shaped(values: Array) -> float | Array:
-    return float(values) if np.ndim(values) == 0 else values

@@ -116,20 +116,18 @@ def refuted_rate(looks: Sequence[Look], spent: npt.NDArray[np.float64]) -> float
     low, high = 0.5, min(hits / guesses, 1 - 1e-15) if guesses else 0.5
     if high <= low or _excess(low, looks, spent) > 0:
         return low
-    root = _root(low, high, looks, spent)
+    from scipy import optimize  # as long to import as all else of this package
+
+    def root_between(low: float, high: float) -> float:
+        root = optimize.brentq(_excess, low, high, (looks, spent), xtol=1e-9, rtol=1e-12)
+        return float(root)
+
+    root = root_between(low, high)
     below = (root - (root - 0.5) * _HOLES).tolist()
     for low, high in itertools.pairwise([0.5, *below]):
         if _excess(high, looks, spent) > 0:
-            return _root(low, high, looks, spent)
+            return root_between(low, high)
     return root
-
-
-def _root(
-    low: float, high: float, looks: Sequence[Look], spent: npt.NDArray[np.float64]
-) -> float:  # fmt: skip
-    from scipy import optimize  # as long to import as all else of this package
-
-    return float(optimize.brentq(_excess, low, high, (looks, spent), xtol=1e-9, rtol=1e-12))
 
 
 def _excess(rate: float, looks: Sequence[Look], spent: npt.NDArray[np.float64]) -> float:

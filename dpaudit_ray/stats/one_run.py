@@ -30,6 +30,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -42,9 +43,10 @@ from .lower_bound import Estimate, Status
 from .trial_log import TrialLog
 from .unmasking import Judged, Masks, Target, first_trials
 
-SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)
+SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)  # of canaries that are guessed, where no number is fixed
 LARGEST = 200.0  # beyond any ε that a run could show
 _PRECISION = 1e-10
+_TOLD_SHARE = 0.05  # of the error probability, spent on "more trainings told their bit"
 
 
 @dataclasses.dataclass
@@ -202,14 +204,17 @@ def epsilon_lower(
         raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
     check_counts(correct, guesses, canaries, delta)
     level = 1 - confidence
+    return largest_refuted(
+        lambda epsilon: p_value(correct, guesses, canaries, epsilon, delta) < level, LARGEST
+    )
 
-    def refuted(epsilon: float) -> bool:
-        return p_value(correct, guesses, canaries, epsilon, delta) < level
 
+def largest_refuted(refuted: Callable[[float], bool], largest: float) -> float:
+    """Where refutation ends, by doubling from 1, up to `largest`, and bisection; 0 for nowhere."""
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
-    while refuted(high) and high < LARGEST:
+    while high < largest and refuted(high):
         low, high = high, 2 * high
     while high - low > _PRECISION * max(high, 1.0):
         middle = (low + high) / 2
@@ -259,9 +264,6 @@ def _log_ratios(correct: int, guesses: int) -> npt.NDArray[np.float64]:
     reach = max(correct - guesses // 2, 0) + 5 * math.isqrt(guesses) + 64
     k = np.arange(correct - 1, max(correct - 1 - reach, 0), -1, dtype=np.float64)
     return np.concatenate([[0.0], np.cumsum(np.log(k / (guesses - k + 1)))])
-
-
-_TOLD_SHARE = 0.05  # of the error probability, spent on "more trainings told their bit"
 
 
 def independent_epsilon_lower(

@@ -15,7 +15,6 @@ fixed before any output is seen. Canaries of one training may interfere: of them
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import ClassVar
 
@@ -27,10 +26,12 @@ from . import gdp
 from .base import Estimator
 from .error_rates import check_alpha, check_counts
 from .lower_bound import Estimate, Status
-from .one_run import Canaries
+from .one_run import Canaries, largest_refuted
 
 SHARE = 0.6  # of independent trials that are guessed
-_LARGEST_MU, _PRECISION = 40.0, 1e-10
+_LARGEST_MU = 40.0  # beyond any μ that a run could show
+_NODES = 128  # of the quadrature over order statistics
+Floats = npt.NDArray[np.float64]
 
 
 @dataclasses.dataclass
@@ -82,20 +83,14 @@ def mu_lower(correct: int, guesses: int, canaries: int, confidence: float) -> fl
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
     check_counts(correct, guesses, canaries, 0.0)
-    level = 1 - confidence
-    if guesses == 0 or not _refuted(0.0, correct, guesses, canaries, level):
+    if guesses == 0:
         return 0.0
-    low, high = 0.0, 1.0
-    while high < _LARGEST_MU and _refuted(high, correct, guesses, canaries, level):
-        low, high = high, 2 * high
-    while high - low > _PRECISION * max(high, 1.0):
-        middle = (low + high) / 2
-        refuted = _refuted(middle, correct, guesses, canaries, level)
-        low, high = (middle, high) if refuted else (low, middle)
-    return low
+    level = 1 - confidence
+    return largest_refuted(lambda mu: _refuted(mu, correct, guesses, canaries, level), _LARGEST_MU)
 
 
 def _refuted(mu: float, correct: int, guesses: int, canaries: int, level: float) -> bool:
+    """Whether the masses of Algorithm 3, started at `level`, exceed what μ-GDP allows."""
     rho = level * correct / canaries
     eta = level * (guesses - correct) / canaries
     limit = guesses / canaries
@@ -110,11 +105,6 @@ def _refuted(mu: float, correct: int, guesses: int, canaries: int, level: float)
     return rho + eta > limit and not math.isnan(rho)
 
 
-Floats = npt.NDArray[np.float64]
-_NODES = 128
-_LARGEST_MU = 40.0
-
-
 def gaussian_p_value(mistakes: int, guesses: int, canaries: int, mu: float) -> float:
     """P(at most `mistakes` among the most confident `guesses`) if each canary is μ-GDP.
 
@@ -127,7 +117,7 @@ def gaussian_p_value(mistakes: int, guesses: int, canaries: int, mu: float) -> f
     if guesses == canaries:
         return float(special.bdtr(mistakes, guesses, special.ndtr(-mu / 2)))
     # Mass beyond the (r + 1)-th largest |score| of N(±μ/2, 1), at Gauss-Legendre quantiles.
-    nodes, weights = _quadrature()
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
     mass = special.betaincinv(guesses + 1, canaries - guesses, (nodes + 1) / 2)
     cut = _cut(mass, mu)
     rates = special.ndtr(-cut - mu / 2) / mass
@@ -154,12 +144,6 @@ def gaussian_mu(correct: int, guesses: int, canaries: int, confidence: float) ->
     while excess(high) < 0 and high < _LARGEST_MU:
         high *= 2
     return float(optimize.brentq(excess, 0.0, high, xtol=1e-10)) if excess(high) >= 0 else high
-
-
-@functools.cache
-def _quadrature() -> tuple[Floats, Floats]:
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    return nodes, weights
 
 
 def _cut(mass: Floats, mu: float) -> Floats:

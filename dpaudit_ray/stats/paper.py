@@ -23,6 +23,8 @@ from .one_run import epsilon_lower, p_value
 from .threshold_rates import Worlds, best_test, epsilon_of_rates, mu_of_rates, two_rate_uppers
 from .trial_log import Logged, TrialLog, settled
 
+_COUNTS_TRIED = 24  # numbers of guesses of each kind, beside none
+
 
 @dataclasses.dataclass
 class PaperGdp(Logged, Estimator):
@@ -75,9 +77,6 @@ def algorithm_4(worlds: Worlds, confidence: float) -> tuple[float, float]:
     """
     # ε grows with μ, so the best ε is the ε of the best μ: one conversion instead of thousands.
     return best_test(worlds, two_rate_uppers(worlds.sizes, 1 - confidence), mu_of_rates)
-
-
-_COUNTS_TRIED = 24  # numbers of guesses of each kind, beside none
 
 
 @dataclasses.dataclass

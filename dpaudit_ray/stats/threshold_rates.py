@@ -21,12 +21,12 @@ from . import gdp
 from .base import Estimator, Members, Scores
 from .error_rates import Counts, Rates, Upper, clopper_pearson_upper
 from .lower_bound import Estimate, Status
-from .trial_log import LEARN, TrialLog, settled
+from .trial_log import LEARN, Logged, settled
 
 # Maps upper bounds on false-positive and false-negative rates [n] to what they show [n].
 Gain = Callable[[Rates, Rates], Rates]
-DEFAULT_SHARES = {"past": 0.2, "holdout": 0.5, "fixed": 0.0}
-_TABLE_SIZE = 4096
+DEFAULT_SHARES = {"past": 0.2, "holdout": 0.5, "fixed": 0.0}  # of trials that choose a threshold
+_TABLE_SIZE = 4096  # counts up to which bounds are tabulated one by one
 
 
 @dataclasses.dataclass
@@ -72,7 +72,9 @@ class Worlds:
         pooled = np.sort(np.concatenate([self.outside, self.inside]))
         low, high = pooled[:-1], pooled[1:]
         above = np.where(np.isinf(low), high, np.nextafter(low, np.inf))
-        return np.where(np.isfinite(low) & np.isfinite(high), _between(low, high), above)
+        with np.errstate(invalid="ignore"):
+            between = low / 2 + high / 2
+        return np.where(np.isfinite(low) & np.isfinite(high), between, above)
 
     def errors(self, thresholds: npt.ArrayLike) -> tuple[Counts, Counts]:
         """False positives and false negatives at each threshold."""
@@ -82,17 +84,11 @@ class Worlds:
         return false_positives + self.missed_outside, false_negatives + self.missed_inside
 
 
-def _between(low: Scores, high: Scores) -> Scores:
-    with np.errstate(invalid="ignore"):
-        return low / 2 + high / 2
-
-
 @dataclasses.dataclass(frozen=True)
 class Judged:
     """Errors of one test on the trials that had no part in choosing it."""
 
-    false_positives: int
-    false_negatives: int
+    errors: tuple[int, int]  # false positives and false negatives
     sizes: tuple[int, int]
     threshold: float
 
@@ -103,7 +99,7 @@ class Judged:
 
 
 @dataclasses.dataclass
-class AtOneThreshold:
+class AtOneThreshold(Logged):
     """Mixin: a threshold fixed before the trials it is judged on, and the errors it made there.
 
     `past` and `holdout` spend the first `calibration` share of the planned trials on choosing
@@ -126,18 +122,12 @@ class AtOneThreshold:
             raise ValueError(f"calibration must lie in (0, 1), got {self.calibration}")
         if (self.threshold == "fixed") != math.isfinite(self.value):
             raise ValueError(f"threshold: fixed goes with a finite value, got {self.value}")
-        self._log = TrialLog()
+        super().__post_init__()
 
     @property
     def learns(self) -> bool:
         """Unless the threshold was registered beforehand."""
         return self.threshold != "fixed"
-
-    def _fold(self, scores: Scores, members: Members) -> None:
-        self._log.append(scores, members)
-
-    def _miss(self, members: Members) -> None:
-        self._log.miss(members)
 
     def _judge(self, gain: Gain, alpha: float) -> Judged:
         """Errors, on the later trials, of the threshold that shows most on the earlier ones."""
@@ -151,9 +141,8 @@ class AtOneThreshold:
         scores = settled(scores, members, first or math.ceil(LEARN * self.planned))
         judged = Worlds.from_scores(scores[first:], members[first:])
         false_positives, false_negatives = judged.errors(threshold)
-        return Judged(
-            int(false_positives[0]), int(false_negatives[0]), judged.sizes, float(threshold)
-        )
+        errors = int(false_positives[0]), int(false_negatives[0])
+        return Judged(errors, judged.sizes, float(threshold))
 
 
 def two_rate_uppers(sizes: tuple[int, int], alpha: float) -> tuple[Upper, Upper]:
@@ -207,8 +196,7 @@ class EpsDelta(AtOneThreshold, Estimator):
         judged = self._judge(lambda a, b: epsilon_of_rates(a, b, delta), alpha)
         epsilon = 0.0
         if judged.usable:
-            errors = (judged.false_positives, judged.false_negatives)
-            epsilon = float(epsilon_lower(errors, judged.sizes, delta, alpha)[0])
+            epsilon = float(epsilon_lower(judged.errors, judged.sizes, delta, alpha)[0])
         level = (delta, confidence)
         return self._estimate(epsilon, math.nan, level, len(self._log), judged.threshold)
 
@@ -227,9 +215,7 @@ def epsilon_lower(
     Raises:
         ValueError: counts outside 0..size, or `alpha` outside (0, 1).
     """
-    fpr = np.atleast_1d(clopper_pearson_upper(errors[0], sizes[0], alpha / 2))
-    fnr = np.atleast_1d(clopper_pearson_upper(errors[1], sizes[1], alpha / 2))
-    return np.asarray(epsilon_of_rates(fpr, fnr, delta))
+    return np.asarray(epsilon_of_rates(*_rates(errors, sizes, alpha), delta))
 
 
 def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> Any:
@@ -260,8 +246,7 @@ class Gdp(AtOneThreshold, Estimator):
         alpha = 1 - confidence
         judged, mu = self._judge(mu_of_rates, alpha), 0.0
         if judged.usable:
-            errors = (judged.false_positives, judged.false_negatives)
-            mu = max(float(mu_lower(errors, judged.sizes, alpha)[0]), 0.0)
+            mu = max(float(mu_lower(judged.errors, judged.sizes, alpha)[0]), 0.0)
         level = (delta, confidence)
         epsilon = gdp.epsilon(mu, delta)
         return self._estimate(epsilon, mu, level, len(self._log), judged.threshold)
@@ -278,9 +263,18 @@ def mu_lower(
     Raises:
         ValueError: counts outside 0..size, or `alpha` outside (0, 1).
     """
-    fpr = np.atleast_1d(clopper_pearson_upper(errors[0], sizes[0], alpha / 2))
-    fnr = np.atleast_1d(clopper_pearson_upper(errors[1], sizes[1], alpha / 2))
-    return mu_of_rates(fpr, fnr)
+    return mu_of_rates(*_rates(errors, sizes, alpha))
+
+
+def _rates(
+    errors: tuple[npt.ArrayLike, npt.ArrayLike], sizes: tuple[float, float], alpha: float
+) -> tuple[Rates, Rates]:
+    """Upper bounds on false-positive and false-negative rates, float64 [n] each."""
+    fpr, fnr = (
+        np.atleast_1d(clopper_pearson_upper(count, size, alpha / 2))
+        for count, size in zip(errors, sizes, strict=True)
+    )
+    return fpr, fnr
 
 
 def mu_of_rates(fpr: Rates, fnr: Rates) -> Rates:

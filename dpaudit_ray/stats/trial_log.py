@@ -13,6 +13,9 @@ import numpy as np
 
 from .base import Members, Scores
 
+LEARN = 0.2  # share of the planned trials whose diverged ones teach, where all others are judged
+_CLEAR = 2.0  # standard deviations from which diverging counts as a sure sign
+
 
 @dataclasses.dataclass
 class TrialLog:
@@ -62,10 +65,6 @@ class Logged:
 
     def _miss(self, members: Members) -> None:
         self._log.miss(members)
-
-
-LEARN = 0.2  # share of the planned trials whose diverged ones teach, where all others are judged
-_CLEAR = 2.0  # standard deviations from which diverging counts as a sure sign
 
 
 @dataclasses.dataclass

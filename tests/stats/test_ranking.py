@@ -15,12 +15,7 @@ from dpaudit_ray.stats.curve import Curve, Responses, gaussian
 from dpaudit_ray.stats.ranking import ClaimKey, Group, Weights, distribution, two_means
 from dpaudit_ray.stats.trial_log import Diverged
 from tests.long import LONG, long
-from tests.stats.reference import (
-    drawn_costs,
-    drawn_mistakes,
-    gaussian_trials,
-    randomised_response,
-)
+from tests.stats.reference import drawn_costs, drawn_mistakes, gaussian_trials, randomised_response
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 

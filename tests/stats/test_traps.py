@@ -10,8 +10,8 @@ import pytest
 from scipy import special
 
 from dpaudit_ray import accounting, stats
-from dpaudit_ray.stats import budget, gdp, one_run, one_run_fdp, threshold_rates
-from tests.stats.reference import gaussian_trials, several_canaries, two_worlds
+from dpaudit_ray.stats import budget, one_run, one_run_fdp, threshold_rates
+from tests.stats.reference import gaussian_trials, two_worlds
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 MANY_RUN = [n for n, cls in stats.estimators().items() if not (cls.one_run or cls.by_run)]
@@ -41,19 +41,14 @@ def test_02_gdp_shows_nothing_on_null_and_reversed_scores():
     assert threshold_rates.mu_lower((450, 450), (500, 500), 0.05)[0] < -2
 
 
-def test_03_one_run_is_not_off_by_one():
+def test_03_04_one_run_is_not_off_by_one_and_pays_for_delta():
+    without = one_run.epsilon_lower(75, 100, 1000, 0.0, 0.95)
+    assert without == pytest.approx(0.702214, abs=1e-6)
     found = one_run.epsilon_lower(75, 100, 1000, 1e-4, 0.95)
     assert found == pytest.approx(0.672985, abs=1e-6)
     assert abs(found - 0.674808) > 1e-3
     longer = one_run.epsilon_lower(1439, 1510, 100_000, 1e-5, 0.95)
     assert longer == pytest.approx(2.67585100768, abs=1e-8)
-
-
-def test_04_one_run_pays_for_delta():
-    without = one_run.epsilon_lower(75, 100, 1000, 0.0, 0.95)
-    with_delta = one_run.epsilon_lower(75, 100, 1000, 1e-4, 0.95)
-    assert without == pytest.approx(0.702214, abs=1e-6)
-    assert with_delta == pytest.approx(0.672985, abs=1e-6)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1.0])
@@ -159,23 +154,6 @@ def test_12_one_training_is_refused_by_methods_for_many():
         stats.estimate(scores, members, **LEVEL, runs=[1, 2])
 
 
-def test_12b_pooling_dependent_canaries_fails_where_betting_holds():
-    # 16 canaries per run that all say the same: pooled Clopper-Pearson errs in about a third of
-    # audits; run-level betting in at most 5 %. 60 audits: the flake rate is below 1e-4.
-    rng, mu, pooled, betting = np.random.default_rng(5), gdp.mu(1.0, 1e-5), 0, 0
-    for _ in range(60):
-        bits = rng.random((200, 16)) < 0.5
-        # all canaries of a run share the noise, so they hit or miss together
-        hit = rng.random(200) < special.ndtr(mu / 2)
-        scores = np.where(bits == hit[:, None], 1.0, -1.0)
-        found = several_canaries(scores, bits)
-        betting += found.mu_lower > mu
-        hits = int(np.sum((scores > 0) == bits))
-        pooled += 2 * special.ndtri(stats.clopper_pearson_lower(hits, bits.size, 0.05)) > mu
-    assert pooled >= 12
-    assert betting <= 8
-
-
 def test_13_clt_accounting_is_refused_for_claims():
     clt = accounting.clt_epsilon(2.0, 1000, 1e-6, 0.05)
     assert clt < accounting.epsilon(2.0, 1000, 1e-6, 0.05, "pld")
@@ -187,21 +165,19 @@ def test_13_clt_accounting_is_refused_for_claims():
 
 
 def test_14_many_tests_share_one_error_budget():
-    shared = budget.Budget(0.95, ("accuracy", "eps-delta"), (50, 100, 150, 200, 250))
-    assert shared.parts == 10
-    assert shared.each == pytest.approx(0.995)
-    assert "10 deciding bounds" in str(shared)
-    assert budget.Budget(0.95).each == pytest.approx(0.95)
+    audit = budget.Budget(0.95, ("accuracy", "eps-delta"), (50, 100, 150, 200, 250))
+    assert budget.SweepBudget((audit,)).parts == 10
+    assert budget.SweepBudget((audit,)).each == pytest.approx(0.995)
+    assert budget.SweepBudget((budget.Budget(0.95),)).each == pytest.approx(0.95)
     for field, value in (("estimators", ("a", "a")), ("steps", (1, 1)), ("confidence", 1.0)):
         with pytest.raises(ValueError, match=field):
-            dataclasses.replace(shared, **{field: value})
+            dataclasses.replace(audit, **{field: value})
     # Under the null, 20 configurations at 1 - alpha / 20 each: the family errs in 5 % at most.
     # Without the split it would err in most families; 150 families, flake rate below 1e-4.
     rng, split, unsplit = np.random.default_rng(14), 0, 0
-    each = budget.Budget(0.95, steps=tuple(range(20))).each
     for _ in range(150):
         hits = rng.binomial(500, 0.5, size=20)
-        split += bool(np.any(stats.clopper_pearson_lower(hits, 500, 1 - each) > 0.5))
+        split += bool(np.any(stats.clopper_pearson_lower(hits, 500, 0.05 / 20) > 0.5))
         unsplit += bool(np.any(stats.clopper_pearson_lower(hits, 500, 0.05) > 0.5))
     assert split <= 18
     assert unsplit >= 60
