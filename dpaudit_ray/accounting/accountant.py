@@ -1,4 +1,4 @@
-"""What an accountant is: one class that bounds ε and δ of a training, found by its name.
+"""Accountants: classes that bound ε and δ of a training, found by their names.
 
 An accountant is one file: a subclass of `Accountant` in this package is known by its `name`, one of
 somebody's own anywhere else by its import path, `package.module:Class`. Verdicts rest on what it
@@ -37,11 +37,11 @@ class Accountant(ABC):
 
     @abstractmethod
     def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
-        """ε at δ; without `both_ends` the lower one may be 0."""
+        """ε at δ, its lower end, estimate and upper end; without `both_ends` the lower may be 0."""
 
     @abstractmethod
     def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
-        """δ at ε; the same."""
+        """δ at ε, its lower end, estimate and upper end; without `both_ends` the lower may be 0."""
 
     def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[Ends]:
         """ε after each of `steps`, which are whole numbers from 1 to `training.steps`."""
@@ -52,16 +52,16 @@ class Accountant(ABC):
         raise ValueError(f"{self.name} composes no trainings that differ; use pld, prv or rdp")
 
     def fallback(self, training: Training) -> str:
-        """Who answers after an UnansweredError."""
+        """Name of the accountant that answers after an UnansweredError."""
         raise NotImplementedError
 
     def remark(self, training: Training) -> str:
-        """What its answer takes for granted; the answer is `if-assumed` then."""
+        """Assumption of its answer, which is `if-assumed` then; "" for none."""
         return ""
 
 
 def accountants() -> dict[str, Accountant]:
-    """Those of this project, by name."""
+    """Accountants of this package, by name."""
     classes = (cls for cls in _subclasses(Accountant) if f"{cls.__module__}.".startswith(_HOME))
     return {cls.name: _instance(cls) for cls in sorted(classes, key=lambda cls: cls.name)}
 

@@ -110,7 +110,7 @@ def delta_curve(
 
 
 def remark(training: Training, accountant: str) -> str:
-    """What the answer of an accountant takes for granted, before it is asked; mostly nothing."""
+    """Note on what an accountant's answer will take for granted; mostly ""."""
     named = find(accountant)
     proven, note = _proven(named, training)
     return "; ".join(filter(None, [note, _assumption(named, proven)]))
@@ -210,7 +210,7 @@ def clt_epsilon(
 def clt_noise_multiplier(
     epsilon: float, steps: int, delta: float, sample_rate: float = 1.0, tolerance: float = 0.01
 ) -> float:
-    """As `noise_multiplier`, by `clt_epsilon`; too little noise for its ε, for the same reason."""
+    """Noise multiplier by `clt_epsilon`: too little for its ε, since that is no upper bound."""
     return _bisected_noise(
         lambda noise: clt_epsilon(noise, steps, delta, sample_rate), epsilon, tolerance
     )
@@ -270,7 +270,7 @@ def _delta_bounds(
 def _answer(
     training: Training, accountant: Accountant, ask: Callable[[Accountant, Training], Ends]
 ) -> Bounds:
-    """What the accountant says, or its fallback where it has no answer, and given what."""
+    """Answer of the accountant, or of its fallback where it has none, with notes and status."""
     proven, note = _proven(accountant, training)
     notes = [note]
     try:
@@ -288,7 +288,7 @@ def _answer(
 
 
 def _assumption(accountant: Accountant, proven: Training) -> str:
-    """What an answer takes for granted, under its status; "" for nothing."""
+    """Assumption of an answer, after its status; "" for none."""
     remark = accountant.remark(proven)
     return remark and f"{Status.IF_ASSUMED}: {remark}"
 

@@ -20,8 +20,9 @@ import numpy as np
 from .accountant import Accountant, Ends, UnansweredError
 from .training import Adjacency, Training
 
-EPSILON_ERROR = 0.01
+EPSILON_ERROR = 0.01  # of ε, on either side; a finer grid takes proportionally longer
 GRID_LIMIT = 10_000_000  # points; about a minute and two gigabytes
+# What the library is known to raise where its grid does not do.
 _FAILURES = (RuntimeError, ValueError, OverflowError, AssertionError, FloatingPointError)
 
 
@@ -84,7 +85,7 @@ def _epsilons(accountant: Any, delta: float, counts: list[list[int]]) -> list[En
 
 
 def _rounding_error(accountant: Any, counts: list[int]) -> float:
-    """What δ may be wrong by where the library's transforms round, in norm (see `pld`)."""
+    """Error of δ where the library's transforms round, in norm (see `pld`)."""
     parts = accountant.composer.prvs
     size = len(parts[0].pmf)
     rounding = float(np.finfo(parts[0].pmf.dtype).eps)

@@ -1,4 +1,4 @@
-"""What an accountant is asked about: one DP-SGD training, and the bounds it answers with."""
+"""The DP-SGD training that an accountant is asked about, and the bounds that it answers with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROUNDING = 1e-9  # relative: of rates that are quotients
 
 
 class Adjacency(StrEnum):
-    """What two neighbouring data sets differ in.
+    """Difference of two neighbouring data sets.
 
     Where an epoch is cut from an order of N records, one record less leaves its place empty, and
     all others where they are (the "zero-out" of Kairouz et al. 2021; Chua et al. 2024a): without
@@ -104,7 +104,7 @@ class Training:
 
     @property
     def unamplified(self) -> Training:
-        """The same training, told to an adversary who sees all batches: proven for any sampling.
+        """This training as an adversary knows it who sees all batches: proven for any sampling.
 
         Of Poisson sampling nothing is to be told. Else the order of an epoch is drawn apart from
         the data. Given it, a record moves one sum per epoch, at a step that is known beforehand,
@@ -117,7 +117,7 @@ class Training:
         return Training(self.noise_multiplier, self.epochs, 1.0, self.adjacency)
 
     def after(self, steps: int) -> Training:
-        """The same training, ended after so many steps."""
+        """This training, ended after so many steps."""
         return dataclasses.replace(self, steps=steps)
 
     @property

@@ -50,7 +50,7 @@ class SweepBudget:
 
     @property
     def confidence(self) -> float:
-        """At which all bounds hold together."""
+        """Confidence at which all bounds hold together."""
         return min((audit.confidence for audit in self.audits), default=0.95)
 
     @property
@@ -65,7 +65,7 @@ class SweepBudget:
 
     @property
     def each_audit(self) -> float:
-        """The same where an audit decides by one bound only."""
+        """The confidence of each bound where every audit decides by one bound only."""
         return 1 - (1 - self.confidence) / max(len(self.audits), 1)
 
 

@@ -30,8 +30,8 @@ from .multi_canary import RunAccuracies
 
 EVIDENCE_SHARE = 0.3  # of the error, for the e-process
 _RATIO, _STEPS = 1.02, 170  # noise multipliers that are tried: up to 29 times more or less
-_LOOK = 1.02
-_LOPSIDED = 1e-3
+_LOOK = 1.02  # ratio of trials between looks at the evidence
+_LOPSIDED = 1e-3  # chance from which diverging by the bit is no accident
 
 
 @dataclasses.dataclass

@@ -99,7 +99,7 @@ class Responses:
 
     @property
     def one_sided(self) -> Responses:
-        """The same answers from the surest "in" to the surest "out", all taken for "in"."""
+        """All answers taken for "in", from the surest "in" to the surest "out", [2 n] each."""
         return Responses(
             log_odds=np.concatenate([self.log_odds, -self.log_odds[::-1]]),
             shares=np.concatenate([self.shares, self.shares[::-1]]) / 2,

@@ -28,6 +28,8 @@ Outcomes = npt.NDArray[np.float64]
 # virtual outcomes that its running moments start from.
 GAMBLERS = ((0.9, 1.0), (0.5, 3.0))
 _GRID = 65  # means that are tried before the root between two of them is found
+Prior = tuple[float, float]  # parameters of a Beta distribution over hit rates
+UNIFORM: Prior = (1.0, 1.0)
 
 
 def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
@@ -80,11 +82,12 @@ def evidence(outcomes: npt.ArrayLike, mean: float) -> Outcomes:
 
 
 def _mean(wealth: list[Outcomes]) -> Outcomes:
+    """Log of the mean wealth of the gamblers, whose logs these are, after each outcome."""
     return np.asarray(np.logaddexp.reduce(wealth, axis=0) - math.log(len(wealth)))
 
 
 def _moments(values: Outcomes) -> list[tuple[float, Outcomes, Outcomes]]:
-    """Of each gambler the largest share, and running moments: they depend on no mean."""
+    """Largest share and running moments of each gambler, which depend on no mean."""
     return [(share, *_running_moments(values, weight)) for share, weight in GAMBLERS]
 
 
@@ -104,10 +107,6 @@ def _log_wealth(
     edge = mean - m
     stakes = np.clip(edge / (variance + edge**2), 0.0, share / m)
     return np.asarray(np.cumsum(np.log1p(stakes * (values - m))))
-
-
-Prior = tuple[float, float]
-UNIFORM: Prior = (1.0, 1.0)
 
 
 def anytime_lower(hits: int, trials: int, alpha: float, prior: Prior = UNIFORM) -> float:

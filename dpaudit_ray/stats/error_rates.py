@@ -24,6 +24,9 @@ Rates = npt.NDArray[np.float64]
 # Maps error counts [n] of one world to upper bounds on its error rate [n]; never decreases.
 Upper = Callable[[Counts], Rates]
 Array = npt.NDArray[np.float64]
+EXACT_LIMIT = 10_000  # trials per world; the exact calibration takes n² time
+_BLOCK = 256  # rows of the triangular system that are solved at once
+Floats = npt.NDArray[np.float64]
 
 
 def clopper_pearson_upper(
@@ -93,11 +96,6 @@ def _checked(
 def shaped(values: Array) -> float | Array:
     """A float where there is one value without a dimension, else the array."""
     return float(values) if values.ndim == 0 else values
-
-
-EXACT_LIMIT = 10_000  # trials per world; the exact calibration takes n² time
-_BLOCK = 256
-Floats = npt.NDArray[np.float64]
 
 
 def upper_rates(n: int, tail: float, size: int = 0) -> Upper:

@@ -28,11 +28,11 @@ from .ranking import ClaimKey, Costs, Group, Weights, distribution, two_means
 from .trial_log import Diverged
 
 Floats = npt.NDArray[np.float64]
-LOOKS = 16
+LOOKS = 16  # more would find little earlier, and each costs a distribution
 _FEWEST = 8  # trials between two looks
 _SHARE = 0.7  # of the error, for the order of mistakes; the rest is for diverged trials
 _SHAPE = 0.8  # boundary ~ share of the trials to the power of -0.8: nearly all is kept for the end
-_LESSONS = 8
+_LESSONS = 8  # diverged trials that teach how later ones are guessed
 _RARE = 0.1  # share of the error of diverged trials, for how many of them there are
 
 
@@ -115,7 +115,7 @@ class DeclaredTest:
 
 @dataclasses.dataclass(frozen=True)
 class _Boundary:
-    """What a claim allows: costs of at most `limits`, int64 [looks], refute it; -1: none does."""
+    """Boundary of a claim: costs of at most `limits`, int64 [looks], refute it; -1: none does."""
 
     weights: tuple[Weights, ...]
     limits: npt.NDArray[np.int64]
@@ -123,7 +123,7 @@ class _Boundary:
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def from_claim(cls, key: ClaimKey, ends: tuple[int, ...], alpha: float) -> _Boundary:
-        """Of costs whose probability under the claim's worst mechanism is alpha at most.
+        """Boundary that the claim's worst mechanism ever crosses with probability alpha at most.
 
         By each look as much is spent as a single look there would with a boundary of this shape.
         """

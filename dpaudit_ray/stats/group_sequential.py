@@ -26,7 +26,7 @@ from .lower_bound import Estimate, Status
 
 _DIRECT = 1_000_000  # multiplications from which convolving by Fourier transform is faster
 _NEGLIGIBLE = 1e-18  # mass of paths so unlucky that they cannot cross any more
-_HOLES = np.geomspace(3e-3, 3e-5, 5)
+_HOLES = np.geomspace(3e-3, 3e-5, 5)  # relative distances below a root where rates may stand
 Look = tuple[int, int]  # guesses and hits so far
 
 

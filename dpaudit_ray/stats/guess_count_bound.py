@@ -22,6 +22,7 @@ from .error_rates import clopper_pearson_lower
 from .lower_bound import Estimate, Family, Status, TradeOff
 
 Counts = npt.NDArray[np.int64]
+ThroughCurve = Literal["gaussian", "any", "claimed"]
 
 
 @dataclasses.dataclass
@@ -90,9 +91,6 @@ class GuessCounter:
         if min(self._counts) == 0:
             return math.nan
         return self._sums[0] / self._counts[0] / 2 + self._sums[1] / self._counts[1] / 2
-
-
-ThroughCurve = Literal["gaussian", "any", "claimed"]
 
 
 @dataclasses.dataclass

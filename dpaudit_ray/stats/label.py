@@ -24,7 +24,7 @@ from scipy import special
 from . import gdp
 
 Floats = npt.NDArray[np.float64]
-_RANK_TOLERANCE = 1e-10
+_RANK_TOLERANCE = 1e-10  # of eigenvalues, relative to the largest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +192,7 @@ def growth(batch_size: int, batches: int) -> float:
 
 
 def printed_growth(batch_size: int, batches: int) -> float:
-    """The same as it is printed, 1 + log M / log N; 2 records at least."""
+    """Growth by the paper's formula as printed, 1 + log M / log N; 2 records at least."""
     return 1 + math.log(batches) / math.log(batch_size)
 
 

@@ -1,4 +1,4 @@
-"""What is stated about a privacy loss: a bound, how far it can be trusted, and given what."""
+"""A lower bound on a privacy loss: its numbers, how far they can be trusted, and given what."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Status(StrEnum):
 
 
 class TradeOff(StrEnum):
-    """What is known about the shape of a mechanism's trade-off curve; its size is measured."""
+    """Shape of a mechanism's trade-off curve, as far as it is known; its size is measured."""
 
     GAUSSIAN = "gaussian"  # that of N(0, 1) against N(μ, 1), for some μ
     CLAIMED = "claimed"  # that of the claimed mechanism, for some noise multiplier
@@ -46,7 +46,7 @@ class Family(Protocol):
 
     @property
     def trade_off(self) -> TradeOff:
-        """What is assumed of a mechanism that is said to be of this family."""
+        """Shape that is assumed of a mechanism of this family."""
 
     def epsilon(self, rate: float, delta: float) -> float:
         """The least ε at δ of its members that allow a best guess right at `rate` or more."""
@@ -78,7 +78,7 @@ class Estimate:
     threshold: float = math.nan
 
     def given(self, trade_off: TradeOff) -> Estimate:
-        """The same numbers, where this much is known of the mechanism's trade-off curve.
+        """This bound, with its status where `trade_off` is known of the mechanism.
 
         An ε converted from a certified μ is certified where the curve is Gaussian, one read
         through the claim's family where the curve is known to be one of that.

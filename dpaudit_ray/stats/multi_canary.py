@@ -20,7 +20,7 @@ from .base import Estimator, Members, Scores, check_level
 from .guess_count_bound import GuessCounter, epsilon_from_accuracy, mu_from_accuracy
 from .lower_bound import Estimate, Status
 
-WARMUP = 20
+WARMUP = 20  # scores that only set the first threshold
 
 
 class RunAccuracies:

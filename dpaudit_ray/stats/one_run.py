@@ -45,7 +45,7 @@ from .unmasking import Judged, Masks, Target, first_trials
 
 SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)  # of canaries that are guessed, where no number is fixed
 LARGEST = 200.0  # beyond any ε that a run could show
-_PRECISION = 1e-10
+_PRECISION = 1e-10  # of bounds, relative above 1
 _TOLD_SHARE = 0.05  # of the error probability, spent on "more trainings told their bit"
 
 

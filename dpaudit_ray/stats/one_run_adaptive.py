@@ -34,7 +34,7 @@ from .trial_log import TrialLog
 Floats = npt.NDArray[np.float64]
 LARGEST, STEP = 20.0, 1e-3  # no log odds are beyond
 GRID = np.arange(0, LARGEST, STEP)  # of ε
-_SLOPES = 0.1 * 2.0 ** np.arange(0, 8.5, 0.5)
+_SLOPES = 0.1 * 2.0 ** np.arange(0, 8.5, 0.5)  # of log odds by normal quantile
 _CENTRES = (-0.5, -0.25, 0.0, 0.25, 0.5)  # of curves that tell of both sides
 _STARTS = (0.0, 0.5, 1.0, 1.5, 2.0)  # from where curves tell of one
 _BLOCK = 4096  # canaries at once: 8 MiB
@@ -109,7 +109,7 @@ def _curves(quantiles: Floats) -> Floats:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What stakes bring at any ε: sums over the canaries of which c > q, by rising c.
+    """Wealth that stakes bring at any ε: sums over the canaries of which c > q, by rising c.
 
     `sure` float64 [n], the log odds of c; the sums have one element more, and end with 0.
     """
@@ -122,7 +122,7 @@ class Evidence:
 
     @classmethod
     def from_odds(cls, odds: Floats, members: Members, missed: int = 0) -> Evidence:
-        """Of guesses by `odds`, float64 [m]."""
+        """Evidence of guesses by log odds of "in", float64 [m]."""
         order = np.argsort(np.abs(odds), kind="stable")
         sure, right = np.abs(odds)[order], ((odds > 0) == members)[order]
         gains = special.log_expit(np.where(right, sure, -sure))

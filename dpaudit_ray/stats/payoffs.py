@@ -42,16 +42,23 @@ Counts = npt.NDArray[np.int64]
 # Distance of a threshold from the midpoint of the two classes, in standard deviations.
 OFFSETS = np.linspace(0.0, 3.3, 12)
 STAKES = np.array([0.02, 0.08, 0.2, 0.45, 0.75, 0.95])  # share of the stake lost by a wrong guess
-_FIRST_EPOCH = 32
+_FIRST_EPOCH = 32  # trials that only place the first thresholds
 _K = len(OFFSETS)
 # Outcomes: up and down, right and wrong, by the highest threshold that was passed ...
 _UP_RIGHT, _UP_WRONG, _DOWN_RIGHT, _DOWN_WRONG = (np.arange(_K) + _K * i for i in range(4))
 DIVERGED_RIGHT, DIVERGED_WRONG, MISSED = range(4 * _K, 4 * _K + 3)  # ... and the others
 OUTCOMES = 4 * _K + 3
+PLAIN = 2 * _K  # the slot that guesses every finite trial, around the midpoint
+_POINTS = 16  # of the curve that a portfolio bets on
+_BETS = 12  # that are added to the mixture, one after another
+_WORTH = 1.0  # nats of growth below which a further bet is taken for noise
+_LARGEST_SHARE = 0.95  # share that one bet may take
+_STEPS = 24  # of bisection: a share is right to 1e-7
+_CAUTIONS = np.array([0.4, 1.0])  # shares of what was learnt that are staked
 
 
 def _slots() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Floats]:
-    """What each slot wins and loses by, bool [slots, outcomes], and its share of δ [slots]."""
+    """Outcomes that each slot wins and loses by, bool [slots, outcomes], and its share of δ."""
     wins, losses, shares = [], [], []
     for up, down, diverged in ((1, 0, 0), (0, 1, 0), (1, 1, 0), (1, 1, 1)):
         for k in range(_K):
@@ -72,7 +79,6 @@ def _slots() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Floats]:
 
 
 WINS, LOSSES, SHARES = _slots()
-PLAIN = 2 * _K  # the slot that guesses every finite trial, around the midpoint
 
 
 @dataclasses.dataclass
@@ -135,6 +141,7 @@ class Wagers:
         return not (math.isnan(self.centre) or math.isnan(self.spread))
 
     def _outcomes(self, scores: Scores, members: Members) -> npt.NDArray[np.int64]:
+        """Number of the outcome of each trial, int64 [n], below OUTCOMES."""
         finite = np.isfinite(scores)
         with np.errstate(invalid="ignore", over="ignore"):
             distance = np.where(finite, scores - self.centre, 0.0)[:, None]
@@ -193,14 +200,6 @@ class Wagers:
         return np.asarray(gain + quiet * np.log1p(-share * d))
 
 
-_POINTS = 16  # of the curve that are bet on
-_BETS = 12  # that are added to the mixture, one after another
-_WORTH = 1.0  # nats of growth below which a further bet is taken for noise
-_LARGEST_SHARE = 0.95  # share that one bet may take
-_STEPS = 24
-_CAUTIONS = np.array([0.4, 1.0])  # shares of what was learnt that are staked
-
-
 @dataclasses.dataclass(frozen=True)
 class Portfolio:
     """Bets against one claim: `values` float64 [bets, OUTCOMES]."""
@@ -229,7 +228,7 @@ class Portfolio:
         return float(special.logsumexp(logs)) - float(np.log(len(_CAUTIONS)))
 
     def mixture(self, counts: Counts) -> Floats:
-        """What a mixture that grows on these counts makes of each outcome, float64 [OUTCOMES].
+        """Factors on each outcome of a mixture that grows on these counts, float64 [OUTCOMES].
 
         From cash on, the bet that promises most is added at its best share (Frank, Wolfe 1956),
         until what it adds could be noise. Every outcome keeps some cash.
@@ -259,7 +258,10 @@ def _best_share(mixed: Floats, bet: Floats, counts: Counts) -> float:
 
 @dataclasses.dataclass
 class EpsDeltaAnytime(Estimator):
-    """Time-uniform assumption-free bound."""
+    """Time-uniform bound on ε that assumes no curve.
+
+    It certifies more than the best Clopper-Pearson bound under a simultaneous band.
+    """
 
     name: ClassVar[str] = "eps-delta-anytime"
     status: ClassVar[Status] = Status.CERTIFIED

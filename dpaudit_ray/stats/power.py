@@ -19,7 +19,7 @@ from .error_rates import clopper_pearson_lower, clopper_pearson_upper
 from .guess_count_bound import mu_from_accuracy
 from .threshold_rates import epsilon_of_rates
 
-_MOST_TRIALS = 10**9
+_MOST_TRIALS = 10**9  # more are no plan
 
 
 def largest_certifiable(

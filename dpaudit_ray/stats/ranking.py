@@ -43,15 +43,17 @@ Complex = npt.NDArray[np.complex128]
 _BLOCKS = 32  # ranks of equal weight: finer ones change no power by a tenth of a percent
 _TYPICAL, _LARGEST = 6, 24  # weight of a typical mistake, and of the surest
 _FEW, _FINER = 16, 8.0  # deviation of the number of mistakes below which weights are finer
-_LLOYD = 20
+_LLOYD = 20  # iterations at most: two groups part within a few
 _FAR = 9.0  # standard deviations: beyond lies 1e-12
 _PATH = 7.5  # standard deviations of the number of trials above a level
-_PATHS = tuple(np.linspace(0.0, 7.5, 7))
+_PATHS = tuple(np.linspace(0.0, 7.5, 7))  # of levels, at which `_largest` is looked for
 _FAINT = -31.0  # log of what a frequency may have and be left out: e^-31 = 3e-14
 _LARGE, _FINE = 128, 16  # trials of a group and levels of a claim from which on `_linear` does
 _ADDED = 0.9  # of the mean that trials between ranks and levels add: the rest is kept as a margin
 _FAULT = 1e-9  # probability below 0 by which `_linear` shows that it does not do
 ROUNDING = 1e-12  # of probabilities: no level below it is ever reached
+_LOOK = 1.25  # ratio of trials between looks of `Rank`, each of which costs a distribution
+_SMALLEST, _RATIO, _STEPS = 0.005, 1.02, 400  # μ that `Rank` tries, from 0.005 to 13.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """What a mistake costs in each block of ranks of groups of given sizes.
+    """Costs of a mistake in each block of ranks of a group of a given size.
 
     `edges` int64 [blocks + 1] from rank 0 to the group's size, `costs` int64 [blocks].
     """
@@ -170,7 +172,7 @@ class ClaimKey:
 
     @property
     def curve(self) -> Curve:
-        """The curve again."""
+        """The curve of this key."""
         return Curve(np.array(self.epsilons), np.array(self.deltas))
 
 
@@ -183,9 +185,10 @@ def distribution(size: int, claim: ClaimKey) -> tuple[Weights, Costs]:
 
 
 def _costs(weights: Weights, responses: Responses) -> Costs:
-    """What is rounded or left out is counted as the smallest cost, which looks likelier by it.
+    """Distribution of the costs of a group's mistakes under the claim's worst mechanism.
 
-    So do costs beyond the lattice, which is as long as costs lie apart.
+    What is rounded or left out is counted as the smallest cost, which looks likelier by it. So are
+    costs beyond the lattice, which is as long as costs lie apart.
     """
     sizes, costs = np.diff(weights.edges), weights.costs
     rates = _rates(weights, responses, 0.0)
@@ -287,7 +290,7 @@ def _poisson(counts: Counts, mean: float) -> Floats:
 
 
 def _linear(weights: Weights, responses: Responses, turns: Floats) -> Complex:
-    """The same to the first order in what lies between ranks and levels.
+    """`_transform` to the first order in what lies between ranks and levels.
 
     Let N of n trials be among the surest share E / n, where the claim errs with η. If N < E, the
     E - N trials that follow err with η or more, and cost what ranks above E do; if N > E, the
@@ -339,10 +342,6 @@ def two_means(values: Scores) -> float:
             break
         centre = moved
     return centre
-
-
-_LOOK = 1.25
-_SMALLEST, _RATIO, _STEPS = 0.005, 1.02, 400  # μ from 0.005 to 13.5
 
 
 @dataclasses.dataclass

@@ -55,7 +55,7 @@ class Worlds:
 
     @classmethod
     def observed(cls, scores: Scores, members: Members) -> Worlds:
-        """The same of a whole audit's scores: what is not finite has diverged."""
+        """Splits a whole audit's scores, float64 [R]: what is not finite has diverged."""
         marked = np.where(np.isfinite(scores), scores, np.inf)
         return cls.from_scores(settled(marked, members, math.ceil(LEARN * len(marked))), members)
 

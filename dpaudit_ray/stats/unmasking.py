@@ -30,6 +30,19 @@ from .base import Members, Scores
 FIRST_SHARE, FIRST_TRIALS = 0.05, 10  # of the planned trials: known from the start
 _PART = 15  # at most one of so many masked trials is looked at between two choices
 _EXPONENTS = np.linspace(0, 1, 64)  # of the numbers of guesses that are compared
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+GROUPS = 256  # groups of neighbouring scores: enough to place a threshold, few enough to be fast
+_KNOTS = (-9.0, -0.7, 0.7, 9.0)  # normal scores at which ramps end; beyond ±9 is nowhere
+_REACH = 2.5  # normal scores beyond this are too few to count in a ramp's height
+_RAMPS = (*itertools.combinations(_KNOTS, 2), (_KNOTS[0], _KNOTS[3]), (_KNOTS[1], _KNOTS[2]))
+# Prior weights of the ramps: a steady rise, as of Gaussian noise, before all others.
+_FAVOUR = np.log([[1.0], [1.0], [1.0], [4.0], [1.0], [1.0], [0.3], [0.6]])
+# Of the log odds halfway up a ramp: free, or for the last two about even, as where both worlds
+# look alike mirrored. Otherwise the luck of early trials makes one of two equal sides look surer.
+_LEVEL_SD = np.array([[2.0], [2.0], [2.0], [2.0], [2.0], [2.0], [0.05], [0.05]])
+_RISE_SD = 8.0  # of the height of a ramp
+_NEWTON_STEPS, _NEWTON_REACH, _CLOSE = 12, 4.0, 5e-2  # in log odds: the fit need not be finer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +56,10 @@ class Judged:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What the guesses are for: a lower Clopper-Pearson bound at `alpha`, of the guesses beyond
-    `told_outright` right ones, which count for nothing; `missed` wrong guesses are made already."""
+    """Purpose of the guesses: a lower Clopper-Pearson bound on their hit rate, at `alpha`.
+
+    `told_outright` right guesses count for nothing; `missed` wrong ones are made already.
+    """
 
     alpha: float
     told_outright: int = 0
@@ -137,20 +152,6 @@ class Masks:
             trials = self._groups.order[begin[lowest] : begin[lowest] + taken[lowest]]
             threshold = float(self._scores[trials].min())
         return Judged(int(right.sum()), int(taken.sum()), threshold)
-
-
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
-GROUPS = 256  # groups of neighbouring scores: enough to place a threshold, few enough to be fast
-_KNOTS = (-9.0, -0.7, 0.7, 9.0)
-_REACH = 2.5  # normal scores beyond this are too few to count in a ramp's height
-_RAMPS = (*itertools.combinations(_KNOTS, 2), (_KNOTS[0], _KNOTS[3]), (_KNOTS[1], _KNOTS[2]))
-_FAVOUR = np.log([[1.0], [1.0], [1.0], [4.0], [1.0], [1.0], [0.3], [0.6]])
-# Of the log odds halfway up a ramp: free, or for the last two about even, as where both worlds
-# look alike mirrored. Otherwise the luck of early trials makes one of two equal sides look surer.
-_LEVEL_SD = np.array([[2.0], [2.0], [2.0], [2.0], [2.0], [2.0], [0.05], [0.05]])
-_RISE_SD = 8.0  # of the height of a ramp
-_NEWTON_STEPS, _NEWTON_REACH, _CLOSE = 12, 4.0, 5e-2
 
 
 @dataclasses.dataclass(frozen=True)

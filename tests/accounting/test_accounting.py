@@ -18,6 +18,8 @@ from tests.accounting.ask import bounds, delta_bounds, least_delta
 from tests.long import long
 from tests.stats.reference import cases, rows
 
+approx = pytest.approx
+
 EVERY = list(accounting.accountants())
 SAMPLED = [name for name in EVERY if name != "gaussian"]
 
@@ -36,15 +38,15 @@ def test_without_sampling(row):
     def at(name: str) -> Bounds:
         return bounds(row["sigma"], row["T"], row["delta"], accountant=name)
 
-    assert at("gaussian").upper == pytest.approx(row["eps_exact"], abs=1e-6)
-    assert at("pld").upper == pytest.approx(row["pld"], abs=1e-4)
-    assert at("rdp").upper == pytest.approx(row["rdp_default"], rel=1e-2)
-    assert at("rdp").upper == pytest.approx(row["opacus_rdp_q1"], rel=1e-9)
+    assert at("gaussian").upper == approx(row["eps_exact"], abs=1e-6)
+    assert at("pld").upper == approx(row["pld"], abs=1e-4)
+    assert at("rdp").upper == approx(row["rdp_default"], rel=1e-2)
+    assert at("rdp").upper == approx(row["opacus_rdp_q1"], rel=1e-9)
     lower, estimate, upper = row["prv_gaussian"]
-    assert at("prv").lower == pytest.approx(lower, abs=1e-3)
-    assert at("prv").estimate == pytest.approx(estimate, abs=1e-3)
-    assert at("prv").upper == pytest.approx(upper, abs=1e-3)
-    assert at("prv").upper == pytest.approx(row["opacus_prv_q1"], abs=1e-3)
+    assert at("prv").lower == approx(lower, abs=1e-3)
+    assert at("prv").estimate == approx(estimate, abs=1e-3)
+    assert at("prv").upper == approx(upper, abs=1e-3)
+    assert at("prv").upper == approx(row["opacus_prv_q1"], abs=1e-3)
 
 
 @pytest.mark.slow
@@ -53,14 +55,14 @@ def test_prv_upper_ends(case):
     i = case["inputs"]
     found = bounds(i["sigma"], i["steps"], i["delta"], i["q"], "prv")
     assert found.accountant == "prv"
-    assert found.upper == pytest.approx(case["expected"]["eps"], abs=max(case["tol"], 1e-6))
+    assert found.upper == approx(case["expected"]["eps"], abs=max(case["tol"], 1e-6))
 
 
 @pytest.mark.parametrize("case", cases("rdp_eps"))
 def test_rdp_as_opacus(case):
     i = case["inputs"]
     found = accounting.epsilon(i["sigma"], i["steps"], i["delta"], i["q"], "rdp")
-    assert found == pytest.approx(case["expected"]["eps"], abs=case["tol"])
+    assert found == approx(case["expected"]["eps"], abs=case["tol"])
 
 
 @pytest.mark.parametrize("case", cases("rdp_vector"))
@@ -74,7 +76,7 @@ def test_rdp_at_single_orders(case):
 def test_rdp_conversion(case):
     orders = np.arange(2, 33)
     found, order = rdp.to_epsilon(np.full(len(orders), 1.1), orders, case["inputs"]["delta"])
-    assert found == pytest.approx(case["expected"]["eps"], abs=case["tol"])
+    assert found == approx(case["expected"]["eps"], abs=case["tol"])
     assert order == case["expected"]["order"]
 
 
@@ -89,7 +91,7 @@ def test_noise_multipliers_as_opacus(case):
     i, name = case["inputs"], case["family"].rsplit("_", 1)[1]
     steps = int(i["epochs"] / i["q"])
     found = accounting.noise_multiplier(i["eps"], steps, i["delta"], i["q"], name)
-    assert found == pytest.approx(case["expected"]["sigma"], abs=case["tol"])
+    assert found == approx(case["expected"]["sigma"], abs=case["tol"])
     claim = accounting.epsilon(found, steps, i["delta"], i["q"], name)
     assert i["eps"] - 0.01 <= claim <= i["eps"]
 
@@ -99,14 +101,14 @@ def test_noise_multiplier_of_the_clt_as_opacus(case):
     i = case["inputs"]
     steps = int(i["epochs"] / i["q"])
     found = accounting.clt_noise_multiplier(i["eps"], steps, i["delta"], i["q"])
-    assert found == pytest.approx(case["expected"]["sigma"], abs=case["tol"])
+    assert found == approx(case["expected"]["sigma"], abs=case["tol"])
 
 
 @pytest.mark.parametrize("case", cases("gaussian_sigma_T250"))
 def test_exact_noise_without_sampling(case):
     i = case["inputs"]
     found = accounting.noise_multiplier(i["eps"], i["T"], i["delta"])
-    assert found == pytest.approx(case["expected"]["noise_multiplier"], abs=case["tol"])
+    assert found == approx(case["expected"]["noise_multiplier"], abs=case["tol"])
 
 
 @pytest.mark.parametrize("case", cases("pld_noise"))
@@ -116,14 +118,14 @@ def test_pld_noise(case):
     found = accounting.noise_multiplier(
         i["eps"], i["steps"], i["delta"], i["q"], "pld", tolerance=1e-7
     )
-    assert found == pytest.approx(case["expected"]["std"], abs=case["tol"])
+    assert found == approx(case["expected"]["std"], abs=case["tol"])
 
 
 @pytest.mark.parametrize("case", cases("pld_delta"))
 def test_pld_delta(case):
     i = case["inputs"]
     found = least_delta(i["sigma"], i["steps"], i["eps"], i["q"], "pld")
-    assert found == pytest.approx(case["expected"]["delta"], abs=case["tol"])
+    assert found == approx(case["expected"]["delta"], abs=case["tol"])
 
 
 @pytest.mark.parametrize("case", cases("accountant_cross"))
@@ -131,9 +133,9 @@ def test_accountants_side_by_side(case):
     i, expected, tol = case["inputs"], case["expected"], case["tol"]
     setting = (i["sigma"], i["steps"], i["delta"], i["q"])
     for name, key in (("rdp", "opacus_rdp"), ("prv", "opacus_prv"), ("pld", "dpacc_pld_1e4")):
-        assert accounting.epsilon(*setting, name) == pytest.approx(expected[key], abs=tol)
+        assert accounting.epsilon(*setting, name) == approx(expected[key], abs=tol)
     clt = accounting.clt_epsilon(*setting)
-    assert clt == pytest.approx(expected["opacus_gdp_clt"], abs=tol)
+    assert clt == approx(expected["opacus_gdp_clt"], abs=tol)
     assert clt < accounting.epsilon(*setting, "pld")
 
 
@@ -153,7 +155,7 @@ def test_accountants_side_by_side(case):
     ],
 )
 def test_inlined_claims(setting, name, epsilon, tol):
-    assert accounting.epsilon(*setting, accountant=name) == pytest.approx(epsilon, abs=tol)
+    assert accounting.epsilon(*setting, accountant=name) == approx(epsilon, abs=tol)
 
 
 # --- what the accountants promise ----------------------------------------------------------------
@@ -175,7 +177,7 @@ def test_every_interval_contains_the_exact_value(name, noise, steps):
 @pytest.mark.parametrize("name", EVERY)
 def test_epsilon_and_delta_are_inverse(name):
     epsilon = accounting.epsilon(2.0, 10, 1e-5, accountant=name)
-    assert least_delta(2.0, 10, epsilon, accountant=name) == pytest.approx(1e-5, rel=0.1)
+    assert least_delta(2.0, 10, epsilon, accountant=name) == approx(1e-5, rel=0.1)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -214,7 +216,7 @@ def test_delta_curve_is_the_claim_as_a_curve():
 @pytest.mark.parametrize("name", EVERY)
 def test_replacement_doubles_the_sensitivity(name):
     replaced = accounting.epsilon(4.0, 10, 1e-5, accountant=name, adjacency="replace")
-    assert replaced == pytest.approx(
+    assert replaced == approx(
         accounting.epsilon(2.0, 10, 1e-5, accountant=name), rel=1e-9
     )  # fmt: skip
 
@@ -336,7 +338,7 @@ def test_rdp_twin_by_quadrature(order, noise, rate):
         for a, b in itertools.pairwise(points)
     )
     twin = (math.log(total) + peak) / (order - 1)
-    assert rdp.divergences(noise, 1, rate, [order])[0] == pytest.approx(twin, rel=1e-6)
+    assert rdp.divergences(noise, 1, rate, [order])[0] == approx(twin, rel=1e-6)
 
 
 def test_importing_loads_no_accounting_library():

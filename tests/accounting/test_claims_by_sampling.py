@@ -16,6 +16,8 @@ from dpaudit_ray.accounting import Training
 from dpaudit_ray.stats import gdp
 from tests.accounting.ask import bounds, least_delta
 
+approx = pytest.approx
+
 EVERY = list(accounting.accountants())
 SAMPLED = ("pld", "prv", "rdp")
 
@@ -61,7 +63,7 @@ def test_shuffled_curves_rise_by_epoch(name):
 def test_replacement_of_a_shuffled_record_moves_a_sum_twice_as_far(name):
     found = accounting.epsilon(4.0, 50, 1e-5, 0.1, name, "replace", "shuffle")
     assert found == accounting.epsilon(4.0, 50, 1e-5, 0.1, name, "replace", "balls-and-bins")
-    assert found == pytest.approx(accounting.epsilon(2.0, 5, 1e-5, accountant=name), rel=1e-9)
+    assert found == approx(accounting.epsilon(2.0, 5, 1e-5, accountant=name), rel=1e-9)
 
 
 def worst_order(noise: float, batches: int, trials: int, rng: np.random.Generator) -> float:
@@ -83,7 +85,7 @@ def test_no_attack_on_balls_in_bins_is_beyond_its_claim(name):
 
 def test_noise_for_an_epsilon_of_shuffled_batches():
     noise = accounting.noise_multiplier(4.0, 50, 1e-5, 0.1, sampling="shuffle")
-    assert accounting.epsilon(noise, 50, 1e-5, 0.1, sampling="shuffle") == pytest.approx(4.0)
+    assert accounting.epsilon(noise, 50, 1e-5, 0.1, sampling="shuffle") == approx(4.0)
     by_rdp = accounting.noise_multiplier(4.0, 50, 1e-5, 0.1, "rdp", sampling="shuffle")
     assert by_rdp > noise
 
@@ -99,7 +101,7 @@ def test_events_are_composed(name):
     first = accounting.epsilon(1.0, 100, 1e-5, 0.05, name)
     assert first < found < first + accounting.epsilon(1.3, 100, 1e-5, 0.02, name)
     assert accounting.events_epsilon(EVENTS[::2], 1e-5, name) == first
-    assert accounting.events_epsilon(reversed(EVENTS), 1e-5, name) == pytest.approx(found)
+    assert accounting.events_epsilon(reversed(EVENTS), 1e-5, name) == approx(found)
 
 
 def test_composed_events_agree_with_the_libraries():
@@ -108,20 +110,20 @@ def test_composed_events_agree_with_the_libraries():
     by_opacus = RDPAccountant()
     by_opacus.history = list(EVENTS)
     found = accounting.events_epsilon(by_opacus.history, 1e-5, "rdp")
-    assert found == pytest.approx(by_opacus.get_epsilon(1e-5), rel=1e-6)
+    assert found == approx(by_opacus.get_epsilon(1e-5), rel=1e-6)
     by_pld = accounting.events_epsilon(EVENTS, 1e-5, "pld")
-    assert by_pld == pytest.approx(accounting.events_epsilon(EVENTS, 1e-5, "prv"), abs=0.02)
+    assert by_pld == approx(accounting.events_epsilon(EVENTS, 1e-5, "prv"), abs=0.02)
     assert by_pld < found
 
 
 def test_gaussian_events_add_up_their_squares():
     found = accounting.events_epsilon([(4.0, 1.0, 16), (2.0, 1.0, 12)], 1e-5, "gaussian")
-    assert found == pytest.approx(gdp.epsilon(2.0, 1e-5))
-    assert accounting.events_epsilon([(4.0, 1.0, 16), (2.0, 1.0, 12)], 1e-5) == pytest.approx(
+    assert found == approx(gdp.epsilon(2.0, 1e-5))
+    assert accounting.events_epsilon([(4.0, 1.0, 16), (2.0, 1.0, 12)], 1e-5) == approx(
         found, abs=1e-4
     )
     halved = accounting.events_epsilon([(4.0, 1.0, 4), (2.0, 1.0, 3)], 1e-5, "gaussian", "replace")
-    assert halved == pytest.approx(found)
+    assert halved == approx(found)
 
 
 def test_events_that_say_nothing_or_all():

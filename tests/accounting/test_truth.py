@@ -27,6 +27,8 @@ from dpaudit_ray.accounting.pld import LossSum, Pld, advantage, step_losses
 from tests.accounting.ask import bounds, least_delta
 from tests.long import long
 
+approx = pytest.approx
+
 Complex = npt.NDArray[np.complex128]
 _SETTINGS, _NODES = 40, 3001
 
@@ -116,7 +118,7 @@ def test_no_claim_lies_below_the_truth(number):
 @pytest.mark.parametrize(("delta", "exact"), [(1e-12, 4.504), (1e-15, 5.799)])
 def test_small_deltas_do_not_drown_in_rounding(delta, exact):
     """At 1e-12 the PLD of dp_accounting gave 4.392: its transforms round to 1e-16 a cell."""
-    assert truth(0.7, 1e-3, 10_000, delta) == pytest.approx(exact, abs=1e-3)
+    assert truth(0.7, 1e-3, 10_000, delta) == approx(exact, abs=1e-3)
     for name in ("pld", "prv", "rdp"):
         claim = accounting.epsilon(0.7, 10_000, delta, 1e-3, name)
         assert claim >= truth(0.7, 1e-3, 10_000, delta)
@@ -125,14 +127,14 @@ def test_small_deltas_do_not_drown_in_rounding(delta, exact):
     assert accounting.epsilon(0.7, 10_000, delta, 1e-3, "pld") < exact + 1e-3
     halves = [(0.7, 1e-3, 5000), (0.7000001, 1e-3, 5000)]
     composed = accounting.events_epsilon(halves, delta)
-    assert composed == pytest.approx(truth(0.7, 1e-3, 10_000, delta), abs=1e-3)
+    assert composed == approx(truth(0.7, 1e-3, 10_000, delta), abs=1e-3)
 
 
 def test_where_all_records_are_seen_both_ends_are_exact():
     """At noise 5, 1e6 steps and δ = 1e-12 a lower end of 21406.52 lay above the exact ε."""
     exact = accounting.epsilon(5.0, 10**6, 1e-12)
     found = bounds(5.0, 10**6, 1e-12, accountant="pld")
-    assert found.lower == found.upper == exact == pytest.approx(21405.91, abs=0.01)
+    assert found.lower == found.upper == exact == approx(21405.91, abs=0.01)
 
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace"])
@@ -149,9 +151,9 @@ def test_sums_of_losses_are_those_of_plain_convolution(pessimistic, adjacency):
         for epsilon in (0.0, 0.5, 2.0, 6.0, 8.0):
             past = points > epsilon
             twin = float(-np.expm1(epsilon - points[past]) @ masses[past])
-            assert total.delta(epsilon) == pytest.approx(twin, rel=1e-6, abs=1e-38)
+            assert total.delta(epsilon) == approx(twin, rel=1e-6, abs=1e-38)
             if twin > 1e-15 and epsilon:
-                assert total.epsilon(twin) == pytest.approx(epsilon, abs=1e-6)
+                assert total.epsilon(twin) == approx(epsilon, abs=1e-6)
 
 
 @pytest.mark.parametrize("rate", [1e-3, 0.3, 1.0])

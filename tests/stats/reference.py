@@ -40,6 +40,12 @@ def rows(table: str) -> list[Any]:
     return [pytest.param(row, id=f"{table}-{i}") for i, row in enumerate(data)]
 
 
+def allowed(repetitions: int, level: float = 0.05) -> int:
+    """The 99.99 % quantile of the number of errors of a bound that errs at its level."""
+    k = np.arange(repetitions + 1)
+    return int(k[special.bdtr(k, repetitions, level) >= 0.9999][0])
+
+
 def two_worlds(n: int, mu: float) -> tuple[np.ndarray, np.ndarray]:
     """Scores at the quantiles of N(0, 1) and N(mu, 1), n per world, and their members."""
     quantiles = special.ndtri((np.arange(1, n + 1) - 0.5) / n)

@@ -26,6 +26,8 @@ from dpaudit_ray.stats import (
 )
 from tests.stats.reference import cases, rows, two_worlds
 
+approx = pytest.approx
+
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 
 
@@ -43,17 +45,17 @@ def test_clopper_pearson_intervals(case):
         (0.025, expected["two_sided95"]),
         (0.05, (expected["one_sided95"]["lower"], expected["one_sided95"]["upper"])),
     ):
-        assert stats.clopper_pearson_lower(k, n, alpha) == pytest.approx(low, abs=tol)
-        assert stats.clopper_pearson_upper(k, n, alpha) == pytest.approx(high, abs=tol)
+        assert stats.clopper_pearson_lower(k, n, alpha) == approx(low, abs=tol)
+        assert stats.clopper_pearson_upper(k, n, alpha) == approx(high, abs=tol)
 
 
 @pytest.mark.parametrize("row", rows("clopper_pearson"))
 def test_clopper_pearson_table(row):
     for key, alpha in (("one_sided_95", 0.05), ("two_sided_95", 0.025)):
-        assert stats.clopper_pearson_lower(row["k"], row["n"], alpha) == pytest.approx(
+        assert stats.clopper_pearson_lower(row["k"], row["n"], alpha) == approx(
             row[key]["lower"], abs=1e-8
         )
-        assert stats.clopper_pearson_upper(row["k"], row["n"], alpha) == pytest.approx(
+        assert stats.clopper_pearson_upper(row["k"], row["n"], alpha) == approx(
             row[key]["upper"], abs=1e-8
         )
 
@@ -74,22 +76,22 @@ def test_two_rates(case):
     alpha, delta = case["inputs"]["alpha_total"], case["inputs"].get("delta", 0.0)
     expected, tol = case["expected"], max(case["tol"], 1e-12)
     epsilon = threshold_rates.epsilon_lower(errors, sizes, delta, alpha)[0]
-    assert epsilon == pytest.approx(expected.get("eps", expected.get("eps_lo")), abs=tol)
+    assert epsilon == approx(expected.get("eps", expected.get("eps_lo")), abs=tol)
     if "mu_lo" in expected:
         mu = threshold_rates.mu_lower(errors, sizes, alpha)[0]
-        assert mu == pytest.approx(expected["mu_lo"], abs=tol)
+        assert mu == approx(expected["mu_lo"], abs=tol)
     if "acc" in expected:
-        assert special.expit(epsilon) == pytest.approx(expected["acc"], abs=tol)
+        assert special.expit(epsilon) == approx(expected["acc"], abs=tol)
 
 
 @pytest.mark.parametrize("case", cases("ceiling_perfect_attack"))
 def test_ceiling_of_a_perfect_attack(case):
     n, alpha = case["inputs"]["n_per_world"], case["inputs"]["alpha_total"]
     expected = case["expected"]
-    assert threshold_rates.epsilon_lower((0, 0), (n, n), 0.0, alpha)[0] == pytest.approx(
+    assert threshold_rates.epsilon_lower((0, 0), (n, n), 0.0, alpha)[0] == approx(
         expected["max_eps"], abs=1e-9
     )
-    assert threshold_rates.mu_lower((0, 0), (n, n), alpha)[0] == pytest.approx(
+    assert threshold_rates.mu_lower((0, 0), (n, n), alpha)[0] == approx(
         expected["max_mu"], abs=1e-9
     )
 
@@ -99,18 +101,18 @@ def test_bounds_from_counts(row):
     errors, sizes, delta = (row["FP"], row["FN"]), (row["n0"], row["n1"]), row["delta"]
     for key, alpha in (("two_sided", 0.05), ("one_sided", 0.1)):
         mu = threshold_rates.mu_lower(errors, sizes, alpha)[0]
-        assert threshold_rates.epsilon_lower(errors, sizes, delta, alpha)[0] == pytest.approx(
+        assert threshold_rates.epsilon_lower(errors, sizes, delta, alpha)[0] == approx(
             row[key]["eps_cp"], abs=1e-6
         )
-        assert mu == pytest.approx(row[key]["mu_gdp"], abs=1e-6)
-        assert gdp.epsilon(max(mu, 0), delta) == pytest.approx(row[key]["eps_gdp"], abs=1e-6)
+        assert mu == approx(row[key]["mu_gdp"], abs=1e-6)
+        assert gdp.epsilon(max(mu, 0), delta) == approx(row[key]["eps_gdp"], abs=1e-6)
     accuracy = row["accuracy_one_sided_95"]
     rate = stats.clopper_pearson_lower(accuracy["correct"], accuracy["R"], 0.05)
     mu = guess_count_bound.mu_from_accuracy(rate)
-    assert rate == pytest.approx(accuracy["p_lower"], abs=1e-6)
-    assert mu == pytest.approx(accuracy["mu"], abs=1e-6)
-    assert gdp.epsilon(mu, delta) == pytest.approx(accuracy["eps_gdp"], abs=1e-6)
-    assert guess_count_bound.epsilon_from_accuracy(rate, delta) == pytest.approx(
+    assert rate == approx(accuracy["p_lower"], abs=1e-6)
+    assert mu == approx(accuracy["mu"], abs=1e-6)
+    assert gdp.epsilon(mu, delta) == approx(accuracy["eps_gdp"], abs=1e-6)
+    assert guess_count_bound.epsilon_from_accuracy(rate, delta) == approx(
         accuracy["eps_pure"], abs=1e-6
     )
 
@@ -119,30 +121,28 @@ def test_bounds_from_counts(row):
 def test_gaussian_conversions(case):
     inputs, expected = case["inputs"], case["expected"]
     if "delta" in expected:
-        assert gdp.delta(inputs["eps"], inputs["mu"]) == pytest.approx(
-            expected["delta"], abs=case["tol"]
-        )
+        assert gdp.delta(inputs["eps"], inputs["mu"]) == approx(expected["delta"], abs=case["tol"])
     elif "tpr" in expected:
-        assert gdp.true_positive_rate(inputs["fpr"], inputs["mu"]) == pytest.approx(
+        assert gdp.true_positive_rate(inputs["fpr"], inputs["mu"]) == approx(
             expected["tpr"], abs=case["tol"]
         )
     else:
         for delta in (1e-5, 1e-6):
             expect = expected[f"eps@{'1e-5' if delta == 1e-5 else '1e-6'}"]
-            assert gdp.epsilon(inputs["mu"], delta) == pytest.approx(expect, abs=case["tol"])
+            assert gdp.epsilon(inputs["mu"], delta) == approx(expect, abs=case["tol"])
 
 
 @pytest.mark.parametrize("row", rows("mu_to_eps"))
 def test_mu_to_epsilon_table(row):
     for delta in (1e-3, 1e-5, 1e-6):
         found = gdp.epsilon(row["mu"], delta)
-        assert found == pytest.approx(row[f"eps_delta_{delta:g}"], abs=1e-6)
-        assert gdp.mu(found, delta) == pytest.approx(row["mu"], abs=1e-8)
+        assert found == approx(row[f"eps_delta_{delta:g}"], abs=1e-6)
+        assert gdp.mu(found, delta) == approx(row["mu"], abs=1e-8)
 
 
 @pytest.mark.parametrize("pair", rows("eps_to_mu_delta_1e-5"))
 def test_epsilon_to_mu_table(pair):
-    assert gdp.mu(float(pair[0]), 1e-5) == pytest.approx(pair[1], abs=1e-8)
+    assert gdp.mu(float(pair[0]), 1e-5) == approx(pair[1], abs=1e-8)
 
 
 @pytest.mark.parametrize("case", cases("one_run_p", "one_run_eps", "one_run_trap"))
@@ -150,46 +150,46 @@ def test_one_run_theorem(case):
     i, expected = case["inputs"], case["expected"]
     if "p" in expected:
         found = one_run.p_value(i["v"], i["r"], i["m"], i["eps"], i["delta"])
-        assert found == pytest.approx(expected["p"], abs=case["tol"])
+        assert found == approx(expected["p"], abs=case["tol"])
         return
     found = stats.one_run.epsilon_lower(i["v"], i["r"], i["m"], i["delta"], 1 - i["p"])
     names = [k for k in ("eps", "eps_right", "steinke_exact") if k in expected]
     tol = case["tol"]["steinke_exact"] if isinstance(case["tol"], dict) else case["tol"]
-    assert found == pytest.approx(expected[names[0]], abs=max(tol, 1e-12))
+    assert found == approx(expected[names[0]], abs=max(tol, 1e-12))
     if "eps_wrong_off_by_one" in expected:
         assert abs(found - expected["eps_wrong_off_by_one"]) > 1e-3
     if "xiang_order_stat_gdp" in expected:
         mu = one_run_fdp.gaussian_mu(i["v"], i["r"], i["m"], 1 - i["p"])
         expect = expected["xiang_order_stat_gdp"]
-        assert gdp.epsilon(mu, i["delta"]) == pytest.approx(expect, abs=1e-3)
+        assert gdp.epsilon(mu, i["delta"]) == approx(expect, abs=1e-3)
 
 
 @pytest.mark.parametrize("row", rows("steinke_thm31"))
 def test_one_run_table(row):
     found = one_run.epsilon_lower(row["v"], row["r"], row["m"], row["delta"], 1 - row["p"])
-    assert found == pytest.approx(row["eps"], abs=1e-5)
+    assert found == approx(row["eps"], abs=1e-5)
 
 
 @pytest.mark.parametrize("row", rows("steinke_pvalues"))
 def test_one_run_p_values(row):
     found = one_run.p_value(row["v"], row["r"], row["m"], row["eps"], row["delta"])
-    assert found == pytest.approx(row["pvalue"], abs=1e-9)
+    assert found == approx(row["pvalue"], abs=1e-9)
 
 
 @pytest.mark.parametrize("case", cases("one_run_fdp_gdp"))
 def test_one_run_fdp(case):
     i = case["inputs"]
     mu = one_run_fdp.mu_lower(i["v"], i["r"], i["m"], 1 - i["p"])
-    assert gdp.epsilon(mu, i["delta"]) == pytest.approx(case["expected"]["eps"], abs=case["tol"])
+    assert gdp.epsilon(mu, i["delta"]) == approx(case["expected"]["eps"], abs=case["tol"])
 
 
 @pytest.mark.parametrize("row", rows("one_run_fdp_mahloujifar"))
 def test_one_run_fdp_table(row):
     mu = one_run_fdp.mu_lower(row["v"], row["r"], row["m"], 0.95)
-    assert mu == pytest.approx(row["mu"], abs=1e-4)
-    assert gdp.epsilon(mu, row["delta"]) == pytest.approx(row["eps_fdp"], abs=1e-4)
+    assert mu == approx(row["mu"], abs=1e-4)
+    assert gdp.epsilon(mu, row["delta"]) == approx(row["eps_fdp"], abs=1e-4)
     steinke = one_run.epsilon_lower(row["v"], row["r"], row["m"], row["delta"], 0.95)
-    assert steinke == pytest.approx(row["eps_steinke"], abs=1e-5)
+    assert steinke == approx(row["eps_steinke"], abs=1e-5)
 
 
 @pytest.mark.parametrize("case", cases("one_run_order_stat_tail"))
@@ -199,7 +199,7 @@ def test_one_run_order_statistics(case):
     if not i["null"].startswith("Gaussian"):
         pytest.skip("only Gaussian canaries are counted by their order")
     found = one_run_fdp.gaussian_p_value(*counts, float(i["null"].split("=")[1]))
-    assert found == pytest.approx(case["expected"]["p"], abs=1e-6)
+    assert found == approx(case["expected"]["p"], abs=1e-6)
 
 
 @pytest.mark.parametrize("row", rows("anytime_beta_binomial"))
@@ -207,13 +207,11 @@ def test_beta_binomial_mixture(row):
     hits, t, prior = row["correct"], row["t"], tuple(row["prior"])
     lower = e_process.anytime_lower(hits, t, row["alpha"], prior)
     mu = guess_count_bound.mu_from_accuracy(lower)
-    assert lower == pytest.approx(row["p_lower"], abs=1e-6)
-    assert mu == pytest.approx(row["mu"], abs=1e-6)
-    assert gdp.epsilon(mu, 1e-5) == pytest.approx(row["eps_gdp_1e5"], abs=1e-6)
-    assert e_process.log_mixture(0.5, hits, t, prior) == pytest.approx(
-        row["logM_at_half"], abs=1e-6
-    )
-    assert e_process.log_mixture(0.6, hits, t, prior) == pytest.approx(row["logM_at_06"], abs=1e-6)
+    assert lower == approx(row["p_lower"], abs=1e-6)
+    assert mu == approx(row["mu"], abs=1e-6)
+    assert gdp.epsilon(mu, 1e-5) == approx(row["eps_gdp_1e5"], abs=1e-6)
+    assert e_process.log_mixture(0.5, hits, t, prior) == approx(row["logM_at_half"], abs=1e-6)
+    assert e_process.log_mixture(0.6, hits, t, prior) == approx(row["logM_at_06"], abs=1e-6)
 
 
 @pytest.mark.parametrize("row", rows("sequential_power"))
@@ -226,15 +224,13 @@ def test_sequential_bounds_on_deterministic_outcomes(row):
         return gdp.epsilon(guess_count_bound.mu_from_accuracy(rate), 1e-5)
 
     fixed = stats.clopper_pearson_lower(hits, R, 0.05)
-    assert epsilon(fixed) == pytest.approx(row["cp_fixedR"], abs=2e-3)
+    assert epsilon(fixed) == approx(row["cp_fixedR"], abs=2e-3)
     for key, prior in (
         ("bb(1,1)", (1.0, 1.0)),
         ("bb(.5,.5)", (0.5, 0.5)),
         ("bb tuned@R", (p * R / 4, (1 - p) * R / 4)),
     ):
-        assert epsilon(e_process.anytime_lower(hits, R, 0.05, prior)) == pytest.approx(
-            row[key], abs=2e-3
-        )
+        assert epsilon(e_process.anytime_lower(hits, R, 0.05, prior)) == approx(row[key], abs=2e-3)
     for looks in (10, 50):
         ends = np.array([R * j // looks for j in range(1, looks + 1)])
         seen = [(int(n), round(n * p)) for n in ends]
@@ -247,7 +243,7 @@ def test_sequential_bounds_on_deterministic_outcomes(row):
 
 @pytest.mark.parametrize("pair", rows("ell_local_level_one_sided_0.025"))
 def test_equal_local_levels(pair):
-    assert error_rates.local_level(int(pair[0]), 0.025) == pytest.approx(pair[1], rel=1e-3)
+    assert error_rates.local_level(int(pair[0]), 0.025) == approx(pair[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("row", rows("deterministic_scores"))
@@ -255,34 +251,34 @@ def test_deterministic_scores(row):
     n, mu = row["n_per_world"], row["mu"]
     scores, members = two_worlds(n, mu)
     alg4 = stats.estimate(scores, members, **LEVEL, method="paper-gdp")
-    assert alg4.mu_lower == pytest.approx(row["paper_alg4_two_sided_cp_max"]["mu"], abs=1e-6)
-    assert alg4.epsilon_lower == pytest.approx(row["paper_alg4_two_sided_cp_max"]["eps"], abs=1e-6)
+    assert alg4.mu_lower == approx(row["paper_alg4_two_sided_cp_max"]["mu"], abs=1e-6)
+    assert alg4.epsilon_lower == approx(row["paper_alg4_two_sided_cp_max"]["eps"], abs=1e-6)
     nasr = stats.estimate(scores, members, **LEVEL, method="paper-eps-delta")
-    assert nasr.epsilon_lower == pytest.approx(row["nasr_eq5_two_sided_cp_max"], abs=1e-6)
+    assert nasr.epsilon_lower == approx(row["nasr_eq5_two_sided_cp_max"], abs=1e-6)
     fixed = stats.estimate(scores, members, **LEVEL, method="gdp", threshold="fixed", value=mu / 2)
     expected = row["fixed_threshold_mu/2"]
-    assert fixed.mu_lower == pytest.approx(expected["mu_two_sided"], abs=1e-6)
-    assert fixed.epsilon_lower == pytest.approx(expected["eps_two_sided"], abs=1e-6)
+    assert fixed.mu_lower == approx(expected["mu_two_sided"], abs=1e-6)
+    assert fixed.epsilon_lower == approx(expected["eps_two_sided"], abs=1e-6)
     hits = 2 * n - expected["FP"] - expected["FN"]
     rate = stats.clopper_pearson_lower(hits, 2 * n, 0.05)
-    assert rate == pytest.approx(expected["acc_p_lower"], abs=1e-6)
-    assert guess_count_bound.mu_from_accuracy(rate) == pytest.approx(expected["mu_acc"], abs=1e-6)
+    assert rate == approx(expected["acc_p_lower"], abs=1e-6)
+    assert guess_count_bound.mu_from_accuracy(rate) == approx(expected["mu_acc"], abs=1e-6)
 
 
 @pytest.mark.parametrize("row", rows("power_plan"))
 def test_power_plan(row):
     # The reference searches to 0.2 %, and states 0.5 % as its tolerance.
     found = power.trials_needed(row["eps"], row["rel"], 0.8, **LEVEL)
-    assert found == pytest.approx(row["R_gdp_exact80"], rel=0.005)
+    assert found == approx(row["R_gdp_exact80"], rel=0.005)
 
 
 @pytest.mark.parametrize("row", rows("max_certifiable_perfect_attack"))
 def test_largest_certifiable(row):
     for method, key in (("accuracy", "eps_acc"), ("eps-delta", "eps_cp_epsdelta")):
         found = power.largest_certifiable(row["R"], **LEVEL, method=method)
-        assert found == pytest.approx(row[key], abs=1e-3)
+        assert found == approx(row[key], abs=1e-3)
     rate = stats.clopper_pearson_lower(row["R"], row["R"], 0.05)
-    assert guess_count_bound.epsilon_from_accuracy(rate, 1e-5) == pytest.approx(
+    assert guess_count_bound.epsilon_from_accuracy(rate, 1e-5) == approx(
         row["eps_guess_pure"], abs=1e-3
     )
 
@@ -303,7 +299,7 @@ def test_label_bounds(row):
     for name, column in by_column.items():
         expected = [record[name] for record in row["rows"]]
         np.testing.assert_allclose(column, expected, atol=1e-6, err_msg=name)
-    assert np.max(found.epsilon) == pytest.approx(row["max_LB"], abs=1e-6)
+    assert np.max(found.epsilon) == approx(row["max_LB"], abs=1e-6)
     assert np.all(found.mu <= label.mu_upper(row["sigma"]) + 1e-12)
 
 
@@ -311,14 +307,14 @@ def test_label_bounds(row):
 def test_nasr_quoted(pair):
     name, value = pair
     if name == "quoted_5_60":
-        assert threshold_rates.epsilon_lower((0, 0), (1000, 1000), 1e-5, 0.05)[0] == pytest.approx(
+        assert threshold_rates.epsilon_lower((0, 0), (1000, 1000), 1e-5, 0.05)[0] == approx(
             value["value_eps"], abs=1e-9
         )
     elif name == "quoted_0_31":
         found = threshold_rates.epsilon_lower((2, 983), (1000, 1000), 1e-5, 0.05)[0]
-        assert found == pytest.approx(value["value_eps"], abs=1e-6)
+        assert found == approx(value["value_eps"], abs=1e-6)
     else:
-        assert stats.clopper_pearson_upper(2, 1000, 0.025) == pytest.approx(value["n1000_two"])
+        assert stats.clopper_pearson_upper(2, 1000, 0.025) == approx(value["n1000_two"])
 
 
 @pytest.mark.parametrize("pair", rows("steinke_quoted"))
@@ -327,12 +323,12 @@ def test_steinke_quoted(pair):
     if name == "fig9_10000_98_2pct":
         for delta, key in ((0.0, "delta0"), (1e-5, "delta_1e5")):
             found = one_run.epsilon_lower(value["v"], 10_000, 10_000, delta, 0.95)
-            assert found == pytest.approx(value[key], abs=1e-6)
+            assert found == approx(value[key], abs=1e-6)
     elif name == "fig10_gaussian_upper":
-        assert gdp.epsilon(1.0, 1e-5) == pytest.approx(value["computed"], abs=1e-9)
+        assert gdp.epsilon(1.0, 1e-5) == approx(value["computed"], abs=1e-9)
     else:
         found = one_run.epsilon_lower(1429, 1500, 100_000, 1e-5, 0.95)
-        assert found == pytest.approx(value, abs=1e-6)
+        assert found == approx(value, abs=1e-6)
 
 
 @pytest.mark.parametrize("pair", rows("gdp_conversion_is_not_valid_for_non_gaussian"))
@@ -343,13 +339,13 @@ def test_reading_randomised_response_as_gaussian_overstates_it(pair):
     for row in values:
         mu = guess_count_bound.mu_from_accuracy(row["acc"])
         true = guess_count_bound.epsilon_from_accuracy(row["acc"], 0.0)
-        assert true == pytest.approx(row["eps_true_pure"], abs=1e-3)
-        assert mu == pytest.approx(row["mu_gdp"], abs=1e-3)
-        assert gdp.epsilon(mu, 1e-5) == pytest.approx(row["eps_gdp_1e5"], abs=1e-3)
+        assert true == approx(row["eps_true_pure"], abs=1e-3)
+        assert mu == approx(row["mu_gdp"], abs=1e-3)
+        assert gdp.epsilon(mu, 1e-5) == approx(row["eps_gdp_1e5"], abs=1e-3)
         fpr = np.linspace(0, 1, 20_001)
         curve = profile.true_positive_rate(fpr, [0.0, true], [2 * row["acc"] - 1, 0.0])
         gap = np.max(np.abs(gdp.true_positive_rate(fpr, mu) - curve))
-        assert gap == pytest.approx(row["sup_tradeoff_gap"], abs=1e-3)
+        assert gap == approx(row["sup_tradeoff_gap"], abs=1e-3)
 
 
 # --- inlined, for a checkout without the reference file ------------------------------------------
@@ -366,9 +362,9 @@ def test_reading_randomised_response_as_gaussian_overstates_it(pair):
     ],
 )
 def test_inlined_gaussian_conversions(mu, delta, epsilon):
-    assert gdp.epsilon(mu, delta) == pytest.approx(epsilon, abs=1e-9)
-    assert gdp.mu(epsilon, delta) == pytest.approx(mu, abs=1e-9)
-    assert gdp.delta(epsilon, mu) == pytest.approx(delta, rel=1e-8)
+    assert gdp.epsilon(mu, delta) == approx(epsilon, abs=1e-9)
+    assert gdp.mu(epsilon, delta) == approx(mu, abs=1e-9)
+    assert gdp.delta(epsilon, mu) == approx(delta, rel=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -384,23 +380,23 @@ def test_inlined_gaussian_conversions(mu, delta, epsilon):
 )
 def test_inlined_one_run_bounds(v, r, m, delta, confidence, epsilon):
     found = one_run.epsilon_lower(v, r, m, delta, confidence)
-    assert found == pytest.approx(epsilon, abs=1e-6)
+    assert found == approx(epsilon, abs=1e-6)
 
 
 def test_inlined_counts():
-    assert threshold_rates.epsilon_lower((0, 0), (1000, 1000), 1e-5, 0.05)[0] == pytest.approx(
+    assert threshold_rates.epsilon_lower((0, 0), (1000, 1000), 1e-5, 0.05)[0] == approx(
         5.6005774942916355, abs=1e-9
     )
-    assert threshold_rates.mu_lower((61, 61), (2500, 2500), 0.05)[0] == pytest.approx(
+    assert threshold_rates.mu_lower((61, 61), (2500, 2500), 0.05)[0] == approx(
         3.7259291519403908, abs=1e-9
     )
-    assert stats.clopper_pearson_lower(4878, 5000, 0.05) == pytest.approx(0.9716978117309093)
+    assert stats.clopper_pearson_lower(4878, 5000, 0.05) == approx(0.9716978117309093)
 
 
 def test_inlined_simultaneous_and_sequential():
     scores, members = two_worlds(500, 1.0)
     alg4 = stats.estimate(scores, members, **LEVEL, method="paper-gdp")
-    assert alg4.epsilon_lower == pytest.approx(3.242088875308495, abs=1e-6)
-    assert e_process.anytime_lower(678, 1000, 0.05) == pytest.approx(0.6287501593915987, abs=1e-9)
-    assert one_run_fdp.mu_lower(90, 100, 100, 0.95) == pytest.approx(0.8413762981, abs=1e-8)
-    assert power.trials_needed(4, 0.2, 0.8, **LEVEL) == pytest.approx(1602, rel=0.005)
+    assert alg4.epsilon_lower == approx(3.242088875308495, abs=1e-6)
+    assert e_process.anytime_lower(678, 1000, 0.05) == approx(0.6287501593915987, abs=1e-9)
+    assert one_run_fdp.mu_lower(90, 100, 100, 0.95) == approx(0.8413762981, abs=1e-8)
+    assert power.trials_needed(4, 0.2, 0.8, **LEVEL) == approx(1602, rel=0.005)

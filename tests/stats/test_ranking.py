@@ -17,6 +17,8 @@ from dpaudit_ray.stats.trial_log import Diverged
 from tests.long import LONG, long
 from tests.stats.reference import drawn_costs, drawn_mistakes, gaussian_trials, randomised_response
 
+approx = pytest.approx
+
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 
 
@@ -34,7 +36,7 @@ IDS = ["gaussian", "strong", "point", "three", "unsorted"]
 def test_a_claim_is_a_mixture_of_coins(curve: Curve) -> None:
     """δ at each claimed ε, computed from the coins, is what was claimed or implied by the rest."""
     coins = Responses.from_curve(curve)
-    assert coins.shares.sum() == pytest.approx(1.0)
+    assert coins.shares.sum() == approx(1.0)
     assert coins.shares.min() >= 0
     for epsilon, delta in zip(curve.epsilons, curve.deltas, strict=True):
         excess = (1 - coins.mistakes) - math.exp(epsilon) * coins.mistakes
@@ -42,13 +44,13 @@ def test_a_claim_is_a_mixture_of_coins(curve: Curve) -> None:
         assert found <= delta + 1e-12
     # No point can be made smaller without another one: the first is met exactly where it binds.
     if len(curve.epsilons) > 10:
-        assert found == pytest.approx(delta, rel=1e-6)
+        assert found == approx(delta, rel=1e-6)
 
 
 def test_a_gaussian_claim_errs_like_a_gaussian() -> None:
     for mu in (0.01, 1.0, 6.0):
         coins = Responses.from_curve(gaussian(mu))
-        assert coins.shares @ coins.mistakes == pytest.approx(special.ndtr(-mu / 2), rel=1e-9)
+        assert coins.shares @ coins.mistakes == approx(special.ndtr(-mu / 2), rel=1e-9)
 
 
 def test_claims_that_no_number_can_hold() -> None:
@@ -60,10 +62,10 @@ def test_claims_that_no_number_can_hold() -> None:
         gaussian(0.0),
     ):
         coins = Responses.from_curve(curve)
-        assert coins.shares.sum() == pytest.approx(1.0)
+        assert coins.shares.sum() == approx(1.0)
         for size in (50, 500):
             costs = distribution(size, ClaimKey.from_curve(curve))[1]
-            assert costs.below[-1] == pytest.approx(1.0)
+            assert costs.below[-1] == approx(1.0)
 
 
 @pytest.mark.parametrize("curve", CLAIMS, ids=IDS)
@@ -128,7 +130,7 @@ def test_costs_are_drawn_like_trial_by_trial() -> None:
         for q in (0.02, 0.1, 0.5, 0.9):
             at = costs.first + int(np.searchsorted(costs.below, q))
             share = costs.at_most(at)
-            assert np.mean(found <= at) == pytest.approx(
+            assert np.mean(found <= at) == approx(
                 share, abs=4 * math.sqrt(share * (1 - share) / draws)
             )
 
@@ -199,7 +201,7 @@ def test_weights_fall_and_cost_adds_up() -> None:
         weights.costs[np.searchsorted(weights.edges, rank, side="right") - 1]
         for rank in np.flatnonzero(wrong)
     )
-    assert weights.cost(Group(wrong)) == pytest.approx(loop)
+    assert weights.cost(Group(wrong)) == approx(loop)
 
 
 def test_no_choice_of_guesses_beats_the_surest_first() -> None:
@@ -238,10 +240,10 @@ def not_first(right: np.ndarray, share: float, rng: np.random.Generator) -> np.n
 def test_the_midpoint_needs_no_bits() -> None:
     rng = np.random.default_rng(4)
     scores, _ = gaussian_trials(rng, 2000, 6.0)
-    assert two_means(scores) == pytest.approx(3.0, abs=0.15)
+    assert two_means(scores) == approx(3.0, abs=0.15)
     assert two_means(np.array([np.nan, np.inf, 1.0, 5.0])) == 3.0
     assert math.isnan(two_means(np.array([np.nan])))
-    assert two_means(np.array([1e308, -1e308, 1e308, -1e308])) == pytest.approx(0.0)
+    assert two_means(np.array([1e308, -1e308, 1e308, -1e308])) == approx(0.0)
     assert two_means(np.zeros(9)) == 0.0
 
 
@@ -346,5 +348,5 @@ def test_two_means_of_sorted_values_are_those_of_any_order() -> None:
     for _ in range(200):
         n = int(rng.integers(1, 60))
         values = rng.normal(size=n) * rng.choice([1e-3, 1, 1e6]) + rng.choice([0, 5], size=n)
-        assert two_means(values) == pytest.approx(slow_two_means(values), rel=1e-9, abs=1e-12)
+        assert two_means(values) == approx(slow_two_means(values), rel=1e-9, abs=1e-12)
         assert two_means(values) == two_means(rng.permutation(values))

@@ -14,6 +14,8 @@ from dpaudit_ray.stats import Status, curve, e_process, gdp
 from dpaudit_ray.stats.claim_verdict import ClaimTest, RunTest, largest_accuracy
 from tests.stats.reference import several_canaries
 
+approx = pytest.approx
+
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 LONG = "DPAUDIT_LONG" in os.environ
 MU = 1.0
@@ -85,7 +87,7 @@ def test_the_threshold_of_a_run_comes_from_runs_before_it() -> None:
         shares.append(((scores[run] > middle) == bits[run]).mean())
     rate = e_process.mean_lower(shares, 0.05)
     found = several_canaries(scores, bits)
-    assert found.mu_lower == pytest.approx(2 * special.ndtri(rate), abs=1e-9)
+    assert found.mu_lower == approx(2 * special.ndtri(rate), abs=1e-9)
 
 
 def test_a_run_without_output_guessed_nothing() -> None:
@@ -154,13 +156,13 @@ def test_a_false_claim_is_refuted_and_the_noise_found() -> None:
     assert after % CANARIES == 0
     assert after < 400 * CANARIES / 2
     noise = test.effective_noise(lambda noise: claimed(1 / noise), 1.0, 0.05)
-    assert noise == pytest.approx(0.5, rel=0.15)
+    assert noise == approx(0.5, rel=0.15)
     assert noise > 0.5
     assert test.share_found(0.7, 0.05, 20) == 1.0
 
 
 def test_the_largest_accuracy_of_a_gaussian_claim_is_its_own() -> None:
-    assert largest_accuracy(claimed(1.3)) == pytest.approx(float(special.ndtr(0.65)), rel=1e-6)
+    assert largest_accuracy(claimed(1.3)) == approx(float(special.ndtr(0.65)), rel=1e-6)
     epsilons = np.linspace(0, 5, 20)
     pure = curve.Curve(epsilons, np.asarray(gdp.delta(epsilons, 1.3)))
-    assert largest_accuracy(pure) == pytest.approx(float(special.ndtr(0.65)), rel=1e-6)
+    assert largest_accuracy(pure) == approx(float(special.ndtr(0.65)), rel=1e-6)

@@ -13,6 +13,8 @@ from dpaudit_ray import accounting, stats
 from dpaudit_ray.stats import budget, one_run, one_run_fdp, threshold_rates
 from tests.stats.reference import gaussian_trials, two_worlds
 
+approx = pytest.approx
+
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 MANY_RUN = [n for n, cls in stats.estimators().items() if not (cls.one_run or cls.by_run)]
 ONE_RUN = sorted(name for name, cls in stats.estimators().items() if cls.one_run)
@@ -43,12 +45,12 @@ def test_02_gdp_shows_nothing_on_null_and_reversed_scores():
 
 def test_03_04_one_run_is_not_off_by_one_and_pays_for_delta():
     without = one_run.epsilon_lower(75, 100, 1000, 0.0, 0.95)
-    assert without == pytest.approx(0.702214, abs=1e-6)
+    assert without == approx(0.702214, abs=1e-6)
     found = one_run.epsilon_lower(75, 100, 1000, 1e-4, 0.95)
-    assert found == pytest.approx(0.672985, abs=1e-6)
+    assert found == approx(0.672985, abs=1e-6)
     assert abs(found - 0.674808) > 1e-3
     longer = one_run.epsilon_lower(1439, 1510, 100_000, 1e-5, 0.95)
-    assert longer == pytest.approx(2.67585100768, abs=1e-8)
+    assert longer == approx(2.67585100768, abs=1e-8)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1.0])
@@ -94,8 +96,8 @@ def test_07_ties_equal_scores_and_diverged_runs(method):
 def test_08_unequal_worlds_must_not_be_swapped():
     right = threshold_rates.epsilon_lower((5, 200), (1000, 400), 1e-5, 0.05)[0]
     swapped = threshold_rates.epsilon_lower((5, 200), (400, 1000), 1e-5, 0.05)[0]
-    assert right != pytest.approx(swapped, abs=0.1)
-    assert threshold_rates.mu_lower((5, 200), (1000, 400), 0.05)[0] != pytest.approx(
+    assert right != approx(swapped, abs=0.1)
+    assert threshold_rates.mu_lower((5, 200), (1000, 400), 0.05)[0] != approx(
         threshold_rates.mu_lower((5, 200), (400, 1000), 0.05)[0], abs=0.1
     )
 
@@ -104,7 +106,7 @@ def test_09_one_sided_alpha_is_a_two_sided_interval_at_twice_alpha():
     for k, n in ((3, 50), (400, 1000)):
         # The equal-tailed interval at 2 alpha leaves alpha on either side.
         upper = stats.clopper_pearson_upper(k, n, 0.05)
-        assert special.bdtr(k, n, upper) == pytest.approx(0.05)
+        assert special.bdtr(k, n, upper) == approx(0.05)
         assert stats.clopper_pearson_upper(k, n, 0.1 / 2) == upper
     # A bound at `confidence` spends 1 - confidence in all, half of it on either rate.
     scores, members = two_worlds(200, 1.0)
@@ -115,15 +117,15 @@ def test_09_one_sided_alpha_is_a_two_sided_interval_at_twice_alpha():
     by_hand = threshold_rates.epsilon_of_rates(
         stats.clopper_pearson_upper(fp, 200, 0.05), stats.clopper_pearson_upper(fn, 200, 0.05), 1e-5
     )
-    assert found.epsilon_lower == pytest.approx(by_hand, rel=1e-12)  # last bits differ by numpy
+    assert found.epsilon_lower == approx(by_hand, rel=1e-12)  # last bits differ by numpy
 
 
 def test_10_step_counts_are_part_of_a_claim():
     assert (int(90 // 0.04), int(90 / 0.04)) == (2249, 2250)
     fewer = accounting.epsilon(1.5, 2249, 1e-5, 0.04, "prv")
     more = accounting.epsilon(1.5, 2250, 1e-5, 0.04, "prv")
-    assert fewer == pytest.approx(6.777396, abs=1e-5)
-    assert more == pytest.approx(6.779132, abs=1e-5)
+    assert fewer == approx(6.777396, abs=1e-5)
+    assert more == approx(6.779132, abs=1e-5)
     with pytest.raises(ValueError, match="steps must be a whole number"):
         accounting.epsilon(1.5, 90 / 0.04, 1e-5, 0.04, "prv")
 
@@ -167,8 +169,8 @@ def test_13_clt_accounting_is_refused_for_claims():
 def test_14_many_tests_share_one_error_budget():
     audit = budget.Budget(0.95, ("accuracy", "eps-delta"), (50, 100, 150, 200, 250))
     assert budget.SweepBudget((audit,)).parts == 10
-    assert budget.SweepBudget((audit,)).each == pytest.approx(0.995)
-    assert budget.SweepBudget((budget.Budget(0.95),)).each == pytest.approx(0.95)
+    assert budget.SweepBudget((audit,)).each == approx(0.995)
+    assert budget.SweepBudget((budget.Budget(0.95),)).each == approx(0.95)
     for field, value in (("estimators", ("a", "a")), ("steps", (1, 1)), ("confidence", 1.0)):
         with pytest.raises(ValueError, match=field):
             dataclasses.replace(audit, **{field: value})
@@ -185,4 +187,4 @@ def test_14_many_tests_share_one_error_budget():
 
 def test_14b_averages_of_evidence_need_no_split():
     logs = [math.log(30.0), math.log(0.1), -math.inf]
-    assert math.exp(budget.average_evidence(logs)) == pytest.approx(30.1 / 3)
+    assert math.exp(budget.average_evidence(logs)) == approx(30.1 / 3)

@@ -29,6 +29,8 @@ from dpaudit_ray.stats import (
 from dpaudit_ray.stats.payoffs import Portfolio
 from tests.stats.reference import gaussian_trials, laplace_trials
 
+approx = pytest.approx
+
 
 def binomial(k: int, n: int, p: float) -> float:
     return math.comb(n, k) * p**k * (1 - p) ** (n - k)
@@ -45,8 +47,8 @@ def tail(k: int, n: int, p: float) -> float:
 def test_clopper_pearson_is_the_root_of_a_binomial_tail(k, n, alpha):
     lower = optimize.brentq(lambda p: tail(k, n, p) - alpha, 0, 1, xtol=1e-13)
     upper = optimize.brentq(lambda p: 1 - tail(k + 1, n, p) - alpha, 0, 1, xtol=1e-13)
-    assert stats.clopper_pearson_lower(k, n, alpha) == pytest.approx(lower, abs=1e-10)
-    assert stats.clopper_pearson_upper(k, n, alpha) == pytest.approx(upper, abs=1e-10)
+    assert stats.clopper_pearson_lower(k, n, alpha) == approx(lower, abs=1e-10)
+    assert stats.clopper_pearson_upper(k, n, alpha) == approx(upper, abs=1e-10)
 
 
 @pytest.mark.parametrize(("mu", "epsilon"), [(0.3, 0.1), (1.0, 1.5), (2.5, 4.0)])
@@ -58,7 +60,7 @@ def test_gaussian_delta_is_the_hockey_stick_integral(mu, epsilon):
 
     start = epsilon / mu + mu / 2
     twin = integrate.quad(excess, start, start + 12, epsabs=1e-13)[0]
-    assert gdp.delta(epsilon, mu) == pytest.approx(twin, rel=1e-8)
+    assert gdp.delta(epsilon, mu) == approx(twin, rel=1e-8)
 
 
 def test_epsilon_of_rates_by_search():
@@ -71,7 +73,7 @@ def test_epsilon_of_rates_by_search():
 
         grid = np.arange(0, 12, 1e-3)
         twin = next(e for e in grid if allowed(e))
-        assert found == pytest.approx(twin, abs=2e-3)
+        assert found == approx(twin, abs=2e-3)
 
 
 def test_best_threshold_of_large_worlds_is_not_lost_to_the_coarse_table(monkeypatch):
@@ -95,7 +97,7 @@ def test_algorithm_4_by_its_loop():
         beta = stats.clopper_pearson_upper(fn, int(members.sum()), 0.025)
         best = max(best, -special.ndtri(alpha) - special.ndtri(beta))
     found = stats.estimate(scores, members, 1e-5, 0.95, "paper-gdp")
-    assert found.mu_lower == pytest.approx(best, abs=1e-12)
+    assert found.mu_lower == approx(best, abs=1e-12)
 
 
 # --- simultaneous levels -----------------------------------------------------------------------
@@ -106,7 +108,7 @@ def test_miss_probability_of_two_by_integration():
     u0, u1 = special.betaincinv(1, 2, 1 - level), special.betaincinv(2, 1, 1 - level)
     # P(V1 <= u0 and V2 <= u1) over 0 < V1 < V2 < 1 with density 2.
     inside = 2 * integrate.quad(lambda v1: u1 - v1, 0, min(u0, u1))[0]
-    assert error_rates.miss_probability(2, level) == pytest.approx(1 - inside, abs=1e-12)
+    assert error_rates.miss_probability(2, level) == approx(1 - inside, abs=1e-12)
 
 
 @pytest.mark.parametrize("n", [7, 60])
@@ -116,13 +118,13 @@ def test_miss_probability_by_simulation(n):
     bounds = special.betaincinv(np.arange(1, n + 1), np.arange(n, 0, -1), 1 - level)
     draws = np.sort(np.random.default_rng(3).random((40_000, n)), axis=1)
     missed = np.mean(np.any(draws > bounds, axis=1))
-    assert missed == pytest.approx(0.025, abs=0.004)
+    assert missed == approx(0.025, abs=0.004)
 
 
 def test_blocks_of_the_triangular_system_do_not_show(monkeypatch):
     whole = error_rates.miss_probability(300, 1e-3)
     monkeypatch.setattr(error_rates, "_BLOCK", 17)
-    assert error_rates.miss_probability(300, 1e-3) == pytest.approx(whole, rel=1e-12)
+    assert error_rates.miss_probability(300, 1e-3) == approx(whole, rel=1e-12)
 
 
 def test_local_levels_fall_with_size():
@@ -151,7 +153,7 @@ def test_mixture_by_quadrature():
         top = integrate.quad(lambda x: ratio(x) * density(x), p, 1, epsabs=0)[0]
         twin = top / integrate.quad(density, p, 1, epsabs=0)[0]
         found = e_process.log_mixture(p, hits, trials, (a, b))
-        assert found == pytest.approx(math.log(twin), abs=1e-7)
+        assert found == approx(math.log(twin), abs=1e-7)
 
 
 @pytest.mark.parametrize(("a", "b", "x"), [(700.0, 500.0, 0.75), (30.0, 20.0, 0.9)])
@@ -160,7 +162,7 @@ def test_beta_tail_beyond_underflow_continues_the_table(a, b, x):
     k = np.arange(10_000)
     series = 1 + np.cumprod((a + b + k) / (b + 1 + k) * (1 - x)).sum()
     twin = b * math.log1p(-x) + a * math.log(x) - math.log(b) - special.betaln(a, b)
-    assert direct == pytest.approx(twin + math.log(series), rel=1e-10)
+    assert direct == approx(twin + math.log(series), rel=1e-10)
     assert math.isfinite(e_process.log_mixture(0.99, 600, 1000, (50_000.0, 20_000.0)))
 
 
@@ -191,7 +193,7 @@ def test_spending_functions_spend_it_all():
     for spending in ("obrien-fleming", "pocock"):
         spent = group_sequential.spend(np.linspace(0.02, 1, 50), 0.05, spending)
         assert np.all(np.diff(spent) > 0)
-        assert spent[-1] == pytest.approx(0.05)
+        assert spent[-1] == approx(0.05)
         assert spent[0] > 0
 
 
@@ -216,7 +218,7 @@ def test_betting_by_its_loop():
 
     lower = e_process.mean_lower(values, 0.05)
     assert 0.5 < lower < values.mean()
-    assert best_wealth(lower) == pytest.approx(20, rel=1e-6)
+    assert best_wealth(lower) == approx(20, rel=1e-6)
     assert best_wealth(lower - 0.01) > 20
 
 
@@ -296,7 +298,7 @@ def test_claim_evidence_by_its_average():
     plain /= (1 - rate) * rate**hits * (1 - rate) ** misses
     learnt = math.exp(Portfolio.from_curve(curve).log_wealth(table.epochs))
     twin = (plain + wealth.mean() + wealth[:, -1, -3:].mean() + learnt) / 4
-    assert math.exp(state.evidence(curve)) == pytest.approx(twin, rel=1e-6)
+    assert math.exp(state.evidence(curve)) == approx(twin, rel=1e-6)
 
 
 def test_portfolio_by_its_loop():
@@ -312,7 +314,7 @@ def test_portfolio_by_its_loop():
         for outcome in np.repeat(np.arange(payoffs.OUTCOMES), counts):
             wealth *= 1 + np.array([0.4, 1.0]) * (mixture_[outcome] - 1)
         past += counts
-    assert portfolio.log_wealth(table.epochs) == pytest.approx(math.log(wealth.mean()))
+    assert portfolio.log_wealth(table.epochs) == approx(math.log(wealth.mean()))
     assert wealth.mean() > 10
 
 
@@ -329,7 +331,7 @@ def test_one_run_p_value_by_its_sums(v, r, m, epsilon, delta):
         sum(binomial(k, r, q) for k in range(max(v - i, 0), v)) / i for i in range(1, m + 1)
     )
     twin = min(1.0, tail(v, r, q) + 2 * m * delta * worst)
-    assert one_run.p_value(v, r, m, epsilon, delta) == pytest.approx(twin, rel=1e-9)
+    assert one_run.p_value(v, r, m, epsilon, delta) == approx(twin, rel=1e-9)
 
 
 def test_one_run_bound_is_where_the_p_value_crosses():
@@ -362,7 +364,7 @@ def test_one_run_order_statistics_by_simulation():
     order = np.argsort(-np.abs(scores), axis=1)[:, :r]
     wrong = np.take_along_axis((scores > 0) != bits, order, axis=1).sum(axis=1)
     found = one_run_fdp.gaussian_p_value(3, r, m, mu)
-    assert found == pytest.approx(np.mean(wrong <= 3), abs=0.015)
+    assert found == approx(np.mean(wrong <= 3), abs=0.015)
 
 
 def test_confident_hits_by_hand():
@@ -400,7 +402,7 @@ def test_label_bounds_by_simulation(whole):
             # The true label is what is named when the coefficient has its sign.
             named = coefficient < 0 if y[record] == 1 else coefficient > 0
             # other records shift the sum but not this coefficient
-            assert np.mean(named) == pytest.approx(expected[record], abs=0.004)
+            assert np.mean(named) == approx(expected[record], abs=0.004)
         assert label.coefficients(features, total(y))[record] * (1 - 2 * y[record]) > 0
 
 
@@ -423,13 +425,13 @@ def test_label_bounds_grow_like_harmonic_numbers():
 
     for size, batches in ((50, 15), (50, 80), (1, 3)):
         expected = harmonic(size * batches) / harmonic(size)
-        assert label.growth(size, batches) == pytest.approx(expected, rel=1e-12)
+        assert label.growth(size, batches) == approx(expected, rel=1e-12)
     rng = np.random.default_rng(16)
     drawn = rng.exponential(size=(4000, 15, 50))
     ratio = drawn.max(axis=(1, 2)).mean() / drawn.max(axis=2).mean()
-    assert label.growth(50, 15) == pytest.approx(ratio, abs=0.02)
-    assert label.printed_growth(50, 15) == pytest.approx(1.69, abs=0.005)
-    assert label.printed_growth(50, 80) == pytest.approx(2.12, abs=0.005)
+    assert label.growth(50, 15) == approx(ratio, abs=0.02)
+    assert label.printed_growth(50, 15) == approx(1.69, abs=0.005)
+    assert label.printed_growth(50, 80) == approx(2.12, abs=0.005)
     with pytest.raises(ValueError, match="at least 1, got 50 records and 0 batches"):
         label.growth(50, 0)
 
@@ -452,7 +454,7 @@ def test_label_mu_composes_over_steps():
     first, second = rng.normal(size=(2, 7, 4))
     whole = label.mu_of_gradients(first, second, 2.0, 1.5)
     steps = [label.mu_of_gradients(a, b, 2.0, 1.5) for a, b in zip(first, second, strict=True)]
-    assert whole == pytest.approx(math.sqrt(sum(mu**2 for mu in steps)))
+    assert whole == approx(math.sqrt(sum(mu**2 for mu in steps)))
     assert label.mu_of_gradients([2.0, 0.0], [-2.0, 0.0], 2.0, 4.0) == label.mu_upper(4.0)
 
 
@@ -468,7 +470,7 @@ def test_profile_by_its_loop():
         b = stats.clopper_pearson_upper(fn, sizes[1], level[1])
         best_epsilon = max(best_epsilon, threshold_rates.epsilon_of_rates(a, b, 1e-3))
     epsilons = profile.epsilon_curve(scores, members, [1e-3, 0.5], 0.95)
-    assert epsilons[0] == pytest.approx(best_epsilon, abs=1e-12)
+    assert epsilons[0] == approx(best_epsilon, abs=1e-12)
 
 
 def test_curves_of_a_shared_calibration_are_valid_and_hardly_wider(monkeypatch):
@@ -512,13 +514,13 @@ def test_claimed_roc_is_the_gaussian_one():
 def test_accuracy_power_by_simulation():
     # 2000 audits at a power near .8: standard error .009, five of them allowed.
     trials = power.trials_needed(2.0, 0.5, 0.8, 1e-5, 0.95)
-    assert trials == pytest.approx(734, rel=0.01)
+    assert trials == approx(734, rel=0.01)
     rate = special.ndtr(gdp.mu(2.0, 1e-5) / 2)
     hits = np.random.default_rng(16).binomial(trials, rate, size=2000)
     lower = stats.clopper_pearson_lower(hits, trials, 0.05)
     reached = np.mean(2 * special.ndtri(np.maximum(lower, 0.5)) >= gdp.mu(1.0, 1e-5))
     exact = power.accuracy_power(2.0, 1.0, trials, 1e-5, 0.95)
-    assert 0.8 <= exact == pytest.approx(reached, abs=0.045)
+    assert 0.8 <= exact == approx(reached, abs=0.045)
 
 
 def test_pair_outcomes_by_their_loop():
