@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from .. import imports
 from ..errors import SpecError
+from ..stats.base import subclasses
 from .training import Sampling, Training
 
 Ends = tuple[float, float, float]  # lower end, estimate, upper end; only the upper is a guarantee
@@ -62,7 +63,8 @@ class Accountant(ABC):
 
 def accountants() -> dict[str, Accountant]:
     """Accountants of this package, by name."""
-    classes = (cls for cls in _subclasses(Accountant) if f"{cls.__module__}.".startswith(_HOME))
+    home = f"{__package__}."
+    classes = (cls for cls in subclasses(Accountant) if f"{cls.__module__}.".startswith(home))
     return {cls.name: _instance(cls) for cls in sorted(classes, key=lambda cls: cls.name)}
 
 
@@ -94,15 +96,6 @@ def find(name: str) -> Accountant:
     return _instance(cls)
 
 
-_HOME = f"{__package__}."
-
-
 @functools.cache
 def _instance(cls: type[Accountant]) -> Accountant:
     return cls()
-
-
-def _subclasses(cls: type[Accountant]) -> Iterator[type[Accountant]]:
-    for child in cls.__subclasses__():
-        yield child
-        yield from _subclasses(child)

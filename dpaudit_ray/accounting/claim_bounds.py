@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..stats import Status, gdp
 from .accountant import Accountant, Ends, UnansweredError, find
-from .training import UNAMPLIFIED, Adjacency, Bounds, Sampling, Training, check_delta, check_epsilon
+from .training import UNAMPLIFIED, Adjacency, Bounds, Sampling, Training, check_delta
 
 Event = tuple[float, float, int]  # noise multiplier, sample rate, steps
 Floats = npt.NDArray[np.float64]
@@ -71,7 +71,8 @@ def delta_of(
 
     Without `both_ends` the lower end may be 0, which costs less. Raises ValueError as `epsilon`.
     """
-    check_epsilon(epsilon)
+    if not epsilon >= 0:
+        raise ValueError(f"epsilon must be at least 0, got {epsilon}")
     return _delta_bounds(training, epsilon, find(accountant), both_ends)
 
 
@@ -96,17 +97,6 @@ def curve(
         except UnansweredError:
             pass  # each count may still be answered on its own, or by the fallback
     return np.array([_epsilon_bounds(t, delta, named, False).upper for t in trainings])
-
-
-def delta_curve(
-    training: Training, epsilons: npt.ArrayLike, accountant: str = "gaussian"
-) -> Floats:
-    """Upper bounds on δ of a training at each ε, float64 [len(epsilons)]: the claim as a curve.
-
-    PLD and PRV compose once; each further ε costs little. Raises ValueError as `epsilon`.
-    """
-    grid = np.atleast_1d(np.asarray(epsilons, np.float64))
-    return np.array([delta_of(training, float(e), accountant).upper for e in grid])
 
 
 def remark(training: Training, accountant: str) -> str:
@@ -252,25 +242,26 @@ def _check_target(epsilon: float, tolerance: float) -> None:
 def _epsilon_bounds(
     training: Training, delta: float, accountant: Accountant, both_ends: bool
 ) -> Bounds:
-    if training.known is not None:
-        return Bounds(training.known, training.known, training.known, accountant.name)
-    return _answer(training, accountant, lambda named, t: named.epsilon(t, delta, both_ends))
+    return _answer(training, accountant, math.inf, lambda a, t: a.epsilon(t, delta, both_ends))
 
 
 @functools.lru_cache(maxsize=4096)
 def _delta_bounds(
     training: Training, epsilon: float, accountant: Accountant, both_ends: bool
 ) -> Bounds:
-    if training.known is not None:
-        value = min(training.known, 1.0)
-        return Bounds(value, value, value, accountant.name)
-    return _answer(training, accountant, lambda named, t: named.delta(t, epsilon, both_ends))
+    return _answer(training, accountant, 1.0, lambda a, t: a.delta(t, epsilon, both_ends))
 
 
 def _answer(
-    training: Training, accountant: Accountant, ask: Callable[[Accountant, Training], Ends]
+    training: Training,
+    accountant: Accountant,
+    largest: float,
+    ask: Callable[[Accountant, Training], Ends],
 ) -> Bounds:
     """Answer of the accountant, or of its fallback where it has none, with notes and status."""
+    if training.known is not None:
+        value = min(training.known, largest)
+        return Bounds(value, value, value, accountant.name)
     proven, note = _proven(accountant, training)
     notes = [note]
     try:

@@ -71,7 +71,7 @@ class Family:
         below, above = math.inf, -math.inf
         guess = 0
         while high - low > 1:
-            log_mu = _log_mu(_best_rate(self._at(guess)))
+            log_mu = _log_mu((1 + advantage(self._at(guess))) / 2)
             if log_mu >= aim:
                 low, below = guess, log_mu
             else:
@@ -91,12 +91,6 @@ class Family:
 def _log_mu(rate: float) -> float:
     """Logarithm of the μ of a Gaussian mechanism with this best hit rate."""
     return math.log(max(2 * float(special.ndtri(min(rate, 1 - 1e-16))), 1e-12))
-
-
-@functools.lru_cache(maxsize=65536)
-def _best_rate(training: Training) -> float:
-    """How often the best guess can be right, from above."""
-    return (1 + advantage(training)) / 2
 
 
 @functools.lru_cache(maxsize=65536)

@@ -89,6 +89,7 @@ class Pld(Accountant):
         return NOTE if sampled else ""
 
 
+@functools.lru_cache(maxsize=65536)
 def advantage(training: Training) -> float:
     """δ at ε = 0 from above, of a training with sampled steps; float in [0, 1].
 

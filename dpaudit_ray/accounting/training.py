@@ -134,12 +134,6 @@ def check_delta(delta: float) -> None:
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
 
 
-def check_epsilon(epsilon: float) -> None:
-    """Raises ValueError unless epsilon is a number of at least 0."""
-    if not epsilon >= 0:
-        raise ValueError(f"epsilon must be at least 0, got {epsilon}")
-
-
 def _choice(kind: type[E], name: str, value: str) -> E:
     try:
         return kind(value)

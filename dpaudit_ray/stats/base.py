@@ -11,7 +11,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from scipy import special
 
 from .lower_bound import Estimate, Status, TradeOff
 
+T = TypeVar("T")
 Scores = npt.NDArray[np.float64]
 Members = npt.NDArray[np.bool_]
 _FALSE_ALARM = 1e-6  # where coins are fair, or trainings independent
@@ -110,18 +111,19 @@ RETIRED = {"band": "accuracy", "katz": "eps-delta", "bayes": "eps-delta"}
 
 def estimators() -> dict[str, type[Estimator]]:
     """Every estimator of this package, by the name that sweep files use."""
-    return {cls.name: cls for cls in _subclasses(Estimator) if _at_home(cls)}
+    home = f"{__package__}."
+    return {
+        cls.name: cls
+        for cls in subclasses(Estimator)
+        if cls.__module__.startswith(home) and "name" in vars(cls)  # not a base of several
+    }
 
 
-def _subclasses(cls: type[Estimator]) -> Iterator[type[Estimator]]:
+def subclasses(cls: type[T]) -> Iterator[type[T]]:
+    """All classes that are derived from `cls`, at any depth."""
     for child in cls.__subclasses__():
         yield child
-        yield from _subclasses(child)
-
-
-def _at_home(cls: type[Estimator]) -> bool:
-    """Whether it is one of this package, with a name of its own; not a base of several."""
-    return cls.__module__.startswith(f"{__package__}.") and "name" in vars(cls)
+        yield from subclasses(child)
 
 
 def make(

@@ -63,17 +63,15 @@ class DeclaredTest:
 
         A true claim is ever refuted with probability `alpha` at most.
         """
-        crossed = self._crossed(
-            _Boundary.from_claim(ClaimKey.from_curve(curve), self._ends, alpha * _SHARE)
-        )
+        boundary = _Boundary.from_claim(ClaimKey.from_curve(curve), self._ends, alpha * _SHARE)
+        weighed = zip(boundary.weights, self._groups, strict=False)
+        costs = np.cumsum([weights.cost(group) for weights, group in weighed])
+        over = np.flatnonzero(costs <= boundary.limits[: len(costs)])
+        if len(over):
+            return self._ends[int(over[0])]
         rest = (1 - _SHARE) * alpha
-        if (
-            crossed is None
-            and self.trials == self._ends[-1]
-            and self._diverging(curve, rest) <= rest
-        ):
-            return self.trials
-        return crossed
+        complete = self.trials == self._ends[-1]
+        return self.trials if complete and self._diverging(curve, rest) <= rest else None
 
     def _add(self, scores: Scores, members: Members) -> None:
         start, planned = 0, self._ends[-1]
@@ -93,13 +91,6 @@ class DeclaredTest:
         centre = two_means(self._scores[:end])
         self._groups.append(Group.from_scores(scores, members, centre, self._diverged))
         self._diverged.fold(scores, members)
-
-    def _crossed(self, boundary: _Boundary) -> int | None:
-        """Trials at the first look beyond the boundary."""
-        weighed = zip(boundary.weights, self._groups, strict=False)
-        costs = np.cumsum([weights.cost(group) for weights, group in weighed])
-        over = np.flatnonzero(costs <= boundary.limits[: len(costs)])
-        return self._ends[int(over[0])] if len(over) else None
 
     def _diverging(self, curve: Curve, alpha: float) -> float:
         """p-value, for a test at `alpha`, of the diverged trials after those that taught."""

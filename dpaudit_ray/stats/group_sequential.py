@@ -27,6 +27,7 @@ from .lower_bound import Estimate, Status
 _DIRECT = 1_000_000  # multiplications from which convolving by Fourier transform is faster
 _NEGLIGIBLE = 1e-18  # mass of paths so unlucky that they cannot cross any more
 _HOLES = np.geomspace(3e-3, 3e-5, 5)  # relative distances below a root where rates may stand
+Floats = npt.NDArray[np.float64]
 Look = tuple[int, int]  # guesses and hits so far
 
 
@@ -88,7 +89,7 @@ class GroupSequential(Guesses, Estimator):
         return self._estimate(*self._read(rate, delta), level, counter.trials, counter.threshold)
 
 
-def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> npt.NDArray[np.float64]:
+def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
     """Error spent by each share of the trials, float64 [looks]; `alpha` at share 1.
 
     Raises:
@@ -101,7 +102,7 @@ def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> npt.NDArray[np.
     return np.asarray(2 * special.ndtr(special.ndtri(alpha / 2) / np.sqrt(f)))
 
 
-def refuted_rate(looks: Sequence[Look], spent: npt.NDArray[np.float64]) -> float:
+def refuted_rate(looks: Sequence[Look], spent: Floats) -> float:
     """The largest hit rate that the last of `looks` refutes; 0.5 when chance is not refuted.
 
     Boundaries are whole numbers, so a rate a little below a refuted one may stand. So looks are
@@ -130,14 +131,16 @@ def refuted_rate(looks: Sequence[Look], spent: npt.NDArray[np.float64]) -> float
     return root
 
 
-def _excess(rate: float, looks: Sequence[Look], spent: npt.NDArray[np.float64]) -> float:
+def _excess(rate: float, looks: Sequence[Look], spent: Floats) -> float:
     """P(as many hits at the last look, never crossed before) less what may be spent on it."""
     paths, first, crossed, done = np.ones(1), 0, 0.0, 0
-    increments: dict[int, npt.NDArray[np.float64]] = {}
+    increments: dict[int, Floats] = {}
     for index, (guesses, hits) in enumerate(looks):
         step, done = guesses - done, guesses
         if step not in increments:
-            increments[step] = _binomial(step, rate)
+            k, logs = _choices(step)
+            logs = logs + k * math.log(rate) + (step - k) * math.log1p(-rate)
+            increments[step] = np.asarray(np.exp(logs))
         paths = _convolved(paths, increments[step])
         tails = paths[::-1].cumsum()[::-1]  # P(no crossing yet, hits >= first + index)
         allowed = float(spent[index]) - crossed
@@ -152,9 +155,8 @@ def _excess(rate: float, looks: Sequence[Look], spent: npt.NDArray[np.float64]) 
     return -math.inf
 
 
-def _convolved(
-    a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:  # fmt: skip
+def _convolved(a: Floats, b: Floats) -> Floats:
+    """Distribution of the sum of two independent counts, by the faster way at this size."""
     if len(a) * len(b) < _DIRECT:
         return np.convolve(a, b)
     size = len(a) + len(b) - 1
@@ -163,13 +165,8 @@ def _convolved(
     return np.maximum(product, 0.0)  # rounding, about 1e-17: early looks spend a little less
 
 
-def _binomial(n: int, rate: float) -> npt.NDArray[np.float64]:
-    k, logs = _choices(n)
-    return np.asarray(np.exp(logs + k * math.log(rate) + (n - k) * math.log1p(-rate)))
-
-
 @functools.lru_cache(maxsize=256)
-def _choices(n: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def _choices(n: int) -> tuple[npt.NDArray[np.int64], Floats]:
     """Numbers of hits, and the logarithms of how many ways there are to each."""
     k = np.arange(n + 1)
     return k, special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)

@@ -88,10 +88,20 @@ def bounds_of_gram(
     whole: npt.ArrayLike | None = None,
 ) -> LabelBounds:
     """`bounds` from CᵀC, float64 [N, N], which is all that they take of the features."""
-    norms = _norms(np.sqrt(np.diag(gram)), whole)
+    norms = np.sqrt(np.diag(gram))
+    if whole is not None:
+        attacked, norms = norms, np.asarray(whole, dtype=np.float64)
+        if norms.shape != attacked.shape or not np.all(norms >= attacked * (1 - 1e-6)):
+            raise ValueError(
+                f"whole must be a norm for each of {len(attacked)} records, "
+                "at least that of its column"
+            )
     noise = noise_multiplier * clip_norm
     true, flipped = (clipped(norms, p - label, clip_norm) for label in (y, 1 - y))
-    spread = noise * _directions(gram)
+    # √(rᵀ (CᵀC)⁻¹ r) of each record; NaN for features in the span of the others.
+    inverse, kept = solver(gram)
+    with np.errstate(invalid="ignore"):
+        spread = noise * np.where(kept, np.sqrt(np.diag(inverse)), np.nan)
     # The coefficient is negative for label 1 and positive for label 0: its sign is the answer.
     sign = 1.0 - 2.0 * y
     above, below = sign * true / spread, sign * flipped / spread
@@ -196,28 +206,10 @@ def printed_growth(batch_size: int, batches: int) -> float:
     return 1 + math.log(batches) / math.log(batch_size)
 
 
-def _norms(attacked: Floats, whole: npt.ArrayLike | None) -> Floats:
-    if whole is None:
-        return attacked
-    norms = np.asarray(whole, dtype=np.float64)
-    if norms.shape != attacked.shape or not np.all(norms >= attacked * (1 - 1e-6)):
-        raise ValueError(
-            f"whole must be a norm for each of {len(attacked)} records, at least that of its column"
-        )
-    return norms
-
-
 def clipped(norms: Floats, residuals: Floats, clip_norm: float) -> Floats:
     """Coefficient of each record's derivatives in its clipped gradient, [..., N]; `norms` [N]."""
     with np.errstate(divide="ignore"):
         return np.asarray(residuals * np.minimum(1.0, clip_norm / (norms * np.abs(residuals))))
-
-
-def _directions(gram: Floats) -> Floats:
-    """√(rᵀ (CᵀC)⁻¹ r) of each record, [N]; NaN for features in the span of the others."""
-    inverse, kept = solver(gram)
-    with np.errstate(invalid="ignore"):
-        return np.where(kept, np.sqrt(np.diag(inverse)), np.nan)
 
 
 def solver(gram: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:

@@ -55,7 +55,9 @@ def accuracy_power(
     """Chance that the accuracy bound reaches `target` when the truth is `epsilon` (Gaussian)."""
     if trials == 0:
         return 0.0
-    needed = _hits_needed(special.ndtr(gdp.mu(target, delta) / 2), trials, 1 - confidence)
+    rate, alpha = special.ndtr(gdp.mu(target, delta) / 2), 1 - confidence
+    # L(k) ≥ rate exactly when k or more hits have probability at most alpha at that rate.
+    needed = _first(lambda hits: _at_least(hits, trials, rate) <= alpha, trials + 1)
     return _at_least(needed, trials, float(special.ndtr(gdp.mu(epsilon, delta) / 2)))
 
 
@@ -106,12 +108,6 @@ def likely_bound(
     hits = _first(lambda count: _at_least(count + 1, trials, rate) < power, trials)
     lower = clopper_pearson_lower(hits, trials, 1 - confidence) if trials else 0.0
     return float(gdp.epsilon(mu_from_accuracy(lower), delta))
-
-
-def _hits_needed(rate: float, trials: int, alpha: float) -> int:
-    """Fewest hits whose lower bound reaches `rate`; trials + 1 when none does."""
-    # L(k) ≥ rate exactly when k or more hits have probability at most alpha at that rate.
-    return _first(lambda hits: _at_least(hits, trials, rate) <= alpha, trials + 1)
 
 
 def _at_least(hits: int, trials: int, rate: float) -> float:

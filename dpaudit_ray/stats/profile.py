@@ -13,7 +13,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from .base import Members, Scores, checked
+from .base import checked
 from .error_rates import check_alpha, upper_rates
 from .threshold_rates import Worlds, epsilon_of_rates, mu_of_rates
 
@@ -92,7 +92,16 @@ def epsilon_curve(
     d = np.atleast_1d(np.asarray(deltas, dtype=np.float64))
     if not np.all((d >= 0) & (d < 1)):
         raise ValueError(f"deltas must lie in [0, 1), got {d.tolist()}")
-    fpr, fnr = _band(scores, members, confidence, size)
+    check_alpha(1 - confidence)
+    worlds = Worlds.observed(*checked(scores, members))
+    if min(worlds.sizes) == 0:
+        return np.zeros(len(d))
+    # Upper bounds on both error rates at each distinct test, valid together at `confidence`.
+    tests = np.unique(np.stack(worlds.errors(worlds.midpoints())), axis=1)
+    tail = (1 - confidence) / 2
+    fpr, fnr = (
+        upper_rates(n, tail, size)(counts) for n, counts in zip(worlds.sizes, tests, strict=True)
+    )
     return np.array([np.max(epsilon_of_rates(fpr, fnr, delta), initial=0.0) for delta in d])
 
 
@@ -123,20 +132,3 @@ def true_positive_rate(
     steep = growth * a + d
     flat = 1 - (1 - d - a) / growth  # the same line with both errors exchanged
     return np.asarray(np.clip(np.minimum(steep, flat).min(axis=1), 0.0, 1.0))
-
-
-def _band(
-    scores: npt.ArrayLike, members: npt.ArrayLike, confidence: float, size: int = 0
-) -> tuple[Floats, Floats]:
-    """Upper bounds on both error rates at each distinct test, valid together at `confidence`."""
-    check_alpha(1 - confidence)
-    values: tuple[Scores, Members] = checked(scores, members)
-    worlds = Worlds.observed(*values)
-    if min(worlds.sizes) == 0:
-        return np.empty(0), np.empty(0)
-    tests = np.unique(np.stack(worlds.errors(worlds.midpoints())), axis=1)
-    tail = (1 - confidence) / 2
-    fpr, fnr = (
-        upper_rates(n, tail, size)(counts) for n, counts in zip(worlds.sizes, tests, strict=True)
-    )
-    return fpr, fnr

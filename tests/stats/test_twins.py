@@ -16,7 +16,6 @@ from dpaudit_ray.stats import (
     error_rates,
     gdp,
     group_sequential,
-    guess_count_bound,
     label,
     multi_canary,
     one_run,
@@ -220,24 +219,6 @@ def test_betting_by_its_loop():
     assert 0.5 < lower < values.mean()
     assert best_wealth(lower) == approx(20, rel=1e-6)
     assert best_wealth(lower - 0.01) > 20
-
-
-def test_guess_counter_by_its_loop():
-    scores, members = gaussian_trials(np.random.default_rng(5), 300, 1.0)
-    scores[[30, 100, 250]] = np.nan
-    counter = guess_count_bound.GuessCounter(warmup=20)
-    counter.fold(scores, members)
-    hits = guesses = 0
-    for i in range(20, 300):
-        past, bits = scores[:i][np.isfinite(scores[:i])], members[:i][np.isfinite(scores[:i])]
-        threshold = past[~bits].mean() / 2 + past[bits].mean() / 2
-        guesses += 1
-        lost = ~np.isfinite(scores[:i])
-        guess = scores[i] > threshold
-        if not np.isfinite(scores[i]):
-            guess = np.sum(lost & members[:i]) >= np.sum(lost & ~members[:i])
-        hits += bool(guess == members[i])
-    assert (counter.hits, counter.guesses) == (hits, guesses)
 
 
 def test_wagers_by_their_loop():
