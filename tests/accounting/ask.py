@@ -7,20 +7,20 @@ from dpaudit_ray.accounting import Bounds, Training
 
 
 def bounds(
-    noise: float, steps: int, delta: float, rate: float = 1.0, accountant: str = "gaussian",
+    noise_multiplier: float, steps: int, delta: float, sample_rate: float = 1.0, accountant: str = "gaussian",
     adjacency: str = "add-remove", sampling: str = "poisson",
 ) -> Bounds:  # fmt: skip
     """ε at δ with both ends; arguments as for `accounting.epsilon`."""
-    training = Training(noise, steps, rate, adjacency, sampling)
+    training = Training(noise_multiplier, steps, sample_rate, adjacency, sampling)
     return accounting.epsilon_of(training, delta, accountant, both_ends=True)
 
 
 def delta_bounds(
-    noise: float, steps: int, epsilon: float, rate: float = 1.0, accountant: str = "gaussian",
+    noise_multiplier: float, steps: int, epsilon: float, sample_rate: float = 1.0, accountant: str = "gaussian",
     adjacency: str = "add-remove", sampling: str = "poisson",
 ) -> Bounds:  # fmt: skip
     """δ at ε with both ends."""
-    training = Training(noise, steps, rate, adjacency, sampling)
+    training = Training(noise_multiplier, steps, sample_rate, adjacency, sampling)
     return accounting.delta_of(training, epsilon, accountant, both_ends=True)
 
 
