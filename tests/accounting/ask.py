@@ -7,7 +7,8 @@ from dpaudit_ray.accounting import Bounds, Training
 
 
 def bounds(
-    noise_multiplier: float, steps: int, delta: float, sample_rate: float = 1.0, accountant: str = "gaussian",
+    noise_multiplier: float, steps: int, delta: float, sample_rate: float = 1.0,
+    accountant: str = "gaussian",
     adjacency: str = "add-remove", sampling: str = "poisson",
 ) -> Bounds:  # fmt: skip
     """ε at δ with both ends; arguments as for `accounting.epsilon`."""
@@ -16,7 +17,8 @@ def bounds(
 
 
 def delta_bounds(
-    noise_multiplier: float, steps: int, epsilon: float, sample_rate: float = 1.0, accountant: str = "gaussian",
+    noise_multiplier: float, steps: int, epsilon: float, sample_rate: float = 1.0,
+    accountant: str = "gaussian",
     adjacency: str = "add-remove", sampling: str = "poisson",
 ) -> Bounds:  # fmt: skip
     """δ at ε with both ends."""
