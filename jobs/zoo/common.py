@@ -5,7 +5,6 @@ Nothing here touches the global seed: the data have a generator of their own.
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -239,9 +238,3 @@ def own_loop(
         accountant.step(noise_multiplier=sigma, sample_rate=accounted or rate)
     print(f"{steps} steps, epsilon {accountant.get_epsilon(DELTA):.2f} at delta {DELTA}")
     return model
-
-
-def alone(name: str) -> None:
-    """A healthy script, in a process where nobody watches it."""
-    torch.set_num_threads(1)
-    getattr(importlib.import_module("jobs.zoo.healthy"), name)()

@@ -181,6 +181,12 @@ def own_loop() -> nn.Module:
     return common.own_loop(private_gradient, sigma=SIGMA)
 
 
+def run_unwatched(name: str) -> None:
+    """Runs one of these scripts in a process where nobody watches it, with one thread."""
+    torch.set_num_threads(1)
+    globals()[name]()
+
+
 def main() -> None:
     for script in (
         mlp,
