@@ -119,14 +119,14 @@ class Sandbox:
             limit = f"{limits.seconds:g} s" if stopped == "hung" else f"{limits.gib:g} GiB"
             return Ended(stopped, None, f"took more than {limit}", "", output, seconds)
         try:
-            found = json.loads(result.read_text())
+            answer = json.loads(result.read_text())
         except (OSError, ValueError):
             signalled = status < 0 and f"signal {signal.Signals(-status).name}"
             how = f"ended with {signalled or f'exit status {status}'}"
             return Ended("died", None, how, "", output, seconds)
-        if "raised" not in found:
-            return Ended("returned", found["value"], "", "", output, seconds)
-        kind, message, traceback = found["raised"]
+        if "raised" not in answer:
+            return Ended("returned", answer["value"], "", "", output, seconds)
+        kind, message, traceback = answer["raised"]
         line = printable(kind if message == kind else f"{kind}: {message}")
         return Ended("raised", None, line, traceback, output, seconds)
 

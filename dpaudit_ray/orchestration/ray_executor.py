@@ -132,7 +132,7 @@ class RayExecutor:
             for namespace, name in self._named_actors()
             if TRAINER in name and namespace != self._namespace
         )
-        types = ray_private.node_types(self._ray)
+        types = ray_private.node_types(self._ray) if self._grows else ()
         draining = frozenset(ray_private.draining(self._ray))
         return Cluster(nodes, draining, self._grows, types, trainers)
 

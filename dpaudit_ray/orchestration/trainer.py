@@ -10,7 +10,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,8 @@ _log = logging.getLogger("dpaudit.trainer")
 _log.addHandler(logging.NullHandler())  # where nobody has set up any, nothing is to be printed
 T = TypeVar("T")
 P = TypeVar("P", bound=Pack)
+# Calls a method of the aggregator by name; `label=` says what for.
+CallAggregator = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +119,11 @@ class PackTrainer:
         minutes = self._sweep.resources.checkpoint_minutes
         if self._keeper is not None and minutes and isinstance(session, ResumableSession):
             kept = OfPack(self._keeper, pack, minutes)
-            found = session.run(members, noise, audit.horizons, kept)
+            scored = session.run(members, noise, audit.horizons, kept)
             self.resumed = kept.resumed
         else:
-            found = session.run(members, noise, audit.horizons)
-        outcome = found if isinstance(found, Measured) else Measured(found)
+            scored = session.run(members, noise, audit.horizons)
+        outcome = scored if isinstance(scored, Measured) else Measured(scored)
         _check_measures(self._mechanism(pack.audit), outcome)
         return _scores(pack, members, audit.horizons, outcome)
 
@@ -129,12 +131,13 @@ class PackTrainer:
         """One part of a preparation: no bit is drawn for it, and none is at hand."""
         audit, adversary = self._brief.audits[part.audit], self._sweep.cells[part.audit].adversary
         assert audit.preparation is not None
-        own = seeds.derive("prepare", self._brief.seed, audit.preparation.id, part.first)
-        known = PartSeeds(self._brief.seed, own)
+        seed = seeds.derive("prepare", self._brief.seed, audit.preparation.id, part.first)
         gpu = self._sweep.resources.num_gpus > 0
         mechanism = self._mechanism(part.audit)
-        found = mechanism.prepare_part(adversary, part.first, known, gpu)
-        return arrays.checked(found, f"the preparation of {mechanism.name}")
+        prepared = mechanism.prepare_part(
+            adversary, part.first, PartSeeds(self._brief.seed, seed), gpu
+        )
+        return arrays.checked(prepared, f"the preparation of {mechanism.name}")
 
     def attempt(self, pack: Pack) -> PackScores | Failure:
         """`train`, with anything the user's code may raise turned into a `Failure`."""
@@ -174,7 +177,7 @@ class PackTrainer:
             if compare is not None and not isinstance(first, Failure):
                 return compare(pack, first)
             second = self.attempt(pack) if compare is None else None
-        failed = [one for one in (first, second) if isinstance(one, Failure)]
+        failed = [run for run in (first, second) if isinstance(run, Failure)]
         if isinstance(first, PackScores) and isinstance(second, PackScores):
             return first.difference(second)
         return None if len(failed) == 2 else f"raised ({failed[0].message}) once, and once did not"
@@ -188,10 +191,10 @@ class PackTrainer:
         members, noise = self._drawn(pack)
         session = self._session(pack.audit)
         started = time.perf_counter()
-        found = session.run(members, noise, horizons)
+        outcome = session.run(members, noise, horizons)
         took = time.perf_counter() - started
-        if isinstance(found, Measured):
-            _require_some(found)
+        if isinstance(outcome, Measured):
+            _require_some(outcome)
         return took
 
     def _drawn(self, pack: Pack) -> tuple[npt.NDArray[np.bool_], int]:
@@ -241,25 +244,18 @@ class PackTrainer:
         if self._opened is None or self._opened[0] != index:
             self._opened = None
             mechanism, audit = self._mechanism(index), self._brief.audits[index]
-            known = (
+            opening = (
                 self._sweep.cells[index].adversary,
                 self._brief.seed,
                 seeds.derive("craft", self._brief.seed, audit.fingerprint),
                 self._sweep.resources.num_gpus > 0,
             )
             if audit.preparation is None:
-                session = mechanism.open(*known)
+                session = mechanism.open(*opening)
             else:
-                session = mechanism.open_prepared(*known, self._fetch(index))
+                session = mechanism.open_prepared(*opening, self._fetch(index))
             self._opened = (index, session)
         return self._opened[1]
-
-
-class CallAggregator(Protocol):
-    """Calls a method of the aggregator; the label says what for."""
-
-    def __call__(self, method: str, *arguments: Any, label: str = "") -> Any:
-        """What the method returns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,8 +265,8 @@ class _KeptByAggregator:
     call: CallAggregator
 
     def checkpoint(self, pack: Pack) -> Saved | None:
-        found: Saved | None = self.call("checkpoint", pack)
-        return found
+        saved: Saved | None = self.call("checkpoint", pack)
+        return saved
 
     def save(self, pack: Pack, saved: Saved) -> None:
         self.call("save", pack, saved)
@@ -304,8 +300,8 @@ class Trainer:
         """Runs a pack again and compares; stores nothing."""
 
         def compare(pack: Pack, again: PackScores) -> str | None:
-            found: str | None = self._call("difference", pack, again)
-            return found
+            difference: str | None = self._call("difference", pack, again)
+            return difference
 
         return Checked(pack, self._packs.difference(pack, compare if finished else None))
 
@@ -350,17 +346,17 @@ def _scores(
         lost = np.isin(np.arange(len(scores)), list(outcome.missed))[:, None]
         scores = np.where(lost, np.nan, scores)
         utility = {name: np.where(lost, np.nan, values) for name, values in utility.items()}
-    trials = {pack.first + place: each for place, each in sorted(outcome.missed.items())}
-    missed = {trial: printable(each.message) or each.kind for trial, each in trials.items()}
-    outputs = {trial: each.output for trial, each in trials.items()}
-    return PackScores(pack.first, members, steps, scores, utility, missed, outputs)
+    missed = {pack.first + row: miss for row, miss in sorted(outcome.missed.items())}
+    reasons = {trial: printable(miss.message) or miss.kind for trial, miss in missed.items()}
+    outputs = {trial: miss.output for trial, miss in missed.items()}
+    return PackScores(pack.first, members, steps, scores, utility, reasons, outputs)
 
 
 def _check_measures(mechanism: Mechanism, outcome: Measured) -> None:
-    told = {name: values.shape for name, values in outcome.utility.items()}
-    if told != dict.fromkeys(mechanism.measured, outcome.scores.shape):
+    shapes = {name: values.shape for name, values in outcome.utility.items()}
+    if shapes != dict.fromkeys(mechanism.measured, outcome.scores.shape):
         raise TypeError(
-            f"{mechanism.name} told of {told} beside scores of shape {outcome.scores.shape}; it "
+            f"{mechanism.name} told of {shapes} beside scores of shape {outcome.scores.shape}; it "
             f"measures {', '.join(mechanism.measured) or 'nothing'}, each of that shape"
         )
 
@@ -374,6 +370,6 @@ def _attempt(work: Callable[[P], T], pack: P) -> T | Failure:
     except (Exception, SystemExit) as error:  # noqa: BLE001 (boundary: a user's error is data)
         kind = type(error).__name__
         detail = "".join(traceback.format_exception(error)[-8:])
-        own = isinstance(error, DpauditError)
-        message = str(error).splitlines()[0] if own else f"{kind}: {first_line(error)}"
+        ours = isinstance(error, DpauditError)
+        message = str(error).splitlines()[0] if ours else f"{kind}: {first_line(error)}"
         return Failure(pack, kind, message if str(error) else kind, detail)
