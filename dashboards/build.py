@@ -96,7 +96,7 @@ def _bounds() -> list[Panel | Table | Notes]:
 
 def _trouble() -> list[Panel | Table | Notes]:
     failed, lost = (per_sweep(m, _AUDITS) for m in (metrics.TRIALS_FAILED, metrics.TRIALS_LOST))
-    notes = [f"* **{one.name}** ({one.severity}): {one.description}" for one in alerts()]
+    notes = [f"* **{alert.name}** ({alert.severity}): {alert.description}" for alert in alerts()]
     return [
         Panel("Failed trials", "In packs whose training raised; see `dpaudit status`.",
               {"{{sweep}}": failed}, kind="stat", width=4, colours=RED_FROM_1),
@@ -188,7 +188,7 @@ def _variable(label: str, chosen: str) -> dict[str, Any]:
 
 
 def files() -> dict[Path, str]:
-    """What is checked in, by path."""
+    """The content of the files that are checked in, by path."""
     rules = {"groups": [{"name": "dpaudit", "rules": [alert.build() for alert in alerts()]}]}
     text = yaml.safe_dump(rules, sort_keys=False, width=10_000, allow_unicode=True)
     return {DASHBOARD: json.dumps(dashboard(), indent=1) + "\n", RULES: NOTE + text}

@@ -10,13 +10,13 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclasses.dataclass(frozen=True)
 class Colours:
-    """From which values on something has which colour; `first` is that of all below them."""
+    """Colours by the value from which on they hold; `first` is that of all below."""
 
     first: str = "green"
     later: tuple[tuple[float, str], ...] = ()
 
     def build(self) -> dict[str, Any]:
-        """As Grafana stores it."""
+        """The thresholds as Grafana stores them."""
         steps: list[dict[str, Any]] = [{"color": self.first, "value": None}]
         steps += [{"color": colour, "value": value} for value, colour in self.later]
         return {"mode": "absolute", "steps": steps}
@@ -48,19 +48,15 @@ class Panel:
     words: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def build(self, place: dict[str, int]) -> dict[str, Any]:
-        """As Grafana stores it."""
+        """The panel at its place, as Grafana stores it."""
         defaults: dict[str, Any] = {"unit": self.unit, "thresholds": self.colours.build()}
         defaults["mappings"] = _mappings(self.words)
         if self.colours is not RED_BELOW_0:
             defaults["min"] = 0
         elif self.kind == "timeseries":
             defaults["custom"] = {"thresholdsStyle": {"mode": "line+area"}}
-        return {
-            "type": self.kind,
-            "title": self.title,
-            "description": self.help,
+        return _head(self, self.kind, place) | {
             "datasource": SOURCE,
-            "gridPos": {**place, "w": self.width, "h": 8},
             "fieldConfig": {"defaults": defaults, "overrides": []},
             "options": _options(self.kind, self.colours),
             "targets": [
@@ -81,7 +77,7 @@ class Column:
     words: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def override(self) -> dict[str, Any]:
-        """What sets it apart from the other columns."""
+        """The options that set it apart from the other columns, as Grafana stores them."""
         kind = "auto" if self.colours is PLAIN else "color-background"
         properties = {
             "unit": self.unit,
@@ -89,9 +85,10 @@ class Column:
             "custom.cellOptions": {"type": kind},
             "mappings": _mappings(self.words),
         }
-        matcher = {"id": "byName", "options": self.title}
-        found = [{"id": key, "value": value} for key, value in properties.items()]
-        return {"matcher": matcher, "properties": found}
+        return {
+            "matcher": {"id": "byName", "options": self.title},
+            "properties": [{"id": key, "value": value} for key, value in properties.items()],
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,16 +101,12 @@ class Table:
     width: int = 24
 
     def build(self, place: dict[str, int]) -> dict[str, Any]:
-        """As Grafana stores it: its values of one moment, merged by labels."""
+        """The table as Grafana stores it: its values of one moment, merged by labels."""
         names = {f"Value #{chr(65 + i)}": column.title for i, column in enumerate(self.columns)}
         order = {name: i for i, name in enumerate(["sweep", "audit", *names])}
         organized = {"excludeByName": {"Time": True}, "indexByName": order, "renameByName": names}
-        return {
-            "type": "table",
-            "title": self.title,
-            "description": self.help,
+        return _head(self, "table", place) | {
             "datasource": SOURCE,
-            "gridPos": {**place, "w": self.width, "h": 8},
             "fieldConfig": {"defaults": {}, "overrides": [c.override() for c in self.columns]},
             "options": {"sortBy": [{"displayName": self.columns[0].title, "desc": True}]},
             "targets": [
@@ -129,7 +122,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Notes:
-    """Text."""
+    """A text, in Markdown."""
 
     title: str
     help: str
@@ -137,14 +130,19 @@ class Notes:
     width: int = 24
 
     def build(self, place: dict[str, int]) -> dict[str, Any]:
-        """As Grafana stores it."""
-        return {
-            "type": "text",
-            "title": self.title,
-            "description": self.help,
-            "gridPos": {**place, "w": self.width, "h": 8},
-            "options": {"mode": "markdown", "content": self.text},
-        }
+        """The text at its place, as Grafana stores it."""
+        options = {"mode": "markdown", "content": self.text}
+        return _head(self, "text", place) | {"options": options}
+
+
+def _head(panel: Panel | Table | Notes, kind: str, place: dict[str, int]) -> dict[str, Any]:
+    """What panels of all kinds have: a title with help, and a place of a width."""
+    return {
+        "type": kind,
+        "title": panel.title,
+        "description": panel.help,
+        "gridPos": {**place, "w": panel.width, "h": 8},
+    }
 
 
 def _mappings(words: dict[str, str]) -> list[dict[str, Any]]:

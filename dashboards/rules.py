@@ -49,7 +49,7 @@ class Alert:
     description: str
 
     def build(self) -> dict[str, Any]:
-        """As Prometheus reads it."""
+        """The rule as Prometheus reads it."""
         return {
             "alert": self.name,
             "expr": f"{self.value} {self.comparison} {self.bound}",
@@ -60,7 +60,7 @@ class Alert:
 
 
 def alerts() -> list[Alert]:
-    """What somebody should be called for."""
+    """The alerts that somebody should be called for."""
     refuted = f"{per_audit(metrics.VERDICT)} > 0"
     return [
         Alert("DpauditViolationFound",

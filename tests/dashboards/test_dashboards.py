@@ -69,15 +69,15 @@ def test_panels_do_not_overlap_and_every_one_is_explained() -> None:
 
 def panels(kind: str | None = None) -> dict[str, dict[str, Any]]:
     """Those of a kind, by title."""
-    found = json.loads((DASHBOARDS / "grafana" / "sweep.json").read_text())["panels"]
-    return {panel["title"]: panel for panel in found if kind in (None, panel["type"])}
+    every = json.loads((DASHBOARDS / "grafana" / "sweep.json").read_text())["panels"]
+    return {panel["title"]: panel for panel in every if kind in (None, panel["type"])}
 
 
 def colour(thresholds: dict[str, Any], value: float) -> str:
     """That of a value, by Grafana's rule: of the last step that begins at it or below."""
     steps = thresholds["steps"]
     assert steps[0]["value"] is None
-    return [each["color"] for each in steps if each["value"] is None or each["value"] <= value][-1]
+    return [step["color"] for step in steps if step["value"] is None or step["value"] <= value][-1]
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_audits_are_sorted_by_ratio_and_red_where_they_are_above_their_claim() -
     assert columns.keys() == {f"Value #{target['refId']}" for target in table["targets"]}
     assert all(target["instant"] for target in table["targets"])
     assert table["options"]["sortBy"] == [{"displayName": columns["Value #A"], "desc": True}]
-    found = {
-        each["matcher"]["options"]: {one["id"]: one["value"] for one in each["properties"]}
-        for each in table["fieldConfig"]["overrides"]
+    overrides = {
+        column["matcher"]["options"]: {item["id"]: item["value"] for item in column["properties"]}
+        for column in table["fieldConfig"]["overrides"]
     }
-    assert found.keys() == set(columns.values())
+    assert overrides.keys() == set(columns.values())
     for column, bad in [(columns["Value #A"], 1.01), ("verdict", 1), ("failed", 1)]:
-        assert colour(found[column]["thresholds"], bad) == "red"
-        assert colour(found[column]["thresholds"], 0) == "green"
-        assert found[column]["custom.cellOptions"]["type"] == "color-background"
+        assert colour(overrides[column]["thresholds"], bad) == "red"
+        assert colour(overrides[column]["thresholds"], 0) == "green"
+        assert overrides[column]["custom.cellOptions"]["type"] == "color-background"
 
 
 def test_panels_by_audit_follow_its_variable_and_alerts_are_marked_and_explained() -> None:

@@ -115,18 +115,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expressions() -> dict[str, str]:
     """Every expression of every panel, with all variables at All, and both sides of every rule."""
     build = builder()
-    found = {}
+    queries = {}
     for panel in build.dashboard()["panels"]:
         for target in panel.get("targets", []):
             plain = re.sub(r"\$(sweep|audit|SessionName)\b", ".*", target["expr"])
             assert "$" not in plain
-            found[f"{panel['title']} {target['refId']}"] = plain
+            queries[f"{panel['title']} {target['refId']}"] = plain
     (mark,) = build.dashboard()["annotations"]["list"]
-    found["mark of alerts"] = mark["expr"].replace("$sweep", ".*")
+    queries["mark of alerts"] = mark["expr"].replace("$sweep", ".*")
     for alert in build.alerts():
-        found[f"{alert.name} value"] = alert.value
-        found[f"{alert.name} bound"] = alert.bound
-    return found
+        queries[f"{alert.name} value"] = alert.value
+        queries[f"{alert.name} bound"] = alert.bound
+    return queries
 
 
 def empty(server: Prometheus) -> list[str]:
@@ -140,11 +140,11 @@ def empty(server: Prometheus) -> list[str]:
 
 def firing(server: Prometheus) -> dict[str, set[str]]:
     """Audits by name of the alert that fires for them."""
-    found: dict[str, set[str]] = {}
+    audits: dict[str, set[str]] = {}
     for alert in server.get("alerts")["alerts"]:
         if alert["state"] == "firing":
-            found.setdefault(alert["labels"]["alertname"], set()).add(alert["labels"]["audit"])
-    return found
+            audits.setdefault(alert["labels"]["alertname"], set()).add(alert["labels"]["audit"])
+    return audits
 
 
 def test_every_expression_has_data_while_a_sweep_runs(
