@@ -29,7 +29,7 @@ def check(
     """
     from ..report import check
 
-    found = check.of(run)
+    found = check.check_run(run)
     if as_json:
         terminal.show_json({"in_order": found.in_order} | dataclasses.asdict(found))
     else:

@@ -56,11 +56,11 @@ def test_a_run_of_before_and_what_it_was_extended_by_are_in_order(
     sweep = automatic(tiny, 300, {"name": "fcnn"})
     location = da.run(sweep, storage_path=str(tmp_path), executor="inline").location
     larger(monkeypatch, 40)
-    assert check.of(location).in_order
+    assert check.check_run(location).in_order
     sweep = automatic(tiny, 350, {"name": "fcnn"})
     da.run(sweep, storage_path=str(tmp_path), executor="inline")
-    found = check.of(location)
+    found = check.check_run(location)
     assert found.in_order
     assert not found.different
     larger(monkeypatch, 50)
-    assert not check.of(location).in_order  # packs of 40 are of no version
+    assert not check.check_run(location).in_order  # packs of 40 are of no version

@@ -106,10 +106,10 @@ def test_what_a_report_draws_and_what_lies_beside_is_told(run: Path) -> None:
     (run / "figures" / "0.png").write_bytes(b"")
     (run / "notes.txt").write_text("read me")
     (run / ".plan.json.0a1b2c3d.tmp").write_text("{")
-    found = check.of(str(run))
-    assert found.in_order
-    assert found.unchecked == ("report.html and figures: `dpaudit report` draws them anew",)
-    assert [line.partition(":")[0] for line in found.told] == [
+    checked = check.check_run(str(run))
+    assert checked.in_order
+    assert checked.unchecked == ("report.html and figures: `dpaudit report` draws them anew",)
+    assert [line.partition(":")[0] for line in checked.told] == [
         ".plan.json.0a1b2c3d.tmp",
         "notes.txt",
     ]
@@ -121,14 +121,24 @@ def test_no_run_is_refused_in_a_line(tmp_path: Path) -> None:
 
 # One thing changed ---------------------------------------------------------------------------
 
-
-def one_score(run: Path) -> str:
-    return change_pack(run, lambda table: altered(table, "score", 5, 0.125))
+Change = Callable[[Path], str]  # changes a run; returns how a line of what is checked begins
 
 
-def one_digest(run: Path) -> str:
-    """As programs write that know nothing of it."""
-    return change_pack(run, lambda table: table.replace_schema_metadata(None))
+def in_a_pack(change: Callable[[pa.Table], pa.Table]) -> Change:
+    return lambda run: change_pack(run, change)
+
+
+def in_the_plan(place: str, change: Callable[[Any], object]) -> Change:
+    return lambda run: f"{change_json(run, 'plan.json', change)}: {place}"
+
+
+def written(name: str, place: str, content: str) -> Change:
+    def change(run: Path) -> str:
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text(content)
+        return f"{name}: {place}"
+
+    return change
 
 
 def one_bit(run: Path) -> str:
@@ -137,19 +147,6 @@ def one_bit(run: Path) -> str:
         return altered(altered(table, "member", 4, bit), "member", 5, bit)
 
     return f"{change_pack(run, flipped)}: gradient=threshold, trial 22"
-
-
-def one_id(run: Path) -> str:
-    return change_pack(run, lambda table: altered(table, "trial", 4, 7))
-
-
-def one_step(run: Path) -> str:
-    return change_pack(run, lambda table: table.set_column(
-        3, table.schema.field(3), pa.array([2, 6] * 10, pa.int32())))  # fmt: skip
-
-
-def another_schema(run: Path) -> str:
-    return change_pack(run, lambda table: table.append_column("more", table["score"]))
 
 
 def a_truncated_pack(run: Path) -> str:
@@ -189,7 +186,7 @@ def scores_of_no_audit(run: Path) -> str:
 
 
 def a_pack_that_is_twice_and_other(run: Path) -> str:
-    """Two packs in one file, as gathering leaves it, over files of which one has another score."""
+    """Two packs in one file over files of one each, of which one has another score."""
     folder, id = RunDirectory(str(run)), audit_folder(run).name
     whole = PackScores.joined([folder.read_scores(id, 0, 9), folder.read_scores(id, 10, 19)])
     whole.scores[3, 0] += 1
@@ -197,45 +194,20 @@ def a_pack_that_is_twice_and_other(run: Path) -> str:
     return f"scores/{id}/0-9.parquet"
 
 
-def one_claim(run: Path) -> str:
-    def change(raw: Any) -> None:
-        raw["audits"][1]["claims"]["rdp"][0] *= 0.999
-
-    return f"{change_json(run, 'plan.json', change)}: gradient=constant, claim after step 3 by rdp"
+def one_claim(raw: Any) -> None:
+    raw["audits"][1]["claims"]["rdp"][0] *= 0.999
 
 
-def one_label(run: Path) -> str:
-    def change(raw: Any) -> None:
-        raw["audits"][0]["label"] = "harmless"
-
-    return f"{change_json(run, 'plan.json', change)}: harmless, audits.0.label: 'harmless' there"
+def another_cut(raw: Any) -> None:
+    raw["audits"][0]["packs"][:2] = [[0, 4], [5, 19]]
 
 
-def one_commitment(run: Path) -> str:
-    def change(raw: Any) -> None:
-        raw["audits"][0]["bits_sha256"] = "0" * 64
-
-    change_json(run, "plan.json", change)
-    return "plan.json: the bits of 000-landscape-"
-
-
-def another_cut(run: Path) -> str:
-    def change(raw: Any) -> None:
-        raw["audits"][0]["packs"][:2] = [[0, 4], [5, 19]]
-
-    return f"{change_json(run, 'plan.json', change)}: gradient=threshold, audits.0.packs"
-
-
-def another_seed(run: Path) -> str:
-    def change(raw: Any) -> None:
-        raw["seed"] = 4
-        for audit in raw["audits"]:
-            audit["bits_sha256"] = planning.PlannedAudit(
-                **{key: audit[key] for key in ("id", "label", "fingerprint", "trials", "horizons",
-                                              "claims", "packs", "declared")}
-            ).commitment(4)  # fmt: skip
-
-    return f"{change_json(run, 'plan.json', change)}: seed: 4 there, not 3"
+def another_seed(raw: Any) -> None:
+    raw["seed"] = 4
+    keys = ("id", "label", "fingerprint", "trials", "horizons", "claims", "packs", "declared")
+    for audit in raw["audits"]:
+        planned = planning.PlannedAudit(**{key: audit[key] for key in keys})
+        audit["bits_sha256"] = planned.commitment(4)
 
 
 def no_plan(run: Path) -> str:
@@ -278,7 +250,7 @@ def one_number_of_trials(run: Path) -> str:
 def a_missing_bound(run: Path) -> str:
     file = run / "estimates.parquet"
     pq.write_table(pq.read_table(file).slice(1), file)
-    return "estimates.parquet: gradient=threshold, step 3, accuracy, gaussian: no bound there"
+    return "estimates.parquet: gradient=threshold, step 3, accuracy, gaussian: nothing there"
 
 
 def truncated_estimates(run: Path) -> str:
@@ -292,50 +264,46 @@ def a_missed_trial(run: Path) -> str:
     return "missed.json: gradient=threshold, trials missed by ValueError: 2 from trial 3 on there"
 
 
-def a_decision(run: Path) -> str:
-    (run / "decisions.json").write_text('{"000": {"trials": 20, "rule": null}}')
-    return "decisions.json: gradient=threshold, trials that were enough: 20 there, not none"
+PACK = '"pack": {"audit": 0, "first": 0, "last": 8}'
+FAILED = f'[{{{PACK}, "kind": "E", "message": "", "traceback": ""}}]'
+CHANGES = {
+    "one_score": in_a_pack(lambda table: altered(table, "score", 5, 0.125)),
+    # As programs write that know nothing of it.
+    "one_digest": in_a_pack(lambda table: table.replace_schema_metadata(None)),
+    "one_id": in_a_pack(lambda table: altered(table, "trial", 4, 7)),
+    "one_step": in_a_pack(lambda table: table.set_column(
+        3, table.schema.field(3), pa.array([2, 6] * 10, pa.int32()))),
+    "another_schema": in_a_pack(lambda table: table.append_column("more", table["score"])),
+    "one_claim": in_the_plan("gradient=constant, claim after step 3 by rdp", one_claim),
+    "one_label": in_the_plan("harmless, audits.0.label: harmless there",
+                             lambda raw: raw["audits"][0].update(label="harmless")),
+    "one_commitment": in_the_plan("the bits of 000-landscape-",
+                                  lambda raw: raw["audits"][0].update(bits_sha256="0" * 64)),
+    "another_cut": in_the_plan("gradient=threshold, audits.0.packs", another_cut),
+    "another_seed": in_the_plan("seed: 4 there, not 3", another_seed),
+    "a_decision": written("decisions.json",
+                          "gradient=threshold, trials that were enough: 20 there, not nothing",
+                          '{"000": {"trials": 20, "rule": null}}'),
+    "a_damaged_decision": written("decisions.json", "", "[1]"),
+    "a_failure_of_no_pack": written("failures.json", "", FAILED),
+    "other_code": written(f"code/{'ab' * 32}.py", "SHA-256", "x = 1\n"),
+    "the_verdict": lambda run: change_json(run, "verdict.json",
+                                           lambda raw: raw.update(verdict="VIOLATION")),
+}  # fmt: skip
+CHANGES |= {
+    change.__name__: change
+    for change in (
+        one_bit, a_truncated_pack, a_deleted_pack, a_pack_that_its_estimates_do_not_know,
+        a_pack_of_no_plan, a_foreign_file, scores_of_no_audit, a_pack_that_is_twice_and_other,
+        no_plan, the_sweep, the_number_of_trials, one_bound, one_status, one_number_of_trials,
+        a_missing_bound, truncated_estimates, a_missed_trial,
+    )
+}  # fmt: skip
 
 
-def a_damaged_decision(run: Path) -> str:
-    (run / "decisions.json").write_text("[1]")
-    return "decisions.json: "
-
-
-def a_failure_of_no_pack(run: Path) -> str:
-    pack = {"audit": 0, "first": 0, "last": 8}
-    told = {"kind": "ValueError", "message": "boom", "traceback": ""}
-    (run / "failures.json").write_text(json.dumps([{"pack": pack} | told]))
-    return "failures.json: "
-
-
-def other_code(run: Path) -> str:
-    (run / "code").mkdir(exist_ok=True)
-    (run / "code" / f"{'ab' * 32}.py").write_text("x = 1\n")
-    return f"code/{'ab' * 32}.py: SHA-256"
-
-
-def the_verdict(run: Path) -> str:
-    file = run / "verdict.json"
-    said = json.loads(file.read_text())
-    file.write_text(json.dumps(said | {"verdict": "VIOLATION"}))
-    return file.name
-
-
-CHANGES = [
-    one_score, one_digest, one_bit, one_id, one_step, another_schema, a_truncated_pack,
-    a_deleted_pack,
-    a_pack_that_its_estimates_do_not_know, a_pack_of_no_plan, a_foreign_file, scores_of_no_audit,
-    a_pack_that_is_twice_and_other, one_claim, one_label, one_commitment, another_cut, another_seed,
-    no_plan, the_sweep, the_number_of_trials, one_bound, one_status, one_number_of_trials,
-    a_missing_bound, truncated_estimates, a_missed_trial, a_decision, a_damaged_decision,
-    a_failure_of_no_pack, other_code, the_verdict,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_change_is_named(run: Path, change: Callable[[Path], str]) -> None:
-    place = change(run)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_named(run: Path, change: str) -> None:
+    place = CHANGES[change](run)
     before = contents(run)
     outcome = dpaudit("check", run)
     assert outcome.code == 2, outcome.out
@@ -353,10 +321,10 @@ def test_a_change_with_a_digest_to_match_is_seen_in_the_bounds(run: Path) -> Non
         pack.scores[:] = np.where(pack.members[:, None], 1.0, -1.0)
         (run / "scores" / id / f"{first}-{first + 9}.parquet").unlink()
         folder.write_scores(id, pack)
-    found = check.of(str(run))
-    assert found.differences
-    assert {each.file for each in found.differences} == {"estimates.parquet", "verdict.json"}
-    assert {each.audit for each in found.differences} == {"gradient=threshold", ""}
+    checked = check.check_run(str(run))
+    assert checked.differences
+    assert {place.file for place in checked.differences} == {"estimates.parquet", "verdict.json"}
+    assert {place.audit for place in checked.differences} == {"gradient=threshold", ""}
 
 
 def test_many_places_are_counted(run: Path) -> None:
@@ -376,9 +344,9 @@ def test_last_digits_are_told_and_no_difference(run: Path) -> None:
     value = float(pd.read_parquet(run / "estimates.parquet")["epsilon_upper"].iloc[0])
     change_json(run, "plan.json", lambda raw: raw["audits"][0]["claims"]["gaussian"].__setitem__(
         0, value * (1 + 1e-13)))  # fmt: skip
-    found = check.of(str(run))
-    assert found.in_order, found.differences
-    assert found.told == (
+    checked = check.check_run(str(run))
+    assert checked.in_order, checked.differences
+    assert checked.told == (
         "values that differ in their last digits: 4, by at most 1e-13 of their size",
     )
 
@@ -386,9 +354,9 @@ def test_last_digits_are_told_and_no_difference(run: Path) -> None:
 def test_scores_of_before_there_were_digests_are_known_by_what_they_give(run: Path) -> None:
     for file in run.glob("scores/*/*.parquet"):
         pq.write_table(pq.read_table(file).replace_schema_metadata(None), file)
-    found = check.of(str(run))
-    assert found.in_order
-    assert [line[:30] for line in found.unchecked] == ["that 12 score files are as the"]
+    checked = check.check_run(str(run))
+    assert checked.in_order
+    assert [line[:30] for line in checked.unchecked] == ["that 12 score files are as the"]
 
 
 # Runs of all kinds ---------------------------------------------------------------------------
@@ -452,8 +420,8 @@ def test_runs_of_all_kinds_are_in_order(
     assert "\nin order: " in f"\n{outcome.out}"
     rows = pd.read_parquet(location / "estimates.parquet")
     change_estimates(location, "epsilon_lower", len(rows) - 1, 99.0)
-    found = check.of(str(location))
-    (difference,) = found.differences
+    checked = check.check_run(str(location))
+    (difference,) = checked.differences
     assert difference.place.endswith(", epsilon_lower")
     assert difference.stored == "99.0"
 
@@ -530,8 +498,8 @@ def test_failed_packs_and_missed_trials_are_held_against_their_records(tmp_path:
     assert "(partial, 100 of 120 trials)" in outcome.out
     assert "10 missed trials" in " ".join(outcome.out.split())
     (location / "failures.json").unlink()
-    found = check.of(str(location))
-    assert {each.file for each in found.differences} == {"missed.json"} | {
+    checked = check.check_run(str(location))
+    assert {place.file for place in checked.differences} == {"missed.json"} | {
         f"scores/{audit_folder(location).name}/{pack}.parquet" for pack in ("0-9", "10-19")
     }
 
@@ -542,11 +510,11 @@ def test_estimates_of_before_a_crash_are_behind_and_no_difference(tmp_path: Path
     written = (location / "estimates.parquet").read_bytes()
     assert played(sweep(), tmp_path, 2) == location
     (location / "estimates.parquet").write_bytes(written)
-    found = check.of(str(location))
-    assert found.in_order, found.differences
-    assert "estimates are of 20 trials, 40 are stored" in " ".join(found.told)
+    checked = check.check_run(str(location))
+    assert checked.in_order, checked.differences
+    assert "estimates are of 20 trials, 40 are stored" in " ".join(checked.told)
     change_estimates(location, "mu_lower", 20, 1.5)
-    assert [each.place for each in check.of(str(location)).differences] == [
+    assert [place.place for place in check.check_run(str(location)).differences] == [
         "step 6, paper-gdp, gaussian, mu_lower"
     ]
 

@@ -1,6 +1,63 @@
-"""`dpaudit check`: is everything in a run directory what follows from its sweep and its scores?"""
+"""`dpaudit check`: is everything in a run directory what follows from its sweep and its scores?
 
-from .findings import Checked, Difference
-from .whole import of
+What follows is derived again by the code that a run uses, in memory, and compared with what is
+stored: the plan from the sweep, bits from the plan, estimates, records and the verdict from the
+scores.
+"""
 
-__all__ = ["Checked", "Difference", "of"]
+from __future__ import annotations
+
+import time
+
+from ...storage.run_directory import RunDirectory
+from . import derived_files, plan_files
+from .derived_files import ESTIMATES, DerivedFiles
+from .findings import Checked, Difference, Findings
+from .plan_files import Opened
+from .score_files import ScoreFiles
+
+__all__ = ["Checked", "Difference", "check_run"]
+
+
+def check_run(location: str) -> Checked:
+    """Derives all that follows from the sweep and the scores again; writes nothing.
+
+    Raises:
+        RunDirectoryError: there is no run at `location`, or it cannot be read.
+        StorageError: it cannot be read now.
+    """
+    began = time.perf_counter()
+    findings, run = Findings(), RunDirectory(location)
+    opened = plan_files.opened(run, findings)
+    verdict, partial = ("", "") if opened is None else _check_rest(opened, findings)
+    return findings.checked(run.location, verdict, partial, time.perf_counter() - began)
+
+
+def _check_rest(opened: Opened, findings: Findings) -> tuple[str, str]:
+    """The verdict, and how far a partial run is; both empty where they cannot be told."""
+    derived_files.check_names(opened, findings)
+    failed = derived_files.given_up(opened, findings)
+    wrong = derived_files.check_preparations(opened, findings)
+    audits = range(len(opened.plan.audits))
+    scores = ScoreFiles(opened.run, opened.plan, findings)
+    good = [index for index in audits if scores.check(index) and index not in wrong]
+    scores.end()
+    if not opened.whole:
+        findings.cannot("estimates and verdict", "the sweep is not the one that was run")
+        return "", ""
+    if failed is None:
+        findings.cannot("estimates and verdict", "they rest on records that are damaged")
+        return "", ""
+    derived = None
+    with findings.reading(ESTIMATES):
+        derived = DerivedFiles(opened, failed, findings)
+    if derived is None:
+        return "", ""
+    for index in good:
+        derived.check_audit(index)
+    derived.check_records()
+    partial = derived.check_completeness()
+    if len(good) < len(audits):
+        findings.cannot("the verdict", "it rests on the files that differ")
+        return "", partial
+    return derived.check_verdict(), partial

@@ -1,16 +1,21 @@
-"""What a check has found: where something differs, what was told, and what could not be checked."""
+"""What a check has found, and the one comparison of what is stored with what was derived again."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ...errors import RunDirectoryError, first_line
 
 # Relative: what other versions of numpy and scipy, on another kind of machine, may differ by.
 TOLERANCE = 1e-9
-_NOTHING = 1e-12  # and what they may take for 0
+_ZERO = 1e-12  # and what they may take for 0
 KEPT = 1000  # differences that are remembered; the others are counted
+NOTHING = "nothing"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """What is known of a run directory.
+    """The outcome of a check.
 
     `derived` counts what was computed again, by what it is; `differences` are the first KEPT of
     `different`. `partial` says how far a run is that is not complete, and is empty for others.
@@ -65,57 +70,106 @@ class Findings:
         self.differences: list[Difference] = []
         self.different = 0
         self.derived: collections.Counter[str] = collections.Counter()
-        self._unchecked: dict[tuple[str, str], list[str]] = {}  # of which audits
         self.told: list[str] = []
-        self.rounded = 0  # values that are not the same bit for bit
-        self.furthest = 0.0  # relative
+        self._unchecked: dict[tuple[str, str], list[str]] = {}  # of which audits
+        self._rounded = 0  # values that are not the same bit for bit
+        self._furthest = 0.0  # relative
 
-    def add(self, found: Iterable[Difference]) -> int:
+    def add(self, differences: Iterable[Difference]) -> int:
         """Takes differences; returns how many."""
         before = self.different
-        for each in found:
+        for difference in differences:
             self.different += 1
             if len(self.differences) < KEPT:
-                self.differences.append(each)
+                self.differences.append(difference)
         return self.different - before
 
     def differs(
         self, file: str, place: str, stored: object, derived: object, audit: str = ""
     ) -> None:
-        """Something else stands in a file than follows."""
-        self.add([Difference(file, audit, place, shown(stored), shown(derived))])
+        """Adds one difference; values are shown with all their digits."""
+        words = (value if isinstance(value, str) else repr(value) for value in (stored, derived))
+        self.add([Difference(file, audit, place, *words)])
+
+    def compare(
+        self, file: str, stored: Any, derived: Any, audit: str = "", place: str = ""
+    ) -> int:
+        """Adds a difference wherever a stored value is not the derived one; returns how many.
+
+        Mappings are compared key by key, whose keys make up the place; of tuples the first element
+        that differs is named; floats may differ in their last digits.
+        """
+        if isinstance(stored, Mapping) and isinstance(derived, Mapping):
+            different = 0
+            for key in dict.fromkeys([*stored, *derived]):
+                values = stored.get(key, NOTHING), derived.get(key, NOTHING)
+                inside = f"{place}, {key}" if place else str(key)
+                different += self.compare(file, *values, audit=audit, place=inside)
+            return different
+        numbers = isinstance(stored, float) and isinstance(derived, float)
+        if stored == derived or (numbers and self._same(stored, derived)):
+            return 0
+        if isinstance(stored, tuple) and isinstance(derived, tuple):
+            pairs = zip(stored, derived, strict=False)
+            shorter = min(len(stored), len(derived))
+            at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+            stored, derived = (
+                values[at] if at < len(values) else NOTHING for values in (stored, derived)
+            )
+            place = f"{place}, number {at}"
+        stored, derived = (
+            "an entry" if isinstance(value, Mapping) else value for value in (stored, derived)
+        )
+        self.differs(file, place, stored, derived, audit)
+        return 1
 
     def cannot(self, what: str, why: str, audit: str = "") -> None:
-        """Something cannot be checked here; said once for all audits."""
+        """Notes something that cannot be checked here; said once for all audits."""
         audits = self._unchecked.setdefault((what, why), [])
         if audit and audit not in audits:
             audits.append(audit)
 
-    @property
-    def unchecked(self) -> list[str]:
-        """What cannot be checked, and why."""
-        return [
-            f"{_several(audits)}{what}: {why}" for (what, why), audits in self._unchecked.items()
-        ]
+    @contextlib.contextmanager
+    def reading(self, file: str) -> Iterator[None]:
+        """Adds a difference where the content of a file cannot be used.
 
-    def same(self, stored: float, derived: float) -> bool:
-        """Whether two numbers are the same, or differ by no more than machines do."""
-        if stored == derived or (math.isnan(stored) and math.isnan(derived)):
+        Raises:
+            RunDirectoryError: it was not read at all.
+        """
+        try:
+            yield
+        except RunDirectoryError as error:
+            if isinstance(error.__cause__, OSError):
+                raise
+            self.differs(file, "", first_line(error.__cause__ or error), "")
+
+    def checked(self, location: str, verdict: str, partial: str, seconds: float) -> Checked:
+        """The outcome of it all."""
+        if self._rounded:
+            self.told.append(
+                f"values that differ in their last digits: {self._rounded:,}, by at most "
+                f"{self._furthest:.0e} of their size"
+            )
+        derived = {name: count for name, count in self.derived.items() if count}
+        unchecked = tuple(
+            f"{_several(audits)}{what}: {why}" for (what, why), audits in self._unchecked.items()
+        )
+        return Checked(location, tuple(self.differences), self.different, derived, verdict,
+                       partial, unchecked, tuple(self.told), seconds)  # fmt: skip
+
+    def _same(self, stored: float, derived: float) -> bool:
+        """Whether two numbers differ by no more than machines do; remembers that they do."""
+        if math.isnan(stored) and math.isnan(derived):
             return True
         apart = abs(stored - derived)
         largest = max(abs(stored), abs(derived))
-        if not math.isfinite(apart) or apart > max(TOLERANCE * largest, _NOTHING):
+        if not math.isfinite(apart) or apart > max(TOLERANCE * largest, _ZERO):
             return False
-        self.rounded += 1
-        self.furthest = max(self.furthest, apart / largest)
+        self._rounded += 1
+        self._furthest = max(self._furthest, apart / largest)
         return True
 
 
 def _several(audits: list[str]) -> str:
     more = f" and {len(audits) - 1} more" * (len(audits) > 1)
     return f"{audits[0]}{more}: " if audits else ""
-
-
-def shown(value: object) -> str:
-    """A value as a line about it has it; numbers with all their digits."""
-    return value if isinstance(value, str) else repr(value)
