@@ -248,9 +248,9 @@ class _Job:
 
 
 def _reported(directory: RunDirectory) -> contextlib.AbstractContextManager[None]:
-    from .report import live
+    from .report import page
 
-    return live.beside(directory)
+    return page.beside(directory)
 
 
 def check_inputs(sweep: Sweep) -> None:

@@ -31,10 +31,10 @@ def progress() -> Callable[[Progress], None]:
 def line(snapshot: Progress) -> str:
     """A snapshot as HTML: a bar for all trials, and the audits that go on."""
     running = [audit for audit in snapshot.audits if 0 < audit.done < audit.trials][:_AUDITS]
-    told = "".join(f"<br>{_audit(audit)}" for audit in running)
+    lines = "".join(f"<br>{_audit(audit)}" for audit in running)
     return (
         f'<progress max="{max(snapshot.trials, 1)}" value="{snapshot.done}"></progress> '
-        f"{snapshot.done:,} of {snapshot.trials:,} trials{told}"
+        f"{snapshot.done:,} of {snapshot.trials:,} trials{lines}"
     )
 
 

@@ -16,7 +16,7 @@ from .storage.scores import MISSED
 
 if TYPE_CHECKING:
     from .report.answer import Answer
-    from .report.figures import Picture
+    from .report.figures.primitives import Picture
     from .report.tables import Run
     from .report.verdict import Verdict
 
@@ -76,10 +76,10 @@ class Result:
 
     def plot(self) -> Picture:
         """Lower bounds beside claims; a notebook shows it, `save` writes it to a PNG file."""
-        from .report import groups, overviews
-        from .report.figures import Picture
+        from .report.figures import whole_run
+        from .report.figures.primitives import Picture
 
-        return Picture(overviews.bars_figure(groups.panels(self._opened())))
+        return Picture(whole_run.bars_figure(whole_run.panels_of_run(self._opened())))
 
     def report(self) -> str:
         """Writes report.html and figures/ into the run directory; returns the report's address."""
@@ -89,9 +89,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: verdict, table and figure."""
-        from .report import card
+        from .report import markup
 
-        return card.html(self._opened(), self.answer, self.plot().content)
+        return markup.notebook_card(self._opened(), self.answer, self.plot().content)
 
     def _opened(self) -> Run:
         from .report.tables import Run

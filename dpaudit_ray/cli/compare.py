@@ -15,7 +15,7 @@ from .arguments import OtherRun, RunPath
 from .trust import TrustedToRead
 
 if TYPE_CHECKING:
-    from ..report.compare import Change, Comparison, Pair, Side
+    from ..report.comparison import Change, Comparison, Pair, Side
 
 _SHOWN = 12  # keys that differ
 _FIGURE = typer.Option("--figure", help="Draws both side by side into a PNG file.")
@@ -29,9 +29,9 @@ def compare(
     trust: TrustedToRead = None,
 ) -> None:
     """Two runs side by side: what was asked otherwise, bounds with their intervals, verdicts."""
-    from ..report import compare as comparing
+    from ..report import comparison
 
-    found = comparing.of(reading.opened(run), reading.opened(other))
+    found = comparison.compare(reading.opened(run), reading.opened(other))
     if as_json:
         terminal.show_json(_plain(found))
     else:
@@ -41,11 +41,11 @@ def compare(
 
 
 def _draw(found: Comparison, file: Path) -> None:
-    from ..report import compare_figure
+    from ..report.comparison import comparison_figure
 
     if not found.pairs:
         raise SpecError("--figure", "has nothing to draw: the runs have no audit of the same kind")
-    content = compare_figure.figure(found, _names(found))
+    content = comparison_figure(found, _names(found))
     try:
         file.write_bytes(content)
     except OSError as error:

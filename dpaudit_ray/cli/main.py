@@ -183,12 +183,12 @@ def report(
 
 
 def _watch(run: str, format: ReportFormat) -> None:
-    from ..report import live
+    from ..report import page
 
     if format is not ReportFormat.html:
         raise SpecError("--watch", f"writes a page, not {format.value}; leave out --format")
     try:
-        live.follow(run, terminal.say)
+        page.follow(run, terminal.say)
     except KeyboardInterrupt:
         raise typer.Exit(Exit.STOPPED) from None
 

@@ -1,16 +1,19 @@
-"""Templates of pages: text of others is escaped, and nothing in it is a command."""
+"""Pages from templates: text of others is escaped, and nothing in it is a command."""
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import jinja2
 
 from ..printable import lines
+from .answer import Answer
+from .tables import Run, overview
 
 
 def environment(**options: Any) -> jinja2.Environment:
-    """Where this package's templates are; `options` are Jinja's own."""
+    """This package's templates, with Jinja's own `options`."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("dpaudit_ray.report"),
         autoescape=True,
@@ -23,3 +26,23 @@ def environment(**options: Any) -> jinja2.Environment:
 def _shown(value: Any) -> Any:
     """Text as it may be shown; what is markup was made here, from text that had been shown."""
     return lines(value) if type(value) is str else value
+
+
+def embedded(png: bytes) -> str:
+    """An address that holds a figure, a PNG file's content."""
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def notebook_card(run: Run, answer: Answer, figure: bytes) -> str:
+    """A run as a notebook shows it: verdict, a table, and a figure, a PNG file's content."""
+    return (
+        environment()
+        .get_template("card.html.j2")
+        .render(
+            name=run.sweep.name,
+            location=run.directory.location,
+            answer=answer,
+            rows=list(zip(overview(run), answer.audits, strict=True)),
+            figure=embedded(figure),
+        )
+    )

@@ -1,77 +1,148 @@
-"""One audit's section of the page: its numbers, its figures, and what they were drawn from."""
+"""Sections of the page: what it says of a run, and of each of its audits.
+
+A new section is a function here, marked with `@of_run` or `@of_audit`, and the lines of the
+template that show what it returns.
+"""
 
 from __future__ import annotations
 
-import base64
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ..plan import failures, missed, preparing
 from ..plan.model import PlannedAudit
 from ..plan.prefix import Trials
-from . import figures, hits, utility
-from .profiles import Profile
-from .tables import Run
+from ..stats import Status
+from ..storage.scores import UTILITY
+from ..sweep.cell import Cell
+from . import answer, words
+from .curves import Profile
+from .figures import one_audit, whole_run
+from .markup import embedded
+from .measures import HitRate, utilities
+from .tables import Run, all_estimates, best, overview
+
+Said = dict[str, Any]  # by the names that the template has for it
 
 
-def of(run: Run, audit: PlannedAudit, table: pd.DataFrame) -> dict[str, Any]:
-    """What the page says of one audit, its figures drawn and written."""
-    trials = Trials.of(audit, run.prefix(audit))
-    shown = trials.shown
-    mine = table[table["audit"] == audit.id]
-    final = mine[mine["step"] == audit.horizons[-1]]
-    level = run.settings(audit)
-    cell = run.sweep.cells[run.plan.audits.index(audit)]
-    entry: dict[str, Any] = {
+@dataclasses.dataclass(frozen=True)
+class AuditView:
+    """One audit, as its sections take it: its trials, and its rows of `all_estimates`."""
+
+    run: Run
+    audit: PlannedAudit
+    cell: Cell
+    trials: Trials
+    estimates: pd.DataFrame
+
+    def drawn(self, content: bytes, suffix: str = "") -> str:
+        """Writes a figure of this audit; returns an address that holds it."""
+        self.run.directory.write_figure(f"{self.audit.id}{suffix}.png", content)
+        return embedded(content)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunView:
+    """A run, as its sections take it: `audits` has what was said of each audit."""
+
+    run: Run
+    audits: list[Said]
+
+
+_OF_AUDIT: list[Callable[[AuditView], Said]] = []
+_OF_RUN: list[Callable[[RunView], Said]] = []
+
+
+def of_audit(section: Callable[[AuditView], Said]) -> Callable[[AuditView], Said]:
+    """Marks a section of every audit; what is returned stands in `audit` in the template."""
+    _OF_AUDIT.append(section)
+    return section
+
+
+def of_run(section: Callable[[RunView], Said]) -> Callable[[RunView], Said]:
+    """Marks a section of the run; what is returned stands at the top of the template."""
+    _OF_RUN.append(section)
+    return section
+
+
+def all_sections(run: Run) -> Said:
+    """Everything that the page says; writes the figures of the run beside it."""
+    table, audits = all_estimates(run), []
+    for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):  # trials of one at once
+        trials, rows = Trials.of(audit, run.prefix(audit)), table[table["audit"] == audit.id]
+        view = AuditView(run, audit, cell, trials, rows)
+        audits.append({name: said for part in _OF_AUDIT for name, said in part(view).items()})
+    whole = RunView(run, audits)
+    return {name: said for part in _OF_RUN for name, said in part(whole).items()}
+
+
+# Of each audit -----------------------------------------------------------------------------------
+
+
+@of_audit
+def _numbers(view: AuditView) -> Said:
+    level, audit = view.cell.audit, view.audit
+    final = view.estimates[view.estimates["step"] == audit.horizons[-1]]
+    free = final[final["free_estimator"] != ""][["epsilon_lower_free", "free_estimator"]]
+    bound, estimator = free.iloc[0] if len(free) else (math.nan, "")
+    return {
         "id": audit.id,
         "label": audit.label,
         "delta": level.delta,
         "confidence": level.confidence,
         "estimates": final.drop_duplicates("estimator").to_dict("records"),
         "claims": {name: values[-1] for name, values in audit.claims.items()},
-        "curve_free": _curve_free(final),
-        "figure": None,
-        "sampled": cell.mechanism.sampled,
-        "counts": None,
-        "profile": None,
-        "hits": None,
-        "utility": utility.of(audit, trials),
+        "curve_free": {"epsilon": bound, "estimator": estimator},
+        "sampled": view.cell.mechanism.sampled,
+        "canaries": audit.in_a_training,
+        "utility": utilities(audit, view.trials),
     }
-    if len(mine) and (len(shown.members) or not cell.mechanism.sampled):
-        png = figures.audit_figure(audit.label, mine, shown)
-        run.directory.write_figure(f"{audit.id}.png", png)
-        entry["figure"] = embedded(png)
-    if len(shown.members) and len(mine):
-        entry["counts"] = _counts(trials, shown)
-        entry["canaries"] = audit.in_a_training
-        if audit.independent:  # bands and bounds of curves take trials for independent
-            entry |= _profile(run, audit, trials)
-    return entry
 
 
-def _counts(trials: Trials, shown: Trials) -> dict[str, int]:
+@of_audit
+def _bounds(view: AuditView) -> Said:
+    """The figure of bounds and scores, once there is something to draw."""
+    shown = view.trials.shown
+    if not len(view.estimates) or (view.cell.mechanism.sampled and not len(shown.members)):
+        return {"figure": None}
+    content = one_audit.bounds_figure(view.audit.label, view.estimates, shown)
+    return {"figure": view.drawn(content)}
+
+
+@of_audit
+def _counts(view: AuditView) -> Said:
     """How many trainings of each world gave what."""
+    shown = view.trials.shown
+    if not _has_curve(view):
+        return {"counts": None}
     diverged = ~np.isfinite(shown.scores[:, -1])
-    return {
+    counts = {
         "inside": int(shown.members.sum()),
         "outside": int((~shown.members).sum()),
         "diverged_inside": int((diverged & shown.members).sum()),
         "diverged_outside": int((diverged & ~shown.members).sum()),
-        "missed": int(trials.missed.sum()),
+        "missed": int(view.trials.missed.sum()),
     }
+    return {"counts": counts}
 
 
-def _profile(run: Run, audit: PlannedAudit, trials: Trials) -> dict[str, Any]:
-    curves = Profile.of(run, audit, trials.with_errors(), trials.members)
-    png = curves.figure()
-    run.directory.write_figure(f"{audit.id}-profile.png", png)
+@of_audit
+def _profile(view: AuditView) -> Said:
+    """Curves of the scores and right guesses; bands and bounds take trials for independent."""
+    if not (_has_curve(view) and view.audit.independent):
+        return {"profile": None, "hits": None}
+    trials = view.trials
+    curves = Profile.from_scores(view.run, view.audit, trials.with_errors(), trials.members)
     sure = curves.claim.epsilons[0] == 0  # not of an accountant that may not be imported
     most = (1 + float(curves.claim.deltas[0])) / 2 if sure else math.nan
     return {
-        "hits": hits.HitRate.of(trials, run.settings(audit).confidence, most),
-        "profile": embedded(png),
+        "hits": HitRate.from_trials(trials, view.cell.audit.confidence, most),
+        "profile": view.drawn(one_audit.profile_figure(curves), "-profile"),
         "gaussian": curves.gaussian,
         "saturated": curves.tradeoff.saturated,
         "fit": curves.tradeoff.mu,
@@ -79,15 +150,79 @@ def _profile(run: Run, audit: PlannedAudit, trials: Trials) -> dict[str, Any]:
     }
 
 
-def _curve_free(final: pd.DataFrame) -> dict[str, Any]:
-    """The bound without an assumption at the last step, and who gave it; from the run directory."""
-    known = final[final["free_estimator"] != ""]
-    if len(known) == 0:
-        return {"epsilon": math.nan, "estimator": ""}
-    row = known.iloc[0]
-    return {"epsilon": row["epsilon_lower_free"], "estimator": row["free_estimator"]}
+def _has_curve(view: AuditView) -> bool:
+    """Whether trials gave an output, and estimates know of it."""
+    return bool(len(view.trials.shown.members)) and bool(len(view.estimates))
 
 
-def embedded(png: bytes) -> str:
-    """A figure as an address that holds it."""
-    return "data:image/png;base64," + base64.b64encode(png).decode()
+# Of the run --------------------------------------------------------------------------------------
+
+
+@of_run
+def _answer(view: RunView) -> Said:
+    """The verdict with its reasons, and the table of all audits."""
+    answered, rows = answer.keep(view.run), overview(view.run)
+    audits = [
+        said | {"row": row, "verdict": audit.verdict, "reason": audit.reason}
+        for said, row, audit in zip(view.audits, rows, answered.audits, strict=True)
+    ]
+    return {
+        "answer": answered,
+        "audits": audits,
+        "measured": [name for name in UTILITY if any(row[name] == row[name] for row in rows)],
+        "interim": any(row["interim"] for row in rows),
+    }
+
+
+@of_run
+def _figures(view: RunView) -> Said:
+    pictures = []
+    for drawing in whole_run.all_figures(view.run, view.audits):
+        view.run.directory.write_figure(f"{drawing.name}.png", drawing.content)
+        pictures.append({"text": drawing.text, "source": embedded(drawing.content)})
+    return {"pictures": pictures}
+
+
+@of_run
+def _reading(view: RunView) -> Said:
+    """What the words mean, and at which level bounds hold."""
+    run, budget = view.run, view.run.sweep.budget
+    statuses = {*run.estimates["status"], Status.IF_GAUSSIAN}
+    return {
+        "words": words,
+        "conditions": words.conditions(statuses, run.sweep.cells),
+        "level": words.single(budget) if budget.audits else "",
+        "best": best(run) if budget.parts > 1 else None,
+        "mixed": any(audit.mixed for audit in run.plan.audits),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """Failures of one kind: what happened to what, and what is known of the first."""
+
+    label: str
+    what: str
+    message: str
+    detail: str
+
+
+@of_run
+def _failed(view: RunView) -> Said:
+    """All that has failed and was not done since: packs by kind, single trials, preparations."""
+    run = view.run
+    failed, recorded = list[Failed](), failures.read(run.directory, run.plan)
+    for kind in failures.by_kind(recorded, run.plan):
+        packs = "a pack" if kind.packs == 1 else f"{kind.packs:,} packs"
+        what = f"{packs} of trials {kind.first:,}-{kind.last:,} failed" if kind.trials else "failed"
+        detail = next(first.traceback for first in recorded if first.kind == kind.kind)
+        failed.append(Failed(kind.label, what, kind.message, detail))
+    labels = {audit.id: audit.label for audit in run.plan.audits}
+    for miss in missed.read(run.directory, run.plan):
+        what = f"{miss.trials:,} trials were missed" if miss.trials > 1 else "a trial was missed"
+        detail = f"what was printed is in {missed.place(run.directory, miss)}"
+        what = f"{what}, trial {miss.first:,} first"
+        failed.append(Failed(labels[miss.audit], what, miss.message, detail))
+    for line in preparing.lines(preparing.read(run.directory, run.plan), run.plan):
+        failed.append(Failed("preparation", line, "", ""))
+    return {"failed": failed}

@@ -19,7 +19,7 @@ from ..stats import Status
 from ..storage.run_directory import RunDirectory
 from ..sweep.audit import AuditSpec
 from ..sweep.spec import Sweep
-from . import utility
+from .measures import mean_utilities
 
 EXACT = "exact"  # the estimator of an audit without trials that certifies something
 
@@ -170,7 +170,7 @@ def _entry(run: Run, audit: PlannedAudit, table: pd.DataFrame) -> dict[str, Any]
         "interim": bool(mine["interim"].iloc[0]) if len(mine) else first not in _anytime(run),
         "above_claim": above,
         "beyond": mechanism.sampled and ratio > 1 and not above and status != Status.PAPER,
-        **utility.means(audit, run.prefix(audit) if mechanism.measured else ()),
+        **mean_utilities(audit, run.prefix(audit) if mechanism.measured else ()),
     }
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from dpaudit_ray.models.base import Model
-from dpaudit_ray.report import overviews
-from dpaudit_ray.report.groups import panels
+from dpaudit_ray.report.figures import whole_run
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.sweep import spec
 from tests.command import inline, refused
@@ -119,13 +118,13 @@ def test_the_report_averages_repetitions(table: Path, images: Path, tmp_path: Pa
         inline(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *short).code == 0
     )
     run = Run.open(str(tmp_path / "cebere2024-housing-repetitions"))
-    (panel,) = panels(run)
+    (panel,) = whole_run.panels_of_run(run)
     assert [(line.label, len(line.audits)) for line in panel.lines] == [
         ("biased-dimension choice=simulated", 2),
         ("biased-dimension choice=random", 2),
         ("loss", 2),
     ]
-    for figure in (overviews.bars_figure([panel]), overviews.evolution_figure([panel])):
+    for figure in (whole_run.bars_figure([panel]), whole_run.evolution_figure([panel])):
         assert figure is not None
         assert figure.startswith(b"\x89PNG")
 

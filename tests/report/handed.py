@@ -17,6 +17,10 @@ from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
 
+DP_SGD = {
+    "name": "dp-sgd", "data": "breast_cancer", "model": "fcnn", "steps": 6, "batch_size": 64,
+    "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0,
+}  # fmt: skip
 LANDSCAPE = {"name": "landscape", "steps": 6, "batch_size": 2, "noise_multiplier": 2.0}
 
 

@@ -20,8 +20,9 @@ from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import decisions, failures
 from dpaudit_ray.plan.failures import Failure
 from dpaudit_ray.plan.model import Pack
-from dpaudit_ray.report import answer, groups, overviews, page, verdict, words
+from dpaudit_ray.report import answer, page, verdict, words
 from dpaudit_ray.report.answer import Answer
+from dpaudit_ray.report.figures import whole_run
 from dpaudit_ray.report.tables import Run, overview
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -310,12 +311,10 @@ def test_a_bound_above_its_claim_is_never_beside_consistent(
 
 @pytest.mark.parametrize(("mu", "kind"), [(1.5 * CLAIMED, "above its claim"), (1.0, "if-gaussian")])
 def test_a_bar_above_its_claim_looks_otherwise(
-    sweep: dict[str, Any], mu: float, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sweep: dict[str, Any], mu: float, kind: str, tmp_path: Path
 ) -> None:
-    drawn: list[str] = []
-    monkeypatch.setattr(overviews, "_bars", lambda axes, ys, means, kinds: drawn.extend(kinds))
-    overviews.bars_figure(groups.panels(run_of(sweep, tmp_path, mu)))
-    assert drawn == [kind]
+    (panel,) = whole_run.panels_of_run(run_of(sweep, tmp_path, mu))
+    assert [line.kind for line in panel.lines] == [kind]
 
 
 def test_it_is_the_same_everywhere(

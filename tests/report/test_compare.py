@@ -12,7 +12,7 @@ from scipy import special
 
 from dpaudit_ray import plan as planning
 from dpaudit_ray import stats
-from dpaudit_ray.report import compare, compare_figure
+from dpaudit_ray.report import comparison
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import dpaudit, inline, refused, write_sweep
@@ -38,42 +38,42 @@ def weak(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def both(strong: Path, weak: Path) -> compare.Comparison:
-    return of(strong, weak)
+def both(strong: Path, weak: Path) -> comparison.Comparison:
+    return compare(strong, weak)
 
 
-def of(one: Path, other: Path) -> compare.Comparison:
-    return compare.of(Run.open(str(one)), Run.open(str(other)))
+def compare(left: Path, right: Path) -> comparison.Comparison:
+    return comparison.compare(Run.open(str(left)), Run.open(str(right)))
 
 
 def test_what_was_asked_otherwise_is_told_by_key(
-    both: compare.Comparison, strong: Path, weak: Path
+    both: comparison.Comparison, strong: Path, weak: Path
 ) -> None:
-    changes = {each.key: (each.old, each.new) for each in both.changes}
+    changes = {change.key: (change.old, change.new) for change in both.changes}
     assert changes == {"seed": (3, 5), "mechanism.noise_multiplier": (2.0, 4.0)}
     assert both.code == ()
     for pair in both.pairs:
-        assert [each.key for each in pair.changes] == ["mechanism.noise_multiplier"]
+        assert [change.key for change in pair.changes] == ["mechanism.noise_multiplier"]
     lines = dpaudit("compare", strong, weak).out.splitlines()
     assert "  mechanism.noise_multiplier: 2.0 -> 4.0" in lines
     assert sum(line.endswith(" differs") for line in lines) == 2
 
 
-def test_intervals_are_those_of_right_guesses(both: compare.Comparison, strong: Path) -> None:
+def test_intervals_are_those_of_right_guesses(both: comparison.Comparison, strong: Path) -> None:
     """The slow twin is what `accuracy` certifies, at half the error."""
     run = RunDirectory(str(strong))
     for pair, audit in zip(both.pairs, planning.require(run).audits, strict=True):
         scores = run.scores(audit.id)
-        found = stats.estimate(scores["score"], scores["member"], 1e-5, 0.975, "accuracy")
-        assert 2 * special.ndtri(pair.one.low) == pytest.approx(found.mu_lower)
+        compared = stats.estimate(scores["score"], scores["member"], 1e-5, 0.975, "accuracy")
+        assert 2 * special.ndtri(pair.one.low) == pytest.approx(compared.mu_lower)
         assert pair.one.low < pair.one.rate < pair.one.high
 
 
 def test_audits_differ_where_their_intervals_do_not_meet(
-    both: compare.Comparison, strong: Path
+    both: comparison.Comparison, strong: Path
 ) -> None:
     assert [pair.differs for pair in both.pairs] == [True, True]
-    assert [pair.differs for pair in of(strong, strong).pairs] == [False, False]
+    assert [pair.differs for pair in compare(strong, strong).pairs] == [False, False]
     same = dpaudit("compare", strong, strong).out.splitlines()
     assert "  the same sweep" in same
     assert not any(line.endswith(" differs") for line in same)
@@ -82,9 +82,9 @@ def test_audits_differ_where_their_intervals_do_not_meet(
 def test_bounds_that_are_apart_are_no_difference_where_intervals_meet(
     strong: Path, tmp_path: Path
 ) -> None:
-    """Half the trials give a lower bound, and nobody has found anything else."""
+    """Half the trials give a lower bound, and nobody has compared anything else."""
     raw = sweep("strong", audit=AUDIT, resources=EIGHT)
-    half = of(strong, played(raw, tmp_path, 6)).pairs[1]
+    half = compare(strong, played(raw, tmp_path, 6)).pairs[1]
     assert half.one.entry["epsilon_lower"] > 1.15 * half.other.entry["epsilon_lower"]
     assert half.other.entry["done"] == 60
     assert half.differs is False
@@ -99,8 +99,8 @@ def test_what_needs_no_trials_is_compared_as_it_is(tmp_path: Path) -> None:
         raw = sweep(f"run-{number}", mechanism=exact | {"noise_multiplier": noise}, audit=audit)
         assert inline(write_sweep(tmp_path, raw), tmp_path).code == 0
         runs.append(tmp_path / raw["name"])
-    assert [pair.differs for pair in of(runs[0], runs[1]).pairs] == [False, False]
-    assert [pair.differs for pair in of(runs[0], runs[2]).pairs] == [True, True]
+    assert [pair.differs for pair in compare(runs[0], runs[1]).pairs] == [False, False]
+    assert [pair.differs for pair in compare(runs[0], runs[2]).pairs] == [True, True]
 
 
 def test_scores_that_share_a_training_have_no_interval(strong: Path, tmp_path: Path) -> None:
@@ -112,12 +112,12 @@ def test_scores_that_share_a_training_have_no_interval(strong: Path, tmp_path: P
     adversary = {"name": "biased-dimension", "count": 6}
     raw = sweep("six", mechanism=mechanism, adversary=adversary, audit=audit, grid={})
     run = played(raw | {"resources": {"pack_size": 60}}, tmp_path, 2)
-    (pair,) = of(run, run).pairs
+    (pair,) = compare(run, run).pairs
     assert np.isnan([pair.one.rate, pair.one.low, pair.one.high]).all()
     assert pair.differs is None
     assert (pair.one.entry["accuracy"], pair.other.entry["loss"]) == (0.75, 0.75)
     assert "  accuracy   loss  verdict" in dpaudit("compare", run, run).out
-    assert of(run, strong).pairs == ()
+    assert compare(run, strong).pairs == ()
     out = dpaudit("compare", run, strong).out
     assert "only in six: biased-dimension" in out
     assert "only in strong: gradient=threshold, gradient=constant" in out
@@ -129,11 +129,11 @@ def test_audits_are_matched_by_what_they_share(strong: Path, tmp_path: Path) -> 
     """Labels are those of the grid, and another grid has others."""
     grid = {"mechanism.gradient, mechanism.steps": [["constant", 6], ["constant", 12]]}
     raw = sweep("longer", audit=AUDIT, resources=EIGHT, grid=grid)
-    found = of(strong, played(raw, tmp_path, 4))
-    labels = [(pair.one.label, pair.other.label) for pair in found.pairs]
+    compared = compare(strong, played(raw, tmp_path, 4))
+    labels = [(pair.one.label, pair.other.label) for pair in compared.pairs]
     assert ("gradient=constant", "gradient=constant, steps=6") in labels
     assert len(labels) == 2
-    (pair,) = [pair for pair in found.pairs if pair.one.label == "gradient=constant"]
+    (pair,) = [pair for pair in compared.pairs if pair.one.label == "gradient=constant"]
     assert pair.changes == ()
 
 
@@ -146,29 +146,29 @@ def test_code_data_and_verdicts_stand_side_by_side(
     raw["code"][-1]["modules"]["mine"] = "ab" * 32
     raw["data"] = [{"file": "x.npz", "sha256": "cd" * 32}]
     (other / "plan.json").write_text(json.dumps(raw))
-    found = json.loads(dpaudit("compare", strong, other, "--json").out)
-    assert found["code"] == [
+    compared = json.loads(dpaudit("compare", strong, other, "--json").out)
+    assert compared["code"] == [
         f"numpy {np.__version__} -> 1.0",
         "mine (SHA-256) none -> abababababab",
         "the files that they read have other contents",
     ]
     verify = json.loads(dpaudit("verify", strong, "--json").out)
-    assert found["verdicts"][0] == verify["verdict"]
-    assert [pair["one"]["verdict"] for pair in found["pairs"]] == [
-        each["verdict"] for each in verify["audits"]
+    assert compared["verdicts"][0] == verify["verdict"]
+    assert [pair["one"]["verdict"] for pair in compared["pairs"]] == [
+        audit["verdict"] for audit in verify["audits"]
     ]
-    assert [pair["differs"] for pair in found["pairs"]] == [True, True]
+    assert [pair["differs"] for pair in compared["pairs"]] == [True, True]
 
 
 def test_the_figure_has_both_runs(
-    both: compare.Comparison, strong: Path, weak: Path, tmp_path: Path
+    both: comparison.Comparison, strong: Path, weak: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "both.png"
     assert dpaudit("compare", strong, weak, "--figure", file).code == 0
     assert file.read_bytes().startswith(b"\x89PNG")
-    once = compare_figure.figure(both, ("strong", "weak"))
+    once = comparison.comparison_figure(both, ("strong", "weak"))
     assert once == file.read_bytes()
-    assert compare_figure.figure(both, ("strong", "other")) != once
+    assert comparison.comparison_figure(both, ("strong", "other")) != once
     line = refused("compare", strong, weak, "--json", "--figure", tmp_path / "no" / "both.png")
     assert line.endswith(
         "both.png cannot be written (No such file or directory); give another file"

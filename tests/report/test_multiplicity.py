@@ -117,8 +117,8 @@ def test_the_best_of_several_audits_exceeds_the_truth_in_at_most_5_percent_of_sw
         grid = {"mechanism.seed": list(range(audits))}
         run = swept(tmp_path, seed, {}, audit=LEVEL, grid=grid)
         claim = run.plan.audits[0].claim
-        found = best(run)
-        wrong += found is not None and found["epsilon_lower_together"] > claim
+        largest = best(run)
+        wrong += largest is not None and largest["epsilon_lower_together"] > claim
         unsplit += bool(run.estimates["epsilon_lower"].max() > claim)
     assert wrong <= MOST
     assert unsplit > SWEEPS * {3: 0.075, 10: 0.25}[audits]
@@ -141,7 +141,7 @@ def test_a_violation_is_marked_and_the_best_is_what_is_certified(tmp_path: Path)
     marked = all_estimates(again).groupby("estimator")["above_claim"].any()
     assert marked["accuracy"]
     assert not marked["paper-gdp"], "the paper's bound holds at no level"
-    found = best(again)
-    assert found is not None
-    assert found["estimator"] == "eps-delta", "an if-gaussian ε is not certified"
-    assert found["epsilon_lower_together"] < found["epsilon_lower"]
+    largest = best(again)
+    assert largest is not None
+    assert largest["estimator"] == "eps-delta", "an if-gaussian ε is not certified"
+    assert largest["epsilon_lower_together"] < largest["epsilon_lower"]

@@ -45,36 +45,26 @@ addEventListener("load", () => {
 POLICY = re.compile(r"<meta http-equiv=.Content-Security-Policy.*?>")
 
 
-@pytest.fixture
-def finished(tiny: dict, tmp_path: Path) -> Run:
-    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
-    return Run.open(result.location)
-
-
-def test_page_holds_every_audit_with_its_bound_without_assumption(finished: Run) -> None:
-    html = Path(page.write(finished)).read_text()
+def test_page_holds_every_audit_with_its_bound_without_assumption(trained: Run, html: str) -> None:
     assert "Interim" not in html
-    for audit in finished.plan.audits:
+    for audit in trained.plan.audits:
         assert audit.label in html
-        (free,) = {
-            row["epsilon_lower_free"] for row in overview(finished) if row["audit"] == audit.id
-        }
+        (free,) = (r["epsilon_lower_free"] for r in overview(trained) if r["audit"] == audit.id)
         assert f"ε ≥ {free:.4f} (one-run)" in html
-        assert (Path(finished.directory.location) / f"figures/{audit.id}.png").stat().st_size > 5000
-    assert html.count("data:image/png") == 3 + 2 * len(finished.plan.audits)
+        assert (Path(trained.directory.location) / f"figures/{audit.id}.png").stat().st_size > 5000
+    assert html.count("data:image/png") == 3 + 2 * len(trained.plan.audits)
     assert html.count("<img") == html.count("alt=")
 
 
-def test_the_overview_is_the_same_from_python(finished: Run) -> None:
-    table = da.Result(finished.directory.location, complete=True).overview
+def test_the_overview_is_the_same_from_python(trained: Run) -> None:
+    table = da.Result(trained.directory.location, complete=True).overview
     assert table["status"].tolist() == ["certified", "if-gaussian"]
-    pd.testing.assert_frame_equal(table, pd.DataFrame(overview(finished)), check_exact=True)
+    pd.testing.assert_frame_equal(table, pd.DataFrame(overview(trained)), check_exact=True)
     for column in ("mu_lower", "epsilon_lower", "epsilon_lower_free", "epsilon_lower_together"):
         assert table[column].notna().all()
 
 
-def test_only_what_is_certified_is_tagged_so(finished: Run) -> None:
-    html = Path(page.write(finished)).read_text()
+def test_only_what_is_certified_is_tagged_so(html: str) -> None:
     loss = html.partition("<h3>loss</h3>")[2]
     rows = re.findall(r"<tr><td>([\w-]+)</td>.*?<span class=\"tag ([\w-]+)\">", loss, re.DOTALL)
     assert rows == [
@@ -87,14 +77,14 @@ def test_only_what_is_certified_is_tagged_so(finished: Run) -> None:
     assert "each bound holds at 95 % by itself" in html
 
 
-def test_a_partial_run_is_marked_interim(finished: Run) -> None:
-    audit = finished.plan.audits[0]
-    (Path(finished.directory.location) / f"scores/{audit.id}/40-49.parquet").unlink()
-    table = finished.estimates
+def test_a_partial_run_is_marked_interim(copied: Run) -> None:
+    audit = copied.plan.audits[0]
+    (Path(copied.directory.location) / f"scores/{audit.id}/40-49.parquet").unlink()
+    table = copied.estimates
     fewer = table.assign(trials=table["trials"].where(table["audit"] != audit.id, 40))
     rows = [EstimateRow(**row) for row in fewer.to_dict("records")]
-    finished.directory.write_estimates(rows)
-    partial = Run.open(finished.directory.location)
+    copied.directory.write_estimates(rows)
+    partial = Run.open(copied.directory.location)
     assert [row["interim"] for row in overview(partial)] == [True, False]
     marks = all_estimates(partial).groupby(["audit", "estimator"])["interim"].all()
     assert marks[audit.id, "accuracy"]
@@ -102,15 +92,15 @@ def test_a_partial_run_is_marked_interim(finished: Run) -> None:
     assert "<strong>Interim.</strong>" in Path(page.write(partial)).read_text()
 
 
-def test_the_report_uses_the_trials_that_the_estimates_use(finished: Run) -> None:
+def test_the_report_uses_the_trials_that_the_estimates_use(copied: Run) -> None:
     """40 of 90 belong to the prefix, then comes a gap; of the 40, ten were run and failed."""
-    audit, location = finished.plan.audits[0], finished.directory.location
+    audit, location = copied.plan.audits[0], copied.directory.location
     folder = Path(location) / f"scores/{audit.id}"
     for pack in ("20-29", "40-49"):
         (folder / f"{pack}.parquet").unlink()
     failed = Failure(Pack(0, 20, 29), "ValueError", "boom", "")
-    failures.write(finished.directory, [failed])
-    Aggregation.rebuild(finished.directory).flush()
+    failures.write(copied.directory, [failed])
+    Aggregation.rebuild(copied.directory).flush()
     partial = Run.open(location)
     assert set(partial.estimates.query("audit == @audit.id")["trials"]) == {40}
     html = Path(page.write(partial)).read_text()
@@ -120,10 +110,10 @@ def test_the_report_uses_the_trials_that_the_estimates_use(finished: Run) -> Non
     assert "failed, counted as misses: 10" in html
 
 
-def test_missed_trials_are_errors_of_the_profile(finished: Run) -> None:
+def test_missed_trials_are_errors_of_the_profile(trained: Run) -> None:
     """Nothing may be bet on a trial without output: its score is wrong at every threshold."""
-    audit = finished.plan.audits[0]
-    whole = list(finished.prefix(audit))
+    audit = trained.plan.audits[0]
+    whole = list(trained.prefix(audit))
     missed = [MissedPack(pack.first, pack.members) for pack in whole[3:5]]
     mixed = prefix.Trials.of(audit, [*whole[:3], *missed, *whole[5:]])
     worlds = Worlds.observed(mixed.with_errors(), mixed.members)
@@ -155,8 +145,7 @@ def test_text_from_the_sweep_cannot_become_markup(tiny: dict, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine (apt install chromium)")
-def test_a_real_browser_draws_every_figure_without_complaint(finished: Run, tmp_path: Path) -> None:
-    html = Path(page.write(finished)).read_text()
+def test_a_real_browser_draws_every_figure_without_complaint(html: str, tmp_path: Path) -> None:
     watched = html.replace("</body>", PROBE + "</body>")
     seen = rendered(POLICY.sub("", watched), tmp_path)
     drawn = re.search(r'data-probe="(\d+) of (\d+)"', seen.stdout)

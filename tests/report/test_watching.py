@@ -15,7 +15,7 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray.orchestration.trainer import PackTrainer
-from dpaudit_ray.report import live, page
+from dpaudit_ray.report import page
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage import lease
 from dpaudit_ray.storage.run_directory import PackScores, RunDirectory
@@ -60,11 +60,11 @@ class TestHolder:
     def test_a_process_of_this_machine_is_known_at_once(self, run: RunDirectory) -> None:
         with lease.held(run, watch=0.1):
             began = time.monotonic()
-            found = lease.holder(run)
+            holder = lease.holder(run)
             assert time.monotonic() - began < lease.BEAT_SECONDS
-        assert found is not None
-        assert found.host == socket.gethostname()
-        assert found.silent == 0
+        assert holder is not None
+        assert holder.host == socket.gethostname()
+        assert holder.silent == 0
 
     def test_one_that_was_killed_is_gone(self, run: RunDirectory) -> None:
         with lease.held(run, watch=0.1):
@@ -80,22 +80,22 @@ class TestHolder:
         self, run: RunDirectory
     ) -> None:
         elsewhere(run, 3)
-        found = lease.holder(run, wait=1.2)
-        assert found is not None
-        assert found.silent >= 1.2
-        assert "process 12 on node-7, has given no sign for 1 s" in str(found)
+        holder = lease.holder(run, wait=1.2)
+        assert holder is not None
+        assert holder.silent >= 1.2
+        assert "process 12 on node-7, has given no sign for 1 s" in str(holder)
 
     @pytest.mark.parametrize("damage", ["[]", "{", '{"host": 3, "pid": "x"}', '"a"'])
     def test_damage_is_a_driver_that_nobody_knows(self, run: RunDirectory, damage: str) -> None:
         run.write_text(lease.FILE, damage)
-        found = lease.holder(run, wait=0.2)
-        assert found is not None
-        assert found.silent
+        holder = lease.holder(run, wait=0.2)
+        assert holder is not None
+        assert holder.silent
 
 
 @pytest.fixture
-def sweep(tiny: dict, tmp_path: Path) -> Path:
-    return write_sweep(tmp_path, tiny)
+def sweep(light: dict, tmp_path: Path) -> Path:
+    return write_sweep(tmp_path, light)
 
 
 def test_status_knows_the_driver_and_the_failures_while_the_sweep_runs(
@@ -139,10 +139,10 @@ class TestPage:
         driver = threading.Thread(target=da.run, args=(sweep, str(tmp_path), "inline"))
         driver.start()
         pages: list[str] = []
-        told: list[str] = []
+        lines: list[str] = []
 
         def pause(seconds: float) -> bool:
-            assert seconds >= live.AGAIN_SECONDS
+            assert seconds >= page.AGAIN_SECONDS
             pages.append(file.read_text())
             if "10 / 90" in pages[-1] or "90 / 90" in pages[-1]:
                 trained.release(9)
@@ -151,15 +151,15 @@ class TestPage:
 
         while not (tmp_path / "tiny/plan.json").exists():
             time.sleep(0.05)
-        live.follow(str(tmp_path / "tiny"), told.append, pause)
+        page.follow(str(tmp_path / "tiny"), lines.append, pause)
         assert REFRESH.findall(pages[0]) == ["10"]
         assert "Interim" in pages[0]
         last = file.read_text()
         assert not REFRESH.findall(last)
         assert "Interim" not in last
         assert last.count("90 / 90") == 2
-        assert told == [told[0], str(file)]
-        assert f"{file} is written anew" in told[0]
+        assert lines == [lines[0], str(file)]
+        assert f"{file} is written anew" in lines[0]
 
     def test_without_news_it_is_left_alone(
         self, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -174,9 +174,9 @@ class TestPage:
             return write(run, again)
 
         monkeypatch.setattr(page, "write", counting)
-        asked = iter([False, False, True])
-        live.follow(str(tmp_path / "tiny"), lambda line: None, lambda seconds: next(asked))
-        assert written == [live.AGAIN_SECONDS, None]
+        pauses = iter([False, False, True])
+        page.follow(str(tmp_path / "tiny"), lambda line: None, lambda seconds: next(pauses))
+        assert written == [page.AGAIN_SECONDS, None]
 
     def test_the_verb(self, sweep: Path, tmp_path: Path) -> None:
         assert inline(sweep, tmp_path).code == 0

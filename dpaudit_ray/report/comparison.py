@@ -1,0 +1,274 @@
+"""Two runs side by side, for `dpaudit compare`: what was asked, what was found, what differs.
+
+A lower bound is no estimate: that one is larger says little. What has two ends is the rate of right
+guesses, so audits are said to differ only where its intervals do not meet, or where what needs no
+trials is another number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..plan import resume
+from ..plan.prefix import Trials
+from ..plan.provenance import Code
+from . import verdict
+from .measures import HitRate
+from .tables import Run, overview
+from .verdict import Verdict
+
+_SAME = 1e-9  # relative: an exact ε of another machine is the same
+_OFFSETS = (0.16, -0.16)  # of the two runs from the middle of their audit's line in a figure
+_LONGEST = 40  # characters of a label there
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A place where two sweeps differ: a dotted key, and its values as in YAML; None: not set."""
+
+    key: str
+    old: Any
+    new: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One audit of one run: its entry in `tables.overview`, its verdict, and its right guesses.
+
+    `rate` with its interval, `low` to `high` at the audit's confidence, is NaN where trials are not
+    independent, where there are none, or before the first guess.
+    """
+
+    entry: dict[str, Any]
+    verdict: Verdict
+    exact: bool
+    rate: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def label(self) -> str:
+        """The audit's label in its run."""
+        return str(self.entry["label"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two audits that belong together, and what of them was asked otherwise."""
+
+    one: Side
+    other: Side
+    changes: tuple[Change, ...]
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Both audits, in the order of their runs."""
+        return self.one, self.other
+
+    @property
+    def differs(self) -> bool | None:
+        """Whether what they found differs; None where nothing with two ends tells."""
+        if self.one.exact and self.other.exact:
+            first, second = (float(side.entry["epsilon_lower"]) for side in self.sides)
+            if math.isnan(first) or math.isnan(second):
+                return None
+            return abs(first - second) > _SAME * max(abs(first), abs(second))
+        if math.isnan(self.one.rate) or math.isnan(self.other.rate):
+            return None
+        return self.one.high < self.other.low or self.other.high < self.one.low
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two runs. `code` says in words what computed them; audits without a partner are by label."""
+
+    locations: tuple[str, str]
+    verdicts: tuple[Verdict, Verdict]
+    changes: tuple[Change, ...]
+    code: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    only: tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def compare(left: Run, right: Run) -> Comparison:
+    """Puts two runs side by side; the right one is held against the left one."""
+    (first_verdict, first_sides), (second_verdict, second_sides) = _sides(left), _sides(right)
+    partners = _partners(left, right)
+    pairs = tuple(
+        Pair(first_sides[i], second_sides[j], tuple(_changes_of_cells(left, right, i, j)))
+        for i, j in sorted(partners.items())
+    )
+    alone = tuple(side.label for i, side in enumerate(first_sides) if i not in partners)
+    others = {*partners.values()}
+    alone_too = tuple(side.label for j, side in enumerate(second_sides) if j not in others)
+    return Comparison(
+        (left.directory.location, right.directory.location),
+        (first_verdict, second_verdict),
+        tuple(_changes(left.sweep.raw, right.sweep.raw)),
+        tuple(_changes_of_code(left, right)),
+        pairs,
+        (alone, alone_too),
+    )
+
+
+def _sides(run: Run) -> tuple[Verdict, list[Side]]:
+    judged = verdict.of(run)
+    sampled, exact = iter(judged.audits), iter(judged.exact)
+    sides = []
+    for audit, cell, entry in zip(run.plan.audits, run.sweep.cells, overview(run), strict=True):
+        if not cell.mechanism.sampled:
+            sides.append(Side(entry, next(exact).verdict, True))
+            continue
+        rate = None
+        if audit.independent:
+            trials = Trials.of(audit, run.prefix(audit))
+            rate = HitRate.from_trials(trials, cell.audit.confidence, math.nan)
+        ends = () if rate is None else (rate.rate, rate.low, rate.high)
+        sides.append(Side(entry, next(sampled).verdict, False, *ends))
+    return judged.verdict, sides
+
+
+# What differs ------------------------------------------------------------------------------------
+
+
+def _changes(old: Any, new: Any) -> Iterator[Change]:
+    return (Change(*place) for place in resume.differences(old, new) if place[0] != "name")
+
+
+def _changes_of_cells(left: Run, right: Run, i: int, j: int) -> Iterator[Change]:
+    return _changes(left.sweep.cells[i].identity(), right.sweep.cells[j].identity())
+
+
+def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
+    """What computed the last trials of each: versions, modules of the user's, machine, data."""
+    old, new = (run.plan.code[-1] if run.plan.code else None for run in (left, right))
+    if old is not None and new is not None:
+        yield from _apart(old, new)
+    elif old is not new:
+        yield "it was not recorded by which code one of them was run"
+    digests = [{file.sha256 for file in run.plan.data or ()} for run in (left, right)]
+    if digests[0] != digests[1]:
+        yield "the files that they read have other contents"
+
+
+def _apart(old: Code, new: Code) -> Iterator[str]:
+    for name in sorted(old.versions.keys() | new.versions.keys()):
+        before, now = (code.versions.get(name, "none") for code in (old, new))
+        if before != now:
+            yield f"{name} {before} -> {now}"
+    for name in sorted(old.modules.keys() | new.modules.keys()):
+        before, now = (code.modules.get(name, "none")[:12] for code in (old, new))
+        if before != now:
+            yield f"{name} (SHA-256) {before} -> {now}"
+    if old.device != new.device:
+        yield f"{old.device} -> {new.device}"
+
+
+# What belongs together ---------------------------------------------------------------------------
+
+
+def _partners(left: Run, right: Run) -> dict[int, int]:
+    """Numbers of audits of the other run by those of the one that they belong to.
+
+    Only audits of the same mechanism and adversary, by name: those of one label, where no other
+    audit of its run has it, then those with the fewest differences first.
+    """
+    first, second = ([audit.label for audit in run.plan.audits] for run in (left, right))
+    alike = [
+        (i, j)
+        for i in range(len(first))
+        for j in range(len(second))
+        if _names(left, i) == _names(right, j)
+    ]
+    partners = {
+        i: j
+        for i, j in alike
+        if first[i] == second[j] and first.count(first[i]) == second.count(second[j]) == 1
+    }
+    for _, i, j in sorted(
+        (sum(1 for _ in _changes_of_cells(left, right, i, j)), i, j) for i, j in alike
+    ):
+        if i not in partners and j not in partners.values():
+            partners[i] = j
+    return partners
+
+
+def _names(run: Run, index: int) -> tuple[str, str]:
+    cell = run.sweep.cells[index]
+    return cell.mechanism.name, cell.adversary.name
+
+
+# Its figure --------------------------------------------------------------------------------------
+
+
+def comparison_figure(comparison: Comparison, names: tuple[str, str]) -> bytes:
+    """A PNG: a line for each pair of audits, with the bounds, claims and rates of both.
+
+    Args:
+        comparison: with at least one pair.
+        names: what the runs are called.
+    """
+    from .figures.primitives import canvas, named_rows, png  # matplotlib takes a while to load
+
+    table = _table(comparison)
+    rated = bool(table["value"].notna().any())
+    size = (10 if rated else 7, 1.3 + 0.5 * len(comparison.pairs))
+    with canvas(*size, 1, 2 if rated else 1, sharey=True) as (figure, panels):
+        _draw_bounds(panels[0], table, names)
+        if rated:
+            _draw_rates(panels[1], table)
+        places = range(len(comparison.pairs) - 1, -1, -1)
+        for axes in panels:
+            named_rows(axes, dict(zip(places, map(_label, comparison.pairs), strict=True)))
+        panels[0].set_ylim(-0.6, len(comparison.pairs) - 0.4)
+        entries = panels[0].get_legend_handles_labels()
+        figure.legend(*entries, loc="outside upper right", ncols=3, frameon=False)
+        return png(figure)
+
+
+def _table(comparison: Comparison) -> pd.DataFrame:
+    """A row for each side of each pair: its run, its height, bound, claim and rate."""
+    rows = [
+        (run, place + _OFFSETS[run], side.entry["epsilon_lower"], side.entry["epsilon_upper"],
+         side.rate, side.low, side.high)
+        for place, pair in enumerate(reversed(comparison.pairs))
+        for run, side in enumerate(pair.sides)
+    ]  # fmt: skip
+    columns = ["run", "y", "bound", "claim", "value", "low", "high"]
+    return pd.DataFrame(rows, columns=columns).replace([np.inf, -np.inf], np.nan)
+
+
+def _draw_bounds(axes: Any, table: pd.DataFrame, names: tuple[str, str]) -> None:
+    from .figures.primitives import CLAIM, COLOURS
+
+    for run, name in enumerate(names):
+        rows, colour = table[table["run"] == run], COLOURS[run]
+        axes.hlines(rows["y"], rows["bound"], rows["claim"], color=colour, lw=1, alpha=0.4)
+        axes.plot(rows["bound"], rows["y"], ">", color=colour, ms=5, label=name)
+    axes.plot(table["claim"], table["y"], **CLAIM | {"ms": 9, "mew": 1.6}, label="claim")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("ε: lower bound and claim")
+
+
+def _draw_rates(axes: Any, table: pd.DataFrame) -> None:
+    from .figures.primitives import COLOURS, intervals
+
+    for run in (0, 1):
+        intervals(axes, table[table["run"] == run], color=COLOURS[run])
+    axes.axvline(0.5, color="grey", lw=0.8, ls=":")
+    axes.set_xlabel("rate of right guesses, with its interval")
+
+
+def _label(pair: Pair) -> str:
+    """The label of both, or each where they have two; and whether they differ."""
+    labels = dict.fromkeys(side.label for side in pair.sides)
+    text = "\n".join(
+        label if len(label) <= _LONGEST else f"{label[:_LONGEST]}…" for label in labels
+    )
+    return f"{text} (differs)" if pair.differs else text

@@ -1,0 +1,187 @@
+"""The shapes that figures are made of, each drawn from a tidy table, and the canvas under them.
+
+Every figure is a PNG: a page that holds it needs no other file and runs nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.figure import Figure
+from PIL import Image
+
+Floats = npt.NDArray[np.float64]
+
+# Okabe and Ito's palette: told apart by colour-blind readers too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+ALARM = "#C2255C"  # of what contradicts a claim, and never alone: a mark or a word is beside it
+DASHES = ("-", "--", ":", "-.")  # tell apart more lines than there are colours
+CLAIM: Any = {"color": "black", "marker": "|", "ls": "", "ms": 18, "mew": 2}
+_SHADES = 64  # colours of a file, which makes it a third as large
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "figure.dpi": 130,
+    "text.parse_math": False,  # labels are the user's text, and none of ours is TeX
+    "text.usetex": False,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A PNG file's content, which notebooks show."""
+
+    content: bytes
+
+    def save(self, path: str | Path) -> None:
+        """Writes it to a file."""
+        Path(path).write_bytes(self.content)
+
+    def _repr_png_(self) -> bytes:
+        return self.content
+
+
+@contextlib.contextmanager
+def canvas(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> Iterator[tuple[Figure, list[Any]]]:
+    """An empty figure of so many inches with its panels, row by row; `options` as in `subplots`."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, list(figure.subplots(rows, columns, squeeze=False, **options).ravel())
+
+
+@contextlib.contextmanager
+def strip(panels: int) -> Iterator[tuple[Figure, list[Any]]]:
+    """Panels side by side at fixed margins, which hold tick labels of up to six characters.
+
+    A layout engine would measure them, and take most of a page's time: it draws everything three
+    times more.
+    """
+    width = max(9, 4 * panels)
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(width, 3.4))
+        row = figure.subplots(1, panels, squeeze=False)[0]
+        figure.subplots_adjust(left=0.6 / width, right=1 - 0.15 / width, bottom=0.145, top=0.9)
+        figure.subplots_adjust(wspace=0.24)
+        yield figure, list(row)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file's content."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    buffer = io.BytesIO()
+    picture = Image.open(drawn).convert("RGB")
+    picture.quantize(_SHADES, method=Image.Quantize.FASTOCTREE).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def lines(
+    axes: Any,
+    table: pd.DataFrame,
+    styles: Mapping[str, dict[str, Any]] | None = None,
+    **style: Any,
+) -> None:
+    """Draws a line for each `series` of a table, in their order, and names it in the legend.
+
+    A series of a single point without a marker is a level across the panel.
+
+    Args:
+        axes: the panel.
+        table: columns `series`, `x`, `y`, and where a band is shaded around the line, `low` and
+            `high`.
+        styles: matplotlib's options for a series, in place of `style`.
+        style: matplotlib's options for all, in place of colours and dashes that follow the order.
+    """
+    for number, (name, rows) in enumerate(table.groupby("series", sort=False)):
+        usual = {
+            "color": COLOURS[number % len(COLOURS)],
+            "ls": DASHES[number // len(COLOURS) % len(DASHES)],
+            "lw": 1.2,
+            "label": name,
+        }
+        options = usual | style | (styles or {}).get(str(name), {})
+        if len(rows) == 1 and "marker" not in options:
+            axes.axhline(rows["y"].iloc[0], **options)
+        else:
+            axes.plot(rows["x"], rows["y"], **options)
+        if "low" in rows and rows["low"].notna().any():
+            axes.fill_between(
+                rows["x"], rows["low"], rows["high"], color=options["color"], alpha=0.2, lw=0
+            )
+
+
+def intervals(axes: Any, table: pd.DataFrame, **style: Any) -> None:
+    """Draws a point with its interval for each row of a table, at the height `y`.
+
+    Columns: `y`, `value`, `low`, `high`; `style` has matplotlib's options.
+    """
+    ends = [table["value"] - table["low"], table["high"] - table["value"]]
+    options = {"fmt": "o", "ms": 4, "capsize": 3, "color": COLOURS[0]} | style
+    axes.errorbar(table["value"], table["y"], xerr=ends, **options)
+
+
+def histograms(axes: Any, values: Mapping[str, Floats], edges: Floats, shares: bool) -> None:
+    """Draws how often values fall between `edges`, for each name of `values`.
+
+    Numbers as filled bars that show through, or `shares` of each as outlines.
+    """
+    for number, (name, numbers) in enumerate(values.items()):
+        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "label": name}
+        if shares:
+            style |= {"histtype": "step", "ls": DASHES[number // len(COLOURS) % len(DASHES)]}
+            style |= {"weights": np.full(len(numbers), 1 / len(numbers))}
+        else:
+            style["alpha"] = 0.55
+        axes.hist(numbers, edges, **style)
+
+
+def heat_map(axes: Any, table: pd.DataFrame) -> None:
+    """Draws a field for each number of a table, coloured and written, from 0 to 1.
+
+    Its columns are places along the x axis, its index those along the y axis, from below.
+    """
+    axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto", origin="lower")
+    for (row, column), value in np.ndenumerate(table.to_numpy()):
+        colour = "white" if value < 0.6 else "black"
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
+    axes.set_xticks(range(len(table.columns)), [f"{x:g}" for x in table.columns])
+    axes.set_yticks(range(len(table.index)), [f"{y:g}" for y in table.index])
+    axes.grid(visible=False)
+
+
+def sentence(axes: Any, text: str) -> None:
+    """Writes a text where nothing can be drawn."""
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=8)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def named_rows(axes: Any, labels: Mapping[float, str]) -> None:
+    """Makes the y axis a list of names, each at its height."""
+    axes.set_yticks(list(labels), list(labels.values()))
+    axes.grid(axis="y", visible=False)
+
+
+def logarithmic(axes: Any, which: Literal["x", "y"]) -> None:
+    """Makes the x or the y axis logarithmic, with plain numbers where matplotlib has TeX."""
+    getattr(axes, f"set_{which}scale")("log")
+    getattr(axes, f"{which}axis").set_major_formatter(lambda number, _: f"{number:g}")
+
+
+def legend(axes: Any, place: str = "best", size: float = 7) -> None:
+    """Names what a panel shows; a `place` that is given is not searched, which takes a while."""
+    axes.legend(loc=place, frameon=False, fontsize=size)
