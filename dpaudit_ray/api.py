@@ -18,7 +18,7 @@ from .orchestration.dispatcher import Dispatcher
 from .orchestration.driver import Driver, FailureBudget
 from .orchestration.interrupt import Stop
 from .orchestration.progress import Activity, Progress
-from .plan import decisions, failures, gathering, preparing, salvage
+from .plan import compaction, decisions, failures, preparing, quarantine
 from .plan.failures import Failure
 from .plan.model import Pack, Plan
 from .result import Result
@@ -85,7 +85,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     with stop.listening(), lease.held(directory) as held:
         plan = planning.open_run(prepared, held.run, accept_changed_code, tell)
         running = held.run.patient(patience.RUNNING)
-        salvage.set_aside(running, plan, tell)
+        quarantine.set_aside(running, plan, tell)
         seen = show or notebook.progress()
         job = _Job(prepared, plan, running, held, stop, seen, tell, phase)
         with _reported(directory) if report else contextlib.nullcontext():
@@ -114,7 +114,9 @@ class _Job:
                     return self._run(executor, address, retry_failed)
                 except (DamagedScoresError, DamagedArraysError):
                     # Every file is looked at now, so that this happens once.
-                    if not salvage.set_aside(self.directory, self.plan, self.tell, thorough=True):
+                    if not quarantine.set_aside(
+                        self.directory, self.plan, self.tell, thorough=True
+                    ):
                         raise
 
     def _run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
@@ -186,7 +188,7 @@ class _Job:
         labels = [audit.label for audit in self.plan.audits]
         reached = {}
         for index in {failure.pack.audit for failure in recorded}:
-            done = gathering.finished(self.directory, self.plan.audits[index])
+            done = compaction.finished(self.directory, self.plan.audits[index])
             reached[index] = max((first for first, _ in done), default=-1)
         return FailureBudget(self.sweep.resources, labels, self.tell, recorded, reached)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from . import plan as planning
-from .plan import prefix
+from .plan import score_stream
 from .plan.failures import Failure
 from .storage.run_directory import RunDirectory
 from .storage.scores import MISSED
@@ -60,7 +60,9 @@ class Result:
         """
         run = RunDirectory(self.location)
         plan = planning.require(run)
-        found = pd.concat([prefix.scores(run, plan, index) for index in range(len(plan.audits))])
+        found = pd.concat(
+            [score_stream.stored_scores(run, plan, index) for index in range(len(plan.audits))]
+        )
         return found.fillna({MISSED: ""}) if MISSED in found else found
 
     @functools.cached_property

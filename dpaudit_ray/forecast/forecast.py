@@ -11,7 +11,7 @@ from .. import plan as planning
 from .. import stats
 from ..api import check_inputs
 from ..orchestration.trainer import Brief, PackTrainer
-from ..plan import decisions, failures, gathering, preparing
+from ..plan import compaction, decisions, failures, preparing
 from ..plan.model import Pack, PlannedAudit
 from ..storage.run_directory import RunDirectory
 from ..sweep.cell import Cell
@@ -127,7 +127,7 @@ def of(
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         left = [pack for pack in remaining if pack.audit == index]
-        done = len(gathering.finished(run, audit))
+        done = len(compaction.finished(run, audit))
         audits.append(_outlook((audit, cell), left, done, seconds.get(index, 0.0)))
     problem = rehearsal.problem or problem
     return Outlook(tuple(audits), _workers(sweep), problem, preparations)

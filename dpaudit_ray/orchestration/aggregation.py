@@ -20,17 +20,17 @@ import time
 from collections.abc import Collection, Iterable
 
 from .. import plan as planning
-from ..plan import decisions, failures, gathering, missed, prefix
+from ..plan import compaction, decisions, failures, missed, score_stream
+from ..plan.compaction import Stretch
 from ..plan.failures import Failure
-from ..plan.gathering import Stretch
 from ..plan.model import Pack, Part, Plan
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import EstimateRow, PackScores
 from ..sweep.spec import Sweep
+from .audit_state import AuditState, Taken
 from .checkpoints import Checkpoints, Saved
-from .folding import AuditState, Taken
-from .gatherer import Gatherer
+from .compactor import Gatherer
 from .outputs import Outputs
 from .prepared import Prepared
 from .progress import Activity, AuditProgress, Progress
@@ -146,9 +146,9 @@ class Aggregation:
 
     def difference(self, pack: Pack, again: PackScores) -> str | None:
         """How the stored scores of a pack differ from these, in words; None where they do not."""
-        number = gathering.number(self._plan.audits[pack.audit], pack.first)
+        number = compaction.number(self._plan.audits[pack.audit], pack.first)
         here = Stretch((pack.first, pack.last), number, number + 1)
-        stored = prefix.stretch(self._run, self._plan, pack.audit, here)
+        stored = score_stream.read_stretch(self._run, self._plan, pack.audit, here)
         return stored.difference(again) if isinstance(stored, PackScores) else None
 
     def progress(self, activity: Activity | None = None) -> Progress:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Iterator
 
-from ..plan import prefix
-from ..plan.gathering import Stretch
+from ..plan import score_stream
+from ..plan.compaction import Stretch
 from ..plan.model import PlannedAudit
-from ..plan.prefix import FoldedPack
+from ..plan.score_stream import ConsumedPack
 from ..storage.scores import PackScores
 
 
@@ -49,7 +49,7 @@ class Replay:
     """
 
     def __init__(
-        self, read: Callable[[Stretch], FoldedPack], audit: PlannedAudit, ahead: Ahead
+        self, read: Callable[[Stretch], ConsumedPack], audit: PlannedAudit, ahead: Ahead
     ) -> None:
         self._read, self._audit, self._ahead = read, audit, ahead
 
@@ -57,9 +57,11 @@ class Replay:
         """Takes a pack that will be asked for, now or later."""
         self._ahead.put(self, pack)
 
-    def packs(self, asked: Iterable[Stretch]) -> Iterator[FoldedPack]:
+    def packs(self, asked: Iterable[Stretch]) -> Iterator[ConsumedPack]:
         """These packs, in this order; several are read at once."""
-        return prefix.in_order(self._read, asked, prefix.read_ahead(self._audit), self._kept)
+        return score_stream.in_order(
+            self._read, asked, score_stream.read_ahead(self._audit), self._kept
+        )
 
     def _kept(self, packs: Stretch) -> PackScores | None:
         if packs.file != self._audit.packs[packs.start]:

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ..plan import gathering
+from ..plan import compaction
 from ..plan.failures import Failure
 from ..plan.model import Pack, Plan
 from ..storage.run_directory import RunDirectory
@@ -37,7 +37,7 @@ def checks(plan: Plan, run: RunDirectory, failed: Iterable[Pack]) -> dict[Pack, 
     chosen: dict[Pack, bool] = {}
     for index, packs in by_audit.items():
         audit = plan.audits[index]
-        done = [Pack(index, *pack) for pack in gathering.finished(run, audit)]
+        done = [Pack(index, *pack) for pack in compaction.finished(run, audit)]
         due = min(sum(pack.size for pack in packs), RETRIED)
         again = list(_worth(due, sorted(done, key=lambda pack: (-pack.size, pack.first))))
         chosen |= dict.fromkeys(again or packs[:1], bool(again))

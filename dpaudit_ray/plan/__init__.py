@@ -1,8 +1,8 @@
 """Which trials a sweep has, which of them remain, and what was promised of them."""
 
-from .draft import MAX_PACKS, make
 from .model import Pack, Plan, PlannedAudit
-from .opening import kept, open_run, preview
+from .open_run import kept, open_run, preview
+from .planner import MAX_PACKS, make
 from .record import FILE, SWEEP_FILE, from_json, load, read, require, to_json
 
 __all__ = [

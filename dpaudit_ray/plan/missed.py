@@ -17,7 +17,7 @@ from ..storage import strangers
 from ..storage.run_directory import MISSED, RunDirectory
 from ..storage.scores import PackScores
 from .model import Plan
-from .prefix import FoldedPack
+from .score_stream import ConsumedPack
 
 FILE = MISSED
 _LONGEST = 400  # characters; nothing that is written here is longer
@@ -44,7 +44,7 @@ class Tally:
         self._audit = audit
         self._kinds: dict[str, Kind] = {}
 
-    def fold(self, pack: FoldedPack) -> None:
+    def fold(self, pack: ConsumedPack) -> None:
         """Adds a pack."""
         for trial, why in pack.missed.items() if isinstance(pack, PackScores) else ():
             kind = why.partition(": ")[0]

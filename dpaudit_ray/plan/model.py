@@ -11,7 +11,7 @@ import numpy as np
 from .. import seeds
 from ..mechanisms.base import Claimed
 from ..storage.run_directory import RunDirectory
-from . import gathering
+from . import compaction
 from .inputs import InputFile
 from .provenance import Code
 
@@ -146,7 +146,7 @@ class Plan:
         `enough` maps audits that are decided to the number of trials that decided them.
         """
         for index, audit in enumerate(self.audits):
-            done = gathering.finished(run, audit)
+            done = compaction.finished(run, audit)
             end = (enough or {}).get(index, audit.trials)
             for first, last in audit.packs:
                 if first < end and (first, last) not in done:

@@ -13,7 +13,7 @@ from ..sweep import spec, yamlfile
 from ..sweep.fingerprint import RevisionError
 from ..sweep.spec import Sweep
 from ..version import __version__
-from . import claims, commitments
+from . import claims, plan_consistency
 from .inputs import InputFile
 from .model import Plan, PlannedAudit, PlannedPreparation
 from .provenance import Code
@@ -75,8 +75,8 @@ def read(run: RunDirectory) -> tuple[Sweep, Plan]:
     plan, sweep = require(run), recorded(run)
     if sweep is None:
         raise _incomplete(run, SWEEP_FILE)
-    sweep = commitments.filled(sweep, plan, run)
-    commitments.check(sweep, plan, run)
+    sweep = plan_consistency.filled(sweep, plan, run)
+    plan_consistency.check(sweep, plan, run)
     return sweep, plan
 
 
@@ -146,7 +146,7 @@ def _audit(index: int, entry: Mapping[str, Any], seed: int) -> PlannedAudit:
         canaries=int(entry.get("canaries", 1)),
         preparation=_preparation(entry.get("preparation")),
     )
-    commitments.check_audit(audit, index)
+    plan_consistency.check_audit(audit, index)
     if entry["bits_sha256"] != audit.commitment(seed):
         raise ValueError(f"the bits of {audit.id} are not those that bits_sha256 commits to")
     return audit

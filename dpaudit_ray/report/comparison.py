@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from ..plan import resume
-from ..plan.prefix import Trials
 from ..plan.provenance import Code
+from ..plan.score_stream import Trials
 from . import verdict
 from .measures import HitRate
 from .tables import Run, overview

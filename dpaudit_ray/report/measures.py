@@ -10,9 +10,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from ..plan import prefix
+from ..plan import score_stream
 from ..plan.model import PlannedAudit
-from ..plan.prefix import FoldedPack, Trials
+from ..plan.score_stream import ConsumedPack, Trials
 from ..stats import clopper_pearson_lower, clopper_pearson_upper
 from ..stats.guess_count_bound import GuessCounter
 from ..storage.scores import UTILITY
@@ -41,7 +41,7 @@ class HitRate:
     def from_trials(cls, trials: Trials, confidence: float, most: float) -> HitRate | None:
         """Counts by the scores at the last step; None before the first guess."""
         counter = GuessCounter()
-        for rows, missed in prefix.runs(trials.missed):
+        for rows, missed in score_stream.alike_in_a_row(trials.missed):
             if missed:
                 counter.miss(rows.stop - rows.start)
             else:
@@ -95,7 +95,7 @@ def utilities(audit: PlannedAudit, trials: Trials) -> list[Utility]:
     ]
 
 
-def mean_utilities(audit: PlannedAudit, packs: Iterable[FoldedPack]) -> dict[str, float]:
+def mean_utilities(audit: PlannedAudit, packs: Iterable[ConsumedPack]) -> dict[str, float]:
     """Mean of each measure over all trainings at the last step; NaN where it was not measured."""
     measured = utilities(audit, Trials.of(audit, packs))
     means = {utility.measure: utility.mean for utility in measured if utility.canary == "any"}

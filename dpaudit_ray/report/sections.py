@@ -16,7 +16,7 @@ import pandas as pd
 
 from ..plan import failures, missed, preparing
 from ..plan.model import PlannedAudit
-from ..plan.prefix import Trials
+from ..plan.score_stream import Trials
 from ..stats import Status
 from ..storage.scores import UTILITY
 from ..sweep.cell import Cell

@@ -12,9 +12,9 @@ import pandas as pd
 
 from .. import plan as planning
 from .. import stats
-from ..plan import commitments, decisions, gathering, prefix
+from ..plan import compaction, decisions, plan_consistency, score_stream
 from ..plan.model import Plan, PlannedAudit
-from ..plan.prefix import FoldedPack
+from ..plan.score_stream import ConsumedPack
 from ..stats import Status
 from ..storage.run_directory import RunDirectory
 from ..sweep.audit import AuditSpec
@@ -38,24 +38,26 @@ class Run:
         """Raises RunDirectoryError when there is no readable run at `location`."""
         directory = RunDirectory(location)
         sweep, plan = planning.read(directory)
-        estimates = directory.estimates(commitments.estimates(sweep, plan))
+        estimates = directory.estimates(plan_consistency.estimates(sweep, plan))
         own = {one.name for cell in sweep.cells for one in cell.audit.estimators}
         own |= {name for cell in sweep.cells for name in cell.mechanism.exact_estimators}
-        commitments.check_estimates(estimates, plan, directory, own)
+        plan_consistency.check_estimates(estimates, plan, directory, own)
         return cls(directory, sweep, plan, estimates)
 
     def done(self, audit: PlannedAudit) -> int:
         """Finished trials of an audit."""
-        finished = gathering.finished(self.directory, audit)
+        finished = compaction.finished(self.directory, audit)
         return sum(last - first + 1 for first, last in finished)
 
     def settings(self, audit: PlannedAudit) -> AuditSpec:
         """The audit's level and estimators."""
         return self.sweep.cells[self.plan.audits.index(audit)].audit
 
-    def prefix(self, audit: PlannedAudit) -> Iterator[FoldedPack]:
+    def prefix(self, audit: PlannedAudit) -> Iterator[ConsumedPack]:
         """The trials that the audit's estimates rest on."""
-        return prefix.of(self.directory, self.sweep, self.plan, self.plan.audits.index(audit))
+        return score_stream.prefix(
+            self.directory, self.sweep, self.plan, self.plan.audits.index(audit)
+        )
 
     def looked_at(self, audit: PlannedAudit) -> bool:
         """Whether its number of trials follows from its trials: only time-uniform bounds hold."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import accounting
 from ..mechanisms.base import Claimed
-from ..plan import claims, prefix
+from ..plan import claims, score_stream
 from ..stats.budget import average_evidence
 from ..stats.claim_verdict import EVIDENCE_SHARE
 from ..stats.curve import Curve
@@ -205,8 +205,8 @@ def _tested(run: Run, index: int) -> Test:
     claimed, family = _claimed(run, index)
     curve = family(claimed.noise_multiplier)
     test = claims.test(audit, curve)
-    for pack in prefix.up_to_looks(audit, run.prefix(audit), lambda: test.due):
-        prefix.fold(test, pack)
+    for pack in score_stream.up_to_looks(audit, run.prefix(audit), lambda: test.due):
+        score_stream.feed(test, pack)
         test.look()
     test.look(now=True)
     return test

@@ -97,7 +97,7 @@ class RunDirectory(Place):
         self.delete(self._pack(audit, first, last))
 
     def score_files(self, audit: str) -> set[tuple[int, int]]:
-        """First and last trial of each score file of an audit; `gathering` knows the packs."""
+        """First and last trial of each score file of an audit; `compaction` knows the packs."""
         names = self._list(self._folder.names, f"scores/{audit}")
         return {file for name in names if (file := _bounds(name))}
 

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from pydantic import Field
 
-from dpaudit_ray.plan import prefix
+from dpaudit_ray.plan import score_stream
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import gaussian
@@ -46,7 +46,9 @@ class Verdicts(Coverage):
             for run in np.split(part, np.flatnonzero(np.diff(failed[part])) + 1):
                 lost, members = bool(failed[run].any()), bits[run]
                 whole = PackScores(int(run[0]), members, (1,), scores[run, None])
-                prefix.fold(test, prefix.MissedPack(int(run[0]), members) if lost else whole)
+                score_stream.feed(
+                    test, score_stream.MissedPack(int(run[0]), members) if lost else whole
+                )
             test.look(now=True)
         refuted = test.refuted_after(1 - self.confidence)
         return [STANDS if refuted is None else REFUTED, math.nan if refuted is None else refuted]

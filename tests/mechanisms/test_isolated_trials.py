@@ -23,7 +23,7 @@ from dpaudit_ray.mechanisms.base import Measured
 from dpaudit_ray.mechanisms.function import Call, IsolatedProcesses, SharedProcess, preloaded
 from dpaudit_ray.orchestration import outputs
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import failures, missed, prefix
+from dpaudit_ray.plan import failures, missed, score_stream
 from dpaudit_ray.report import page, power, verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -132,7 +132,7 @@ def test_only_packs_that_missed_a_trial_have_the_column(failed: Path) -> None:
 
 def test_everything_that_is_said_rests_on_the_same_trials(failed: Path) -> None:
     settings, plan, run = opened(failed)
-    trials = prefix.Trials.of(plan.audits[0], prefix.of(run, settings, plan, 0))
+    trials = score_stream.Trials.of(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
     (judged,) = verdict.of(Run.open(str(failed))).audits
     diverged = int(np.isnan(trials.shown.scores[:, -1]).sum())
     assert judged.trials == 60
@@ -199,7 +199,7 @@ def test_gathered_files_keep_them(tmp_path: Path) -> None:
     assert inline(file, tmp_path).code == 3
     settings, plan, run = opened(tmp_path / "own")
     assert run.score_files(plan.audits[0].id) == {(0, 299)}
-    trials = prefix.Trials.of(plan.audits[0], prefix.of(run, settings, plan, 0))
+    trials = score_stream.Trials.of(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
     lost = [trial for trial, *rest in drawn(tmp_path / "own") if ended(*rest)[1]]
     assert np.flatnonzero(trials.missed).tolist() == lost
     before = RunDirectory(run.location).estimates()
@@ -269,7 +269,7 @@ def test_failed_packs_and_missed_trials_go_together(tmp_path: Path) -> None:
     alone = sum(each.trials for each in missed.read(run, plan))
     assert len(packs) >= 3
     assert alone >= 3
-    trials = prefix.Trials.of(plan.audits[0], prefix.of(run, settings, plan, 0))
+    trials = score_stream.Trials.of(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
     assert int(trials.missed.sum()) == alone + 2 * len(packs)
     assert len(trials.missed) == 60
 

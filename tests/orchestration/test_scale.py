@@ -27,9 +27,9 @@ from dpaudit_ray.orchestration.interrupt import Stop
 from dpaudit_ray.orchestration.progress import Activity, Progress
 from dpaudit_ray.orchestration.replay import Ahead, Replay
 from dpaudit_ray.orchestration.trainer import Brief
-from dpaudit_ray.plan.gathering import Stretch
+from dpaudit_ray.plan.compaction import Stretch
 from dpaudit_ray.plan.model import Pack, Plan, PlannedAudit
-from dpaudit_ray.plan.prefix import UNDERWAY
+from dpaudit_ray.plan.score_stream import UNDERWAY
 from dpaudit_ray.stats import Estimate
 from dpaudit_ray.stats.guess_count_bound import Accuracy
 from dpaudit_ray.storage.run_directory import RunDirectory

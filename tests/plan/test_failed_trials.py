@@ -13,10 +13,10 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import stats
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import failures, prefix
+from dpaudit_ray.plan import failures, score_stream
 from dpaudit_ray.plan.failures import Failure
 from dpaudit_ray.plan.model import Pack, Plan
-from dpaudit_ray.plan.prefix import MissedPack
+from dpaudit_ray.plan.score_stream import MissedPack
 from dpaudit_ray.report import page, verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats.base import curve_free_method
@@ -50,7 +50,7 @@ def replayed(location: Path, name: str) -> float:
     sweep, plan, run = opened(location)
     failed = {(f.pack.first, f.pack.last) for f in failures.read(run, plan)}
     state = stats.make(name, planned=300, independent=True)
-    for pack in prefix.of(run, sweep, plan, 0):
+    for pack in score_stream.prefix(run, sweep, plan, 0):
         for trial in range(pack.first, pack.last + 1):
             member = pack.members[[trial - pack.first]]
             if (pack.first, pack.last) in failed:
@@ -81,7 +81,7 @@ def test_estimates_cover_all_trials_with_the_failed_ones_as_misses(
 
 def test_everything_that_is_said_rests_on_the_same_trials(broken: Path) -> None:
     sweep, plan, run = opened(broken)
-    packs = list(prefix.of(run, sweep, plan, 0))
+    packs = list(score_stream.prefix(run, sweep, plan, 0))
     assert [(p.first, p.last) for p in packs] == list(plan.audits[0].packs)
     missed = sum(len(p.members) for p in packs if isinstance(p, MissedPack))
     assert missed == sum(f.pack.size for f in failures.read(run, plan)) > 0
@@ -104,7 +104,7 @@ def test_the_prefix_ends_at_a_pack_that_was_not_run(broken: Path) -> None:
     given_up = {f.pack.first for f in failures.read(run, plan)}
     gap = next(pack for pack in plan.audits[0].packs[20:] if pack[0] not in given_up)
     (broken / f"scores/{plan.audits[0].id}/{gap[0]}-{gap[1]}.parquet").unlink()
-    assert [p.last for p in prefix.of(run, sweep, plan, 0)][-1] == gap[0] - 1
+    assert [p.last for p in score_stream.prefix(run, sweep, plan, 0)][-1] == gap[0] - 1
     Aggregation.rebuild(run).flush()
     assert set(rows(broken)["trials"]) == {gap[0]}
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import special
 
 from dpaudit_ray import accounting
-from dpaudit_ray.plan.prefix import Trials
+from dpaudit_ray.plan.score_stream import Trials
 from dpaudit_ray.report.curves import ObservedTradeOff, Profile, gaussian_trade_off
 from dpaudit_ray.report.measures import HitRate
 from dpaudit_ray.report.tables import Run

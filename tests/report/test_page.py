@@ -15,10 +15,10 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import failures, prefix
+from dpaudit_ray.plan import failures, score_stream
 from dpaudit_ray.plan.failures import Failure
 from dpaudit_ray.plan.model import Pack
-from dpaudit_ray.plan.prefix import MissedPack
+from dpaudit_ray.plan.score_stream import MissedPack
 from dpaudit_ray.report import page
 from dpaudit_ray.report.tables import Run, all_estimates, overview
 from dpaudit_ray.stats.threshold_rates import Worlds
@@ -115,7 +115,7 @@ def test_missed_trials_are_errors_of_the_profile(trained: Run) -> None:
     audit = trained.plan.audits[0]
     whole = list(trained.prefix(audit))
     missed = [MissedPack(pack.first, pack.members) for pack in whole[3:5]]
-    mixed = prefix.Trials.of(audit, [*whole[:3], *missed, *whole[5:]])
+    mixed = score_stream.Trials.of(audit, [*whole[:3], *missed, *whole[5:]])
     worlds = Worlds.observed(mixed.with_errors(), mixed.members)
     real = np.concatenate([pack.scores[:, -1] for pack in [*whole[:3], *whole[5:]]])
     cuts = np.linspace(real.min(), real.max(), 50)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import dpaudit_ray as da
-from dpaudit_ray.plan import claims, prefix
+from dpaudit_ray.plan import claims, score_stream
 from dpaudit_ray.report.tables import Run
 from tests.command import write_sweep
 from tests.long import long
@@ -55,7 +55,7 @@ def test_two_hundred_healthy_trainings_with_poisson_sampling_are_not_refuted(
             curve = claims.curves(claimed, "pld", 1e-5)(claimed.noise_multiplier)
         test = claims.test(audit, curve)
         for pack in run.prefix(audit):
-            prefix.fold(test, pack)
+            score_stream.feed(test, pack)
         test.look(now=True)
         alarms += test.refuted_after(0.05) is not None
     assert alarms <= 20

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpaudit_ray.plan import prefix
-from dpaudit_ray.plan.prefix import MissedPack
+from dpaudit_ray.plan import score_stream
+from dpaudit_ray.plan.score_stream import MissedPack
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores, encoded, score_frame
 
@@ -123,7 +123,7 @@ class Listening:
 
 def test_they_are_folded_in_the_order_of_trials() -> None:
     whole, state = pack({10: "x", 12: "x", 13: "x"}), Listening()
-    prefix.fold(state, whole)
+    score_stream.feed(state, whole)
     last, bits = whole.scores[:, -1], whole.members.tolist()
     assert [kind for kind, _ in state.heard] == ["miss", "fold", "miss", "fold"]
     assert [values for kind, values in state.heard if kind == "miss"] == [bits[:1], bits[2:4]]
@@ -134,7 +134,7 @@ def test_they_are_folded_in_the_order_of_trials() -> None:
 @pytest.mark.parametrize("lost", [[], [0], [1], [0, 0, 1, 1, 0], [1, 1]])
 def test_runs_cover_all_trials_once(lost: list[int]) -> None:
     marks = np.array(lost, dtype=bool)
-    found = list(prefix.runs(marks))
+    found = list(score_stream.alike_in_a_row(marks))
     assert [bool(mark) for rows, _ in found for mark in marks[rows]] == marks.tolist()
     assert all((marks[rows] == missed).all() for rows, missed in found)
     assert all(one[1] != two[1] for one, two in itertools.pairwise(found))
@@ -146,7 +146,7 @@ def test_trials_know_which_were_missed() -> None:
         horizons = (3, 6)
 
     folded = [MissedPack(0, np.array([True, False, True, True])), pack({}, first=4), pack()]
-    trials = prefix.Trials.of(Audit(), folded)  # type: ignore[arg-type]
+    trials = score_stream.Trials.of(Audit(), folded)  # type: ignore[arg-type]
     assert np.flatnonzero(trials.missed).tolist() == [0, 1, 2, 3, 12, 13]
     assert len(trials.shown.members) == 10
     assert np.isnan(trials.shown.scores[7]).all(), "trial 11 diverged, and is an outcome"

@@ -13,13 +13,21 @@ import pyarrow as pa
 
 from ...errors import DamagedArraysError, DpauditError, first_line
 from ...mechanisms.base import Recorded
-from ...orchestration.estimating import Estimating
-from ...orchestration.folding import AuditState, Taken
+from ...orchestration.audit_state import AuditState, Taken
+from ...orchestration.estimates import Estimating
 from ...orchestration.prepared import Prepared
 from ...orchestration.replay import Ahead
-from ...plan import commitments, decisions, failures, gathering, missed, prefix, preparing
+from ...plan import (
+    compaction,
+    decisions,
+    failures,
+    missed,
+    plan_consistency,
+    preparing,
+    score_stream,
+)
+from ...plan.compaction import Bounds
 from ...plan.failures import Failure
-from ...plan.gathering import Bounds
 from ...plan.model import PlannedAudit
 from ...stats import Status
 from ...storage.contents import DEPTH, Contents, Kind, digest
@@ -131,7 +139,7 @@ class DerivedFiles:
         self._run, self._sweep, self._plan = opened.run, opened.sweep, opened.plan
         self._failed, self._findings = failed, findings
         self._stored = self._readable(
-            opened.run.estimates(commitments.estimates(opened.sweep, opened.plan))
+            opened.run.estimates(plan_consistency.estimates(opened.sweep, opened.plan))
         )
         self._prepared = Prepared(opened.run, opened.plan)
         self._ahead = Ahead()
@@ -206,7 +214,7 @@ class DerivedFiles:
 
     def _name_lacking(self, audit: PlannedAudit, lost: set[Bounds], written: int) -> bool:
         """Names the packs that written estimates rest on, and that are not there."""
-        there = gathering.finished(self._run, audit) | lost
+        there = compaction.finished(self._run, audit) | lost
         lacking = [pack for pack in audit.packs if pack[0] < written and pack not in there]
         for first, last in lacking:
             self._findings.differs(f"scores/{audit.id}/{first}-{last}.parquet", "", "no such file",
@@ -219,7 +227,7 @@ class DerivedFiles:
         parts = functools.partial(self._prepared.complete, index)
         cell, audit = self._sweep.cells[index], self._plan.audits[index]
         estimates = Estimating(audit, cell, self._budget, parts)
-        for pack in prefix.of(self._run, self._sweep, self._plan, index):
+        for pack in score_stream.prefix(self._run, self._sweep, self._plan, index):
             if pack.first >= trials:
                 break
             estimates.fold(pack.part(pack.first, min(pack.last, trials - 1)))
@@ -276,7 +284,7 @@ class DerivedFiles:
             self._findings.told.append(
                 "all trials are there, and no _SUCCESS: `dpaudit run` ends it"
             )
-        packs = (p for audit in self._plan.audits for p in gathering.finished(self._run, audit))
+        packs = (p for audit in self._plan.audits for p in compaction.finished(self._run, audit))
         done = sum(last - first + 1 for first, last in packs)
         if not done and not self._failed:
             self._findings.told.append("it has not trained yet; `dpaudit run` trains it")
@@ -287,7 +295,7 @@ class DerivedFiles:
         audit = self._plan.audits[index]
         if index not in self._derived:
             end = decisions.decided(self._run, self._sweep).get(index, audit.trials)
-            there = gathering.finished(self._run, audit)
+            there = compaction.finished(self._run, audit)
             return all(pack in there for pack in audit.packs if pack[0] < end)
         return self._derived[index].taken.complete and self._prepared.suffices(index)
 

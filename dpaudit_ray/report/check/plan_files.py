@@ -16,7 +16,7 @@ import numpy as np
 from ...errors import DpauditError, RunDirectoryError, SpecError, first_line
 from ...imports import is_data
 from ...mechanisms.base import Recorded
-from ...plan import claims, commitments, draft, inputs, preparing, provenance, record
+from ...plan import claims, inputs, plan_consistency, planner, preparing, provenance, record
 from ...plan.model import Plan, PlannedAudit
 from ...plugins import Unread
 from ...printable import printable
@@ -65,7 +65,7 @@ def opened(run: RunDirectory, findings: Findings) -> Opened | None:
         return None
     filled = sweep
     if whole:
-        filled = commitments.filled(sweep, plan, run)
+        filled = plan_consistency.filled(sweep, plan, run)
         planning = _Planning(sweep, filled, plan, findings)
         plan = dataclasses.replace(plan, audits=tuple(map(planning.audit, range(len(plan.audits)))))
     else:
@@ -152,7 +152,7 @@ class _Planning:
         }
         if not cell.unread:
             fields["fingerprint"] = cell.fingerprint
-            fields["id"] = draft.identifier(index, cell)
+            fields["id"] = planner.identifier(index, cell)
             fields["horizons"] = cell.horizons
             fields["canaries"] = cell.canaries if sampled else 1
             if (files := self._plan.data) is not None:
@@ -180,19 +180,19 @@ class _Planning:
 
         A number that was raised before a trial was seen has left a short pack and no other trace.
         """
-        size = draft.pack_size(cell, self._sweep)
-        before = draft.earlier_pack_size(cell, self._sweep)
+        size = planner.pack_size(cell, self._sweep)
+        before = planner.earlier_pack_size(cell, self._sweep)
         lengths = {first: last - first + 1 for first, last in audit.packs}
         packs: list[tuple[int, int]] = []
         for trials in audit.declared:
             start = packs[-1][1] + 1 if packs else 0
-            packs += draft.cut(start, trials, before if lengths.get(start, 0) > size else size)
+            packs += planner.cut(start, trials, before if lengths.get(start, 0) > size else size)
         if tuple(packs) == audit.packs:
             return audit.packs
         short = [last for first, last in audit.packs[:-1] if last - first + 1 < size]
         again: list[tuple[int, int]] = []
         for last in sorted({*short, audit.trials - 1}):
-            again += draft.cut(again[-1][1] + 1 if again else 0, last + 1, size)
+            again += planner.cut(again[-1][1] + 1 if again else 0, last + 1, size)
         if tuple(again) == audit.packs and len(short) <= len(audit.declared):
             ends = f"has a short pack that ends at trial {short[0]}"
             self._findings.told.append(f"{audit.label}: {ends}")

@@ -14,8 +14,8 @@ import numpy as np
 
 from ... import seeds
 from ...errors import DamagedScoresError, first_line
-from ...plan import gathering
-from ...plan.gathering import Bounds, Stretch
+from ...plan import compaction
+from ...plan.compaction import Bounds, Stretch
 from ...plan.model import Plan, PlannedAudit
 from ...storage.run_directory import RunDirectory
 from ...storage.scores import PackScores
@@ -51,7 +51,7 @@ class ScoreFiles:
         """Reads all files of an audit; whether they are what its estimates may rest on."""
         audit, before = self._plan.audits[index], self._findings.different
         files = self._run.score_files(audit.id)
-        chosen = gathering.resolved(audit.packs, files)
+        chosen = compaction.resolved(audit.packs, files)
         starts, ends = ({pack[end] for pack in audit.packs} for end in (0, 1))
         foreign = {file for file in files if file[0] not in starts or file[1] not in ends}
         for file in sorted(foreign):

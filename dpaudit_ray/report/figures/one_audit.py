@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from ...plan.prefix import Trials
+from ...plan.score_stream import Trials
 from ...stats import Status, profile
 from ..curves import ObservedTradeOff, Profile, gaussian_trade_off
 from .primitives import (

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..accounting import Family
-from ..plan import prefix
+from ..plan import score_stream
 from ..plan.model import PlannedAudit
-from ..plan.prefix import FoldedPack
+from ..plan.score_stream import ConsumedPack
 from ..stats import Estimate, Estimator, Status
 from ..stats.base import curve_free, curve_free_method, methods_after_a_look
 from ..stats.budget import SweepBudget
@@ -45,13 +45,13 @@ class Estimating:
         self._states = [[self._made(one, step) for one in specs] for step in audit.horizons]
         self._free = self._curve_free(specs)
 
-    def fold(self, pack: FoldedPack) -> None:
+    def fold(self, pack: ConsumedPack) -> None:
         """Adds a pack, in trial order."""
         for column, states in enumerate(self._states):
             for state in states:
-                prefix.fold(state, pack, column)
+                score_stream.feed(state, pack, column)
         if self._free is not None:
-            prefix.fold(self._free, pack)
+            score_stream.feed(self._free, pack)
 
     def rows(self) -> list[EstimateRow]:
         """One row per step, estimator and accountant."""

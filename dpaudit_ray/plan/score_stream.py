@@ -30,8 +30,8 @@ from ..stats.base import Members, Scores
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores, score_frame
 from ..sweep.spec import Sweep
-from . import decisions, failures, gathering
-from .gathering import Bounds, Stretch
+from . import compaction, decisions, failures
+from .compaction import Bounds, Stretch
 from .model import Plan, PlannedAudit
 
 READERS = 32  # an object store takes tens of milliseconds to answer, whoever asks
@@ -61,10 +61,10 @@ class MissedPack:
         return MissedPack(first, self.members[first - self.first : last - self.first + 1])
 
 
-FoldedPack = PackScores | MissedPack
+ConsumedPack = PackScores | MissedPack
 
 
-def of(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[FoldedPack]:
+def prefix(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[ConsumedPack]:
     """The prefix of audit number `index`, as its run directory has it; several packs at once.
 
     Raises:
@@ -74,11 +74,11 @@ def of(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[Fold
     packs = [failure.pack for failure in failures.recorded(run, plan)]
     given_up = {(pack.first, pack.last) for pack in packs if pack.audit == index}
     end = decisions.decided(run, sweep).get(index, audit.trials)
-    there = gathering.prefix(audit, gathering.stored(run, audit), given_up, end=end)
-    return in_order(functools.partial(stretch, run, plan, index), there, read_ahead(audit))
+    there = compaction.prefix(audit, compaction.stored(run, audit), given_up, end=end)
+    return in_order(functools.partial(read_stretch, run, plan, index), there, read_ahead(audit))
 
 
-def stretch(run: RunDirectory, plan: Plan, index: int, packs: Stretch) -> FoldedPack:
+def read_stretch(run: RunDirectory, plan: Plan, index: int, packs: Stretch) -> ConsumedPack:
     """Packs that follow each other, whose bits are those that the plan commits to."""
     audit = plan.audits[index]
     first, last = audit.packs[packs.start][0], audit.packs[packs.stop - 1][1]
@@ -105,31 +105,33 @@ def stretch(run: RunDirectory, plan: Plan, index: int, packs: Stretch) -> Folded
 
 def _moved(run: RunDirectory, audit: PlannedAudit, packs: Stretch) -> Bounds | None:
     """The file that holds these packs now, None where none does."""
-    for each in gathering.stored(run, audit):
+    for each in compaction.stored(run, audit):
         if each.start <= packs.start and packs.stop <= each.stop:
             return each.file
     return None
 
 
-def scores(run: RunDirectory, plan: Plan, index: int) -> pd.DataFrame:
+def stored_scores(run: RunDirectory, plan: Plan, index: int) -> pd.DataFrame:
     """All finished trials of an audit, those behind a gap too, as the columns of a score file."""
     audit = plan.audits[index]
-    read = functools.partial(stretch, run, plan, index)
-    packs = in_order(read, gathering.stored(run, audit), read_ahead(audit))
+    read = functools.partial(read_stretch, run, plan, index)
+    packs = in_order(read, compaction.stored(run, audit), read_ahead(audit))
     return score_frame(audit.id, (pack for pack in packs if isinstance(pack, PackScores)))
 
 
 def in_order(
-    read: Callable[[Stretch], FoldedPack],
+    read: Callable[[Stretch], ConsumedPack],
     packs: Iterable[Stretch],
     most: int,
-    kept: Callable[[Stretch], FoldedPack | None] = lambda each: None,
-) -> Iterator[FoldedPack]:
+    kept: Callable[[Stretch], ConsumedPack | None] = lambda each: None,
+) -> Iterator[ConsumedPack]:
     """What `kept` or else `read` gives for each, in this order; several are read at once.
 
     `most` packs are read ahead by threads, in no more than UNDERWAY stretches.
     """
-    waiting: collections.deque[tuple[int, FoldedPack | Future[FoldedPack]]] = collections.deque()
+    waiting: collections.deque[tuple[int, ConsumedPack | Future[ConsumedPack]]] = (
+        collections.deque()
+    )
     ahead = 0
     for each in packs:
         size = each.stop - each.start
@@ -143,7 +145,7 @@ def in_order(
         yield _arrived(waiting.popleft()[1])
 
 
-def _arrived(pack: FoldedPack | Future[FoldedPack]) -> FoldedPack:
+def _arrived(pack: ConsumedPack | Future[ConsumedPack]) -> ConsumedPack:
     return pack.result() if isinstance(pack, Future) else pack
 
 
@@ -159,8 +161,8 @@ def read_ahead(audit: PlannedAudit) -> int:
 
 
 def up_to_looks(
-    audit: PlannedAudit, packs: Iterable[FoldedPack], due: Callable[[], int]
-) -> Iterator[FoldedPack]:
+    audit: PlannedAudit, packs: Iterable[ConsumedPack], due: Callable[[], int]
+) -> Iterator[ConsumedPack]:
     """The same trials, cut where a pack ends and `due()` trials or more are in.
 
     Asked again after each part, so it may rise. Bounds are looked at after packs, and not after
@@ -169,7 +171,7 @@ def up_to_looks(
     for each in packs:
         first = each.first
         while first <= each.last:
-            end = audit.packs[gathering.number(audit, max(due() - 1, first))][1]
+            end = audit.packs[compaction.number(audit, max(due() - 1, first))][1]
             yield each.part(first, min(end, each.last))
             first = end + 1
 
@@ -184,7 +186,7 @@ class Folding(Protocol):
         """Adds trials that gave no output."""
 
 
-def fold(state: Folding, pack: FoldedPack, column: int = -1) -> None:
+def feed(state: Folding, pack: ConsumedPack, column: int = -1) -> None:
     """Folds a pack into `state`, by its scores at recorded step number `column`.
 
     In the order of its trials: those that were missed one by one come in their turn.
@@ -194,14 +196,14 @@ def fold(state: Folding, pack: FoldedPack, column: int = -1) -> None:
     elif not pack.missed:
         state.fold(pack.scores[:, column], pack.members)
     else:
-        for rows, missed in runs(pack.lost):
+        for rows, missed in alike_in_a_row(pack.lost):
             if missed:
                 state.miss(pack.members[rows])
             else:
                 state.fold(pack.scores[rows, column], pack.members[rows])
 
 
-def runs(lost: npt.NDArray[np.bool_]) -> Iterator[tuple[slice, bool]]:
+def alike_in_a_row(lost: npt.NDArray[np.bool_]) -> Iterator[tuple[slice, bool]]:
     """Trials that follow each other and are alike: where they are, and whether they were missed."""
     ends = [0, *(np.flatnonzero(np.diff(lost)) + 1).tolist(), len(lost)]
     for start, stop in itertools.pairwise(ends):
@@ -209,7 +211,7 @@ def runs(lost: npt.NDArray[np.bool_]) -> Iterator[tuple[slice, bool]]:
             yield slice(start, stop), bool(lost[start])
 
 
-def values(pack: FoldedPack, column: int = -1) -> npt.NDArray[np.float64]:
+def values(pack: ConsumedPack, column: int = -1) -> npt.NDArray[np.float64]:
     """Scores at recorded step number `column`, float64 [n]; NaN where a trial was missed."""
     if isinstance(pack, MissedPack):
         return np.full(len(pack.members), np.nan)
@@ -230,7 +232,7 @@ class Trials:
     utility: Mapping[str, npt.NDArray[np.float64]]
 
     @classmethod
-    def of(cls, audit: PlannedAudit, packs: Iterable[FoldedPack]) -> Trials:
+    def of(cls, audit: PlannedAudit, packs: Iterable[ConsumedPack]) -> Trials:
         """Puts the packs of a prefix together."""
         ends = [0, *(last + 1 for _, last in audit.packs)]
         n, k, reached = ends[-1], len(audit.horizons), 0

@@ -18,7 +18,7 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import StorageError
 from dpaudit_ray.orchestration.trainer import PackTrainer
-from dpaudit_ray.plan import failures, salvage
+from dpaudit_ray.plan import failures, quarantine
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage.files import Folder
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -98,7 +98,7 @@ def test_a_late_pack_is_looked_at_when_the_run_is_opened(damage: str, run: Path)
     DAMAGES[damage](scores / "70-79.parquet")
     directory = RunDirectory(str(run))
     told: list[str] = []
-    assert salvage.set_aside(directory, planning.require(directory), told.append) == 1
+    assert quarantine.set_aside(directory, planning.require(directory), told.append) == 1
     assert "70-79.parquet is damaged" in told[0]
     assert not directory.complete
     assert (70, 79) not in directory.score_files(scores.name)
@@ -109,7 +109,7 @@ def test_a_run_that_is_whole_is_opened_by_listings(
 ) -> None:
     monkeypatch.setattr(Folder, "ends", lambda *_: pytest.fail("opened"))
     directory = RunDirectory(str(run))
-    assert salvage.set_aside(directory, planning.require(directory), pytest.fail) == 0
+    assert quarantine.set_aside(directory, planning.require(directory), pytest.fail) == 0
     assert directory.complete
 
 
@@ -135,7 +135,7 @@ def test_many_damaged_packs_are_counted(run: Path) -> None:
     found = again(run)
     assert found.code == 0
     *named, rest = found.err.splitlines()
-    assert len(named) == salvage.NAMED
+    assert len(named) == quarantine.NAMED
     assert "13 more score files are damaged" in rest
 
 
@@ -199,7 +199,7 @@ def test_a_time_out_sets_nothing_aside(run: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Folder, "ends", times_out)
     directory = RunDirectory(str(run))
     with pytest.raises(StorageError, match="not connected"):
-        salvage.set_aside(directory, planning.require(directory), pytest.fail)
+        quarantine.set_aside(directory, planning.require(directory), pytest.fail)
     assert list(scores.glob("*.damaged-*")) == []
 
 

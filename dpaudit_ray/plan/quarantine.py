@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..errors import DamagedArraysError, DamagedScoresError
 from ..storage.run_directory import RunDirectory
-from . import gathering, preparing
-from .gathering import Bounds
+from . import compaction, preparing
+from .compaction import Bounds
 from .model import Part, Plan, PlannedAudit
 
 SHORTEST = 12  # bytes: twice the magic number, and the length of a footer
@@ -83,13 +83,13 @@ def _damaged(run: RunDirectory, audit: PlannedAudit, thorough: bool) -> Iterator
     sizes = run.sizes(audit.id)
     small = {file for file, size in sizes.items() if size < SHORTEST}
     yield from sorted(small)
-    there = gathering.resolved(audit.packs, sizes.keys() - small)
-    read_soon = set() if thorough else {s.file for s in gathering.prefix(audit, there, ())}
+    there = compaction.resolved(audit.packs, sizes.keys() - small)
+    read_soon = set() if thorough else {s.file for s in compaction.prefix(audit, there, ())}
     asked = [file for s in there if (file := s.file) is not None and file not in read_soon]
     is_good = (
         functools.partial(_readable, steps=len(audit.horizons)) if thorough else RunDirectory.whole
     )
-    with ThreadPoolExecutor(READERS, thread_name_prefix="salvage") as readers:
+    with ThreadPoolExecutor(READERS, thread_name_prefix="quarantine") as readers:
         good = readers.map(lambda file: is_good(run, audit.id, *file), asked)
         yield from (file for file, fine in zip(asked, good, strict=True) if not fine)
 

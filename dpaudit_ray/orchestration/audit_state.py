@@ -8,10 +8,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 from .. import stats
-from ..plan import gathering, missed, prefix
-from ..plan.gathering import Bounds, Stretch
+from ..plan import compaction, missed, score_stream
+from ..plan.compaction import Bounds, Stretch
 from ..plan.model import Pack, Plan, PlannedAudit
-from ..plan.prefix import FoldedPack
+from ..plan.score_stream import ConsumedPack
 from ..stats.base import methods_after_a_look
 from ..stats.budget import SweepBudget
 from ..storage.arrays import Arrays
@@ -19,8 +19,8 @@ from ..storage.run_directory import RunDirectory
 from ..storage.scores import EstimateRow, PackScores
 from ..sweep.estimator import EstimatorSpec
 from ..sweep.spec import Sweep
-from .deciding import Decider
-from .estimating import Estimating
+from .early_stopping import Decider
+from .estimates import Estimating
 from .progress import Activity, AuditProgress
 from .replay import Ahead, Replay
 
@@ -32,7 +32,7 @@ class Taken:
     `kinds` has the trials that were missed one by one.
     """
 
-    packs: list[FoldedPack]
+    packs: list[ConsumedPack]
     decided: int | None
     complete: bool
     kinds: list[missed.Kind]
@@ -57,8 +57,8 @@ class AuditState:
         sweep, plan, budget = asked
         audit, cell = plan.audits[index], sweep.cells[index]
         self._audit, self._cell, self._budget, self._run = audit, cell, budget, run
-        there = gathering.resolved(audit.packs, files)
-        self._finished = gathering.packs_of(audit, there)
+        there = compaction.resolved(audit.packs, files)
+        self._finished = compaction.packs_of(audit, there)
         self._missed = given_up - self._finished
         self._there = self._finished | self._missed
         self._estimates = Estimating(audit, cell, budget, prepared)
@@ -69,13 +69,13 @@ class AuditState:
         self._done = sum(last - first + 1 for first, last in self._finished)
         self._folded = 0  # packs of the prefix
         self._tally = missed.Tally(audit.id)
-        self._taken: list[FoldedPack] = []  # those that the estimates do not know yet
+        self._taken: list[ConsumedPack] = []  # those that the estimates do not know yet
         self.decided: int | None = None  # trials that were enough; later ones are not folded
         self._shown: tuple[stats.Estimate, float] | None = None  # kept until the next fold, as
         self._rows: list[EstimateRow] | None = None  # are these: most audits are at rest
-        read = functools.partial(prefix.stretch, run, plan, index)
+        read = functools.partial(score_stream.read_stretch, run, plan, index)
         self._replay = Replay(read, audit, ahead)
-        for _ in self._advance(gathering.prefix(audit, there, self._missed)):
+        for _ in self._advance(compaction.prefix(audit, there, self._missed)):
             self.settle(self.take().packs)
 
     @property
@@ -114,7 +114,7 @@ class AuditState:
         packs, self._taken = self._taken, []
         return Taken(packs, self.decided, self.complete, self._tally.kinds)
 
-    def settle(self, packs: list[FoldedPack]) -> None:
+    def settle(self, packs: list[ConsumedPack]) -> None:
         """Lets the estimates know what was taken; nobody else needs them meanwhile."""
         for pack in packs:
             self._estimates.fold(pack)
@@ -128,17 +128,17 @@ class AuditState:
     def _next(self) -> Iterable[Stretch]:
         numbers = range(self._folded, len(self._audit.packs))
         found = itertools.takewhile(lambda n: self._audit.packs[n] in self._there, numbers)
-        ready = list(itertools.islice(found, gathering.FEWEST))
-        if len(ready) == gathering.FEWEST:  # they waited for a late one; some may be gathered
-            there = gathering.stored(self._run, self._audit)
-            return gathering.prefix(self._audit, there, self._missed, self._folded)
+        ready = list(itertools.islice(found, compaction.FEWEST))
+        if len(ready) == compaction.FEWEST:  # they waited for a late one; some may be gathered
+            there = compaction.stored(self._run, self._audit)
+            return compaction.prefix(self._audit, there, self._missed, self._folded)
         return [
             Stretch(None if pack in self._missed else pack, n, n + 1)
             for n in ready
             for pack in self._audit.packs[n : n + 1]
         ]
 
-    def _advance(self, stretches: Iterable[Stretch]) -> Iterator[FoldedPack]:
+    def _advance(self, stretches: Iterable[Stretch]) -> Iterator[ConsumedPack]:
         """Folds packs, until they are enough; yields what was folded."""
         for packs in self._replay.packs(stretches):
             for pack in self._decider.cut(packs):
@@ -148,12 +148,12 @@ class AuditState:
                     self.decided = pack.last + 1
                     return
 
-    def _fold(self, pack: FoldedPack) -> None:
+    def _fold(self, pack: ConsumedPack) -> None:
         self._taken.append(pack)
-        self._folded = gathering.number(self._audit, pack.last) + 1
-        prefix.fold(self._live, pack)
+        self._folded = compaction.number(self._audit, pack.last) + 1
+        score_stream.feed(self._live, pack)
         if self._alarm is not self._live:
-            prefix.fold(self._alarm, pack)
+            score_stream.feed(self._alarm, pack)
         self._decider.fold(pack)
         self._tally.fold(pack)
         self._shown = None

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from .. import stats
-from ..plan import claims, prefix
+from ..plan import claims, score_stream
 from ..plan.model import PlannedAudit
-from ..plan.prefix import FoldedPack
+from ..plan.score_stream import ConsumedPack
 from ..stats.claim_verdict import ClaimTest, RunTest
 from ..stats.curve import Curve
 from ..sweep.cell import Cell
@@ -35,16 +35,16 @@ class Decider:
             self._alpha = (1 - confidence) / len(sweep.cells)
             self._test = claims.test(audit, _claimed_curve(audit, cell))
 
-    def cut(self, packs: FoldedPack) -> Iterator[FoldedPack]:
+    def cut(self, packs: ConsumedPack) -> Iterator[ConsumedPack]:
         """The same trials pack by pack, where the audit may be over after any of them."""
         if self._rule is None or not self._rule.by_bounds:
             return iter((packs,))
-        return prefix.up_to_looks(self._audit, (packs,), lambda: 0)
+        return score_stream.up_to_looks(self._audit, (packs,), lambda: 0)
 
-    def fold(self, pack: FoldedPack) -> None:
+    def fold(self, pack: ConsumedPack) -> None:
         """Adds a pack, in trial order."""
         if self._test is not None:
-            prefix.fold(self._test, pack)
+            score_stream.feed(self._test, pack)
             self._test.look()
 
     def enough(self) -> bool:

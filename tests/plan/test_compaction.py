@@ -14,11 +14,11 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import RunDirectoryError, StorageError
-from dpaudit_ray.orchestration import gatherer
+from dpaudit_ray.orchestration import compactor
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import failures, gathering, prefix
+from dpaudit_ray.plan import compaction, failures, score_stream
+from dpaudit_ray.plan.compaction import Stretch
 from dpaudit_ray.plan.failures import Failure
-from dpaudit_ray.plan.gathering import Stretch
 from dpaudit_ray.plan.model import Plan
 from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
@@ -68,8 +68,8 @@ def assert_same(left: RunDirectory, right: RunDirectory) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _few() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering, "GATHERED", GATHERED)
-        patch.setattr(gathering, "FEWEST", FEWEST)
+        patch.setattr(compaction, "GATHERED", GATHERED)
+        patch.setattr(compaction, "FEWEST", FEWEST)
         yield
 
 
@@ -78,7 +78,7 @@ def alone(_few: None, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The run with a file per pack, as it was before anything is gathered."""
     sweep, plan, run = filled(tmp_path_factory.mktemp("alone"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gatherer.Gatherer, "work", lambda self: None)
+        patch.setattr(compactor.Gatherer, "work", lambda self: None)
         Aggregation(sweep, plan, run).flush()
     assert len(files(run, plan)) == PACKS
     return run
@@ -195,7 +195,7 @@ def test_storage_that_will_not_have_it_fails_no_run(
 
 def test_what_is_gathered_while_it_is_read_is_found(tmp_path: Path, alone: RunDirectory) -> None:
     sweep, plan, run = filled(tmp_path / "many")
-    slow = prefix.of(run, sweep, plan, 0)
+    slow = score_stream.prefix(run, sweep, plan, 0)
     first = next(slow)
     Aggregation(sweep, plan, run).flush()
     assert files(run, plan) == GROUPS
@@ -282,7 +282,7 @@ PLAN = [(n, n + 9) for n in range(0, 100, 10)]
     ],
 )
 def test_overlapping_files(given: list, taken: list) -> None:
-    found = gathering.resolved(PLAN, given)
+    found = compaction.resolved(PLAN, given)
     assert [(each.file, each.start, each.stop) for each in found] == taken
 
 
@@ -304,7 +304,7 @@ def test_every_pack_is_taken_once_from_any_files() -> None:
             for first, last in ((rng.choice(edges), rng.choice(edges) + 9) for _ in range(6))
             if first < last
         ]
-        found = gathering.resolved(PLAN, given)
+        found = compaction.resolved(PLAN, given)
         numbers = [n for each in found for n in range(each.start, each.stop)]
         assert numbers == list(covering(given))
         for each in found:
@@ -317,7 +317,7 @@ def test_the_prefix_ends_at_the_first_gap() -> None:
     audit = type("Audit", (), {"packs": PLAN})
     there = [Stretch((0, 29), 0, 3), Stretch((40, 79), 4, 8)]
     ends = lambda *given, **more: [  # noqa: E731
-        (each.file, each.start, each.stop) for each in gathering.prefix(audit, *given, **more)
+        (each.file, each.start, each.stop) for each in compaction.prefix(audit, *given, **more)
     ]
     assert ends(there, set()) == [((0, 29), 0, 3)]
     assert ends(there, {(30, 39)}) == [((0, 29), 0, 3), (None, 3, 4), ((40, 79), 4, 8)]
@@ -350,7 +350,7 @@ def test_a_verdict_looks_after_packs_and_not_after_files(
     slow = ClaimTest(curve, plan.audits[0].declared[0])
     for whole in opened_run.prefix(plan.audits[0]):
         for first in range(whole.first, whole.last + 1, SIZE):
-            prefix.fold(slow, whole.part(first, first + SIZE - 1))
+            score_stream.feed(slow, whole.part(first, first + SIZE - 1))
             slow.look()
     slow.look(now=True)
     assert seen == looks

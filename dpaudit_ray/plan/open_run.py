@@ -8,9 +8,9 @@ from collections.abc import Callable
 from ..errors import RunDirectoryError
 from ..storage.run_directory import RESTORE, RunDirectory
 from ..sweep.spec import Sweep
-from . import changed_code, commitments, decisions, record, resume
-from .draft import make
+from . import changed_code, decisions, plan_consistency, record, resume
 from .model import Plan
+from .planner import make
 
 
 def kept(sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]) -> Sweep:
@@ -42,7 +42,7 @@ def preview(
     if recorded is not None:
         resume.check_same(sweep, recorded, run)
     if previous is not None:
-        commitments.check(sweep, previous, run)
+        plan_consistency.check(sweep, previous, run)
         resume.check_not_lowered(sweep, previous, run)
     elif run.has_scores:
         raise RunDirectoryError(

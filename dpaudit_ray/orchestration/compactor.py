@@ -1,12 +1,12 @@
-"""Gathers finished packs into larger files, beside the folding; see `gathering` for why and how."""
+"""Gathers finished packs into larger files, beside the folding; `plan.compaction` says why."""
 
 from __future__ import annotations
 
 import threading
 
 from ..errors import RunDirectoryError, StorageError
-from ..plan import prefix
-from ..plan.gathering import Bounds, Gathering, Groups, Stretch
+from ..plan import score_stream
+from ..plan.compaction import Bounds, Gathering, Groups, Stretch
 from ..plan.model import Pack, Plan
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores
@@ -63,7 +63,7 @@ class Gatherer:
             parts = [self._part(index, part) for part in packs.parts]
             self._run.write_scores(audit.id, PackScores.joined(parts))
         whole = Stretch(file, packs.parts[0].start, packs.parts[-1].stop)
-        prefix.stretch(self._run, self._plan, index, whole)
+        score_stream.read_stretch(self._run, self._plan, index, whole)
         for other in packs.files - {file}:
             self._run.delete_scores(audit.id, *other)
         with self._turn:
@@ -76,6 +76,6 @@ class Gatherer:
                 kept = self._recent.take(index, self._plan.audits[index].packs[part.start][0])
             if kept is not None:
                 return kept
-        read = prefix.stretch(self._run, self._plan, index, part)
+        read = score_stream.read_stretch(self._run, self._plan, index, part)
         assert isinstance(read, PackScores)
         return read
