@@ -204,10 +204,10 @@ class _Synthetic(Data):
 
 def _room(training: DpSgdTraining) -> tuple[int, ...]:
     """Packs whose parameters take no more than a step's activations may."""
-    from ..engines.gpu import settings
+    from ..engines import gpu_settings
 
     each = _COPIES * training.initial.nbytes
-    return tuple(n for n in PACKS if n == 1 or n * each <= settings.budget())
+    return tuple(n for n in PACKS if n == 1 or n * each <= gpu_settings.budget())
 
 
 def _packed(training: DpSgdTraining, models: int, repeats: int) -> float:

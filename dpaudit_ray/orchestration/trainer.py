@@ -229,11 +229,11 @@ class PackTrainer:
             return sweep
         import torch
 
-        from ..engines.gpu import settings
+        from ..engines import gpu_settings
 
         # Thread counts come from the sweep, not from the machine: they may change last bits.
         torch.set_num_threads(threads(sweep))
-        settings.take_share(sweep.resources.num_gpus)
+        gpu_settings.take_share(sweep.resources.num_gpus)
         return sweep
 
     def _mechanism(self, index: int) -> Mechanism:

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import dpaudit_ray as da
-from dpaudit_ray.engines.cpu.memory import Groups
-from dpaudit_ray.engines.gpu import settings
-from dpaudit_ray.engines.gpu.noise import GpuNoise
-from dpaudit_ray.engines.packing.footprint import Live
+from dpaudit_ray.engines import gpu_settings
+from dpaudit_ray.engines.noise import GpuNoise
+from dpaudit_ray.engines.packing.memory import Groups, LiveBytes
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.packing.samplewise import Samplewise
 from dpaudit_ray.forecast import bench
@@ -50,7 +49,7 @@ def every(names: Sequence[str], gpu: bool) -> Iterator[Row]:
     """All checks of these networks, each as soon as it is done."""
     torch.set_num_threads(1)
     if gpu:
-        settings.settle_in(tf32=False)
+        gpu_settings.settle_in(tf32=False)
     yield noise(gpu)
     for name in names:
         yield from exact(name, gpu)
@@ -65,7 +64,7 @@ def every(names: Sequence[str], gpu: bool) -> Iterator[Row]:
 
 def noise(gpu: bool) -> Row:
     """The same bits as on a CPU."""
-    near, far = torch.empty(_DRAWN), torch.empty(_DRAWN, device=settings.device(gpu))
+    near, far = torch.empty(_DRAWN), torch.empty(_DRAWN, device=gpu_settings.device(gpu))
     GpuNoise(7, near.device).fill(near)
     GpuNoise(7, far.device).fill(far)
     differ = int((near.view(torch.int32) != far.cpu().view(torch.int32)).sum())
@@ -74,7 +73,7 @@ def noise(gpu: bool) -> Row:
 
 def exact(name: str, gpu: bool) -> Iterator[Row]:
     """Clipped sums against one backward pass per example, on the CPU in float64."""
-    module, device = _network(name).double(), settings.device(gpu)
+    module, device = _network(name).double(), gpu_settings.device(gpu)
     x, y = (torch.from_numpy(a) for a in packs.examples(name, 5))
     size = sum(p.numel() for p in module.parameters())
     start = nn.utils.parameters_to_vector(module.parameters()).detach()
@@ -107,7 +106,7 @@ def repeated(name: str, gpu: bool) -> Iterator[Row]:
 
 def memory(name: str, gpu: bool) -> Row:
     """The peak of a step on a whole group of models, against what was estimated before."""
-    work, device = bench.WORKLOADS[name], settings.device(gpu)
+    work, device = bench.WORKLOADS[name], gpu_settings.device(gpu)
     x, y = (torch.from_numpy(a).to(device) for a in packs.examples(name, work.batch_size))
     model = PackedModel(_network(name).to(device), None if gpu else Groups(32, 32))
     model.settle(x, y)
@@ -122,7 +121,7 @@ def memory(name: str, gpu: bool) -> Row:
 
 def _peak(model: PackedModel, theta: Tensor, x: Tensor, y: Tensor) -> int:
     if theta.device.type == "cpu":
-        with Live(theta, x, y) as live:
+        with LiveBytes(theta, x, y) as live:
             model.clipped_sums(theta, x, y, _CLIP)
         return int(live.peak)
     torch.cuda.reset_peak_memory_stats()

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from dpaudit_ray.engines.packing import fallback
+from dpaudit_ray.engines.packing import conversion
 from dpaudit_ray.engines.packing.packed import PackedModel
 from tests.engines.networks import (
     CASES,
@@ -165,7 +165,7 @@ def milliseconds(call: Callable[[], Tensor]) -> float:
 def way(model: PackedModel) -> str:
     """The rung of the ladder that a settled model stands on."""
     if model._alone is None:
-        return "rules" if not model._odd else "rules, vmap for a layer"
+        return "rules" if not model._without_rule else "rules, vmap for a layer"
     if model._alone.stacked:
         return "vmap over models"
     return "vmap" if model._alone.mapped else "one by one"
@@ -187,7 +187,7 @@ def settled(name: str) -> tuple[PackedModel, Tensor, Tensor, Tensor]:
 def main() -> None:
     """A row for each network of this file."""
     torch.set_num_threads(1)
-    fallback.warn = lambda *_: None  # type: ignore[assignment]
+    conversion.warn_of_slow_way = lambda *_: None  # type: ignore[assignment]
     sys.stdout.write("| network | way | ms | vmap(grad), ms |\n| --- | --- | --- | --- |\n")
     for name in (name for name in CASES if name.startswith("ways-")):
         model, theta, x, y = settled(name)

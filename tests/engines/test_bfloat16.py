@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpaudit_ray.engines.cpu.memory import Groups
+from dpaudit_ray.engines.packing.memory import Groups
 from dpaudit_ray.engines.packing.packed import PackedModel
 
 CLIP, EXAMPLES, MODELS = 0.37, 48, 3

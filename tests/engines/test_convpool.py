@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpaudit_ray.engines.cpu import vectors
-from dpaudit_ray.engines.cpu.memory import Groups
-from dpaudit_ray.engines.packing.convchain import ConvChain
+from dpaudit_ray.engines.cpu import conv_pool, vector_code
+from dpaudit_ray.engines.cpu.conv_pool import ConvChain
+from dpaudit_ray.engines.packing.memory import Groups
 from dpaudit_ray.engines.packing.packed import PackedModel
-from dpaudit_ray.engines.rules import convpool, convpool_layout
 from dpaudit_ray.models.convnet import Cnn4, ConvNet
 from tests.engines.test_packed import slow_clipped_sum
 
@@ -30,8 +29,8 @@ def block(inputs: int, outputs: int, size: int, **options: object) -> list[nn.Mo
 
 def used(model: PackedModel, x: Tensor) -> list[bool]:
     """Whether each merged layer would take its loops, for inputs of the first one's kind."""
-    merged = [part for part in model._passes.module.merged if isinstance(part, convpool.ConvPool)]
-    return [part.rule._sizes[x.dtype] is not None for part in merged]
+    merged = [part for part in model._passes.module.merged if isinstance(part, conv_pool.ConvPool)]
+    return [part.rule._cuts[x.dtype] is not None for part in merged]
 
 
 WAYS = pytest.mark.parametrize("way", ["network", "layers"])
@@ -48,7 +47,7 @@ def packed(module: nn.Module, way: str, groups: Groups | None = None) -> PackedM
 
 def apart(module: nn.Module, monkeypatch: pytest.MonkeyPatch, groups: Groups) -> PackedModel:
     with monkeypatch.context() as patch:
-        patch.setattr(convpool, "merged", lambda layers, tap: layers)
+        patch.setattr(conv_pool, "merge_pooling", lambda layers, passes: layers)
         return PackedModel(module, groups)
 
 
@@ -64,7 +63,7 @@ def test_the_convnet_of_the_paper(
     together, slow = packed(module, way, groups), apart(module, monkeypatch, groups)
     theta = together.initial + 0.05 * torch.randn(5, together.size).double()
     second = 5 * 16 * x.itemsize  # bytes of a row of the second block's patches
-    room = (vectors.REGISTERS - convpool_layout.SPARE) * vectors._BYTES
+    room = (vector_code.REGISTERS - conv_pool.SPARE_REGISTERS) * vector_code.REGISTER_BYTES
     assert used(together, x) == [True, second <= room]  # 512-bit registers hold it in float64
     assert used(slow, x) == []
     weights = torch.rand(5, 5).double()
@@ -175,7 +174,7 @@ def test_what_the_loops_cannot_do_is_done_apart() -> None:
         [nn.Conv2d(2, 3, 3), nn.Tanh(), nn.MaxPool2d(2)],
     ):
         assert used(PackedModel(network(*layers, shape=(2, 12, 12))), x) == []
-    assert convpool_layout.Sizes.of((4, 1000, 3, 3), torch.float32) is None
+    assert conv_pool.PatchCut.from_weight((4, 1000, 3, 3), torch.float32) is None
 
 
 def test_only_chains_of_known_layers_are_taken_whole() -> None:
@@ -219,11 +218,11 @@ def test_fewer_registers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = PackedModel(module)
     theta = whole.initial + 0.1 * torch.randn(2, whole.size).double()
     expected = whole.clipped_sums(theta, x, y, 1.0)
-    row = math.ceil(15 / vectors.lanes(np.dtype(np.float64), 15))  # registers of a row
-    monkeypatch.setattr(vectors, "REGISTERS", 2 + max(4, 2 * row))
+    row = math.ceil(15 / vector_code.lanes(np.dtype(np.float64), 15))  # registers of a row
+    monkeypatch.setattr(vector_code, "REGISTERS", 2 + max(4, 2 * row))
     cut = PackedModel(module)
-    assert cut._passes.module.merged[0].rule.sizes(x.dtype).rows == 1
-    assert math.prod(convpool_layout.tile((8, 22), vectors.REGISTERS - 2)) < 22
+    assert cut._passes.module.merged[0].rule.cut(x.dtype).rows == 1
+    assert math.prod(conv_pool.tile((8, 22), vector_code.REGISTERS - 2)) < 22
     torch.testing.assert_close(cut.clipped_sums(theta, x, y, 1.0), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -256,16 +255,16 @@ def test_loops_that_are_wrong_are_not_used(
     torch.manual_seed(6)
     layers = [*block(2, 3, 3), nn.Flatten(), nn.Linear(27, 4), head(), nn.Linear(4, 3)]
     module, x, y = nn.Sequential(*layers), torch.randn(6, 2, 8, 8), torch.arange(6) % 3
-    right, write = PackedModel(module), convpool.ConvPoolRule.write
+    right, write = PackedModel(module), conv_pool.ConvPoolRule.write
     theta = right.initial + 0.1 * torch.randn(2, right.size)
     expected = right.clipped_sums(theta, x, y, 0.5)
     assert right._passes.by_loops
     assert isinstance(right._loops, ConvChain) == (head is nn.ReLU)
 
-    def wrong(rule: convpool.ConvPoolRule, out: Tensor, sums: Tensor, biases: Tensor) -> None:
+    def wrong(rule: conv_pool.ConvPoolRule, out: Tensor, sums: Tensor, biases: Tensor) -> None:
         write(rule, out, 1.01 * sums, biases)
 
-    monkeypatch.setattr(convpool.ConvPoolRule, "write", wrong)
+    monkeypatch.setattr(conv_pool.ConvPoolRule, "write", wrong)
     model = PackedModel(module)
     found = model.clipped_sums(theta, x, y, 0.5)
     assert model._loops is None

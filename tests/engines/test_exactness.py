@@ -77,9 +77,8 @@ from numba.core import caching
 for kind in (caching.CacheImpl, *caching.CacheImpl.__subclasses__()):
     kind._locator_classes = []
 import numpy as np
-from dpaudit_ray.engines.cpu import backward
-from dpaudit_ray.engines.cpu.compiled import compiled
-from dpaudit_ray.engines.packing import fused
+from dpaudit_ray.engines.cpu import conv_pool_loops, mlp_loops
+from dpaudit_ray.engines.cpu.vector_code import compiled
 @compiled
 def total(values):
     found = 0.0

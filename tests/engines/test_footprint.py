@@ -11,11 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpaudit_ray.engines.cpu import memory
-from dpaudit_ray.engines.cpu.memory import GPU_MOST, Groups
-from dpaudit_ray.engines.gpu import settings
-from dpaudit_ray.engines.packing import footprint
-from dpaudit_ray.engines.packing.footprint import Live
+from dpaudit_ray.engines import gpu_settings
+from dpaudit_ray.engines.packing import memory
+from dpaudit_ray.engines.packing.memory import GPU_MOST, Groups, LiveBytes
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.forecast.bench import WORKLOADS
 from dpaudit_ray.models.base import Model
@@ -35,9 +33,9 @@ def batch(name: str) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def whole_gpu() -> Iterator[None]:
-    settings.take_share(1)
+    gpu_settings.take_share(1)
     yield
-    settings.take_share(1)
+    gpu_settings.take_share(1)
 
 
 def peak(model: PackedModel, models: int, x: Tensor) -> int:
@@ -45,7 +43,7 @@ def peak(model: PackedModel, models: int, x: Tensor) -> int:
     walked = model._on_meta(Groups(models, models))
     theta, y = walked.initial.repeat(models, 1), torch.zeros(len(x), dtype=torch.long)
     y = y.to("meta")
-    with Live(theta, x, y) as live:
+    with LiveBytes(theta, x, y) as live:
         walked.clipped_sums(theta, x, y, 1.0)
     return live.peak
 
@@ -57,7 +55,7 @@ def test_the_estimate_is_near_the_peak(name: str) -> None:
     estimate = model.footprint.bytes("sums", groups.outer, x)
     assert estimate is not None
     assert 1 / 1.5 <= peak(model, groups.outer, x) / estimate <= 1.5
-    assert estimate <= settings.budget() or groups == Groups(1, 1)
+    assert estimate <= gpu_settings.budget() or groups == Groups(1, 1)
 
 
 def test_what_lives_is_what_torch_says_it_allocated() -> None:
@@ -90,7 +88,7 @@ RESIDENT = """
 import re, sys, torch
 sys.path.insert(0, "tests/engines")
 from test_footprint import network
-from dpaudit_ray.engines.cpu.memory import Groups
+from dpaudit_ray.engines.packing.memory import Groups
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.forecast.bench import WORKLOADS
 torch.set_num_threads(1)
@@ -139,21 +137,21 @@ def test_groups_follow_from_options_and_not_from_what_is_free(
 def test_a_share_of_a_gpu_has_a_share_of_the_budget() -> None:
     model, x = PackedModel(network("wrn16")), batch("wrn16")
     whole = model.footprint.groups("sums", x)
-    settings.take_share(0.25)
+    gpu_settings.take_share(0.25)
     quarter = model.footprint.groups("sums", x)
     assert whole.outer // 4 - 1 <= quarter.outer <= whole.outer // 4 + 1
     estimate = model.footprint.bytes("sums", quarter.outer, x)
     assert estimate is not None
-    assert estimate <= settings.budget()
-    settings.take_share(0)
+    assert estimate <= gpu_settings.budget()
+    gpu_settings.take_share(0)
     assert model.footprint.groups("sums", x) == whole
 
 
 def test_batches_of_nearly_one_size_have_one_group() -> None:
     """Batches drawn at random differ; a walk for each size would take as long as training."""
-    sizes = {footprint._rounded(n) for n in range(200, 312)}
+    sizes = {memory.rounded_up(n) for n in range(200, 312)}
     assert len(sizes) <= 6
-    assert all(n <= footprint._rounded(n) <= 1.25 * n for n in range(1, 5000))
+    assert all(n <= memory.rounded_up(n) <= 1.25 * n for n in range(1, 5000))
 
 
 class Asks(nn.Module):
@@ -188,7 +186,7 @@ def test_running_out_halves_and_says_so_once(
     x, y = torch.randn(6, 4), torch.arange(6) % 3
     theta = torch.randn(20, PackedModel(module).size)
     expected = PackedModel(module).clipped_sums(theta, x, y, 1.0)
-    footprint.warn.cache_clear()
+    memory.warn_of_full_gpu.cache_clear()
     sizes: list[int] = []
     with standing_in():
         model = PackedModel(module.to(GPU))

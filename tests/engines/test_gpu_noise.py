@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import special, stats
 
-from dpaudit_ray.engines.gpu import normals, philox
-from dpaudit_ray.engines.gpu.noise import GpuNoise
+from dpaudit_ray.engines import noise
+from dpaudit_ray.engines.noise import GpuNoise
 
 CPU = torch.device("cpu")
 WORD = 2**32 - 1
@@ -30,7 +30,7 @@ SEED = 0x0123456789ABCDEF_FEDCBA9876543210
 def test_philox_is_what_was_published(
     key: int, counter: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    found = philox.words(key, tuple(torch.tensor([word]) for word in counter))
+    found = noise.philox(key, tuple(torch.tensor([word]) for word in counter))
     assert tuple(int(word) for word in found) == expected == slow_philox(key, counter)
 
 
@@ -50,7 +50,7 @@ def slow_normal(high: int, low: int) -> int:
     known = max(((high & 0x7FFFFFFF) << 32) | low, 1)
     octave = 63 - known.bit_length()
     rest = (known << (octave + 1)) & (2**63 - 1)
-    value, *others = np.load(normals.TABLE)[octave * normals.PARTS + (rest >> 60)].tolist()
+    value, *others = np.load(noise.COEFFICIENTS)[octave * noise.PARTS + (rest >> 60)].tolist()
     argument = (rest >> 29) & (2**31 - 1)
     for coefficient in others:
         value = coefficient + ((value * argument + 2**30) >> 31)
@@ -59,10 +59,10 @@ def slow_normal(high: int, low: int) -> int:
 
 def test_a_stream_is_that_of_a_slow_twin() -> None:
     """Numbers of any dtype, odd counts, and a stream that goes on."""
-    noise, block = GpuNoise(SEED, CPU), 0
+    stream, block = GpuNoise(SEED, CPU), 0
     for size, dtype in ((5, torch.float32), (4, torch.float64), (1, torch.float32)):
         out = torch.empty(size, dtype=dtype)
-        noise.fill(out)
+        stream.fill(out)
         units: list[int] = []
         for _ in range((size + 1) // 2):
             counter = (block & WORD, block >> 32, SEED >> 64 & WORD, SEED >> 96)
@@ -76,7 +76,7 @@ def test_a_stream_is_that_of_a_slow_twin() -> None:
 def test_it_is_filled_in_any_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, again = torch.empty(1001), torch.empty(1001)
     GpuNoise(3, CPU).fill(whole)
-    monkeypatch.setattr("dpaudit_ray.engines.gpu.noise._AT_ONCE", 64)
+    monkeypatch.setattr("dpaudit_ray.engines.noise._BLOCKS_AT_ONCE", 64)
     GpuNoise(3, CPU).fill(again)
     assert torch.equal(whole, again)
 
@@ -103,23 +103,23 @@ def test_every_bit_of_a_seed_counts(bit: int) -> None:
 
 def test_the_table_is_what_its_code_computes() -> None:
     """Other versions of scipy may round one entry in thousands to the neighbouring unit."""
-    stored, found = np.load(normals.TABLE), normals.table()
-    assert stored.shape == found.shape == (normals.OCTAVES * normals.PARTS, normals.DEGREE + 1)
+    stored, found = np.load(noise.COEFFICIENTS), noise.fitted_coefficients()
+    assert stored.shape == found.shape == (noise.OCTAVES * noise.PARTS, noise.DEGREE + 1)
     assert np.abs(stored - found).max() <= 1
 
 
 def test_normals_are_quantiles_in_every_octave() -> None:
     """To three units of 2^-28 up to 8.9 standard deviations, to .05 in the two octaves beyond."""
     rng = np.random.default_rng(0)
-    for octave in range(normals.OCTAVES):
+    for octave in range(noise.OCTAVES):
         tails = [(1 << (62 - octave)) + int(rng.random() * (1 << (62 - octave))) for _ in range(40)]
         high = torch.tensor([tail >> 32 for tail in tails])
         low = torch.tensor([tail & WORD for tail in tails])
-        found = normals.normals(high, low).numpy() * normals.UNIT
+        found = noise.normals(high, low).numpy() * noise.UNIT
         wanted = -special.ndtri((np.array(tails, dtype=np.float64) + 0.5) / 2.0**64)
-        near = 3 * normals.UNIT + 2.0 ** (octave - 62) / wanted  # the half that a tail stands for
+        near = 3 * noise.UNIT + 2.0 ** (octave - 62) / wanted  # the half that a tail stands for
         assert np.all(np.abs(found - wanted) <= near), octave
-        assert torch.equal(normals.normals(high | 1 << 31, low), -normals.normals(high, low))
+        assert torch.equal(noise.normals(high | 1 << 31, low), -noise.normals(high, low))
 
 
 def test_no_statistic_tells_them_from_normals() -> None:

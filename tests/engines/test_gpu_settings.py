@@ -9,15 +9,15 @@ import sys
 import pytest
 import torch
 
-from dpaudit_ray.engines.gpu import settings
+from dpaudit_ray.engines import gpu_settings
 from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
 
 ASKED = """
 import os, torch
 torch.backends.fp32_precision = "tf32"  # by other code of the process
 torch.backends.cuda.matmul.fp32_precision = "none"
-from dpaudit_ray.engines.gpu import settings
-settings.settle_in(tf32={tf32})
+from dpaudit_ray.engines import gpu_settings
+gpu_settings.settle_in(tf32={tf32})
 backends = torch.backends
 print(
     torch.are_deterministic_algorithms_enabled(),
@@ -49,10 +49,10 @@ def test_a_trainer_takes_its_share_of_a_gpu(
     told: list[float] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", told.append)
-    monkeypatch.setattr(settings, "_share", 0.5)
-    whole = settings._BUDGET
+    monkeypatch.setattr(gpu_settings, "_share", 0.5)
+    whole = gpu_settings._BUDGET
     tiny["resources"]["num_gpus"] = gpus
     trainer = PackTrainer(tiny, Brief(0, ()))
     assert trainer._sweep.resources.num_gpus == gpus
-    assert settings.budget() == int(share * whole)
+    assert gpu_settings.budget() == int(share * whole)
     assert told == ([gpus] if 0 < gpus < 1 else [])

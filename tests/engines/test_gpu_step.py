@@ -15,10 +15,9 @@ from torch import nn
 
 from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.data.base import Data, Dataset
-from dpaudit_ray.engines.cpu.memory import GPU_MOST
-from dpaudit_ray.engines.gpu import settings
-from dpaudit_ray.engines.gpu.noise import GpuNoise
-from dpaudit_ray.engines.packing.footprint import Footprint
+from dpaudit_ray.engines import gpu_settings
+from dpaudit_ray.engines.noise import GpuNoise
+from dpaudit_ray.engines.packing.memory import GPU_MOST, Footprint
 from dpaudit_ray.mechanisms.base import Measured, PartSeeds, Session
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd, steps
 from dpaudit_ray.mechanisms.dp_sgd import session as sessions
@@ -99,8 +98,8 @@ def bits(adversary: Adversary) -> np.ndarray:
 def one_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A GPU's, on both devices; and one thread, in which operations are seen."""
     monkeypatch.setattr(steps, "noise_source", GpuNoise)
-    monkeypatch.setattr(settings, "settle_in", lambda tf32: None)
-    monkeypatch.setattr(settings, "device", lambda gpu: GPU if gpu else torch.device("cpu"))
+    monkeypatch.setattr(gpu_settings, "settle_in", lambda tf32: None)
+    monkeypatch.setattr(gpu_settings, "device", lambda gpu: GPU if gpu else torch.device("cpu"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit_ray.engines.packing import selfcheck
+from dpaudit_ray.engines.packing.memory import ONE_BY_ONE
 from dpaudit_ray.engines.packing.packed import PackedModel
-from dpaudit_ray.engines.packing.selfcheck import ONE_BY_ONE
+from dpaudit_ray.engines.rules.base import SampleGradients
+from dpaudit_ray.engines.rules.linear import LinearRule
 from tests.engines.test_packed import slow_clipped_sum
 
 WIDE = 520  # of the layer that makes a network a large one
@@ -70,7 +72,7 @@ def settled(module: nn.Module) -> tuple[PackedModel, Tensor, Tensor]:
 @pytest.mark.parametrize("kind", [SkipsFromTheInput, AddsTheInputLater, CountsTheInput])
 def test_what_fails_in_large_groups_only_is_computed_one_by_one(kind: Any, large: bool) -> None:
     module = kind(large)
-    assert selfcheck._large(module) is large
+    assert (PackedModel(module).size > selfcheck._LARGE) is large
     model, x, y = settled(module)
     assert model._alone is None
     assert model._groups == ONE_BY_ONE
@@ -93,3 +95,30 @@ def test_so_it_is_on_many_threads(kind: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     model, _, _ = settled(kind(False))
     assert model._groups == ONE_BY_ONE
+
+
+def test_float64_decides_where_float32_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large network is checked in float32; there a ReLU that rounding moves is no wrong rule."""
+    samples = LinearRule.samples
+
+    def rounded(rule: LinearRule, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
+        return samples(rule, theta, x, g if g.dtype == torch.float64 else 1.1 * g)
+
+    monkeypatch.setattr(LinearRule, "samples", rounded)
+    model, _, _ = settled(Right(large=True))
+    assert model._groups is None
+    assert model._alone is None
+
+
+def test_sums_that_cancel_are_not_taken_for_wrong_ones() -> None:
+    """Where no ReLU lets anything through, gradients of two classes are opposite."""
+    module = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        module[0].bias.fill_(-100)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        nn.init.normal_(module[2].bias)
+        model = PackedModel(module)
+        model.settle(torch.randn(2, 8), torch.tensor([0, 1]))
+        assert model._alone is None

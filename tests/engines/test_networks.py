@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from dpaudit_ray.adversaries.base import GradientCanary, SampleCanary
 from dpaudit_ray.data.base import Data, Dataset
-from dpaudit_ray.engines.cpu.noise import CpuNoise
-from dpaudit_ray.engines.packing import fallback
+from dpaudit_ray.engines.noise import CpuNoise
+from dpaudit_ray.engines.packing import conversion
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
@@ -134,7 +134,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_network_is_exact_or_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
     case = CASES[name]
-    fallback.warn.cache_clear()
+    conversion.warn_of_slow_way.cache_clear()
     with caplog.at_level(logging.WARNING):
         if case.outcome is Outcome.REFUSED:
             with pytest.raises(SpecError) as error:

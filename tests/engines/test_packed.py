@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dpaudit_ray.engines.cpu.noise import CpuNoise
+from dpaudit_ray.engines.noise import CpuNoise
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules import losses
 from dpaudit_ray.errors import SpecError
@@ -167,9 +167,7 @@ def test_same_parameters_as_opacus_after_20_steps() -> None:
 
 @pytest.mark.parametrize(
     ("module", "said"),
-    [
-        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), "BatchNorm1d"),
-    ],
+    [(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), "BatchNorm1d")],
 )
 def test_layers_without_a_rule_are_named(module: nn.Module, said: str) -> None:
     with pytest.raises(SpecError, match=said):
@@ -213,7 +211,7 @@ def test_noise_is_standard_normal_and_keyed_by_the_whole_seed() -> None:
 HELD = """
 import resource, torch
 from torch import nn
-from dpaudit_ray.engines.cpu.memory import keep_heap
+from dpaudit_ray.engines.packing.memory import keep_heap
 from dpaudit_ray.engines.packing.packed import PackedModel
 
 keep_heap()

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpaudit_ray.engines.cpu import memory
-from dpaudit_ray.engines.cpu.memory import Groups
-from dpaudit_ray.engines.packing.fallback import warn
+from dpaudit_ray.engines.packing import memory
+from dpaudit_ray.engines.packing.conversion import warn_of_slow_way
+from dpaudit_ray.engines.packing.memory import Groups
 from dpaudit_ray.engines.packing.packed import PackedModel
-from dpaudit_ray.engines.rules import outer, pooling
+from dpaudit_ray.engines.rules import ghost_norm, pooling
 from dpaudit_ray.errors import SpecError
 from tests.engines.test_packed import loss_of, slow_clipped_sum
 
@@ -152,12 +152,12 @@ def test_clipped_sums_equal_per_sample_autograd(name: str, groups: Groups) -> No
 @pytest.mark.parametrize("name", [n for n in MODULES if "conv" in n or "tokens" in n])
 def test_gradients_that_are_not_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sums when memory allows no per-sample gradient, and few patches at a time."""
-    from dpaudit_ray.engines.rules import conv as convolutions
+    from dpaudit_ray.engines.rules import convolution as convolutions
 
     module, theta, x, y = case(name)
     clip = 0.3
     expected = PackedModel(module).clipped_sums(theta, x, y, clip)
-    monkeypatch.setattr(outer, "_KEPT", 0)
+    monkeypatch.setattr(ghost_norm, "_KEPT", 0)
     monkeypatch.setattr(convolutions, "_PATCHES", 1000)
     found = PackedModel(module, Groups(3, 1)).clipped_sums(theta, x, y, clip)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
@@ -235,7 +235,7 @@ def test_the_slow_way_is_said_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    warn.cache_clear()
+    warn_of_slow_way.cache_clear()
     module, theta, x, y = case("fallback")
     with caplog.at_level(logging.WARNING):
         model = PackedModel(module)
@@ -275,7 +275,7 @@ def test_groups_that_free_memory_makes_smaller_are_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Those of a network and its batch alone are not: every try has them."""
-    memory.warn_of_groups.cache_clear()
+    memory.warn_of_short_memory.cache_clear()
     assert Groups(64, 64).fitted(1 << 24) == Groups(8, 8)
     assert caplog.messages == []
     monkeypatch.setattr(memory, "free_bytes", lambda: 1 << 27)
@@ -298,7 +298,7 @@ def test_running_out_of_memory_halves_the_models(
     module, theta, x, y = case("conv")
     expected = PackedModel(module).clipped_sums(theta, x, y, 1.0)
     model = PackedModel(module, Groups(4, 4))
-    memory.warn_of_groups.cache_clear()
+    memory.warn_of_short_memory.cache_clear()
     original, sizes = model._passes._gradients, []
 
     def tight(theta: Tensor, *rest: Any) -> object:

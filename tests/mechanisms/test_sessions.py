@@ -188,7 +188,7 @@ def test_a_wrong_engine_would_be_noticed(options: DpSgd) -> None:
 
 def test_scores_do_not_depend_on_how_a_pack_is_split(options: DpSgd) -> None:
     """To rounding: a matrix product of other shape may sum in another order."""
-    from dpaudit_ray.engines.cpu.memory import Groups
+    from dpaudit_ray.engines.packing.memory import Groups
 
     found = []
     for groups in (Groups(64, 64), Groups(5, 5), Groups(3, 1)):

@@ -21,7 +21,7 @@ from dpaudit_ray.adversaries.base import (
 )
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.adversaries.loss import Loss
-from dpaudit_ray.engines.cpu.noise import CpuNoise
+from dpaudit_ray.engines.noise import CpuNoise
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.session import FinalModelSession

@@ -1,33 +1,44 @@
 """Gradients of n models at once: one forward and one backward pass over stacked parameters.
 
-Here is decided what way a network takes, how many models go together and on which threads;
-`passes` has the way that most take.
+A `PackedModel` takes the way that `selfcheck` found right: compiled loops for the whole network,
+rules layer by layer (`passes`), or every example alone (`samplewise`); `conversion` says which
+networks take which. Here is decided how many models go together, and on which threads.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import first_line
-from ..cpu.memory import Groups, no_room, out_of_memory, warn_of_groups
 from ..cpu.threads import count, spread, torchs
-from ..rules.base import trained
-from ..rules.layers import Odd, refuse, replaced, slots_of, unpackable
+from ..rules.base import slots_of, trained
 from ..rules.losses import losses as losses_of
-from .fallback import warn
-from .footprint import Footprint, What
+from .conversion import (
+    Loops,
+    Obstacle,
+    converted,
+    convolutions_in_loops,
+    find_obstacle,
+    refuse_layers,
+    whole_network_loops,
+)
+from .memory import (
+    Computed,
+    Footprint,
+    Groups,
+    one_model_too_large,
+    out_of_memory,
+    slices,
+    warn_of_short_memory,
+)
 from .passes import Passes, Step
 from .samplewise import Samplewise, cast
-from .selfcheck import settled
-from .shortcuts import chain_of, loops_of, merged_by_loops
-
-if TYPE_CHECKING:
-    from .shortcuts import Loops
+from .selfcheck import Candidate, fastest_right_way
 
 
 class PackedModel:
@@ -41,8 +52,8 @@ class PackedModel:
     Raises:
         SpecError: the module has a layer that per-sample gradients cannot be had of.
 
-    On its first batch it is held against autograd, and takes a slower way where rules are wrong:
-    see `selfcheck`. `settle` does so before there is a batch to compute.
+    On its first batch it is held against autograd, and takes a slower way where rules are wrong
+    (`selfcheck`). `settle` does so before there is a batch to compute.
     """
 
     def __init__(
@@ -50,52 +61,56 @@ class PackedModel:
     ) -> None:
         self._source, self._groups, self._compute = module, groups, compute
         self._slots = slots_of(module)
-        refuse(module)
+        refuse_layers(module)
         self.size = sum(slot.stop - slot.start for slot in self._slots.values())
         self.initial = torch.cat([p.detach().flatten() for p in trained(module).values()])
         self._threads, self._workers = 1, [self]
         self._alone: Samplewise | None = None
         self._viewed: Samplewise | None = None
         self._settled, self._threaded = False, True
-        self._rows: int | None = None  # that may go through together
+        self._rows: int | None = None  # the most that may go through together
         self.footprint = Footprint(self._on_meta)
         self._passes = Passes()
-        self._loops: Loops | None = None
-        self._merged = 0  # convolutions that have their own
-        self._odd: list[Odd] = []
-        self._no_rules = unpackable(module) or self._replace()
+        self._loops: Loops | None = None  # of the whole network
+        self._convolutions_in_loops = 0
+        self._without_rule: list[Obstacle] = []
+        self._obstacle = find_obstacle(module) or self._convert()
 
-    def _replace(self) -> Odd | None:
-        """A copy of the module with rules for layers; what is odd where there can be none."""
+    def _convert(self) -> Obstacle | None:
+        """Makes a copy of the module with rules for layers; returns why there can be none."""
         try:
-            own = copy.deepcopy(self._source)
-            for parameter in own.parameters():
+            module = copy.deepcopy(self._source)
+            for parameter in module.parameters():
                 if not parameter.requires_grad:
                     parameter.data = cast(parameter.data, self._compute)
-            self._odd.clear()
-            self._passes.module = replaced(own, self._slots, self._passes, self._odd)
+            passes = self._passes
+            passes.module = converted(module, self._slots, passes, self._without_rule)
         except Exception as error:  # noqa: BLE001 (a user's module may not let itself be copied)
             reason = first_line(error)
-            return Odd.of(self._source, "", f"cannot be packed ({reason:.80})")
-        self._merged = merged_by_loops(self._passes.module)
-        whole = chain_of(self._source, self._slots) or loops_of(self._passes.module)
-        self._loops = None if self._compute is not None else whole
+            return Obstacle.at("", self._source, f"cannot be packed ({reason:.80})")
+        self._convolutions_in_loops = convolutions_in_loops(passes.module)
+        if self._compute is None:
+            self._loops = whole_network_loops(self._source, passes.module, self._slots)
         return None
 
     def settle(self, x: Tensor, y: Tensor) -> None:
-        """Finds, on the first examples of a batch, how the module can be packed, and keeps to it.
+        """Finds, on a first batch, how the module can be packed, and keeps to it.
 
         What takes a slow way is said once.
+
+        Args:
+            x: examples [B, ...].
+            y: classes [B].
 
         Raises:
             SpecError: the module mixes examples, draws random numbers or keeps state.
         """
         if self._settled:
             return
-        compiled = self._compute is None and (self._loops is not None or self._merged > 0)
-        has_loops = compiled and x.device.type == "cpu"
-        packed = self._no_rules or self._copy
-        way = settled(self._source, self._slots, packed, (x, y), has_loops)
+        compiled = self._loops is not None or self._convolutions_in_loops > 0
+        has_loops = compiled and self._compute is None and x.device.type == "cpu"
+        packed = self._obstacle or self._copy
+        way = fastest_right_way(Candidate(self._source, self._slots, packed, x, y), has_loops)
         self._settled = True
         if way.alone is not None:
             self._alone = dataclasses.replace(way.alone, compute=self._compute)
@@ -103,11 +118,11 @@ class PackedModel:
             self._groups, self._rows = way.groups, way.rows
         if has_loops and not way.loops:
             self._loops, self._passes.by_loops = None, False
-        for odd in self._odd if way.odd is None else [way.odd]:
-            warn(odd.where, odd.kind, odd.why, odd.whole)
+        for obstacle in self._without_rule if way.obstacle is None else [way.obstacle]:
+            obstacle.warn()
 
     def _copy(self, groups: Groups | None, loops: bool) -> PackedModel:
-        """Of the module as it is now; taken as it comes."""
+        """Packs the module as it is now, unchecked."""
         made = PackedModel(self._source, groups or self._groups)
         made._settled = True
         made._loops, made._passes.by_loops = made._loops if loops else None, loops
@@ -131,17 +146,13 @@ class PackedModel:
             return self._alone.outputs(theta, x)
         if self._rows is not None and len(x) > self._rows:
             return torch.cat([self.outputs(theta, part) for part in torch.split(x, self._rows)], 1)
-        found, x, start = [], self._cast(x), 0
-        while start < len(theta):
-            groups = self._chosen("outputs", theta, x)
-            own = self._cast(theta[start : start + groups.outer])
-            try:
-                found += self._passes.outputs(own, x, groups.inner)
-            except RuntimeError as error:
-                self._halve("outputs", x, error)
-                continue
-            start += len(own)
-        return torch.cat(found).to(theta.dtype)
+        outputs, batch = [], self._cast(x)
+
+        def compute(models: slice, at_once: int) -> None:
+            outputs.extend(self._passes.outputs(self._cast(theta[models]), batch, at_once))
+
+        self._by_groups("outputs", theta, batch, compute)
+        return torch.cat(outputs).to(theta.dtype)
 
     def clipped_sums(
         self,
@@ -169,24 +180,17 @@ class PackedModel:
                 return self._alone.clipped_sums(theta, x, y, clip_norm, weights)
         if self._rows is not None and len(y) > self._rows:
             total = torch.zeros_like(theta)
-            for part in (slice(i, i + self._rows) for i in range(0, len(y), self._rows)):
-                own = None if weights is None else weights[:, part]
-                total += self.clipped_sums(theta, x[part], y[part], clip_norm, own)
+            for part in slices(len(y), self._rows):
+                some = None if weights is None else weights[:, part]
+                total += self.clipped_sums(theta, x[part], y[part], clip_norm, some)
             return total
-        inputs: tuple[Tensor, ...] = (theta, self._cast(x), y)
-        if weights is not None:
-            inputs += (weights,)
-        return self._sums(inputs, clip_norm)
-
-    def _sums(self, inputs: tuple[Tensor, ...], clip_norm: float) -> Tensor:
-        """`clipped_sums` of theta, x, y and weights, or without these."""
-        theta, x, y, *weighing = inputs
+        batch = self._cast(x)
         out = torch.zeros_like(theta)  # a layer that gets no gradient writes nothing
 
-        def sums(thread: int, rows: slice) -> None:
-            step = Step(x, y, clip_norm, {})
-            part = weighing[0][rows] if weighing else None
-            self._workers[thread]._sums_into(out[rows], theta[rows], step, part)
+        def sums(thread: int, models: slice) -> None:
+            step = Step(batch, y, clip_norm, {})
+            some = None if weights is None else weights[models]
+            self._workers[thread]._sums_into(out[models], theta[models], step, some)
 
         if theta.device.type == "cpu" and self._threaded:
             self._hire(count())
@@ -210,7 +214,7 @@ class PackedModel:
             return self._viewed.clipped_sums(theta, x, y, clip_norm, None)
 
     def _hire(self, threads: int) -> None:
-        """Every thread needs passes of its own."""
+        """Gives every thread passes of its own."""
         while len(self._workers) < threads:
             worker = PackedModel(self._source, self._groups, self._compute)
             worker._loops, worker._settled = self._loops, True
@@ -221,41 +225,54 @@ class PackedModel:
 
     def _sums_into(self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None) -> None:
         on_cpu = theta.device.type == "cpu"
-        batch = (step.x, step.y)
-        fits = self._loops is not None and on_cpu and self._loops.fits(theta, step.x)
-        loops = self._loops if fits else None
+        batch, loops = (step.x, step.y), self._loops if on_cpu else None
+        if loops is not None and not loops.fits(theta, step.x):
+            loops = None
         if self._groups is None and on_cpu:
             self._groups = self._fitted(loops, theta, step)
+
+        def compute(models: slice, at_once: int) -> None:
+            some = None if weights is None else weights[models]
+            into, group = out[models], theta[models]
+            if loops is not None:
+                loops.clipped_sums(into, group, batch, step.clip_norm, some, at_once)
+            else:
+                self._passes.clipped_sums(into, group, step, some, at_once, self._cast(group))
+
+        self._by_groups("sums", theta, step.x, compute)
+
+    def _by_groups(
+        self, computed: Computed, theta: Tensor, x: Tensor, compute: Callable[[slice, int], None]
+    ) -> None:
+        """Computes all models of `theta` by groups, of half as many where memory runs out.
+
+        `compute` takes a group's models, and how many go through the module at once.
+        """
         start = 0
         while start < len(theta):
-            groups = self._chosen("sums", theta, step.x)
-            rows = slice(start, start + groups.outer)
-            part = None if weights is None else weights[rows]
-            own, found, inner = theta[rows], out[rows], groups.inner
+            groups = self._chosen(computed, theta, x)
+            models = slice(start, start + groups.outer)
             try:
-                if loops is not None:
-                    loops.clipped_sums(found, own, batch, step.clip_norm, part, inner)
-                else:
-                    self._passes.clipped_sums(found, own, step, part, inner, self._cast(own))
+                compute(models, groups.inner)
             except RuntimeError as error:
-                self._halve("sums", step.x, error)
+                self._halve(computed, x, error)
                 continue
-            start = rows.stop
+            start = models.stop
 
-    def _chosen(self, what: What, theta: Tensor, x: Tensor) -> Groups:
+    def _chosen(self, computed: Computed, theta: Tensor, x: Tensor) -> Groups:
         if self._groups is not None:
             return self._groups
-        return self._fast() if theta.device.type == "cpu" else self.footprint.groups(what, x)
+        return self._fast() if theta.device.type == "cpu" else self.footprint.groups(computed, x)
 
-    def _halve(self, what: What, x: Tensor, error: RuntimeError) -> None:
-        """Fewer models at a time from here on, if memory ran out; else raises `error`."""
+    def _halve(self, computed: Computed, x: Tensor, error: RuntimeError) -> None:
+        """Takes fewer models at a time from here on, if memory ran out; else raises `error`."""
         if not out_of_memory(error):
             raise error
         if self._groups is not None or x.device.type == "cpu":
             self._groups = (self._groups or self._fast()).halved()
-            warn_of_groups(self._groups.outer)
+            warn_of_short_memory(self._groups.outer)
         else:
-            self.footprint.halve(what, x)
+            self.footprint.halve(computed, x)
 
     def together(self, x: Tensor, y: Tensor) -> int:
         """How many models go through the module's own code at once, on a batch like this."""
@@ -264,7 +281,7 @@ class PackedModel:
         return self._chosen("sums", self.initial[None], x).inner
 
     def _fitted(self, loops: Loops | None, theta: Tensor, step: Step) -> Groups:
-        """Groups that fit on a CPU, from what one model's pass leaves behind."""
+        """Returns groups that fit on a CPU, from what one model's pass leaves behind."""
         if loops is not None:
             return self._fast().fitted(loops.bytes_of_one(step.x) * self._threads)
         try:
@@ -272,11 +289,12 @@ class PackedModel:
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            raise no_room() from error
+            raise one_model_too_large() from error
         return self._fast().fitted(held * self._threads)
 
     def _fast(self) -> Groups:
-        return Groups.of(self._source, 0 if self._compute is not None else self._merged)
+        in_loops = 0 if self._compute is not None else self._convolutions_in_loops
+        return Groups.for_cpu(self._source, in_loops)
 
     def _cast(self, values: Tensor) -> Tensor:
         return cast(values, self._compute)

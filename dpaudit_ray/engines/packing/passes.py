@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..cpu.memory import slices
 from ..rules.base import Rule, SampleGradients
 from ..rules.losses import losses
+from .memory import slices
 
-Found = tuple[slice, SampleGradients]  # of which models
+ModelGradients = tuple[slice, SampleGradients]  # of which models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class Record:
     """What a rule kept on the way forth, and its output's gradient.
 
     `shared`: the layer's input [B, ...] is the same for all models of all groups; else it is
@@ -50,7 +52,7 @@ class Seen:
 
     @property
     def nbytes(self) -> int:
-        """What this holds for its models."""
+        """Bytes that this holds for its models."""
         return int(self.g.nbytes + self.kept.nbytes * (not self.shared))
 
     def widened(self, dtype: torch.dtype) -> tuple[Any, Tensor]:
@@ -68,7 +70,7 @@ class Passes:
     by_loops = True  # whether layers that have compiled loops may take them
 
     def __init__(self) -> None:
-        self._noted: list[Seen] = []
+        self._records: list[Record] = []
         self._applied: set[Rule[Any]] = set()
         self._shared: dict[Rule[Any], tuple[Tensor, Any]] = {}
 
@@ -79,15 +81,15 @@ class Passes:
 
     def outputs(self, theta: Tensor, x: Tensor, at_once: int) -> list[Tensor]:
         """[n, B, c] in groups of so many models, of theta [n, p] and a batch x [B, ...]."""
-        found = []
+        outputs = []
         with torch.no_grad():
             self._begin(theta, x)
             for models in slices(len(theta), at_once):
                 self._enter(models)
                 count = len(range(*models.indices(len(theta))))
-                found.append(self.module(x).view(count, len(x), -1))
+                outputs.append(self.module(x).view(count, len(x), -1))
             self._end()
-        return found
+        return outputs
 
     def clipped_sums(
         self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None, at_once: int,
@@ -102,45 +104,45 @@ class Passes:
         factors = torch.ones(len(out), len(step.y), dtype=out.dtype, device=out.device)
         if math.isfinite(step.clip_norm):
             squares = torch.zeros_like(factors)
-            for models, found in gradients:
-                squares[models] += found.squared_norms()
+            for models, samples in gradients:
+                squares[models] += samples.squared_norms()
             factors = step.clip_norm / squares.sqrt_().clamp_(min=step.clip_norm)
         if weights is not None:
             factors = factors * weights
-        for models, found in gradients:
-            found.weighted_sums(out[models], factors[models])
+        for models, samples in gradients:
+            samples.weighted_sums(out[models], factors[models])
 
     def bytes_of_one(self, theta: Tensor, step: Step) -> int:
-        """What a pass of one model, theta [1, p], leaves behind."""
+        """Bytes that a pass of one model, theta [1, p], leaves behind."""
         self._begin(theta, step.x)
-        noted = self._forth_and_back(slice(0, 1), step)
+        records = self._forth_and_back(slice(0, 1), step)
         self._end()
-        return sum(seen.nbytes for seen in noted)
+        return sum(record.nbytes for record in records)
 
     def _gradients(
         self, theta: Tensor, step: Step, at_once: int, compute: Tensor
-    ) -> list[Found]:  # fmt: skip
+    ) -> list[ModelGradients]:  # fmt: skip
         """Per-sample gradients of every layer and group of so many models."""
-        found: list[Found] = []
-        first: list[list[Seen]] = []
+        gradients: list[ModelGradients] = []
+        shared: list[list[Record]] = []  # by group
         self._begin(compute, step.x)
         for models in slices(len(theta), at_once):
-            noted = self._forth_and_back(models, step)
-            found += [
-                (models, seen.rule.samples(theta[models], *seen.widened(theta.dtype)))
-                for seen in noted
-                if not seen.shared
+            records = self._forth_and_back(models, step)
+            gradients += [
+                (models, record.rule.samples(theta[models], *record.widened(theta.dtype)))
+                for record in records
+                if not record.shared
             ]
-            first.append([seen for seen in noted if seen.shared])
+            shared.append([record for record in records if record.shared])
         self._end()
-        for group in zip(*first, strict=True):  # one layer, all groups
-            wide = [seen.widened(theta.dtype) for seen in group]
+        for groups in zip(*shared, strict=True):  # of one layer
+            wide = [record.widened(theta.dtype) for record in groups]
             parts = [g.reshape(-1, len(step.x), *g.shape[1:]) for _, g in wide]
-            samples = group[0].rule.samples_shared(theta, wide[0][0], parts, step.cache)
-            found.append((slice(0, len(theta)), samples))
-        return found
+            samples = groups[0].rule.samples_shared(theta, wide[0][0], parts, step.cache)
+            gradients.append((slice(0, len(theta)), samples))
+        return gradients
 
-    def _forth_and_back(self, models: slice, step: Step) -> list[Seen]:
+    def _forth_and_back(self, models: slice, step: Step) -> list[Record]:
         self._enter(models)
         with torch.enable_grad():
             outputs = self.module(step.x)
@@ -149,7 +151,7 @@ class Passes:
                 shape = tuple(outputs.shape)
                 raise ValueError(f"{count * len(step.y)} examples give scores of shape {shape}")
             torch.autograd.backward(losses(outputs, step.y.repeat(count)).sum())
-        return list(self._noted)
+        return list(self._records)
 
     def _begin(self, theta: Tensor, x: Tensor) -> None:
         self._all = theta
@@ -163,18 +165,18 @@ class Passes:
         # A leaf that needs a gradient, so that autograd visits the first layer too.
         self.anchor = self.theta.new_zeros(()).requires_grad_()
         self._applied.clear()
-        self._noted.clear()
+        self._records.clear()
 
     def _end(self) -> None:
         """Forgets everything but the last group's parameters."""
-        self._noted.clear()
+        self._records.clear()
         self._shared.clear()
 
-    def note(self, seen: Seen) -> None:
-        """By a layer, on the way back."""
-        self._noted.append(seen)
+    def record(self, record: Record) -> None:
+        """Takes what a layer gives on the way back."""
+        self._records.append(record)
 
-    def spread(self, rule: Rule[Any], x: Tensor) -> tuple[Tensor, bool]:
+    def layer_input(self, rule: Rule[Any], x: Tensor) -> tuple[Tensor, bool]:
         """The layer's input as a rule wants it, and whether all groups share it.
 
         Raises:
@@ -183,20 +185,20 @@ class Passes:
         if (owner := rule.owner or rule) in self._applied:
             raise ValueError("a layer is applied twice")
         self._applied.add(owner)
-        own, models = self._input, len(self.theta)
+        batch, models = self._input, len(self.theta)
         rows = x.shape[0] if x.dim() else 0
         # The batch itself, or a reshaping of each example that is no copy.
-        if _begins_with(x, own) and x.numel() == own.numel() and rows == len(own):
-            if rows == 1 or x.stride(0) == own.stride(0):
+        if _begins_with(x, batch) and x.numel() == batch.numel() and rows == len(batch):
+            if rows == 1 or x.stride(0) == batch.stride(0):
                 return x, True
             raise ValueError("a layer is given the batch the other way round")
-        if rows == len(own) and models > 1:  # the same for all models, but a new tensor
+        if rows == len(batch) and models > 1:  # the same for all models, but a new tensor
             return x.repeat(models, *[1] * (x.dim() - 1)), False
-        if rows != models * len(own):
-            raise ValueError(f"a layer is given {rows} rows of {models * len(own)}")
+        if rows != models * len(batch):
+            raise ValueError(f"a layer is given {rows} rows of {models * len(batch)}")
         return x, False
 
-    def output(self, rule: Rule[Any], x: Tensor, shared: bool) -> tuple[Tensor, Any]:
+    def layer_output(self, rule: Rule[Any], x: Tensor, shared: bool) -> tuple[Tensor, Any]:
         """The layer's output for this group's models, [n*B, ...], and what its rule keeps."""
         if not shared:
             return rule.forward(self.theta, x)
@@ -222,25 +224,44 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n*B, ...], or [B, ...] where the input is still the same for all models."""
-        x, shared = self.passes.spread(self.rule, x)
+        x, shared = self.passes.layer_input(self.rule, x)
         result: Tensor = _Apply.apply(x, self.passes.anchor, self, shared)
         return result
 
 
+class Chain(nn.Sequential):
+    """A Sequential whose call goes through `merged` layers; indexing and iteration see its own."""
+
+    def __init__(self, layers: nn.Sequential, merged: Sequence[nn.Module]) -> None:
+        super().__init__(OrderedDict(layers._modules))
+        self.merged = tuple(merged)
+
+    def __getitem__(self, idx: slice | int) -> Any:
+        if isinstance(idx, slice):
+            return nn.Sequential(OrderedDict(list(self._modules.items())[idx]))
+        return super().__getitem__(idx)
+
+    def forward(self, input: Any) -> Any:
+        """The output of the last of `merged`."""
+        for layer in self.merged:
+            input = layer(input)
+        return input
+
+
 class _Apply(torch.autograd.Function):
-    """How autograd is told of a `Layer`."""
+    """A `Layer` as an operation of autograd."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, _anchor: Tensor, layer: Layer, shared: bool) -> Tensor:
         ctx.layer, ctx.shared = layer, shared
-        y, ctx.kept = layer.passes.output(layer.rule, x.detach(), shared)
+        y, ctx.kept = layer.passes.layer_output(layer.rule, x.detach(), shared)
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
         rule, passes = ctx.layer.rule, ctx.layer.passes
         g = rule.laid_out(g)
-        passes.note(Seen(rule, ctx.kept, g, ctx.shared))
+        passes.record(Record(rule, ctx.kept, g, ctx.shared))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         return rule.input_gradient(passes.theta, ctx.kept, g), None, None, None

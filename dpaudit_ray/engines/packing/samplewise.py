@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from ..cpu.memory import slices
 from ..rules.base import trained
 from ..rules.losses import losses
+from .memory import slices
 
 # Gradients that exist at once: 64 MiB of float32, or 2 GiB on a GPU.
 _NUMBERS, _ON_GPU = 1 << 24, 1 << 29

@@ -1,9 +1,13 @@
-"""How a module can be packed so that its clipped sums are those of autograd: tried, not assumed.
+"""Which way of packing computes a module's clipped sums rightly: tried, not assumed.
 
 Before anything is trained, a few models take a few examples through each way of packing, in
 float64 (float32 where a module allows nothing else), with the groups that a CPU and a GPU use and
 with weights as a canary's examples have them. Every example alone, by autograd on the user's own
-module, is what they are held against.
+module, is what they are held against. Then, at the training's own sizes, a way is held against
+itself: a batch against its parts, a group of models against two of them alone.
+
+A large module is checked on less, and in float32; float64 decides where that differs, since
+rounding may move a maximum or a ReLU.
 """
 
 from __future__ import annotations
@@ -19,25 +23,25 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import SpecError, first_line
-from ..cpu.memory import GPU_MOST, Groups
 from ..rules.base import Slot, trained
-from ..rules.layers import Odd
-from .samplewise import Samplewise, in_dtype
-from .vetting import halves, vet
+from .conversion import Obstacle
+from .memory import GPU_MOST, ONE_BY_ONE, Groups
+from .samplewise import Samplewise, cast, in_dtype
+from .vetting import halves, relative_error, vet
 
 Make = Callable[[Groups | None, bool], "Packed"]  # by groups, and whether by compiled loops
 
-ONE_BY_ONE = Groups(1, 1)
 _SPREAD = 0.05  # of the models' parameters around the module's own
 _LARGE = 1_000_000  # parameters from which on the least that shows a difference is computed
-_BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}
-_DRAWN = 1 << 22  # parameters of all models
+_BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest entry
 _SURE = 1e-4  # float32 above this, but below its bound, has float64 decide where that is allowed
+_DRAWN = 1 << 22  # parameters of all models: to draw more would take as long as all the rest
 _MOST = 1 << 27  # numbers of a group's θ, as in a pack of `pack_size: auto`
+_CANCELLED = 1e-3  # of C: sums that cancel to less are rounding, and as good as none
 
 
 class Sums(Protocol):
-    """What a way of packing computes; see `PackedModel`."""
+    """A way to compute clipped sums, as `PackedModel` does."""
 
     def clipped_sums(
         self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float, weights: Tensor | None
@@ -45,7 +49,7 @@ class Sums(Protocol):
         """Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C), float [n, p]."""
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Of every model on every example, float [n, m, c]."""
+        """Outputs of every model on every example, float [n, m, c]."""
 
 
 class Packed(Sums, Protocol):
@@ -57,64 +61,65 @@ class Packed(Sums, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How to compute a module's clipped sums; the first that is right is taken.
+    """How to compute a module's clipped sums; the first that is right is taken."""
 
-    `groups`: None as is fast. `rows`: the most that go through together, where more would be
-    wrong. `loops`: whether compiled ones are right. `alone`: every example alone, in place of
-    rules.
-    """
+    groups: Groups | None = None  # None: as many models as is fast
+    rows: int | None = None  # the most that go through together, where more would be wrong
+    loops: bool = False  # whether compiled ones are right
+    alone: Samplewise | None = None  # every example alone, in place of rules
+    obstacle: Obstacle | None = None  # why it is no faster
 
-    groups: Groups | None = None
-    rows: int | None = None
-    loops: bool = False
-    alone: Samplewise | None = None
-    odd: Odd | None = None  # why it is no faster
+
+FASTEST = Way()
 
 
 @dataclasses.dataclass(frozen=True)
-class _Case:
-    theta: Tensor  # [n, p]
+class Candidate:
+    """A user's module, what packs it, and a first batch of its training."""
+
+    module: nn.Module
+    slots: dict[str, Slot]
+    packed: Make | Obstacle  # or why nothing packs it
     x: Tensor  # [B, ...]
     y: Tensor  # [B]
-    weights: Tensor  # [n, B]
-    clip_norm: float
-    sums: Tensor  # [n, p], with all weights 1
-    weighted: Tensor  # [n, p]
-    outputs: Tensor  # [n, B, c]
+
+    @property
+    def size(self) -> int:
+        """The number of trained parameters."""
+        return sum(p.numel() for p in trained(self.module).values())
+
+    @property
+    def large(self) -> bool:
+        """Whether only the least that shows a difference is computed."""
+        return self.size > _LARGE
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the training."""
+        return next(iter(trained(self.module).values())).dtype
+
+    def few(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The first examples, and again from the first where there are fewer."""
+        count = 2 if self.large else 5
+        rows = torch.arange(count, device=self.x.device) % max(1, len(self.x))
+        return cast(self.x[rows], dtype), self.y[rows]
 
 
-def settled(
-    module: nn.Module,
-    slots: dict[str, Slot],
-    packed: Make | Odd,
-    batch: tuple[Tensor, Tensor],
-    has_loops: bool,
-) -> Way:
-    """The fastest way that agrees with autograd on the first examples of a batch.
+def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
+    """Returns the fastest way that agrees with autograd on the first examples of a batch.
 
-    And on all of them with itself: a batch with its parts, a group of models with these alone.
-
-    Args:
-        module: the user's own.
-        slots: where its parameters are.
-        packed: makes a packed model with these groups, with or without compiled loops; or why
-            there can be none.
-        batch: x [B, ...] and y [B].
-        has_loops: whether there are some for this module.
+    And with itself on all of them. `has_loops`: whether there are compiled ones for this module.
 
     Raises:
-        SpecError: no gradient of one example can be had.
+        SpecError: the module may not be audited, or no gradient of one example can be had.
     """
-    x, y = batch
-    case: _Case | None = None
-    own = next(iter(trained(module).values())).dtype
-    dtypes = (torch.float32,) if _large(module) else (torch.float64, torch.float32)
-    for dtype in dtypes:
-        with in_dtype(module, dtype), _generators_kept():
+    for dtype in (torch.float32,) if candidate.large else (torch.float64, torch.float32):
+        with in_dtype(candidate.module, dtype), _generators_kept():
             try:
-                few, labels = _few(module, _as(x, dtype), y)
-                vet(module, few, _as(x, dtype), thorough=not _large(module))
-                case = _case(module, few, labels)
+                few, labels = candidate.few(dtype)
+                batch = cast(candidate.x, dtype)
+                vet(candidate.module, few, batch, thorough=not candidate.large)
+                expected = _expected(candidate, few, labels)
             except SpecError:
                 raise
             except Exception as error:  # a user's code may raise anything
@@ -124,270 +129,248 @@ def settled(
                         "mechanism.model", f"does not run on these examples: {reason}"
                     ) from error
                 continue
-            crowded = functools.partial(_crowded, module, (x, y), own, case)
-            way = _first_right(module, slots, packed, case, crowded, len(y))
-        if has_loops and way == Way() and not isinstance(packed, Odd):
-            make = functools.partial(packed, None, True)
-            way = Way(loops=_loops_right(module, slots, make, (x, y)))
+            way = _first_right(candidate, expected)
+        if has_loops and way == FASTEST:
+            return Way(loops=_loops_are_right(candidate))
         return way
     raise AssertionError("the second dtype returns or raises")
 
 
-def _loops_right(
-    module: nn.Module,
-    slots: dict[str, Slot],
-    make: Callable[[], Sums],
-    batch: tuple[Tensor, Tensor],
-) -> bool:
+def _loops_are_right(candidate: Candidate) -> bool:
     """In the dtype that they will have: they are compiled for it, in seconds, and for no other.
 
     Where rounding moves a maximum in float32, or they are wrong, float64 decides.
     """
-    x, y = batch
-    own = next(iter(trained(module).values())).dtype
-    for dtype in dict.fromkeys((own, torch.float64)):
+    make = candidate.packed
+    assert not isinstance(make, Obstacle)
+    for dtype in dict.fromkeys((candidate.dtype, torch.float64)):
         if dtype not in _BOUNDS:
             continue
-        with in_dtype(module, dtype), _generators_kept():
+        with in_dtype(candidate.module, dtype), _generators_kept():
             try:
-                few, labels = _few(module, _as(x, dtype), y)
-                case = _case(module, few, labels)
+                expected = _expected(candidate, *candidate.few(dtype))
             except Exception:  # noqa: BLE001 (a user's code may not know float64)
                 continue
-            if _wrong(module, slots, [make], case) is None:
+            if _compared(candidate, [lambda: make(None, True)], expected) is None:
                 return True
     return False
 
 
-def _first_right(
-    module: nn.Module,
-    slots: dict[str, Slot],
-    packed: Make | Odd,
-    case: _Case,
-    crowded: Callable[[Make, Groups | None], Odd | None],
-    examples: int,
-) -> Way:
-    odd = packed if isinstance(packed, Odd) else None
-    if not isinstance(packed, Odd):
-        fast, rows = packed, None
-        tries = [lambda: fast(None, False), lambda: fast(GPU_MOST, False)]
-        if (odd := _wrong(module, slots, tries, case)) is None:
-            if (odd := crowded(fast, None)) is None:
-                return Way()
-            rows = examples
-        alone = [lambda: fast(ONE_BY_ONE, False)]
-        right = _wrong(module, slots, alone, case) is None
-        if right and crowded(fast, ONE_BY_ONE) is None:
+def _first_right(candidate: Candidate, expected: _Expected) -> Way:
+    difference = functools.partial(_difference, candidate, expected=expected)
+    obstacle = candidate.packed if isinstance(candidate.packed, Obstacle) else None
+    if not isinstance(candidate.packed, Obstacle):
+        make, rows = candidate.packed, None
+        by_rules = [lambda: make(None, False), lambda: make(GPU_MOST, False)]
+        if (obstacle := difference(by_rules)) is None:
+            if (obstacle := _difference_among_many(candidate, expected, None)) is None:
+                return FASTEST
+            rows = len(candidate.y)
+        right = difference([lambda: make(ONE_BY_ONE, False)]) is None
+        if right and _difference_among_many(candidate, expected, ONE_BY_ONE) is None:
             return Way(ONE_BY_ONE, rows)
-    assert odd is not None
-    mapped = Samplewise(module, mapped=True)
+    assert obstacle is not None
+    mapped = Samplewise(candidate.module, mapped=True)
     for way in (dataclasses.replace(mapped, stacked=True), mapped):
-        if _wrong(module, slots, [functools.partial(dataclasses.replace, way)], case) is None:
-            return Way(alone=way, odd=odd)
-    again = Samplewise(module)
-    if (unsteady := _wrong(module, slots, [lambda: again], case)) is not None:
+        if difference([functools.partial(dataclasses.replace, way)]) is None:
+            return Way(alone=way, obstacle=obstacle)
+    again = Samplewise(candidate.module)
+    if (unsteady := difference([lambda: again])) is not None:
         raise SpecError(
             "mechanism.model",
-            f"{unsteady.where} ({unsteady.kind}) has another gradient when it is asked again; "
+            f"{unsteady.path} ({unsteady.kind}) has another gradient when it is asked again; "
             "draw nothing at random and keep nothing from one batch to the next",
         )
-    return Way(alone=again, odd=odd)
+    return Way(alone=again, obstacle=obstacle)
 
 
-def _few(module: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    count = 2 if _large(module) else 5
-    rows = torch.arange(count, device=x.device) % max(1, len(x))
-    return x[rows], y[rows]
+# On a few examples: against autograd --------------------------------------------------------------
 
 
-def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype) if x.is_floating_point() else x
+@dataclasses.dataclass(frozen=True)
+class _Expected:
+    """Sums and outputs of n models on a few examples, by autograd."""
+
+    theta: Tensor  # [n, p]
+    x: Tensor  # [B, ...]
+    y: Tensor  # [B]
+    weights: Tensor  # [n, B]
+    clip_norm: float
+    sums: Tensor  # [n, p], with all weights 1; not of a large module
+    weighted: Tensor  # [n, p]
+    outputs: Tensor  # [n, B, c]; not of a large module
 
 
-def _large(module: nn.Module) -> bool:
-    return _size(module) > _LARGE
-
-
-def _size(module: nn.Module) -> int:
-    return sum(p.numel() for p in trained(module).values())
-
-
-def _case(module: nn.Module, x: Tensor, y: Tensor) -> _Case:
-    theta = _models(module, 2 if _large(module) else 3)
-    alone = Samplewise(module)
+def _expected(candidate: Candidate, x: Tensor, y: Tensor) -> _Expected:
+    theta = _models(candidate, 2 if candidate.large else 3)
+    alone = Samplewise(candidate.module)
     weights = torch.ones(len(theta), len(y), dtype=theta.dtype, device=theta.device)
     weights[0, -1] = 0
     clip_norm, sums = 0.0, torch.empty_like(theta)
     weighted = torch.empty_like(theta)
-    for i, (row, own) in enumerate(zip(theta, weights, strict=True)):
-        each = alone.gradients(row, x, y)  # [B, p]
-        norms = torch.linalg.vector_norm(each, dim=1)
+    for i, (row, of_model) in enumerate(zip(theta, weights, strict=True)):
+        gradients = alone.gradients(row, x, y)  # [B, p]
+        norms = torch.linalg.vector_norm(gradients, dim=1)
         finite = norms[norms.isfinite()]
+        # So that some gradients are clipped and others are not.
         clip_norm = clip_norm or 0.9 * float(finite.median() if len(finite) else 0) or 1.0
         factors = clip_norm / norms.clamp(min=clip_norm)
-        if not _large(module):  # asked for weighted sums only, and for no outputs
-            torch.mv(each.T, factors, out=sums[i])
-        torch.mv(each.T, factors * own, out=weighted[i])
-    outputs = theta.new_zeros(len(theta), 1) if _large(module) else alone.outputs(theta, x)
-    return _Case(theta, x, y, weights, clip_norm, sums, weighted, outputs)
+        if not candidate.large:
+            torch.mv(gradients.T, factors, out=sums[i])
+        torch.mv(gradients.T, factors * of_model, out=weighted[i])
+    outputs = theta.new_zeros(len(theta), 1) if candidate.large else alone.outputs(theta, x)
+    return _Expected(theta, x, y, weights, clip_norm, sums, weighted, outputs)
 
 
-def _models(module: nn.Module, count: int) -> Tensor:
+def _models(candidate: Candidate, count: int) -> Tensor:
     """Parameters around the module's own, float [count, p]."""
-    initial = torch.cat([p.detach().flatten() for p in trained(module).values()])
-    if (
-        _large(module) or count * len(initial) > _DRAWN
-    ):  # drawing millions of numbers would take as long as all the rest
+    initial = torch.cat([p.detach().flatten() for p in trained(candidate.module).values()])
+    if candidate.large or count * len(initial) > _DRAWN:
         signs = torch.linspace(1, -1, count).to(initial).unsqueeze(1)
         return torch.addcmul(0.01 * signs, 1 + 0.1 * signs, initial)
     drawn = torch.randn(count, len(initial), generator=torch.Generator().manual_seed(1))
     return initial + _SPREAD * drawn.to(initial)
 
 
-def _wrong(
-    module: nn.Module,
-    slots: dict[str, Slot],
-    tries: Sequence[Callable[[], Sums]],
-    case: _Case,
-) -> Odd | None:
-    """Where one of these differs from autograd; None where none does."""
-    for number, make in enumerate(tries):
-        weighted = number % 2 == 0 or _large(module)
-        x, weights = case.x.clone(), case.weights if weighted else None
-        expected = case.weighted if weights is not None else case.sums
+_OTHER_SUMS = "does not do what its rule says"
+_OTHER_OUTPUTS = "gives other outputs when it is packed"
+
+
+def _difference(
+    candidate: Candidate, ways: Sequence[Callable[[], Sums]], expected: _Expected
+) -> Obstacle | None:
+    """Where one of these ways differs from autograd; None where none does.
+
+    Where numbers of float32 differ, float64 decides if the module runs in it: of `resnet18` on
+    images of 8 by 8, rounding moved a ReLU and with it a sum by a seventh.
+    """
+    difference = _compared(candidate, ways, expected)
+    in_float32 = expected.theta.dtype == torch.float32
+    if difference is None or not in_float32 or difference.why not in (_OTHER_SUMS, _OTHER_OUTPUTS):
+        return difference
+    with in_dtype(candidate.module, torch.float64):
         try:
-            model = make()
-            found = model.clipped_sums(case.theta, x, case.y, case.clip_norm, weights)
-            outputs = case.outputs if _large(module) else model.outputs(case.theta, x)
+            exact = _expected(candidate, *candidate.few(torch.float64))
+        except Exception:  # noqa: BLE001 (a user's code may not know float64)
+            return difference
+        return _compared(candidate, ways, exact)
+
+
+def _compared(
+    candidate: Candidate, ways: Sequence[Callable[[], Sums]], expected: _Expected
+) -> Obstacle | None:
+    """Where one of these ways differs from what is expected; None where none does.
+
+    The first has weights, the second none; of a large module all have some.
+    """
+    module = candidate.module
+    for number, make in enumerate(ways):
+        weighted = number % 2 == 0 or candidate.large
+        x, weights = expected.x.clone(), expected.weights if weighted else None
+        by_autograd = expected.weighted if weighted else expected.sums
+        try:
+            way = make()
+            sums = way.clipped_sums(expected.theta, x, expected.y, expected.clip_norm, weights)
+            large = candidate.large
+            outputs = expected.outputs if large else way.outputs(expected.theta, x)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 (a user's code may raise anything)
-            reason = first_line(error)
-            return Odd.of(module, "", f"cannot be packed ({reason:.80})")
-        where = _differs(found, expected, slots)
-        if where is not None:
-            layer = where.rpartition(".")[0]
-            return Odd.of(module.get_submodule(layer), layer, "does not do what its rule says")
-        if not (_agree(outputs, case.outputs) and torch.equal(x, case.x)):
-            return Odd.of(module, "", "gives other outputs when it is packed")
+            return Obstacle.at("", module, f"cannot be packed ({first_line(error):.80})")
+        if (name := _differing_parameter(candidate, sums, by_autograd, expected)) is not None:
+            path = name.rpartition(".")[0]
+            layer = module.get_submodule(path)
+            return Obstacle.at(path, layer, _OTHER_SUMS)
+        errors = map(relative_error, outputs, expected.outputs)
+        if max(errors) > _BOUNDS[expected.theta.dtype] or not torch.equal(x, expected.x):
+            return Obstacle.at("", module, _OTHER_OUTPUTS)
     return None
 
 
-def _crowded(
-    module: nn.Module,
-    batch: tuple[Tensor, Tensor],
-    own: torch.dtype,
-    case: _Case,
-    make: Make,
-    groups: Groups | None,
-) -> Odd | None:
-    """What is wrong at the size of a training's batches only: sums that are not those of parts.
+def _differing_parameter(
+    candidate: Candidate, sums: Tensor, by_autograd: Tensor, expected: _Expected
+) -> str | None:
+    """The first parameter whose sums differ, by the scale of all of them."""
+    bound, least = _BOUNDS[expected.theta.dtype], _CANCELLED * expected.clip_norm
+    for row, right in zip(sums, by_autograd, strict=True):
+        if relative_error(row, right, least) <= bound:
+            continue
+        finite = right[right.isfinite()]
+        scale = max(float(finite.abs().amax()) if len(finite) else 0.0, least)
+        for name, slot in candidate.slots.items():
+            part = slice(slot.start, slot.stop)
+            if relative_error(row[part], right[part], scale) > bound:
+                return name
+    return None
 
-    Args:
-        module: the user's own.
-        batch: x [B, ...] and y [B].
-        own: dtype of the training, by which groups have their size.
-        case: what was right.
-        make: see `settled`.
-        groups: those that were.
+
+# At the size of a training's batches: against itself ----------------------------------------------
+
+
+def _difference_among_many(
+    candidate: Candidate, expected: _Expected, groups: Groups | None
+) -> Obstacle | None:
+    """What is wrong where many rows go through together only: sums that are not those of parts.
+
+    `groups` were right on a few examples. In the dtype of the training, by which groups have
+    their size; float64 decides where that is near its bound.
     """
-    x, y = batch
-    off, bound = math.inf, 0.0
-    for dtype in dict.fromkeys((own if own in _BOUNDS else case.theta.dtype, torch.float64)):
+    module, make = candidate.module, candidate.packed
+    assert not isinstance(make, Obstacle)
+    dtype = candidate.dtype
+    error, bound = math.inf, 0.0
+    for tried in dict.fromkeys(
+        (dtype if dtype in _BOUNDS else expected.theta.dtype, torch.float64)
+    ):
         try:
-            with in_dtype(module, own):
-                count = make(groups, False).together(_as(x, own), y)
             with in_dtype(module, dtype):
-                off = _off(module, make, count, (_as(x, dtype), y), case.clip_norm)
+                count = make(groups, False).together(cast(candidate.x, dtype), candidate.y)
+            with in_dtype(module, tried):
+                error = _error_among_many(candidate, make, count, tried, expected.clip_norm)
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 (a user's code may raise anything)
-            if off == math.inf:
-                return Odd.of(module, "", f"cannot be packed ({first_line(error):.80})")
+        except Exception as failure:  # noqa: BLE001 (a user's code may raise anything)
+            if error == math.inf:
+                return Obstacle.at("", module, f"cannot be packed ({first_line(failure):.80})")
             break
-        bound = _BOUNDS[dtype]
-        if off <= min(bound, _SURE):
+        bound = _BOUNDS[tried]
+        if error <= min(bound, _SURE):
             return None
-    if off <= bound:
+    if error <= bound:
         return None
-    return Odd.of(module, "", "gives other sums where many rows go through it together")
+    return Obstacle.at("", module, "gives other sums where many rows go through it together")
 
 
-def _off(
-    module: nn.Module, make: Make, count: int, batch: tuple[Tensor, Tensor], clip_norm: float
+def _error_among_many(
+    candidate: Candidate, make: Make, count: int, dtype: torch.dtype, clip_norm: float
 ) -> float:
-    """The largest difference, over the largest entry, of sums computed together and apart.
+    """The largest relative error of sums that are computed together, against these apart.
 
     A batch is held against its halves in one model, and `count` models at once against two of them
     alone, on as many copies of one example as would crowd whatever has room for some only.
     """
-    x, y = batch
-    theta = _models(module, max(1, min(count, _MOST // _size(module))))
-    alone, off = make(ONE_BY_ONE, False), 0.0
+    x, y = cast(candidate.x, dtype), candidate.y
+    theta = _models(candidate, max(1, min(count, _MOST // candidate.size)))
+    alone, least = make(ONE_BY_ONE, False), _CANCELLED * clip_norm
 
-    def sums(packed: Packed, models: Tensor, x: Tensor, rows: Tensor) -> Tensor:
-        return packed.clipped_sums(models, x[rows], y[rows], clip_norm, None)
+    def sums(way: Packed, models: Tensor, x: Tensor, rows: Tensor) -> Tensor:
+        return way.clipped_sums(models, x[rows], y[rows], clip_norm, None)
 
-    everything = torch.arange(len(y), device=y.device)
-    whole = sums(alone, theta[:1], x, everything)
-    rows = everything
-    for parts in halves(y, len(_few(module, x, y)[1])):
+    every_row = torch.arange(len(y), device=y.device)
+    rows, whole = every_row, sums(alone, theta[:1], x, every_row)
+    errors = [0.0]
+    for parts in halves(y, len(candidate.few(dtype)[1])):
         first, second = (rows[part] for part in parts)
-        apart = sums(alone, theta[:1], x, first), sums(alone, theta[:1], x, second)
-        off = max(off, _relative(apart[0] + apart[1], whole, clip_norm))
-        rows, whole = first, apart[0]
+        of_first, of_second = sums(alone, theta[:1], x, first), sums(alone, theta[:1], x, second)
+        errors.append(relative_error(of_first + of_second, whole, least))
+        rows, whole = first, of_first
     if len(theta) > 1:
-        group, crowd = Groups(len(theta), len(theta)), x[:1].expand_as(x)
-        found = sums(make(group, False), theta, crowd, everything)
-        for own in (slice(0, 1), slice(len(theta) - 1, None)):
-            expected = sums(alone, theta[own], crowd, everything)
-            off = max(off, _relative(found[own], expected, clip_norm))
-    return off
-
-
-def _relative(found: Tensor, expected: Tensor, clip_norm: float) -> float:
-    """Of one model, [1, p]; infinite where only one of them is NaN or infinite somewhere.
-
-    Sums that cancel, to a thousandth of C, are as good as none.
-    """
-    finite = expected.isfinite()
-    if not torch.equal(found.isfinite(), finite):
-        return math.inf
-    if not bool(finite.any()):
-        return 0.0
-    scale = max(float(expected[finite].abs().amax()), 1e-3 * clip_norm)
-    return float((found - expected)[finite].abs().amax()) / scale
-
-
-def _differs(found: Tensor, expected: Tensor, slots: dict[str, Slot]) -> str | None:
-    """The first parameter whose sums differ, by the scale of all of them."""
-    if _agree(found, expected):
-        return None
-    scale = _largest(expected)
-    for name, slot in slots.items():
-        part = slice(slot.start, slot.stop)
-        if not _agree(found[:, part], expected[:, part], scale):
-            return name
-    return next(iter(slots))
-
-
-def _agree(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> bool:
-    if found.shape != expected.shape:
-        return False
-    if scale is None:
-        scale = _largest(expected)
-    bound = _BOUNDS[expected.dtype] * scale
-    off = (found - expected).abs_()
-    if bool((off.flatten(1).amax(1) <= bound).all()):
-        return True
-    bound = bound.view(-1, *[1] * (off.dim() - 1))
-    return bool(((off <= bound) | (found.isnan() & expected.isnan())).all())
-
-
-def _largest(values: Tensor) -> Tensor:
-    """Of every model, by absolute value, [n]."""
-    flat = values.flatten(1)
-    return torch.maximum(flat.amax(1), -flat.amin(1))
+        group, copies = Groups(len(theta), len(theta)), x[:1].expand_as(x)
+        together = sums(make(group, False), theta, copies, every_row)
+        for models in (slice(0, 1), slice(len(theta) - 1, None)):
+            one = sums(alone, theta[models], copies, every_row)
+            errors.append(relative_error(together[models], one, least))
+    return max(errors)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ Activations keep the shape that the module's own code expects, batch first: [n*B
 model. Where several models see the same input (the first layer), a rule gets it once, [B, ...].
 
 To support another layer, subclass `Rule` (`InputRule`, if its input is all that the way back
-needs) and name its class in `layers.RULES`.
+needs) and name its class in `conversion.RULES`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ...errors import SpecError
+
+# Parameters and layers of a user's module ---------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +48,61 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
+def slots_of(module: nn.Module) -> dict[str, Slot]:
+    """The place in the flat vector of every parameter that is `trained`.
+
+    Raises:
+        SpecError: a parameter that is no real number, or none that is trained.
+    """
+    slots: dict[str, Slot] = {}
+    start = 0
+    for name, parameter in trained(module).items():
+        if not parameter.is_floating_point():
+            raise SpecError(
+                "mechanism.model",
+                f"{name} is of {parameter.dtype}, which no noise is defined for; use real numbers",
+            )
+        slots[name] = Slot(start, tuple(parameter.shape))
+        start += parameter.numel()
+    if not slots:
+        frozen = any(True for _ in module.parameters())
+        why = "all of its parameters are frozen; leave some with requires_grad" if frozen else ""
+        raise SpecError("mechanism.model", why or "has no parameters to train")
+    return slots
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether `layer` does what `kind` does: it is of this class itself, and nothing is altered."""
+    return type(layer) is kind and altered(layer) is None
+
+
+def flattens(layer: nn.Module) -> bool:
+    """Whether the layer makes vectors of examples of any shape."""
+    if not plain(layer, nn.Flatten):
+        return False
+    assert isinstance(layer, nn.Flatten)
+    return (layer.start_dim, layer.end_dim) == (1, -1)
+
+
+def altered(layer: nn.Module) -> str | None:
+    """What makes this layer do something else than its class says; None for nothing."""
+    if any(getattr(layer, hooks) for hooks in _HOOKS):
+        return "has hooks"
+    if "forward" in vars(layer):
+        return "has a forward of its own"
+    if parametrize.is_parametrized(layer):
+        return "has parametrised weights"
+    if any(p._backward_hooks for p in layer.parameters(recurse=False)):
+        return "has hooks on its parameters"
+    return None
+
+
+# Rules --------------------------------------------------------------------------------------------
+
+
 class SampleGradients(ABC):
     """Every sample's gradient of one layer's parameters for n models, in some compact form."""
 
@@ -60,12 +120,42 @@ class SampleGradients(ABC):
         """
 
 
+@dataclasses.dataclass(frozen=True)
+class Formed(SampleGradients):
+    """Per-sample gradients as they are: for parameters so few that forming them is cheapest.
+
+    `parts` pairs a parameter's slot with its gradients [n, B, size of the parameter].
+    """
+
+    parts: tuple[tuple[Slot, Tensor], ...]
+
+    def squared_norms(self) -> Tensor:
+        wide = at_least_float32(self.parts[0][1])
+        squares = [torch.linalg.vector_norm(g, dim=2, dtype=wide) ** 2 for _, g in self.parts]
+        return torch.stack(squares).sum(0)
+
+    def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        for slot, part in self.parts:
+            summed = torch.bmm(weights.to(part.dtype).unsqueeze(1), part)
+            slot.of(out).copy_(summed.view(len(out), *slot.shape))
+
+
+def at_least_float32(x: Tensor) -> torch.dtype:
+    """The dtype of sums of squares: those of bfloat16 need more than its eight bits."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def by_model(x: Tensor, n: int) -> Tensor:
+    """[n*B, ...] as [n, B, ...]."""
+    return x.reshape(n, -1, *x.shape[1:])
+
+
 class Kept(Protocol):
     """What a rule wants to see again on the way back; for most its input."""
 
     @property
     def nbytes(self) -> int:
-        """What it holds in memory."""
+        """Bytes that it holds in memory."""
 
 
 K = TypeVar("K", bound=Kept)
@@ -123,23 +213,3 @@ class InputRule(Rule[Tensor]):
     ) -> SampleGradients:
         repeated = kept.repeat(len(theta), *[1] * (kept.dim() - 1))
         return self.samples(theta, repeated, torch.cat(list(parts)).flatten(0, 1))
-
-
-@dataclasses.dataclass(frozen=True)
-class Formed(SampleGradients):
-    """Per-sample gradients as they are: for parameters so few that forming them is cheapest.
-
-    `parts` pairs a parameter's slot with its gradients [n, B, size of the parameter].
-    """
-
-    parts: tuple[tuple[Slot, Tensor], ...]
-
-    def squared_norms(self) -> Tensor:
-        wide = torch.promote_types(self.parts[0][1].dtype, torch.float32)
-        squares = [torch.linalg.vector_norm(g, dim=2, dtype=wide) ** 2 for _, g in self.parts]
-        return torch.stack(squares).sum(0)
-
-    def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
-        for slot, part in self.parts:
-            summed = torch.bmm(weights.to(part.dtype).unsqueeze(1), part)
-            slot.of(out).copy_(summed.view(len(out), *slot.shape))

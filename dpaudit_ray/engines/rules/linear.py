@@ -1,4 +1,4 @@
-"""Linear layers on vectors and on sequences.
+"""Linear layers on vectors and on sequences, and embeddings, which are linear on indicators.
 
 Inside the rule for vectors, the memory of an activation runs feature by feature
 ([features, n, B]), so that elementwise work and reductions over features run along contiguous
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from .base import InputRule, SampleGradients, Slot
-from .outer import outer_products
+from .base import InputRule, SampleGradients, Slot, at_least_float32
+from .ghost_norm import outer_products
 
 
 class LinearRule(InputRule):
@@ -91,10 +91,10 @@ class _VectorProducts(SampleGradients):
     shared: bool
 
     def squared_norms(self) -> Tensor:
-        size = (self.x * self.x).sum(1, dtype=_wide(self.x))
+        size = (self.x * self.x).sum(1, dtype=at_least_float32(self.x))
         if self.bias is not None:
             size = size + 1
-        of_g = (self.g * self.g).sum(1, dtype=_wide(self.g)).view(self.n, -1)
+        of_g = (self.g * self.g).sum(1, dtype=at_least_float32(self.g)).view(self.n, -1)
         return of_g * (size if self.shared else size.view(self.n, -1))
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
@@ -115,6 +115,52 @@ def _columns(x: Tensor, n: int) -> Tensor:
     return x.view(n, x.shape[0] // n, -1).transpose(1, 2)
 
 
-def _wide(x: Tensor) -> torch.dtype:
-    """Sums of bf16 squares need more than eight bits."""
-    return torch.promote_types(x.dtype, torch.float32)
+class EmbeddingRule(InputRule):
+    """y_t = W[x_t]. The norm of a sample's gradient is that of its g, summed by token."""
+
+    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
+        assert isinstance(layer, nn.Embedding)
+        self._weight = slots["weight"]
+        self._ignored = layer.padding_idx
+
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        n, weight = len(theta), self._weight.of(theta)
+        rows = weight.shape[1]
+        first = torch.arange(n, device=x.device).repeat_interleave(len(x) // n) * rows
+        return weight.reshape(n * rows, -1)[x + first.view(-1, *[1] * (x.dim() - 1))], x
+
+    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._weight.of(theta)[:, x], x
+
+    def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        raise TypeError("tokens have no gradient")
+
+    def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
+        n = len(theta)
+        tokens = x.reshape(n, len(x) // n, -1)
+        wide = g.reshape(*tokens.shape, g.shape[-1])
+        if self._ignored is not None:
+            wide = wide * (tokens != self._ignored).unsqueeze(3)
+        return _Rows(self._weight, tokens, wide)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows(SampleGradients):
+    """Gradients that are rows of g, gathered where a token occurs twice."""
+
+    weight: Slot
+    tokens: Tensor  # [n, B, T]
+    g: Tensor  # [n, B, T, d]
+
+    def squared_norms(self) -> Tensor:
+        g, tokens = self.g.flatten(0, 1), self.tokens.flatten(0, 1)
+        same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
+        squares = torch.bmm(g, g.transpose(1, 2)).to(at_least_float32(g)) * same
+        return squares.sum((1, 2)).clamp_(min=0).view(self.tokens.shape[:2])
+
+    def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        scaled = (self.g * weights.to(self.g.dtype)[:, :, None, None]).flatten(1, 2)
+        target = self.weight.of(out)
+        summed = torch.zeros_like(target, dtype=scaled.dtype, memory_format=torch.contiguous_format)
+        index = self.tokens.flatten(1).unsqueeze(2).expand_as(scaled)
+        target.copy_(summed.scatter_add_(1, index, scaled))

@@ -1,4 +1,8 @@
-"""The loss of a classifier on every example."""
+"""The loss of a classifier on every example, and its gradient by the network's outputs.
+
+A network with one output is trained with the logistic loss on classes 0 and 1, one with more
+outputs with the cross-entropy of its softmax.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from torch import Tensor
 
 
 def losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """Loss of every output [N, c] for its class in y [N]: float [N].
+    """Returns the loss of every output [N, c] for its class in y [N]: float [N].
 
     Logistic with one output, cross-entropy with more.
     """
@@ -20,9 +24,13 @@ def losses(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def output_gradients(outputs: Tensor, y: Tensor) -> Tensor:
-    """Gradient of every loss by its outputs, float [n, c, B], from outputs [n, c, B] and y [B].
+    """Returns the gradient of every loss by its outputs, float [n, c, B].
 
     The closed form of what autograd gives: sigmoid or softmax less the indicator of the class.
+
+    Args:
+        outputs: float [n, c, B], of n models on B examples.
+        y: classes, int64 [B].
     """
     if outputs.shape[1] == 1:
         return torch.sigmoid(outputs).sub_(y.to(outputs.dtype))

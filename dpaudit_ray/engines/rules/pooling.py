@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
-from .plain import plain
+from .base import plain
 
 _LARGEST = 3  # side of a window; every entry costs a pass
 

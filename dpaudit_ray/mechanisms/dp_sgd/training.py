@@ -16,12 +16,11 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 from ...adversaries.base import Canary, SampleCanary
-from ...engines.cpu import memory
+from ...engines import gpu_settings
 from ...engines.cpu.threads import ours
-from ...engines.gpu import settings
+from ...engines.packing import memory
 from ...engines.packing.packed import PackedModel
-from ...engines.rules.base import trained
-from ...engines.rules.layers import slots_of
+from ...engines.rules.base import slots_of, trained
 from ...errors import SpecError
 from ...models.base import as_input, input_dtype
 from ...seeds import derive
@@ -96,9 +95,9 @@ class DpSgdTraining:
         cls, recipe: Recipe, seed: int, gpu: bool, dtype: torch.dtype = torch.float32
     ) -> DpSgdTraining:
         """Loads the data, draws θ_0 and the mini-batches from (sweep seed, `recipe.seed`)."""
-        device = settings.device(gpu)
+        device = gpu_settings.device(gpu)
         if gpu:
-            settings.settle_in(tf32=recipe.precision == "tf32")
+            gpu_settings.settle_in(tf32=recipe.precision == "tf32")
         else:
             memory.keep_heap()
         data = recipe.data.load()

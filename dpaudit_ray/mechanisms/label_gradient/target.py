@@ -41,14 +41,14 @@ class Shape:
         """
         from torch import nn
 
-        from ...engines.rules.layers import unpackable
+        from ...engines.packing.conversion import find_obstacle
 
         kinds = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
         layers = list(module._modules.values()) if type(module) is nn.Sequential else []
         layers = layers[1:] if layers and type(layers[0]) is nn.Flatten else layers
         linear = [p for p in layers[::2] if type(p) is nn.Linear and p.bias is not None]
         between = {kinds.get(type(layer), "") for layer in layers[1::2]}
-        plain = unpackable(module) is None and len(layers) % 2 == 1
+        plain = find_obstacle(module) is None and len(layers) % 2 == 1
         plain &= len(linear) == len(layers[::2]) >= 2
         if not plain or len(between) != 1 or "" in between or linear[-1].out_features != 1:
             raise SpecError(

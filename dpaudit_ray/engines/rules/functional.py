@@ -1,23 +1,19 @@
-"""Any layer at all, through `torch.func`: right, and slow, and it forms every gradient."""
+"""Any other layer of one input and one output, through `torch.func`: exact, and slow."""
 
 from __future__ import annotations
 
 import copy
-import functools
-import logging
 from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from ..rules.base import Formed, InputRule, SampleGradients, Slot
-
-_LOG = logging.getLogger(__name__)
+from .base import Formed, InputRule, SampleGradients, Slot, by_model
 
 Parameters = dict[str, Tensor]
 
 
-class FallbackRule(InputRule):
+class FunctionalRule(InputRule):
     """Per-sample gradients of a layer without a rule of its own, by one vjp per sample."""
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
@@ -25,7 +21,7 @@ class FallbackRule(InputRule):
         self._slots = dict(slots)
 
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        wide = _by_model(x, len(theta))
+        wide = by_model(x, len(theta))
         result: Tensor = vmap(self._call)(self._parameters(theta), wide)
         return result.flatten(0, 1), x
 
@@ -41,7 +37,7 @@ class FallbackRule(InputRule):
             return back(of_g)[0]
 
         n = len(theta)
-        wide = (_by_model(x, n), _by_model(g, n))
+        wide = (by_model(x, n), by_model(g, n))
         result: Tensor = vmap(one_model)(self._parameters(theta), *wide)
         return result.flatten(0, 1)
 
@@ -53,7 +49,7 @@ class FallbackRule(InputRule):
             return back(of_g.unsqueeze(0))[0]
 
         n = len(theta)
-        wide = (_by_model(x, n), _by_model(g, n))
+        wide = (by_model(x, n), by_model(g, n))
         each = vmap(vmap(one_sample, in_dims=(None, 0, 0)))(self._parameters(theta), *wide)
         parts = ((slot, each[name].flatten(2)) for name, slot in self._slots.items())
         return Formed(tuple(parts))
@@ -64,16 +60,3 @@ class FallbackRule(InputRule):
     def _call(self, parameters: Parameters, x: Tensor) -> Tensor:
         result: Tensor = functional_call(self._layer, parameters, (x,))
         return result
-
-
-def _by_model(x: Tensor, n: int) -> Tensor:
-    """[n*B, ...] as [n, B, ...]."""
-    return x.reshape(n, -1, *x.shape[1:])
-
-
-@functools.cache
-def warn(where: str, layer: str, why: str, whole: bool) -> None:
-    """Says once in a process what takes the slow way."""
-    what = "the whole model's per-sample gradients go through autograd"
-    own = "its per-sample gradients go through torch.func"
-    _LOG.warning("%s (%s) %s: %s, slowly", where, layer, why, what if whole else own)

@@ -16,7 +16,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from .base import Formed, SampleGradients, Slot
+from .base import Formed, SampleGradients, Slot, at_least_float32
 
 # Per-sample gradients of one layer and model that may be kept until the clip factors are known:
 # 32 MiB of float32.
@@ -50,7 +50,7 @@ def squared_norms(x: Tensor, g: Tensor, bias: bool) -> Tensor:
 
     By whichever costs less: forming every gradient for a moment, or the ghost norm.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = at_least_float32(x)
     positions, inputs, outputs = x.shape[1], x.shape[2], g.shape[2]
     if inputs * outputs <= positions * (inputs + outputs):
         formed = torch.bmm(g.transpose(1, 2), x).flatten(1)
@@ -67,6 +67,8 @@ def squared_norms(x: Tensor, g: Tensor, bias: bool) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Ghost(SampleGradients):
+    """Gradients that are never formed: x [n, B, T, d] and g [n, B, T, o]."""
+
     weight: Slot
     bias: Slot | None
     x: Tensor

@@ -1,4 +1,4 @@
-"""Small ReLU networks on vectors, in loops that numba compiles.
+"""Small ReLU networks on vectors, in compiled loops on a CPU.
 
 A network of a few dozen parameters spends its time in memory, not in arithmetic: torch makes some
 thirty passes over activations of a few kilobytes. Here each model's activations stay in cache from
@@ -8,7 +8,6 @@ the first layer to the clipped sum. Same formulas as `linear`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 
@@ -17,11 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..cpu.compiled import compiled
-from ..cpu.memory import slices
-from ..rules.base import Slot
+from ..packing.memory import slices
+from ..rules.base import Slot, flattens, plain
 from ..rules.losses import output_gradients
-from ..rules.plain import flattens, plain
+from .vector_code import compiled
 
 WIDEST = 64  # beyond, a matrix product beats these loops
 
@@ -30,16 +28,34 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
-class FusedMlp:
-    """Linear layers with ReLU between them. `widths` [L + 1]; slots of weights and biases.
+class MlpLoops:
+    """Linear layers with ReLU between them; `Loops` of such a network."""
 
-    `starts` int64 [L, 2]: where a layer's weight and bias begin in the flat parameters; -1 for no
-    bias. `flattens`: examples may have any shape.
-    """
+    widths: Integers  # [L + 1]: of the input and of every layer's output
+    starts: Integers  # [L, 2]: where weights and biases begin in the flat parameters; -1 for none
+    flattens: bool  # examples may have any shape
 
-    widths: Integers
-    starts: Integers
-    flattens: bool
+    @classmethod
+    def from_module(cls, module: nn.Module, slots: dict[str, Slot]) -> MlpLoops | None:
+        """The module as loops; None unless it is a small chain of linear layers and ReLU."""
+        if not plain(module, nn.Sequential):
+            return None
+        layers = dict(module.named_children())
+        flat = bool(layers) and flattens(next(iter(layers.values())))
+        chain = list(layers.items())[flat:]
+        kinds = itertools.cycle((nn.Linear, nn.ReLU))
+        if len(chain) % 2 == 0 or not all(plain(layer, next(kinds)) for _, layer in chain):
+            return None
+        widths: list[int] = []
+        starts: list[tuple[int, int]] = []
+        for name, layer in chain[::2]:
+            assert isinstance(layer, nn.Linear)
+            widths += [layer.in_features] * (not widths) + [layer.out_features]
+            bias = slots.get(f"{name}.bias")
+            starts.append((slots[f"{name}.weight"].start, -1 if bias is None else bias.start))
+        if max(widths) > WIDEST:
+            return None
+        return cls(np.array(widths, dtype=np.int64), np.array(starts, dtype=np.int64), flat)
 
     def fits(self, theta: Tensor, x: Tensor) -> bool:
         """Whether these are the examples that the first layer takes; else it is the rules' turn."""
@@ -48,48 +64,25 @@ class FusedMlp:
         return vectors and features == int(self.widths[0]) and x.dtype == theta.dtype
 
     def bytes_of_one(self, x: Tensor) -> int:
-        """Activations of all layers."""
+        """Bytes of one model's activations of all layers."""
         return int(self.widths[1:].sum()) * len(x) * x.itemsize
 
     def clipped_sums(
         self, out: Tensor, theta: Tensor, batch: tuple[Tensor, Tensor], clip_norm: float,
         weights: Tensor | None, at_once: int,
     ) -> None:  # fmt: skip
-        """As `PackedModel.clipped_sums`, into `out` [n, p]; everything on CPU."""
+        """Writes clipped sums into `out` [n, p], everything on a CPU; see `Loops.clipped_sums`."""
         x, y = batch
         columns = np.ascontiguousarray(x.flatten(1).numpy().T)
         for rows in slices(len(theta), at_once):
-            own = theta[rows].contiguous().numpy()
-            part = weights[rows] if weights is not None else theta.new_ones(len(own), len(y))
-            acts = theta.new_empty(len(own), int(self.widths[1:].sum()), len(y)).numpy()
-            _forward(own, columns, self.widths, self.starts, acts)
+            group = theta[rows].contiguous().numpy()
+            part = weights[rows] if weights is not None else theta.new_ones(len(group), len(y))
+            acts = theta.new_empty(len(group), int(self.widths[1:].sum()), len(y)).numpy()
+            _forward(group, columns, self.widths, self.starts, acts)
             top = output_gradients(torch.from_numpy(acts[:, -int(self.widths[-1]) :]), y)
             values = (columns, top.numpy(), part.contiguous().numpy())
             layers = (self.widths, self.starts)
-            _backward(own, acts, layers, values, clip_norm, out[rows].numpy())
-
-
-def fused(module: nn.Module, slots: dict[str, Slot]) -> FusedMlp | None:
-    """The module as loops; None unless it is a small chain of linear layers and ReLU."""
-    if not plain(module, nn.Sequential):
-        return None
-    layers = dict(module.named_children())
-    flat = bool(layers) and flattens(next(iter(layers.values())))
-    chain = list(layers.items())[flat:]
-    wanted = itertools.cycle((nn.Linear, nn.ReLU))
-    if len(chain) % 2 == 0 or not all(plain(layer, next(wanted)) for _, layer in chain):
-        return None
-    widths: list[int] = []
-    starts: list[tuple[int, int]] = []
-    for name, layer in chain[::2]:
-        assert isinstance(layer, nn.Linear)
-        widths += [layer.in_features] * (not widths) + [layer.out_features]
-        bias = slots.get(f"{name}.bias")
-        starts.append((slots[f"{name}.weight"].start, -1 if bias is None else bias.start))
-    if max(widths) > WIDEST:
-        return None
-    as_array = functools.partial(np.array, dtype=np.int64)
-    return FusedMlp(as_array(widths), as_array(starts), flat)
+            _backward(group, acts, layers, values, clip_norm, out[rows].numpy())
 
 
 @compiled

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from .base import Formed, InputRule, SampleGradients, Slot
+from .base import Formed, InputRule, SampleGradients, Slot, by_model
 
 
 class AffineRule(InputRule):
@@ -22,13 +22,13 @@ class AffineRule(InputRule):
         self._by_channel = isinstance(layer, nn.GroupNorm)
 
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self._applied(theta, _by_model(x, len(theta))).flatten(0, 1), x
+        return self._applied(theta, by_model(x, len(theta))).flatten(0, 1), x
 
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._applied(theta, x.unsqueeze(0)), x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
-        wide = _by_model(g, len(theta))
+        wide = by_model(g, len(theta))
         return (self._spread(self._weight, theta, wide.dim()) * wide).flatten(0, 1)
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
@@ -57,12 +57,7 @@ class AffineRule(InputRule):
             size = len(self._weight.shape)
             flat = g.flatten(-size)
             summed = flat if flat.dim() == 2 else flat.flatten(1, -2).sum(1)
-        return _by_model(summed, n)
-
-
-def _by_model(x: Tensor, n: int) -> Tensor:
-    """[n*B, ...] as [n, B, ...]."""
-    return x.reshape(n, -1, *x.shape[1:])
+        return by_model(summed, n)
 
 
 def without_parameters(layer: nn.Module) -> nn.Module:

@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
-from .base import InputRule, SampleGradients, Slot
-from .outer import keeps, squared_norms
-
-Pair = tuple[int, int]
+from .base import InputRule, SampleGradients, Slot, at_least_float32, by_model
+from .ghost_norm import keeps, squared_norms
+from .pooling import Pair
 
 # Unfolded patches that exist at once, in numbers: 64 MiB of float32.
 _PATCHES = 1 << 24
@@ -29,6 +28,7 @@ class Conv2dRule(InputRule):
         assert isinstance(layer, nn.Conv2d)
         self.weight = slots["weight"]
         self.bias = slots.get("bias")
+        self._groups = layer.groups
         self._kernel, self._stride, self._dilation, self._padding = geometry(layer)
 
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ class Conv2dRule(InputRule):
         bias = None if self.bias is None else self.bias.of(theta).flatten()
         y = F.conv2d(
             _side_by_side(x, n), weight.flatten(0, 1), bias,
-            self._stride, self._padding, self._dilation, groups=n,
+            self._stride, self._padding, self._dilation, groups=n * self._groups,
         )  # fmt: skip
         return _in_turn(y, n), x
 
@@ -49,7 +49,8 @@ class Conv2dRule(InputRule):
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
         weight, n = self.weight.of(theta).flatten(0, 1), len(theta)
         of_x, of_g = _side_by_side(x, n), _side_by_side(g, n)
-        return _in_turn(self._backward(weight, of_x, of_g, (True, False), n)[0], n)
+        groups = n * self._groups
+        return _in_turn(self._backward(weight, of_x, of_g, (True, False), groups)[0], n)
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
         n = len(theta)
@@ -171,34 +172,14 @@ class Conv2dRule(InputRule):
 class GroupedConv2dRule(Conv2dRule):
     """A convolution in groups of channels: each group is a sample of a smaller convolution."""
 
-    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
-        super().__init__(layer, slots)
-        assert isinstance(layer, nn.Conv2d)
-        self._groups = layer.groups
-
     @property
     def in_runs(self) -> bool:
         """False: the loops take patches of all channels, and a group has a part of them."""
         return False
 
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        weight, n = self.weight.of(theta), len(theta)
-        bias = None if self.bias is None else self.bias.of(theta).flatten()
-        y = F.conv2d(
-            _side_by_side(x, n), weight.flatten(0, 1), bias,
-            self._stride, self._padding, self._dilation, groups=n * self._groups,
-        )  # fmt: skip
-        return _in_turn(y, n), x
-
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         y, _ = self.forward(theta, x.repeat(len(theta), 1, 1, 1))
         return y.reshape(len(theta), len(x), *y.shape[1:]), x
-
-    def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
-        weight, n = self.weight.of(theta).flatten(0, 1), len(theta)
-        of_x, of_g = _side_by_side(x, n), _side_by_side(g, n)
-        groups = n * self._groups
-        return _in_turn(self._backward(weight, of_x, of_g, (True, False), groups)[0], n)
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
         by_group = g.reshape(len(g) * self._groups, -1, g[0, 0].numel())  # [n*B*G, o/G, T]
@@ -223,9 +204,9 @@ class _WithBias(SampleGradients):
     formed: Tensor
 
     def squared_norms(self) -> Tensor:
-        wide = torch.promote_types(self.formed.dtype, torch.float32)
-        own = self.formed if self.bias is not None else self.formed[..., :-1]
-        norms: Tensor = torch.linalg.vector_norm(own.flatten(2), dim=2, dtype=wide)
+        used = self.formed if self.bias is not None else self.formed[..., :-1]
+        wide = at_least_float32(used)
+        norms: Tensor = torch.linalg.vector_norm(used.flatten(2), dim=2, dtype=wide)
         return norms**2
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
@@ -262,12 +243,11 @@ class _Passing(SampleGradients):
 
 def _side_by_side(x: Tensor, n: int) -> Tensor:
     """[n*B, c, h, w] as [B, n*c, h, w]: models as groups of channels."""
-    wide = x.reshape(n, -1, *x.shape[1:])
-    return x if n == 1 else wide.transpose(0, 1).flatten(1, 2)
+    return x if n == 1 else by_model(x, n).transpose(0, 1).flatten(1, 2)
 
 
 def _in_turn(x: Tensor, n: int) -> Tensor:
-    """The way back."""
+    """The way back: [B, n*c, h, w] as [n*B, c, h, w]."""
     wide = x.view(len(x), n, -1, *x.shape[2:])
     return x if n == 1 else wide.transpose(0, 1).flatten(0, 1)
 

@@ -1,0 +1,511 @@
+"""Small convolutions with the max-pooling or ReLU behind them, in compiled loops on a CPU.
+
+Pooling sends a gradient to one position of its window, so the gradients of what comes before need
+only a part of a convolution's products. ReLU, on either side of the pooling, is part of it.
+
+`ConvPool` is one such pair of layers in any network. `ConvChain` is a whole network of such pairs
+with linear layers and ReLU behind them: there nothing is left to autograd, and a few calls take
+several models from the batch to their clipped sums. Both use the formulas of the layers' own rules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor, nn
+
+from ..packing.memory import slices
+from ..packing.passes import Chain, Layer, Passes
+from ..rules.base import Rule, SampleGradients, flattens, plain
+from ..rules.convolution import Conv2dRule
+from ..rules.ghost_norm import keeps
+from ..rules.linear import LinearRule
+from ..rules.losses import output_gradients
+from ..rules.pooling import Pair, PairPool, SlicePool, Window
+from . import conv_pool_loops as loops
+from . import vector_code
+from .vector_code import Static, static_size
+
+SPARE_REGISTERS = 2  # for what is added to the sums that are kept in the others
+_BEHIND = 16  # numbers: a vector may be read behind the last row of an image
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchCut:
+    """How the loops on the way back cut a layer's patches up, for one dtype."""
+
+    lanes: int
+    parts: int  # vectors of a row of a patch
+    rows: int  # of a patch, computed together: a divisor of its height
+
+    @classmethod
+    def from_weight(cls, shape: Sequence[int], dtype: torch.dtype) -> PatchCut | None:
+        """None where a row of a patch does not fit into the registers."""
+        channels, height, width = shape[1:]
+        lanes = vector_code.lanes(_numpy_dtype(dtype), width * channels)
+        parts = math.ceil(width * channels / lanes)
+        registers = vector_code.REGISTERS - SPARE_REGISTERS
+        if parts > registers:
+            return None
+        rows = max(r for r in range(1, height + 1) if height % r == 0 and r * parts <= registers)
+        return cls(lanes, parts, rows)
+
+
+@functools.cache
+def tile(positions: Pair, registers: int) -> Pair:
+    """Rows and columns that are convolved together: as few positions as can be twice."""
+    tiles = [
+        (rows, columns)
+        for rows, columns in itertools.product(
+            *(range(1, min(registers, p) + 1) for p in positions)
+        )
+        if rows * columns <= registers
+    ]
+
+    def cost(tile: Pair) -> tuple[int, int]:
+        turns = math.prod(math.ceil(p / t) for p, t in zip(positions, tile, strict=True))
+        return turns * math.prod(tile), turns
+
+    return min(tiles, key=cost)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pooled:
+    """What the way back needs: the images, and which position won each window."""
+
+    images: Tensor  # [m, B, H, row], one set for all models or one for each
+    marks: Tensor  # [n, B, h, w, o]
+    size: torch.Size  # height and width of an image, without zeros around it
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both tensors."""
+        return int(self.images.nbytes + self.marks.nbytes)
+
+
+class ConvPoolRule(Rule[Pooled]):
+    """relu(pool(x * W + b)), of a convolution without dilation and groups."""
+
+    widens = False  # the loops are compiled for one dtype
+
+    def __init__(self, convolution: Conv2dRule, window: Window, rectified: bool) -> None:
+        self.convolution = convolution
+        self.window = window
+        self.rectified = rectified
+        self.owner = convolution
+        self.weight, self.bias = convolution.weight, convolution.bias
+        self._cuts = {
+            dtype: PatchCut.from_weight(self.weight.shape, dtype)
+            for dtype in (torch.float32, torch.float64)
+        }
+
+    def fits(self, x: Tensor, batch: int) -> bool:
+        """Whether the loops take this input, with so many samples of a model kept at once."""
+        return x.device.type == "cpu" and self.takes(x.shape[2:], x.dtype, batch)
+
+    def takes(self, size: Sequence[int], dtype: torch.dtype, batch: int) -> bool:
+        """The same for images of this height and width on a CPU."""
+        if self._cuts.get(dtype) is None:
+            return False
+        windows = math.prod(self.windows(size))
+        inputs = math.prod(self.weight.shape[1:])
+        return windows > 0 and keeps(batch, windows, inputs, self.weight.shape[0])
+
+    def cut(self, dtype: torch.dtype) -> PatchCut:
+        """How patches are cut up, for an input that fits."""
+        cut = self._cuts[dtype]
+        assert cut is not None
+        return cut
+
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Pooled]:
+        y, kept = self._applied(theta, x, len(theta))
+        return y.flatten(0, 1), kept
+
+    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Pooled]:
+        return self._applied(theta, x, 1)
+
+    def _applied(self, theta: Tensor, x: Tensor, inputs: int) -> tuple[Tensor, Pooled]:
+        images = self.images(x, inputs)
+        y, marks = self.pooled(theta, images, self.windows(x.shape[2:]))
+        return y.permute(0, 1, 4, 2, 3), Pooled(images, marks, x.shape[2:])
+
+    def images(self, x: Tensor, inputs: int) -> Tensor:
+        """x [inputs * B, c, h, w] as `pooled` takes it, [inputs, B, H, row]."""
+        images = _channels_last(x, self.convolution.zero_pad)
+        return images.view(inputs, -1, images.shape[1], images.shape[2] * images.shape[3])
+
+    def pooled(self, theta: Tensor, images: Tensor, windows: Pair) -> tuple[Tensor, Tensor]:
+        """Outputs and marks, [n, B, h, w, o], from images for all models or for each."""
+        n, outputs = len(theta), self.weight.shape[0]
+        inputs = len(images)
+        y = _with_room((n, images.shape[1], *windows, outputs), images)
+        marks = torch.empty(y.shape, dtype=torch.uint8)
+        lanes = vector_code.lanes(_numpy_dtype(y.dtype), n // inputs * outputs)
+        w, bias = self._stacked(theta, inputs, lanes)
+        steps = self.steps
+        registers = vector_code.REGISTERS - SPARE_REGISTERS
+        rows, columns = tile(steps.positions(windows), registers)
+        static = (
+            tuple(map(static_size, (lanes, rows, columns, steps.across))),
+            tuple(map(static_size, (lanes, *self.window.size))),
+        )
+        floor = np.array([0.0 if self.rectified else -math.inf], dtype=y.numpy().dtype)
+        weights, out = (w.numpy(), bias.numpy()), (y.numpy(), marks.numpy())
+        loops.convolve_and_pool(images.numpy(), weights, floor, out, steps, static)
+        return y, marks
+
+    def _stacked(self, theta: Tensor, inputs: int, lanes: int) -> tuple[Tensor, Tensor]:
+        """Weights and biases of models with the same input side by side, in whole vectors."""
+        weight = self.weight.of(theta).permute(0, 1, 3, 4, 2)  # [n, o, height, width, c]
+        wide = len(theta) // inputs * self.weight.shape[0]
+        blocks = math.ceil(wide / lanes)
+        height, width, channels = weight.shape[2:]
+        w = theta.new_zeros(inputs, blocks * lanes, height, width * channels)
+        w[:, :wide] = weight.reshape(inputs, wide, height, -1)
+        bias = theta.new_zeros(inputs, blocks * lanes)
+        if self.bias is not None:
+            bias[:, :wide] = self.bias.of(theta).reshape(inputs, -1)
+        w = w.view(inputs, blocks, lanes, height, -1).permute(0, 1, 3, 4, 2)
+        return w.contiguous(), bias
+
+    def laid_out(self, g: Tensor) -> Tensor:
+        channels_last = g.movedim(-3, -1)
+        if channels_last.stride(-1) == 1:
+            return channels_last.contiguous().movedim(-1, -3)
+        out = g.new_empty(channels_last.shape)
+        by_sample = g.flatten(0, -4).flatten(2)
+        into = out.flatten(0, -4).flatten(1, 2).numpy()
+        if by_sample.is_contiguous():
+            loops.to_channels_last(by_sample.numpy(), into)
+        else:  # a linear layer's gradients run feature by feature
+            loops.features_to_channels_last(by_sample.permute(1, 2, 0).numpy(), into)
+        return out.movedim(-1, -3)
+
+    def input_gradient(self, theta: Tensor, kept: Pooled, g: Tensor) -> Tensor:
+        channels, gradient = self.weight.shape[1], _with_room(kept.images.shape, g)
+        weight = self.padded_rows(theta).numpy()
+        static = self.static(g.dtype)
+        loops.input_gradients(_winners(g, kept.marks), weight, gradient.numpy(), self.steps, static)
+        left, _, top, _ = self.convolution.zero_pad
+        gradient = gradient.view(-1, gradient.shape[2], gradient.shape[3] // channels, channels)
+        inside = gradient[:, top : top + kept.size[0], left : left + kept.size[1]]
+        return inside.permute(0, 3, 1, 2)
+
+    def samples(self, theta: Tensor, kept: Pooled, g: Tensor) -> SampleGradients:
+        return self._samples(kept, [g.reshape(len(theta), -1, *g.shape[1:])])
+
+    def samples_shared(
+        self, theta: Tensor, kept: Pooled, parts: Sequence[Tensor], cache: dict[object, Tensor]
+    ) -> SampleGradients:
+        return self._samples(kept, parts)
+
+    def _samples(self, kept: Pooled, parts: Sequence[Tensor]) -> SampleGradients:
+        """From the pooled outputs' gradients, [models, B, o, h, w] each."""
+        outputs, _, height, _ = self.weight.shape
+        cut, (n, batch) = self.cut(parts[0].dtype), kept.marks.shape[:2]
+        formed = parts[0].new_empty(n, batch, outputs, height, cut.parts * cut.lanes)
+        biases = parts[0].new_empty(n, batch, outputs if self.bias is not None else 0)
+        squares = parts[0].new_empty(n, batch)
+        start = 0
+        for g in parts:
+            models = slice(start, start + len(g))
+            loops.sample_gradients(
+                kept.images.numpy(),
+                _winners(g, kept.marks[models]),
+                (formed[models].numpy(), biases[models].numpy(), squares[models].numpy()),
+                self.row,
+                self.steps,
+                self.static(g.dtype),
+            )
+            start = models.stop
+        return _Samples(self, formed, biases, squares)
+
+    @property
+    def row(self) -> int:
+        """Numbers in a row of a patch."""
+        return self.weight.shape[1] * self.weight.shape[3]
+
+    @property
+    def steps(self) -> loops.Steps:
+        """Steps through images and positions."""
+        down, across = self.convolution.stride
+        return loops.Steps(
+            down, across * self.weight.shape[1], *self.window.stride, *self.window.size
+        )
+
+    def static(self, dtype: torch.dtype) -> tuple[Static, Static]:
+        """Sizes that the loops on the way back are compiled for, of an input that fits."""
+        cut = self.cut(dtype)
+        lanes = vector_code.lanes(_numpy_dtype(dtype), self.weight.shape[0])
+        return (
+            tuple(map(static_size, (cut.lanes, cut.rows, cut.parts))),
+            tuple(map(static_size, (lanes, *self.window.size))),
+        )
+
+    def padded_rows(self, theta: Tensor) -> Tensor:
+        """Weights [n, o, height, row], with zeros behind a row: whole vectors."""
+        outputs, _, height, _ = self.weight.shape
+        cut = self.cut(theta.dtype)
+        rows = self.weight.of(theta).permute(0, 1, 3, 4, 2).reshape(-1, outputs, height, self.row)
+        return F.pad(rows, (0, cut.parts * cut.lanes - self.row))
+
+    def write(self, out: Tensor, sums: Tensor, biases: Tensor) -> None:
+        """Writes sums [n, o, height, row], padded as above, and [n, o] into `out` [n, p]."""
+        n, (outputs, channels, height, width) = len(out), self.weight.shape
+        rows = sums[..., : self.row].reshape(n, outputs, height, width, channels)
+        self.weight.of(out).copy_(rows.permute(0, 1, 4, 2, 3))
+        if self.bias is not None:
+            self.bias.of(out).copy_(biases)
+
+    def windows(self, size: Sequence[int]) -> Pair:
+        """Rows and columns of what is pooled of images of this height and width."""
+        return self.window.count(self.convolution.output_size(size))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Samples(SampleGradients):
+    """Gradients [n, B, o, height, padded width] and [n, B, o], or of 0 biases; squares [n, B]."""
+
+    rule: ConvPoolRule
+    formed: Tensor
+    biases: Tensor
+    squares: Tensor
+
+    def squared_norms(self) -> Tensor:
+        return self.squares
+
+    def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        row = weights.to(self.formed.dtype).unsqueeze(1)
+        summed = torch.bmm(row, self.formed.flatten(2)).view(len(out), *self.formed.shape[2:])
+        self.rule.write(out, summed, torch.bmm(row, self.biases).squeeze(1))
+
+
+class ConvPool(nn.Module):
+    """Convolution, pooling and, if it follows, ReLU: by the loops where they can, else one by one.
+
+    The loops run on CPU, in float32 and float64, where per-sample gradients may be kept.
+    """
+
+    def __init__(self, rule: ConvPoolRule, behind: Sequence[nn.Module], passes: Passes) -> None:
+        super().__init__()
+        self.rule = rule
+        self._passes = passes
+        self._together = Layer(rule, passes)
+        self._apart = nn.Sequential(Layer(rule.convolution, passes), *behind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, c, h, w], pooled."""
+        fits = self._passes.by_loops and self.rule.fits(x, self._passes.batch)
+        result: Tensor = (self._together if fits else self._apart)(x)
+        return result
+
+
+def merge_pooling(layers: Sequence[nn.Module], passes: Passes) -> list[nn.Module]:
+    """Returns the layers with every convolution and the pooling behind it as one `ConvPool`.
+
+    They come from `pooling.reordered`: a ReLU stands behind its pooling.
+    """
+    merged: list[nn.Module] = []
+    left = list(layers)
+    while left:
+        layer = left.pop(0)
+        rule = layer.rule if isinstance(layer, Layer) else None
+        if isinstance(rule, Conv2dRule) and rule.in_runs:
+            pooling = left[0] if left else None
+            window = pooling.window if isinstance(pooling, PairPool | SlicePool) else None
+            if window is not None:
+                rectified = len(left) > 1 and plain(left[1], nn.ReLU)
+                behind = [left.pop(0) for _ in range(1 + rectified)]
+                layer = ConvPool(ConvPoolRule(rule, window, rectified), behind, passes)
+        merged.append(layer)
+    return merged
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvChain:
+    """Convolutions under pooling, then linear layers with ReLU between them; `Loops` of them."""
+
+    convolutions: tuple[ConvPoolRule, ...]
+    linear: tuple[LinearRule, ...]
+
+    @classmethod
+    def from_module(cls, module: nn.Module) -> ConvChain | None:
+        """The network of a module whose layers have rules; None unless it is such a chain."""
+        if not isinstance(module, Chain):
+            return None
+        layers = list(module.merged)
+        count = sum(isinstance(layer, ConvPool) for layer in layers)
+        pooled = [layer for layer in layers[:count] if isinstance(layer, ConvPool)]
+        rest = layers[count:]
+        if not 0 < count == len(pooled) or len(rest) < 2 or len(rest) % 2 or not flattens(rest[0]):
+            return None
+        linear = tuple(
+            layer.rule
+            for layer in rest[1::2]
+            if isinstance(layer, Layer) and isinstance(layer.rule, LinearRule)
+        )
+        if len(linear) != len(rest) // 2 or not all(plain(layer, nn.ReLU) for layer in rest[2::2]):
+            return None
+        return cls(tuple(layer.rule for layer in pooled), linear)
+
+    def fits(self, theta: Tensor, x: Tensor) -> bool:
+        """Whether the loops take these images; else it is the rules' turn."""
+        first = self.convolutions[0]
+        if x.dim() != 4 or x.dtype != theta.dtype or x.shape[1] != first.weight.shape[1]:
+            return False
+        sizes = self._sizes(x)
+        for rule, size in zip(self.convolutions, sizes[:-1], strict=True):
+            if not rule.takes(size, x.dtype, 1):  # no more than a few samples' gradients are kept
+                return False
+        features = self.convolutions[-1].weight.shape[0] * math.prod(sizes[-1])
+        return features == self.linear[0].weight.shape[1]
+
+    def bytes_of_one(self, x: Tensor) -> int:
+        """Bytes of one model's maps, of what won them, and of outputs of linear layers."""
+        maps = sum(
+            rule.weight.shape[0] * math.prod(size)
+            for rule, size in zip(self.convolutions, self._sizes(x)[1:], strict=True)
+        )
+        outputs = sum(rule.weight.shape[0] for rule in self.linear)
+        return len(x) * (maps * (x.itemsize + 1) + outputs * x.itemsize)
+
+    def clipped_sums(
+        self, out: Tensor, theta: Tensor, batch: tuple[Tensor, Tensor], clip_norm: float,
+        weights: Tensor | None, at_once: int,
+    ) -> None:  # fmt: skip
+        """Writes clipped sums into `out` [n, p], everything on a CPU; see `Loops.clipped_sums`."""
+        x, y = batch
+        images, sizes = self.convolutions[0].images(x, 1), self._sizes(x)[1:]
+        for rows in slices(len(theta), at_once):
+            group = theta[rows]
+            weigh = weights[rows] if weights is not None else group.new_ones(len(group), len(y))
+            features, seen = self._convolved(group, images, sizes)
+            head = _Head(self.linear, group, features)
+            head.back(y)
+            stages = self._stages(group, seen)
+            g = head.below.flatten(2).contiguous().numpy()
+            factors = head.squares.numpy()
+            loops.descend(stages, g, factors, weigh.contiguous().numpy(), clip_norm)
+            for rule, stage in zip(reversed(self.convolutions), stages, strict=True):
+                rule.write(out[rows], torch.from_numpy(stage.sums), torch.from_numpy(stage.biases))
+            head.write(out[rows])
+
+    def _sizes(self, x: Tensor) -> list[Pair]:
+        """Height and width of the images, and of every stage's outputs."""
+        size = x.shape[2], x.shape[3]
+        below = itertools.accumulate(self.convolutions, lambda s, r: r.windows(s), initial=size)
+        return list(below)
+
+    def _convolved(
+        self, theta: Tensor, images: Tensor, sizes: Sequence[Pair]
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """The last pooled outputs [n, B, h, w, o], and the images and marks of all stages."""
+        seen: list[tuple[Tensor, Tensor]] = []
+        y = images
+        for rule, size in zip(self.convolutions, sizes, strict=True):
+            if seen:
+                images = rule.images(y.flatten(0, 1).permute(0, 3, 1, 2), len(theta))
+            y, marks = rule.pooled(theta, images, size)
+            seen.append((images, marks))
+        return y, seen
+
+    def _stages(
+        self, theta: Tensor, seen: Sequence[tuple[Tensor, Tensor]]
+    ) -> tuple[loops.Stage, ...]:
+        """The convolutions for the way back: the last one first."""
+        stages = []
+        for rule, (images, marks) in zip(self.convolutions, seen, strict=True):
+            left, _, top, _ = rule.convolution.zero_pad
+            stage = loops.stage(
+                (images.numpy(), marks.numpy()),
+                rule.padded_rows(theta).numpy(),
+                0 if rule.bias is None else rule.weight.shape[0],
+                rule.row,
+                (top, left * rule.weight.shape[1]),
+                rule.steps,
+                rule.static(theta.dtype),
+            )
+            stages.append(stage)
+        return tuple(reversed(stages))
+
+
+class _Head:
+    """The linear layers of n models on features [n, B, h, w, o].
+
+    What a convolution leaves to a linear layer stays in its order of memory, channels last.
+    """
+
+    def __init__(self, rules: Sequence[LinearRule], theta: Tensor, features: Tensor) -> None:
+        self._rules, self._theta = rules, theta
+        self._order = features.shape[2:4].numel(), features.shape[4]
+        self._weights = [rule.weight.of(theta) for rule in rules]
+        self._weights[0] = _exchanged(self._weights[0], self._order[::-1])
+        self._inputs = [features.flatten(2)]
+        for rule, weight in zip(rules, self._weights, strict=True):
+            y = torch.bmm(self._inputs[-1], weight.mT)
+            if rule.bias is not None:
+                y += rule.bias.of(theta).unsqueeze(1)
+            last = len(self._inputs) == len(rules)
+            self._inputs.append(y if last else y.relu_())
+
+    def back(self, y: Tensor) -> None:
+        """Finds all gradients for these classes, and `squares` [n, B], norms of these layers'."""
+        outputs = self._inputs.pop()
+        g = output_gradients(outputs.mT, y).mT
+        self.squares = g.new_zeros(g.shape[:2])
+        self._samples: list[SampleGradients] = []
+        for i in reversed(range(len(self._rules))):
+            x, rule = self._inputs[i], self._rules[i]
+            gradients = rule.samples(self._theta, x.flatten(0, 1), g.flatten(0, 1))
+            self.squares += gradients.squared_norms()
+            self._samples.append(gradients)
+            g = torch.bmm(g, self._weights[i])
+            if i > 0:
+                g = torch.ops.aten.threshold_backward(g, x, 0)
+        self.below = g  # of the features
+
+    def write(self, out: Tensor) -> None:
+        """Writes their clipped sums into `out` [n, p]; `squares` are factors by now."""
+        for gradients in self._samples:
+            gradients.weighted_sums(out, self.squares)
+        first = self._rules[0].weight.of(out)
+        first.copy_(_exchanged(first, self._order))
+
+
+def _exchanged(weight: Tensor, order: Pair) -> Tensor:
+    """Weights [n, o, a · b] as [n, o, b · a], a copy."""
+    return weight.view(*weight.shape[:2], *order).transpose(2, 3).flatten(2).contiguous()
+
+
+def _channels_last(x: Tensor, zero_pad: tuple[int, int, int, int]) -> Tensor:
+    """x [N, c, h, w] with zeros around it as [N, h, w, c], with room for a vector behind it."""
+    if any(zero_pad):
+        x = F.pad(x, zero_pad)
+    images = x.permute(0, 2, 3, 1)
+    end = (images.storage_offset() + images.numel() + _BEHIND) * images.itemsize
+    if images.is_contiguous() and end <= images.untyped_storage().nbytes():
+        return images
+    return _with_room(images.shape, x).copy_(images)
+
+
+def _with_room(shape: Sequence[int], like: Tensor) -> Tensor:
+    """An empty tensor behind which a vector may be read."""
+    size = math.prod(shape)
+    return like.new_empty(size + _BEHIND)[:size].view(*shape)
+
+
+def _winners(g: Tensor, marks: Tensor) -> loops.Winners:
+    """Gradients [..., o, h, w], as laid out, and marks [n, B, h, w, o] for the loops."""
+    return g.movedim(-3, -1).reshape(marks.shape).numpy(), marks.numpy()
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return np.dtype(str(dtype).removeprefix("torch."))

@@ -1,0 +1,290 @@
+"""How loops are compiled: by numba, and the innermost ones in vector instructions for LLVM.
+
+LLVM does not keep arrays of vectors in registers on its own, so the innermost loops of a
+convolution and the pooling behind it are spelled out as LLVM instructions here; `conv_pool_loops`
+has the loops around them.
+
+Each of these intrinsics takes three tuples. `arrays` are what it reads and writes. `numbers` are
+places in these arrays and distances between places, counted in entries of an array. `static` are
+sizes that unroll its code: numba must know them when it compiles, so each is given as the length
+of a tuple (see `static_size`), the first being that of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import llvmlite.binding  # type: ignore[import-untyped]
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+Static = tuple[tuple[int, ...], ...]
+
+
+def compiled(loops: F) -> F:
+    """Compiles a function of arrays, which releases Python's global lock; cached on disk if it can.
+
+    Sums may be reordered, so that they vectorise; NaN and inf keep their meaning.
+    """
+    options: dict[str, Any] = {"nopython": True, "nogil": True, "fastmath": {"reassoc", "contract"}}
+    try:
+        made: F = numba.jit(cache=True, **options)(loops)
+    except RuntimeError:  # numba finds no folder for its cache: each process compiles anew
+        made = numba.jit(**options)(loops)
+    return made
+
+
+def inlined(loops: F) -> F:
+    """Marks a function that is compiled as part of those that call it, and never alone."""
+    made: Any = numba.jit(nopython=True, inline="always")(loops)
+    return cast(F, made)
+
+
+def static_size(size: int) -> tuple[int, ...]:
+    """Returns a tuple of this length: a number that numba knows when it compiles."""
+    return (1,) * size
+
+
+def _register_file() -> tuple[int, int]:
+    """Returns how many bytes a vector register of this machine has, and how many there are."""
+    features = llvmlite.binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 64, 32
+    return (32, 16) if features.get("avx") else (16, 32)
+
+
+REGISTER_BYTES, REGISTERS = _register_file()
+
+
+def lanes(dtype: np.dtype[Any], row: int) -> int:
+    """Returns the length of vectors that rows of `row` numbers are cut into.
+
+    A whole register or half of one: half where that leaves fewer lanes empty, since two halves
+    are as quick as a whole one.
+    """
+    whole = REGISTER_BYTES // dtype.itemsize
+    return min((whole, whole // 2), key=lambda size: -row % size)
+
+
+_I64, _I32, _I8 = ir.IntType(64), ir.IntType(32), ir.IntType(8)
+_FUSED = ("contract",)  # a product and a sum may be one instruction
+_allocated: Any = cgutils.alloca_once
+
+
+class _Emitter:
+    """Emits an intrinsic's instructions; `sizes` are its static ones but for the first, `lanes`."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
+        self.builder = builder
+        self.lanes, *self.sizes = (kind.count for kind in signature.args[2].types)
+        kinds = signature.args[0].types
+        self.pointers = [
+            context.make_array(kind)(context, builder, builder.extract_value(args[0], i)).data
+            for i, kind in enumerate(kinds)
+        ]
+        self.numbers = [builder.extract_value(args[1], i) for i in range(signature.args[1].count)]
+        element = context.get_value_type(kinds[0].dtype)
+        self.type = ir.VectorType(element, self.lanes)
+        self.bytes = ir.VectorType(_I8, self.lanes)
+        self.zero = self.full(self.type, 0.0)
+
+    def full(self, kind: Any, value: float) -> Any:
+        """A constant vector."""
+        return ir.Constant(kind, [value] * self.lanes)
+
+    def at(self, array: int, *offsets: Any) -> Any:
+        """A pointer into one of the arrays."""
+        pointer = self.pointers[array]
+        for offset in offsets:
+            pointer = self.builder.gep(pointer, [offset])
+        return pointer
+
+    def moved(self, pointer: Any, distance: Any) -> Any:
+        """A pointer so many entries behind another."""
+        return self.builder.gep(pointer, [distance])
+
+    def load(self, pointer: Any) -> Any:
+        """A vector from any address, aligned or not."""
+        return self.builder.load(self._cast(pointer, self.type), align=1)
+
+    def store(self, value: Any, pointer: Any) -> None:
+        """A vector to any address."""
+        self.builder.store(value, self._cast(pointer, value.type), align=1)
+
+    def splat(self, scalar: Any) -> Any:
+        """A vector with the number in every lane."""
+        kind = ir.VectorType(scalar.type, self.lanes)
+        undefined = ir.Constant(kind, ir.Undefined)
+        single = self.builder.insert_element(undefined, scalar, _I32(0))
+        order = ir.Constant(ir.VectorType(_I32, self.lanes), [0] * self.lanes)
+        return self.builder.shuffle_vector(single, undefined, order)
+
+    def below(self, first: int, count: Any) -> Any:
+        """A mask of the lanes, numbered from `first`, whose numbers are less than `count`."""
+        numbers = [first + lane for lane in range(self.lanes)]
+        lane = ir.Constant(ir.VectorType(_I64, self.lanes), numbers)
+        return self.builder.icmp_signed("<", lane, self.splat(count))
+
+    def sums(self, *counts: int) -> list[Any]:
+        """Vectors of zeros, to be kept in registers; the last count runs fastest."""
+        slots = [_allocated(self.builder, self.type) for _ in range(int(np.prod(counts)))]
+        for slot in slots:
+            self.builder.store(self.zero, slot)
+        return slots
+
+    def add(self, slot: Any, a: Any, b: Any) -> None:
+        """slot += a · b."""
+        product = self.builder.fmul(a, b, flags=_FUSED)
+        self.builder.store(self.builder.fadd(product, self.builder.load(slot), _FUSED), slot)
+
+    def _cast(self, pointer: Any, kind: Any) -> Any:
+        return self.builder.bitcast(pointer, kind.as_pointer())
+
+
+def _vectorised(emit_code: Callable[[_Emitter], None]) -> Any:
+    """Makes an intrinsic (arrays, numbers, static) -> None whose instructions a function emits."""
+
+    def make(_typing: Any, arrays: Any, numbers: Any, static: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            emit_code(_Emitter(context, builder, signature, args))
+            return context.get_dummy_value()
+
+        return types.void(arrays, numbers, static), generate
+
+    make.__name__, make.__doc__ = emit_code.__name__, emit_code.__doc__
+    return cast(Any, intrinsic)(make)
+
+
+@_vectorised
+def convolve(emit: _Emitter) -> None:
+    """One vector of output channels at neighbouring positions, some rows by some columns.
+
+    `arrays`: x, w, bias, out; `numbers`: where they start, the distance of two positions' rows in
+    x, an image row, the rows and the row length of a patch, and the distances of two positions'
+    rows and columns in out. `static`: lanes, rows, columns, and the distance of columns in x.
+    """
+    builder = emit.builder
+    x_at, w_at, bias_at, out_at, down, row, height, width, below, beside = emit.numbers
+    rows, columns, step = emit.sizes
+    sums = emit.sums(rows, columns)
+    bias = emit.load(emit.at(2, bias_at))
+    for slot in sums:
+        builder.store(bias, slot)
+    with cgutils.for_range(builder, height) as i:
+        of_x = emit.at(0, x_at, builder.mul(i.index, row))
+        of_w = emit.at(1, w_at, builder.mul(builder.mul(i.index, width), _I64(emit.lanes)))
+        lines = [emit.moved(of_x, builder.mul(down, _I64(r))) for r in range(rows)]
+        with cgutils.for_range(builder, width) as j:
+            weight = emit.load(emit.moved(of_w, builder.mul(j.index, _I64(emit.lanes))))
+            for n, (r, c) in enumerate(np.ndindex(rows, columns)):
+                line = emit.moved(lines[r], j.index)
+                value = builder.load(emit.moved(line, _I64(c * step)))
+                emit.add(sums[n], weight, emit.splat(value))
+    for n, (r, c) in enumerate(np.ndindex(rows, columns)):
+        place = emit.at(3, out_at, builder.mul(below, _I64(r)), builder.mul(beside, _I64(c)))
+        emit.store(builder.load(sums[n]), place)
+
+
+DEAD = 255  # in place of the winner's number: ReLU let nothing through
+
+
+@_vectorised
+def pool(emit: _Emitter) -> None:
+    """The largest entries of one window, a vector of channels, and their numbers or DEAD.
+
+    `arrays`: x, floor, out, marks; `numbers`: where x, out and marks start, and the distances of
+    two rows and columns in x. `static`: lanes, rows and columns of a window.
+    """
+    builder = emit.builder
+    x_at, out_at, below, beside = emit.numbers
+    entries = [
+        emit.load(emit.at(0, x_at, builder.mul(below, _I64(i)), builder.mul(beside, _I64(j))))
+        for i, j in np.ndindex(*emit.sizes)
+    ]
+    best, mark = entries[0], emit.full(emit.bytes, 0)
+    for k, value in enumerate(entries[1:], start=1):
+        # The first of equals, and NaN, win as in torch.
+        above = builder.fcmp_ordered(">", value, best)
+        wins = builder.or_(above, builder.fcmp_unordered("!=", value, value))
+        best = builder.select(wins, value, best)
+        mark = builder.select(wins, emit.full(emit.bytes, k), mark)
+    floor = emit.splat(builder.load(emit.at(1)))
+    dead = builder.fcmp_ordered("<=", best, floor)
+    emit.store(builder.select(dead, floor, best), emit.at(2, out_at))
+    emit.store(builder.select(dead, emit.full(emit.bytes, DEAD), mark), emit.at(3, out_at))
+
+
+@_vectorised
+def unpool(emit: _Emitter) -> None:
+    """Adds the gradients of one window, a vector of channels, to those of the positions that won.
+
+    `arrays`: g, marks, and gradients by position; `numbers`: where g and marks start, where the
+    window does, the distances of two positions' rows and columns, and how many channels there are.
+    `static` is that of `pool`.
+    """
+    builder = emit.builder
+    g_at, grid_at, below, beside, channels = emit.numbers
+    marks = builder.bitcast(emit.at(1, g_at), emit.bytes.as_pointer())
+    g, mark = emit.load(emit.at(0, g_at)), builder.load(marks, align=1)
+    inside = emit.below(0, channels)
+    for k, (i, j) in enumerate(np.ndindex(*emit.sizes)):
+        place = emit.at(2, grid_at, builder.mul(below, _I64(i)), builder.mul(beside, _I64(j)))
+        wins = builder.icmp_unsigned("==", mark, emit.full(emit.bytes, k))
+        gradient = builder.select(builder.and_(wins, inside), g, emit.zero)
+        emit.store(builder.fadd(emit.load(place), gradient), place)
+
+
+@_vectorised
+def gather(emit: _Emitter) -> None:
+    """Σ over listed places of g times some rows of the patch that begins there.
+
+    `arrays`: x, the places, their g, out, and a vector that squares are added to; `numbers`: where
+    the first four start, how many are listed, an image row, and the length of a patch's row, behind
+    which zeros are written. `static`: lanes, rows, and vectors of a row.
+    """
+    builder = emit.builder
+    x_at, list_at, out_at, count, row, width = emit.numbers
+    rows, parts = emit.sizes
+    sums, (squares,) = emit.sums(rows, parts), emit.sums(1)
+    with cgutils.for_range(builder, count) as e:
+        listed = builder.sext(builder.load(emit.at(1, list_at, e.index)), _I64)
+        source = emit.at(0, x_at, listed)
+        g = emit.splat(builder.load(emit.at(2, list_at, e.index)))
+        for n, (r, v) in enumerate(np.ndindex(rows, parts)):
+            place = emit.moved(source, builder.mul(row, _I64(r)))
+            emit.add(sums[n], g, emit.load(emit.moved(place, _I64(v * emit.lanes))))
+    builder.store(emit.load(emit.at(4)), squares)
+    for n, (_r, v) in enumerate(np.ndindex(rows, parts)):
+        inside = emit.below(v * emit.lanes, width)
+        total = builder.select(inside, builder.load(sums[n]), emit.zero)
+        emit.store(total, emit.at(3, out_at, _I64(n * emit.lanes)))
+        emit.add(squares, total, total)
+    emit.store(builder.load(squares), emit.at(4))
+
+
+@_vectorised
+def scatter(emit: _Emitter) -> None:
+    """Adds Σ g · weights of the listed outputs to some rows of one patch of the image.
+
+    `arrays`: image, g, w, the list; `numbers`: where the first three start, the length of the list,
+    an image row, and the length of an output's weights. `static` is that of `gather`.
+    """
+    builder = emit.builder
+    image_at, g_at, w_at, count, row, patch = emit.numbers
+    rows, parts = emit.sizes
+    sums = emit.sums(rows, parts)
+    with cgutils.for_range(builder, count) as e:
+        output = builder.load(emit.at(3, e.index))
+        g = emit.splat(builder.load(emit.at(1, g_at, output)))
+        weights = emit.at(2, w_at, builder.mul(output, patch))
+        for n, slot in enumerate(sums):
+            emit.add(slot, g, emit.load(emit.moved(weights, _I64(n * emit.lanes))))
+    for n, (r, v) in enumerate(np.ndindex(rows, parts)):
+        place = emit.at(0, image_at, builder.mul(row, _I64(r)), _I64(v * emit.lanes))
+        total = builder.fadd(emit.load(place), builder.load(sums[n]))
+        emit.store(total, place)
