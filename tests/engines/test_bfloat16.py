@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpaudit_ray.engines.packing.memory import Groups
+from dpaudit_ray.engines.packing.memory import GPU_MOST, Groups
 from dpaudit_ray.engines.packing.packed import PackedModel
+from tests.long import paired
 
 CLIP, EXAMPLES, MODELS = 0.37, 48, 3
 
@@ -63,8 +64,9 @@ def case(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     return make(), 3 * torch.randn(EXAMPLES, *shape), torch.arange(EXAMPLES) % 3
 
 
-@pytest.mark.parametrize("groups", [None, Groups(256, 256)], ids=["as on a cpu", "as on a gpu"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "groups"), paired(NETWORKS, [None, GPU_MOST], "every network in a GPU's groups, too")
+)
 def test_clipped_gradients_keep_to_the_norm_and_sums_to_their_digits(
     name: str, groups: Groups | None
 ) -> None:

@@ -25,7 +25,7 @@ from dpaudit_ray.mechanisms.dp_sgd.session import FrozenSession
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.plugins import parse
 from tests.engines.standin import GPU, StandIn, standing_in
-from tests.long import long
+from tests.long import long, paired
 
 TRIALS, STEPS = 6, 4
 
@@ -159,8 +159,10 @@ TRAININGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", TRAININGS)
-@pytest.mark.parametrize("adversary", ["biased-dimension", "loss"])
+@pytest.mark.parametrize(
+    ("name", "adversary"),
+    paired(TRAININGS, ["biased-dimension", "loss"], "every training with both kinds of canary"),
+)
 def test_every_training_scores_as_on_a_cpu(name: str, adversary: str) -> None:
     attack = parse(Adversary, adversary, "adversary")
     near = scored(mechanism(**TRAININGS[name]), attack, gpu=False)

@@ -19,6 +19,7 @@ from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules import losses
 from dpaudit_ray.errors import SpecError
 from tests.engines.networks import CASES
+from tests.long import paired
 
 
 def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
@@ -251,8 +252,9 @@ def crowded(size: int, width: int) -> nn.Module:
     return Crowded()
 
 
-@pytest.mark.parametrize("width", [5, 10_000, 90_000], ids=["small", "wide", "large"])
-@pytest.mark.parametrize("size", [8, 16, 100])
+@pytest.mark.parametrize(
+    ("size", "width"), paired([8, 16, 100], [5, 10_000, 90_000], "every size at every width")
+)
 def test_statistics_of_a_batch_are_found_wherever_they_begin(size: int, width: int) -> None:
     x, y = torch.randn(128, 8), torch.arange(128) % 3
     with pytest.raises(SpecError, match=r"the model itself \(Crowded\) .* others in its batch"):

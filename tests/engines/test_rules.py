@@ -19,6 +19,7 @@ from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules import ghost_norm, pooling
 from dpaudit_ray.errors import SpecError
 from tests.engines.test_packed import loss_of, slow_clipped_sum
+from tests.long import paired
 
 GROUPS = (Groups(64, 64), Groups(3, 1), Groups(4, 2))
 
@@ -138,8 +139,7 @@ def case(name: str, models: int = 5) -> tuple[nn.Module, Tensor, Tensor, Tensor]
     return module, torch.randn(models, size, dtype=torch.float64), x, y
 
 
-@pytest.mark.parametrize("groups", GROUPS, ids=str)
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(("name", "groups"), paired(MODULES, GROUPS, "every rule in all groups"))
 def test_clipped_sums_equal_per_sample_autograd(name: str, groups: Groups) -> None:
     module, theta, x, y = case(name)
     norms = PackedModel(module).clipped_sums(theta, x, y, math.inf).norm(dim=1)

@@ -131,10 +131,10 @@ def _pool(
     m, s, inputs = where
     n, batch, down, across, outputs = out.shape
     columns, line = convolved.shape[1:]
-    size, each = len(static[0]), n // inputs
+    size, sharing = len(static[0]), n // inputs
     arrays = (convolved, floor, out, marks)
-    for channel in range(0, each * outputs, size):
-        model = m * each + channel // outputs
+    for channel in range(0, sharing * outputs, size):
+        model = m * sharing + channel // outputs
         first = (model * batch + s) * down * across * outputs + channel % outputs
         for i in range(down):
             for j in range(across):
@@ -153,7 +153,7 @@ def _pool_in_lines(
     m, s, inputs = where
     n, _, down, across, outputs = out.shape
     columns, line = convolved.shape[1:]
-    size, each = len(static[0]), n // inputs
+    size, sharing = len(static[0]), n // inputs
     arrays = (convolved, floor, line_out, line_marks)
     for i in range(down):
         for j in range(across):
@@ -161,11 +161,11 @@ def _pool_in_lines(
             for channel in range(0, line, size):
                 numbers = (x_at + channel, j * line + channel, columns * line, line)
                 pool(arrays, numbers, static)
-        for k in range(each):
+        for k in range(sharing):
             for j in range(across):
                 for o in range(outputs):
-                    out[m * each + k, s, i, j, o] = line_out[j, k * outputs + o]
-                    marks[m * each + k, s, i, j, o] = line_marks[j, k * outputs + o]
+                    out[m * sharing + k, s, i, j, o] = line_out[j, k * outputs + o]
+                    marks[m * sharing + k, s, i, j, o] = line_marks[j, k * outputs + o]
 
 
 # Back, one sample at a time -----------------------------------------------------------------------

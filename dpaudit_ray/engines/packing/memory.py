@@ -196,8 +196,8 @@ class Footprint:
         """As many models as the budget has room for, and no more than pay."""
         line, groups = self._line(computed, x), _UNKNOWN
         if line is not None:
-            fixed, each = line
-            room = max(1, (budget() - fixed) // max(1, each))
+            fixed, of_model = line
+            room = max(1, (budget() - fixed) // max(1, of_model))
             groups = Groups(min(room, GPU_MOST.outer), min(room, GPU_MOST.inner))
         for _ in range(self._halvings.get(_batch_key(computed, x), 0)):
             groups = groups.halved()
@@ -222,8 +222,8 @@ class Footprint:
                     "computed at once", first_line(error), _UNKNOWN.outer,
                 )  # fmt: skip
             else:
-                each = max(1, (more - few) // (_MORE - _FEW))
-                self._lines[key] = max(0, few - _FEW * each), each
+                of_model = max(1, (more - few) // (_MORE - _FEW))
+                self._lines[key] = max(0, few - _FEW * of_model), of_model
         return self._lines[key]
 
     def _walked(self, computed: Computed, models: int, x: Tensor) -> int:

@@ -41,17 +41,17 @@ class Samplewise:
     stacked: bool = False
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        """See `PackedModel.outputs`."""
-        found = []
+        """Output of every model on every example, float [n, m, c]."""
+        outputs = []
         for row in self._cast(theta):
             with placed(self.module, row), torch.no_grad():
-                found.append(self.module(self._cast(x).clone()).flatten(1))
-        return torch.stack(found).to(theta.dtype)
+                outputs.append(self.module(self._cast(x).clone()).flatten(1))
+        return torch.stack(outputs).to(theta.dtype)
 
     def clipped_sums(
         self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float, weights: Tensor | None
     ) -> Tensor:
-        """See `PackedModel.clipped_sums`."""
+        """Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C) of every model i, float [n, p]."""
         out = torch.zeros_like(theta)
         for models in slices(len(theta), self._together(theta, len(y))):
             for part in self._chunks(len(y), theta):
@@ -61,8 +61,8 @@ class Samplewise:
                 factors = torch.ones_like(norms) if clip_norm == float("inf") else factors
                 if weights is not None:
                     factors = factors * weights[models, part]
-                for sums, row, each in zip(out[models], factors, gradients, strict=True):
-                    sums += row @ each
+                for sums, row, of_model in zip(out[models], factors, gradients, strict=True):
+                    sums += row @ of_model
         return out
 
     def gradients(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -72,10 +72,10 @@ class Samplewise:
             with _mappable(self.module):
                 return self._mapped(row, x, y)
         with placed(self.module, row) as parameters:
-            found = row.new_empty(len(y), len(row))
-            for j, into in enumerate(found):
+            gradients = row.new_empty(len(y), len(row))
+            for j, into in enumerate(gradients):
                 self._alone(parameters, x[j : j + 1], y[j : j + 1], into)
-        return found
+        return gradients
 
     def _of_models(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """`gradients` of every model, float [n, B, p]."""
@@ -83,8 +83,8 @@ class Samplewise:
             return torch.stack([self.gradients(row, x, y) for row in theta])
         wide = self._cast(theta), self._cast(x), y
         with _mappable(self.module):
-            found: Tensor = vmap(self._mapped, in_dims=(0, None, None))(*wide)
-        return found
+            gradients: Tensor = vmap(self._mapped, in_dims=(0, None, None))(*wide)
+        return gradients
 
     def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> Samplewise:
         """The same by `vmap` where that gives what backward passes give, on these examples."""
@@ -121,8 +121,8 @@ class Samplewise:
             outputs = functional_call(self.module, values | frozen, (of_x,), tie_weights=False)
             return losses(outputs, of_y.expand(len(of_x))).mean()
 
-        found: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(values, x, y)
-        return torch.cat([found[name].flatten(1) for name in named], 1)
+        gradients: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(values, x, y)
+        return torch.cat([gradients[name].flatten(1) for name in named], 1)
 
     def _together(self, theta: Tensor, examples: int) -> int:
         """Models whose gradients are formed at once; a function of sizes alone, so that bits are
@@ -221,9 +221,9 @@ def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for parameter, data in parameters:
             parameter.grad = None
             parameter.data = data
-        for owner, own, attributes in kept:
+        for owner, buffers_before, attributes in kept:
             owner._buffers.clear()
-            owner._buffers.update(own)
+            owner._buffers.update(buffers_before)
             attributes.restore()
 
 

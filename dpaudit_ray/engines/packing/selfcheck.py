@@ -368,8 +368,8 @@ def _error_among_many(
         group, copies = Groups(len(theta), len(theta)), x[:1].expand_as(x)
         together = sums(make(group, False), theta, copies, every_row)
         for models in (slice(0, 1), slice(len(theta) - 1, None)):
-            one = sums(alone, theta[models], copies, every_row)
-            errors.append(relative_error(together[models], one, least))
+            by_itself = sums(alone, theta[models], copies, every_row)
+            errors.append(relative_error(together[models], by_itself, least))
     return max(errors)
 
 

@@ -50,8 +50,8 @@ class FunctionalRule(InputRule):
 
         n = len(theta)
         wide = (by_model(x, n), by_model(g, n))
-        each = vmap(vmap(one_sample, in_dims=(None, 0, 0)))(self._parameters(theta), *wide)
-        parts = ((slot, each[name].flatten(2)) for name, slot in self._slots.items())
+        formed = vmap(vmap(one_sample, in_dims=(None, 0, 0)))(self._parameters(theta), *wide)
+        parts = ((slot, formed[name].flatten(2)) for name, slot in self._slots.items())
         return Formed(tuple(parts))
 
     def _parameters(self, theta: Tensor) -> Parameters:

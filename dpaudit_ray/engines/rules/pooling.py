@@ -165,9 +165,9 @@ class _SliceMax(torch.autograd.Function):
         out = g.new_zeros(ctx.shape)
         first, *others = _entries(out, ctx.kernel, ctx.stride)
         for entry, lead in zip(others[::-1], ctx.saved_tensors[::-1], strict=True):
-            own = _where_positive(g, lead)
-            entry += own
-            g = g - own
+            won = _where_positive(g, lead)
+            entry += won
+            g = g - won
         first += g
         return out, None, None
 
