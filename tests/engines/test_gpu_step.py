@@ -238,7 +238,7 @@ def one_step(asked: DpSgd, gpu: bool, kind: str, mode: StandIn | None) -> torch.
     assert inserted is not None
     _ = inserted.rows  # looked up once for a whole training
     engine = training._steps(7)
-    x, y = training._taken(training.batches[0], 1)
+    x, y = training._examples(training.batches[0], 1)
     engine.step(theta.clone(), x, y, inserted)
     if mode is not None:
         mode.waits.clear()
