@@ -69,6 +69,7 @@ class Obstacle:
 
 @functools.cache
 def warn_of_slow_way(path: str, kind: str, why: str, whole: bool) -> None:
+    """Says, once in a process for each layer, that it or the whole model is computed slowly."""
     model = "the whole model's per-sample gradients go through autograd"
     layer = "its per-sample gradients go through torch.func"
     _LOG.warning("%s (%s) %s: %s, slowly", path, kind, why, model if whole else layer)
