@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -109,7 +110,7 @@ class Cell(Strict):
         """The steps at which scores are recorded; the last is the end of training."""
         return self.mechanism.horizons(self.audit.record_every)
 
-    @property
+    @functools.cached_property
     def budget(self) -> Budget:
         """The audit's error, shared by its estimators that hold their level, at every step."""
         deciding = (

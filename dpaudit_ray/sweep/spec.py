@@ -7,6 +7,7 @@ so an error names the key it came from before anything runs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -80,7 +81,7 @@ class Sweep(_Heading):
         named = (part.name for part in found if isinstance(part, Unread))
         return tuple(name.partition(":")[0] for name in named if ":" in name)
 
-    @property
+    @functools.cached_property
     def budget(self) -> SweepBudget:
         """The error of the sweep, shared by all bounds that a decision may rest on."""
         return SweepBudget(tuple(cell.budget for cell in self.cells if cell.mechanism.sampled))
