@@ -131,7 +131,7 @@ class _Job:
             if not (retry_failed and recorded):
                 result = self._drive(chosen, remaining, recorded)
                 if name == "ray" and result.complete:
-                    self._conclude(chosen)
+                    self._conclude(chosen, result)
                 return result
             granted = self._granted(chosen, recorded)
             chosen.try_again([failure.pack for failure in granted])
@@ -140,7 +140,7 @@ class _Job:
             return self._given_up_again(chosen, granted, result)
 
     def _tell_where_it_resumes(self, retry_failed: bool) -> None:
-        """Where something is done, and something is left to run."""
+        """Tells the number of trials that are done, where some are and some are left to run."""
         enough = decisions.decided(self.directory, self.sweep)
         missing = sum(pack.size for pack in self.plan.remaining(self.directory, enough))
         trials = sum(enough.get(i, audit.trials) for i, audit in enumerate(self.plan.audits))
@@ -205,18 +205,18 @@ class _Job:
         summary = Driver(dispatcher, remaining, budget, self.stop, show, hours, require).run()
         self.directory.require_owned()
         complete = self.directory.complete
-        known = self._failures()
+        now_failed = self._failures()
         stopped = summary.stopped and not complete
         before = tuple(recorded)
-        return Result(self.directory.location, complete, known, summary.lost, stopped, before)
+        return Result(self.directory.location, complete, now_failed, summary.lost, stopped, before)
 
-    def _conclude(self, dispatcher: Dispatcher) -> None:
+    def _conclude(self, dispatcher: Dispatcher, result: Result) -> None:
         """Tells the metrics of refuted claims: those of all trials, and not of live bounds only."""
-        from .report import answer, tables
+        from .report import answer
 
         self.phase("judging the claims")
-        said = answer.keep(tables.Run.open(self.directory.location))
-        refuted = frozenset(i for i, one in enumerate(said.audits) if one.violates)
+        verdicts = answer.keep(result.run).audits
+        refuted = frozenset(i for i, audit in enumerate(verdicts) if audit.violates)
         now = Activity(trainers=dispatcher.trainers, last_result=time.time(), refuted=refuted)
         last = dispatcher.progress(now)
         if refuted - {i for i, audit in enumerate(last.audits) if audit.refuted}:
@@ -268,17 +268,17 @@ def check_inputs(sweep: Sweep) -> None:
 
 def _require_gpu(sweep: Sweep) -> None:
     """Raises SpecError where packs would be given a GPU that this process does not see."""
-    asked = sweep.resources.num_gpus
+    gpus = sweep.resources.num_gpus
     ours = any(c.mechanism.uses_torch and c.mechanism.uses_gpu for c in sweep.cells)
-    if not asked or not ours:
+    if not gpus or not ours:
         return
     import torch
 
-    if (there := torch.cuda.device_count()) < asked:
+    if (there := torch.cuda.device_count()) < gpus:
         with sweep.placed():
             raise SpecError(
                 "resources.num_gpus",
-                f"is {asked:g}, but this process sees {there or 'no'} GPU{'s' * (there > 1)}, and "
+                f"is {gpus:g}, but this process sees {there or 'no'} GPU{'s' * (there > 1)}, and "
                 "executor inline has no other; use --set resources.num_gpus=0, or --executor ray "
                 "on a cluster that has them",
             )

@@ -39,7 +39,7 @@ class Exit(IntEnum):
     BUG = 70  # none of the above may be returned by accident
 
 
-_TELLING = 4  # characters of a name that is a part of another
+_MIN_PART = 4  # characters of a name that is a part of another
 _LONGEST = 300  # characters of somebody else's message
 
 
@@ -58,7 +58,7 @@ class DpauditError(Exception):
     exit_code: ClassVar[Exit] = Exit.USAGE
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows instead of frames that are none of the user's."""
+        """Lines that a notebook shows instead of frames of this package."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -107,18 +107,18 @@ class UnknownKeyError(SpecError):
 
     @classmethod
     def among(cls, key: str, known: Iterable[str], what: str = "unknown key") -> UnknownKeyError:
-        """Of the last part of `key`, where only `known` ones are taken."""
+        """The error about the last part of `key`, where only `known` ones are taken."""
         *parents, last = key.split(".")
         names = list(known)
-        found = cls(key, f"{what}{suggestion(last, names)}known: {', '.join(names)}")
+        error = cls(key, f"{what}{suggestion(last, names)}known: {', '.join(names)}")
         if meant := closest(last, names):
-            found.meant = ".".join([*parents, meant])
-        return found
+            error.meant = ".".join([*parents, meant])
+        return error
 
     def under(self, prefix: str) -> SpecError:
         """Returns the same error with `prefix` in front of both keys."""
-        found = super().under(prefix)
-        return found.moved(meant=f"{prefix}.{self.meant}") if self.meant else found
+        error = super().under(prefix)
+        return error.moved(meant=f"{prefix}.{self.meant}") if self.meant else error
 
 
 class SweepError(SpecError):
@@ -135,8 +135,8 @@ class SweepError(SpecError):
     @property
     def problems(self) -> tuple[SpecError, ...]:
         """In the order in which they are best mended."""
-        found: tuple[SpecError, ...] = self.args[0]
-        return found
+        problems: tuple[SpecError, ...] = self.args[0]
+        return problems
 
     def under(self, prefix: str) -> SpecError:
         """Returns the same errors with `prefix` in front of their keys."""
@@ -144,10 +144,10 @@ class SweepError(SpecError):
 
 
 class Mistakes:
-    """Collects what is wrong with a sweep, so that all of it is told at once."""
+    """Collects all mistakes of a sweep, so that the user hears of them at once."""
 
     def __init__(self) -> None:
-        self.found: list[SpecError] = []
+        self.errors: list[SpecError] = []
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -155,47 +155,47 @@ class Mistakes:
         try:
             yield
         except SpecError as error:
-            self.found += error.problems
+            self.errors += error.problems
 
     def settle(self) -> None:
-        """Raises what was found, if anything was."""
-        if self.found:
-            raise together(self.found)
+        """Raises the mistakes that were noted, if any were."""
+        if self.errors:
+            raise together(self.errors)
 
 
-def together(found: Iterable[SpecError]) -> SpecError:
+def together(errors: Iterable[SpecError]) -> SpecError:
     """One error for all: unknown keys first, each once, and none that a mended typo removes."""
-    unique = list({(one.key, one.problem): one for one in reversed([*found])}.values())[::-1]
-    meant = {one.meant for one in unique if isinstance(one, UnknownKeyError)}
-    left = [one for one in unique if not (one.problem == REQUIRED and one.key in meant)]
-    left.sort(key=lambda one: not isinstance(one, UnknownKeyError))
+    unique = list({(e.key, e.problem): e for e in reversed([*errors])}.values())[::-1]
+    meant = {error.meant for error in unique if isinstance(error, UnknownKeyError)}
+    left = [error for error in unique if not (error.problem == REQUIRED and error.key in meant)]
+    left.sort(key=lambda error: not isinstance(error, UnknownKeyError))
     return left[0] if len(left) == 1 else SweepError(tuple(left))
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """The known name that somebody who wrote `name` probably meant; empty for none."""
+def closest(name: str, names: Iterable[str]) -> str:
+    """The one of `names` that somebody who wrote `name` probably meant; empty for none."""
     import difflib
 
-    by_lower = {one.lower().replace("_", "-"): one for one in known}
+    by_lower = {n.lower().replace("_", "-"): n for n in names}
     wanted = name.lower().replace("_", "-")
-    longer = [one for one in by_lower if len(wanted) >= _TELLING and wanted in one]
-    found = difflib.get_close_matches(wanted, by_lower, 1, 0.7)
-    found = found or (longer if len(longer) == 1 else [])  # `noise` for noise_multiplier
-    return by_lower[found[0]] if found else ""
+    longer = [lower for lower in by_lower if len(wanted) >= _MIN_PART and wanted in lower]
+    matches = difflib.get_close_matches(wanted, by_lower, 1, 0.7)
+    matches = matches or (longer if len(longer) == 1 else [])  # `noise` for noise_multiplier
+    return by_lower[matches[0]] if matches else ""
 
 
-def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
-    """What is said of a name in a sweep file that nothing has."""
-    names = sorted(known)
+def unknown_name(what: str, name: str, names: Iterable[str]) -> str:
+    """The message about a name in a sweep file that nothing has."""
+    names = sorted(names)
     return (
         f"unknown {what} {name!r}{suggestion(name, names)}known: {', '.join(names)}; one of your "
         "own is named package.module:Class"
     )
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """What is said between the problem and the names that are known."""
-    meant = closest(name, known)
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """The words between the problem and the names that are known."""
+    meant = closest(name, names)
     return f"; did you mean {meant}? " if meant else "; "
 
 

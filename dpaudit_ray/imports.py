@@ -8,33 +8,25 @@ process, as what was imported does.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import contextvars
 import dataclasses
-import functools
 import importlib
 import inspect
 import re
-import site
 import sys
-import sysconfig
-import threading
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import module_files
 from .errors import SpecError
 
 if TYPE_CHECKING:
     from torch import nn
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_PACKAGE = Path(__file__).resolve().parent
-# CPython 3.11 counts the parser's depth once for all threads, and raises SystemError where a
-# callback of the garbage collector (JAX has one) lets another thread parse in the midst.
-_PARSING = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +40,8 @@ class Trust:
     reads: bool = False
 
     @classmethod
-    def of(cls, option: str | None, reads: bool = False) -> Trust:
-        """From `--trust a,b.c`; without it verbs that run trust all, verbs that read nothing.
+    def parse(cls, option: str | None, reads: bool = False) -> Trust:
+        """Parses `--trust a,b.c`; without it verbs that run trust all, verbs that read nothing.
 
         Raises:
             SpecError: not names of modules.
@@ -112,13 +104,13 @@ def imported(path: str, key: str) -> Any:
     module, _, attribute = path.partition(":")
     _require_trusted(module, path, key)
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (Exception, SystemExit) as error:  # boundary to a user's module: it may raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise SpecError(key, f"cannot import {path!r} ({reason}); is it on PYTHONPATH?") from error
-    return found
+    return value
 
 
 def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., Any]:
@@ -128,7 +120,7 @@ def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., A
         SpecError: under `key`, for what is no function or class of that module or of the user's,
             and for what does not take these arguments.
     """
-    train = _called(path, f"{key}.path")
+    train = _callable(path, f"{key}.path")
     try:
         bound = inspect.signature(train).bind(True, 0, **options)
     except TypeError as error:
@@ -152,7 +144,7 @@ def preparing(path: str, key: str) -> Callable[..., Any]:
     Raises:
         SpecError: under `key`, for what is no such function.
     """
-    prepare = _called(path, key)
+    prepare = _callable(path, key)
     if not _is_users(prepare):
         raise SpecError(key, f"{path} is installed code; call it from a function of your own")
     try:
@@ -173,48 +165,18 @@ def network(path: str, key: str) -> Callable[..., Any]:
     """
     from torch import nn
 
-    found = _called(path, key)
-    gives = found if isinstance(found, type) else _returned(found)
+    factory = _callable(path, key)
+    gives = factory if isinstance(factory, type) else _return_type(factory)
     if isinstance(gives, type):
         if not issubclass(gives, nn.Module):
             raise SpecError(key, f"{path} gives a {gives.__name__}, no torch.nn.Module")
-    elif not _is_users(found):
+    elif not _is_users(factory):
         raise SpecError(
             key,
             f"{path} is installed code that does not say whether it returns a torch.nn.Module; "
             "call it from a function of your own",
         )
-    return found
-
-
-def is_own(file: str | Path) -> bool:
-    """Whether a file is of the user's: neither installed, nor Python's own, nor this package's."""
-    place = Path(file).resolve()
-    if {"site-packages", "dist-packages"} & set(place.parts):
-        return False
-    return not any(place.is_relative_to(folder) for folder in _installed())
-
-
-def named_in(name: str, file: Path) -> list[str]:
-    """Modules that a source may import, at its top or later; none for what is no source."""
-    if file.suffix != ".py":
-        return []
-    try:
-        source = file.read_bytes()
-        with _PARSING:
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, OSError):
-        return []
-    package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            found += [base, *(f"{base}.{alias.name}" for alias in node.names)] if base else []
-    return found
+    return factory
 
 
 def _require_trusted(module: str, path: str, key: str) -> None:
@@ -230,38 +192,30 @@ def _require_trusted(module: str, path: str, key: str) -> None:
         )
 
 
-def _called(path: str, key: str) -> Callable[..., Any]:
+def _callable(path: str, key: str) -> Callable[..., Any]:
     """A function or class of the module that names it, or of another file of the user's."""
-    found = imported(path, key)
-    if not callable(found):
-        raise SpecError(key, f"{path!r} cannot be called, got {found!r:.60}")
-    home = str(getattr(found, "__module__", None))
-    if home.partition(".")[0] != path.partition(":")[0].partition(".")[0] and not _is_users(found):
+    value = imported(path, key)
+    if not callable(value):
+        raise SpecError(key, f"{path!r} cannot be called, got {value!r:.60}")
+    home = str(getattr(value, "__module__", None))
+    if home.partition(".")[0] != path.partition(":")[0].partition(".")[0] and not _is_users(value):
         raise SpecError(
             key,
             f"{path!r} is no function or class of that module, but of {home}; write your own",
         )
-    call: Callable[..., Any] = found
-    return call
+    function: Callable[..., Any] = value
+    return function
 
 
-def _returned(function: Callable[..., Any]) -> type[nn.Module] | Any:
-    """What its annotation says; None where it says nothing that can be understood."""
+def _return_type(function: Callable[..., Any]) -> type[nn.Module] | Any:
+    """The annotated type; None where there is none that can be understood."""
     try:
         return typing.get_type_hints(function).get("return")
     except Exception:  # noqa: BLE001 (an annotation is an expression, which may raise anything)
         return None
 
 
-def _is_users(found: Any) -> bool:
-    module = sys.modules.get(str(getattr(found, "__module__", None)))
+def _is_users(function: Any) -> bool:
+    module = sys.modules.get(str(getattr(function, "__module__", None)))
     file = getattr(module, "__file__", None)
-    return file is not None and is_own(file)
-
-
-@functools.cache
-def _installed() -> tuple[Path, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    found = [sysconfig.get_path(name) for name in names]
-    found += [*site.getsitepackages(), site.getusersitepackages()]
-    return (_PACKAGE, *(Path(folder).resolve() for folder in found))
+    return file is not None and module_files.is_users(file)

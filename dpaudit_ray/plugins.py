@@ -59,18 +59,18 @@ class Plugin(Strict):
         fingerprint and orphans no run directory. So a default must never change its meaning. What
         is computed in another way than before has another `revision`; the first is left out.
         """
-        own = self.model_dump(mode="json", exclude=set(self.locations), exclude_defaults=True)
+        options = self.model_dump(mode="json", exclude=set(self.locations), exclude_defaults=True)
         nested = {
             key: value.identity()
             for key, field in type(self).model_fields.items()
             if isinstance(value := getattr(self, key), Plugin) and not _left_out(value, field)
         }
         revised = {"revision": self.revision} if self.revision > 1 else {}
-        return own | nested | revised | {"name": self.address}
+        return options | nested | revised | {"name": self.address}
 
     def named_modules(self) -> tuple[str, ...]:
         """Modules that it takes from elsewhere than this project, without those of its parts."""
-        return (type(self).__module__,) if is_own(self) else ()
+        return (type(self).__module__,) if is_users(self) else ()
 
 
 class Unread:
@@ -85,8 +85,8 @@ def parts(plugin: Plugin) -> Iterator[Plugin]:
             yield from parts(value)
 
 
-def is_own(plugin: Plugin) -> bool:
-    """Whether its class is somebody's own, of no module of this project."""
+def is_users(plugin: Plugin) -> bool:
+    """Whether its class is the user's, of no module of this project."""
     return not f"{type(plugin).__module__}.".startswith(f"{__package__}.")
 
 
@@ -111,7 +111,7 @@ def parse(base: type[P], raw: Any, key: str) -> P:
         return validated(stand_in, raw, key)
     cls = _find(base, raw["name"], f"{key}.name")
     if ":" in raw["name"]:
-        raw = raw | {"name": _own_name(cls) or raw["name"]}
+        raw = raw | {"name": _default_name(cls) or raw["name"]}
     return validated(cast(type[P], cls.variant(raw)), raw, key)
 
 
@@ -148,7 +148,7 @@ def carried() -> Iterator[None]:
         raise _CarriedError(error) from error
 
 
-def known(base: type[P]) -> dict[str, type[P]]:
+def registry(base: type[P]) -> dict[str, type[P]]:
     """Every class of this kind that lies in its home package, by name."""
     package = importlib.import_module(base.home)
     for module in pkgutil.iter_modules(getattr(package, "__path__", [])):  # one file has none
@@ -157,8 +157,8 @@ def known(base: type[P]) -> dict[str, type[P]]:
 
 
 def _imported_so_far(base: type[P]) -> dict[str, type[P]]:
-    found = (cls for cls in _subclasses(base) if _at_home(cls) and not cls.is_variant)
-    return {name: cls for cls in found if (name := _own_name(cls)) is not None}
+    classes = (cls for cls in _subclasses(base) if _at_home(cls) and not cls.is_variant)
+    return {name: cls for cls in classes if (name := _default_name(cls)) is not None}
 
 
 _PROBLEMS = {
@@ -184,12 +184,12 @@ def spec_error(
     error: ValidationError, prefix: str, raw: Any, model: type[BaseModel] | None = None
 ) -> SpecError:
     """The problems of a pydantic error on `raw`, each one line with its full key."""
-    found: dict[tuple[str, ...], list[SpecError]] = {}
+    by_path: dict[tuple[str, ...], list[SpecError]] = {}
     for item in error.errors(include_url=False):
         path = _path(item["loc"], raw)
         problems = _problems(cast(dict[str, Any], item), (prefix, *path), model)
-        found.setdefault(path, problems)  # the first of what the parts of a union say
-    return together(problem for problems in found.values() for problem in problems)
+        by_path.setdefault(path, problems)  # the first of what the parts of a union say
+    return together(problem for problems in by_path.values() for problem in problems)
 
 
 def _path(loc: tuple[int | str, ...], raw: Any) -> tuple[str, ...]:
@@ -227,13 +227,13 @@ def _problems(
 
 
 def _fields(model: Any, path: tuple[str, ...]) -> list[str]:
-    """What the mapping at `path` takes; nothing where that is no model."""
+    """Keys that the mapping at `path` takes; none where that is no model."""
     for part in path:
         field = model.model_fields.get(part) if model else None
         kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
         models = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
         model = next(models, None)
-    return [one.alias or name for name, one in model.model_fields.items()] if model else []
+    return [field.alias or name for name, field in model.model_fields.items()] if model else []
 
 
 def got(value: Any) -> str:
@@ -244,28 +244,29 @@ def got(value: Any) -> str:
 
 def _find(base: type[P], name: str, key: str) -> type[P]:
     if ":" in name:
-        return _imported(base, name, key)
+        return _user_class(base, name, key)
     # Most are in a module of their name: no other needs to be imported then.
     module = name.replace("-", "_")
     package = importlib.import_module(base.home)
-    if module in (each.name for each in pkgutil.iter_modules(getattr(package, "__path__", []))):
+    names = (info.name for info in pkgutil.iter_modules(getattr(package, "__path__", [])))
+    if module in names:
         importlib.import_module(f"{base.home}.{module}")
     classes = _imported_so_far(base)
     if name not in classes:
-        classes = known(base)
+        classes = registry(base)
     if name not in classes:
         raise SpecError(key, unknown_name(base.kind, name, classes))
     return classes[name]
 
 
-def _imported(base: type[P], name: str, key: str) -> type[P]:
-    found = imports.imported(name, key)
-    if not (isinstance(found, type) and issubclass(found, base)):
+def _user_class(base: type[P], name: str, key: str) -> type[P]:
+    cls = imports.imported(name, key)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
         raise SpecError(key, f"{name!r} is not a subclass of {base.__module__}:{base.__name__}")
-    if inspect.isabstract(found):
-        lacking = ", ".join(sorted(found.__abstractmethods__))
+    if inspect.isabstract(cls):
+        lacking = ", ".join(sorted(cls.__abstractmethods__))
         raise SpecError(key, f"{name!r} does not define {lacking}")
-    return found
+    return cls
 
 
 @functools.cache
@@ -295,7 +296,7 @@ def _left_out(value: Plugin, field: FieldInfo) -> bool:
     return value == field.default and value.revision == 1
 
 
-def _own_name(cls: type[Plugin]) -> str | None:
+def _default_name(cls: type[Plugin]) -> str | None:
     """The default of the field `name`; None for bases, which have none."""
     default = cls.model_fields["name"].default
     return default if isinstance(default, str) else None

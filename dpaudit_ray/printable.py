@@ -17,7 +17,7 @@ def printable(text: str) -> str:
 
 
 def lines(text: str) -> str:
-    """The same for text of several lines, where a tab only aligns."""
+    """`text` in its lines, with other such characters as Python would write them; tabs stay."""
     return _BETWEEN_LINES.sub(_written, text)
 
 

@@ -37,6 +37,13 @@ class Result:
     stopped: bool = False
     earlier: tuple[Failure, ...] = ()
 
+    @functools.cached_property
+    def run(self) -> Run:
+        """The run directory, opened when it is first asked for, and once."""
+        from .report.tables import Run
+
+        return Run.open(self.location)
+
     @property
     def estimates(self) -> pd.DataFrame:
         """The rows of estimates.parquet."""
@@ -50,7 +57,7 @@ class Result:
         """
         from .report import tables
 
-        return pd.DataFrame(tables.overview(self._opened()))
+        return pd.DataFrame(tables.overview(self.run))
 
     @property
     def scores(self) -> pd.DataFrame:
@@ -70,7 +77,7 @@ class Result:
         """The run's verdict in a sentence, why, and what would help; takes seconds."""
         from .report import answer
 
-        return answer.of(self._opened())
+        return answer.of(self.run)
 
     def verdict(self) -> Verdict:
         """VIOLATION, CONSISTENT or INCONCLUSIVE, as `dpaudit verify` says."""
@@ -81,21 +88,16 @@ class Result:
         from .report.figures import whole_run
         from .report.figures.primitives import Picture
 
-        return Picture(whole_run.bars_figure(whole_run.panels_of_run(self._opened())))
+        return Picture(whole_run.bars_figure(whole_run.panels_of_run(self.run)))
 
     def report(self) -> str:
         """Writes report.html and figures/ into the run directory; returns the report's address."""
         from .report import page
 
-        return page.write(self._opened())
+        return page.write(self.run)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: verdict, table and figure."""
         from .report import markup
 
-        return markup.notebook_card(self._opened(), self.answer, self.plot().content)
-
-    def _opened(self) -> Run:
-        from .report.tables import Run
-
-        return Run.open(self.location)
+        return markup.notebook_card(self.run, self.answer, self.plot().content)

@@ -1,4 +1,4 @@
-"""Where every random number comes from: keyed hashes of names, never a shared stream.
+"""Seeds and bits: keyed hashes of names, never a shared stream, give every random number.
 
 Bits depend on (sweep seed, audit, trial) only, so they do not change with pack boundaries,
 retries or the number of trials. Noise depends on (sweep seed, audit, first trial of the pack).

@@ -54,7 +54,7 @@ def assert_private(
         ScriptError: the script cannot be audited as it is.
         SpecError: `main` is no such function, or nothing tells a δ.
     """
-    from .forecast.designs import parsed
+    from .forecast.designs import parse_duration
     from .report.verdict import Verdict
     from .scripts import locate
     from .scripts.audit import Audit, Options
@@ -63,7 +63,7 @@ def assert_private(
     target = locate.parse(main if isinstance(main, str) else _place(main), delta, epsilon)
     if target is None:
         raise SpecError("main", f"is {main!r}; name it as path/to/script.py:function")
-    seconds = parsed(budget) if isinstance(budget, str) else float(budget)
+    seconds = parse_duration(budget) if isinstance(budget, str) else float(budget)
     options = Options(seconds, layers, seed=seed)
     found = Audit(target, Here(target), options, lambda line: None).verdict()
     broken = found.verdict is Verdict.VIOLATION

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dpaudit_ray import imports, plugins
+from dpaudit_ray import imports, module_files, plugins
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.imports import Trust
 from dpaudit_ray.models.base import Model
@@ -211,12 +211,12 @@ def test_only_what_is_trusted_is_imported(verb: str, folder: Path) -> None:
 
 
 def test_trust_is_for_a_module_and_what_lies_below_it() -> None:
-    trust = Trust.of("a,b.c")
+    trust = Trust.parse("a,b.c")
     assert [trust.allows(name) for name in ("a", "a.x", "ab", "b", "b.c", "b.c.d", "b.cd")] == [
         True, True, False, False, True, True, False,
     ]  # fmt: skip
-    assert Trust.of(None).allows("a")
-    assert not Trust.of(None, reads=True).allows("a")
+    assert Trust.parse(None).allows("a")
+    assert not Trust.parse(None, reads=True).allows("a")
 
 
 def test_plan_says_what_code_the_sweep_runs(folder: Path) -> None:
@@ -366,14 +366,14 @@ def test_sources_are_parsed_by_many_threads() -> None:
         for _each in range(50):
             pass
 
-    source = Path(imports.__file__)
+    source = Path(module_files.__file__)
     threshold, interval = gc.get_threshold(), sys.getswitchinterval()
     gc.callbacks.append(callback)
     gc.set_threshold(50)
     sys.setswitchinterval(1e-6)
     try:
         with concurrent.futures.ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(lambda _: imports.named_in("x", source), range(50)))
+            found = list(threads.map(lambda _: module_files.imported_names("x", source), range(50)))
     finally:
         sys.setswitchinterval(interval)
         gc.set_threshold(*threshold)

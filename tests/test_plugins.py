@@ -100,7 +100,7 @@ def alone(tiny: dict, adversary: object) -> dict:
 def test_classes_of_the_project_are_known_by_name(
     base: type[plugins.Plugin], names: set[str]
 ) -> None:
-    known = plugins.known(base)
+    known = plugins.registry(base)
     assert names <= set(known)
     assert all(
         name == cls.model_fields["name"].default and issubclass(cls, base)

@@ -1,1 +1,1 @@
-"""What people type and read."""
+"""The command line: the verbs of `dpaudit` and what they print."""

@@ -1,24 +1,106 @@
-"""Arguments that several verbs take."""
+"""Arguments and options that several verbs take, and what the shell completes for them.
+
+The shell waits for every completion, so nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from . import completion
+from .. import imports
+from . import terminal
+
+_RUN_FILES = ("plan.json", "sweep.yaml")  # of a run directory
+_YAML = (".yaml", ".yml")
+_MAX_ENTRIES = 1000  # of a folder that are looked at
+
+
+def complete_sweep(incomplete: str) -> list[str]:
+    """YAML files; where there are none, shells complete paths of any kind by themselves."""
+    return _paths(incomplete, lambda path: path.suffix in _YAML)
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Run directories."""
+    return _paths(incomplete, lambda path: all((path / name).is_file() for name in _RUN_FILES))
+
+
+def complete_change(incomplete: str) -> list[str]:
+    """Keys for `--set`: those of the sweep file on the line."""
+    from ..errors import DpauditError
+    from ..sweep import yamlfile
+
+    # A line whose last option has no value yet is not parsed; the shells give it as it is.
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    file = next((word for word in line.split() if Path(word).suffix in _YAML), None)
+    if file is None:
+        return []
+    try:
+        tree = yamlfile.parse_yaml(yamlfile.read_text(Path(file)), file)
+    except DpauditError:
+        return []
+    return [f"{key}=" for key in _dotted_keys(tree) if key.startswith(incomplete)]
+
+
+def _dotted_keys(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _dotted_keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _paths(incomplete: str, fits: Callable[[Path], bool]) -> list[str]:
+    """Fitting paths in the folder that is typed, and in its folders that begin as typed."""
+    folder, slash, begun = incomplete.rpartition("/")
+    near = [folder + slash + name for name in _names(folder + slash, begun)]
+    below = (f"{name}/{inside}" for name in near if not fits(Path(name)) for inside in _names(name))
+    return [path for path in (*near, *below) if fits(Path(path).expanduser())]
+
+
+def _names(folder: str, begun: str = "") -> list[str]:
+    try:
+        with os.scandir(Path(folder or ".").expanduser()) as entries:
+            names = [entry.name for entry in itertools.islice(entries, _MAX_ENTRIES)]
+    except OSError:
+        return []
+    hidden = begun.startswith(".")
+    return sorted(n for n in names if n.startswith(begun) and (hidden or not n.startswith(".")))
+
+
+def _trust(reads: bool) -> Callable[[typer.Context, str | None], str | None]:
+    """A callback that puts `--trust` in force until the verb ends."""
+
+    def enter(context: typer.Context, modules: str | None) -> str | None:
+        context.with_resource(imports.trusting(imports.Trust.parse(modules, reads)))
+        return modules
+
+    return enter
+
 
 _RUN = "A run directory, or its s3:// or gs:// address."
 _SET = "Changes a value: --set audit.trials=200."
-Sweep = Annotated[str, typer.Argument(help="A sweep file.", autocompletion=completion.sweeps)]
-RunPath = Annotated[str, typer.Argument(help=_RUN, autocompletion=completion.runs)]
-OtherRun = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="The one to hold against it.", autocompletion=completion.runs
-    ),
-]
+_TRUST_TO_RUN = "Modules that the sweep may import, with all below them: a,b.c; else any."
+_TRUST_TO_READ = "Modules of the run's author that may be imported: a,b.c; else none."
+_CHANGED_CODE = "Go on with other code; marks estimates."
+_WIDE = "All columns, in lines that may be longer than this terminal's."
+
+Sweep = Annotated[str, typer.Argument(help="A sweep file.", autocompletion=complete_sweep)]
+RunPath = Annotated[str, typer.Argument(help=_RUN, autocompletion=complete_run)]
 StoragePath = Annotated[str, typer.Option(help="Results go to PATH/name; a folder or an address.")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", help=_SET, autocompletion=completion.changes)
+Set = Annotated[list[str] | None, typer.Option("--set", help=_SET, autocompletion=complete_change)]
+Trusted = Annotated[
+    str | None, typer.Option("--trust", help=_TRUST_TO_RUN, callback=_trust(reads=False))
 ]
+TrustedToRead = Annotated[
+    str | None, typer.Option("--trust", help=_TRUST_TO_READ, callback=_trust(reads=True))
+]
+ChangedCode = Annotated[bool, typer.Option("--accept-changed-code", help=_CHANGED_CODE)]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Wide = Annotated[bool, typer.Option("--wide", help=_WIDE, callback=terminal.show_all_columns)]

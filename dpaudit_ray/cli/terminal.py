@@ -1,12 +1,15 @@
-"""What the command line prints; beside this only the live view writes to the terminal.
+"""Output of the command line; beside this only the live view writes to the terminal.
 
-Labels, names and messages are text of others. Nothing in them reaches the terminal as a command.
+Labels, names and messages are text of others: nothing in them reaches the terminal as a command.
+Whoever reads the output may go away, with the pipe or the terminal: that is no error.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
+import functools
 import json
 import math
 import os
@@ -14,37 +17,29 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Annotated, Any, TextIO
+from typing import Any, TextIO
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..printable import lines, printable
-from .figures import ALARM, Marked
-from .figures import duration as duration
-from .figures import number as number
-from .fitting import fitted
+from .number_format import ALARM, Bound, Figure, number
 
 VERBATIM: Any = {"markup": False, "emoji": False, "highlight": False}  # labels are user text
-_WIDE = 10_000
-_LONGEST_LINE = 100  # of a sentence
+_UNLIMITED = 10_000  # columns: rich must neither cut nor wrap what has been fitted
+_SENTENCE_WIDTH = 100
+_FOLDED_WIDTH = 12  # columns for which the first column has spare ones left out
+_GAP = 2  # columns between columns
 _all_columns = contextvars.ContextVar("_all_columns", default=False)
 
 
-def _widen(wide: bool) -> bool:
+def show_all_columns(wide: bool) -> bool:
+    """Takes the value of `--wide`: tables are then as wide as they are."""
     _all_columns.set(wide)
     return wide
-
-
-Wide = Annotated[
-    bool,
-    typer.Option(
-        "--wide", help="All columns, in lines that may be longer than this terminal's.",
-        callback=_widen,
-    ),
-]  # fmt: skip
 
 
 def interactive() -> bool:
@@ -60,55 +55,29 @@ def width() -> float:
 
 
 def say(text: str) -> None:
-    """A line to standard output; goes on in silence when nobody reads it any more."""
+    """Prints lines to standard output."""
     _put(lines(text), sys.stdout)
 
 
-def _put(text: str, stream: TextIO) -> None:
-    """A pipe may be closed by who reads it, and a terminal with its window."""
-    try:
-        typer.echo(text, file=stream)
-    except OSError:
-        silence(stream)
-
-
-def silence(*streams: TextIO) -> None:
-    """What is still to be said to these, or to the terminal that is gone, is said to nobody."""
-    for stream in streams or (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            if streams or not _lasts(stream):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _lasts(stream: TextIO) -> bool:
-    """Whether it still takes what is written."""
-    try:
-        stream.flush()
-        os.write(stream.fileno(), b"")
-    except OSError:
-        return False
-    return True
-
-
 def explain(text: str) -> None:
-    """A sentence below a table, in lines of at most 100 columns, and of the terminal's."""
-    columns = shutil.get_terminal_size().columns if interactive() else _LONGEST_LINE
-    columns = max(20, min(columns, _LONGEST_LINE))
+    """Prints a sentence in lines of at most 100 columns, and of the terminal's."""
+    columns = shutil.get_terminal_size().columns if interactive() else _SENTENCE_WIDTH
+    columns = max(20, min(columns, _SENTENCE_WIDTH))
     say(textwrap.fill(text, columns, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def complain(text: str) -> None:
-    """One line to standard error."""
+    """Prints one line to standard error, with the program's name."""
     _put(f"dpaudit: {printable(text)}", sys.stderr)
 
 
 def add(text: str) -> None:
-    """Lines that belong to the one after or before, to standard error."""
+    """Prints lines that belong to the one before or after to standard error."""
     _put(lines(text), sys.stderr)
 
 
 def pass_on(text: str) -> None:
-    """The output of another process, as it comes, to standard output."""
+    """Prints the output of another process, as it comes, to standard output."""
     try:
         sys.stdout.write(lines(text))
         sys.stdout.flush()
@@ -117,69 +86,123 @@ def pass_on(text: str) -> None:
 
 
 def show_json(value: Any) -> None:
-    """JSON to standard output; NaN becomes null."""
+    """Prints JSON to standard output; NaN becomes null, inf a text."""
     say(json.dumps(_plain(value), indent=1))
+
+
+def silence(*streams: TextIO) -> None:
+    """Redirects these streams, or those of the two that have no reader left, to nowhere."""
+    for stream in streams or (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            if streams or not _has_reader(stream):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def show_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], spare: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """An aligned table; lines are whole however narrow the terminal is.
+    """Prints an aligned table and returns the columns for which there was no room.
 
-    Of one that is too narrow, columns of `spare` are left out, its first ones first, and returned.
-    Where that is not enough, each row's first cell has a line of its own.
+    Text is aligned to the left, numbers to the right, and no number is cut. In a terminal that is
+    too narrow, labels of audits first lose what all of them have, which is said above the table;
+    then columns of `spare` are left out, its first ones first; then the first column is folded.
     """
-    text = [[cell if isinstance(cell, Marked) else number(cell) for cell in row] for row in rows]
-    fit = fitted(columns, text, width(), spare)
+    parts = [_Column(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
+    first, legend = parts[0], ""
+    if first.name == "audit" and _total(parts) > width():
+        from ..sweep.grid import shorten_labels  # loads pydantic, for which --help has no time
+
+        legend, labels = shorten_labels([number(label) for label in first.values])
+        parts[0] = first = _Column(first.name, labels)
+    kept = _fitting(parts, spare)
+    if kept is None:
+        first.folded = _FOLDED_WIDTH
+        kept = _fitting(parts, spare) or [part for part in parts if part.name not in spare]
+        first.folded = max(len(first.name), first.folded + int(width()) - _total(kept))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in fit.columns:
-        table.add_column(column, justify="left" if column in _TEXT else "right", no_wrap=True)
-    for row in fit.rows:
+    for part in kept:
+        table.add_column(
+            part.name, justify="left" if part.is_text else "right", width=part.width,
+            no_wrap=not part.folded, overflow="fold" if part.folded else "crop",
+        )  # fmt: skip
+    for row in zip(*(part.values for part in kept), strict=True):
         table.add_row(*map(_cell, row))
-    for above in (title, fit.legend):
+    for above in (title, legend):
         if above:
             say(above)
-    _print(table, fit.leads)
-    return fit.left_out
+    # Colours are for terminals, and not where NO_COLOR is set.
+    console = Console(width=_UNLIMITED, force_terminal=interactive(), **VERBATIM)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        _put(line.rstrip(), sys.stdout)
+    return tuple(part.name for part in parts if part not in kept)
 
 
 def explain_left_out(columns: Sequence[str]) -> None:
-    """What tables left out, if anything."""
+    """Says which columns tables left out, if any."""
     if columns:
         explain(f"not shown in {width():.0f} columns: {', '.join(columns)}; --wide shows all")
 
 
-def _cell(cell: Any) -> Text:
-    return Text(str(cell), style=ALARM if isinstance(cell, Marked) else "")
+@dataclasses.dataclass(eq=False)
+class _Column:
+    """A column of a table; `folded`: cells have lines of that many columns, where that is not 0."""
+
+    name: str
+    values: list[Any]
+    folded: int = 0
+
+    @functools.cached_property
+    def natural_width(self) -> int:
+        return max(map(cell_len, (self.name, *map(_text, self.values))))
+
+    @property
+    def width(self) -> int:
+        return self.folded or self.natural_width
+
+    @property
+    def is_text(self) -> bool:
+        return any(isinstance(v, str) and not isinstance(v, Figure) for v in self.values)
 
 
-def _print(table: Table, leads: Sequence[str]) -> None:
-    """Colours are for terminals, and not where NO_COLOR is set. `leads` stand above the rows."""
-    console = Console(width=_WIDE, force_terminal=interactive(), **VERBATIM)
-    with console.capture() as captured:
-        console.print(table)
-    head, *body = [line.rstrip() for line in captured.get().splitlines()]
-    _put(head, sys.stdout)
-    for place, line in enumerate(body):
-        _put("\n".join([*leads[place : place + 1], line]), sys.stdout)
+def _total(columns: Sequence[_Column]) -> int:
+    """Columns of the terminal that a table takes."""
+    return sum(column.width for column in columns) + _GAP * (len(columns) - 1)
 
 
-_TEXT = {
-    "audit",
-    "verdict",
-    "estimator",
-    "status",
-    "accountant",
-    "note",
-    "bound",
-    "kind",
-    "message",
-    "name",
-    "what it is",
-    "option",
-    "takes",
-    "default",
-}
+def _fitting(columns: Sequence[_Column], spare: Sequence[str]) -> list[_Column] | None:
+    """The columns without as few spare ones as possible; None where the table does not fit."""
+    kept = list(columns)
+    for name in (None, *spare):
+        kept = [column for column in kept if column.name != name]
+        if _total(kept) <= width():
+            return kept
+    return None
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, Bound) else number(value)
+
+
+def _cell(value: Any) -> Text:
+    return Text(_text(value), ALARM if isinstance(value, Bound) and value.above_claim else "")
+
+
+def _put(text: str, stream: TextIO) -> None:
+    try:
+        typer.echo(text, file=stream)
+    except OSError:
+        silence(stream)
+
+
+def _has_reader(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+        os.write(stream.fileno(), b"")
+    except OSError:
+        return False
+    return True
 
 
 def _plain(value: Any) -> Any:

@@ -1,1 +1,1 @@
-"""What a sweep will cost, and what it can show."""
+"""Forecasts: the time that a sweep takes, and the bounds that it can show."""

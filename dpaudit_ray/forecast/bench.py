@@ -1,4 +1,4 @@
-"""How fast both engines are on this machine, against each other and against its matrix product.
+"""Speed of both engines on this machine, beside each other and beside its matrix product.
 
 The same threads, medians. glibc's default allocator hands every large tensor back to the kernel,
 which costs Opacus up to half of its time on CPU; trainers keep their heap (`engines.memory`).
@@ -41,7 +41,7 @@ _STEPS = 250  # of a trial, as in Cebere et al.
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What one model is measured on: synthetic data in the shape of the papers'."""
+    """Input on which one model is measured: synthetic data in the shape of the papers'."""
 
     model: str
     shape: tuple[int, ...]
@@ -150,8 +150,8 @@ def measure(
     rows = []
     for name, training in trainings.items():
         same = _opacus(training, repeats) if beside else math.nan
-        wanted = packs or (_room(training) if gpu else (WORKLOADS[name].models,))
-        tried = {n: _packed(training, n, repeats) for n in wanted}
+        usual = _fitting_packs(training.initial.nbytes) if gpu else (WORKLOADS[name].models,)
+        tried = {n: _packed(training, n, repeats) for n in packs or usual}
         fastest = min(tried, key=tried.__getitem__)
         rows.append(
             Row(
@@ -202,12 +202,12 @@ class _Synthetic(Data):
         return Dataset(x, np.arange(self.examples, dtype=np.int64) % self.classes)
 
 
-def _room(training: DpSgdTraining) -> tuple[int, ...]:
-    """Packs whose parameters take no more than a step's activations may."""
+def _fitting_packs(model_bytes: int) -> tuple[int, ...]:
+    """Packs whose parameters take no more memory than a step's activations may."""
     from ..engines import gpu_settings
 
-    each = _COPIES * training.initial.nbytes
-    return tuple(n for n in PACKS if n == 1 or n * each <= gpu_settings.budget())
+    needed = _COPIES * model_bytes
+    return tuple(n for n in PACKS if n == 1 or n * needed <= gpu_settings.budget())
 
 
 def _packed(training: DpSgdTraining, models: int, repeats: int) -> float:
@@ -244,15 +244,15 @@ def _as_it_comes(name: str, threads: int, repeats: int) -> float:
     data = recipe.data.load()
     module = network(recipe.model, work.shape, work.classes, 0)
     theta = torch.nn.utils.parameters_to_vector(module.parameters()).detach()[None]
-    own = slice(work.batch_size)
-    batch = torch.from_numpy(data.x[own].copy()), torch.from_numpy(data.y[own].copy())
+    n = work.batch_size
+    batch = torch.from_numpy(data.x[:n].copy()), torch.from_numpy(data.y[:n].copy())
     steps = OpacusSteps(recipe, module, 0, theta.device)
     return _seconds(steps, theta, batch, repeats)
 
 
 def _batch(training: DpSgdTraining) -> tuple[Tensor, Tensor]:
-    own = training.batches[0]
-    return training.x[own], training.y[own]
+    records = training.batches[0]
+    return training.x[records], training.y[records]
 
 
 def _seconds(steps: Steps, theta: Tensor, batch: tuple[Tensor, Tensor], repeats: int) -> float:
@@ -277,7 +277,7 @@ def _timed(call: Callable[[], object], device: torch.device, repeats: int) -> It
 
 
 def _flop(training: DpSgdTraining) -> float:
-    """Of one plain forward and backward pass: what any engine must do at least."""
+    """Operations of one plain forward and backward pass, which any engine must do at least."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

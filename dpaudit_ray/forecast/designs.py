@@ -38,10 +38,10 @@ class Design:
     seconds: float  # of one trainer
 
 
-def parsed(budget: str) -> float:
+def parse_duration(budget: str) -> float:
     """Seconds of `90s`, `10min`, `1.5h` or `2d`. Raises SpecError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", budget.strip())
-    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", budget.strip())
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not 0 < seconds < math.inf:
         raise SpecError("--budget", f"is {budget!r}; write a time as 90s, 10min, 1.5h or 2d")
     return seconds
@@ -60,22 +60,22 @@ def affordable(
         seconds: one training takes.
         budget: seconds of all trainers together.
     """
-    mu, found = float(gdp.mu(claim, level[0])), []
+    mu, designs = float(gdp.mu(claim, level[0])), []
     for trainings, canaries in _shapes(int(budget / seconds)):
         shown = {
             method: statistics.median(_simulated(method, options, (trainings, canaries), mu, level))
             for method, options in _methods(trainings, canaries)
         }
         best = max(shown, key=lambda name: shown[name])
-        found.append(Design(trainings, canaries, best, shown[best], trainings * seconds))
-    return found
+        designs.append(Design(trainings, canaries, best, shown[best], trainings * seconds))
+    return designs
 
 
 def recommended(designs: list[Design]) -> Design | None:
     """The cheapest of those that show about the most; None where none shows anything."""
-    most = max((one.epsilon for one in designs), default=0.0)
-    good = [one for one in designs if one.epsilon >= _ALIKE * most > 0]
-    return min(good, key=lambda one: (one.seconds, one.canaries), default=None)
+    most = max((design.epsilon for design in designs), default=0.0)
+    good = [design for design in designs if design.epsilon >= _ALIKE * most > 0]
+    return min(good, key=lambda design: (design.seconds, design.canaries), default=None)
 
 
 def _shapes(most: int) -> list[tuple[int, int]]:

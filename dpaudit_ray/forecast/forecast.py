@@ -1,4 +1,4 @@
-"""What a sweep will cost and what it can show, before it is run."""
+"""Time that a sweep takes and bounds that it can show, before it is run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from ..plan.model import Pack, PlannedAudit
 from ..storage.run_directory import RunDirectory
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
-from .calibration import Calibration
-from .rehearsal import Preparing, Rehearsal
-from .timing import seconds_per_trial
+from .timing import Calibration, PreparationOutlook, Rehearsal, seconds_per_trial
 
 CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
 USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
@@ -41,10 +39,10 @@ class AuditOutlook:
     packs: int
     packs_done: int
     claim: float
-    largest_certifiable: float | None
-    power: float | None
-    trials_needed: int | None
     seconds: float  # of one trainer's time, for the packs that are left
+    largest_certifiable: float | None = None
+    power: float | None = None
+    trials_needed: int | None = None
     status: stats.Status = stats.Status.CERTIFIED
     ceiling_of_rates: float | None = None
     training_seconds: float = math.nan  # of one; NaN where none is left to be timed
@@ -58,7 +56,7 @@ class AuditOutlook:
 
     @property
     def needed_seconds(self) -> float:
-        """Of one trainer's time, for `trials_needed`; NaN where that is not known."""
+        """Seconds of one trainer for `trials_needed`; NaN where that is not known."""
         if self.trials_needed is None:
             return math.nan
         return self.trials_needed * self.training_seconds * self.trainings / max(self.trials, 1)
@@ -75,7 +73,7 @@ class Outlook:
     audits: tuple[AuditOutlook, ...]
     workers: int
     problem: str | None = None
-    preparations: tuple[Preparing, ...] = ()
+    preparations: tuple[PreparationOutlook, ...] = ()
 
     @property
     def trials(self) -> int:
@@ -103,7 +101,7 @@ class Outlook:
         return self.seconds / self.workers
 
 
-def of(
+def forecast(
     sweep: Sweep,
     storage_path: str,
     measured: Calibration | None = None,
@@ -122,7 +120,7 @@ def of(
     remaining = [pack for pack in plan.remaining(run, enough) if pack not in left_out]
     rehearsal = Rehearsal(run, plan)
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), rehearsal.prepared)
-    preparations = rehearsal.of(trainer, preparing.left(run, plan, remaining))
+    preparations = rehearsal.outlook(trainer, preparing.left(run, plan, remaining))
     seconds, problem = seconds_per_trial(sweep, trainer, remaining, measured)
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
@@ -139,50 +137,43 @@ def _outlook(
     """One audit of which `done` packs are done and those in `left` remain, at `seconds` a trial."""
     audit, cell = planned
     level = (cell.audit.delta, cell.audit.confidence)
-    sampled, target = cell.mechanism.sampled, CLAIM_SHARE * audit.claim
     # Canaries of one training may say the same, so a training counts as one trial.
     trainings = audit.trials // max(audit.in_a_training, 1)
-    power = stats.power.accuracy_power(audit.claim, target, trainings, *level)
-    return AuditOutlook(
+    outlook = AuditOutlook(
         label=audit.label,
         trials=audit.trials,
         packs=len(audit.packs),
         packs_done=done,
         claim=audit.claim,
-        largest_certifiable=(
-            stats.power.largest_certifiable(trainings, *level) if sampled else None
-        ),
-        power=power if sampled else None,
-        trials_needed=_trials_needed(audit, level) if sampled else None,
         seconds=sum(pack.size for pack in left) * seconds,
         training_seconds=seconds * max(audit.in_a_training, 1) if left else math.nan,
-        status=_status(cell) if sampled else stats.Status.CERTIFIED,
-        ceiling_of_rates=(
-            stats.power.largest_certifiable(trainings, *level, method="eps-delta")
-            if sampled
-            and any(not one.unread and one.method.rates_only for one in cell.audit.estimators)
-            else None
-        ),
         trainings=trainings,
-        likely=_likely(audit.claim, trainings, level) if sampled else math.nan,
+    )
+    if not cell.mechanism.sampled:
+        return outlook
+    ceiling = None
+    if any(not e.unread and e.method.rates_only for e in cell.audit.estimators):
+        ceiling = stats.power.largest_certifiable(trainings, *level, method="eps-delta")
+    likely = math.nan
+    if 0 < audit.claim < math.inf:
+        likely = stats.power.likely_bound(audit.claim, trainings, USUAL_POWER, *level)
+    target = CLAIM_SHARE * audit.claim
+    return dataclasses.replace(
+        outlook,
+        largest_certifiable=stats.power.largest_certifiable(trainings, *level),
+        power=stats.power.accuracy_power(audit.claim, target, trainings, *level),
+        trials_needed=_trials_needed(audit, level),
+        status=_status(cell),
+        ceiling_of_rates=ceiling,
+        likely=likely,
     )
 
 
-def _bounds_rates(cell: Cell) -> bool:
-    asked_for = (spec for spec in cell.audit.estimators if not spec.unread)
-    return any(spec.method.rates_only for spec in asked_for)
-
-
-def _likely(claim: float, trainings: int, level: tuple[float, float]) -> float:
-    if not 0 < claim < math.inf:
-        return math.nan
-    return stats.power.likely_bound(claim, trainings, USUAL_POWER, *level)
-
-
 def _status(cell: Cell) -> stats.Status:
-    known = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
-    nothing = stats.make("accuracy", planned=1).bound(cell.audit.delta, cell.audit.confidence)
-    return nothing.given(known).status
+    """The status that an ε by `accuracy` will have."""
+    curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
+    bound = stats.make("accuracy", planned=1).bound(cell.audit.delta, cell.audit.confidence)
+    return bound.given(curve).status
 
 
 def _trials_needed(audit: PlannedAudit, level: tuple[float, float]) -> int | None:

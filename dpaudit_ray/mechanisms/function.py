@@ -22,18 +22,16 @@ diverged.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from .. import imports
+from .. import imports, module_files
 from ..adversaries.base import Adversary
 from ..adversaries.own import Own
 from ..errors import ClusterError, SpecError
@@ -291,46 +289,14 @@ class IsolatedProcesses:
 
 
 def preloaded(module: str) -> tuple[str, ...]:
-    """Installed modules that an imported module of the user's imports, at its top or later.
+    """Installed modules that a module of the user's and its own imports need, at any time.
 
-    So do those of the user's that it imports, which are not among them: threads that they start
-    would not be there in forked processes.
+    Files of the user's are not among them: threads that they start would not be there in forked
+    processes. Nor are parts of packages that nothing has imported so far.
     """
-    installed: dict[str, None] = {}
-    left, seen = [module], {module}
-    while left:
-        for name in _imports(left.pop()):
-            if name in seen or name.partition(".")[0] in sys.stdlib_module_names:
-                continue
-            seen.add(name)
-            if (file := _file(name)) is None:
-                continue
-            if imports.is_own(file):
-                left.append(name)
-            else:
-                installed[name] = None
-    return tuple(sorted(installed))
-
-
-def _imports(module: str) -> Iterator[str]:
-    """Names that a module's source imports, or might, each after the package that it is in."""
-    file = _file(module)
-    for name in () if file is None else imports.named_in(module, file):
-        yield name.partition(".")[0]
-        yield name
-
-
-def _file(module: str) -> Path | None:
-    """File of a module that is imported, or of an installed package; None for all others."""
-    loaded = sys.modules.get(module)
-    if loaded is not None:
-        file = getattr(loaded, "__file__", None)
-        return None if file is None else Path(file)
-    try:
-        spec = importlib.util.find_spec(module) if module and "." not in module else None
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
+    names = module_files.installed_imports(module_files.source_closure([module]))
+    packages = {name.partition(".")[0] for name in names}
+    return tuple(sorted(packages | {name for name in names if name in sys.modules}))
 
 
 def _torch() -> tuple[int | None, float | None]:

@@ -17,7 +17,7 @@ from ..stats.budget import SweepBudget
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import EstimateRow, PackScores
-from ..sweep.estimator import EstimatorSpec
+from ..sweep.audit import EstimatorSpec
 from ..sweep.spec import Sweep
 from .early_stopping import Decider
 from .estimates import Estimating

@@ -16,8 +16,8 @@ from ..stats.base import curve_free, curve_free_method, methods_after_a_look
 from ..stats.budget import SweepBudget
 from ..storage.arrays import Arrays
 from ..storage.scores import EstimateRow
+from ..sweep.audit import EstimatorSpec
 from ..sweep.cell import Cell
-from ..sweep.estimator import EstimatorSpec
 
 _CLAIM_NO_LEVEL = (Status.PAPER, Status.CREDIBLE)
 

@@ -19,7 +19,7 @@ from . import provenance
 from .model import Plan
 from .provenance import Code
 
-SHOWN_LINES = 20  # of a textual difference
+_MAX_LINES = 20  # of a textual difference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Resumed:
 def followed(
     resumed: Resumed, accept: bool = False, tell: Callable[[str], None] = lambda line: None
 ) -> Plan:
-    """The plan with all that computed its trials so far, and will compute the others, in turn.
+    """The plan, with the codes that computed its trials so far and will compute the others.
 
-    A run of which nothing was computed takes the code as it is. What has no trial left is not
-    touched by another version of a package, but by other modules: it is not what they would give.
+    A run of which nothing was computed takes the code as it is. A run without trials left may go
+    on with another version of a package, but not with other modules of the user's.
 
     Raises:
         ChangedCodeError: trials were computed by other code, and that is not accepted.
@@ -56,9 +56,9 @@ def followed(
         return plan
     then, now = before[-1], plan.code[-1]
     remains = next(plan.remaining(run), None) is not None
-    grave, told = provenance.changes(then, now)
-    if told and remains:
-        tell(f"{run.location} goes on elsewhere ({_listed(told)}): last bits may differ")
+    grave, harmless = provenance.changes(then, now)
+    if harmless and remains:
+        tell(f"{run.location} goes on elsewhere ({_listed(harmless)}): last bits may differ")
     if not grave or not (remains or then.modules != now.modules):
         return dataclasses.replace(plan, code=before)
     if not accept:
@@ -84,20 +84,20 @@ def keep_sources(sweep: Sweep, run: RunDirectory) -> None:
 
 
 def _begun(plan: Plan, run: RunDirectory) -> set[int]:
-    """Audits of which a trial or a preparation was computed, or failed to be."""
-    found = {
+    """Numbers of the audits of which a trial or a preparation was computed, or failed to be."""
+    computed = {
         index
         for index, audit in enumerate(plan.audits)
         if run.score_files(audit.id) or (audit.preparation and run.parts(audit.preparation.id))
     }
     try:
-        return found | {int(entry["pack"]["audit"]) for entry in run.read_json(FAILURES) or ()}
+        return computed | {int(entry["pack"]["audit"]) for entry in run.read_json(FAILURES) or ()}
     except (KeyError, TypeError, ValueError):  # whoever needs the record tells what is wrong
-        return found
+        return computed
 
 
 def _diff(then: Code, now: Code, resumed: Resumed) -> Iterator[str]:
-    """What has changed in the user's modules, as far as there is a copy of how they were."""
+    """Changed lines of the user's modules, as far as there is a copy of the earlier text."""
     texts = provenance.sources(resumed.sweep)
     shown: list[str] = []
     for name in sorted(then.modules.keys() & now.modules.keys()):
@@ -107,9 +107,9 @@ def _diff(then: Code, now: Code, resumed: Resumed) -> Iterator[str]:
         if old != new and whole and new in texts and before is not None:
             ends = (before.splitlines(), texts[new].splitlines(), f"{name} there", f"{name} here")
             shown += difflib.unified_diff(*ends, n=1, lineterm="")
-    yield from (printable(line) for line in shown[:SHOWN_LINES])
-    if len(shown) > SHOWN_LINES:
-        yield f"... and {len(shown) - SHOWN_LINES} more lines"
+    yield from (printable(line) for line in shown[:_MAX_LINES])
+    if len(shown) > _MAX_LINES:
+        yield f"... and {len(shown) - _MAX_LINES} more lines"
 
 
 def _copy(digest: str) -> str:

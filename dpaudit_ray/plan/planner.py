@@ -29,7 +29,7 @@ def make(sweep: Sweep, previous: Plan | None = None, extends: bool = True) -> Pl
         )
         for i, (cell, old) in enumerate(zip(sweep.cells, before, strict=True))
     )
-    code = (provenance.of(sweep),)
+    code = (provenance.sweep_code(sweep),)
     return Plan(sweep.seed, sweep.fingerprint, audits, files, code)
 
 

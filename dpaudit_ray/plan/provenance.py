@@ -1,68 +1,58 @@
-"""What ran: the user's modules by content, the versions of what computes, and the kind of machine.
+"""Code that computed the trials: the user's modules by content, package versions, the machine.
 
 Two versions of a training are two trainings, and trials of both are no audit of either. Import
-paths do not tell them apart, so the plan records what lies there. Sources are looked at, not run:
-a module is found as Python would find it, and what it imports is read off its text.
+paths do not tell them apart, so the plan records the content of the files.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import hashlib
 import importlib.metadata
 import os
 import platform
-import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from importlib.machinery import ModuleSpec
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ..imports import is_own, named_in
+from pydantic import Field, TypeAdapter
+
+from ..module_files import is_users, module_file, source_closure
 from ..sweep.spec import Sweep
 from ..version import __version__
 
-# Another version of one of these may give other scores; of the others, it may not.
-COMPUTES = ("dpaudit", "torch", "numba", "numpy", "opacus")
-_PACKAGES = {"torch": "torch", "numba": "numba", "numpy": "numpy", "opacus": "opacus", "ray": "ray"}
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-LARGEST_SOURCE = 2**20  # bytes of a module that a run directory has a copy of
+_PACKAGES = ("torch", "numba", "numpy", "opacus", "ray")
+_MOVES_NO_SCORE = ("ray", "python")  # whose versions are recorded, and may differ
+_MAX_SOURCE_BYTES = 2**20  # of a module that a run directory has a copy of
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """What trials were computed by.
+    """The code that computed trials.
 
     `modules` are SHA-256 digests of the user's, by name; `versions` those of packages; `device`
     is the kind of machine that the sweep was started on.
     """
 
-    modules: Mapping[str, str]
+    modules: Mapping[str, Sha256]
     versions: Mapping[str, str]
     device: str
 
     def to_json(self) -> dict[str, Any]:
-        """As in plan.json."""
+        """The entry in plan.json."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, raw: Any) -> Code:
-        """The inverse of `to_json`; ValueError, TypeError or KeyError for anything else."""
-        modules, versions = dict(raw["modules"]), dict(raw["versions"])
-        words = [*modules, *modules.values(), *versions, *versions.values(), raw["device"]]
-        if not all(isinstance(word, str) for word in words):
-            raise ValueError("code has something that is no text")
-        if not all(_DIGEST.fullmatch(digest) for digest in modules.values()):
-            raise ValueError("code has something that is no SHA-256")
-        return cls(modules, versions, raw["device"])
+        """The inverse of `to_json`; ValueError for anything else."""
+        return TypeAdapter(cls).validate_python(raw)
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What a process would compute with; None for a module that it does not find."""
+    """Code and device of a process; None for a module that it does not find."""
 
     device: str
     versions: Mapping[str, str]
@@ -70,16 +60,16 @@ class Machine:
 
 
 def machine(modules: Iterable[str], gpu: bool = False) -> Machine:
-    """This one, with the user's modules of these names as it has them."""
-    found = {name: _file(name) for name in modules}
-    digests = {name: None if file is None else _digest(file) for name, file in found.items()}
+    """This machine, with the user's modules of these names as it has them."""
+    files = {name: module_file(name) for name in modules}
+    digests = {name: None if file is None else _digest(file) for name, file in files.items()}
     return Machine(device(gpu), here(), digests)
 
 
 def unlike(code: Code, machine: Machine) -> str | None:
-    """What a machine has other than the code, in words; None where it has the same.
+    """The first difference of a machine from the code, in words; None where there is none.
 
-    What it lacks it cannot import, which is told by who tries.
+    A module that it lacks is no difference: whoever imports it tells.
     """
     for name in ("dpaudit", "torch", "numba"):
         here, there = code.versions.get(name), machine.versions.get(name)
@@ -92,54 +82,53 @@ def unlike(code: Code, machine: Machine) -> str | None:
     return None
 
 
-def of(sweep: Sweep) -> Code:
-    """What would compute the trials of a sweep here and now."""
-    named = sorted(_named(sweep))
-    versions = here() | {name: _version(name) for name in _foreign(named)}
-    return Code(digests(named), versions, device())
+def sweep_code(sweep: Sweep) -> Code:
+    """The code that would compute the trials of a sweep here and now."""
+    modules = _modules(sweep)
+    digests = {name: _digest(file) for name, file in sorted(source_closure(modules).items())}
+    versions = here()
+    for package in sorted({module.partition(".")[0] for module in modules} - {"dpaudit_ray"}):
+        file = module_file(package)
+        if file is not None and not is_users(file):
+            versions[package] = _version(package)  # stands for its content
+    return Code(digests, versions, device())
 
 
 def here() -> dict[str, str]:
     """Versions of this package, of what it computes with, and of Python."""
-    found = {name: _version(package) for name, package in _PACKAGES.items()}
-    return {"dpaudit": __version__, **found, "python": platform.python_version()}
-
-
-def digests(named: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of modules of the user's and of all that they import, by name, in hexadecimal."""
-    return {name: _digest(file) for name, file in sorted(_closure(named).items())}
+    versions = {package: _version(package) for package in _PACKAGES}
+    return {"dpaudit": __version__, **versions, "python": platform.python_version()}
 
 
 def sources(sweep: Sweep) -> dict[str, str]:
     """The text of the user's modules by digest, of those that are text and not too long."""
-    found = {}
-    for file in _closure(_named(sweep)).values():
-        if file.suffix == ".py" and file.stat().st_size <= LARGEST_SOURCE:
+    texts = {}
+    for file in source_closure(_modules(sweep)).values():
+        if file.suffix == ".py" and file.stat().st_size <= _MAX_SOURCE_BYTES:
             content = file.read_bytes()
             try:
-                found[hashlib.sha256(content).hexdigest()] = content.decode()
+                texts[hashlib.sha256(content).hexdigest()] = content.decode()
             except UnicodeDecodeError:
                 continue
-    return found
+    return texts
 
 
 def changes(there: Code, here: Code) -> tuple[list[str], list[str]]:
-    """What differs, in words: what may change a score, and what is only told."""
-    names = sorted({*there.modules, *here.modules})
+    """Differences in words: those that may change a score, and those that do not."""
     grave = [
         f"{name} has {_short(there.modules.get(name))} there, {_short(here.modules.get(name))} here"
-        for name in names
+        for name in sorted({*there.modules, *here.modules})
         if there.modules.get(name) != here.modules.get(name)
     ]
-    told: list[str] = []
+    harmless: list[str] = []
     for name in sorted({*there.versions, *here.versions}):
         before, now = (code.versions.get(name, "missing") for code in (there, here))
         if before != now:
-            computes = name in COMPUTES or name not in (*_PACKAGES, "python")
-            (grave if computes else told).append(f"{name} {before} there, {now} here")
+            differences = harmless if name in _MOVES_NO_SCORE else grave
+            differences.append(f"{name} {before} there, {now} here")
     if there.device != here.device:
-        told.append(f"{there.device} there, {here.device} here")
-    return grave, told
+        harmless.append(f"{there.device} there, {here.device} here")
+    return grave, harmless
 
 
 @functools.cache
@@ -154,33 +143,22 @@ def device(gpu: bool = False) -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    fields = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    known = {key.strip(): value.strip() for key, value in fields.items()}
-    name = known.get("model name") or platform.machine()
-    flags = known.get("flags", "").split()
+    pairs = (line.split(":", 1) for line in reversed(lines) if ":" in line)
+    fields = {key.strip(): value.strip() for key, value in pairs}
+    name = fields.get("model name") or platform.machine()
+    flags = fields.get("flags", "").split()
     sets = [word for word in ("avx512f", "avx2", "avx", "sse4_2") if word in flags][:1]
-    asked = [os.environ[key] for key in ("ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME")
-             if os.environ.get(key)]  # fmt: skip
-    return ", ".join([name, *sets, *asked])
+    variables = (os.environ.get(key) for key in ("ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME"))
+    return ", ".join([name, *sets, *filter(None, variables)])
 
 
-def _named(sweep: Sweep) -> set[str]:
+def _modules(sweep: Sweep) -> set[str]:
     """Modules that the sweep takes from elsewhere."""
-    taught = {module for cell in sweep.cells for module in cell.audit.named_modules}
-    return taught | {
-        module for cell in sweep.cells for part in cell.parts for module in part.named_modules()
-    }
-
-
-def _foreign(named: Iterable[str]) -> set[str]:
-    """Installed packages among the modules: their version stands for their content."""
-    found = set()
-    for name in named:
-        top = name.partition(".")[0]
-        file = _file(top)
-        if file is not None and not is_own(file):
-            found.add(top)
-    return found - {"dpaudit_ray"}
+    modules = {module for cell in sweep.cells for module in cell.audit.named_modules}
+    for cell in sweep.cells:
+        for part in cell.parts:
+            modules.update(part.named_modules())
+    return modules
 
 
 def _version(package: str) -> str:
@@ -190,64 +168,8 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _closure(named: Iterable[str]) -> dict[str, Path]:
-    """Files of the user's that these modules run when they are imported, by module."""
-    found: dict[str, Path] = {}
-    queue, seen = collections.deque(named), set[str]()
-    while queue:
-        whole = queue.popleft()
-        for name in _with_parents(whole):
-            if name in seen:
-                continue
-            seen.add(name)
-            file = _file(name)
-            if file is not None and is_own(file):
-                found[name] = file
-                queue += named_in(name, file)
-    return found
-
-
-def _with_parents(name: str) -> Iterator[str]:
-    """a, a.b and a.b.c of a.b.c: packages run before what lies in them."""
-    parts = name.split(".")
-    return (".".join(parts[: i + 1]) for i in range(len(parts)))
-
-
-def _file(name: str) -> Path | None:
-    """The file of a module, found without importing anything; None where there is none."""
-    folders: list[str] | None = None
-    spec: ModuleSpec | None = None
-    for part in _with_parents(name):
-        try:
-            spec = _found(part, folders)
-        except KeyError:  # Python asks a package without a file for its parent, as if imported
-            spec = None
-            folders = _below(folders or [], part)
-        else:
-            inside = spec and spec.submodule_search_locations
-            folders = list(inside) if inside else None
-        if folders is None and part != name:
-            return None
-    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
-
-
-def _below(folders: list[str], name: str) -> list[str] | None:
-    places = [Path(folder) / name.rpartition(".")[2] for folder in folders]
-    return [str(place) for place in places if place.is_dir()] or None
-
-
-def _found(name: str, folders: list[str] | None) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        spec: ModuleSpec | None = None if find is None else find(name, folders)
-        if spec is not None:
-            return spec
-    return None
-
-
 def _digest(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _short(digest: str | None) -> str:

@@ -10,8 +10,7 @@ from ..errors import RunDirectoryError, SpecError
 from ..printable import printable
 from ..storage.run_directory import RESTORE, RunDirectory
 from ..sweep import spec, yamlfile
-from ..sweep.fingerprint import RevisionError
-from ..sweep.spec import Sweep
+from ..sweep.spec import RevisionError, Sweep
 from ..version import __version__
 from . import claims, plan_consistency
 from .inputs import InputFile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .. import imports
+from .. import module_files
 from ..errors import ScriptError
 from .locate import Target
 from .runners import Seen
@@ -62,5 +62,5 @@ def _unusable(target: Target, seen: Seen, budget: float) -> ScriptError:
 def _line(traceback: str) -> str:
     """Where the user's own code raised."""
     places = re.findall(r'File "([^"]+)", line (\d+)', traceback)
-    own = [(file, line) for file, line in places if imports.is_own(file)]
+    own = [(file, line) for file, line in places if module_files.is_users(file)]
     return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
 import queue
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import imports
+from .. import module_files
 from ..isolation import Ended, Limits, Sandbox
 from ..orchestration.working_dir_package import WorkingDirPackage
 from .locate import Target
@@ -172,19 +171,11 @@ def one(own: Sandbox, target: Target, asked: Asked, limits: Limits, threads: int
 def imported(script: Path) -> list[str]:
     """Modules of others that a script imports, or might: they are imported once for all runs.
 
-    Not those of the user's own: what they do on import must happen in each run.
+    Not those of the user's own: what they do on import must happen in each run. Nor those that
+    start threads, which are not there after a fork.
     """
-    names = imports.named_in(script.stem, script)
-    # Those start threads, which are not there after a fork.
-    names = [name for name in names if name.partition(".")[0] not in _THREADED]
-    return [name for name in dict.fromkeys(names) if _installed(name.partition(".")[0])]
-
-
-def _installed(name: str) -> bool:
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(name)
-        return spec is not None and spec.origin is not None and not imports.is_own(spec.origin)
-    return False
+    names = module_files.installed_imports({script.stem: script})
+    return [name for name in names if name.partition(".")[0] not in _THREADED]
 
 
 Tell = Callable[[str], None]

@@ -1,1 +1,1 @@
-"""What is asked: sweep files and their grids."""
+"""Sweep files and their grids: what is asked."""

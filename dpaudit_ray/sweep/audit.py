@@ -1,20 +1,127 @@
-"""The section `audit` of a sweep file: how many trials, and what is made of them."""
+"""The section `audit` of a sweep file: how many trials, which estimators, and when it may end."""
 
 from __future__ import annotations
 
+import inspect
+import json
+import typing
 from typing import Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from .. import accounting, imports
-from ..errors import Mistakes, SpecError, unknown_name
-from ..plugins import Strict, carried
-from .estimator import EstimatorSpec
-from .stop_when import StopWhen
+from .. import accounting, imports, stats
+from ..errors import Mistakes, SpecError, UnknownKeyError, suggestion, unknown_name
+from ..plugins import Strict, carried, got, spec_error
+from ..stats.base import RETIRED
+
+
+class EstimatorSpec(Strict):
+    """An estimator with its options, typed by the fields of the estimator's class.
+
+    `name` is the registered name, or `package.module:Class` for a class of the user's.
+    """
+
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, raw: Any, key: str) -> EstimatorSpec:
+        """Parses a name, or a mapping with `name` and options; SpecError under `key`."""
+        if isinstance(raw, str):
+            raw = {"name": raw}
+        if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
+            raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
+        name, given = raw["name"], {part: raw[part] for part in raw if part != "name"}
+        if _is_data(name):
+            return cls(name=name, options=given)
+        method = _estimator_class(name, f"{key}.name")
+        hints = typing.get_type_hints(method)
+        types = {option: hints[option] for option in stats.option_names(method)}
+        options, mistakes = {}, Mistakes()
+        for option, value in given.items():
+            path = f"{key}.{option}"
+            with mistakes.noted():
+                if option not in types:
+                    takes = f"it takes {', '.join(types) or 'no options'}"
+                    meant = suggestion(option, types)
+                    raise UnknownKeyError(path, f"unknown option of {name}{meant}{takes}")
+                options[option] = _typed(types[option], value, path)
+        mistakes.settle()
+        return cls(name=name, options=options)
+
+    def make(
+        self, planned: int, canaries: int = 1, family: stats.Family | None = None
+    ) -> stats.Estimator:
+        """A fresh streaming state; raises ValueError for an option outside its bounds.
+
+        Args:
+            planned: trials of the audit.
+            canaries: trials in a row that are canaries of one training.
+            family: the claim's trade-off curves, for an estimator that is `through_claim`.
+        """
+        method = self.method if ":" in self.name else self.name
+        options = self.options | ({} if family is None else {"family": family})
+        return stats.make(
+            method, planned=planned, independent=canaries == 1, canaries=canaries, **options
+        )
+
+    @property
+    def method(self) -> type[stats.Estimator]:
+        """The estimator's class. Raises SpecError where that may not be imported."""
+        return _estimator_class(self.name, self.name)
+
+    @property
+    def unread(self) -> bool:
+        """Whether the class was not imported, because the run is only read."""
+        return _is_data(self.name)
+
+    @property
+    def through_claim(self) -> bool:
+        """Whether it reads what it certifies through the claim's own curves."""
+        return self.options.get("curve") == "claimed" and stats.takes_family(self.method)
+
+
+class StopWhen(Strict):
+    """An audit ends at the first of these.
+
+    `verdict`: its trials refute the claim, at the level at which `dpaudit verify` would say so.
+    `within`: its anytime lower bound is at least (1 - within) of the claim.
+    `hours`: its packs took that many hours of trainers' time; running again gives as many more.
+
+    Only time-uniform bounds may end an audit, since a look is taken after every pack. A decision
+    depends on the first trials alone, so it falls after the same trial on every cluster and after
+    every crash; `hours`, which looks at no score, is the one exception.
+    """
+
+    verdict: bool = False
+    within: float | None = Field(default=None, gt=0, lt=1)
+    hours: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _names_a_rule(self) -> Self:
+        if not self.by_bounds and self.hours is None:
+            raise ValueError("names no rule; give verdict: true, within or hours")
+        return self
+
+    @property
+    def by_bounds(self) -> bool:
+        """Whether trials may end the audit, and not time alone."""
+        return self.verdict or self.within is not None
+
+    def rule(self) -> dict[str, Any]:
+        """The options that a decision by bounds depends on."""
+        return {"verdict": self.verdict, "within": self.within}
 
 
 class AuditSpec(Strict):
-    """How many trials, at which level, and what is computed from them."""
+    """Number of trials, level of confidence, and what is computed from the scores."""
 
     trials: int = Field(ge=1, le=100_000_000)
     delta: float = Field(gt=0, lt=1)
@@ -28,20 +135,20 @@ class AuditSpec(Strict):
 
     @field_validator("estimators", mode="before")
     @classmethod
-    def _estimators(cls, raw: Any) -> Any:
+    def _parse_estimators(cls, raw: Any) -> Any:
         if not isinstance(raw, list):
             return raw
-        found, mistakes = [], Mistakes()
+        estimators, mistakes = [], Mistakes()
         for index, item in enumerate(raw):
             with mistakes.noted():
-                found.append(EstimatorSpec.parse(item, f"estimators.{index}"))
+                estimators.append(EstimatorSpec.parse(item, f"estimators.{index}"))
         with carried():
             mistakes.settle()
-        return found
+        return estimators
 
     @field_validator("accountants")
     @classmethod
-    def _accountants(cls, names: list[str]) -> list[str]:
+    def _check_accountants(cls, names: list[str]) -> list[str]:
         mistakes = Mistakes()
         for index, name in enumerate(names):
             with mistakes.noted():
@@ -53,34 +160,61 @@ class AuditSpec(Strict):
         return names
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_estimators(self) -> Self:
         mistakes = Mistakes()
         with mistakes.noted():
-            _refuse_repeats("estimators", [e.name for e in self.estimators])
+            _refuse_repeats("estimators", [estimator.name for estimator in self.estimators])
         for index, estimator in enumerate(self.estimators):
             with mistakes.noted():
-                _check_estimator(estimator, self.trials, f"estimators.{index}")
+                try:
+                    if not estimator.unread:
+                        estimator.make(planned=self.trials)
+                except ValueError as error:
+                    key = f"estimators.{index}"
+                    raise SpecError(key, f"{estimator.name}: {error}") from error
         mistakes.settle()
         return self
 
     @property
     def named_modules(self) -> set[str]:
-        """Modules that its estimators and accountants are taken from, where those are not ours."""
-        named = (*(one.name for one in self.estimators), *self.accountants)
-        return {name.partition(":")[0] for name in named if ":" in name}
+        """Modules of the user's that its estimators and accountants are taken from."""
+        names = (*(estimator.name for estimator in self.estimators), *self.accountants)
+        return {name.partition(":")[0] for name in names if ":" in name}
 
 
-def _check_estimator(estimator: EstimatorSpec, trials: int, key: str) -> None:
-    """Raises SpecError for an option outside its bounds."""
+def _is_data(name: str) -> bool:
+    return ":" in name and imports.is_data(name)
+
+
+def _estimator_class(name: str, key: str) -> type[stats.Estimator]:
+    registered = stats.estimators()
+    if ":" not in name:
+        if name in RETIRED:
+            raise SpecError(key, f"{name!r} was taken out; use {RETIRED[name]}")
+        if name not in registered:
+            raise SpecError(key, unknown_name("estimator", name, registered))
+        return registered[name]
+    cls = imports.imported(name, key)
+    if not (isinstance(cls, type) and issubclass(cls, stats.Estimator)):
+        raise SpecError(key, f"{name!r} is no subclass of dpaudit_ray.stats.Estimator")
+    if inspect.isabstract(cls):
+        lacking = ", ".join(sorted(cls.__abstractmethods__))
+        raise SpecError(key, f"{name!r} does not define {lacking}")
+    if not (hasattr(cls, "name") and isinstance(getattr(cls, "status", None), stats.Status)):
+        raise SpecError(key, f"{name!r} does not say its name and status")
+    return cls
+
+
+def _typed(expected: Any, value: Any, key: str) -> Any:
+    """`value` as `expected`, by the rules of JSON: lists may become tuples, text no number."""
+    adapter = TypeAdapter(expected, config=ConfigDict(strict=True, allow_inf_nan=False))
     try:
-        if not estimator.unread:
-            estimator.make(planned=trials)
-    except ValueError as error:
-        raise SpecError(key, f"{estimator.name}: {error}") from error
+        return adapter.validate_json(json.dumps(value))
+    except ValidationError as error:
+        raise spec_error(error, key, value) from error
 
 
 def _check_accountant(name: str, key: str) -> None:
-    """Raises SpecError for one that is not known, nor can be imported, nor is only read."""
     if ":" not in name and name not in accounting.accountants():
         raise SpecError(key, unknown_name("accountant", name, accounting.accountants()))
     if ":" in name and not imports.is_data(name):

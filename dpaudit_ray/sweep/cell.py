@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from pydantic import model_validator
 
+from .. import stats
 from ..adversaries.base import Adversary
 from ..errors import REQUIRED, Mistakes, SpecError
 from ..mechanisms.base import Mechanism
-from ..plugins import Plugin, Strict, Unread, is_own, parse, parts, validated
-from ..stats import estimators
+from ..plugins import Plugin, Strict, Unread, is_users, parse, parts, validated
 from ..stats.budget import Budget
 from .audit import AuditSpec
-from .fingerprint import digest
 
 MAX_HORIZONS = 10_000  # steps whose scores are recorded, per audit
+
+
+def digest(value: Any) -> str:
+    """Hex digest (128 bits) of plain data, whatever the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Cell(Strict):
@@ -29,44 +36,44 @@ class Cell(Strict):
     label: str
 
     @model_validator(mode="after")
-    def _one_kind_of_scores(self) -> Self:
+    def _check_scores(self) -> Self:
         if self.independent:
             return self
         for index, estimator in enumerate(self.audit.estimators):
-            if estimator.unread:
-                continue
-            takes = estimator.method
-            if not (takes.one_run or (takes.by_run and not self.adversary.one_run)):
-                others = (
+            if not estimator.unread and not self._can_judge(estimator.method):
+                names = sorted(
                     name
-                    for name, cls in sorted(estimators().items())
-                    if cls.status.holds
-                    and (cls.one_run or (cls.by_run and not self.adversary.one_run))
+                    for name, method in stats.estimators().items()
+                    if method.status.holds and self._can_judge(method)
                 )
                 raise SpecError(
                     f"audit.estimators.{index}",
                     f"{estimator.name} takes scores of many training runs, one of each, which "
                     f"{self.adversary.name} does not give; choose another estimator: "
-                    + ", ".join(others),
+                    f"{', '.join(names)}",
                 )
-        each = self.adversary.canaries
-        if rest := self.audit.trials % each:
-            more = self.audit.trials - rest + each
+        canaries = self.adversary.canaries
+        if rest := self.audit.trials % canaries:
+            more = self.audit.trials - rest + canaries
             raise SpecError(
                 "audit.trials",
-                f"is {self.audit.trials}, but each training has {each} canaries, a trial each; "
-                f"use {max(more - each, each)} or {max(more, 2 * each)}",
+                f"is {self.audit.trials}, but each training has {canaries} canaries, a trial each; "
+                f"use {max(more - canaries, canaries)} or {max(more, 2 * canaries)}",
             )
         return self
 
+    def _can_judge(self, method: type[stats.Estimator]) -> bool:
+        """Whether an estimator takes several trials of one training."""
+        return method.one_run or (method.by_run and not self.adversary.one_run)
+
     @property
     def independent(self) -> bool:
-        """Whether every score comes from a training of its own."""
+        """Whether each training gives one score."""
         return self.canaries == 1
 
     @property
     def canaries(self) -> int:
-        """How many trials in a row are canaries of one training; 0: all."""
+        """Number of trials in a row that are canaries of one training; 0: all of them."""
         return 0 if self.adversary.one_run else self.adversary.canaries
 
     @property
@@ -82,12 +89,12 @@ class Cell(Strict):
 
     @property
     def foreign(self) -> bool:
-        """Whether it takes a class of somebody's own to tell what it claims."""
-        return any(map(is_own, self.claim_parts))
+        """Whether its claim is computed by a class of the user's."""
+        return any(map(is_users, self.claim_parts))
 
     @property
     def claim_parts(self) -> tuple[Plugin, ...]:
-        """What tells what it claims."""
+        """The parts whose code computes what the audit claims."""
         return (self.mechanism, *self.mechanism.claim_parts, self.adversary)
 
     @property
@@ -96,7 +103,7 @@ class Cell(Strict):
         return digest([self.mechanism.identity(), self.adversary.identity()])
 
     def identity(self) -> dict[str, Any]:
-        """What changes a result of this audit; how many trials are run is not part of it."""
+        """Options that change a result of this audit, as plain JSON; not the number of trials."""
         return {
             "mechanism": self.mechanism.identity(),
             "adversary": self.adversary.identity(),
@@ -114,14 +121,14 @@ class Cell(Strict):
     def budget(self) -> Budget:
         """The audit's error, shared by its estimators that hold their level, at every step."""
         deciding = (
-            one.name
-            for one in self.audit.estimators
-            if one.unread or one.make(planned=self.audit.trials).status.holds
+            estimator.name
+            for estimator in self.audit.estimators
+            if estimator.unread or estimator.make(planned=self.audit.trials).status.holds
         )
         return Budget(self.audit.confidence, tuple(deciding), self.horizons)
 
 
-def cell_of(sections: Mapping[str, Any], label: str) -> Cell:
+def parse_cell(sections: Mapping[str, Any], label: str) -> Cell:
     """A cell from the sections of the file as one point of the grid has them.
 
     Raises:
@@ -155,12 +162,12 @@ def _required(sections: Mapping[str, Any], key: str) -> Any:
 
 
 def _check_recording(every: int | None, mechanism: Mechanism) -> None:
-    known = mechanism.horizons(None)
-    steps = known[-1]
-    if every is None and len(known) > MAX_HORIZONS:
+    horizons = mechanism.horizons(None)
+    steps = horizons[-1]
+    if every is None and len(horizons) > MAX_HORIZONS:
         raise SpecError(
             "audit.record_every",
-            f"is not given, which records {len(known)} steps, more than {MAX_HORIZONS}; give "
+            f"is not given, which records {len(horizons)} steps, more than {MAX_HORIZONS}; give "
             f"{-(-steps // MAX_HORIZONS)} or more",
         )
     if every is not None and not steps / MAX_HORIZONS <= every <= steps:

@@ -1,4 +1,4 @@
-"""A sweep as plain data: overrides go in, the grid is unrolled, paths become absolute.
+"""A sweep as plain data: overrides go in, the grid is unrolled, cells are labelled, paths resolved.
 
 Nothing here knows what the keys mean; `spec` gives each cell its types.
 """
@@ -16,18 +16,26 @@ from typing import Any
 
 from ..errors import Mistakes, SpecError, suggestion
 from ..plugins import got
-from .labels import JOINT
 
 SECTIONS = ("mechanism", "adversary", "audit")  # what a cell has, and so what a grid may change
-MOST = 10_000  # audits of a sweep
+MAX_AUDITS = 10_000  # of a sweep
+LABEL_SEPARATOR = ", "  # between the parts of a label
 _LOCATIONS = ("path", "root")
 
 
 def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep copy as YAML could have given it; numpy numbers and tuples are welcome."""
+    """A deep copy as YAML could have given it; numpy numbers and tuples are welcome.
+
+    Raises:
+        SpecError: a value or a key that no YAML file could hold, half a character among them.
+    """
+
+    def converted(value: Any) -> Any:
+        return value.tolist() if hasattr(value, "tolist") else str(value)
+
     try:
-        text = json.dumps(dict(raw), default=_as_plain, ensure_ascii=False)
-        return dict(json.loads(text.encode()))  # halves of characters are none
+        text = json.dumps(dict(raw), default=converted, ensure_ascii=False)
+        return dict(json.loads(text.encode()))
     except (TypeError, ValueError, RecursionError) as error:
         raise SpecError("", f"a sweep must be plain data, as in a YAML file ({error})") from error
 
@@ -58,7 +66,7 @@ class Unrolled:
     origins: Mapping[str, str]
 
     def traced(self, problem: SpecError) -> SpecError:
-        """The same problem, with the place in the file where its key is written."""
+        """Returns the problem with the place in the file where its key is written."""
         for key, origin in self.origins.items():
             if f"{problem.key}.".startswith(f"{key}."):
                 return problem.moved(written=origin + problem.key[len(key) :])
@@ -73,19 +81,19 @@ def cells(tree: Mapping[str, Any]) -> Iterator[Unrolled]:
     grid = _checked(tree.get("grid"))
     for chosen in itertools.product(*(enumerate(values) for values in grid.values())):
         changes: dict[str, Any] = {}
-        named: dict[str, Any] = {}
+        shown: dict[str, Any] = {}
         origins: dict[str, str] = {}
         for key, (row, value) in zip(grid, chosen, strict=True):
             parts = _parts(key)
             together = dict(zip(parts, [value] if len(parts) == 1 else value, strict=True))
             changes |= together
-            named |= {part: together[part] for part in _telling(parts, grid[key])}
+            shown |= {part: together[part] for part in _distinguishing(parts, grid[key])}
             columns = [""] if len(parts) == 1 else [f".{i}" for i in range(len(parts))]
             origins |= {p: f"grid.{key}.{row}{c}" for p, c in zip(parts, columns, strict=True)}
         cell = copy.deepcopy({section: tree.get(section) for section in SECTIONS})
         for key, value in changes.items():
             _put(cell, key.split("."), f"grid.{key}", copy.deepcopy(value))
-        label = JOINT.join(_label(key, value) for key, value in named.items())
+        label = LABEL_SEPARATOR.join(_label(key, value) for key, value in shown.items())
         yield Unrolled(cell, label, origins)
 
 
@@ -97,8 +105,44 @@ def check(tree: Mapping[str, Any]) -> None:
             _require_path(part.split("."), f"grid.{part}")
     mistakes.settle()
     audits = math.prod(map(len, grid.values()))
-    if audits > MOST:
-        raise SpecError("grid", f"gives {audits:,} audits, more than {MOST:,}; make several sweeps")
+    if audits > MAX_AUDITS:
+        raise SpecError(
+            "grid", f"gives {audits:,} audits, more than {MAX_AUDITS:,}; make several sweeps"
+        )
+
+
+def shared_parts(labels: Sequence[str]) -> tuple[str, list[str]]:
+    """The parts that all labels have, and each label without them; a lone label stays whole."""
+    parts = [label.split(LABEL_SEPARATOR) for label in labels]
+    if len(parts) < 2:
+        return "", list(labels)
+    shared = [part for part in parts[0] if all(part in other for other in parts)]
+    rest = [LABEL_SEPARATOR.join(p for p in label if p not in shared) for label in parts]
+    return LABEL_SEPARATOR.join(shared), rest
+
+
+def shorten_labels(labels: Sequence[str]) -> tuple[str, list[str]]:
+    """A legend, which may be empty, and labels without what it says of all of them.
+
+    Where all labels name the same keys in one order, the legend is "audit: KEY, KEY", and the
+    labels are values.
+    """
+
+    def key_and_value(part: str) -> tuple[str, str]:
+        key, equals, value = part.partition("=")
+        # A name with options, such as `loss period=5`, has no key.
+        return (key, value) if equals and " " not in key else ("", part)
+
+    shared, rest = shared_parts(labels)
+    if not all(rest):
+        return "", list(labels)
+    pairs = [[key_and_value(part) for part in label.split(LABEL_SEPARATOR)] for label in rest]
+    keys = {tuple(key for key, _ in label) for label in pairs}
+    legend = [f"all: {shared}"] if shared else []
+    if len(labels) > 1 and len(keys) == 1 and any(names := keys.pop()):
+        legend.insert(0, f"audit: {LABEL_SEPARATOR.join(name or 'name' for name in names)}")
+        rest = [LABEL_SEPARATOR.join(value for _, value in label) for label in pairs]
+    return "; ".join(legend), rest
 
 
 def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
@@ -114,6 +158,7 @@ def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
 
 
 def _checked(raw: Any) -> dict[str, list[Any]]:
+    """The grid, well-formed; raises SpecError with all that is wrong."""
     if raw is None:
         return {}
     if not isinstance(raw, dict):
@@ -121,12 +166,12 @@ def _checked(raw: Any) -> dict[str, list[Any]]:
     mistakes = Mistakes()
     for key, values in raw.items():
         with mistakes.noted():
-            _check(key, values)
+            _check_entry(key, values)
     mistakes.settle()
     return raw
 
 
-def _check(key: str, values: Any) -> None:
+def _check_entry(key: str, values: Any) -> None:
     parts = _parts(key)
     for section in (part.split(".")[0] for part in parts):
         if section not in SECTIONS:
@@ -143,16 +188,17 @@ def _parts(key: str) -> list[str]:
     return [part.strip() for part in key.split(",")]
 
 
-def _telling(parts: list[str], rows: list[Any]) -> list[str]:
-    """Of keys that change together, those that say what is audited, where they are enough."""
-    found = [i for i, part in enumerate(parts) if not part.startswith("audit.")]
-    if (
-        len(parts) == 1
-        or not found
-        or len({repr([row[i] for i in found]) for row in rows}) < len(rows)
-    ):
+def _distinguishing(parts: list[str], rows: list[Any]) -> list[str]:
+    """The keys for a label, of those that change together.
+
+    Those that say what is audited are enough where their values differ in every row; how it is
+    audited (`audit.*`) then needs no mention.
+    """
+    indices = [i for i, part in enumerate(parts) if not part.startswith("audit.")]
+    if len(parts) == 1 or not indices:
         return parts
-    return [parts[i] for i in found]
+    values = {repr([row[i] for i in indices]) for row in rows}
+    return [parts[i] for i in indices] if len(values) == len(rows) else parts
 
 
 def _label(key: str, value: Any) -> str:
@@ -180,7 +226,3 @@ def _put(tree: dict[str, Any], path: list[str], key: str, value: Any) -> None:
 def _require_path(path: list[str], key: str) -> None:
     if not all(path):
         raise SpecError(key, "has an empty part; write section.option")
-
-
-def _as_plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else str(value)

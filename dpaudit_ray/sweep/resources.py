@@ -1,4 +1,4 @@
-"""What a sweep asks of the cluster: a trainer's needs, how many there may be, what may be lost."""
+"""Resources: needs of a trainer, the number of trainers, and how much may be lost."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ AutoOrSeconds = Annotated[float | Literal["auto"], BeforeValidator(_auto_or_seco
 
 
 class ResourceSpec(Strict):
-    """What a trainer needs, how much of the cluster the sweep may use, and what it may lose.
+    """Needs of a trainer, the share of the cluster for the sweep, and limits of what may be lost.
 
     `max_trial_failures` packs may fail (the user's code), in all of their trials or in some, and
     `max_worker_losses` trainers may die (infrastructure) before the sweep stops. A trainer that is

@@ -21,11 +21,9 @@ from ..plugins import Strict, Unread, validated
 from ..stats.budget import SweepBudget
 from ..version import __version__
 from . import grid
-from .cell import Cell, cell_of
-from .fingerprint import check_recorded, digest
+from .cell import Cell, digest, parse_cell
 from .resources import ResourceSpec
-from .source import Source
-from .yamlfile import dump_yaml, parse_yaml, read_text
+from .yamlfile import Source, dump_yaml, parse_yaml, read_text
 
 _KEYS = ("name", "seed", *grid.SECTIONS, "grid", "resources")
 
@@ -42,7 +40,7 @@ Name = Annotated[str, AfterValidator(_folder_name)]
 
 
 class _Heading(Strict):
-    """What says nothing of the audits."""
+    """The keys that say nothing of the audits."""
 
     name: Name
     seed: int = Field(default=0, ge=0)
@@ -76,10 +74,10 @@ class Sweep(_Heading):
 
     @property
     def unread_modules(self) -> tuple[str, ...]:
-        """Modules that were not imported, and tell what an audit claims."""
-        found = (part for cell in self.cells for part in cell.claim_parts)
-        named = (part.name for part in found if isinstance(part, Unread))
-        return tuple(name.partition(":")[0] for name in named if ":" in name)
+        """Modules that compute claims and were not imported."""
+        parts = (part for cell in self.cells for part in cell.claim_parts)
+        names = (part.name for part in parts if isinstance(part, Unread))
+        return tuple(name.partition(":")[0] for name in names if ":" in name)
 
     @functools.cached_property
     def budget(self) -> SweepBudget:
@@ -87,7 +85,7 @@ class Sweep(_Heading):
         return SweepBudget(tuple(cell.budget for cell in self.cells if cell.mechanism.sampled))
 
     def identity(self) -> dict[str, Any]:
-        """What changes a result, by key; trials are apart, because a run may be extended."""
+        """Options that change a result, by key; not the trials, because a run may be extended."""
         audits = {f"{i:03d}": cell.identity() for i, cell in enumerate(self.cells)}
         return {"seed": self.seed, "pack_size": self.resources.pack_size, "audits": audits}
 
@@ -151,29 +149,29 @@ def from_raw(
     sweep = validated(Sweep, top | {"resources": resources, "cells": cells, "raw": tree}, "")
     if recorded is None:
         _refuse_idle_gpus(sweep)
-    else:
-        check_recorded(recorded, sweep.fingerprint, sweep.identity())
+    elif recorded != sweep.fingerprint:
+        raise _fingerprint_error(recorded, sweep)
     return sweep
 
 
 def _cells(tree: Mapping[str, Any]) -> tuple[Cell, ...]:
-    """Of every cell; where the grid is wrong, the sections are looked at without it."""
-    found, mistakes = [], Mistakes()
+    """Every cell of the grid; where the grid is wrong, its sections are checked without it."""
+    cells, mistakes = [], Mistakes()
     with mistakes.noted():
         grid.check(tree)
-    spoiled = bool(mistakes.found)
+    spoiled = bool(mistakes.errors)
     for unrolled in grid.cells({**tree, "grid": None} if spoiled else tree):
         try:
-            found.append(cell_of(unrolled.sections, unrolled.label))
+            cells.append(parse_cell(unrolled.sections, unrolled.label))
         except SpecError as error:
             traced = map(unrolled.traced, error.problems)
-            mistakes.found += [one for one in traced if not (spoiled and one.problem == REQUIRED)]
+            mistakes.errors += [p for p in traced if not (spoiled and p.problem == REQUIRED)]
     mistakes.settle()
-    return tuple(found)
+    return tuple(cells)
 
 
 def _refuse_idle_gpus(sweep: Sweep) -> None:
-    """A trainer of ours computes on one GPU; as many trainers use as many, and none waits."""
+    """Raises SpecError for GPUs that a trainer which computes on one GPU would leave idle."""
     gpus = sweep.resources.num_gpus
     idle = [cell.mechanism.name for cell in sweep.cells if not cell.mechanism.several_gpus]
     if gpus > 1 and idle:
@@ -185,7 +183,7 @@ def _refuse_idle_gpus(sweep: Sweep) -> None:
 
 
 def _refuse_twins(cells: tuple[Cell, ...]) -> None:
-    """The same audit twice would cost twice and show nothing more: all randomness is seeded."""
+    """Raises SpecError for equal audits: all randomness is seeded, so the second shows nothing."""
     seen: dict[str, str] = {}
     for cell in cells:
         data = cell.mechanism.model_dump(mode="json", serialize_as_any=True)  # with its paths
@@ -195,3 +193,46 @@ def _refuse_twins(cells: tuple[Cell, ...]) -> None:
                 "grid", f"gives the same audit twice ({seen[key]}; {cell.label}); remove one"
             )
         seen[key] = cell.label
+
+
+class RevisionError(SpecError):
+    """A recorded sweep of a version that computed something else from the same options."""
+
+
+def _fingerprint_error(recorded: Any, sweep: Sweep) -> SpecError:
+    """The reason why a file states another fingerprint than its content gives.
+
+    A RevisionError where an earlier version of the computation would have given it.
+    """
+    for older, changes in _older_identities(sweep.identity()):
+        if recorded == digest(older):
+            return RevisionError(
+                "fingerprint",
+                f"is that of another version of the computation ({changes}), whose scores do not "
+                "mix with this one's; use a new name and a new seed, or the version that wrote it",
+            )
+    return SpecError(
+        "fingerprint",
+        f"is {recorded} but the content gives {sweep.fingerprint}, so it was edited or written by "
+        "another version; remove the line to use the file as it is",
+    )
+
+
+def _older_identities(identity: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The identity as earlier versions would have had it, newest first, and what differs."""
+    revisions: dict[str, int] = {}  # the highest by the key of a plug-in
+
+    def lowered(value: Any, bound: int, key: str = "") -> Any:
+        """`value` with no revision above `bound`; the first revision is not written."""
+        if not isinstance(value, dict):
+            return value
+        rest = {k: lowered(part, bound, k) for k, part in value.items() if k != "revision"}
+        revision = int(value.get("revision", 1))
+        revisions[key] = max(revision, revisions.get(key, 1))
+        return rest | ({"revision": min(revision, bound)} if min(revision, bound) > 1 else {})
+
+    lowered(identity, 1)
+    for bound in range(max(revisions.values()) - 1, 0, -1):
+        changed = sorted(item for item in revisions.items() if item[1] > bound)
+        shown = "; ".join(f"{key}.revision: {bound} there, {now} here" for key, now in changed)
+        yield lowered(identity, bound), shown

@@ -1,7 +1,11 @@
-"""YAML as users expect it: 1e-5 is a number, a repeated key is an error, nothing is executed."""
+"""YAML as users expect it: 1e-5 is a number, a repeated key is an error, nothing is executed.
+
+A `Source` knows where in the text a mistake is written.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import SpecError, together
+from ..errors import SpecError, UnknownKeyError, together
 from ..storage import strangers
 
 # YAML 1.1 reads 1e-5 as text; here reader and writer agree that it is a number.
@@ -20,15 +24,15 @@ _FLOAT = (
 )
 
 
-# What a file may stand for, since anybody may have written it: an alias is a few bytes long, and
-# stands for all that it repeats. Letters are counted by tens.
-MOST_VALUES = 100_000
-DEEPEST = 64  # lists and mappings inside each other
+# Limits of what a file may stand for, since anybody may have written it: an alias is a few bytes
+# long, and stands for all that it repeats. Ten letters count as a value.
+MAX_VALUES = 100_000
+MAX_DEPTH = 64  # lists and mappings inside each other
 _LETTERS = 10
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 lets the last of two equal keys win; this one notes them, and bounds all others."""
+    """Notes repeated keys, of which YAML lets the last one win, and bounds what aliases repeat."""
 
     def __init__(self, text: str, source: str) -> None:
         super().__init__(text)
@@ -41,8 +45,8 @@ class _Loader(yaml.SafeLoader):
         """A node, counted with all that aliases in it stand for."""
         before = self._values
         self._depth += 1
-        if self._depth > DEEPEST:
-            self._refuse(f"lists and mappings are nested deeper than {DEEPEST} levels")
+        if self._depth > MAX_DEPTH:
+            self._refuse(f"lists and mappings are nested deeper than {MAX_DEPTH} levels")
         node = super().compose_node(parent, index)
         self._depth -= 1
         if node is None:
@@ -53,9 +57,9 @@ class _Loader(yaml.SafeLoader):
             letters = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
             self._values += 1 + letters // _LETTERS
             self._sizes[id(node)] = self._values - before
-        if self._values > MOST_VALUES:
+        if self._values > MAX_VALUES:
             self._refuse(
-                f"it holds more than {MOST_VALUES:,} values, with those that aliases repeat; write "
+                f"it holds more than {MAX_VALUES:,} values, with those that aliases repeat; write "
                 "fewer"
             )
         return node
@@ -80,7 +84,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             continue
         if key.value in seen:
             problem = "is given twice; remove one of them"
-            loader.repeated.append(SpecError(key.value, problem, place=place(key.start_mark)))
+            loader.repeated.append(SpecError(key.value, problem, place=_position(key.start_mark)))
         seen.add(key.value)
     return loader.construct_mapping(node, deep=True)
 
@@ -120,16 +124,6 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
     return raw
 
 
-def nodes(text: str) -> yaml.Node | None:
-    """The tree of what `parse_yaml` has read, with the place of every entry."""
-    return yaml.compose(text, Loader=yaml.SafeLoader)
-
-
-def place(mark: yaml.Mark, source: str | None = None) -> str:
-    """`file:line:column`, both from 1, as editors and terminals understand it."""
-    return f"{source or mark.name}:{mark.line + 1}:{mark.column + 1}"
-
-
 def parse_value(text: str) -> Any:
     """A single value as it would be read from a sweep file (for `--set key=value`)."""
     try:
@@ -160,18 +154,83 @@ def parse_changes(changes: Sequence[str] | None) -> dict[str, Any]:
     return parsed
 
 
-def dump_yaml(value: Mapping[str, Any]) -> str:
+def dump_yaml(value: Mapping[str, Any], in_one_line: bool = False) -> str:
     """The inverse of `parse_yaml`; keys stay in order."""
-    return yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    width = 10**6 if in_one_line else None
+    return yaml.dump(
+        dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width,
+        default_flow_style=in_one_line,
+    )  # fmt: skip
 
 
 def _invalid(error: Exception, source: str) -> SpecError:
-    """Where and why, as far as the parser knows."""
     mark = getattr(error, "problem_mark", None)
-    where = place(mark) if mark else source
+    where = _position(mark) if mark else source
     return SpecError("", f"not valid YAML: {_problem(error)}", place=where)
 
 
 def _problem(error: Exception) -> str:
     parts = [getattr(error, part, None) for part in ("context", "problem")]
     return ", ".join(part for part in parts if part) or str(error).partition("\n")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A sweep file as it was read, and the keys that options have set since (`--set a.b=v`)."""
+
+    name: str
+    text: str
+    options: tuple[str, ...] = ()
+
+    def placed(self, error: SpecError) -> SpecError:
+        """Returns the mistakes with the place of each, in the order of the file.
+
+        Unknown keys come first all the same: the keys that were meant may be missing.
+        """
+        root = yaml.compose(self.text, Loader=yaml.SafeLoader)
+        placed = [self._placed(problem, root) for problem in error.problems]
+        return together(problem for _, problem in sorted(placed, key=lambda pair: pair[0]))
+
+    def _placed(self, problem: SpecError, root: yaml.Node | None) -> tuple[int, SpecError]:
+        """The offset in the text (-1: none), and the mistake with its place."""
+        if problem.place or not problem.key:
+            return (-1, problem)
+        for key in self.options:
+            if f"{problem.written}.".startswith(f"{key}."):
+                beside = f"{problem.key}.".startswith(f"{key}.")
+                path = problem.key if beside else f"{key}: {problem.key}"
+                return (-1, problem.moved(key=f"--set {path}"))
+        if root is None:
+            return (-1, problem.moved(place=self.name))
+        mark = _mark(problem, root)
+        return (mark.index, problem.moved(place=_position(mark, self.name)))
+
+
+def _position(mark: yaml.Mark, source: str | None = None) -> str:
+    """`file:line:column`, both from 1, as editors and terminals understand it."""
+    return f"{source or mark.name}:{mark.line + 1}:{mark.column + 1}"
+
+
+def _mark(problem: SpecError, root: yaml.Node) -> yaml.Mark:
+    """The position of a key, of its value if that is wrong, or of what should hold it."""
+    rest, node, mark = problem.written, root, root.start_mark
+    while rest and (entry := _entry(node, rest)) is not None:
+        mark, node, rest = entry
+        beside = node.start_mark.line == mark.line and not isinstance(problem, UnknownKeyError)
+        mark = node.start_mark if beside else mark
+    return mark
+
+
+def _entry(node: yaml.Node, path: str) -> tuple[yaml.Mark, yaml.Node, str] | None:
+    """The first step of a path whose keys may be dotted: mark, value, and the rest of the path."""
+    if isinstance(node, yaml.SequenceNode):
+        index, _, rest = path.partition(".")
+        if index.isdigit() and int(index) < len(node.value):
+            return node.value[int(index)].start_mark, node.value[int(index)], rest
+    if isinstance(node, yaml.MappingNode):
+        scalars = [(key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
+        fitting = [pair for pair in scalars if f"{path}.".startswith(f"{pair[0].value}.")]
+        if fitting:
+            key, value = max(fitting, key=lambda pair: len(pair[0].value))
+            return key.start_mark, value, path[len(key.value) + 1 :]
+    return None

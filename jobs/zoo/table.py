@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from dpaudit_ray.errors import ScriptError
-from dpaudit_ray.forecast.designs import parsed
+from dpaudit_ray.forecast.designs import parse_duration
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts.audit import Audit, Options
 from dpaudit_ray.scripts.findings import ScriptVerdict, Weight
@@ -151,7 +151,7 @@ def main() -> None:
     wrong = []
     layers = tuple(int(layer) for layer in given.layers.split(","))
     for bug in [known[name] for name in given.names] or BUGS:
-        budget, size = parsed(given.budget), bug.secret_size
+        budget, size = parse_duration(given.budget), bug.secret_size
         options = Options(budget, layers, seed=given.seed, secret_size=size)
         found, twin = audited(bug.target(), options), audited(bug.target(twin=True), options)
         print(row(bug, found, twin), flush=True)

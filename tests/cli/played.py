@@ -10,7 +10,7 @@ import warnings
 from types import FrameType
 
 from dpaudit_ray.cli import terminal
-from dpaudit_ray.cli.live import Display
+from dpaudit_ray.cli.live_view import Display
 from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
 
 

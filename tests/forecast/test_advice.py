@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dpaudit_ray import stats
-from dpaudit_ray.cli import advice, terminal
+from dpaudit_ray.cli import plan_tables, terminal
+from dpaudit_ray.cli.number_format import duration
 from dpaudit_ray.forecast.forecast import AuditOutlook, Outlook
 
 LEVEL = (1e-5, 0.95)
@@ -19,7 +20,7 @@ def told(monkeypatch: pytest.MonkeyPatch, *audits: AuditOutlook) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(terminal, "explain", lines.append)
     monkeypatch.setattr(terminal, "say", lines.append)
-    advice.show_advice(Outlook(audits, workers=2))
+    plan_tables.show_advice(Outlook(audits, workers=2))
     return lines
 
 
@@ -42,7 +43,7 @@ def test_how_many_trials_would_do_and_how_long_they_take(monkeypatch: pytest.Mon
     (line,) = told(monkeypatch, one, one, enough)
     shown = f"{one.likely:.2f} of the 8.00"
     assert line.startswith(f"power 0%, loss and 1 more: 100 trials show {shown}, 4 times in 5; ")
-    wanted = f"--set audit.trials={needed}, about {terminal.duration(needed * 0.2)} with one"
+    wanted = f"--set audit.trials={needed}, about {duration(needed * 0.2)} with one"
     assert wanted in line
     assert "--budget 1h" in line
     assert told(monkeypatch, enough) == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dpaudit_ray.forecast import bench, forecast
-from dpaudit_ray.forecast.calibration import Calibration
+from dpaudit_ray.forecast.timing import Calibration
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, refused
 
@@ -55,17 +55,16 @@ def test_the_fastest_of_several_packs_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "packs"),
+    ("parameters", "packs"),
     [
-        ("fcnn", (1, 16, 64, 256, 1024, 8192)),
-        ("convnet", (1, 16, 64, 256, 1024, 8192)),
-        ("mlp3", (1, 16, 64, 256, 1024)),
-        ("wrn16", (1, 16, 64)),
-        ("resnet18", (1, 16)),
+        (62_006, (1, 16, 64, 256, 1024, 8192)),
+        (480_000, (1, 16, 64, 256, 1024)),
+        (2_748_218, (1, 16, 64)),
+        (11_173_962, (1, 16)),
     ],
 )
-def test_packs_are_tried_as_far_as_they_have_room(model: str, packs: tuple[int, ...]) -> None:
-    assert bench._room(bench._training(bench.WORKLOADS[model], gpu=False)) == packs
+def test_packs_are_tried_as_far_as_they_have_room(parameters: int, packs: tuple[int, ...]) -> None:
+    assert bench._fitting_packs(4 * parameters) == packs
 
 
 def test_a_plan_uses_the_figures(tmp_path: Path, tiny: dict) -> None:
@@ -84,7 +83,7 @@ def test_a_plan_uses_the_figures(tmp_path: Path, tiny: dict) -> None:
     file = tmp_path / "bench.json"
     file.write_text(json.dumps(figures))
     sweep = spec.from_raw(tiny)
-    outlook = forecast.of(sweep, str(tmp_path), Calibration.read(file))
+    outlook = forecast.forecast(sweep, str(tmp_path), Calibration.read(file))
     assert outlook.seconds == pytest.approx(outlook.trials * 1000 * tiny["mechanism"]["steps"] / 2)
 
 

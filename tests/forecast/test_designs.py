@@ -57,7 +57,7 @@ def test_of_what_shows_about_the_same_the_cheapest_is_recommended() -> None:
     ("text", "seconds"), [("90s", 90), ("10min", 600), ("1.5h", 5400), ("2 d", 172_800)]
 )
 def test_budgets_are_times(text: str, seconds: float) -> None:
-    assert designs.parsed(text) == seconds
+    assert designs.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_budgets_are_times(text: str, seconds: float) -> None:
 )
 def test_other_budgets_are_refused(text: str) -> None:
     with pytest.raises(SpecError, match="write a time as 90s, 10min"):
-        designs.parsed(text)
+        designs.parse_duration(text)
 
 
 def test_a_plan_with_a_budget_recommends_a_design(tiny: dict, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.command import changed, dpaudit, inline, refused, write_sweep
 
 
 def outlook(sweep: dict[str, Any], folder: Path) -> forecast.Outlook:
-    return forecast.of(spec.from_raw(sweep), str(folder))
+    return forecast.forecast(spec.from_raw(sweep), str(folder))
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_plan_of_trainings_that_take_days_takes_seconds(
 
     They are to take a second; here, a fifth of it.
     """
-    monkeypatch.setattr(timing, "ENOUGH", 0.2)
+    monkeypatch.setattr(timing, "ENOUGH_SECONDS", 0.2)
     changed(tiny, "mechanism.steps", 10**6)
     changed(tiny, "audit.record_every", 10**6)
     changed(tiny, "mechanism.noise_multiplier", 500.0)

@@ -120,7 +120,7 @@ def test_both_kinds_in_one_run_and_the_error_is_for_trials_only(tmp_path: Path) 
 
 
 def test_a_plan_leaves_nothing_to_chance(tmp_path: Path) -> None:
-    (audit,) = forecast.of(spec.from_raw(sweep()), str(tmp_path)).audits
+    (audit,) = forecast.forecast(spec.from_raw(sweep()), str(tmp_path)).audits
     assert not audit.sampled
     assert (audit.largest_certifiable, audit.power, audit.trials_needed) == (None, None, None)
     planned = dpaudit("plan", write_sweep(tmp_path, sweep()), "--storage-path", tmp_path / "runs")

@@ -276,7 +276,7 @@ def test_the_sweep_file_may_name_no_code(tiny: dict, tmp_path: Path) -> None:
     assert refused("plan", tmp_path / "none.yaml")
     from dpaudit_ray.sweep import spec
 
-    assert provenance.of(spec.from_raw(tiny)).modules == {}
+    assert provenance.sweep_code(spec.from_raw(tiny)).modules == {}
 
 
 @pytest.mark.parametrize(

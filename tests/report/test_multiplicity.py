@@ -64,7 +64,7 @@ class Walk(Mechanism):
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is noted of the code here, and no run must survive a power failure."""
-    monkeypatch.setattr(provenance, "_closure", lambda named: {})
+    monkeypatch.setattr(provenance, "source_closure", lambda modules: {})
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 

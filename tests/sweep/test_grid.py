@@ -191,3 +191,20 @@ def test_paths_in_a_grid_are_found_too(tmp_path: Path) -> None:
         "mechanism.data.path": [str(tmp_path / "x.npz"), "y.npz"],
         "mechanism.name": ["x.npz"],
     }
+
+
+@pytest.mark.parametrize(
+    ("labels", "legend", "brief"),
+    [
+        (["loss"], "", ["loss"]),
+        (["loss", "cosine"], "", ["loss", "cosine"]),
+        (["steps=5, loss", "steps=5, cosine"], "all: steps=5", ["loss", "cosine"]),
+        (["a=1, b=2", "a=3, b=4"], "audit: a, b", ["1, 2", "3, 4"]),
+        (["a=1, c=0, b=2", "a=3, c=0, b=2"], "audit: a; all: c=0, b=2", ["1", "3"]),
+        (["loss period=5, a=1", "loss, a=2"], "audit: name, a", ["loss period=5, 1", "loss, 2"]),
+        (["a=1, b=2", "b=4, a=3"], "", ["a=1, b=2", "b=4, a=3"]),
+        (["a=1", "a=1, b=2"], "", ["a=1", "a=1, b=2"]),
+    ],
+)
+def test_labels_say_once_what_all_have(labels: list[str], legend: str, brief: list[str]) -> None:
+    assert grid.shorten_labels(labels) == (legend, brief)

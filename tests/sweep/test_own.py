@@ -145,7 +145,7 @@ def test_their_code_is_recorded(ran: Run) -> None:
 
 
 def test_what_is_not_trusted_is_read_as_it_was_recorded(ran: Run) -> None:
-    with imports.trusting(imports.Trust.of(None, reads=True)):
+    with imports.trusting(imports.Trust.parse(None, reads=True)):
         again = Run.open(ran.directory.location)
         assert overview(again) == overview(ran)
         with pytest.raises(SpecError, match="not trusted"):

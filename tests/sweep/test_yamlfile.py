@@ -75,7 +75,7 @@ def test_aliases_count_as_what_they_stand_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of text, too; a file of as much without an alias is refused alike."""
-    monkeypatch.setattr(yamlfile, "MOST_VALUES", 30)
+    monkeypatch.setattr(yamlfile, "MAX_VALUES", 30)
     assert parse_yaml("a: &a [1, 2, 3]\nb: [*a, *a]\n", "") == {
         "a": [1, 2, 3],
         "b": [[1, 2, 3]] * 2,

@@ -21,7 +21,7 @@ from ...plan.model import Plan, PlannedAudit
 from ...plugins import Unread
 from ...printable import printable
 from ...storage.run_directory import RunDirectory
-from ...sweep import fingerprint, spec, yamlfile
+from ...sweep import spec, yamlfile
 from ...sweep.cell import Cell
 from ...sweep.spec import Sweep
 from ...version import __version__
@@ -95,7 +95,7 @@ def _stored_sweep(run: RunDirectory, findings: Findings) -> tuple[Sweep | None, 
     try:
         return record.recorded(run), True
     except RunDirectoryError as error:
-        if isinstance(error.__cause__, fingerprint.RevisionError):
+        if isinstance(error.__cause__, spec.RevisionError):
             raise
     try:
         raw = yamlfile.parse_yaml(text, SWEEP)
@@ -241,7 +241,7 @@ def _tell_provenance(sweep: Sweep, plan: Plan, findings: Findings) -> None:
     if plan.code is None:
         findings.told.append("it was not recorded by which code it was run")
     else:
-        grave, harmless = provenance.changes(plan.code[-1], provenance.of(sweep))
+        grave, harmless = provenance.changes(plan.code[-1], provenance.sweep_code(sweep))
         if grave or harmless:
             findings.told.append(f"other code or machine here: {'; '.join((*grave, *harmless))}")
     if plan.data is None:

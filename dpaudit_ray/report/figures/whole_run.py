@@ -18,7 +18,7 @@ import pandas as pd
 from ...plan.model import PlannedAudit
 from ...stats import Status
 from ...storage.arrays import Arrays
-from ...sweep.labels import JOINT, parted
+from ...sweep.grid import LABEL_SEPARATOR, shared_parts
 from ..tables import Run, representative
 from .primitives import (
     ALARM,
@@ -123,8 +123,8 @@ def _lines_of_run(run: Run, estimator: str | None) -> Iterable[Line]:
         seed = mechanism.pop("seed", 0)
         settings = cell.audit.model_dump(mode="json", exclude={"trials"})
         key = json.dumps([mechanism, cell.adversary.identity(), settings], sort_keys=True)
-        parts = [part for part in audit.label.split(JOINT) if part != f"seed={seed}"]
-        groups.setdefault(key, []).append((audit, JOINT.join(parts)))
+        parts = [part for part in audit.label.split(LABEL_SEPARATOR) if part != f"seed={seed}"]
+        groups.setdefault(key, []).append((audit, LABEL_SEPARATOR.join(parts)))
     for repetitions in groups.values():
         audits = tuple(audit for audit, _ in repetitions)
         # A lone audit keeps its whole label.
@@ -150,7 +150,7 @@ def _panel(group: list[Line]) -> Panel:
     """Moves what all labels share into the title; a lone line is its title."""
     if len(group) == 1:
         return Panel(group[0].label, tuple(group))
-    shared, labels = parted([line.label for line in group])
+    shared, labels = shared_parts([line.label for line in group])
     short = zip(group, labels, strict=True)
     return Panel(shared, tuple(dataclasses.replace(line, label=label) for line, label in short))
 
@@ -417,10 +417,12 @@ def trend_figure(run: Run, estimator: str | None = None) -> bytes | None:
     (key,), name = many, many[0].rpartition(".")[2]
     groups: dict[str, list[tuple[float, float, float]]] = {}
     for audit, values in zip(run.plan.audits, itertools.product(*grid.values()), strict=True):
-        others = [part for part in audit.label.split(JOINT) if part.partition("=")[0] != name]
+        others = [
+            part for part in audit.label.split(LABEL_SEPARATOR) if part.partition("=")[0] != name
+        ]
         bounds = _rows(run, audit, estimator).set_index("step")["epsilon_lower"]
         x, y = dict(zip(grid, values, strict=True))[key], bounds.get(audit.horizons[-1], math.nan)
-        groups.setdefault(JOINT.join(others) or "lower bound", []).append(
+        groups.setdefault(LABEL_SEPARATOR.join(others) or "lower bound", []).append(
             (float(x), float(y), audit.claim)
         )
     rows = [(series, *point) for series, points in groups.items() for point in sorted(points)]

@@ -1,0 +1,325 @@
+"""The verbs that judge: `dpaudit verify`, `check` and `compare`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import Exit, SpecError
+from . import tables, terminal
+from .arguments import AsJson, RunPath, TrustedToRead, Wide, complete_run
+from .number_format import duration
+from .read_verbs import open_run
+
+if TYPE_CHECKING:
+    from ..report.check import Checked
+    from ..report.comparison import Comparison, Pair, Side
+    from ..report.verdict import Verdict
+    from ..scripts.audit import Options
+    from ..scripts.findings import ScriptVerdict
+    from ..scripts.locate import Target
+
+app = typer.Typer()
+_MAX_DIFFERENCES = 20  # that `check` shows
+_MAX_CHANGES = 12  # keys that `compare` shows
+_WHAT = typer.Argument(
+    metavar="RUN|SCRIPT.py:FUNCTION",
+    help="A run directory or its address; or a script and the function that trains: train.py:main.",
+    autocompletion=complete_run,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScriptOptions:
+    """Options of `verify` that only a script takes, as they were given."""
+
+    budget: str | None
+    delta: float | None
+    layers: str | None
+    address: str | None
+    memory: float | None
+    seed: int | None
+    secret_size: bool | None
+    junit: Path | None
+    html: Path | None
+
+    def parse(self) -> Options:
+        """Raises SpecError for a value outside its bounds."""
+        from ..forecast.designs import parse_duration
+        from ..scripts.audit import Options
+
+        layers: tuple[int, ...] = (0, 1, 2)
+        if self.layers is not None:
+            names = {name.strip() for name in self.layers.split(",")}
+            if not names <= {"0", "1", "2"}:
+                raise SpecError("--layers", f"is {self.layers!r}; name some of 0,1,2")
+            layers = tuple(sorted(map(int, names)))
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise SpecError("--delta", f"must lie between 0 and 1, got {self.delta:g}")
+        if self.memory is not None and not self.memory > 0:
+            raise SpecError("--memory", f"must be above 0, got {self.memory:g}")
+        budget = parse_duration(self.budget or "10min")
+        return Options(budget, layers, self.memory, self.seed or 0, bool(self.secret_size))
+
+
+@app.command()
+def verify(  # noqa: PLR0913 (options of a command line)
+    what: Annotated[str, _WHAT],
+    as_json: AsJson = False,
+    trust: TrustedToRead = None,
+    wide: Wide = False,
+    budget: Annotated[
+        str | None, typer.Option(help="Script: time it may take: 90s, 10min, 1h. Default 10min.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Script: δ, where no @audited(delta=...) tells.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Script: 0 one run, 1 steps, 2 runs. Default 0,1,2.")
+    ] = None,
+    address: Annotated[str | None, typer.Option(help="Script: a Ray cluster to join.")] = None,
+    memory: Annotated[float | None, typer.Option(help="Script: GiB that a run may take.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Script: of all coins. Default 0.")] = None,
+    secret_size: Annotated[
+        bool | None,
+        typer.Option("--secret-size", help="Script: the number of records is secret, too."),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Script: writes a JUnit file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Script: the page. Default SCRIPT-audit.html.")
+    ] = None,
+) -> None:
+    """Says whether trials contradict the claim: exit 1 violation, 0 none, 5 inconclusive."""
+    from ..report.verdict import Verdict
+    from ..scripts import locate
+
+    options = _ScriptOptions(
+        budget, delta, layers, address, memory, seed, secret_size, junit, html
+    )  # fmt: skip
+    target = locate.parse(what, delta)
+    if target is not None:
+        verdict = _verify_script(target, options, as_json)
+    else:
+        given = [name for name, value in vars(options).items() if value is not None]
+        if given:
+            key = f"--{given[0].replace('_', '-')}"
+            raise SpecError(key, f"is for scripts, and {what} is a run directory")
+        verdict = _verify_run(what, as_json)
+    exit_codes = {
+        Verdict.VIOLATION: Exit.VIOLATION,
+        Verdict.CONSISTENT: Exit.COMPLETE,
+        Verdict.INCONCLUSIVE: Exit.INCONCLUSIVE,
+    }
+    raise typer.Exit(exit_codes[verdict])
+
+
+def _verify_run(location: str, as_json: bool) -> Verdict:
+    from ..report import verdict
+
+    judged = verdict.of(open_run(location))
+    if as_json:
+        terminal.show_json(dataclasses.asdict(judged))
+    else:
+        tables.show_verdict(judged)
+    return judged.verdict
+
+
+def _verify_script(target: Target, options: _ScriptOptions, as_json: bool) -> Verdict:
+    from ..scripts import papers
+    from ..scripts.audit import Audit
+    from ..scripts.runners import Here, OnRay
+
+    parsed = options.parse()
+    with contextlib.ExitStack() as stack:
+        if options.address or os.environ.get("RAY_ADDRESS"):
+            from ..orchestration import ray_executor
+
+            ray = stack.enter_context(ray_executor.connected(options.address))
+            judged = Audit(target, OnRay(ray, target), parsed, terminal.add).verdict()
+        else:
+            judged = Audit(target, Here(target), parsed, terminal.add).verdict()
+    page = options.html or Path(f"{target.script.stem}-{target.function}-audit.html")
+    papers.write(page, papers.html(judged))
+    if options.junit is not None:
+        papers.write(options.junit, papers.junit(judged))
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        papers.append(Path(summary), papers.markdown(judged))
+    if as_json:
+        terminal.show_json(papers.plain(judged))
+    else:
+        _show_script(judged)
+        terminal.say(f"report: {page}")
+    return judged.verdict
+
+
+def _show_script(judged: ScriptVerdict) -> None:
+    from ..scripts import papers
+
+    terminal.say(f"{judged.verdict}: {judged.script}, {papers.claim(judged)}")
+    for finding in judged.findings:
+        terminal.explain(f"{finding.weight} L{finding.layer} {finding.look}, {finding.where}")
+        terminal.explain(f"  expected: {finding.expected}")
+        terminal.explain(f"  seen: {finding.seen}")
+        if finding.remedy:
+            terminal.explain(f"  what to do: {finding.remedy}")
+    for look in judged.looks:
+        result = look.said if look.done else f"not done: {look.said}"
+        terminal.explain(f"L{look.layer} {look.name}: {result}")
+    for line in judged.help:
+        terminal.explain(f"it would help: {line}")
+    terminal.explain(
+        f"{judged.effort} in {duration(judged.seconds)}; a promise that is kept is "
+        f"called broken in at most {1 - judged.confidence:.0%} of audits"
+    )
+
+
+@app.command()
+def check(run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None) -> None:
+    """Derives claims, bits, estimates and verdict again from sweep and scores: exit 2 if others.
+
+    Writes nothing and runs no code of the sweep's author, so that a run can be handed over.
+    """
+    from ..report import check
+
+    checked = check.check_run(run)
+    if as_json:
+        terminal.show_json({"in_order": checked.in_order} | dataclasses.asdict(checked))
+    else:
+        _show_check(checked)
+    raise typer.Exit(Exit.COMPLETE if checked.in_order else Exit.USAGE)
+
+
+def _show_check(checked: Checked) -> None:
+    if not checked.in_order:
+        places = "a place" if checked.different == 1 else f"{checked.different:,} places"
+        terminal.say(f"not what it says, in {places}: {checked.location}")
+    for difference in checked.differences[:_MAX_DIFFERENCES]:
+        terminal.say(f"  {difference}")
+    if (more := checked.different - _MAX_DIFFERENCES) > 0:
+        terminal.say(f"  and {more:,} more places")
+    for line in checked.told:
+        terminal.explain(f"told: {line}")
+    for line in checked.unchecked:
+        terminal.explain(f"not checked: {line}")
+    counts = [
+        f"{count:,} {name.removesuffix('s') if count == 1 else name}"
+        for name, count in checked.derived.items()
+    ]
+    derived = f"{', '.join(counts) or 'nothing'}{', the verdict' * bool(checked.verdict)}"
+    took = duration(checked.seconds)
+    if not checked.in_order:
+        terminal.explain(f"derived again: {derived}; in {took}")
+        return
+    partial = f" as far as it goes (partial, {checked.partial})" if checked.partial else ""
+    verdict = f" ({checked.verdict})" if checked.verdict else ""
+    terminal.explain(
+        f"in order{partial}: {derived}{verdict} derived again in {took}, from scores as they were "
+        "written"
+    )
+
+
+@app.command()
+def compare(
+    run: RunPath,
+    other: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="The one to hold against it.", autocompletion=complete_run
+        ),
+    ],
+    as_json: AsJson = False,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draws both side by side into a PNG file.")
+    ] = None,
+    trust: TrustedToRead = None,
+) -> None:
+    """Two runs side by side: what was asked otherwise, bounds with their intervals, verdicts."""
+    from ..report.comparison import compare as compare_runs
+    from ..report.comparison import comparison_figure
+
+    comparison = compare_runs(open_run(run), open_run(other))
+    names = _short_names(comparison.locations)
+    if as_json:
+        raw = dataclasses.asdict(comparison)
+        for entry, pair in zip(raw["pairs"], comparison.pairs, strict=True):
+            entry["differs"] = pair.differs
+        terminal.show_json(raw)
+    else:
+        _show_comparison(comparison, names)
+    if figure is None:
+        return
+    if not comparison.pairs:
+        raise SpecError("--figure", "has nothing to draw: the runs have no audit of the same kind")
+    content = comparison_figure(comparison, names)
+    try:
+        figure.write_bytes(content)
+    except OSError as error:
+        raise SpecError(
+            "--figure", f"{figure} cannot be written ({error.strerror}); give another file"
+        ) from error
+
+
+def _short_names(locations: tuple[str, str]) -> tuple[str, str]:
+    """The last parts of two places, or all of them where those are alike."""
+    first, second = (location.rstrip("/").rpartition("/")[2] for location in locations)
+    return (first, second) if first != second else locations
+
+
+def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
+    verdicts = comparison.verdicts
+    terminal.say(f"1: {names[0]}, {verdicts[0]}; 2: {names[1]}, {verdicts[1]}")
+    for change in comparison.changes[:_MAX_CHANGES]:
+        old, new = ("not set" if v is None else f"{v}" for v in (change.old, change.new))
+        terminal.say(f"  {change.key}: {old} -> {new}")
+    if (more := len(comparison.changes) - _MAX_CHANGES) > 0:
+        terminal.say(f"  and {more} more")
+    for line in comparison.code:
+        terminal.say(f"  {line}")
+    if not comparison.changes:
+        terminal.say("  the same sweep")
+    if comparison.pairs:
+        _show_pairs(comparison)
+    for name, labels in zip(names, comparison.only, strict=True):
+        if labels:
+            terminal.explain(f"only in {name}: {', '.join(labels)}")
+
+
+def _show_pairs(comparison: Comparison) -> None:
+    from ..storage.scores import UTILITY
+
+    sides = [side for pair in comparison.pairs for side in (pair.one, pair.other)]
+    measured = [name for name in UTILITY if not all(math.isnan(side.entry[name]) for side in sides)]
+    columns = ["audit", "run", "trials", "bound", "mu", "eps", "status", "eps any", "claim"]
+    columns += ["right", "from", "to", *measured, "verdict", "note"]
+    rows = [row for pair in comparison.pairs for row in _pair_rows(pair, measured)]
+    terminal.show_table("", columns, rows)
+    terminal.explain(
+        "right: rate of right guesses, with the ends of its two-sided interval at the audit's "
+        "confidence; differs: these do not meet, or an exact eps is another one; where they meet "
+        "nothing is shown. A lower bound has one end only: one that is larger is no difference"
+    )
+
+
+def _pair_rows(pair: Pair, measured: list[str]) -> list[list[Any]]:
+    second_label = pair.other.label if pair.other.label != pair.one.label else ""
+    differs = "differs" if pair.differs else ""
+    return [
+        _side_row(1, pair.one.label, pair.one, measured, ""),
+        _side_row(2, second_label, pair.other, measured, differs),
+    ]
+
+
+def _side_row(number: int, label: str, side: Side, measured: list[str], note: str) -> list[Any]:
+    entry = side.entry
+    return [
+        label, number, tables.progress_figure(entry), entry["estimator"], entry["mu_lower"],
+        entry["epsilon_lower"], entry["status"] or "none yet", entry["epsilon_lower_free"],
+        entry["epsilon_upper"], side.rate, side.low, side.high,
+        *(entry[name] for name in measured), side.verdict, note,
+    ]  # fmt: skip

@@ -1,0 +1,179 @@
+"""The verbs that read a run directory: `dpaudit status` and `report`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import Exit, SpecError
+from . import tables, terminal
+from .arguments import AsJson, RunPath, TrustedToRead, Wide
+
+if TYPE_CHECKING:
+    from ..plan.failures import Failure
+    from ..report.answer import Answer
+    from ..report.tables import Run
+
+app = typer.Typer()
+
+
+class ReportFormat(StrEnum):
+    """Formats that `report` writes."""
+
+    html = "html"
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+@app.command()
+def status(
+    run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None, wide: Wide = False
+) -> None:
+    """Progress, estimates, verdict, failures by kind and who drives, without a cluster."""
+    from ..report import answer
+
+    opened = open_run(run)
+    summary = answer.quick(opened)
+    if as_json:
+        terminal.show_json(_status_entries(opened, summary))
+    else:
+        _show_status(opened, summary)
+
+
+@app.command()
+def report(
+    run: RunPath,
+    format: Annotated[ReportFormat, typer.Option(help="What to write.")] = ReportFormat.html,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write the page anew until the run is complete.")
+    ] = False,
+    trust: TrustedToRead = None,
+    wide: Wide = False,
+) -> None:
+    """Figures and tables of a run; one that is not complete is marked interim."""
+    if watch:
+        from ..report import page
+
+        if format is not ReportFormat.html:
+            raise SpecError("--watch", f"writes a page, not {format.value}; leave out --format")
+        try:
+            page.follow(run, terminal.say)
+        except KeyboardInterrupt:
+            raise typer.Exit(Exit.STOPPED) from None
+        return
+    opened = open_run(run)
+    if format is ReportFormat.html:
+        from ..report import page
+
+        terminal.say(page.write(opened))
+        return
+    from ..report.tables import all_estimates
+
+    table = all_estimates(opened)
+    if format is ReportFormat.csv:
+        terminal.say(table.to_csv(index=False).rstrip("\n"))
+    elif format is ReportFormat.json:
+        terminal.show_json(table.to_dict("records"))
+    else:
+        tables.show_estimates(opened, table)
+
+
+def open_run(location: str) -> Run:
+    """Opens a run to read, and says which of its content was taken from its record."""
+    from ..report.tables import Run
+
+    run = Run.open(location)
+    explain_unread(run)
+    return run
+
+
+def explain_unread(run: Run) -> None:
+    """Says what of a run was not derived here, because its code or data could not be read."""
+    from ..mechanisms.base import Recorded
+
+    if unread := sorted(set(run.sweep.unread_modules)):
+        modules = ",".join(unread)
+        terminal.complain(
+            f"what takes code of {modules} to tell, claims among it, is as plan.json has it; "
+            f"--trust {modules} runs that code"
+        )
+    elif any(isinstance(cell.mechanism, Recorded) for cell in run.sweep.cells):
+        terminal.complain(
+            "data of the sweep cannot be read here, so claims that depend on how many there are "
+            "are as plan.json has them"
+        )
+
+
+def failure_lines(run: Run, earlier: Sequence[Failure] = ()) -> list[str]:
+    """A line for each audit and kind of failure; failures of an `earlier` run are said to be."""
+    from ..plan import failures
+    from ..printable import printable
+
+    recorded = failures.read(run.directory, run.plan)
+    old = [failure for failure in recorded if failure in earlier]
+    new = [failure for failure in recorded if failure not in old]
+    file = f"{run.directory.location}/{failures.FILE}"
+    return [
+        f"{kind.label}: {'' if kind.packs == 1 else f'{kind.packs} packs of '}trials "
+        f"{kind.first}-{kind.last} failed{when}: {printable(kind.message)}; traceback in {file}"
+        for when, some in (("", new), (" in an earlier run", old))
+        for kind in failures.by_kind(some, run.plan)
+    ]
+
+
+def _status_entries(run: Run, summary: Answer | None) -> dict[str, Any]:
+    from ..plan import failures, missed, preparing
+    from ..report.tables import best, overview
+    from ..storage import lease
+
+    where = run.directory, run.plan
+    driver = lease.holder(run.directory)
+    return {
+        "name": run.sweep.name,
+        "verdict": dataclasses.asdict(summary) if summary else None,
+        "complete": run.directory.complete,
+        "driver": dataclasses.asdict(driver) if driver else None,
+        "missed": [
+            dataclasses.asdict(kind) | {"outputs": missed.place(run.directory, kind)}
+            for kind in missed.read(*where)
+        ],
+        "preparations": preparing.entries(*where),
+        "audits": overview(run),
+        "best_certified": best(run),
+        "decided": {run.plan.audits[index].id: trials for index, trials in run.decided.items()},
+        "failures": [dataclasses.asdict(failure) for failure in failures.read(*where)],
+    }
+
+
+def _show_status(run: Run, summary: Answer | None) -> None:
+    from ..orchestration.workers import recorded_machines
+    from ..plan import leftover, missed, preparing
+    from ..report import words
+    from ..storage import lease
+
+    tables.show_overview(run, summary)
+    terminal.explain(words.AS_WRITTEN)
+    for index, trials in run.decided.items():
+        terminal.say(f"{run.plan.audits[index].label}: ended by stop_when after {trials} trials")
+    where = run.directory, run.plan
+    for line in [*preparing.shown(*where), *failure_lines(run), *missed.lines(*where)]:
+        terminal.say(line)
+    if len(kinds := recorded_machines(run.directory)) > 1:
+        terminal.say(f"trained on several kinds of machine: {'; '.join(kinds)}")
+    tables.show_answer(run, summary)
+    driver = lease.holder(run.directory)
+    if run.directory.complete:
+        terminal.say("complete")
+    elif driver is not None and not driver.silent:
+        terminal.say(f"not complete; {driver}")
+    else:
+        remedy = "`dpaudit run` resumes it"
+        if leftover.only_failed(*where, run.decided):
+            remedy = "all that is left has failed; mend it, then `dpaudit run --retry-failed`"
+        last = f"; {driver}" if driver else ""
+        terminal.say(f"not complete{last}: {remedy}")

@@ -1,0 +1,174 @@
+"""The verbs that start work: `dpaudit plan`, `run` and `submit`."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import Exit
+from ..printable import printable
+from ..sweep.yamlfile import parse_changes
+from . import tables, terminal
+from .arguments import ChangedCode, Set, StoragePath, Sweep, Trusted, Wide, complete_sweep
+
+app = typer.Typer()
+_MAX_NAMES = 20  # files that are not sent and are named
+_STOPPED = "stopped; finished packs are safe: run the same command to resume"
+
+
+class ExecutorChoice(StrEnum):
+    """Executors: a Ray cluster, or this process."""
+
+    ray = "ray"
+    inline = "inline"
+
+
+@app.command()
+def run(  # noqa: PLR0913 (options of a command line)
+    sweep: Sweep,
+    storage_path: StoragePath = "runs",
+    address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
+    changes: Set = None,
+    executor: Annotated[ExecutorChoice, typer.Option(help="Where packs run.")] = ExecutorChoice.ray,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run packs again that failed before.")
+    ] = False,
+    accept_changed_code: ChangedCode = False,
+    trust: Trusted = None,
+    page: Annotated[
+        bool, typer.Option("--report", help="Keep the report's page fresh meanwhile.")
+    ] = False,
+    wide: Wide = False,
+) -> None:
+    """Starts a sweep, or resumes it when its run directory exists. A sweep file is code."""
+    from .. import api
+    from ..plan import missed as missed_trials
+    from ..report import answer
+    from .live_view import Display
+    from .read_verbs import explain_unread, failure_lines
+
+    with Display() as display:
+        try:
+            result = api.run(
+                sweep, storage_path, executor.value, address, parse_changes(changes), display,
+                retry_failed=retry_failed, accept_changed_code=accept_changed_code,
+                tell=display.tell, phase=display.phase, report=page,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            display.tell(_STOPPED)
+            raise typer.Exit(Exit.STOPPED) from None
+    opened = result.run
+    explain_unread(opened)
+    summary = answer.quick(opened) if result.stopped else answer.keep(opened)
+    tables.show_overview(opened, summary)
+    missed = list(missed_trials.lines(opened.directory, opened.plan))
+    for line in [*failure_lines(opened, result.earlier), *missed]:
+        terminal.complain(line)
+    if result.stopped:
+        terminal.complain(_STOPPED)
+    elif any(failure.pack.size for failure in result.failures):
+        terminal.complain("the trials of failed packs count as misses, until run --retry-failed")
+    tables.show_answer(opened, summary)
+    terminal.say(f"results in {result.location}; next: dpaudit report {result.location}")
+    if result.complete and not missed:
+        raise typer.Exit(Exit.COMPLETE)
+    raise typer.Exit(Exit.STOPPED if result.stopped else Exit.FAILED_TRIALS)
+
+
+_BUDGET = typer.Option(
+    "--budget",
+    help="Compare designs that this time pays for: 90s, 10min, 1.5h, 2d of this machine.",
+)
+_BENCH = typer.Option("--bench", help="Use what `dpaudit bench --json FILE` measured.")
+
+
+@app.command()
+def plan(
+    sweep: Sweep,
+    storage_path: StoragePath = "runs",
+    changes: Set = None,
+    bench_file: Annotated[Path | None, _BENCH] = None,
+    budget: Annotated[str | None, _BUDGET] = None,
+    trust: Trusted = None,
+) -> None:
+    """Shows audits, packs, time, bounds within reach, and what code the sweep runs.
+
+    Times the first steps of packs, so it runs that code.
+    """
+    from ..forecast import designs, forecast
+    from ..forecast.timing import Calibration
+    from ..plan import provenance
+    from ..sweep import spec
+    from . import plan_tables
+
+    seconds = None if budget is None else designs.parse_duration(budget)
+    prepared = spec.load(sweep, parse_changes(changes))
+    measured = Calibration.read(bench_file) if bench_file is not None else None
+    outlook = forecast.forecast(prepared, storage_path, measured, terminal.complain)
+    plan_tables.show_plan(prepared.name, outlook)
+    if seconds is not None:
+        plan_tables.show_designs(prepared, outlook, seconds)
+    plan_tables.show_code(provenance.sweep_code(prepared))
+
+
+@app.command()
+def submit(  # noqa: PLR0913 (options of a command line)
+    sweep: Annotated[
+        str,
+        typer.Argument(
+            help="A sweep file in the working directory.", autocompletion=complete_sweep
+        ),
+    ],
+    address: Annotated[
+        str,
+        typer.Option(help="The dashboard of the Ray head.", envvar="RAY_API_SERVER_ADDRESS"),
+    ],
+    storage_path: Annotated[
+        str, typer.Option(help="Results go to PATH/name: a folder that all nodes mount, or s3://.")
+    ],
+    changes: Set = None,
+    working_dir: Annotated[str, typer.Option(help="What is sent to the cluster.")] = ".",
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Not sent: a name or path with wildcards.")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Follow the log and exit as the sweep does.")] = True,
+    accept_changed_code: ChangedCode = False,
+    python: Annotated[
+        str,
+        typer.Option(
+            help="The head's python that has this package, where it is not the first on its PATH."
+        ),
+    ] = "python",
+    trust: Trusted = None,
+) -> None:
+    """Runs a sweep as a Ray job; again: resumes it, or follows it while it runs."""
+    from ..orchestration.submission import Cluster, SweepJob
+    from ..orchestration.working_dir_package import Withheld, WorkingDirPackage
+    from ..sweep import spec
+
+    prepared = spec.load(sweep, parse_changes(changes))
+    package = WorkingDirPackage(Path(working_dir), tuple(exclude or ()))
+    for reason in Withheld:
+        if names := [printable(str(path)) for path in package.withheld(reason)]:
+            rest = f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES)
+            terminal.complain(f"not sent, {reason.value}: {', '.join(names[:_MAX_NAMES])}{rest}")
+    job = SweepJob.prepare(prepared, sweep, storage_path, package, changes or ())
+    options = ["--accept-changed-code"] * accept_changed_code
+    options += [] if trust is None else ["--trust", trust]
+    job = dataclasses.replace(job, options=tuple(options), python=python)
+    cluster = Cluster(address, terminal.complain)
+    submission = cluster.submit(job)
+    stop = cluster.stop_command(submission)
+    terminal.complain(f"stop it: {stop}; the same command resumes it then")
+    if not wait:
+        return
+    try:
+        code = cluster.follow(submission, terminal.pass_on)
+    except KeyboardInterrupt:
+        terminal.complain("the job goes on; the same command follows it again")
+        code = Exit.STOPPED
+    raise typer.Exit(code)

@@ -1,0 +1,208 @@
+"""The verbs to begin with: `dpaudit init`, `list` and `bench`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import SpecError, closest
+from . import terminal
+from .arguments import AsJson
+from .number_format import Figure
+
+if TYPE_CHECKING:
+    from ..forecast.bench import Benchmark
+    from ..sweep.schema import Entry
+
+app = typer.Typer()
+
+_KEYS = {
+    "accountants": "audit.accountants",
+    "adversaries": "adversary.name",
+    "data": "mechanism.data.name",
+    "estimators": "audit.estimators",
+    "mechanisms": "mechanism.name",
+    "models": "mechanism.model.name",
+    "optimizers": "mechanism.optimizer.name",
+    "sampling": "mechanism.sampling.name",
+    "schedules": "mechanism.schedule.name",
+}
+_FILE = typer.Argument(help="The sweep file to write.")
+_DATA = typer.Option("--data", help="A data set by name; `dpaudit list data` has all.")
+_PATH = typer.Option("--data-path", help="Its file or folder: .npz with x and y, CSV, torchvision.")
+_MODEL = typer.Option("--model", help="By name, or your own: package.module:Class.")
+
+
+@app.command()
+def bench(
+    models: Annotated[
+        str, typer.Option(help="Comma-separated; all that have a workload by default.")
+    ] = "",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of both engines.")] = 1,
+    repeats: Annotated[
+        int, typer.Option(min=5, help="Every figure is the median of so many runs.")
+    ] = 5,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Measure this machine's GPU.")] = False,
+    packs: Annotated[
+        str, typer.Option(help="Comma-separated models of a pack; the fastest counts.")
+    ] = "",
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the figures to this file, for `dpaudit plan --bench`."),
+    ] = None,
+) -> None:
+    """Trials per second of the packed engine and of Opacus on this machine, side by side."""
+    from ..forecast import bench as benchmark
+
+    names = models.split(",") if models else list(benchmark.WORKLOADS)
+    counts = packs.split(",") if packs else []
+    for text in counts:
+        if not (text.isdecimal() and int(text)):
+            raise SpecError("--packs", f"has {text!r}; give whole numbers, such as 1,16,256")
+    measured = benchmark.measure(names, threads, repeats, gpu, tuple(map(int, counts)))
+    _show_benchmark(measured)
+    if json_file is not None:
+        json_file.write_text(json.dumps(measured.as_json(), indent=1), encoding="utf-8")
+        terminal.say(f"written to {json_file}")
+
+
+def _show_benchmark(measured: Benchmark) -> None:
+    columns = [
+        "model", "parameters", "batch", "pack", "trials/s", "model-steps/s", "ms/step",
+        "Opacus ms/step", "ratio", "Opacus, same process", "ratio", "GFLOP/s", "of product",
+    ]  # fmt: skip
+    table: list[tuple[str, ...]] = []
+    for row in measured.rows:
+        figures = (
+            f"{row.parameters:,}", f"{row.batch_size}", f"{row.models}",
+            f"{row.trials_per_second:.3g}", f"{1 / row.packed_seconds:,.4g}",
+            f"{row.packed_seconds * 1e3:.3g}", f"{row.opacus_seconds * 1e3:.3g}",
+            f"{row.ratio:.1f}", f"{row.opacus_same_process_seconds * 1e3:.3g}",
+            f"{row.ratio_same_process:.1f}", f"{row.flop_per_second / 1e9:.3g}",
+            f"{row.flop_per_second / measured.matmul_flop_per_second:.1%}",
+        )  # fmt: skip
+        table.append((row.model, *map(Figure, figures)))
+    title = (
+        f"{measured.device}, {measured.threads} thread(s), matrix product "
+        f"{measured.matmul_flop_per_second / 1e9:,.0f} GFLOP/s"
+    )
+    terminal.show_table(title, columns, table)
+
+
+@app.command()
+def init(
+    file: Annotated[Path, _FILE] = Path("sweep.yaml"),
+    data: Annotated[str | None, _DATA] = None,
+    data_path: Annotated[str | None, _PATH] = None,
+    model: Annotated[str | None, _MODEL] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Writes a commented sweep file for the data and the model at hand.
+
+    Reads the data and tries the model on them, so it runs the model's code.
+    """
+    from .. import api
+    from ..sweep import spec, template, yamlfile
+
+    if file.exists() and not force:
+        raise SpecError("FILE", f"{file} exists; give another name, or --force to overwrite it")
+    entry = template.read_data(data, data_path, file.parent)
+    stem = file.stem if file.stem != "sweep" else ""
+    parts = (stem,) if stem else (entry.options["name"], model or entry.model)
+    text = template.sweep_text(template.folder_name(*parts), entry, model)
+    prepared = spec.from_raw(yamlfile.parse_yaml(text, str(file)), file.parent)
+    api.check_inputs(prepared)
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(
+            "FILE",
+            f"cannot write {file}: {error.strerror}; make its folder, or give another place",
+        ) from error
+    terminal.say(f"{file}: {entry.words}; next: dpaudit plan {file}")
+
+
+def _complete_kind(incomplete: str) -> list[str]:
+    return [kind for kind in _KEYS if kind.startswith(incomplete)]
+
+
+@app.command("list")
+def list_names(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"{', '.join(_KEYS)}; all kinds by default.", autocompletion=_complete_kind
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Argument(help="One of them, to see its options.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Names that a sweep file can use: a line for each, and the options of one."""
+    from ..sweep import schema
+
+    if kind is None:
+        by_kind = {kind: schema.entries(kind) for kind in _KEYS}
+        if as_json:
+            terminal.show_json({k: list(map(_plain, entries)) for k, entries in by_kind.items()})
+            return
+        for kind, entries in by_kind.items():
+            names = ", ".join(entry.name for entry in entries)
+            terminal.explain(f"{kind} ({_KEYS[kind]}): {names}")
+        terminal.explain(
+            "`dpaudit list KIND` says a line of each, `dpaudit list KIND NAME` its options; one "
+            "of your own is named package.module:Class"
+        )
+        return
+    singular = {k.removesuffix("ies") + "y" if k.endswith("ies") else k[:-1]: k for k in _KEYS}
+    kind = singular.get(kind, kind)
+    if kind not in _KEYS:
+        raise _unknown("KIND", f"unknown kind {kind!r}", kind, _KEYS)
+    entries = schema.entries(kind)
+    if name is not None:
+        by_name = {entry.name: entry for entry in entries}
+        if name not in by_name:
+            raise _unknown("NAME", f"{name!r} is none of the {kind}", name, by_name)
+        _show_entry(kind, by_name[name], as_json)
+    elif as_json:
+        terminal.show_json(list(map(_plain, entries)))
+    else:
+        rows = [(entry.name, entry.line) for entry in entries]
+        terminal.show_table("", ("name", "what it is"), rows)
+        terminal.explain(f"goes to {_KEYS[kind]}; `dpaudit list {kind} NAME` has options")
+
+
+def _unknown(key: str, problem: str, name: str, names: dict[str, Any]) -> SpecError:
+    meant = closest(name, names)
+    hint = f"; did you mean {meant}?" if meant else ";"
+    return SpecError(key, f"{problem}{hint} known: {', '.join(names)}")
+
+
+def _show_entry(kind: str, entry: Entry, as_json: bool) -> None:
+    if as_json:
+        terminal.show_json(_plain(entry) | {"text": entry.text})
+        return
+    terminal.say(f"{entry.name} ({_KEYS[kind]})\n\n{entry.text}\n")
+    if not entry.options:
+        terminal.say("no options")
+        return
+    rows = [
+        (option.name, option.takes, "required" if option.required else _written(option.default))
+        for option in entry.options
+    ]
+    terminal.show_table("", ("option", "takes", "default"), rows)
+
+
+def _written(value: Any) -> str:
+    """A default as one would write it in the file."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    options = [dataclasses.asdict(option) for option in entry.options]
+    return {"name": entry.name, "line": entry.line, "options": options}

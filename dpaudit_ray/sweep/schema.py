@@ -1,0 +1,138 @@
+"""Names that a sweep file can use, with their options, read off the JSON schema of each class."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import typing
+from typing import Any
+
+from pydantic import BaseModel, create_model
+
+from .. import accounting, plugins, stats
+from ..plugins import Plugin
+
+_BASES = {
+    "data": ("data.base", "Data"),
+    "models": ("models.base", "Model"),
+    "adversaries": ("adversaries.base", "Adversary"),
+    "mechanisms": ("mechanisms.base", "Mechanism"),
+    "sampling": ("mechanisms.dp_sgd.sampling", "Sampler"),
+    "optimizers": ("mechanisms.dp_sgd.updates", "Optimizer"),
+    "schedules": ("mechanisms.dp_sgd.updates", "Schedule"),
+}
+_TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "boolean": "true | false",
+    "null": "null",
+    "object": "mapping",
+}
+_LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option: what it takes, in words, and its default; `required` has none."""
+
+    name: str
+    takes: str
+    default: Any = None
+    required: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A name, the first line of its class's docstring and the whole, and its options."""
+
+    name: str
+    line: str
+    text: str
+    options: tuple[Option, ...]
+
+
+def entries(kind: str) -> list[Entry]:
+    """All entries of a kind (in the plural), by name."""
+    if kind == "estimators":
+        all_entries = [_entry(n, c, [_estimator_model(c)]) for n, c in stats.estimators().items()]
+    elif kind == "accountants":
+        all_entries = [_entry(n, type(a), []) for n, a in accounting.accountants().items()]
+    else:
+        classes = plugins.registry(_base(kind))
+        all_entries = [_entry(name, cls, _with_variants(cls)) for name, cls in classes.items()]
+    return sorted(all_entries, key=lambda entry: entry.name)
+
+
+def _base(kind: str) -> type[Plugin]:
+    module, name = _BASES[kind]
+    base: type[Plugin] = getattr(importlib.import_module(f"dpaudit_ray.{module}"), name)
+    return base
+
+
+def _with_variants(cls: type[Plugin]) -> list[type[BaseModel]]:
+    """The class and the subclasses that it builds for some of its options."""
+    return [cls, *(child for child in cls.__subclasses__() if child.is_variant)]
+
+
+def _estimator_model(cls: type[stats.Estimator]) -> type[BaseModel]:
+    """A model with the options of an estimator, which is a dataclass."""
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    options: dict[str, Any] = {}
+    for name in stats.option_names(cls):
+        default, factory = fields[name].default, fields[name].default_factory
+        if factory is not dataclasses.MISSING:
+            default = factory()
+        options[name] = (hints[name], ... if default is dataclasses.MISSING else default)
+    model: type[BaseModel] = create_model(cls.__name__, **options)
+    return model
+
+
+def _entry(name: str, cls: type, models: list[type[BaseModel]]) -> Entry:
+    options: dict[str, Option] = {}
+    for model in models:
+        for option in _options(model):
+            first = options.setdefault(option.name, option)
+            if option.takes != first.takes:
+                both = f"{first.takes} | {option.takes}"
+                options[option.name] = dataclasses.replace(first, takes=both)
+    options.pop("name", None)
+    text = inspect.getdoc(cls) or ""
+    return Entry(name, text.partition("\n")[0], text, tuple(options.values()))
+
+
+def _options(model: type[BaseModel]) -> list[Option]:
+    properties = model.model_json_schema().get("properties", {})
+    options = []
+    for name, field in model.model_fields.items():
+        key, required = field.alias or name, field.is_required()
+        default = None if required else field.get_default(call_default_factory=True)
+        options.append(Option(key, _takes(properties[key]), _plain(default), required))
+    return options
+
+
+def _takes(schema: dict[str, Any]) -> str:
+    """The words for what an option takes."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        kinds = {base.__name__: base.kind for base in map(_base, _BASES)}
+        kind = kinds.get(name)
+        return "mapping" if kind is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    if "anyOf" in schema:
+        return " | ".join(map(_takes, schema["anyOf"]))
+    if values := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
+        return " | ".join(map(str, values))
+    if schema.get("type") == "array":
+        items = schema.get("prefixItems") or [schema.get("items", {})]
+        return f"list of {' or '.join(dict.fromkeys(map(_takes, items)))}"
+    limits = [f"{sign} {schema[key]:g}" for key, sign in _LIMITS.items() if key in schema]
+    return " ".join([_TYPES.get(schema.get("type", ""), "anything"), ", ".join(limits)]).strip()
+
+
+def _plain(default: Any) -> Any:
+    """A default as it would stand in a sweep file."""
+    if isinstance(default, Plugin):
+        return default.name
+    return list(default) if isinstance(default, tuple) else default

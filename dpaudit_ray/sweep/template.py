@@ -1,0 +1,144 @@
+"""A sweep file to begin with: `sweep_template.yaml`, filled in for the data and model at hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+import math
+import os
+import re
+import string
+from pathlib import Path
+from typing import Any
+
+from ..data.base import Data, Dataset
+from ..errors import DataError, SpecError
+from ..plugins import parse, registry
+from .yamlfile import dump_yaml
+
+_FILE_READERS = ("california_housing", "bank", "cervical_cancer")  # that tell their own CSV files
+_FOLDERS = {"cifar10": "cifar-10-batches-py", "mnist": "MNIST"}  # as torchvision names them
+_COMMENT_COLUMN = 44
+
+
+@dataclasses.dataclass(frozen=True)
+class DataEntry:
+    """A data set: `options` as a sweep file has them, and the records."""
+
+    options: dict[str, Any]
+    content: Dataset
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return len(self.content.y)
+
+    @property
+    def images(self) -> bool:
+        """Whether a record is [channels, height, width]."""
+        return self.content.x.ndim == 4
+
+    @property
+    def words(self) -> str:
+        """Number of records, their shape, and the classes."""
+        shape = self.content.x.shape[1:]
+        pixels = f"{' x '.join(map(str, shape[1:]))} pixels in {shape[0]} channels"
+        what = pixels if self.images else f"{math.prod(shape)} features"
+        return f"{self.records} records of {what}, {self.content.classes} classes"
+
+    @property
+    def model(self) -> str:
+        """The smallest of this project's models that is meant for such records."""
+        if not self.images:
+            return "fcnn" if self.content.classes == 2 else "mlp3"
+        side = min(self.content.x.shape[2:])
+        return "convnet" if side >= 32 else "cnn4" if side >= 14 else "mlp3"
+
+
+def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
+    """Reads the data by name, by path, or by both.
+
+    Args:
+        name: of a data set; None: found out by reading what lies at `path`.
+        path: a file, or the folder that holds torchvision's.
+        beside: the folder of the sweep file, from which a path below it is named.
+
+    Raises:
+        DataError: nothing reads it.
+        SpecError: neither is given, or the named data set lacks a path.
+    """
+    if path is None:
+        options: dict[str, Any] = {"name": name or "breast_cancer"}
+        return DataEntry(options, _parse_data(options).load())
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise DataError(f"--data-path: nothing is at {place.absolute()}; give a file or a folder")
+    below = place.resolve().is_relative_to(beside.resolve())
+    shown = os.path.relpath(place, beside) if below else str(place.absolute())
+    candidates = (name,) if name else _candidates(place)
+    for candidate in candidates:
+        key = "root" if "root" in _data_fields(candidate) else "path"
+        try:
+            data = _parse_data({"name": candidate, key: str(place.absolute())}).load()
+            return DataEntry({"name": candidate, key: shown}, data)
+        except DataError:
+            if len(candidates) == 1:
+                raise
+    raise DataError(
+        f"--data-path: no data set of this project reads {place}; write arrays with "
+        "numpy.savez('data.npz', x=..., y=...), or say what it is: --data NAME"
+    )
+
+
+def _parse_data(options: dict[str, Any]) -> Data:
+    name = options["name"]
+    for key, field in _data_fields(name).items():
+        if key in ("path", "root") and field.is_required() and key not in options:
+            raise SpecError("--data-path", f"is required: {name} is read from a file or a folder")
+    try:
+        return parse(Data, options, "--data")
+    except SpecError as error:
+        raise SpecError("--data", error.problem) from error
+
+
+def _data_fields(name: str) -> dict[str, Any]:
+    classes = registry(Data)
+    return dict(classes[name].model_fields) if name in classes else {}
+
+
+def _candidates(place: Path) -> tuple[str, ...]:
+    if place.is_dir():
+        return tuple(name for name, folder in _FOLDERS.items() if (place / folder).is_dir())
+    return ("npz",) if place.suffix == ".npz" else _FILE_READERS
+
+
+def sweep_text(name: str, data: DataEntry, model: str | None) -> str:
+    """A commented sweep file. `model` is a name, or the import path of a module of the user's."""
+    chosen = model or data.model
+    module = {"name": "module", "path": chosen}
+    steps = 20 if data.images else 100
+    template = string.Template(
+        importlib.resources.files(__package__).joinpath("sweep_template.yaml").read_text("utf-8")
+    )
+    filled = template.substitute(
+        words=data.words,
+        name=name,
+        data=dump_yaml(data.options, in_one_line=True).strip(),
+        model=dump_yaml(module if ":" in chosen else {"name": chosen}, in_one_line=True).strip(),
+        steps=steps,
+        batch_size=max(1, min(100, data.records // 5)),
+        delta=f"1e-{max(5, math.ceil(math.log10(data.records)))}",
+        record_every=steps // 2,
+    )
+    return "".join(_aligned(line) for line in filled.splitlines())
+
+
+def folder_name(*parts: str) -> str:
+    """The parts as the name of a folder."""
+    joined = "-".join(re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in parts)
+    return joined.strip("-._")[:100] or "audit"
+
+
+def _aligned(line: str) -> str:
+    code, mark, comment = line.rpartition("  # ")
+    return f"{code:<{_COMMENT_COLUMN}} # {comment}\n" if mark else f"{line}\n"

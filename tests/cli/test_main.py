@@ -1,0 +1,138 @@
+"""What the shell completes, how long it waits, and when lines of a job were written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpaudit_ray.cli.main import TimestampedStream
+from tests.command import dpaudit
+
+# A process's own time, so that a busy machine does not fail it.
+TIMED = """
+import resource, sys
+from dpaudit_ray.cli import main as cli
+sys.argv = ["dpaudit", *sys.argv[1:]]
+try:
+    cli.main()
+finally:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    heavy = {"torch", "ray", "pandas", "scipy", "numpy", "pyarrow", "matplotlib"} & set(sys.modules)
+    sys.stderr.write(f"{used.ru_utime + used.ru_stime} {' '.join(sorted(heavy))}")
+"""
+
+
+def timed(*words: str, folder: Path, **variables: str) -> tuple[str, float, str]:
+    """Output, seconds, and heavy modules that were loaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", TIMED, *words], cwd=folder, capture_output=True, text=True,
+        env=os.environ | variables, check=False, timeout=400,
+    )  # fmt: skip
+    seconds, _, heavy = done.stderr.splitlines()[-1].partition(" ")
+    return done.stdout, float(seconds), heavy
+
+
+def words_of_bash(line: str) -> dict[str, str]:
+    """The variables by which bash asks for the last word of `line`."""
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    return asked | {"_DPAUDIT_COMPLETE": "complete_bash"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With two sweep files and a run directory."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/one.yaml").write_text(
+        "mechanism: {steps: 1, data: {name: x}}\naudit: {trials: 1}\n"
+    )
+    (tmp_path / "two.yaml").write_text("[")
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "runs/one").mkdir(parents=True)
+    (tmp_path / "runs/other").mkdir()
+    for name in ("plan.json", "sweep.yaml"):
+        (tmp_path / "runs/one" / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dpaudit st", ["status"]),
+        ("dpaudit plan ", ["two.yaml", "jobs/one.yaml"]),
+        ("dpaudit plan jo", ["jobs/one.yaml"]),
+        ("dpaudit status ", ["runs/one"]),
+        ("dpaudit verify runs/o", ["runs/one"]),
+        ("dpaudit report notes", []),
+        ("dpaudit run jobs/one.yaml --set me", ["mechanism.steps=", "mechanism.data.name="]),
+        ("dpaudit run two.yaml --set me", []),
+        ("dpaudit run none.yaml --set me", []),
+        ("dpaudit list ad", ["adversaries"]),
+    ],
+)
+def test_the_shell_completes(
+    line: str, expected: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    for name, value in words_of_bash(line).items():
+        monkeypatch.setenv(name, value)
+    assert sorted(dpaudit().out.split()) == sorted(expected)
+
+
+def test_what_the_shell_waits_for_loads_nothing_heavy(folder: Path) -> None:
+    line = "dpaudit run jobs/one.yaml --set me"
+    out, _, heavy = timed(folder=folder, **words_of_bash(line))
+    assert (out.split()[0], heavy) == ("mechanism.steps=", "")
+
+
+@pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ()])
+def test_help_takes_less_than_half_a_second(words: tuple[str, ...], folder: Path) -> None:
+    runs = [timed(*words, folder=folder) for _ in range(2)]
+    assert min(seconds for _, seconds, _ in runs) < 0.5
+    assert {heavy for *_, heavy in runs} == {""}
+    assert "Usage: dpaudit" in runs[0][0]
+
+
+def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
+    """By the shell's name; else Typer looks for the shell that called, and tests have none."""
+    home = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "true"}
+    shown, *_ = timed("--show-completion", "bash", folder=tmp_path, **home)
+    assert "_DPAUDIT_COMPLETE=complete_bash" in shown
+    timed("--install-completion", "bash", folder=tmp_path, **home)
+    assert (tmp_path / ".bash_completions/dpaudit.sh").read_text().strip() == shown.strip()
+
+
+def test_a_shell_that_nobody_knows_is_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typer ends with 1, which is what `verify` ends with alone."""
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "true")
+    outcome = dpaudit("--show-completion", "tenex")
+    assert (outcome.code, outcome.out) == (2, "")
+
+
+TIME = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d "
+
+
+@pytest.mark.parametrize("job", [True, False])
+def test_lines_of_a_job_begin_with_the_time(job: bool) -> None:
+    environment = os.environ | ({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"} if job else {})
+    command = [sys.executable, "-m", "dpaudit_ray", "status", "nowhere"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(f"{TIME if job else ''}dpaudit: .*nowhere is .+\n", done.stderr)
+
+
+def test_a_line_in_parts_has_one_stamp_and_lines_at_once_have_one_each() -> None:
+    reader, writer = os.pipe()
+    stream = TimestampedStream(writer)
+    for text in ["one", " and\n", "two\nthree: ε\n", "", "\n", "four"]:
+        assert stream.write(text) == len(text)
+    stream.close()
+    os.close(writer)
+    with open(reader, encoding="utf-8") as pipe:
+        found = pipe.read().split("\n")
+    for line, text in zip(found, ["one and", "two", "three: ε", "", "four"], strict=True):
+        assert re.fullmatch(TIME + text, line)
