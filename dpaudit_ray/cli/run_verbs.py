@@ -11,7 +11,6 @@ import typer
 
 from ..errors import Exit
 from ..printable import printable
-from ..sweep.yamlfile import parse_changes
 from . import tables, terminal
 from .arguments import ChangedCode, Set, StoragePath, Sweep, Trusted, Wide, complete_sweep
 
@@ -48,6 +47,7 @@ def run(  # noqa: PLR0913 (options of a command line)
     from .. import api
     from ..plan import missed as missed_trials
     from ..report import answer
+    from ..sweep.yamlfile import parse_changes
     from .live_view import Display
     from .read_verbs import explain_unread, failure_lines
 
@@ -103,6 +103,7 @@ def plan(
     from ..forecast.timing import Calibration
     from ..plan import provenance
     from ..sweep import spec
+    from ..sweep.yamlfile import parse_changes
     from . import plan_tables
 
     seconds = None if budget is None else designs.parse_duration(budget)
@@ -149,6 +150,7 @@ def submit(  # noqa: PLR0913 (options of a command line)
     from ..orchestration.submission import Cluster, SweepJob
     from ..orchestration.working_dir_package import Withheld, WorkingDirPackage
     from ..sweep import spec
+    from ..sweep.yamlfile import parse_changes
 
     prepared = spec.load(sweep, parse_changes(changes))
     package = WorkingDirPackage(Path(working_dir), tuple(exclude or ()))
