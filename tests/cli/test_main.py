@@ -92,14 +92,14 @@ def test_what_the_shell_waits_for_loads_nothing_heavy(folder: Path) -> None:
 
 @pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ()])
 def test_help_takes_little_more_than_typer_and_rich(words: tuple[str, ...], folder: Path) -> None:
-    """These two take .4 s of a slow core by themselves, which nobody here can change."""
+    """Half a second, or a fifth of one above what these two take by themselves on a slow core."""
     runs, theirs = [timed(*words, folder=folder) for _ in range(3)], []
     for _ in range(3):
         began = time.perf_counter()
         libraries = "import typer, typer.rich_utils, typer._adapters, rich.markdown"
         subprocess.run([sys.executable, "-c", libraries], check=True)
         theirs.append(time.perf_counter() - began)
-    assert min(run[1] for run in runs) < min(theirs) + 0.3
+    assert min(run[1] for run in runs) < max(0.5, min(theirs) + 0.2)
     assert {heavy for *_, heavy in runs} == {""}
     assert "Usage: dpaudit" in runs[0][0]
 
