@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from ..module_files import is_users, module_file, source_closure
 from ..sweep.spec import Sweep
@@ -47,7 +47,12 @@ class Code:
     @classmethod
     def from_json(cls, raw: Any) -> Code:
         """The inverse of `to_json`; ValueError for anything else."""
-        return TypeAdapter(cls).validate_python(raw)
+        try:
+            return TypeAdapter(cls).validate_python(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ValueError(f"of its code, {place}: {first['msg']}") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -392,7 +392,10 @@ def test_a_long_difference_is_cut(tiny: dict, run: RunDirectory) -> None:
             "accountants are rdp, not",
         ),
         (lambda p: p["audits"][0].update(claimed={"noise_multiplier": -1}), "KeyError"),
-        (lambda p: p.update(code=[{"modules": {"x": "y"}}]), "KeyError('versions')"),
+        (
+            lambda p: p.update(code=[{"modules": {"x": "y"}}]),
+            "of its code, versions: Field required",
+        ),
         (lambda p: p.update(code=[]), "code is empty"),
         (lambda p: p["audits"][1].update(packs=[[0, 9]]), "do not make up its 90 trials"),
         (lambda p: p["audits"][1]["packs"].reverse(), "do not make up its 90 trials"),
