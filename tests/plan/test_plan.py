@@ -393,7 +393,7 @@ def test_a_long_difference_is_cut(tiny: dict, run: RunDirectory) -> None:
         ),
         (lambda p: p["audits"][0].update(claimed={"noise_multiplier": -1}), "KeyError"),
         (
-            lambda p: p.update(code=[{"modules": {"x": "y"}}]),
+            lambda p: p.update(code=[{"modules": {"x": "0" * 64}}]),
             "of its code, versions: Field required",
         ),
         (lambda p: p.update(code=[]), "code is empty"),
