@@ -60,18 +60,20 @@ def _serve(asker: Connection, output: int, result: Path) -> None:
         request = json.loads(asker.recv_bytes())
         pid = os.fork()
         if pid == 0:
-            signal.set_wakeup_fd(-1)
-            os.closerange(min(woken, wake), max(woken, wake) + 1)
-            asker.close()
-            _run_child(request, output, result)
+            try:
+                signal.set_wakeup_fd(-1)
+                for descriptor in (woken, wake):
+                    os.close(descriptor)
+                asker.close()
+                _run_child(request, output, result)
+            finally:  # whatever fails, a child must not go on as the server and end its folder
+                os._exit(1)
         try:
             asker.send(pid)
             ended, status = os.waitpid(pid, os.WNOHANG)
             while not ended:
                 readable, _, _ = select.select([asker.fileno(), woken], [], [])
-                if (
-                    asker.fileno() in readable
-                ):  # nothing is asked meanwhile: the connection has ended
+                if asker.fileno() in readable:  # nothing is asked meanwhile: it has ended
                     raise EOFError
                 os.read(woken, 4096)
                 ended, status = os.waitpid(pid, os.WNOHANG)

@@ -205,3 +205,17 @@ def test_a_folder_gives_no_module_in_place_of_an_installed_one(
     monkeypatch.chdir(tmp_path)
     with Sandbox(path=(HERE,)) as sandbox:
         assert called(sandbox, "given", 1).value == 1
+
+
+def test_a_call_is_made_whatever_descriptors_are_open() -> None:
+    """The connection has any number in the server: also one between the two ends of its pipe."""
+    code = (
+        "import os\n"
+        "from dpaudit_ray.isolation import Sandbox\n"
+        "for _ in range(6):\n"
+        "    with Sandbox() as sandbox:\n"
+        "        print(sandbox.call('math:sqrt', 4.0).value)\n"
+        "    os.open(os.devnull, os.O_RDONLY)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2.0"] * 6

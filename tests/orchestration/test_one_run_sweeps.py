@@ -21,7 +21,7 @@ NAMES = ["one-run", "one-run-fdp"]
 class OneTraining(Nobody):
     """An adversary whose trials are canaries of one training."""
 
-    name: str = "test_one_run:OneTraining"
+    name: str = "test_one_run_sweeps:OneTraining"
     one_run: ClassVar[bool] = True
 
 
@@ -40,7 +40,7 @@ def sweep(adversary: str, estimators: list[str]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("adversary", ["jobs.studies.coverage:Nobody", "test_one_run:OneTraining"])
+@pytest.mark.parametrize("adversary", ["jobs.studies.coverage:Nobody", "test_one_run_sweeps:OneTraining"])
 def test_what_the_trials_are_is_read_off_the_adversary(adversary, tmp_path: Path) -> None:
     file = write_sweep(tmp_path, sweep(adversary, NAMES))
     assert inline(file, tmp_path).code == 0
@@ -60,7 +60,7 @@ def test_what_the_trials_are_is_read_off_the_adversary(adversary, tmp_path: Path
 def test_methods_for_many_trainings_are_refused_on_one() -> None:
     spec.from_raw(sweep("jobs.studies.coverage:Nobody", [*NAMES, "accuracy"]))
     with pytest.raises(SpecError, match="accuracy takes scores of many training runs"):
-        spec.from_raw(sweep("test_one_run:OneTraining", [*NAMES, "accuracy"]))
+        spec.from_raw(sweep("test_one_run_sweeps:OneTraining", [*NAMES, "accuracy"]))
 
 
 def test_no_sweep_says_what_its_trials_are() -> None:
