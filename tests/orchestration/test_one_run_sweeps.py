@@ -40,7 +40,9 @@ def sweep(adversary: str, estimators: list[str]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("adversary", ["jobs.studies.coverage:Nobody", "test_one_run_sweeps:OneTraining"])
+@pytest.mark.parametrize(
+    "adversary", ["jobs.studies.coverage:Nobody", "test_one_run_sweeps:OneTraining"]
+)
 def test_what_the_trials_are_is_read_off_the_adversary(adversary, tmp_path: Path) -> None:
     file = write_sweep(tmp_path, sweep(adversary, NAMES))
     assert inline(file, tmp_path).code == 0
