@@ -11,6 +11,7 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.orchestration import head_liveness
 from dpaudit_ray.plugins import parse
 from dpaudit_ray.report import power
 from tests.command import changed, write_sweep
@@ -45,6 +46,13 @@ def one_imagined_audit(request: pytest.FixtureRequest) -> Iterator[None]:
         if file.parent.name not in ("report", "zoo") and "verdict" not in file.name:
             patch.setattr(power, "SIMULATIONS", 1)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_head_lost() -> Iterator[None]:
+    """A lost head is forgotten after the test: the next command would end this process."""
+    yield
+    head_liveness.head_lost.clear()
 
 
 @pytest.fixture
