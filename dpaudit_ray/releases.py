@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from .scripts.watch.functions import Stream
+    from .scripts.watch.release_functions import Stream
 
 F = TypeVar("F", bound=Callable[..., Any])
 Total = Sequence[Any] | Callable[[list[Any]], Sequence[Any]]
@@ -69,11 +69,11 @@ def audited_step(  # noqa: PLR0913 (a promise, by name)
     examples = list(per_example or [])
 
     def released(change: Any, seed: int | None) -> list[Any]:
-        from .scripts.watch import functions
+        from .scripts.watch import release_functions
 
         kind = change[0] if isinstance(change, tuple) else change
         if callable(total):
-            sums = list(total(functions.changed(examples, change)))
+            sums = list(total(release_functions.changed(examples, change)))
         elif kind == "appended":  # clipped already, so it comes as long as it may be
             sums = [one + _like(one, row / 1e3) for one, row in zip(total, change[1], strict=True)]
         else:
@@ -154,9 +154,9 @@ class _Again:
 
     def released(self, change: Any, seed: int | None) -> list[Any]:
         """What it returns then, as a list."""
-        from .scripts.watch import functions
+        from .scripts.watch import release_functions
 
-        changed = iter(functions.changed(self._examples, change))
+        changed = iter(release_functions.changed(self._examples, change))
         own = dict(self._arguments)
         for name, value in self._records.items():
             parts = [next(changed) for _ in _parts(value)]
@@ -182,7 +182,7 @@ def _parts(value: Any) -> list[Any]:
 
 def _stream(name: str, noise: float, bound: float, rate: float) -> Stream | None:
     """None outside an audit, which nothing but an audit imports anything for."""
-    watch = sys.modules.get("dpaudit_ray.scripts.watch.functions")
+    watch = sys.modules.get("dpaudit_ray.scripts.watch.release_functions")
     streams = watch.current() if watch is not None else None
     return streams.at(name, (noise, bound, rate)) if streams is not None else None
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import SpecError
 
 if TYPE_CHECKING:
-    from .scripts.findings import ScriptVerdict
+    from .scripts.script_findings import ScriptVerdict
 
 __all__ = ["assert_private"]
 
@@ -57,8 +57,8 @@ def assert_private(
     from .forecast.designs import parse_duration
     from .report.verdict import Verdict
     from .scripts import locate
-    from .scripts.audit import Audit, Options
-    from .scripts.runners import Here
+    from .scripts.script_audit import Audit, Options
+    from .scripts.script_runs import Here
 
     target = locate.parse(main if isinstance(main, str) else _place(main), delta, epsilon)
     if target is None:

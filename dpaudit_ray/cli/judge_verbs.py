@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ..report.check import Checked
     from ..report.comparison import Comparison, Pair, Side
     from ..report.verdict import Verdict
-    from ..scripts.audit import Options
-    from ..scripts.findings import ScriptVerdict
     from ..scripts.locate import Target
+    from ..scripts.script_audit import Options
+    from ..scripts.script_findings import ScriptVerdict
 
 app = typer.Typer()
 _MAX_DIFFERENCES = 20  # that `check` shows
@@ -52,7 +52,7 @@ class _ScriptOptions:
     def parse(self) -> Options:
         """Raises SpecError for a value outside its bounds."""
         from ..forecast.designs import parse_duration
-        from ..scripts.audit import Options
+        from ..scripts.script_audit import Options
 
         layers: tuple[int, ...] = (0, 1, 2)
         if self.layers is not None:
@@ -131,9 +131,9 @@ def _verify_run(location: str, as_json: bool) -> Verdict:
 
 
 def _verify_script(target: Target, options: _ScriptOptions, as_json: bool) -> Verdict:
-    from ..scripts import papers
-    from ..scripts.audit import Audit
-    from ..scripts.runners import Here, OnRay
+    from ..scripts import report_export
+    from ..scripts.script_audit import Audit
+    from ..scripts.script_runs import Here, OnRay
 
     parsed = options.parse()
     with contextlib.ExitStack() as stack:
@@ -145,13 +145,13 @@ def _verify_script(target: Target, options: _ScriptOptions, as_json: bool) -> Ve
         else:
             judged = Audit(target, Here(target), parsed, terminal.add).verdict()
     page = options.html or Path(f"{target.script.stem}-{target.function}-audit.html")
-    papers.write(page, papers.html(judged))
+    report_export.write(page, report_export.html(judged))
     if options.junit is not None:
-        papers.write(options.junit, papers.junit(judged))
+        report_export.write(options.junit, report_export.junit(judged))
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        papers.append(Path(summary), papers.markdown(judged))
+        report_export.append(Path(summary), report_export.markdown(judged))
     if as_json:
-        terminal.show_json(papers.plain(judged))
+        terminal.show_json(report_export.plain(judged))
     else:
         _show_script(judged)
         terminal.say(f"report: {page}")
@@ -159,9 +159,9 @@ def _verify_script(target: Target, options: _ScriptOptions, as_json: bool) -> Ve
 
 
 def _show_script(judged: ScriptVerdict) -> None:
-    from ..scripts import papers
+    from ..scripts import report_export
 
-    terminal.say(f"{judged.verdict}: {judged.script}, {papers.claim(judged)}")
+    terminal.say(f"{judged.verdict}: {judged.script}, {report_export.claim(judged)}")
     for finding in judged.findings:
         terminal.explain(f"{finding.weight} L{finding.layer} {finding.look}, {finding.where}")
         terminal.explain(f"  expected: {finding.expected}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from .findings import Finding, Judged, Look, Weight, violation
+from .script_findings import Finding, Judged, Look, Weight, violation
 
 Entries = list[dict[str, Any]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .findings import Judged, violation
+from .script_findings import Judged, violation
 
 
 def claim(told: dict[str, Any], delta: float, promised: float | None) -> tuple[float, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from scipy import special
 
-from .findings import Finding, Judged, Look, Weight
+from .script_findings import Finding, Judged, Look, Weight
 
 _NAME = "secret size"
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from dpaudit_ray.isolation import Ended, Limits, Sandbox
-from dpaudit_ray.scripts import looks, promise, runners, trials
-from dpaudit_ray.scripts.findings import ALPHA, Finding, Judged, Weight
+from dpaudit_ray.scripts import canary_trials, promise, script_runs, single_run
 from dpaudit_ray.scripts.locate import Target
-from dpaudit_ray.scripts.runners import Seen
-from dpaudit_ray.scripts.watch.run import Asked
+from dpaudit_ray.scripts.script_findings import ALPHA, Finding, Judged, Weight
+from dpaudit_ray.scripts.script_runs import Seen
+from dpaudit_ray.scripts.watch.run_state import Asked
 from dpaudit_ray.stats import clopper_pearson_lower, clopper_pearson_upper
 from jobs.zoo import common
 
@@ -45,7 +45,7 @@ class Script:
 
     def __init__(self, name: str) -> None:
         self.target = Target(HERE / "healthy.py", name)
-        self._room: Sandbox = runners.room(self.target)
+        self._room: Sandbox = script_runs.room(self.target)
 
     def close(self) -> None:
         """Ends the process."""
@@ -65,7 +65,7 @@ class Script:
 
     def run(self, seed: int, **fields: Any) -> Seen:
         """One run in a child process."""
-        seen = runners.one(self._room, self.target, Asked(seed, **fields), Limits(600.0), 1)
+        seen = script_runs.one(self._room, self.target, Asked(seed, **fields), Limits(600.0), 1)
         if seen.told is None:
             raise SystemExit(f"{self.target}: {seen.ended.message}\n{seen.ended.traceback}")
         return seen
@@ -75,15 +75,15 @@ def of_one_run(script: Script, seed: int, _: int | None) -> Judged:
     """L0."""
     seen = script.run(seed, looks=True)
     assert seen.told is not None
-    return looks.judge(seen.record, seen.told, common.DELTA)
+    return single_run.judge(seen.record, seen.told, common.DELTA)
 
 
 def of_steps(script: Script, seed: int, most: int | None) -> Judged:
     """L1: as many steps as an audit takes, or `most`, or 100 where no number is enough."""
     noise = promise.least_noise({"claims": script.claims}, [])
     assert noise is not None
-    planned = min(trials.steps_needed(noise) or 100, most or 10**9)
-    layer, numbers = trials.of_steps(noise, planned), itertools.count()
+    planned = min(canary_trials.steps_needed(noise) or 100, most or 10**9)
+    layer, numbers = canary_trials.of_steps(noise, planned), itertools.count()
     while layer.count < planned:
         seen = script.run(_seed(seed, next(numbers)), canary="steps", reseeds=True)
         rows = [one for one in seen.record if one["kind"] == "trial"]
@@ -94,17 +94,17 @@ def of_steps(script: Script, seed: int, most: int | None) -> Judged:
 def of_runs(script: Script, seed: int, most: int | None) -> Judged:
     """L2: as many runs as perfect guesses would need, or `most`."""
     claims = script.claims
-    known = trials.of_runs(claims, 10)
+    known = canary_trials.of_runs(claims, 10)
     assert known is not None
-    planned = min(trials.runs_needed(known.curve), most or 10**9)
-    layer = trials.of_runs(claims, planned)
+    planned = min(canary_trials.runs_needed(known.curve), most or 10**9)
+    layer = canary_trials.of_runs(claims, planned)
     assert layer is not None
     for number in range(planned):
         own = _seed(seed, number)
         member = Asked(own).coin(0.5, "bit of the run")
         seen = script.run(own, canary="run", member=member, reseeds=True, most_steps=RUN_STEPS)
         rows = [one for one in seen.record if one["kind"] == "trial"]
-        layer.fold([trials.run_score(rows)], [member])
+        layer.fold([canary_trials.run_score(rows)], [member])
     return layer.judge(planned)
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from dpaudit_ray.errors import ScriptError
 from dpaudit_ray.forecast.designs import parse_duration
 from dpaudit_ray.report.verdict import Verdict
-from dpaudit_ray.scripts.audit import Audit, Options
-from dpaudit_ray.scripts.findings import ScriptVerdict, Weight
 from dpaudit_ray.scripts.locate import Target
-from dpaudit_ray.scripts.runners import Here
+from dpaudit_ray.scripts.script_audit import Audit, Options
+from dpaudit_ray.scripts.script_findings import ScriptVerdict, Weight
+from dpaudit_ray.scripts.script_runs import Here
 
 HERE = Path(__file__).parent
 NO_BUG = frozenset({"too_much_noise"})

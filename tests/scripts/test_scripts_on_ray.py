@@ -9,8 +9,8 @@ import pytest
 from dpaudit_ray.orchestration import ray_executor
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts import locate
-from dpaudit_ray.scripts.audit import Audit, Options
-from dpaudit_ray.scripts.runners import OnRay
+from dpaudit_ray.scripts.script_audit import Audit, Options
+from dpaudit_ray.scripts.script_runs import OnRay
 
 pytestmark = pytest.mark.slow
 

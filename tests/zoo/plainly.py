@@ -8,7 +8,7 @@ import importlib
 import torch
 
 from dpaudit_ray.scripts.watch import generators
-from dpaudit_ray.scripts.watch.run import Asked
+from dpaudit_ray.scripts.watch.run_state import Asked
 
 
 def run(request: dict) -> str:

@@ -181,7 +181,7 @@ def test_a_script_that_trains_when_it_is_imported(script: Path) -> None:
 def test_a_budget_that_is_too_short_for_a_step(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpaudit_ray.scripts.audit._GRACE", 1.0)
+    monkeypatch.setattr("dpaudit_ray.scripts.script_audit._GRACE", 1.0)
     script.write_text(HEAD + "def main():\n    time.sleep(60)")
     said = refused("own_training.py:main", "--budget", "1s", "--delta", "1e-5")[0]
     assert "no step ended within the budget of 1 s; give a longer --budget" in said

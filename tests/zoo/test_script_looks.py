@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpaudit_ray.scripts import looks
-from dpaudit_ray.scripts.findings import Finding, Weight
+from dpaudit_ray.scripts import single_run
+from dpaudit_ray.scripts.script_findings import Finding, Weight
 from dpaudit_ray.scripts.watch import modules
 
 CLAIM = {
@@ -52,7 +52,7 @@ def entry(noise: float = 1.0, size: int = 100_000, seed: int = 0, **more: object
 
 
 def found(*entries: dict, **told: object) -> list[Finding]:
-    return list(looks.judge(list(entries), TOLD | told, 1e-5).findings)
+    return list(single_run.judge(list(entries), TOLD | told, 1e-5).findings)
 
 
 def kinds(*entries: dict, **told: object) -> set[str]:
@@ -134,7 +134,7 @@ def test_the_noise_of_each_step_is_that_of_its_accounting() -> None:
 
 
 def test_a_step_that_gives_something_else_when_repeated_says_nothing() -> None:
-    judged = looks.judge([{"kind": "look", "step": 0, "replays": False}], TOLD, 1e-5)
+    judged = single_run.judge([{"kind": "look", "step": 0, "replays": False}], TOLD, 1e-5)
     assert not judged.findings
     assert not judged.complete
 
@@ -159,12 +159,12 @@ def test_what_ghost_clipping_lets_through() -> None:
     look = entry(ghost=True)
     assert kinds(look, ghost | {"longest": 1.005}) == set()
     assert kinds(look, ghost | {"longest": 1.02}) == {"clipping"}
-    assert not looks.judge([look], TOLD, 1e-5).complete
+    assert not single_run.judge([look], TOLD, 1e-5).complete
 
 
 def unseen(*entries: dict, **told: object) -> dict[str, str]:
     """Looks that were not done, and why."""
-    judged = looks.judge(list(entries), TOLD | told, 1e-5)
+    judged = single_run.judge(list(entries), TOLD | told, 1e-5)
     assert judged.complete is all(look.done for look in judged.looks)
     return {look.name: look.said for look in judged.looks if not look.done}
 
@@ -283,6 +283,6 @@ def test_what_the_returned_model_carries() -> None:
 def test_seeds() -> None:
     (one,) = found(entry(), seeded=[["torch.manual_seed", 42]])
     assert one.weight is Weight.WARNING
-    alike = looks.same_seeds({"generators": [42]}, {"generators": [42]})
+    alike = single_run.same_seeds({"generators": [42]}, {"generators": [42]})
     assert [each.weight for each in alike] == [Weight.VIOLATION]
-    assert looks.same_seeds({"generators": [1]}, {"generators": [2]}) == []
+    assert single_run.same_seeds({"generators": [1]}, {"generators": [2]}) == []

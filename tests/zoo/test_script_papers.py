@@ -11,8 +11,8 @@ import pytest
 
 from dpaudit_ray.errors import StorageError
 from dpaudit_ray.report.verdict import Verdict
-from dpaudit_ray.scripts import papers
-from dpaudit_ray.scripts.findings import Finding, Look, ScriptVerdict, Weight
+from dpaudit_ray.scripts import report_export
+from dpaudit_ray.scripts.script_findings import Finding, Look, ScriptVerdict, Weight
 
 HOSTILE = "a|b\n<script>alert(1)</script> `x` *y* [z](http://w) \x1b[31m \x00"
 BAD = Finding(0, "noise", Weight.VIOLATION, "step 1", "σ = 1", f"σ = 0.5, {HOSTILE}", "more noise")
@@ -46,7 +46,7 @@ def verdict(*findings: Finding, **more: object) -> ScriptVerdict:
 
 
 def parsed(found: ScriptVerdict) -> ElementTree.Element:
-    return ElementTree.fromstring(papers.junit(found))
+    return ElementTree.fromstring(report_export.junit(found))
 
 
 def test_junit_has_a_case_per_look_and_the_failures() -> None:
@@ -70,7 +70,7 @@ def test_junit_of_a_promise_that_is_kept() -> None:
 
 
 def test_markdown_keeps_its_table_whatever_the_text() -> None:
-    text = papers.markdown(verdict(BAD))
+    text = report_export.markdown(verdict(BAD))
     assert "## VIOLATION: train.py:main" in text
     (row,) = [line for line in text.splitlines() if "σ = 0.5" in line]
     assert row.startswith("| VIOLATION | noise | step 1 |")
@@ -81,7 +81,7 @@ def test_markdown_keeps_its_table_whatever_the_text() -> None:
 
 
 def test_the_page_has_the_findings_and_runs_nothing() -> None:
-    page = papers.html(verdict(BAD, WARNED))
+    page = report_export.html(verdict(BAD, WARNED))
     assert "VIOLATION" in page
     assert "more noise" in page
     assert "SGD, 5 steps" in page
@@ -94,25 +94,25 @@ def test_the_page_has_the_findings_and_runs_nothing() -> None:
 
 
 def test_a_tab_that_the_script_printed_is_a_tab() -> None:
-    page = papers.html(verdict(output="step\tloss\x1b[0m"))
+    page = report_export.html(verdict(output="step\tloss\x1b[0m"))
     assert "step\tloss\\x1b[0m" in page
 
 
 def test_a_claim_that_nobody_makes() -> None:
-    assert papers.claim(verdict(claim=float("nan"))) == "no ε at δ = 1e-05"
-    assert "no ε at δ = 1e-05" in papers.html(verdict(claim=float("nan")))
+    assert report_export.claim(verdict(claim=float("nan"))) == "no ε at δ = 1e-05"
+    assert "no ε at δ = 1e-05" in report_export.html(verdict(claim=float("nan")))
 
 
 def test_json_is_plain() -> None:
-    found = json.loads(json.dumps(papers.plain(verdict(BAD))))
+    found = json.loads(json.dumps(report_export.plain(verdict(BAD))))
     assert found["verdict"] == "VIOLATION"
     assert found["findings"][0]["look"] == "noise"
 
 
 def test_files_are_written_or_the_reason_told(tmp_path: Path) -> None:
-    papers.write(tmp_path / "new/page.html", "text")
-    papers.append(tmp_path / "new/page.html", " more")
+    report_export.write(tmp_path / "new/page.html", "text")
+    report_export.append(tmp_path / "new/page.html", " more")
     assert (tmp_path / "new/page.html").read_text() == "text more"
-    for write in (papers.write, papers.append):
+    for write in (report_export.write, report_export.append):
         with pytest.raises(StorageError, match="cannot write"):
             write(tmp_path, "text")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dpaudit_ray.scripts import looks, sampling, size
-from dpaudit_ray.scripts.findings import Finding, Weight
+from dpaudit_ray.scripts import sampling_check, single_run, size
+from dpaudit_ray.scripts.script_findings import Finding, Weight
 from dpaudit_ray.scripts.watch.loaders import summary
 
 RECORDS, RATE, DRAWS = 500, 0.05, 60
@@ -37,7 +37,7 @@ def told(taken: list[np.ndarray], noise: float = 1.0, epsilon: float = 1.0) -> d
 
 
 def found(*arguments, **options) -> tuple[Finding, ...]:
-    return sampling.judge(told(*arguments, **options), looks.SHARE, 1e-5).findings
+    return sampling_check.judge(told(*arguments, **options), single_run.SHARE, 1e-5).findings
 
 
 def test_poisson_draws_raise_no_alarm() -> None:
@@ -101,9 +101,9 @@ def test_empty_draws_that_are_left_out() -> None:
     rng = np.random.default_rng(0)
     draws = [np.flatnonzero(rng.random(10) < RATE) for _ in range(200)]
     full = told(draws) | {"draws": [summary(draws, 10, RATE)]}
-    assert not sampling.judge(full, looks.SHARE, 1e-5).findings
+    assert not sampling_check.judge(full, single_run.SHARE, 1e-5).findings
     passed = full | {"unused": [0, 0, 3]}
-    lost, empty = sampling.judge(passed, looks.SHARE, 1e-5).findings
+    lost, empty = sampling_check.judge(passed, single_run.SHARE, 1e-5).findings
     assert "2 empty draws" in empty.seen
     assert empty.weight is Weight.VIOLATION
     # That a loop passed a draw over that was not empty may have a good reason.
@@ -115,14 +115,14 @@ def test_every_record_in_every_step() -> None:
     draws = [np.arange(RECORDS)] * 5
     claim = {"history": [[4.0, 1.0, 5]], "epsilons": [1.0], "deltas": [1e-5]}
     whole = told(draws) | {"claims": [claim], "draws": [summary(draws, RECORDS, 1.0)]}
-    assert not sampling.judge(whole, looks.SHARE, 1e-5).findings
+    assert not sampling_check.judge(whole, single_run.SHARE, 1e-5).findings
     short = whole | {"claims": [claim | {"history": [[4.0, 1.0, 3]]}]}
-    (one,) = sampling.judge(short, looks.SHARE, 1e-5).findings
+    (one,) = sampling_check.judge(short, single_run.SHARE, 1e-5).findings
     assert one.weight is Weight.VIOLATION
 
 
 def test_a_loader_that_was_not_seen_says_nothing() -> None:
-    judged = sampling.judge(told([]) | {"draws": []}, looks.SHARE, 1e-5)
+    judged = sampling_check.judge(told([]) | {"draws": []}, single_run.SHARE, 1e-5)
     assert not judged.complete
     assert not judged.findings
 
@@ -153,7 +153,7 @@ def test_what_draws_reach_against_simulation(
         float(np.max((first >= k).mean(1) - math.exp(epsilon) * (second >= k).mean(1)))
         for k in range(1, times + 1)
     )
-    expected = sampling.beyond(epsilon, noise, rate, group, times)
+    expected = sampling_check.beyond(epsilon, noise, rate, group, times)
     assert expected > 0.01
     assert reached == pytest.approx(expected, abs=0.008 * (1 + math.exp(epsilon)))
 

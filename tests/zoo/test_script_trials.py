@@ -7,18 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from dpaudit_ray.scripts import trials
-from dpaudit_ray.scripts.findings import ALPHA, Weight
+from dpaudit_ray.scripts import canary_trials
+from dpaudit_ray.scripts.script_findings import ALPHA, Weight
 
 DELTAS = [1e-1, 1e-2, 1e-3, 1e-4, 1e-5]
 # 100 steps at a noise multiplier of 1 and a rate of 0.02, as Opacus' PRV accountant has them.
 CLAIM = {"epsilons": [0.02, 0.31, 0.66, 1.0, 1.37], "deltas": DELTAS}
 
 
-def steps(noise: float, count: int, seed: int) -> trials.Trials:
+def steps(noise: float, count: int, seed: int) -> canary_trials.Trials:
     """Trials of steps whose noise is this, where 1 is promised."""
     rng = np.random.default_rng(seed)
-    layer = trials.of_steps(1.0, count)
+    layer = canary_trials.of_steps(1.0, count)
     for _ in range(count // 100):
         members = rng.random(100) < 0.5
         scores = rng.normal(size=100) * noise + members
@@ -46,7 +46,7 @@ def test_too_few_steps_are_not_complete() -> None:
 
 
 def test_steps_without_an_outcome_count_as_wrong_guesses() -> None:
-    layer = trials.of_steps(1.0, 20)
+    layer = canary_trials.of_steps(1.0, 20)
     for _ in range(20):
         layer.miss(True)
     assert layer.count == 20
@@ -55,12 +55,12 @@ def test_steps_without_an_outcome_count_as_wrong_guesses() -> None:
 
 def test_how_many_steps_are_needed() -> None:
     """More noise hides a canary better (at 8, 12,975 are needed)."""
-    assert (trials.steps_needed(0.6), trials.steps_needed(1.0)) == (225, 338)
+    assert (canary_trials.steps_needed(0.6), canary_trials.steps_needed(1.0)) == (225, 338)
 
 
 def test_a_step_that_is_always_sampled_scores_by_its_likelihood_ratio() -> None:
     one = {"score": 0.9, "noise": 0.8, "rate": 1.0}
-    assert trials.run_score([one]) == pytest.approx((2 * 0.9 - 1) / (2 * 0.8**2))
+    assert canary_trials.run_score([one]) == pytest.approx((2 * 0.9 - 1) / (2 * 0.8**2))
 
 
 def test_the_score_of_a_run_is_the_logarithm_of_its_likelihood_ratio() -> None:
@@ -70,31 +70,31 @@ def test_the_score_of_a_run_is_the_logarithm_of_its_likelihood_ratio() -> None:
         without = math.exp(-(one["score"] ** 2) / (2 * 1.5**2))
         with_it = math.exp(-((one["score"] - 1) ** 2) / (2 * 1.5**2))
         ratio *= 0.9 + 0.1 * with_it / without
-    assert trials.run_score(rows) == pytest.approx(math.log(ratio))
+    assert canary_trials.run_score(rows) == pytest.approx(math.log(ratio))
 
 
 def test_a_score_far_out_is_finite() -> None:
     """Without clipping, a canary is a thousand times too long."""
     rows = [{"score": x, "noise": 0.5, "rate": 0.02} for x in (1e3, -1e3)]
-    assert math.isfinite(trials.run_score(rows))
+    assert math.isfinite(canary_trials.run_score(rows))
 
 
-def runs(count: int, apart: float, seed: int) -> trials.Trials:
+def runs(count: int, apart: float, seed: int) -> canary_trials.Trials:
     """Whole runs of 100 steps whose canary shows `apart` times as much as it may."""
     rng = np.random.default_rng(seed)
-    layer = trials.of_runs([CLAIM], count)
+    layer = canary_trials.of_runs([CLAIM], count)
     assert layer is not None
     for _ in range(count):
         member = bool(rng.random() < 0.5)
         drawn = member & (rng.random(100) < 0.02)
         scores = rng.normal(size=100) + apart * drawn
         rows = [{"score": float(x), "noise": 1.0, "rate": 0.02} for x in scores]
-        layer.fold([trials.run_score(rows)], [member])
+        layer.fold([canary_trials.run_score(rows)], [member])
     return layer
 
 
 def test_runs_that_give_the_canary_away() -> None:
-    needed = trials.runs_needed(runs(1, 1.0, 0).curve)
+    needed = canary_trials.runs_needed(runs(1, 1.0, 0).curve)
     assert 5 <= needed <= 30
     (one,) = runs(4 * needed, 50.0, seed=1).judge(needed).findings
     assert (one.layer, one.weight) == (2, Weight.VIOLATION)
@@ -110,8 +110,8 @@ def test_runs_as_they_should_be() -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
 def test_perfect_guesses_of_as_many_runs_as_needed_refute(epsilon: float) -> None:
     claim = {"epsilons": [epsilon], "deltas": [1e-5]}
-    needed = trials.runs_needed(trials.of_runs([claim], 10).curve)
-    layer = trials.of_runs([claim], needed)
+    needed = canary_trials.runs_needed(canary_trials.of_runs([claim], 10).curve)
+    layer = canary_trials.of_runs([claim], needed)
     for number in range(needed):
         layer.fold([float(number % 2)], [bool(number % 2)])
     assert layer.judge(needed).findings
@@ -121,11 +121,11 @@ def test_perfect_guesses_of_as_many_runs_as_needed_refute(epsilon: float) -> Non
 
 
 def test_claims_of_several_accountants_add_up() -> None:
-    layer = trials.of_runs([CLAIM, CLAIM], 10)
+    layer = canary_trials.of_runs([CLAIM, CLAIM], 10)
     assert list(layer.curve.epsilons) == [2 * e for e in CLAIM["epsilons"]]
     assert list(layer.curve.deltas) == [2 * d for d in CLAIM["deltas"]]
 
 
 def test_no_claim_no_trials() -> None:
-    assert trials.of_runs([], 10) is None
-    assert trials.of_runs([{"epsilons": [None], "deltas": [1e-5]}], 10) is None
+    assert canary_trials.of_runs([], 10) is None
+    assert canary_trials.of_runs([{"epsilons": [None], "deltas": [1e-5]}], 10) is None

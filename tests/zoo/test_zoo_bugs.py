@@ -10,9 +10,9 @@ import pytest
 
 from dpaudit_ray.isolation import Sandbox
 from dpaudit_ray.report.verdict import Verdict
-from dpaudit_ray.scripts.audit import Audit, Options
-from dpaudit_ray.scripts.findings import ScriptVerdict, Weight
-from dpaudit_ray.scripts.runners import Here
+from dpaudit_ray.scripts.script_audit import Audit, Options
+from dpaudit_ray.scripts.script_findings import ScriptVerdict, Weight
+from dpaudit_ray.scripts.script_runs import Here
 from jobs.zoo.table import BUGS, Bug
 from tests.long import LONG
 

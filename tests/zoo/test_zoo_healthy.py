@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from dpaudit_ray.isolation import Limits, Sandbox
-from dpaudit_ray.scripts import looks, runners
-from dpaudit_ray.scripts.findings import Weight
+from dpaudit_ray.scripts import script_runs, single_run
 from dpaudit_ray.scripts.locate import Target
-from dpaudit_ray.scripts.runners import Seen
-from dpaudit_ray.scripts.watch.run import Asked
+from dpaudit_ray.scripts.script_findings import Weight
+from dpaudit_ray.scripts.script_runs import Seen
+from dpaudit_ray.scripts.watch.run_state import Asked
 from jobs.zoo import common
 from jobs.zoo.alarms import LAYERS, SCRIPTS, Script, row
 from tests.long import LONG
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(warm: Sandbox, name: str, **asked: object) -> Seen:
-    seen = runners.one(
+    seen = script_runs.one(
         warm, Target(ZOO / "healthy.py", name), Asked(SEED, **asked), Limits(300.0), 1
     )
     assert seen.told is not None, seen.ended
@@ -49,7 +49,7 @@ def test_looking_changes_no_bit_of_the_parameters(warm: Sandbox, name: str) -> N
 def no_alarm(warm: Sandbox, name: str) -> None:
     """One run in a hundred may raise one, with other seeds."""
     seen = looked_into(warm, name)
-    judged = looks.judge(seen.record, seen.told, common.DELTA)
+    judged = single_run.judge(seen.record, seen.told, common.DELTA)
     assert not [one for one in judged.findings if one.weight is Weight.VIOLATION]
     assert judged.complete, judged.looks
 

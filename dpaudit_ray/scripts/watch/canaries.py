@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from . import replay, vectors
-from .replay import Change
-from .run import Run
+from . import step_replay, vectors
+from .run_state import Run
+from .step_replay import Change
 
 FAR = 1e3  # times the clipping bound: what every clipping must cut off
 
@@ -43,7 +43,7 @@ class Canaries:
         params = list(self._optimizer.params)
         sign = 1.0 if asked.coin(0.5, "sign", n, step) else -1.0
         v = vectors.direction([p.shape for p in params], asked.derived("canary", n, step))
-        bound = replay.clipping_bound(self._optimizer)
+        bound = step_replay.clipping_bound(self._optimizer)
         scale = sign / (bound * self._unit())
 
         def score() -> float:
@@ -58,8 +58,8 @@ class Canaries:
         if not inside:
             return None
         if self._clipped:
-            return replay.added([sign * bound * w for w in v])
-        return replay.appended([sign * FAR * bound * w for w in v])
+            return step_replay.added([sign * bound * w for w in v])
+        return step_replay.appended([sign * FAR * bound * w for w in v])
 
     def released(self) -> None:
         """The wrapped optimizer is about to step: gradients are what it releases."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import generators, vectors
-from .run import Run
+from .run_state import Run
 
 _ROWS = 4
 _FACTORS = (1.0, 30.0, 1e3)  # times a record's loss, so that its gradient must be clipped

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from . import generators
-from .run import Run
+from .run_state import Run
 
 _LOOKS = 2  # forward passes that are looked at
 _REGISTERED = ("_parameters", "_buffers", "_modules")

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
-from .run import Run
+from .run_state import Run
 
 _SECONDS = 5.0  # that an accountant may take for further δ
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from .. import module_files
 from ..errors import ScriptError
 from .locate import Target
-from .runners import Seen
+from .script_runs import Seen
 
 
 def require_usable(target: Target, seen: Seen, budget: float) -> None:

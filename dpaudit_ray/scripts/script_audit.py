@@ -15,11 +15,11 @@ from typing import Any
 
 from ..isolation import Limits
 from ..report.verdict import Verdict
-from . import first, looks, promise, size, trials
-from .findings import Finding, Judged, Look, ScriptVerdict, Weight
+from . import canary_trials, preflight, promise, single_run, size
 from .locate import Target
-from .runners import Runner, Seen, Tell
-from .watch.run import Asked
+from .script_findings import Finding, Judged, Look, ScriptVerdict, Weight
+from .script_runs import Runner, Seen, Tell
+from .watch.run_state import Asked
 
 _GRACE = 30.0  # seconds that a run may take on top of its time: it ends after a step
 _FAILED = 3  # runs with canaries that raise, before no more are tried
@@ -50,7 +50,7 @@ class Audit:
         self._runs = 0
         self._parts: list[Judged] = []
         self._help: list[str] = []
-        self._trials: dict[int, trials.Trials] = {}
+        self._trials: dict[int, canary_trials.Trials] = {}
         self._output = ""
 
     def verdict(self) -> ScriptVerdict:
@@ -65,12 +65,12 @@ class Audit:
         delta = self._target.delta or options["delta"]
         promised = self._target.epsilon or options["epsilon"]
         self._claim, self._accountant = promise.claim(told, delta, promised)
-        if promised is None and looks.cut(self._first.record):
+        if promised is None and single_run.cut(self._first.record):
             self._claim = math.nan  # the accountant's word on fewer steps than the script's
         self._delta = delta
         self._noise = promise.least_noise(told, self._first.record)
         if 0 in self._options.layers:
-            judged = looks.judge(self._first.record, told, delta)
+            judged = single_run.judge(self._first.record, told, delta)
             self._parts += [judged, promise.kept(told, promised, delta)]
             if not judged.complete:
                 whys = [look.said for look in judged.looks if not look.done]
@@ -115,7 +115,7 @@ class Audit:
         """The first run: the script as it is, without a canary, its steps looked into."""
         self._tell(f"{self._target}: one run is looked into")
         (seen,) = self._run(iter([self._asked("look", looks=True)]))
-        first.require_usable(self._target, seen, self._options.budget)
+        preflight.require_usable(self._target, seen, self._options.budget)
         return seen
 
     def _sizes(self) -> Judged:
@@ -132,10 +132,10 @@ class Audit:
             self._parts.append(_not_done(1, "every step a trial", "no step was accounted"))
             self._help.append("L1 needs an accountant that counts steps, or --delta and noise told")
             return
-        needed = trials.steps_needed(self._noise)
+        needed = canary_trials.steps_needed(self._noise)
         affordable = self._affordable() * taken
         planned = int(min(needed or affordable, max(affordable, taken)))
-        layer = self._trials[1] = trials.of_steps(self._noise, max(planned, 10))
+        layer = self._trials[1] = canary_trials.of_steps(self._noise, max(planned, 10))
         if self._left < _GRACE / 10:
             self._missing(layer, needed, taken)
             return
@@ -156,13 +156,13 @@ class Audit:
                 layer.miss(seen.asked.coin(0.5, "bit", 0, len(rows)))
             elif not compared:
                 compared = True
-                same = looks.same_seeds(self._told, _require(seen.told))
+                same = single_run.same_seeds(self._told, _require(seen.told))
                 self._parts.append(Judged(tuple(same)))
         if failed:
             self._parts.append(_raised(failed))
         self._missing(layer, needed, taken)
 
-    def _missing(self, layer: trials.Trials, needed: int | None, taken: int) -> None:
+    def _missing(self, layer: canary_trials.Trials, needed: int | None, taken: int) -> None:
         judged = layer.judge(needed)
         self._parts.append(judged)
         if judged.complete or judged.findings:
@@ -182,11 +182,11 @@ class Audit:
 
     def _whole_runs(self) -> None:
         """L2."""
-        layer = trials.of_runs(self._told["claims"], _MOST_RUN_TRIALS)
+        layer = canary_trials.of_runs(self._told["claims"], _MOST_RUN_TRIALS)
         if layer is None:
             self._parts.append(_not_done(2, "runs", "the accountants give no ε"))
             return
-        needed = trials.runs_needed(layer.curve)
+        needed = canary_trials.runs_needed(layer.curve)
         affordable = self._affordable()
         if needed > min(affordable, _MOST_RUN_TRIALS):
             seconds = needed * self._seconds / self._runner.width
@@ -195,7 +195,7 @@ class Audit:
                 why += f"; --budget {_time(self._options.budget + seconds)} pays for them"
             self._parts.append(_not_done(2, "runs", why))
             return
-        layer = trials.of_runs(self._told["claims"], needed)
+        layer = canary_trials.of_runs(self._told["claims"], needed)
         assert layer is not None
         self._trials[2] = layer
         self._tell(f"{self._target}: {needed} runs as trials")
@@ -203,7 +203,7 @@ class Audit:
         for seen in self._run(asked):
             rows = [one for one in seen.record if one["kind"] == "trial"]
             if seen.ended.how == "returned" and rows:
-                layer.fold([trials.run_score(rows)], [seen.asked.member])
+                layer.fold([canary_trials.run_score(rows)], [seen.asked.member])
             else:
                 layer.miss(seen.asked.member)
         self._parts.append(layer.judge(needed if layer.count >= needed else None))

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from ..errors import SpecError
-from . import marks
-from .watch import engines, functions, generators, loaders, modules, optimizers
-from .watch.recorder import Recorder
-from .watch.run import Asked, Enough, Run
+from ...errors import SpecError
+from .. import marks
+from . import generators, loaders, modules, opacus_engine, opacus_optimizers, release_functions
+from .recorder import Recorder
+from .run_state import Asked, Enough, Run
 
 DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is asked for, beside its own
 
@@ -40,7 +40,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     state = Run(Asked(**request["asked"]), recorder)
     generators.seed(state.asked.derived("start"))
     _install(state)
-    with functions.watching(state):
+    with release_functions.watching(state):
         main = _found(Path(request["script"]), request["function"])
         options = marks.of(main)
         if options.delta is None and request.get("delta") is None:
@@ -67,8 +67,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 def _install(state: Run) -> None:
     state.loaders.install()
-    engines.install(state)
-    optimizers.install(state)
+    opacus_engine.install(state)
+    opacus_optimizers.install(state)
     modules.install(state)
     seeding = torch.manual_seed
 
@@ -123,11 +123,11 @@ def _told(state: Run, result: Any, delta: float | None) -> dict[str, Any]:
     for stream in state.streams.by_name.values():
         if stream.records:
             draws.append({"records": stream.records, "sizes": stream.sizes})
-    claimed = engines.claims(state, deltas, delta)
+    claimed = opacus_engine.claims(state, deltas, delta)
     return {
         "made": state.made,
-        "steps": [one.steps for one in state.optimizers] + functions.steps(state),
-        "claims": claimed or functions.claims(state, deltas),
+        "steps": [one.steps for one in state.optimizers] + release_functions.steps(state),
+        "claims": claimed or release_functions.claims(state, deltas),
         "accounted": state.accounted,
         "moved": state.moved,
         "draws": draws,

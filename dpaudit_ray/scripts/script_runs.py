@@ -18,9 +18,9 @@ from ..isolation import Ended, Limits, Sandbox
 from ..orchestration.working_dir_package import WorkingDirPackage
 from .locate import Target
 from .watch.recorder import entries
-from .watch.run import Asked
+from .watch.run_state import Asked
 
-_RUN = "dpaudit_ray.scripts.child:run"
+_RUN = "dpaudit_ray.scripts.watch.watched_process:run"
 _THREADED = {"jax", "tensorflow", "keras", "ray"}
 # torch._dynamo: PyTorch imports it where the first optimizer is made, and that takes a second.
 _ALWAYS = ("torch", "torch._dynamo", "opacus", "scipy.special")

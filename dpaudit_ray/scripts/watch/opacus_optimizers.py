@@ -19,11 +19,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from . import ghost, looks, replay, vectors
+from . import ghost, step_probe, vectors
 from .canaries import FAR, Canaries
 from .loaders import Indices, Iteration
-from .replay import Change, Replay
-from .run import Run
+from .run_state import Run
+from .step_replay import Change, Replay, added, appended, clipping_bound, unchanged, without
 
 LOOKED_AT = frozenset({0, 1, 2, 3, 5, 8} | {2**k for k in range(4, 14)})
 _NEAR = 0.999
@@ -63,7 +63,7 @@ class _Watched:
         self.handed_on = False  # a script took the step apart: what is wrapped may step once
         self._after_step: list[torch.Tensor] | None = None
         self.steps = 0
-        self._noise = looks.Noise()
+        self._noise = step_probe.Noise()
         self._canaries = Canaries(optimizer, run, number, self.ghost)
         self.last: vectors.Release | None = None  # gradients that the last step released
         self._open: tuple[Iteration | None, Indices] | None = None  # a draw that is not whole yet
@@ -123,7 +123,7 @@ class _Watched:
         run.spent += time.monotonic() - began
         self.inside = True
         try:
-            with self._arm(change or replay.unchanged, now=not closure):
+            with self._arm(change or unchanged, now=not closure):
                 result = call(*args, **kwargs)
         finally:
             self.inside = False
@@ -199,13 +199,13 @@ class _Watched:
                 optimizer, step, run.accountants, lambda change: self._arm(change, not closure)
             )
             if self.steps in LOOKED_AT:
-                entry = looks.examined(
-                    self.steps, tried.release, self._changes(tried), replay.unchanged,
+                entry = step_probe.examined(
+                    self.steps, tried.release, self._changes(tried), unchanged,
                     self._empty(tried), self._noise, seed,
                 )  # fmt: skip
             else:
                 change = next(self._changes(tried))
-                entry = looks.glanced(self.steps, tried.release, change, replay.unchanged, seed)
+                entry = step_probe.glanced(self.steps, tried.release, change, unchanged, seed)
         finally:
             run.replaying, self.inside = False, False
         run.recorder.put(
@@ -214,27 +214,33 @@ class _Watched:
         )  # fmt: skip
 
     def _changes(self, tried: Replay) -> Iterator[tuple[str, Change]]:
-        bound = replay.clipping_bound(self.optimizer)
+        bound = clipping_bound(self.optimizer)
         v = vectors.direction([p.shape for p in tried.params], self._run.asked.derived("look"))
         if self.ghost:
-            yield "a clipped gradient", replay.added([one * bound for one in v])
+            yield "a clipped gradient", added([one * bound for one in v])
             return
-        yield "a gradient a thousand times too long", replay.appended([FAR * bound * w for w in v])
+        yield (
+            "a gradient a thousand times too long",
+            appended([FAR * bound * w for w in v]),
+        )
         n = tried.rows or 0
         for index in dict.fromkeys(int(i * n / _ROWS) for i in range(min(_ROWS, n))):
-            yield f"record {index} of the batch left out", replay.without(index)
+            yield f"record {index} of the batch left out", without(index)
         for index in _ends([p.numel() for p in tried.params]):
             own = [FAR * bound * w * (k == index) / max(float(w.norm()), 1e-30)
                    for k, w in enumerate(v)]  # fmt: skip
             name = self._run.names([tried.params[index]])[0]
-            yield f"a gradient of {name} alone, a thousand times too long", replay.appended(own)
-        near = replay.appended([_NEAR * bound * one for one in v])
+            yield (
+                f"a gradient of {name} alone, a thousand times too long",
+                appended(own),
+            )
+        near = appended([_NEAR * bound * one for one in v])
         yield "a gradient just within the clipping bound", near
 
     def _empty(self, tried: Replay) -> Change | None:
         if self.ghost:
             return None
-        return replay.appended([torch.zeros_like(p) for p in tried.params])
+        return appended([torch.zeros_like(p) for p in tried.params])
 
     def released(self) -> None:
         """The wrapped optimizer is about to step."""

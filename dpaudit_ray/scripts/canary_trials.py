@@ -22,7 +22,7 @@ import numpy as np
 from ..stats import curve as curves
 from ..stats.claim_verdict import ClaimTest
 from ..stats.curve import Curve
-from .findings import ALPHA, Finding, Judged, Look, Weight
+from .script_findings import ALPHA, Finding, Judged, Look, Weight
 
 ALTERNATIVE = 0.7  # of the accounted noise: what should have been found, were it so
 POWER = 0.8

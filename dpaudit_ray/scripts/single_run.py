@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import noise, sampling
-from .findings import ALPHA, Finding, Judged, Look, Weight, violation
+from . import noise, sampling_check
+from .script_findings import ALPHA, Finding, Judged, Look, Weight, violation
 
 Entries = list[dict[str, Any]]
 
@@ -28,7 +28,7 @@ def judge(entries: Entries, told: dict[str, Any], delta: float) -> Judged:
     parts = [
         noise.judge(entries, told, SHARE),
         _forward(entries) if told["made"] else Judged(),
-        sampling.judge(told, SHARE, delta),
+        sampling_check.judge(told, SHARE, delta),
         _accounted(entries, told),
         _updates(entries, told),
         _left(entries, told),

@@ -13,7 +13,7 @@ from ..errors import StorageError
 from ..printable import lines
 from ..report import markup
 from ..version import __version__
-from .findings import Look, ScriptVerdict
+from .script_findings import Look, ScriptVerdict
 
 LAYERS = {0: "one run looked into", 1: "every step a trial", 2: "runs as trials"}
 

@@ -13,9 +13,9 @@ import torch
 
 from ... import accounting
 from ...accounting import Training
-from . import generators, looks, vectors
-from .optimizers import LOOKED_AT
-from .run import Run
+from . import generators, step_probe, vectors
+from .opacus_optimizers import LOOKED_AT
+from .run_state import Run
 from .vectors import Release
 
 _DRAWS = 6  # whose mean stands for a release without its noise
@@ -95,7 +95,7 @@ class Stream:
         self.promise = (1.0, 1.0, 1.0)
         self.steps = 0
         self.history: dict[tuple[float, float], int] = {}
-        self._noise = looks.Noise()
+        self._noise = step_probe.Noise()
         self.records: int | None = None
         self.sizes: list[int] = []
 
@@ -155,7 +155,7 @@ class Stream:
                     generators.seed(seed)
                 return _flat(released(change, seed))
 
-        entry = looks.examined(
+        entry = step_probe.examined(
             self.steps, tried, self._changes(rows, shapes), "nothing",
             "empty" if shapes is not None else None, self._noise,
             self._run.asked.derived("draws", self._number, self.steps) // 2,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .findings import Finding, Judged, Look, Weight
+from .script_findings import Finding, Judged, Look, Weight
 
 _FEW = 10  # draws from which their spread says something
 _FEW_DRAWN = 8.0  # records per draw, below which its size is not held against a normal law
