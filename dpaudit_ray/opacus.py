@@ -13,14 +13,28 @@ Run plainly, the script does what it did. `dpaudit verify script.py:main` audits
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .scripts.marks import Marks, put
-
 F = TypeVar("F", bound=Callable[..., Any])
+_MARK = "__dpaudit__"
 
 __all__ = ["audited"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Marks:
+    """What `@audited` says of a function: δ and ε of its promise; None where it does not say."""
+
+    delta: float | None = None
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"delta must lie between 0 and 1, got {self.delta!r}")
+        if self.epsilon is not None and not self.epsilon > 0:
+            raise ValueError(f"epsilon must be above 0, got {self.epsilon!r}")
 
 
 def audited(delta: float, *, epsilon: float | None = None) -> Callable[[F], F]:
@@ -34,4 +48,15 @@ def audited(delta: float, *, epsilon: float | None = None) -> Callable[[F], F]:
         ValueError: a number outside its bounds.
     """
     marks = Marks(delta, epsilon)
-    return lambda function: put(function, marks)
+
+    def mark(function: F) -> F:
+        setattr(function, _MARK, marks)
+        return function
+
+    return mark
+
+
+def marks_of(function: Any) -> Marks:
+    """The function's marks, for whoever audits it; marks that say nothing where it has none."""
+    marks = getattr(function, _MARK, None)
+    return marks if isinstance(marks, Marks) else Marks()

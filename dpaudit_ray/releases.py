@@ -69,13 +69,11 @@ def audited_step(  # noqa: PLR0913 (a promise, by name)
     examples = list(per_example or [])
 
     def released(change: Any, seed: int | None) -> list[Any]:
-        from .scripts.watch import release_functions
-
-        kind = change[0] if isinstance(change, tuple) else change
         if callable(total):
-            sums = list(total(release_functions.changed(examples, change)))
-        elif kind == "appended":  # clipped already, so it comes as long as it may be
-            sums = [one + _like(one, row / 1e3) for one, row in zip(total, change[1], strict=True)]
+            sums = list(total(_change_examples(examples, change)))
+        elif change[0] == "appended":  # clipped already, so it comes as long as it may be
+            rows = [row / 1e3 for row in change[1]]
+            sums = [array + _like(array, row) for array, row in zip(total, rows, strict=True)]
         else:
             sums = list(total)
         drawn = noise() if callable(noise) else noise
@@ -84,9 +82,9 @@ def audited_step(  # noqa: PLR0913 (a promise, by name)
     stream = _stream(name, noise_multiplier, max_grad_norm, sample_rate)
     if stream is None:
         return released("nothing", None)
-    shapes = [tuple(one.shape[1:]) for one in examples]
+    shapes = [tuple(array.shape[1:]) for array in examples]
     if not callable(total) and not examples:
-        shapes = [tuple(one.shape) for one in total]
+        shapes = [tuple(array.shape) for array in total]
     rows = len(examples[0]) if examples else None
     return stream.step(released, rows, shapes, of, redraws=callable(noise))
 
@@ -119,61 +117,41 @@ def audited_release(
         signature = inspect.signature(function)
 
         @functools.wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def step(*args: Any, **kwargs: Any) -> Any:
             stream = _stream(function.__name__, noise_multiplier, max_grad_norm, sample_rate)
             if stream is None:
                 return function(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            again = _Again(function, dict(bound.arguments), tuple(records), key, reseed)
-            found = stream.step(again.released, again.rows, None, of)
-            return again.as_returned(found)
+            arguments = dict(bound.arguments)
+            examples = [array for name in records for array in _parts(arguments[name])]
+            kind: type = list  # of what the function returns
 
-        return called  # type: ignore[return-value]
+            def released(change: Any, seed: int | None) -> list[Any]:
+                nonlocal kind
+                changed = iter(_change_examples(examples, change))
+                given = dict(arguments)
+                for name in records:
+                    value = arguments[name]
+                    parts = [next(changed) for _ in _parts(value)]
+                    several = isinstance(value, (list, tuple))
+                    given[name] = type(value)(parts) if several else parts[0]
+                if seed is not None and key is not None:
+                    given[key] = reseed(seed) if reseed else _jax_key(seed, arguments[key])
+                elif seed is not None:
+                    _seed_generators(seed)
+                arrays = function(**given)
+                kind = type(arrays)
+                return _parts(arrays)
+
+            arrays = stream.step(released, len(examples[0]), None, of)
+            if issubclass(kind, (list, tuple)):
+                return arrays if issubclass(kind, list) else tuple(arrays)
+            return arrays[0]
+
+        return step  # type: ignore[return-value]
 
     return mark
-
-
-class _Again:
-    """A call that can be made again, with other records or other randomness."""
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: dict[str, Any],
-        records: tuple[str, ...],
-        key: str | None,
-        reseed: Callable[[int], Any] | None,
-    ) -> None:
-        self._function, self._arguments = function, arguments
-        self._key, self._reseed = key, reseed
-        self._records = {name: arguments[name] for name in records}
-        self._examples = [one for value in self._records.values() for one in _parts(value)]
-        self.rows = len(self._examples[0])
-        self._kind: type = list
-
-    def released(self, change: Any, seed: int | None) -> list[Any]:
-        """What it returns then, as a list."""
-        from .scripts.watch import release_functions
-
-        changed = iter(release_functions.changed(self._examples, change))
-        own = dict(self._arguments)
-        for name, value in self._records.items():
-            parts = [next(changed) for _ in _parts(value)]
-            own[name] = type(value)(parts) if isinstance(value, (list, tuple)) else parts[0]
-        if seed is not None and self._key is not None:
-            own[self._key] = self._reseed(seed) if self._reseed else _jax_key(seed, own[self._key])
-        elif seed is not None:
-            _reseed(seed)
-        found = self._function(**own)
-        self._kind = type(found)
-        return _parts(found)
-
-    def as_returned(self, found: list[Any]) -> Any:
-        """Of the kind that the function returns."""
-        if issubclass(self._kind, (list, tuple)):
-            return found if issubclass(self._kind, list) else tuple(found)
-        return found[0]
 
 
 def _parts(value: Any) -> list[Any]:
@@ -181,16 +159,22 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _stream(name: str, noise: float, bound: float, rate: float) -> Stream | None:
-    """None outside an audit, which nothing but an audit imports anything for."""
+    """The call site's steps; None outside an audit, where nothing that audits is imported."""
     watch = sys.modules.get("dpaudit_ray.scripts.watch.release_functions")
     streams = watch.current() if watch is not None else None
     return streams.at(name, (noise, bound, rate)) if streams is not None else None
 
 
+def _change_examples(examples: list[Any], change: Any) -> list[Any]:
+    if change == "nothing":
+        return list(examples)
+    from .scripts.watch import release_functions
+
+    return release_functions.change_examples(examples, change)
+
+
 def _like(array: Any, row: Any) -> Any:
-    if hasattr(array, "new_tensor"):
-        return array.new_tensor(row)
-    return row.astype(array.dtype)
+    return array.new_tensor(row) if hasattr(array, "new_tensor") else row.astype(array.dtype)
 
 
 def _jax_key(seed: int, like: Any) -> Any:
@@ -203,9 +187,9 @@ def _jax_key(seed: int, like: Any) -> Any:
     return jax.random.PRNGKey(seed % 2**32)
 
 
-def _reseed(seed: int) -> None:
-    from .scripts.watch import generators
+def _seed_generators(seed: int) -> None:
+    from .scripts.watch.step_probe import seed_generators
 
-    generators.seed(seed)
+    seed_generators(seed)
     if (tensorflow := sys.modules.get("tensorflow")) is not None:
         tensorflow.random.set_seed(seed % 2**31)

@@ -56,21 +56,22 @@ def assert_private(
     """
     from .forecast.designs import parse_duration
     from .report.verdict import Verdict
-    from .scripts import locate
     from .scripts.script_audit import Audit, Options
-    from .scripts.script_runs import Here
+    from .scripts.script_runs import LocalRunner, Target
 
-    target = locate.parse(main if isinstance(main, str) else _place(main), delta, epsilon)
+    target = Target.from_text(main if isinstance(main, str) else _place(main), delta, epsilon)
     if target is None:
         raise SpecError("main", f"is {main!r}; name it as path/to/script.py:function")
     seconds = parse_duration(budget) if isinstance(budget, str) else float(budget)
     options = Options(seconds, layers, seed=seed)
-    found = Audit(target, Here(target), options, lambda line: None).verdict()
-    broken = found.verdict is Verdict.VIOLATION
-    if broken or (conclusive and found.verdict is not Verdict.CONSISTENT):
-        said = [str(one) for one in (found.violations if broken else found.findings)]
-        raise AssertionError("\n".join([f"{found.script}: {found.verdict}", *said, *found.help]))
-    return found
+    audit = Audit(target, LocalRunner(target), options, lambda _: None).verdict()
+    broken = audit.verdict is Verdict.VIOLATION
+    if broken or (conclusive and audit.verdict is not Verdict.CONSISTENT):
+        findings = map(str, audit.violations if broken else audit.findings)
+        raise AssertionError(
+            "\n".join([f"{audit.script}: {audit.verdict}", *findings, *audit.help])
+        )
+    return audit
 
 
 def _place(main: Callable[[], Any]) -> str:

@@ -24,7 +24,7 @@ ROOMS = (
     *("sweep", "plan"),
     "orchestration",
     *("report", "result", "notebook", "api", "forecast"),
-    *("scripts", "opacus", "releases", "testing"),
+    *("opacus", "scripts", "releases", "testing"),
     *("cli", "__main__"),
 )
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ..report.check import Checked
     from ..report.comparison import Comparison, Pair, Side
     from ..report.verdict import Verdict
-    from ..scripts.locate import Target
     from ..scripts.script_audit import Options
     from ..scripts.script_findings import ScriptVerdict
+    from ..scripts.script_runs import Target
 
 app = typer.Typer()
 _MAX_DIFFERENCES = 20  # that `check` shows
@@ -97,12 +97,12 @@ def verify(  # noqa: PLR0913 (options of a command line)
 ) -> None:
     """Says whether trials contradict the claim: exit 1 violation, 0 none, 5 inconclusive."""
     from ..report.verdict import Verdict
-    from ..scripts import locate
+    from ..scripts.script_runs import Target
 
     options = _ScriptOptions(
         budget, delta, layers, address, memory, seed, secret_size, junit, html
     )  # fmt: skip
-    target = locate.parse(what, delta)
+    target = Target.from_text(what, delta)
     if target is not None:
         verdict = _verify_script(target, options, as_json)
     else:
@@ -133,7 +133,7 @@ def _verify_run(location: str, as_json: bool) -> Verdict:
 def _verify_script(target: Target, options: _ScriptOptions, as_json: bool) -> Verdict:
     from ..scripts import report_export
     from ..scripts.script_audit import Audit
-    from ..scripts.script_runs import Here, OnRay
+    from ..scripts.script_runs import LocalRunner, RayRunner
 
     parsed = options.parse()
     with contextlib.ExitStack() as stack:
@@ -141,17 +141,18 @@ def _verify_script(target: Target, options: _ScriptOptions, as_json: bool) -> Ve
             from ..orchestration import ray_executor
 
             ray = stack.enter_context(ray_executor.connected(options.address))
-            judged = Audit(target, OnRay(ray, target), parsed, terminal.add).verdict()
+            runner: LocalRunner | RayRunner = RayRunner(ray, target)
         else:
-            judged = Audit(target, Here(target), parsed, terminal.add).verdict()
+            runner = LocalRunner(target)
+        judged = Audit(target, runner, parsed, terminal.add).verdict()
     page = options.html or Path(f"{target.script.stem}-{target.function}-audit.html")
     report_export.write(page, report_export.html(judged))
     if options.junit is not None:
         report_export.write(options.junit, report_export.junit(judged))
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        report_export.append(Path(summary), report_export.markdown(judged))
+        report_export.write(Path(summary), report_export.markdown(judged), append=True)
     if as_json:
-        terminal.show_json(report_export.plain(judged))
+        terminal.show_json(dataclasses.asdict(judged))
     else:
         _show_script(judged)
         terminal.say(f"report: {page}")
@@ -169,8 +170,7 @@ def _show_script(judged: ScriptVerdict) -> None:
         if finding.remedy:
             terminal.explain(f"  what to do: {finding.remedy}")
     for look in judged.looks:
-        result = look.said if look.done else f"not done: {look.said}"
-        terminal.explain(f"L{look.layer} {look.name}: {result}")
+        terminal.explain(f"L{look.layer} {look.name}: {look.line}")
     for line in judged.help:
         terminal.explain(f"it would help: {line}")
     terminal.explain(

@@ -22,16 +22,16 @@ import numpy as np
 from ..stats import curve as curves
 from ..stats.claim_verdict import ClaimTest
 from ..stats.curve import Curve
-from .script_findings import ALPHA, Finding, Judged, Look, Weight
+from .script_findings import ALPHA, Finding, Judgement, Look, Weight
 
 ALTERNATIVE = 0.7  # of the accounted noise: what should have been found, were it so
 POWER = 0.8
-_AUDITS = 25  # that are imagined to tell power
+_AUDITS = 25  # simulated, to tell power
 _SIZES = tuple(round(100 * 1.5**k) for k in range(14))  # 100 to 19 462
 
 
 @dataclasses.dataclass
-class Trials:
+class CanaryTrials:
     """Bits and scores of one layer, in their order, and the test that they are folded into."""
 
     layer: int
@@ -67,24 +67,23 @@ class Trials:
         """Trials after which the claim was refuted; None while it is not."""
         return self.test.refuted_after(ALPHA[self.layer])
 
-    def judge(self, needed: int | None) -> Judged:
+    def judge(self, needed: int | None) -> Judgement:
         """What the trials say; `needed` of them would find noise of 0.7 of what is accounted."""
         self.test.look(now=True)
-        after, what = self.refuted, {1: "steps", 2: "runs"}[self.layer]
-        name = {1: "every step a trial", 2: "runs"}[self.layer]
-        if after is not None:
+        name, what = {1: ("every step a trial", "steps"), 2: ("runs", "runs")}[self.layer]
+        if (after := self.refuted) is not None:
             seen = f"canaries guessed too well: refuted after {after} {what} of {self.count}"
-            seen += self._apart()
-            finding = Finding(
-                self.layer, name, Weight.VIOLATION, f"{self.count} {what}", self.claim, seen
-            )
-            return Judged((finding,), (Look(self.layer, name, True, seen),))
+            seen += self._separation()
+            where = f"{self.count} {what}"
+            violation = Finding(self.layer, name, Weight.VIOLATION, where, self.claim, seen)
+            return Judgement((violation,), (Look(self.layer, name, True, seen),))
         said = f"{self.count} {what}, {len(self.ins)} with the canary: nothing against {self.claim}"
         if needed is not None and self.count < needed:
             said += f"; {needed} would find noise of {ALTERNATIVE:g} of it"
-        return Judged((), (Look(self.layer, name, True, said),), _enough(self.count, needed))
+        complete = needed is not None and self.count >= needed
+        return Judgement((), (Look(self.layer, name, True, said),), complete)
 
-    def _apart(self) -> str:
+    def _separation(self) -> str:
         """How far apart the two worlds are, in standard deviations of the one without."""
         ins, outs = (np.asarray(x)[np.isfinite(x)] for x in (self.ins, self.outs))
         if len(ins) < 3 or len(outs) < 3 or outs.std() == 0:
@@ -93,34 +92,29 @@ class Trials:
         return f"; the two worlds' medians are {apart:.2g} standard deviations apart"
 
 
-def _enough(count: int, needed: int | None) -> bool:
-    return needed is not None and count >= needed
-
-
-def of_steps(noise: float, planned: int) -> Trials:
+def step_trials(noise: float, planned: int) -> CanaryTrials:
     """L1: the claim is that of one step with this noise multiplier."""
-    return Trials(1, planned, curves.gaussian(1 / noise), f"a noise multiplier of {noise:.3g}")
+    claim = f"a noise multiplier of {noise:.3g}"
+    return CanaryTrials(1, planned, curves.gaussian(1 / noise), claim)
 
 
-def of_runs(claims: list[dict[str, Any]], planned: int) -> Trials | None:
+def run_trials(claims: list[dict[str, Any]], planned: int) -> CanaryTrials | None:
     """L2: the claim is what all accountants of the run say; None where they say nothing."""
     deltas = claims[0]["deltas"] if claims else []
-    epsilons = [
-        None if any(claim["epsilons"][i] is None for claim in claims)
-        else sum(max(claim["epsilons"][i], 0.0) for claim in claims)
-        for i in range(len(deltas))
-    ]  # fmt: skip
-    # (ε, δ) of several accountants add up in both; each δ is one of theirs.
-    points = [
-        (epsilon, min(1.0, len(claims) * delta))
-        for epsilon, delta in zip(epsilons, deltas, strict=True)
-        if epsilon is not None and math.isfinite(epsilon) and epsilon < 50
-    ]
+    points = []
+    for i, delta in enumerate(deltas):
+        epsilons = [claim["epsilons"][i] for claim in claims]
+        if None in epsilons:
+            continue
+        # (ε, δ) of several accountants add up in both; each δ is one of theirs.
+        epsilon = sum(max(value, 0.0) for value in epsilons)
+        if math.isfinite(epsilon) and epsilon < 50:
+            points.append((epsilon, min(1.0, len(claims) * delta)))
     if not points:
         return None
     e, d = (np.array(values) for values in zip(*sorted(points), strict=True))
     said = ", ".join(f"ε = {a:.3g} at δ = {b:.2g}" for a, b in points[-4:-3] or points[-1:])
-    return Trials(2, planned, Curve(e, d), said)
+    return CanaryTrials(2, planned, Curve(e, d), said)
 
 
 def run_score(trials: list[dict[str, Any]]) -> float:
@@ -130,11 +124,11 @@ def run_score(trials: list[dict[str, Any]]) -> float:
     ratio is 1 − q + q exp((2 x − 1) / 2 σ²).
     """
     total = 0.0
-    for one in trials:
-        noise, rate = one["noise"] or 1.0, min(one["rate"] or 1.0, 1.0)
-        exponent = (2 * one["score"] - 1) / (2 * max(noise, 1e-6) ** 2)
-        total += float(np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf,
-                                    math.log(rate) + exponent))  # fmt: skip
+    for trial in trials:
+        noise, rate = trial["noise"] or 1.0, min(trial["rate"] or 1.0, 1.0)
+        exponent = (2 * trial["score"] - 1) / (2 * max(noise, 1e-6) ** 2)
+        without = math.log1p(-rate) if rate < 1 else -math.inf
+        total += float(np.logaddexp(without, math.log(rate) + exponent))
     return total
 
 
@@ -144,32 +138,28 @@ def steps_needed(noise: float) -> int | None:
 
     Simulated with Gaussian scores; None where 20,000 are too few.
     """
-    for size in _SIZES:
-        if _found(noise, size):
-            return size
-    return None
+    return next((size for size in _SIZES if _finds_alternative(noise, size)), None)
 
 
-def _found(noise: float, size: int) -> bool:
+def _finds_alternative(noise: float, size: int) -> bool:
+    """Whether so many step-trials find it in enough simulated audits."""
     rng = np.random.default_rng(7)
-    found = 0
+    needed, hits = POWER * _AUDITS, 0
     for audit in range(_AUDITS):
         members = rng.random(size) < 0.5
-        test = of_steps(noise, size).test
+        test = step_trials(noise, size).test
         test.fold(rng.normal(size=size) + members / (ALTERNATIVE * noise), members)
         test.look(now=True)
-        found += test.refuted_after(ALPHA[1]) is not None
-        if found + _AUDITS - audit - 1 < POWER * _AUDITS:
-            return False
-        if found >= POWER * _AUDITS:
-            return True
-    return False
+        hits += test.refuted_after(ALPHA[1]) is not None
+        if hits >= needed or hits + _AUDITS - audit - 1 < needed:
+            break
+    return hits >= needed
 
 
-def runs_needed(claimed: Curve) -> int:
+def runs_needed(claim: Curve) -> int:
     """Runs after which perfect guesses refute a claim: fewer show nothing."""
-    odds = np.exp(-claimed.epsilons)
-    most = float(np.min((1 + claimed.deltas * odds) / (1 + odds)))
+    odds = np.exp(-claim.epsilons)
+    most = float(np.min((1 + claim.deltas * odds) / (1 + odds)))
     if most >= 1:
         return 10**9
     # Perfect guesses of n coins have a chance of most^n under the claim.

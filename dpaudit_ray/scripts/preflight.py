@@ -1,51 +1,58 @@
-"""What the first run of a script must show, so that it can be audited at all."""
+"""What the first run of a script must show to be audited at all, and what the script promises."""
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 from .. import module_files
 from ..errors import ScriptError
-from .locate import Target
-from .script_runs import Seen
+from .script_findings import Judgement, finding
+from .script_runs import EndedRun, Target
+from .watch.run_state import Entries
+
+Result = dict[str, Any]  # of a run, as `watch.watched_process` returns it
 
 
-def require_usable(target: Target, seen: Seen, budget: float) -> None:
-    """The run ended, and took steps that are private; `budget` in seconds.
+def require_usable(target: Target, run: EndedRun, budget: float) -> Result:
+    """The result of a run that ended, and took steps that are private; `budget` in seconds.
 
     Raises:
         ScriptError: it did not; with the last lines that it printed where it failed.
     """
-    if seen.ended.how != "returned":
-        raise _unusable(target, seen, budget)
-    told = seen.told
-    assert told is not None
-    if any(one["kind"] == "made" and one["phase"] == "import" for one in seen.record):
+    if run.ended.how != "returned":
+        raise _failure(target, run, budget)
+    result = run.result
+    assert result is not None
+    if any(entry["phase"] == "import" for entry in run.entries("made")):
         raise ScriptError(
             f"{target.script.name} trains when it is imported; put what trains into "
             f"{target.function}(), and its call under if __name__ == '__main__'"
         )
     # No step, and nothing else that could be wrong.
-    if not sum(told["steps"]) and not told["outside"]:
+    taken = sum(result["steps"])
+    if not taken and not result["outside"]:
         raise ScriptError(
             f"{target} took no step that is private: it calls neither make_private nor audited_step"
-            if not told["made"]
-            else f"{target} took no step within {told['seconds']:.0f} s; give a longer --budget"
+            if not result["made"]
+            else f"{target} took no step within {result['seconds']:.0f} s; give a longer --budget"
         )
-    if not told["made"] and not sum(told["steps"]):
+    if not taken and not result["made"]:
         raise ScriptError(
             f"{target} never calls make_private, and takes "
-            f"{told['outside'][0]['steps']} steps without privacy; nothing to audit"
+            f"{result['outside'][0]['steps']} steps without privacy; nothing to audit"
         )
+    return result
 
 
-def _unusable(target: Target, seen: Seen, budget: float) -> ScriptError:
+def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
     """Why a run that failed says nothing."""
-    ended = seen.ended
+    ended = run.ended
     lines = tuple(ended.output.strip().splitlines()[-5:])
     if ended.how == "hung":
-        steps = [one["step"] for one in seen.record if one["kind"] == "look"]
+        steps = [look["step"] for look in run.entries("look")]
         said = "no step ended" if not steps else f"nothing came after step {max(steps) + 1}"
         return ScriptError(
             f"{target}: {said} within the budget of {budget:.0f} s; give a longer --budget", lines
@@ -55,12 +62,41 @@ def _unusable(target: Target, seen: Seen, budget: float) -> ScriptError:
     if ended.how == "memory":
         return ScriptError(f"{target} {ended.message}; give it more by --memory", lines)
     verb = "raised " if ended.how == "raised" else ""
-    where = _line(ended.traceback)
+    # Where the user's own code raised.
+    places = re.findall(r'File "([^"]+)", line (\d+)', ended.traceback)
+    places = [(file, line) for file, line in places if module_files.is_users(file)]
+    where = f" ({Path(places[-1][0]).name}, line {places[-1][1]})" if places else ""
     return ScriptError(f"{target} {verb}{ended.message}{where}; run it by itself first", lines)
 
 
-def _line(traceback: str) -> str:
-    """Where the user's own code raised."""
-    places = re.findall(r'File "([^"]+)", line (\d+)', traceback)
-    own = [(file, line) for file, line in places if module_files.is_users(file)]
-    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
+def accounted_events(result: Result) -> list[list[float]]:
+    """(σ, q, steps) of all accountants whose claim is the script's."""
+    return [event for claim in result["claims"] for event in claim["history"]]
+
+
+def claimed_epsilon(result: Result, delta: float) -> float:
+    """ε at δ that the script's accountants claim together; NaN where none does, or one fails."""
+    epsilons = [claim["epsilons"][claim["deltas"].index(delta)] for claim in result["claims"]]
+    return math.nan if not epsilons or None in epsilons else float(sum(epsilons))
+
+
+def accountant_names(result: Result) -> str:
+    """The names of the script's accountants, or "none"."""
+    return "+".join(claim["name"] for claim in result["claims"]) or "none"
+
+
+def judge_promise(result: Result, promised: float | None, delta: float) -> Judgement:
+    """A violation where a promised ε is less than what the accountants say."""
+    claimed = claimed_epsilon(result, delta)
+    if promised is None or math.isnan(claimed) or claimed <= promised * (1 + 1e-3):
+        return Judgement()
+    values = {"promised": promised, "claimed": claimed, "delta": delta}
+    name = accountant_names(result)
+    return Judgement((finding("promise", f"epsilon={promised:g}", name=name, **values),))
+
+
+def least_noise(result: Result, record: Entries) -> float | None:
+    """The least noise multiplier that was accounted: each step has that much, says the claim."""
+    made = [entry["noise"] for entry in record if entry["kind"] == "made"]
+    noises = [noise for noise, _, _ in accounted_events(result)] or made
+    return min((float(noise) for noise in noises if noise > 0), default=None)

@@ -1,133 +1,104 @@
-"""What is left of a script's audit: a page, a JUnit file, and a summary for pages of CI."""
+"""A script's audit as a page of HTML, as a JUnit file, and as a summary for pages of CI."""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import math
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 from ..errors import StorageError
 from ..printable import lines
 from ..report import markup
 from ..version import __version__
-from .script_findings import Look, ScriptVerdict
+from .script_findings import ScriptVerdict
 
 LAYERS = {0: "one run looked into", 1: "every step a trial", 2: "runs as trials"}
 
 
-def claim(found: ScriptVerdict) -> str:
+def claim(verdict: ScriptVerdict) -> str:
     """The promise, in words."""
-    if math.isnan(found.claim):
-        return f"no ε at δ = {found.delta:g}"
-    return f"ε = {found.claim:.4g} at δ = {found.delta:g} ({found.accountant})"
+    if math.isnan(verdict.claim):
+        return f"no ε at δ = {verdict.delta:g}"
+    return f"ε = {verdict.claim:.4g} at δ = {verdict.delta:g} ({verdict.accountant})"
 
 
-def html(found: ScriptVerdict) -> str:
+def html(verdict: ScriptVerdict) -> str:
     """One page that needs nothing else."""
     options = {"trim_blocks": True, "lstrip_blocks": True}
     template = markup.environment(**options).get_template("script.html.j2")
     written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return template.render(
-        found=found, claim=claim(found), layers=LAYERS, version=__version__, written=written
+        audit=verdict, claim=claim(verdict), layers=LAYERS, version=__version__, written=written
     )
 
 
-def junit(found: ScriptVerdict) -> str:
+def junit(verdict: ScriptVerdict) -> str:
     """A test case per look; a look that found a violation failed, one that saw nothing is skipped.
 
     A finding of a kind that no look is named after has a case of its own.
     """
-    cases: dict[tuple[int, str], tuple[str, list[str]]] = {}
-    for look in found.looks:
-        cases[look.layer, look.name] = (_why(look), [])
-    for one in found.violations:
-        cases.setdefault((one.layer, one.look), ("", []))[1].append(str(one))
+    cases: dict[tuple[int, str], tuple[str, list[str]]] = {}  # why it is skipped, and failures
+    for look in verdict.looks:
+        cases[look.layer, look.name] = ("" if look.done else look.line, [])
+    for violation in verdict.violations:
+        _, messages = cases.setdefault((violation.layer, violation.look), ("", []))
+        messages.append(str(violation))
     failures = sum(bool(messages) for _, messages in cases.values())
     suite = ElementTree.Element(
-        "testsuite", name=f"dpaudit {found.script}", tests=str(len(cases)),
+        "testsuite", name=f"dpaudit {verdict.script}", tests=str(len(cases)),
         failures=str(failures), errors="0",
         skipped=str(sum(bool(why) and not messages for why, messages in cases.values())),
-        time=f"{found.seconds:.1f}",
+        time=f"{verdict.seconds:.1f}",
     )  # fmt: skip
     for (layer, name), (why, messages) in cases.items():
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"L{layer} {LAYERS[layer]}", name=name
         )
         if messages:
-            failure = ElementTree.SubElement(case, "failure", message=_plain(messages[0]))
-            failure.text = _plain("\n".join(messages))
+            failure = ElementTree.SubElement(case, "failure", message=lines(messages[0]))
+            failure.text = lines("\n".join(messages))
         elif why:
-            ElementTree.SubElement(case, "skipped", message=_plain(why))
+            ElementTree.SubElement(case, "skipped", message=lines(why))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def markdown(found: ScriptVerdict) -> str:
+def markdown(verdict: ScriptVerdict) -> str:
     """A summary as pages of CI show it."""
-    said = [
-        f"## {found.verdict}: {_cell(found.script)}",
-        "",
-        f"Promise: {_cell(claim(found))}.",
-        "",
+    text = [f"## {verdict.verdict}: {_cell(verdict.script)}", ""]
+    text += [f"Promise: {_cell(claim(verdict))}.", ""]
+    if verdict.findings:
+        text += ["| | finding | where | expected | seen |", "|---|---|---|---|---|"]
+        for item in verdict.findings:
+            cells = map(_cell, (item.look, item.where, item.expected, item.seen))
+            text.append(f"| {item.weight} | {' | '.join(cells)} |")
+        text.append("")
+    text += ["| layer | look | |", "|---|---|---|"]
+    text += [
+        f"| L{look.layer} | {_cell(look.name)} | {_cell(look.line)} |" for look in verdict.looks
     ]
-    if found.findings:
-        said += ["| | finding | where | expected | seen |", "|---|---|---|---|---|"]
-        said += [
-            f"| {one.weight} | {_cell(one.look)} | {_cell(one.where)} | {_cell(one.expected)} "
-            f"| {_cell(one.seen)} |"
-            for one in found.findings
-        ]
-        said.append("")
-    said += ["| layer | look | |", "|---|---|---|"]
-    said += [
-        f"| L{one.layer} | {_cell(one.name)} | {_cell(one.said if one.done else _why(one))} |"
-        for one in found.looks
-    ]
-    said += ["", *(f"- {_cell(line)}" for line in found.help)]
-    said.append(
-        f"\n{found.effort} in {found.seconds:.0f} s; a promise that is kept is called broken in "
-        f"at most {1 - found.confidence:.0%} of audits."
+    text += ["", *(f"- {_cell(line)}" for line in verdict.help)]
+    text.append(
+        f"\n{verdict.effort} in {verdict.seconds:.0f} s; a promise that is kept is called broken "
+        f"in at most {1 - verdict.confidence:.0%} of audits."
     )
-    return "\n".join(said) + "\n"
+    return "\n".join(text) + "\n"
 
 
-def write(path: Path, text: str) -> None:
-    """Raises StorageError where it cannot be written."""
+def write(path: Path, text: str, *, append: bool = False) -> None:
+    """Writes a file, or adds to one that others write to as well. Raises StorageError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise StorageError(f"cannot write {path} ({error.strerror}); name another file") from error
 
 
-def append(path: Path, text: str) -> None:
-    """Adds to a file that others write to as well. Raises StorageError."""
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise StorageError(f"cannot write {path} ({error.strerror})") from error
-
-
-def plain(found: ScriptVerdict) -> dict[str, Any]:
-    """As JSON has it."""
-    return dataclasses.asdict(found)
-
-
-def _why(look: Look) -> str:
-    return "" if look.done else f"not done: {look.said}"
-
-
 def _cell(text: str) -> str:
     """Text of others in a table: one line, no markup of its own."""
-    shown = _plain(text).replace("\n", " ")
+    shown = lines(text).replace("\n", " ")
     for mark in "\\`*_<>|[]":
         shown = shown.replace(mark, f"\\{mark}")
     return shown
-
-
-def _plain(text: str) -> str:
-    return lines(text)

@@ -1,4 +1,9 @@
-"""L0: were records drawn as the accountant took them to be? Poisson sampling, mostly."""
+"""L0: were records drawn as accounted, Poisson sampling mostly; and is their number published?
+
+Adding a record is what differential privacy hides, and with it that there is one more. Opacus
+divides by int(N / number of batches) and samples at 1 / number of batches, so one record more may
+change the scale of every release, its noise included.
+"""
 
 from __future__ import annotations
 
@@ -6,119 +11,95 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
-from .script_findings import Finding, Judged, Look, Weight
+from .preflight import accounted_events, claimed_epsilon
+from .script_findings import Finding, Judgement, Look, finding
+from .watch.run_state import Entries
 
 _FEW = 10  # draws from which their spread says something
 _FEW_DRAWN = 8.0  # records per draw, below which its size is not held against a normal law
 _LIMIT = 6.0  # standard deviations, where the law is only close to normal
-_DRAWN = "sampling"
-
-Floats = npt.NDArray[np.float64]
+_SIZE = "secret size"
 
 
-def judge(told: dict[str, Any], level: float, delta: float) -> Judged:
+def judge(result: dict[str, Any], level: float, delta: float) -> Judgement:
     """Draws of all loaders against what was accounted.
 
     Args:
-        told: what the run returned.
+        result: of the run.
         level: chance of a false alarm, for each of two kinds of tests.
         delta: δ of the promise.
     """
-    history = [entry for claim in told["claims"] for entry in claim["history"]]
-    if not told["draws"]:
-        own = "no loader was seen to draw: records are sampled by code of the script's own"
-        if history and all(rate >= 1 for _, rate, _ in history):
-            return Judged(
-                (), (Look(0, _DRAWN, True, "every record is in every step, as accounted"),)
-            )
-        return Judged((), (Look(0, _DRAWN, False, own),), complete=False)
-    if not history:
-        return Judged((), (Look(0, _DRAWN, False, "nothing was accounted"),))
+    name = "sampling"
+    events = accounted_events(result)
+    if not result["draws"]:
+        if events and all(rate >= 1 for _, rate, _ in events):
+            said = "every record is in every step, as accounted"
+            return Judgement((), (Look(0, name, True, said),))
+        why = "no loader was seen to draw: records are sampled by code of the script's own"
+        return Judgement.not_done(0, name, why)
+    if not events:
+        return Judgement.not_done(0, name, "nothing was accounted", complete=True)
     findings: list[Finding] = []
     said = ""
-    for draws in told["draws"]:
-        rate = draws.get("rate") or max(rate for _, rate, _ in history)
+    for draws in result["draws"]:
+        rate = draws.get("rate") or max(rate for _, rate, _ in events)
+        sizes = draws["sizes"]
         if rate >= 1:
-            found = _known(draws, history) if "most" in draws else []
-            said = f"every record may be in every of {len(draws['sizes'])} steps, as accounted"
+            # Without amplification a record may be in as many steps as were accounted.
+            counted = sum(int(steps) for _, _, steps in events)
+            if draws.get("most", 0) > counted:
+                values = {"counted": counted, "most": draws["most"]}
+                findings.append(finding("too often", "the sampler", **values))
+            said = f"every record may be in every of {len(sizes)} steps, as accounted"
         else:
-            found = _poisson(draws, rate, level / len(told["draws"]), told, delta)
-            total, n = sum(draws["sizes"]), draws["records"] * len(draws["sizes"])
-            said = f"{len(draws['sizes'])} draws at a rate of {total / max(n, 1):.4g}"
-        findings += found
-    lost = sum(1 for size in told["unused"] if size > 0)
-    if lost:
-        seen = f"{lost} draws that led to no step"
-        findings.append(
-            Finding(0, _DRAWN, Weight.WARNING, "the loop", "a step for every draw", seen,
-                    "which draws are passed over must not depend on their records")
-        )  # fmt: skip
-    empty = sum(1 for size in told["unused"] if size == 0)
-    if empty:
-        findings.append(
-            _violation(
-                "a step for every draw, empty ones too",
-                f"{empty} empty draws that were passed over",
-                "take the step: its noise hides that nobody was drawn",
-            )
-        )
-    return Judged(tuple(findings), (Look(0, _DRAWN, True, said),))
+            findings += _judge_poisson(draws, rate, level / len(result["draws"]), result, delta)
+            most = max(draws["records"] * len(sizes), 1)
+            said = f"{len(sizes)} draws at a rate of {sum(sizes) / most:.4g}"
+    if lost := sum(1 for size in result["unused"] if size > 0):
+        findings.append(finding("draws lost", "the loop", count=lost))
+    if empty := sum(1 for size in result["unused"] if size == 0):
+        findings.append(finding("empty passed over", "the sampler", count=empty))
+    return Judgement(tuple(findings), (Look(0, name, True, said),))
 
 
-def _known(draws: dict[str, Any], history: list[list[float]]) -> list[Finding]:
-    """Without amplification a record may be in as many steps as were accounted."""
-    counted = sum(int(steps) for _, _, steps in history)
-    if draws["most"] <= counted:
-        return []
-    seen = f"one that was in {draws['most']}"
-    return [_violation(f"no record in more than {counted} steps, which were accounted", seen)]
-
-
-def _poisson(
-    draws: dict[str, Any], rate: float, level: float, told: dict[str, Any], delta: float
+def _judge_poisson(
+    draws: dict[str, Any], rate: float, level: float, result: dict[str, Any], delta: float
 ) -> list[Finding]:
+    """One finding at most: the first of the tests that draws of independent records fail."""
+
+    def found(code: str, **values: Any) -> list[Finding]:
+        return [finding(code, "the sampler", **values)]
+
     n, sizes = draws["records"], np.array(draws["sizes"], dtype=np.float64)
     total, most = int(sizes.sum()), n * len(sizes)
     if total > 0 and special.bdtrc(total - 1, most, rate) < level / 2:
-        return [
-            _violation(
-                f"a rate of {rate:.4g}, as accounted",
-                f"{total / most:.4g}: {total} records in {len(sizes)} draws of {n}",
-                "account the rate that the loader draws at",
-            )
-        ]
-    if draws.get("twice"):
-        seen = f"{draws['twice']} records that were drawn twice into one batch"
-        return [_violation("a record once in a batch", seen)]
+        counts = {"total": total, "draws": len(sizes), "records": n}
+        return found("rate", rate=rate, share=total / most, **counts)
+    if twice := draws.get("twice"):
+        return found("twice", count=twice)
+    # Pearson's statistic of the sizes: chi-squared where records are drawn by themselves. Where
+    # few are drawn at a time, sizes are far from normal.
     spread = float(np.sum((sizes - n * rate) ** 2)) / (n * rate * (1 - rate))
+    near_normal = n * rate >= _FEW_DRAWN
     fixed = len(sizes) >= _FEW and special.gammainc(len(sizes) / 2, spread / 2) < level / 6
-    # Where few records are drawn at a time, sizes are far from normal.
-    spreads = n * rate >= _FEW_DRAWN
-    fixed = fixed and spreads
-    far = _shared(draws, rate)
-    if far < -_LIMIT:
-        return [_not_poisson("shuffled: each record once in a pass", told, rate, delta, True)]
-    if fixed:
-        return [_not_poisson("of a fixed size", told, rate, delta, False)]
+    deviation = _shared_records(draws, rate)
+    if deviation < -_LIMIT:
+        how = "shuffled: each record once in a pass"
+        return [_judge_other_sampling(how, result, rate, delta, shuffled=True)]
+    if fixed and near_normal:
+        return [_judge_other_sampling("of a fixed size", result, rate, delta, shuffled=False)]
     empty = (1 - rate) ** n
     if (sizes > 0).all() and len(sizes) * math.log1p(-min(empty, 1 - 1e-12)) < math.log(level / 6):
-        return [
-            _violation(
-                f"about {len(sizes) * empty:.0f} empty draws", "none in all",
-                "keep empty batches: without them, that a step is taken tells who was drawn",
-            )
-        ]  # fmt: skip
+        return found("no empty", expected=len(sizes) * empty)
     wide = special.gammaincc(len(sizes) / 2, spread / 2) < level / 6
-    if far > _LIMIT or (spreads and wide):
-        seen = "draws that hang together"
-        return [_violation("independent draws of every record", seen)]
+    if deviation > _LIMIT or (near_normal and wide):
+        return found("dependent")
     return []
 
 
-def _shared(draws: dict[str, Any], rate: float) -> float:
+def _shared_records(draws: dict[str, Any], rate: float) -> float:
     """By how many standard deviations more records are shared within windows than by chance."""
     window, windows = draws.get("window", 0), draws.get("windows", 0)
     if windows == 0:
@@ -132,30 +113,25 @@ def _shared(draws: dict[str, Any], rate: float) -> float:
     return float((draws["shared"] - n * mean) / math.sqrt(max(n * variance, 1e-300)))
 
 
-def _not_poisson(
-    how: str, told: dict[str, Any], rate: float, delta: float, shuffled: bool
+def _judge_other_sampling(
+    how: str, result: dict[str, Any], rate: float, delta: float, *, shuffled: bool
 ) -> Finding:
     """Worst-case neighbours say whether the promise is broken or only not proven."""
-    noise = min(noise for claim in told["claims"] for noise, _, _ in claim["history"])
-    epsilon = _claimed(told, delta)
-    steps = sum(told["steps"])
-    expected = f"every record drawn by itself at a rate of {rate:.3g} (Poisson), as accounted"
-    reached = 0.0
-    if epsilon is not None:
+    noise = min(noise for noise, _, _ in accounted_events(result))
+    epsilon = claimed_epsilon(result, delta)
+    if not math.isnan(epsilon):
         group = round(1 / rate) if shuffled else 1
-        reached = beyond(epsilon, noise, rate, group, max(1, steps // group))
-    remedy = "sample by poisson_sampling=True, or account without amplification"
-    if epsilon is not None and reached > delta:
-        seen = (
-            f"draws that are {how}; neighbours whose other gradients all point away exceed "
-            f"ε = {epsilon:.3g} with δ = {reached:.2g} at least, where {delta:.2g} is promised"
-        )
-        return Finding(0, _DRAWN, Weight.VIOLATION, "the sampler", expected, seen, remedy)
-    seen = f"draws that are {how}: no accountant proves the claim for them"
-    return Finding(0, _DRAWN, Weight.WARNING, "the sampler", expected, seen, remedy)
+        times = max(1, sum(result["steps"]) // group)
+        reached = delta_without_poisson(epsilon, noise, rate, group, times)
+        if reached > delta:
+            values = {"epsilon": epsilon, "reached": reached, "delta": delta}
+            return finding("not Poisson", "the sampler", how=how, rate=rate, **values)
+    return finding("not proven", "the sampler", how=how, rate=rate)
 
 
-def beyond(epsilon: float, noise: float, rate: float, group: int, times: int) -> float:
+def delta_without_poisson(
+    epsilon: float, noise: float, rate: float, group: int, times: int
+) -> float:
     """A δ that draws without Poisson sampling reach at `epsilon`, by one event.
 
     All other records' gradients are −C, the record's own is C, and 0 in the neighbouring world
@@ -165,11 +141,11 @@ def beyond(epsilon: float, noise: float, rate: float, group: int, times: int) ->
     """
     h = np.linspace(-2, 10, 400) * noise
     below = special.ndtr(h / noise)
-    with_it = [special.ndtr((h - shift) / noise) for shift in (2.0, 1.0)]
+    below_with_record = [special.ndtr((h - shift) / noise) for shift in (2.0, 1.0)]
     if group > 1:
-        chances = [1 - below ** (group - 1) * one for one in with_it]
+        chances = [1 - below ** (group - 1) * record for record in below_with_record]
     else:
-        chances = [1 - (1 - rate) * below - rate * one for one in with_it]
+        chances = [1 - (1 - rate) * below - rate * record for record in below_with_record]
     best = 0.0
     for k in sorted({1, 2, 3, 5, *(int(times * share) for share in (0.1, 0.2, 0.4, 0.7)), times}):
         if 1 <= k <= times:
@@ -178,16 +154,63 @@ def beyond(epsilon: float, noise: float, rate: float, group: int, times: int) ->
     return best
 
 
-def _claimed(told: dict[str, Any], delta: float) -> float | None:
-    """ε at δ, of all accountants together."""
-    total = 0.0
-    for claim in told["claims"]:
-        value = claim["epsilons"][claim["deltas"].index(delta)]
-        if value is None:
-            return None
-        total += value
-    return total
+def judge_size(records: list[Entries], delta: float) -> Judgement:
+    """The number of records as the secret, by the records of two runs, the second with one more."""
+    made = [
+        next((entry for entry in record if entry["kind"] == "made"), None) for record in records
+    ]
+    if len(made) < 2 or made[0] is None or made[1] is None or made[0]["records"] is None:
+        return Judgement.not_done(
+            0, _SIZE, "make_private was not called, or its data have no length"
+        )
+    first, second = made[0], made[1]
+    if second["records"] != first["records"] + 1:
+        why = "the loader draws by a sampler of its own, which was left as it is"
+        return Judgement.not_done(0, _SIZE, why)
+    names = {"batch": "expected batch size", "batches": "number of batches", "noise": "noise"}
+    changed = [
+        f"{what} {first[key]:g} to {second[key]:g}"
+        for key, what in names.items()
+        if not math.isclose(first[key] or 0, second[key] or 0, rel_tol=1e-12)
+    ]
+    said = f"with {first['records']} and {second['records']} records"
+    if not changed:
+        return Judgement((), (Look(0, _SIZE, True, f"{said}: the same"),))
+    seen = "; ".join(changed)
+    if first["batch"] and second["batch"] and first["batch"] != second["batch"]:
+        epsilon = epsilon_of_scales(first["size"], second["batch"] / first["batch"], delta)
+        seen += (
+            f": the noise of {first['size']} parameters is scaled by it, and one step tells the "
+            f"two apart with ε = {epsilon:.3g} at δ = {delta:g}"
+        )
+    found = finding("secret size", said, seen=seen)
+    return Judgement((found,), (Look(0, _SIZE, True, f"{said}: {seen}"),))
 
 
-def _violation(expected: str, seen: str, remedy: str = "") -> Finding:
-    return Finding(0, _DRAWN, Weight.VIOLATION, "the sampler", expected, seen, remedy)
+def epsilon_of_scales(dimension: int, ratio: float, delta: float) -> float:
+    """ε at δ of telling N(0, I) from N(0, ratio² I) in so many dimensions: one step's noise.
+
+    The likelihood ratio depends on the squared length alone, which is chi-squared; δ at ε is the
+    difference of two tails where the ratio passes e^ε. Both directions; the larger counts.
+    """
+
+    def excess(epsilon: float, r: float) -> float:
+        """P from N(0, I), Q from N(0, r² I): P(S) − e^ε Q(S)."""
+        # log P/Q = d log r − |x|² (1 − 1/r²) / 2 >= ε
+        slope = (1 - 1 / r**2) / 2
+        limit = (dimension * math.log(r) - epsilon) / slope
+        if limit <= 0:
+            return 0.0 if slope > 0 else 1.0
+        tail = special.gammainc if slope > 0 else special.gammaincc
+        p = float(tail(dimension / 2, limit / 2))
+        q = float(tail(dimension / 2, limit / r**2 / 2))
+        return p - math.exp(min(epsilon, 700.0)) * q
+
+    worst = 0.0
+    for r in (ratio, 1 / ratio):
+        low, high = 0.0, 700.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if excess(middle, r) > delta else (low, middle)
+        worst = max(worst, low)
+    return worst

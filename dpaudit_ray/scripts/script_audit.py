@@ -15,11 +15,11 @@ from typing import Any
 
 from ..isolation import Limits
 from ..report.verdict import Verdict
-from . import canary_trials, preflight, promise, single_run, size
-from .locate import Target
-from .script_findings import Finding, Judged, Look, ScriptVerdict, Weight
-from .script_runs import Runner, Seen, Tell
-from .watch.run_state import Asked
+from . import canary_trials, preflight, sampling_check, single_run
+from .canary_trials import CanaryTrials
+from .script_findings import Finding, Judgement, ScriptVerdict, Weight
+from .script_runs import EndedRun, Runner, Target
+from .watch.run_state import RunRequest
 
 _GRACE = 30.0  # seconds that a run may take on top of its time: it ends after a step
 _FAILED = 3  # runs with canaries that raise, before no more are tried
@@ -42,15 +42,22 @@ class Options:
 
 
 class Audit:
-    """One script's audit. `verdict` runs it."""
+    """One script's audit; `verdict` runs it.
 
-    def __init__(self, target: Target, runner: Runner, options: Options, tell: Tell) -> None:
-        self._target, self._runner, self._options, self._tell = target, runner, options, tell
+    Args:
+        progress: is given a line for each layer that begins.
+    """
+
+    def __init__(
+        self, target: Target, runner: Runner, options: Options, progress: Callable[[str], None]
+    ) -> None:
+        self._target, self._runner, self._options = target, runner, options
+        self._progress = progress
         self._began = time.monotonic()
         self._runs = 0
-        self._parts: list[Judged] = []
+        self._parts: list[Judgement] = []
         self._help: list[str] = []
-        self._trials: dict[int, canary_trials.Trials] = {}
+        self._trials: dict[int, CanaryTrials] = {}
         self._output = ""
 
     def verdict(self) -> ScriptVerdict:
@@ -59,29 +66,34 @@ class Audit:
         Raises:
             ScriptError: the script cannot be audited as it is.
         """
-        self._first = self._look()
-        told = self._told = _require(self._first.told)
-        options = told["options"]
-        delta = self._target.delta or options["delta"]
-        promised = self._target.epsilon or options["epsilon"]
-        self._claim, self._accountant = promise.claim(told, delta, promised)
-        if promised is None and single_run.cut(self._first.record):
-            self._claim = math.nan  # the accountant's word on fewer steps than the script's
-        self._delta = delta
-        self._noise = promise.least_noise(told, self._first.record)
+        self._progress(f"{self._target}: one run is looked into")
+        (first,) = self._run(iter([self._request("look", looks=True)]))
+        result = preflight.require_usable(self._target, first, self._options.budget)
+        self._result = result
+        # Of one run, imports and all, without what looking into it took.
+        self._seconds = float(max(0.2, first.ended.seconds - result["watching"]))
+        self._noise = preflight.least_noise(result, first.record)
+        delta = self._target.delta or result["marks"]["delta"]
+        promised = self._target.epsilon or result["marks"]["epsilon"]
+        accountant = "promised" if promised is not None else preflight.accountant_names(result)
+        claim = promised
+        if claim is None and single_run.cut(first.record):
+            claim = math.nan  # the accountant's word would be on fewer steps than the script's
+        elif claim is None:
+            claim = preflight.claimed_epsilon(result, delta)
         if 0 in self._options.layers:
-            judged = single_run.judge(self._first.record, told, delta)
-            self._parts += [judged, promise.kept(told, promised, delta)]
-            if not judged.complete:
-                whys = [look.said for look in judged.looks if not look.done]
+            judgement = single_run.judge(first.record, result, delta)
+            self._parts += [judgement, preflight.judge_promise(result, promised, delta)]
+            if not judgement.complete:
+                whys = [look.said for look in judgement.looks if not look.done]
                 self._help += [f"L0 did not see everything: {why}" for why in whys]
         if self._options.secret_size and not self._decided:
-            self._parts.append(self._sizes())
+            self._parts.append(self._compare_sizes(delta))
         if 1 in self._options.layers and not self._decided:
-            self._steps()
+            self._try_steps()
         if 2 in self._options.layers and not self._decided:
-            self._whole_runs()
-        return self._summed_up()
+            self._try_runs()
+        return self._sum_up(claim, delta, accountant)
 
     @property
     def _left(self) -> float:
@@ -89,83 +101,76 @@ class Audit:
 
     @property
     def _decided(self) -> bool:
-        weights = {finding.weight for part in self._parts for finding in part.findings}
-        return Weight.VIOLATION in weights
+        findings = Judgement.from_parts(self._parts).findings
+        return any(item.weight is Weight.VIOLATION for item in findings)
 
-    def _run(self, asked: Iterator[Asked]) -> Iterator[Seen]:
-        """Runs in the order in which they were asked for.
+    def _run(self, requests: Iterator[RunRequest]) -> Iterator[EndedRun]:
+        """Runs in the order in which they were requested.
 
         Which of two ends first may depend on their coins, and no trial may tell its coin so.
         """
         limits = Limits(self._left + _GRACE, self._options.gib)
-        order: collections.deque[Asked] = collections.deque()
-        arrived: dict[Asked, Seen] = {}
-        for seen in self._runner.run(_noted(asked, order), limits):
+        order: collections.deque[RunRequest] = collections.deque()
+        arrived: dict[RunRequest, EndedRun] = {}
+
+        def noted() -> Iterator[RunRequest]:
+            for request in requests:
+                order.append(request)
+                yield request
+
+        for run in self._runner.run(noted(), limits):
             self._runs += 1
-            self._output = seen.ended.output or self._output
-            arrived[seen.asked] = seen
+            self._output = run.ended.output or self._output
+            arrived[run.request] = run
             while order and order[0] in arrived:
                 yield arrived.pop(order.popleft())
 
-    def _asked(self, *what: Any, **fields: Any) -> Asked:
-        seed = Asked(self._options.seed).derived(*what)
-        return Asked(seed, seconds=max(1.0, self._left), **fields)
+    def _request(self, *label: Any, **fields: Any) -> RunRequest:
+        seed = RunRequest(self._options.seed).derived(*label)
+        return RunRequest(seed, seconds=max(1.0, self._left), **fields)
 
-    def _look(self) -> Seen:
-        """The first run: the script as it is, without a canary, its steps looked into."""
-        self._tell(f"{self._target}: one run is looked into")
-        (seen,) = self._run(iter([self._asked("look", looks=True)]))
-        preflight.require_usable(self._target, seen, self._options.budget)
-        return seen
+    def _requests(
+        self, make: Callable[[int], RunRequest], goes_on: Callable[[], bool], most: int
+    ) -> Iterator[RunRequest]:
+        """Requests while there is time for another run, and reason."""
+        for number in range(most):
+            if not goes_on() or self._left < self._seconds:
+                return
+            yield make(number)
 
-    def _sizes(self) -> Judged:
-        """The number of records as the secret."""
-        self._tell(f"{self._target}: the same with one record more")
-        asked = (self._asked("size", n, most_steps=1, one_more=bool(n)) for n in (0, 1))
-        seen = sorted(self._run(asked), key=lambda one: one.asked.one_more)
-        return size.judge([one.record for one in seen], self._delta)
+    def _affordable_runs(self) -> int:
+        return int(max(0.0, self._left) / self._seconds * self._runner.width)
 
-    def _steps(self) -> None:
-        """L1."""
-        taken = sum(self._told["steps"])
+    def _budget_for(self, runs: int) -> str:
+        """The budget that would pay for so many runs more, as `--budget` takes it."""
+        seconds = self._options.budget + runs * self._seconds / self._runner.width
+        return f"{math.ceil(seconds / 60)}min" if seconds > 90 else f"{math.ceil(seconds)}s"
+
+    def _compare_sizes(self, delta: float) -> Judgement:
+        """The number of records as the secret: the same run with one record more."""
+        self._progress(f"{self._target}: the same with one record more")
+        requests = (self._request("size", n, most_steps=1, one_more=bool(n)) for n in (0, 1))
+        runs = sorted(self._run(requests), key=lambda run: run.request.one_more)
+        return sampling_check.judge_size([run.record for run in runs], delta)
+
+    def _try_steps(self) -> None:
+        """L1: every step a trial."""
+        taken = sum(self._result["steps"])
         if self._noise is None or not taken:
-            self._parts.append(_not_done(1, "every step a trial", "no step was accounted"))
+            why = "no step was accounted"
+            self._parts.append(Judgement.not_done(1, "every step a trial", why))
             self._help.append("L1 needs an accountant that counts steps, or --delta and noise told")
             return
         needed = canary_trials.steps_needed(self._noise)
-        affordable = self._affordable() * taken
+        affordable = self._affordable_runs() * taken
         planned = int(min(needed or affordable, max(affordable, taken)))
-        layer = self._trials[1] = canary_trials.of_steps(self._noise, max(planned, 10))
-        if self._left < _GRACE / 10:
-            self._missing(layer, needed, taken)
-            return
-        self._tell(f"{self._target}: every step a trial, {planned} of them")
-        failed: list[Seen] = []
-        asked = self._while(
-            lambda n: self._asked("steps", n, canary="steps", reseeds=True),
-            lambda: not layer.refuted and len(failed) < _FAILED,
-            math.ceil(planned / taken),
-        )
-        compared = False
-        for seen in self._run(asked):
-            rows = [one for one in seen.record if one["kind"] == "trial"]
-            layer.fold([_number(one["score"]) for one in rows], [one["member"] for one in rows])
-            if seen.ended.how != "returned":
-                failed.append(seen)
-                # The step that it ended in: its coin was thrown.
-                layer.miss(seen.asked.coin(0.5, "bit", 0, len(rows)))
-            elif not compared:
-                compared = True
-                same = single_run.same_seeds(self._told, _require(seen.told))
-                self._parts.append(Judged(tuple(same)))
-        if failed:
-            self._parts.append(_raised(failed))
-        self._missing(layer, needed, taken)
-
-    def _missing(self, layer: canary_trials.Trials, needed: int | None, taken: int) -> None:
-        judged = layer.judge(needed)
-        self._parts.append(judged)
-        if judged.complete or judged.findings:
+        layer = self._trials[1] = canary_trials.step_trials(self._noise, max(planned, 10))
+        if self._left >= _GRACE / 10:
+            self._progress(f"{self._target}: every step a trial, {planned} of them")
+            self._fold_steps(layer, math.ceil(planned / taken))
+        judgement = layer.judge(needed)
+        self._parts.append(judgement)
+        if judgement.complete or judgement.findings:
             return
         if needed is None:
             self._help.append(
@@ -174,80 +179,89 @@ class Audit:
             )
             return
         runs = math.ceil((needed - layer.count) / max(1, taken))
-        seconds = runs * self._seconds / self._runner.width
         self._help.append(
             f"L1: {needed} step-trials would find 0.7 of the noise; {runs} more runs, about "
-            f"--budget {_time(self._options.budget + seconds)}"
+            f"--budget {self._budget_for(runs)}"
         )
 
-    def _whole_runs(self) -> None:
-        """L2."""
-        layer = canary_trials.of_runs(self._told["claims"], _MOST_RUN_TRIALS)
+    def _fold_steps(self, layer: CanaryTrials, most_runs: int) -> None:
+        failed: list[EndedRun] = []
+        requests = self._requests(
+            lambda n: self._request("steps", n, canary="steps", reseeds=True),
+            lambda: not layer.refuted and len(failed) < _FAILED,
+            most_runs,
+        )
+        compared = False
+        for run in self._run(requests):
+            trials = run.entries("trial")
+            scores = [math.nan if t["score"] is None else float(t["score"]) for t in trials]
+            layer.fold(scores, [trial["member"] for trial in trials])
+            if run.ended.how != "returned":
+                failed.append(run)
+                # The step that it ended in: its coin was thrown.
+                layer.miss(run.request.coin(0.5, "bit", 0, len(trials)))
+            elif not compared:
+                compared = True
+                assert run.result is not None
+                self._parts.append(single_run.same_seeds(self._result, run.result))
+        if failed:
+            warning = Finding(
+                1, "every step a trial", Weight.WARNING, f"{len(failed)} runs with canaries",
+                "runs that end", failed[0].ended.message,
+                "a step that fails counts as a wrong guess",
+            )  # fmt: skip
+            self._parts.append(Judgement((warning,)))
+
+    def _try_runs(self) -> None:
+        """L2: whole runs as trials."""
+        layer = canary_trials.run_trials(self._result["claims"], _MOST_RUN_TRIALS)
         if layer is None:
-            self._parts.append(_not_done(2, "runs", "the accountants give no ε"))
+            why = "the accountants give no ε"
+            self._parts.append(Judgement.not_done(2, "runs", why))
             return
         needed = canary_trials.runs_needed(layer.curve)
-        affordable = self._affordable()
-        if needed > min(affordable, _MOST_RUN_TRIALS):
-            seconds = needed * self._seconds / self._runner.width
+        if needed > min(self._affordable_runs(), _MOST_RUN_TRIALS):
             why = f"perfect guesses of {needed} runs would refute the claim, and of no fewer"
             if needed <= _MOST_RUN_TRIALS:
-                why += f"; --budget {_time(self._options.budget + seconds)} pays for them"
-            self._parts.append(_not_done(2, "runs", why))
+                why += f"; --budget {self._budget_for(needed)} pays for them"
+            self._parts.append(Judgement.not_done(2, "runs", why))
             return
-        layer = canary_trials.of_runs(self._told["claims"], needed)
+        layer = canary_trials.run_trials(self._result["claims"], needed)
         assert layer is not None
         self._trials[2] = layer
-        self._tell(f"{self._target}: {needed} runs as trials")
-        asked = self._while(self._run_trial, lambda: not layer.refuted, needed)
-        for seen in self._run(asked):
-            rows = [one for one in seen.record if one["kind"] == "trial"]
-            if seen.ended.how == "returned" and rows:
-                layer.fold([canary_trials.run_score(rows)], [seen.asked.member])
+        self._progress(f"{self._target}: {needed} runs as trials")
+        refuted = layer
+
+        def make(number: int) -> RunRequest:
+            request = self._request("run", number, canary="run", reseeds=True)
+            return dataclasses.replace(request, member=request.coin(0.5, "bit of the run"))
+
+        for run in self._run(self._requests(make, lambda: not refuted.refuted, needed)):
+            trials = run.entries("trial")
+            if run.ended.how == "returned" and trials:
+                layer.fold([canary_trials.run_score(trials)], [run.request.member])
             else:
-                layer.miss(seen.asked.member)
+                layer.miss(run.request.member)
         self._parts.append(layer.judge(needed if layer.count >= needed else None))
 
-    def _run_trial(self, number: int) -> Asked:
-        asked = self._asked("run", number, canary="run", reseeds=True)
-        return dataclasses.replace(asked, member=asked.coin(0.5, "bit of the run"))
-
-    def _while(
-        self, make: Callable[[int], Asked], goes_on: Callable[[], bool], most: int
-    ) -> Iterator[Asked]:
-        """Requests while there is time for another run, and reason."""
-        for number in range(most):
-            if not goes_on() or self._left < self._seconds:
-                return
-            yield make(number)
-
-    @property
-    def _seconds(self) -> float:
-        """Of one run, imports and all, without what looking into it took."""
-        seconds = self._first.ended.seconds - self._told["watching"]
-        return float(max(0.2, seconds))
-
-    def _affordable(self) -> int:
-        return int(max(0.0, self._left) / self._seconds * self._runner.width)
-
-    def _summed_up(self) -> ScriptVerdict:
-        found = tuple(finding for part in self._parts for finding in part.findings)
+    def _sum_up(self, claim: float, delta: float, accountant: str) -> ScriptVerdict:
+        skipped = {0, 1} - set(self._options.layers)
         verdict = Verdict.INCONCLUSIVE
         if self._decided:
             verdict = Verdict.VIOLATION
-        elif not self._help and {0, 1} <= set(self._options.layers):
+        elif not self._help and not skipped:
             verdict = Verdict.CONSISTENT
-        skipped = {0, 1} - set(self._options.layers)
         help_lines = [*self._help, *(f"L{layer} was left out by --layers" for layer in skipped)]
         counts = [self._trials[n].count if n in self._trials else 0 for n in (1, 2)]
+        all_parts = Judgement.from_parts(self._parts)
         return ScriptVerdict(
             script=str(self._target),
             verdict=verdict,
-            claim=self._claim,
-            delta=self._delta,
-            accountant=self._accountant,
-            findings=found,
-            looks=tuple(look for part in self._parts for look in part.looks),
+            claim=claim,
+            delta=delta,
+            accountant=accountant,
+            findings=all_parts.findings,
+            looks=all_parts.looks,
             help=tuple(help_lines) if verdict is Verdict.INCONCLUSIVE else (),
             runs=self._runs,
             step_trials=counts[0],
@@ -255,35 +269,3 @@ class Audit:
             seconds=time.monotonic() - self._began,
             output=self._output,
         )
-
-
-def _noted(asked: Iterator[Asked], order: collections.deque[Asked]) -> Iterator[Asked]:
-    for one in asked:
-        order.append(one)
-        yield one
-
-
-def _require(told: dict[str, Any] | None) -> dict[str, Any]:
-    assert told is not None
-    return told
-
-
-def _not_done(layer: int, name: str, why: str) -> Judged:
-    return Judged((), (Look(layer, name, False, why),), complete=False)
-
-
-def _number(score: Any) -> float:
-    return math.nan if score is None else float(score)
-
-
-def _raised(failed: list[Seen]) -> Judged:
-    ended = failed[0].ended
-    finding = Finding(
-        1, "every step a trial", Weight.WARNING, f"{len(failed)} runs with canaries",
-        "runs that end", ended.message, "a step that fails counts as a wrong guess",
-    )  # fmt: skip
-    return Judged((finding,))
-
-
-def _time(seconds: float) -> str:
-    return f"{math.ceil(seconds / 60)}min" if seconds > 90 else f"{math.ceil(seconds)}s"

@@ -1,9 +1,15 @@
-"""What an audit of a script says: findings, what was looked at, and the verdict."""
+"""What an audit of a script says: findings, what was looked at, and the verdict.
+
+`finding` has the words of all findings of one run looked into (layer L0), in one table.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
 from ..report.verdict import Verdict
 
@@ -36,11 +42,6 @@ class Finding:
         return f"{self.where}: expected {self.expected}; seen {self.seen}{rest}"
 
 
-def violation(look: str, where: str, expected: str, seen: str, remedy: str = "") -> Finding:
-    """A finding of one run looked into that breaks the promise."""
-    return Finding(0, look, Weight.VIOLATION, where, expected, seen, remedy)
-
-
 @dataclasses.dataclass(frozen=True)
 class Look:
     """One look of a layer: what it saw in a line, or why it saw nothing (`done` is False)."""
@@ -50,14 +51,37 @@ class Look:
     done: bool
     said: str
 
+    @property
+    def line(self) -> str:
+        """What it saw, or that and why it was not done."""
+        return self.said if self.done else f"not done: {self.said}"
+
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
-    """What one layer says. `complete`: a violation of its kind would have been found."""
+class Judgement:
+    """What one layer says, or a part of it.
+
+    `complete`: a violation of its kind would have been found.
+    """
 
     findings: tuple[Finding, ...] = ()
     looks: tuple[Look, ...] = ()
     complete: bool = True
+
+    @classmethod
+    def from_parts(cls, parts: Iterable[Judgement]) -> Judgement:
+        """All that the parts say; complete where all of them are."""
+        parts = list(parts)
+        return cls(
+            tuple(itertools.chain.from_iterable(part.findings for part in parts)),
+            tuple(itertools.chain.from_iterable(part.looks for part in parts)),
+            all(part.complete for part in parts),
+        )
+
+    @classmethod
+    def not_done(cls, layer: int, name: str, why: str, complete: bool = False) -> Judgement:
+        """A look that saw nothing, and why."""
+        return cls((), (Look(layer, name, False, why),), complete)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,5 +115,144 @@ class ScriptVerdict:
 
     @property
     def violations(self) -> tuple[Finding, ...]:
-        """Those that break the promise."""
-        return tuple(one for one in self.findings if one.weight is Weight.VIOLATION)
+        """Findings that break the promise."""
+        return tuple(f for f in self.findings if f.weight is Weight.VIOLATION)
+
+
+def finding(code: str, where: str, **values: Any) -> Finding:
+    """A finding of layer L0 in the words of `_TEXTS`, with these values in them."""
+    look, weight, expected, seen, remedy = _TEXTS[code]
+    look, *texts = (text.format(**values) for text in (look, expected, seen, remedy))
+    return Finding(0, look, weight, where, *texts)
+
+
+_V, _W, _N = Weight.VIOLATION, Weight.WARNING, Weight.NOTE
+_POISSON = "every record drawn by itself at a rate of {rate:.3g} (Poisson), as accounted"
+_SAMPLE = "sample by poisson_sampling=True, or account without amplification"
+_PUBLIC = "harmless where it saw public data or private releases only"
+
+# By code: look, weight, what was expected, what was seen, what to do.
+# fmt: off
+_TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
+    "no noise": (
+        "noise", _V, "noise on every gradient",
+        "the same gradient whatever the generators' state: no noise, or always the same",
+        "look at what adds the noise, and at what seeds its generator"),
+    "bare": ("noise", _V, "noise on every gradient", "none on {bare}, which records move", ""),
+    "multiplier": ("noise", _V, "a noise multiplier above 0", "{noise:g}", ""),
+    "short noise": (
+        "noise", _V, "a noise multiplier of {noise:.3g}, as accounted",
+        "{effective:.3g} or less, by {what}",
+        "noise needs a standard deviation of noise multiplier times clipping bound on the sum"),
+    "not finite": (
+        "noise", _W, "numbers", "a release with inf or NaN in it, at {count} of {steps} steps",
+        "what makes training diverge may depend on a record"),
+    "scale": (
+        "scale", _V, "a record without a gradient to change nothing",
+        "the whole release scaled with the number of records in the batch, as with a noise "
+        "multiplier of {effective:.3g} (accounted: {noise:.3g})",
+        "divide by the expected batch size, not by the one that was drawn"),
+    "unclipped": (
+        "clipping", _V, "no record to move the release by more than the clipping bound",
+        "{what} moved it {ratio:.0f} times as far as the accounted noise multiplier of "
+        "{noise:.3g} allows",
+        "clip every record's gradient, over all parameters, before they are added up"),
+    "ghost": (
+        "clipping", _V, "no clipped gradient longer than {bound:.3g}", "{longest:.3g}, of {what}",
+        "ghost clipping bounds what it thinks the norm is: look at its norms"),
+    "correlation": (
+        "correlation of {kind}", _V, "independent noise",
+        "noise of {what} with a correlation of {correlation:.2f}",
+        "draw fresh noise for every parameter and every step, from one generator"),
+    "law": (
+        "law of the noise", _V, "Gaussian noise",
+        "another law ({distance:.3f} away from the normal one, of {n} numbers)", ""),
+    "mixes": (
+        "records apart", _V,
+        "what it gives for a record not to depend on the others of its batch",
+        "another record in the first place changed the others by {by:.2g} of their size",
+        "replace batch normalisation, and whatever else looks across a batch"),
+    "buffers": (
+        "buffers", _V, "buffers that no record changes",
+        "values computed from the batch, without noise",
+        "they are published with the model: freeze them, or use GroupNorm"),
+    "not accounted": (
+        "accounting", _V, "{taken} steps, which were taken", "{counted} in its history",
+        "every release must be accounted: attach_step_hook replaces the engine's own hook"),
+    "carried sum": (
+        "accumulation", _V, "a release of one draw of records",
+        "the clipped sum of a draw that was left, and the next draw on top of it: a record of "
+        "both counts twice under one noise ({both} of {drawn} do here)",
+        "do not leave BatchMemoryManager in the middle of a batch, or call optimizer.zero_grad() "
+        "with its queue emptied"),
+    "not private": (
+        "updates", _V, "every update to be a private release",
+        "{names} updated by an optimizer that no PrivacyEngine wraps",
+        "step the optimizer that make_private returned, and that alone"),
+    "before": ("updates", _W, "private updates only", "updates before make_private", _PUBLIC),
+    "after": (
+        "updates", _W, "private updates only",
+        "updates without noise of parameters outside the private network", _PUBLIC),
+    "moved": (
+        "updates", _W, "parameters that private steps alone change", "changes by other code",
+        "harmless where it works on private releases only"),
+    "outside": (
+        "updates", _W, "private updates only",
+        "{names} updated by an optimizer of its own", _PUBLIC),
+    "gradients": (
+        "release", _V, "no gradient but private ones", ".grad of {names} is none that was released",
+        "return it after optimizer.zero_grad(), or its state_dict() only"),
+    "other gradients": (
+        "release", _W, "no gradient in it", ".grad of {names}, which no private optimizer made",
+        ""),
+    "examples": (
+        "release", _N, "parameters only", "gradients of single records in grad_sample",
+        "save its state_dict(): a pickled model has them"),
+    "same seeds": (
+        "seeds", _V, "noise that nobody can draw again",
+        "a generator that every run seeds with {seed}: its noise is known to whoever has the "
+        "script",
+        "leave noise_generator out, or seed it from os.urandom"),
+    "fixed seed": (
+        "seeds", _W, "noise that nobody can draw again",
+        "a seed fixed in the script: whoever reads it can compute the noise",
+        "train what is published without it; further runs are seeded otherwise"),
+    "promise": (
+        "promise", _V, "an accountant that says {promised:g} or less",
+        "ε = {claimed:.4g} at δ = {delta:g}, by the script's own ({name})",
+        "train for fewer steps, or with more noise"),
+    "draws lost": (
+        "sampling", _W, "a step for every draw", "{count} draws that led to no step",
+        "which draws are passed over must not depend on their records"),
+    "empty passed over": (
+        "sampling", _V, "a step for every draw, empty ones too",
+        "{count} empty draws that were passed over",
+        "take the step: its noise hides that nobody was drawn"),
+    "too often": (
+        "sampling", _V, "no record in more than {counted} steps, which were accounted",
+        "one that was in {most}", ""),
+    "rate": (
+        "sampling", _V, "a rate of {rate:.4g}, as accounted",
+        "{share:.4g}: {total} records in {draws} draws of {records}",
+        "account the rate that the loader draws at"),
+    "twice": (
+        "sampling", _V, "a record once in a batch",
+        "{count} records that were drawn twice into one batch", ""),
+    "no empty": (
+        "sampling", _V, "about {expected:.0f} empty draws", "none in all",
+        "keep empty batches: without them, that a step is taken tells who was drawn"),
+    "dependent": (
+        "sampling", _V, "independent draws of every record", "draws that hang together", ""),
+    "not Poisson": (
+        "sampling", _V, _POISSON,
+        "draws that are {how}; neighbours whose other gradients all point away exceed "
+        "ε = {epsilon:.3g} with δ = {reached:.2g} at least, where {delta:.2g} is promised",
+        _SAMPLE),
+    "not proven": (
+        "sampling", _W, _POISSON,
+        "draws that are {how}: no accountant proves the claim for them", _SAMPLE),
+    "secret size": (
+        "secret size", _V, "nothing published to depend on the number of records", "{seen}",
+        "choose sample rate, expected batch size and steps as constants"),
+}
+# fmt: on

@@ -1,4 +1,4 @@
-"""L0: one run looked into. Judges what `watch` wrote down of it; no trial is needed.
+"""L0: one run looked into. Judges the record that `watch` wrote of it; no trial is needed.
 
 What can be counted exactly is no test and costs no error. The others share that of the layer: each
 kind has the same part of it, divided among all steps and tensors it is asked of.
@@ -6,212 +6,305 @@ kind has the same part of it, divided among all steps and tensors it is asked of
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
-from . import noise, sampling_check
-from .script_findings import ALPHA, Finding, Judged, Look, Weight, violation
+import numpy as np
+from scipy import special
 
-Entries = list[dict[str, Any]]
+from . import sampling_check
+from .preflight import Result, accounted_events
+from .script_findings import ALPHA, Finding, Judgement, Look, finding
+from .watch.run_state import Entries
 
 _TESTS = 5  # noise, correlation, shape, rate of sampling, spread of sampling
-SHARE = ALPHA[0] / _TESTS
+SHARE = ALPHA[0] / _TESTS  # chance of a false alarm, of each
+_SLACK = 1.01  # noise that is short by less than a hundredth is not told
+_EMPTY = "a record without a gradient"
+_FAR = 20.0  # times the promised distance: no clipping at all
 
 
-def judge(entries: Entries, told: dict[str, Any], delta: float) -> Judged:
-    """All looks at one run.
+def judge(record: Entries, result: Result, delta: float) -> Judgement:
+    """All looks at one run, by its record and its result; `delta` is δ of the promise."""
+    return Judgement.from_parts([
+        _judge_noise(record, result),
+        _judge_forward(record) if result["made"] else Judgement(),
+        sampling_check.judge(result, SHARE, delta),
+        _judge_accounting(record, result),
+        _judge_updates(result),
+        _judge_release(record, result),
+        _judge_seeds(result),
+    ])  # fmt: skip
+
+
+def _of_kind(record: Entries, kind: str) -> Entries:
+    return [entry for entry in record if entry["kind"] == kind]
+
+
+def cut(record: Entries) -> str:
+    """Why a run shows fewer steps than the script takes; "" where it ended by itself."""
+    for entry in _of_kind(record, "cut"):
+        return f"the budget ended the run after step {entry['steps']}; give a longer --budget"
+    return ""
+
+
+def _judge_noise(record: Entries, result: Result) -> Judgement:
+    """Noise and clipping, from steps that were taken again and again on copies."""
+    name = "noise and clipping"
+    looks, given = _of_kind(record, "look"), _of_kind(record, "given")
+    steps = [look for look in looks if look["replays"]]
+    if not steps:
+        why = "no step of a private optimizer was seen"
+        if looks:
+            why = "a step repeated with the same generators gave another result"
+        elif given:
+            why = "noise was given as arrays; pass audited_step a function that draws it"
+        return Judgement.not_done(0, name, why)
+    # What make_private was given first, or else a function that gives releases.
+    made, stream = (
+        next((entry["noise"] for entry in _of_kind(record, kind)), None)
+        for kind in ("made", "stream")
+    )
+    ratios, findings = [], []
+    for step in steps:
+        level = SHARE / (len(steps) * max(1, len(step["sizes"])))
+        noise = _accounted_noise(result, step) or made or stream
+        ratio, short = _compare_distance(step, noise, level)
+        ratios += [ratio] if ratio is not None else []
+        findings += [short] if short is not None else []
+    findings = _first_of_each_look(findings)
+    findings += _correlated(steps) or _not_normal(steps)
+    ghosts = _of_kind(record, "ghost")
+    findings += _first_of_each_look(
+        finding("ghost", _at(ghost), bound=ghost["bound"], longest=ghost["longest"],
+                what=ghost["what"])
+        for ghost in ghosts
+        if ghost["longest"] > ghost["bound"] * _SLACK
+    )  # fmt: skip
+    if broken := [step for step in steps if not _finite(step)]:
+        counts = {"count": len(broken), "steps": len(steps)}
+        findings.append(finding("not finite", _at(broken[0]), **counts))
+    said = f"{len(steps)} of {sum(result['steps'])} steps looked into"
+    if any(ratios):
+        said += f": noise over sensitivity is {1 / max(ratios):.3g} times what is accounted or more"
+    said_looks = [Look(0, name, True, said)]
+    if not ghosts and any(step["ghost"] for step in steps):
+        why = "ghost clipping: its backward pass was not seen"
+        said_looks.append(Look(0, "clipping", False, why))
+    if given:
+        why = f"at {len(given)} steps noise was given as arrays; pass what draws it"
+        said_looks.append(Look(0, "noise given", False, why))
+    return Judgement(tuple(findings), tuple(said_looks), complete=len(said_looks) == 1)
+
+
+def _accounted_noise(result: Result, step: dict[str, Any]) -> float | None:
+    """The noise multiplier that a step was accounted with; None where that is not known."""
+    for number, at, noise, _ in result.get("accounted", ()):
+        if (number, at) == (step["optimizer"], step["step"]):
+            return float(noise)
+    noises = {noise for noise, _, _ in accounted_events(result)}
+    return float(noises.pop()) if len(noises) == 1 else None
+
+
+def _at(entry: dict[str, Any]) -> str:
+    return f"step {entry['step'] + 1}"
+
+
+def _finite(step: dict[str, Any]) -> bool:
+    return all(map(math.isfinite, step["norms"]))
+
+
+def _part_names(step: dict[str, Any]) -> list[str]:
+    return [*step["names"], "the clipping bound"]
+
+
+def _compare_distance(
+    step: dict[str, Any], noise: float | None, level: float
+) -> tuple[float | None, Finding | None]:
+    """How far one example moves a step, over how far it may, and the finding where that is too far.
 
     Args:
-        entries: its record.
-        told: what it returned.
-        delta: δ of the promise.
+        step: its look.
+        noise: the noise multiplier that it was accounted with.
+        level: chance of a false alarm, for each of its tensors.
     """
-    parts = [
-        noise.judge(entries, told, SHARE),
-        _forward(entries) if told["made"] else Judged(),
-        sampling_check.judge(told, SHARE, delta),
-        _accounted(entries, told),
-        _updates(entries, told),
-        _left(entries, told),
-        _seeds(told),
-    ]
-    findings = tuple(finding for part in parts for finding in part.findings)
-    looks = tuple(look for part in parts for look in part.looks)
-    return Judged(findings, looks, all(part.complete for part in parts))
+    where, names = _at(step), _part_names(step)
+    squares, sizes = np.array(step["squares"]), np.array(step["sizes"])
+    freedom = np.maximum(1, step["draws"] - 1) * sizes
+    spread = squares / freedom
+    if not _finite(step):
+        return None, None
+    if not squares[: len(step["names"])].any():
+        return None, finding("no noise", where) if any(step["norms"]) else None
+    # An upper bound of each tensor's variance: so the distance is no more than it is.
+    above = spread * freedom / (2 * special.gammaincinv(freedom / 2, level))
+    worst, what, bare, empty_distance = 0.0, "", "", 0.0
+    for shift in [*step["shifts"], {"what": _EMPTY, "squares": step.get("empty")}]:
+        if shift["squares"] is None:
+            continue
+        moved = np.array(shift["squares"])
+        silent = (spread == 0) & (moved > 0)
+        if silent.any():
+            bare = ", ".join(names[i] for i in np.flatnonzero(silent)[:4] if i < len(names))
+            break
+        ratios = np.divide(moved, above, out=np.zeros_like(moved), where=above > 0)
+        distance = float(np.sum(ratios))
+        if shift["what"] == _EMPTY:
+            empty_distance = distance
+        if distance > worst:
+            worst, what = distance, shift["what"]
+    if not bare and step.get("bare"):
+        bare = "parts of " + ", ".join(names[i] for i in step["bare"][:4])
+    if bare:
+        return None, finding("bare", where, bare=bare)
+    if noise is None:
+        return None, None
+    if noise <= 0:
+        return None, finding("multiplier", where, noise=noise)
+    ratio = math.sqrt(worst) * noise
+    if ratio <= _SLACK:
+        return ratio, None
+    if empty_distance > worst / 4 or what == _EMPTY:
+        return ratio, finding("scale", where, effective=noise / ratio, noise=noise)
+    if ratio > _FAR:
+        return ratio, finding("unclipped", where, what=what, ratio=ratio, noise=noise)
+    return ratio, finding("short noise", where, noise=noise, effective=noise / ratio, what=what)
 
 
-def _forward(entries: Entries) -> Judged:
-    forwards = [one for one in entries if one["kind"] == "forward"]
-    looked = [one for one in forwards if "unseen" not in one]
+def _first_of_each_look(findings: Iterable[Finding]) -> list[Finding]:
+    """The first finding of each look: the other steps say the same."""
+    first: dict[str, Finding] = {}
+    for item in findings:
+        first.setdefault(item.look, item)
+    return list(first.values())
+
+
+def _correlated(steps: Entries) -> list[Finding]:
+    """Correlations of noise that chance does not explain."""
     findings = []
-    if any(one["mixes"] for one in looked):
-        findings.append(
-            violation(
-                "records apart", "the network's forward pass",
-                "what it gives for a record not to depend on the others of its batch",
-                f"another record in the first place changed the others by "
-                f"{max(one['by'] for one in looked):.2g} of their size",
-                "replace batch normalisation, and whatever else looks across a batch",
-            )
-        )  # fmt: skip
-    if learnt := sorted({name for one in looked for name in one["buffers"]}):
-        findings.append(
-            violation(
-                "buffers", ", ".join(learnt[:4]), "buffers that no record changes",
-                "values computed from the batch, without noise",
-                "they are published with the model: freeze them, or use GroupNorm",
-            )
-        )  # fmt: skip
-    carried = sorted({name for one in looked for name in one.get("carried", ())})
-    said = f"{len(looked)} forward passes repeated with another record"
+    for step in steps:
+        names = _part_names(step)
+        for pair in step.get("pairs", ()):
+            n, square = pair["n"], min(pair["correlation"] ** 2, 1.0)
+            chance = float(special.betaincc(0.5, (n - 1) / 2, square)) * pair["pairs"]
+            if chance >= SHARE / (3 * len(steps)):
+                continue
+            first, second = (min(i, len(names) - 1) for i in pair["of"])
+            what = {
+                "steps": "steps {} and {}".format(*(i + 1 for i in pair["of"])),
+                "tensors": f"{names[first]} and {names[second]}",
+                "neighbours": f"neighbouring entries of {names[first]}",
+            }[pair["what"]]
+            values = {"kind": pair["what"], "what": what, "correlation": pair["correlation"]}
+            findings.append(finding("correlation", _at(step), **values))
+    return _first_of_each_look(findings)
+
+
+def _not_normal(steps: Entries) -> list[Finding]:
+    """Laws of noise that are not Gaussian, by the Dvoretzky-Kiefer-Wolfowitz inequality.
+
+    With Massart's constant (Massart 1990, corollary 1).
+    """
+    findings = []
+    for step in steps:
+        if (shape := step.get("shape")) is None:
+            continue
+        n, distance = shape["n"], shape["distance"]
+        if 2 * math.exp(-2 * n * distance**2) < SHARE / len(steps):
+            findings.append(finding("law", _at(step), n=n, distance=distance))
+    return findings[:1]
+
+
+def _judge_forward(record: Entries) -> Judgement:
+    """Whether the network keeps records apart."""
+    forwards = _of_kind(record, "forward")
+    passes = [entry for entry in forwards if "unseen" not in entry]
+    findings = []
+    if any(entry["mixes"] for entry in passes):
+        by = max(entry["by"] for entry in passes)
+        findings.append(finding("mixes", "the network's forward pass", by=by))
+    if learning := sorted({name for entry in passes for name in entry["buffers"]}):
+        findings.append(finding("buffers", ", ".join(learning[:4])))
+    carried = sorted({name for entry in passes for name in entry.get("carried", ())})
+    said = f"{len(passes)} forward passes repeated with another record"
     if carried:
         said = (
             f"the network keeps {', '.join(carried[:4])} from one forward pass to the next, and "
             "gives something else by it: whether that takes records to the next batch was not seen"
         )
-    elif not looked:
+    elif not passes:
         said = "no forward pass of the network in training was seen"
-        said = next((str(one["unseen"]) for one in forwards), said)
-    done = bool(looked) and not carried
-    return Judged(tuple(findings), (Look(0, "records apart", done, said),), complete=done)
+        said = next((str(entry["unseen"]) for entry in forwards), said)
+    done = bool(passes) and not carried
+    return Judgement(tuple(findings), (Look(0, "records apart", done, said),), complete=done)
 
 
-def cut(entries: Entries) -> str:
-    """Why a run shows fewer steps than the script takes; "" where it ended by itself."""
-    for one in entries:
-        if one["kind"] == "cut":
-            return f"the budget ended the run after step {one['steps']}; give a longer --budget"
-    return ""
-
-
-def _accounted(entries: Entries, told: dict[str, Any]) -> Judged:
-    taken = sum(told["steps"])
-    history = [entry for claim in told["claims"] for entry in claim["history"]]
-    counted = sum(int(steps) for _, _, steps in history)
+def _judge_accounting(record: Entries, result: Result) -> Judgement:
+    """Whether each release was accounted, and is of one draw of records."""
+    taken, events = sum(result["steps"]), accounted_events(result)
+    counted = sum(int(steps) for _, _, steps in events)
     findings = []
-    fixed = history and all(rate >= 1 for _, rate, _ in history)
-    was_cut = cut(entries)  # a script may account after its steps
+    fixed = events and all(rate >= 1 for _, rate, _ in events)
+    was_cut = cut(record)  # a script may account after its steps
     if taken > counted and not fixed and not was_cut:
-        findings.append(
-            violation(
-                "accounting", "the accountant", f"{taken} steps, which were taken",
-                f"{counted} in its history",
-                "every release must be accounted: attach_step_hook replaces the engine's own hook",
-            )
-        )  # fmt: skip
-    for one in entries:
-        if one["kind"] == "carried":
-            findings.append(
-                violation(
-                    "accumulation", f"step {one['step'] + 1}",
-                    "a release of one draw of records",
-                    "the clipped sum of a draw that was left, and the next draw on top of it: a "
-                    "record of both counts twice under one noise "
-                    f"({one['both']} of {one['drawn']} do here)",
-                    "do not leave BatchMemoryManager in the middle of a batch, or call "
-                    "optimizer.zero_grad() with its queue emptied",
-                )
-            )  # fmt: skip
-            break
+        findings.append(finding("not accounted", "the accountant", taken=taken, counted=counted))
+    for entry in _of_kind(record, "carried")[:1]:
+        counts = {"both": entry["both"], "drawn": entry["drawn"]}
+        findings.append(finding("carried sum", _at(entry), **counts))
     said = f"{counted} of {taken} steps accounted"
     if was_cut:
         said += f", and no more seen: {was_cut}"
     look = Look(0, "accounting", not was_cut, said)
-    return Judged(tuple(findings), (look,), complete=not was_cut)
+    return Judgement(tuple(findings), (look,), complete=not was_cut)
 
 
-def _updates(entries: Entries, told: dict[str, Any]) -> Judged:
-    findings, looks = [], []
-    private = sum(told["steps"]) > 0
-    for one in told["outside"]:
-        when, what, kind, *names = one["key"]
-        where = f"{kind}, {one['steps']} steps"
+def _judge_updates(result: Result) -> Judgement:
+    """Updates of parameters by anything but private steps."""
+    findings = []
+    private = sum(result["steps"]) > 0
+    for outside in result["outside"]:
+        when, what, kind, *names = outside["key"]
+        where = f"{kind}, {outside['steps']} steps"
         if when == "after" and (what == "private" or not private):
             listed = ", ".join(names) or "parameters of another model"
-            findings.append(
-                violation(
-                    "updates", where, "every update to be a private release",
-                    f"{listed} updated by an optimizer that no PrivacyEngine wraps",
-                    "step the optimizer that make_private returned, and that alone",
-                )
-            )  # fmt: skip
+            findings.append(finding("not private", where, names=listed))
         elif when in ("before", "after"):
-            seen = "updates without noise of parameters outside the private network"
-            if when == "before":
-                seen = "updates before make_private"
-            findings.append(
-                Finding(0, "updates", Weight.WARNING, where, "private updates only", seen,
-                        "harmless where they saw public data or private releases only")
-            )  # fmt: skip
-    if told.get("moved"):
-        findings.append(
-            Finding(0, "updates", Weight.WARNING, f"between {told['moved']} steps",
-                    "parameters that private steps alone change", "changes by other code",
-                    "harmless where it works on private releases only")
-        )  # fmt: skip
-    if names := told["left"].get("outside"):
-        findings.append(
-            Finding(0, "updates", Weight.WARNING, "the returned model", "private updates only",
-                    f"{', '.join(names[:4])} updated by an optimizer of its own",
-                    "harmless where it saw public data or private releases only")
-        )  # fmt: skip
-    said = f"{len(told['outside'])} other optimizers stepped"
-    known = not told.get("moved") and not told["left"].get("outside")
+            findings.append(finding(when, where))
+    if moved := result.get("moved"):
+        findings.append(finding("moved", f"between {moved} steps"))
+    if names := result["left"].get("outside"):
+        findings.append(finding("outside", "the returned model", names=", ".join(names[:4])))
+    known = not moved and not names
+    said = f"{len(result['outside'])} other optimizers stepped"
     said += "" if known else "; whether what they did is private was not seen"
-    looks.append(Look(0, "updates", known, said))
-    return Judged(tuple(findings), tuple(looks), complete=known)
+    return Judgement(tuple(findings), (Look(0, "updates", known, said),), complete=known)
 
 
-def _left(entries: Entries, told: dict[str, Any]) -> Judged:
-    if cut(entries):
-        look = Look(0, "release", False, "the run was ended before it returned a model")
-        return Judged((), (look,), complete=False)
-    findings = []
-    if names := told["left"]["gradients"]:
-        findings.append(
-            violation(
-                "release", "the returned model", "no gradient but private ones",
-                f".grad of {', '.join(names[:4])} is none that was released",
-                "return it after optimizer.zero_grad(), or its state_dict() only",
-            )
-        )  # fmt: skip
-    if names := told["left"].get("others"):
-        findings.append(
-            Finding(0, "release", Weight.WARNING, "the returned model", "no gradient in it",
-                    f".grad of {', '.join(names[:4])}, which no private optimizer made")
-        )  # fmt: skip
-    if names := told["left"]["examples"]:
-        findings.append(
-            Finding(0, "release", Weight.NOTE, "the returned model", "parameters only",
-                    "gradients of single records in grad_sample",
-                    "save its state_dict(): a pickled model has them")
-        )  # fmt: skip
-    return Judged(tuple(findings), (Look(0, "release", True, "the returned model was looked at"),))
+def _judge_release(record: Entries, result: Result) -> Judgement:
+    """What the returned model carries beside its parameters."""
+    if cut(record):
+        why = "the run was ended before it returned a model"
+        return Judgement.not_done(0, "release", why)
+    codes = {"gradients": "gradients", "others": "other gradients", "examples": "examples"}
+    findings = [
+        finding(code, "the returned model", names=", ".join(names[:4]))
+        for key, code in codes.items()
+        if (names := result["left"].get(key))
+    ]
+    return Judgement(
+        tuple(findings), (Look(0, "release", True, "the returned model was looked at"),)
+    )
 
 
-def same_seeds(first: dict[str, Any], second: dict[str, Any]) -> list[Finding]:
+def _judge_seeds(result: Result) -> Judgement:
+    constants = sorted({f"{name}({number})" for name, number in result["seeded"]})
+    findings = [finding("fixed seed", ", ".join(constants[:3]))] if constants else []
+    return Judgement(tuple(findings))
+
+
+def same_seeds(first: Result, second: Result) -> Judgement:
     """Generators of noise that two runs of the script seed alike."""
-    both = [a for a, b in zip(first["generators"], second["generators"], strict=False) if a == b]
-    return [
-        violation(
-            "seeds", "noise_generator", "noise that nobody can draw again",
-            f"a generator that every run seeds with {number}: its noise is known to whoever has "
-            "the script",
-            "leave noise_generator out, or seed it from os.urandom",
-        )
-        for number in both[:1]
-    ]  # fmt: skip
-
-
-def _seeds(told: dict[str, Any]) -> Judged:
-    findings = []
-    constants = sorted({f"{name}({number})" for name, number in told["seeded"]})
-    if constants:
-        findings.append(
-            Finding(
-                0, "seeds", Weight.WARNING, ", ".join(constants[:3]),
-                "noise that nobody can draw again",
-                "a seed fixed in the script: whoever reads it can compute the noise",
-                "train what is published without it; further runs are seeded otherwise",
-            )
-        )  # fmt: skip
-    return Judged(tuple(findings))
+    pairs = zip(first["generators"], second["generators"], strict=False)
+    alike = [a for a, b in pairs if a == b]
+    return Judgement(tuple(finding("same seeds", "noise_generator", seed=a) for a in alike[:1]))

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dpaudit_ray.isolation import Ended, Limits, Sandbox
-from dpaudit_ray.scripts import canary_trials, promise, script_runs, single_run
-from dpaudit_ray.scripts.locate import Target
-from dpaudit_ray.scripts.script_findings import ALPHA, Finding, Judged, Weight
-from dpaudit_ray.scripts.script_runs import Seen
-from dpaudit_ray.scripts.watch.run_state import Asked
+from dpaudit_ray.scripts import canary_trials, preflight, script_runs, single_run
+from dpaudit_ray.scripts.script_findings import ALPHA, Finding, Judgement, Weight
+from dpaudit_ray.scripts.script_runs import EndedRun, Target
+from dpaudit_ray.scripts.watch.run_state import RunRequest
 from dpaudit_ray.stats import clopper_pearson_lower, clopper_pearson_upper
 from jobs.zoo import common
 
@@ -45,45 +44,47 @@ class Script:
 
     def __init__(self, name: str) -> None:
         self.target = Target(HERE / "healthy.py", name)
-        self._room: Sandbox = script_runs.room(self.target)
+        self._sandbox: Sandbox = script_runs.sandbox_for(self.target)
 
     def close(self) -> None:
         """Ends the process."""
-        self._room.close()
+        self._sandbox.close()
 
     def alone(self, function: str, argument: Any, limits: Limits) -> Ended:
         """A call in a child process of the same kind, which nobody watches."""
-        return self._room.call(function, argument, limits)
+        return self._sandbox.call(function, argument, limits)
 
     @functools.cached_property
     def claims(self) -> list[dict[str, Any]]:
         """What its accountants say after its first steps."""
-        told = self.run(0, most_steps=RUN_STEPS).told
-        assert told is not None
-        found: list[dict[str, Any]] = told["claims"]
-        return found
+        result = self.run(0, most_steps=RUN_STEPS).result
+        assert result is not None
+        claims: list[dict[str, Any]] = result["claims"]
+        return claims
 
-    def run(self, seed: int, **fields: Any) -> Seen:
+    def run(self, seed: int, **fields: Any) -> EndedRun:
         """One run in a child process."""
-        seen = script_runs.one(self._room, self.target, Asked(seed, **fields), Limits(600.0), 1)
-        if seen.told is None:
+        seen = script_runs.run_once(
+            self._sandbox, self.target, RunRequest(seed, **fields), Limits(600.0), 1
+        )
+        if seen.result is None:
             raise SystemExit(f"{self.target}: {seen.ended.message}\n{seen.ended.traceback}")
         return seen
 
 
-def of_one_run(script: Script, seed: int, _: int | None) -> Judged:
+def of_one_run(script: Script, seed: int, _: int | None) -> Judgement:
     """L0."""
     seen = script.run(seed, looks=True)
-    assert seen.told is not None
-    return single_run.judge(seen.record, seen.told, common.DELTA)
+    assert seen.result is not None
+    return single_run.judge(seen.record, seen.result, common.DELTA)
 
 
-def of_steps(script: Script, seed: int, most: int | None) -> Judged:
+def of_steps(script: Script, seed: int, most: int | None) -> Judgement:
     """L1: as many steps as an audit takes, or `most`, or 100 where no number is enough."""
-    noise = promise.least_noise({"claims": script.claims}, [])
+    noise = preflight.least_noise({"claims": script.claims}, [])
     assert noise is not None
     planned = min(canary_trials.steps_needed(noise) or 100, most or 10**9)
-    layer, numbers = canary_trials.of_steps(noise, planned), itertools.count()
+    layer, numbers = canary_trials.step_trials(noise, planned), itertools.count()
     while layer.count < planned:
         seen = script.run(_seed(seed, next(numbers)), canary="steps", reseeds=True)
         rows = [one for one in seen.record if one["kind"] == "trial"]
@@ -91,24 +92,24 @@ def of_steps(script: Script, seed: int, most: int | None) -> Judged:
     return layer.judge(planned)
 
 
-def of_runs(script: Script, seed: int, most: int | None) -> Judged:
+def of_runs(script: Script, seed: int, most: int | None) -> Judgement:
     """L2: as many runs as perfect guesses would need, or `most`."""
     claims = script.claims
-    known = canary_trials.of_runs(claims, 10)
+    known = canary_trials.run_trials(claims, 10)
     assert known is not None
     planned = min(canary_trials.runs_needed(known.curve), most or 10**9)
-    layer = canary_trials.of_runs(claims, planned)
+    layer = canary_trials.run_trials(claims, planned)
     assert layer is not None
     for number in range(planned):
         own = _seed(seed, number)
-        member = Asked(own).coin(0.5, "bit of the run")
+        member = RunRequest(own).coin(0.5, "bit of the run")
         seen = script.run(own, canary="run", member=member, reseeds=True, most_steps=RUN_STEPS)
         rows = [one for one in seen.record if one["kind"] == "trial"]
         layer.fold([canary_trials.run_score(rows)], [member])
     return layer.judge(planned)
 
 
-LAYERS: dict[int, Callable[[Script, int, int | None], Judged]] = {
+LAYERS: dict[int, Callable[[Script, int, int | None], Judgement]] = {
     0: of_one_run,
     1: of_steps,
     2: of_runs,
@@ -116,7 +117,7 @@ LAYERS: dict[int, Callable[[Script, int, int | None], Judged]] = {
 
 
 def _seed(verdict: int, run: int) -> int:
-    return Asked(verdict).derived("run", run)
+    return RunRequest(verdict).derived("run", run)
 
 
 def alarms(

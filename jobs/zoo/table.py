@@ -15,10 +15,9 @@ from pathlib import Path
 from dpaudit_ray.errors import ScriptError
 from dpaudit_ray.forecast.designs import parse_duration
 from dpaudit_ray.report.verdict import Verdict
-from dpaudit_ray.scripts.locate import Target
 from dpaudit_ray.scripts.script_audit import Audit, Options
 from dpaudit_ray.scripts.script_findings import ScriptVerdict, Weight
-from dpaudit_ray.scripts.script_runs import Here
+from dpaudit_ray.scripts.script_runs import LocalRunner, Target
 
 HERE = Path(__file__).parent
 NO_BUG = frozenset({"too_much_noise"})
@@ -100,7 +99,7 @@ HEAD = (
 def audited(target: Target, options: Options) -> ScriptVerdict | str:
     """The verdict, or why there is none. A twin of several bugs is audited once."""
     try:
-        return Audit(target, Here(target), options, lambda _: None).verdict()
+        return Audit(target, LocalRunner(target), options, lambda _: None).verdict()
     except ScriptError as error:
         return f"none: {error}"
 

@@ -11,7 +11,7 @@ import pytest
 
 from dpaudit_ray.isolation import Sandbox
 from dpaudit_ray.scripts import script_runs
-from dpaudit_ray.scripts.locate import Target
+from dpaudit_ray.scripts.script_runs import Target
 
 ZOO = Path(__file__).resolve().parents[2] / "jobs/zoo"
 
@@ -19,13 +19,13 @@ ZOO = Path(__file__).resolve().parents[2] / "jobs/zoo"
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Sandbox]:
     """Scripts of the zoo can be run in it."""
-    with script_runs.room(Target(ZOO / "healthy.py", "mlp")) as own:
+    with script_runs.sandbox_for(Target(ZOO / "healthy.py", "mlp")) as own:
         yield own
 
 
 @pytest.fixture
 def one_room(warm: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
     """Audits run scripts in the warm process, one at a time."""
-    monkeypatch.setattr(script_runs, "room", lambda target: contextlib.nullcontext(warm))
+    monkeypatch.setattr(script_runs, "sandbox_for", lambda target: contextlib.nullcontext(warm))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
     return warm

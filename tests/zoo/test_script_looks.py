@@ -9,7 +9,7 @@ from torch import nn
 
 from dpaudit_ray.scripts import single_run
 from dpaudit_ray.scripts.script_findings import Finding, Weight
-from dpaudit_ray.scripts.watch import modules
+from dpaudit_ray.scripts.watch.opacus_engine import repeat_forward
 
 CLAIM = {
     "name": "prv",
@@ -221,12 +221,12 @@ def test_state_that_goes_from_one_batch_to_the_next(written: bool) -> None:
     """It is told, with its name, and the network is as it was before."""
     network = nn.Sequential(Remembers(True, written))
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    seen = modules.looked_at(network, (x,), {}, 0)
+    seen = repeat_forward(network, (x,), {}, 0)
     assert seen["carried"] == ["0.counts", "0.h"] or seen["carried"] == ["0.h", "0.counts"]
     assert not seen["mixes"]
     assert network[0].counts == 0
     assert not network[0].h.any()
-    assert modules.looked_at(Remembers(False, written), (x,), {}, 0)["carried"] == []
+    assert repeat_forward(Remembers(False, written), (x,), {}, 0)["carried"] == []
 
 
 def test_passes_that_cannot_be_compared_say_why() -> None:
@@ -237,9 +237,9 @@ def test_passes_that_cannot_be_compared_say_why() -> None:
             return x + torch.randn(x.shape, generator=self.generator)
 
     x = torch.zeros(40, 3)
-    assert "another result" in modules.looked_at(Own(), (x,), {}, 0)["unseen"]
-    assert "a batch of 2" in modules.looked_at(nn.Tanh(), (x[:2],), {}, 0)["unseen"]
-    summed = modules.looked_at(nn.L1Loss(), (x, x), {}, 0)["unseen"]
+    assert "another result" in repeat_forward(Own(), (x,), {}, 0)["unseen"]
+    assert "a batch of 2" in repeat_forward(nn.Tanh(), (x[:2],), {}, 0)["unseen"]
+    summed = repeat_forward(nn.L1Loss(), (x, x), {}, 0)["unseen"]
     assert "a row for each record" in summed
 
 
@@ -284,5 +284,5 @@ def test_seeds() -> None:
     (one,) = found(entry(), seeded=[["torch.manual_seed", 42]])
     assert one.weight is Weight.WARNING
     alike = single_run.same_seeds({"generators": [42]}, {"generators": [42]})
-    assert [each.weight for each in alike] == [Weight.VIOLATION]
-    assert single_run.same_seeds({"generators": [1]}, {"generators": [2]}) == []
+    assert [finding.weight for finding in alike.findings] == [Weight.VIOLATION]
+    assert not single_run.same_seeds({"generators": [1]}, {"generators": [2]}).findings

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dpaudit_ray.scripts import sampling_check, single_run, size
+from dpaudit_ray.scripts import sampling_check, single_run
 from dpaudit_ray.scripts.script_findings import Finding, Weight
-from dpaudit_ray.scripts.watch.loaders import summary
+from dpaudit_ray.scripts.watch.run_state import draw_counts
 
 RECORDS, RATE, DRAWS = 500, 0.05, 60
 
@@ -32,7 +32,7 @@ def told(taken: list[np.ndarray], noise: float = 1.0, epsilon: float = 1.0) -> d
     """What a run returns of its draws."""
     history = [[noise, RATE, len(taken)]]
     claim = {"history": history, "epsilons": [epsilon], "deltas": [1e-5]}
-    drawn = [summary(taken, RECORDS, RATE)]
+    drawn = [draw_counts(taken, RECORDS, RATE)]
     return {"claims": [claim], "draws": drawn, "unused": [], "steps": [len(taken)]}
 
 
@@ -100,7 +100,7 @@ def test_empty_draws_that_are_left_out() -> None:
     """At ten records and a rate of 0.05, three draws of five are empty."""
     rng = np.random.default_rng(0)
     draws = [np.flatnonzero(rng.random(10) < RATE) for _ in range(200)]
-    full = told(draws) | {"draws": [summary(draws, 10, RATE)]}
+    full = told(draws) | {"draws": [draw_counts(draws, 10, RATE)]}
     assert not sampling_check.judge(full, single_run.SHARE, 1e-5).findings
     passed = full | {"unused": [0, 0, 3]}
     lost, empty = sampling_check.judge(passed, single_run.SHARE, 1e-5).findings
@@ -114,7 +114,7 @@ def test_empty_draws_that_are_left_out() -> None:
 def test_every_record_in_every_step() -> None:
     draws = [np.arange(RECORDS)] * 5
     claim = {"history": [[4.0, 1.0, 5]], "epsilons": [1.0], "deltas": [1e-5]}
-    whole = told(draws) | {"claims": [claim], "draws": [summary(draws, RECORDS, 1.0)]}
+    whole = told(draws) | {"claims": [claim], "draws": [draw_counts(draws, RECORDS, 1.0)]}
     assert not sampling_check.judge(whole, single_run.SHARE, 1e-5).findings
     short = whole | {"claims": [claim | {"history": [[4.0, 1.0, 3]]}]}
     (one,) = sampling_check.judge(short, single_run.SHARE, 1e-5).findings
@@ -153,7 +153,7 @@ def test_what_draws_reach_against_simulation(
         float(np.max((first >= k).mean(1) - math.exp(epsilon) * (second >= k).mean(1)))
         for k in range(1, times + 1)
     )
-    expected = sampling_check.beyond(epsilon, noise, rate, group, times)
+    expected = sampling_check.delta_without_poisson(epsilon, noise, rate, group, times)
     assert expected > 0.01
     assert reached == pytest.approx(expected, abs=0.008 * (1 + math.exp(epsilon)))
 
@@ -163,7 +163,7 @@ def test_what_draws_reach_against_simulation(
 def test_the_scale_of_noise_against_quadrature(dimension: int, ratio: float) -> None:
     """δ at the ε that is told, as the integral of max(0, p − e^ε q) over squared lengths."""
     delta = 1e-5
-    epsilon = size.of_scales(dimension, ratio, delta)
+    epsilon = sampling_check.epsilon_of_scales(dimension, ratio, delta)
     chi = stats.chi2(dimension)
 
     def reached(r: float) -> float:
@@ -187,11 +187,11 @@ def test_one_record_more() -> None:
         entry = {"kind": "made", "records": records, "batch": batch, "batches": batches}
         return [entry | {"noise": 1.0, "size": 13_130}]
 
-    (one,) = size.judge([made(4000, 50, 80), made(4001, 49, 81)], 1e-5).findings
+    (one,) = sampling_check.judge_size([made(4000, 50, 80), made(4001, 49, 81)], 1e-5).findings
     assert one.weight is Weight.VIOLATION
     assert "number of batches 80 to 81" in one.seen
-    same = size.judge([made(4000, 50, 80), made(4001, 50, 80)], 1e-5)
+    same = sampling_check.judge_size([made(4000, 50, 80), made(4001, 50, 80)], 1e-5)
     assert not same.findings
     assert same.complete
-    assert not size.judge([made(4000, 50, 80), made(4000, 50, 80)], 1e-5).complete
-    assert not size.judge([[], made(4000, 50, 80)], 1e-5).complete
+    assert not sampling_check.judge_size([made(4000, 50, 80), made(4000, 50, 80)], 1e-5).complete
+    assert not sampling_check.judge_size([[], made(4000, 50, 80)], 1e-5).complete

@@ -15,10 +15,10 @@ DELTAS = [1e-1, 1e-2, 1e-3, 1e-4, 1e-5]
 CLAIM = {"epsilons": [0.02, 0.31, 0.66, 1.0, 1.37], "deltas": DELTAS}
 
 
-def steps(noise: float, count: int, seed: int) -> canary_trials.Trials:
+def steps(noise: float, count: int, seed: int) -> canary_trials.CanaryTrials:
     """Trials of steps whose noise is this, where 1 is promised."""
     rng = np.random.default_rng(seed)
-    layer = canary_trials.of_steps(1.0, count)
+    layer = canary_trials.step_trials(1.0, count)
     for _ in range(count // 100):
         members = rng.random(100) < 0.5
         scores = rng.normal(size=100) * noise + members
@@ -46,7 +46,7 @@ def test_too_few_steps_are_not_complete() -> None:
 
 
 def test_steps_without_an_outcome_count_as_wrong_guesses() -> None:
-    layer = canary_trials.of_steps(1.0, 20)
+    layer = canary_trials.step_trials(1.0, 20)
     for _ in range(20):
         layer.miss(True)
     assert layer.count == 20
@@ -79,10 +79,10 @@ def test_a_score_far_out_is_finite() -> None:
     assert math.isfinite(canary_trials.run_score(rows))
 
 
-def runs(count: int, apart: float, seed: int) -> canary_trials.Trials:
+def runs(count: int, apart: float, seed: int) -> canary_trials.CanaryTrials:
     """Whole runs of 100 steps whose canary shows `apart` times as much as it may."""
     rng = np.random.default_rng(seed)
-    layer = canary_trials.of_runs([CLAIM], count)
+    layer = canary_trials.run_trials([CLAIM], count)
     assert layer is not None
     for _ in range(count):
         member = bool(rng.random() < 0.5)
@@ -110,8 +110,8 @@ def test_runs_as_they_should_be() -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
 def test_perfect_guesses_of_as_many_runs_as_needed_refute(epsilon: float) -> None:
     claim = {"epsilons": [epsilon], "deltas": [1e-5]}
-    needed = canary_trials.runs_needed(canary_trials.of_runs([claim], 10).curve)
-    layer = canary_trials.of_runs([claim], needed)
+    needed = canary_trials.runs_needed(canary_trials.run_trials([claim], 10).curve)
+    layer = canary_trials.run_trials([claim], needed)
     for number in range(needed):
         layer.fold([float(number % 2)], [bool(number % 2)])
     assert layer.judge(needed).findings
@@ -121,11 +121,11 @@ def test_perfect_guesses_of_as_many_runs_as_needed_refute(epsilon: float) -> Non
 
 
 def test_claims_of_several_accountants_add_up() -> None:
-    layer = canary_trials.of_runs([CLAIM, CLAIM], 10)
+    layer = canary_trials.run_trials([CLAIM, CLAIM], 10)
     assert list(layer.curve.epsilons) == [2 * e for e in CLAIM["epsilons"]]
     assert list(layer.curve.deltas) == [2 * d for d in CLAIM["deltas"]]
 
 
 def test_no_claim_no_trials() -> None:
-    assert canary_trials.of_runs([], 10) is None
-    assert canary_trials.of_runs([{"epsilons": [None], "deltas": [1e-5]}], 10) is None
+    assert canary_trials.run_trials([], 10) is None
+    assert canary_trials.run_trials([{"epsilons": [None], "deltas": [1e-5]}], 10) is None

@@ -12,7 +12,7 @@ from dpaudit_ray.isolation import Sandbox
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts.script_audit import Audit, Options
 from dpaudit_ray.scripts.script_findings import ScriptVerdict, Weight
-from dpaudit_ray.scripts.script_runs import Here
+from dpaudit_ray.scripts.script_runs import LocalRunner
 from jobs.zoo.table import BUGS, Bug
 from tests.long import LONG
 
@@ -76,7 +76,7 @@ pytestmark = pytest.mark.slow
 def audited(bug: Bug, twin: bool, layers: tuple[int, ...] = (0,)) -> ScriptVerdict:
     target = bug.target(twin)
     options = Options(120.0, layers, seed=1, secret_size=bug.secret_size)
-    return Audit(target, Here(target), options, lambda _: None).verdict()
+    return Audit(target, LocalRunner(target), options, lambda _: None).verdict()
 
 
 def named(bugs: list[Bug]) -> list:

@@ -9,10 +9,9 @@ import pytest
 
 from dpaudit_ray.isolation import Limits, Sandbox
 from dpaudit_ray.scripts import script_runs, single_run
-from dpaudit_ray.scripts.locate import Target
 from dpaudit_ray.scripts.script_findings import Weight
-from dpaudit_ray.scripts.script_runs import Seen
-from dpaudit_ray.scripts.watch.run_state import Asked
+from dpaudit_ray.scripts.script_runs import EndedRun, Target
+from dpaudit_ray.scripts.watch.run_state import RunRequest
 from jobs.zoo import common
 from jobs.zoo.alarms import LAYERS, SCRIPTS, Script, row
 from tests.long import LONG
@@ -25,16 +24,16 @@ QUICK = ("mlp", "ghost", "memory_manager")  # judged in the suite, the others in
 pytestmark = pytest.mark.slow
 
 
-def run(warm: Sandbox, name: str, **asked: object) -> Seen:
-    seen = script_runs.one(
-        warm, Target(ZOO / "healthy.py", name), Asked(SEED, **asked), Limits(300.0), 1
+def run(warm: Sandbox, name: str, **asked: object) -> EndedRun:
+    seen = script_runs.run_once(
+        warm, Target(ZOO / "healthy.py", name), RunRequest(SEED, **asked), Limits(300.0), 1
     )
-    assert seen.told is not None, seen.ended
+    assert seen.result is not None, seen.ended
     return seen
 
 
 @functools.cache
-def looked_into(warm: Sandbox, name: str) -> Seen:
+def looked_into(warm: Sandbox, name: str) -> EndedRun:
     return run(warm, name, looks=True)
 
 
@@ -43,13 +42,13 @@ def test_looking_changes_no_bit_of_the_parameters(warm: Sandbox, name: str) -> N
     request = {"script": "healthy", "function": name, "seed": SEED}
     plain = warm.call("tests.zoo.plainly:run", request, Limits(300.0))
     assert plain.how == "returned", plain.traceback
-    assert looked_into(warm, name).told["final"] == plain.value
+    assert looked_into(warm, name).result["final"] == plain.value
 
 
 def no_alarm(warm: Sandbox, name: str) -> None:
     """One run in a hundred may raise one, with other seeds."""
     seen = looked_into(warm, name)
-    judged = single_run.judge(seen.record, seen.told, common.DELTA)
+    judged = single_run.judge(seen.record, seen.result, common.DELTA)
     assert not [one for one in judged.findings if one.weight is Weight.VIOLATION]
     assert judged.complete, judged.looks
 
@@ -70,19 +69,19 @@ def test_watching_takes_a_small_share(warm: Sandbox) -> None:
 
     The step that passes that limit is looked at to its end, which takes a second where all is slow.
     """
-    told = looked_into(warm, "mlp").told
+    told = looked_into(warm, "mlp").result
     assert 0 < told["watching"] < 4 + told["seconds"] / 3
     runs = (run(warm, "mlp", canary="steps", reseeds=True) for _ in range(3))
     seen = next((each for each in runs if share(each) < 0.1), None)
     assert seen is not None, "no one of three, however busy the machine is"
     # The claim is that of the run without canaries: nobody waits for its accountant again.
-    assert [claim["epsilons"] for claim in seen.told["claims"]] == [[]]
+    assert [claim["epsilons"] for claim in seen.result["claims"]] == [[]]
     rows = [one for one in seen.record if one["kind"] == "trial"]
     assert [one["step"] for one in rows] == list(range(100))
 
 
 def share(seen: Any) -> float:
-    return float(seen.told["watching"] / seen.told["seconds"])
+    return float(seen.result["watching"] / seen.result["seconds"])
 
 
 def test_what_every_optimizer_imports_is_there(warm: Sandbox) -> None:

@@ -1,108 +1,150 @@
-"""What a script asks of Opacus' privacy engines, and what their accountants have counted."""
+"""What a script asks of Opacus' engines, what their accountants count, and the private networks.
+
+A network must keep records apart: what it gives for one must not depend on the others.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
-from .run_state import Run
+from .run_state import WatchedRun
+from .step_probe import preserve_generators
 
 _SECONDS = 5.0  # that an accountant may take for further δ
+_FORWARD_PASSES = 2  # of each network that are looked at
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+_CLOSE = 1e-3  # relative: arithmetic in another order, at most
 
 
-def install(run: Run) -> None:
-    """Watches engines and accountants that are made from now on."""
+def install(run: WatchedRun) -> None:
+    """Watches engines, accountants and networks from now on."""
     from opacus import PrivacyEngine
     from opacus.accountants.accountant import IAccountant
 
-    make, prepare = PrivacyEngine.make_private, PrivacyEngine.__init__
-    for kind in _kinds(IAccountant):
-        _register(kind, run)
+    make_private, prepare = PrivacyEngine.make_private, PrivacyEngine.__init__
+    forward = torch.nn.Module.__call__
+    passes: dict[int, int] = {}  # looked at, by network
 
     def made(self: Any, **kwargs: Any) -> Any:
         run.made += 1
-        if run.asked.one_more:
-            kwargs["data_loader"] = one_more(kwargs["data_loader"])
+        if run.request.one_more:
+            kwargs["data_loader"] = one_record_more(kwargs["data_loader"])
         loader = kwargs["data_loader"]
         run.data.append(loader.dataset)
         run.modules.append(kwargs["module"])
         run.rate = 1 / max(1, len(loader))
-        found = make(self, **kwargs)
-        optimizer = found[1]
-        run.loaders.private.append(found[-1])
+        private = make_private(self, **kwargs)
+        optimizer = private[1]
+        run.loaders.private.append(private[-1])
         run.batch_first = bool(kwargs.get("batch_first", True))
+        try:
+            records = len(loader.dataset)
+        except TypeError:  # data that come as a stream
+            records = None
         run.recorder.put(
-            "made", phase=run.phase, records=_length(loader.dataset), batches=len(loader),
-            poisson=bool(kwargs.get("poisson_sampling", True)), noise=optimizer.noise_multiplier,
-            batch=optimizer.expected_batch_size, rate=run.rate,
-            size=sum(p.numel() for p in optimizer.params), bound=_number(optimizer.max_grad_norm),
+            "made", phase=run.phase, records=records, batches=len(loader),
+            noise=optimizer.noise_multiplier, batch=optimizer.expected_batch_size,
+            size=sum(p.numel() for p in optimizer.params),
         )  # fmt: skip
-        return found
+        return private
 
     def prepared(self: Any, *args: Any, **kwargs: Any) -> None:
         prepare(self, *args, **kwargs)
-        run.engines.append(self.accountant)
+        run.engine_accountants.append(self.accountant)
 
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        due = (
+            run.request.looks
+            and not run.replaying
+            and run.phase == "main"
+            and passes.get(id(self), 0) < _FORWARD_PASSES
+            and any(self is module for module in run.modules)
+            and self.training
+            and torch.is_grad_enabled()
+        )
+        if due:
+            passes[id(self)] = passes.get(id(self), 0) + 1
+            with run.replay():
+                entry = repeat_forward(self, args, kwargs, 0 if run.batch_first else 1)
+            run.recorder.put("forward", **entry)
+        return forward(self, *args, **kwargs)
+
+    for kind in _subclasses(IAccountant):
+        _watch_accountants(kind, run)
     PrivacyEngine.make_private = made
     PrivacyEngine.__init__ = prepared
+    torch.nn.Module.__call__ = called  # type: ignore[method-assign]
 
 
-def claims(run: Run, deltas: list[float], first: float | None) -> list[dict[str, Any]]:
-    """ε that each accountant gives at each δ, at `first` first; None where it fails.
-
-    Where it is slow, as with noise that changes at every step, only that one is asked for.
-    """
-    found = []
-    for one in run.own_accountants():
-        entry: dict[str, Any] = {"name": one.mechanism(), "history": _history(one)}
-        began = time.monotonic()
-        answers: dict[float, float | None] = {}
-        for delta in sorted(deltas, key=lambda delta: delta != first):
-            slow = answers and time.monotonic() - began > _SECONDS
-            answers[delta] = None if slow else _epsilon(one, delta)
-        found.append(entry | {"deltas": deltas, "epsilons": [answers[each] for each in deltas]})
-    return found
+def _subclasses(base: Any) -> list[Any]:
+    return [kind for child in base.__subclasses__() for kind in (child, *_subclasses(child))]
 
 
-def _kinds(base: Any) -> list[Any]:
-    return [each for kind in base.__subclasses__() for each in (kind, *_kinds(kind))]
+def _watch_accountants(kind: Any, run: WatchedRun) -> None:
+    """Registers accountants of a kind as they are made, but for those that accountants make."""
+    original, get_epsilon = kind.__init__, kind.get_epsilon
 
-
-def _register(kind: Any, run: Run) -> None:
-    """Accountants of the script's own count too, where it uses no engine."""
-    original, answer = kind.__init__, kind.get_epsilon
-
-    def begun(self: Any, *args: Any, **kwargs: Any) -> None:
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if not run.asking and not any(self is one for one in run.accountants):
+        if not run.accounting and not any(self is accountant for accountant in run.accountants):
             run.accountants.append(self)
 
-    def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, run.asking = run.asking, True  # one accountant may ask another
+    def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before, run.accounting = run.accounting, True
         try:
-            return answer(self, *args, **kwargs)
+            return get_epsilon(self, *args, **kwargs)
         finally:
-            run.asking = before
+            run.accounting = before
 
-    kind.__init__, kind.get_epsilon = begun, asked
+    kind.__init__, kind.get_epsilon = make, answer
 
 
-def one_more(loader: Any) -> Any:
-    """The same loader over a record more: a copy of the first."""
-    data = _OneMore(loader.dataset)
-    rest = {
-        name: getattr(loader, name)
-        for name in ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")
-    }
-    sampler = loader.sampler
-    shuffled = isinstance(sampler, RandomSampler)
+def claims(run: WatchedRun, deltas: list[float], first: float | None) -> list[dict[str, Any]]:
+    """What each claiming accountant says: its name, its history, and ε at each δ.
+
+    An ε is None where the accountant fails. It is asked for δ `first` first; where it is slow, as
+    with noise that changes at every step, it is asked for no other.
+    """
+    entries = []
+    for accountant in run.claiming_accountants():
+        history = [[float(value) for value in event] for event in accountant.history]
+        began = time.monotonic()
+        epsilons: dict[float, float | None] = {}
+        for delta in sorted(deltas, key=lambda delta: delta != first):
+            slow = epsilons and time.monotonic() - began > _SECONDS
+            epsilons[delta] = None if slow else _epsilon(accountant, delta)
+        entries.append({
+            "name": accountant.mechanism(), "history": history, "deltas": deltas,
+            "epsilons": [epsilons[delta] for delta in deltas],
+        })  # fmt: skip
+    return entries
+
+
+def _epsilon(accountant: Any, delta: float) -> float | None:
+    if not accountant.history:
+        return 0.0
+    try:
+        return float(accountant.get_epsilon(delta=delta))
+    except Exception:  # noqa: BLE001 (an accountant of somebody else's: what it cannot tell is None)
+        return None
+
+
+def one_record_more(loader: Any) -> Any:
+    """The same loader over a record more, a copy of the first; itself where it samples its way."""
     if not isinstance(loader.batch_sampler, BatchSampler):
         return loader
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")
     return DataLoader(
-        data, batch_size=loader.batch_sampler.batch_size, shuffle=shuffled,
-        drop_last=loader.drop_last, generator=loader.generator, **rest,
+        _OneMore(loader.dataset), batch_size=loader.batch_sampler.batch_size,
+        shuffle=isinstance(loader.sampler, RandomSampler), drop_last=loader.drop_last,
+        generator=loader.generator, **{name: getattr(loader, name) for name in names},
     )  # fmt: skip
 
 
@@ -117,26 +159,120 @@ class _OneMore(Dataset[Any]):
         return self._data[index if index < len(self._data) else 0]
 
 
-def _history(accountant: Any) -> list[list[float]]:
-    return [[float(value) for value in entry] for entry in accountant.history]
+def repeat_forward(module: Any, args: Any, kwargs: Any, dim: int) -> dict[str, Any]:
+    """Runs a forward pass again without gradients: as it is, and with another record in one place.
+
+    All attributes of the network are put back.
+
+    Args:
+        dim: of batches, along which records lie.
+
+    Returns:
+        `mixes`, whether other records' outputs changed, and `by` how much, relatively; `buffers`
+        that learn from records; `carried`, attributes that a pass leaves to the next, where the
+        next gives something else by them. Or `unseen`: why the repeats show nothing.
+    """
+    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if _has_dim(leaf, dim)]
+    batch = tensors[0].shape[dim] if tensors else 0
+    if batch < 3:
+        return {"unseen": f"a forward pass with a batch of {batch}; 3 records are needed"}
+
+    def exchange(leaf: Any) -> Any:
+        """With the second record in the place of the first, too."""
+        if not _has_dim(leaf, dim) or leaf.shape[dim] != batch:
+            return leaf
+        leaf = leaf.clone()
+        leaf.select(dim, 0).copy_(leaf.select(dim, 1))
+        return leaf
+
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    inputs, other = (args, kwargs), tree_map(exchange, (args, kwargs))
+    with torch.no_grad():
+        with _attributes_preserved(module):
+            first, after = _forward(module, inputs, buffers)
+        with _attributes_preserved(module):
+            again, _ = _forward(module, inputs, buffers)
+        with _attributes_preserved(module):
+            changed, moved = _forward(module, other, buffers)
+        with _attributes_preserved(module) as changed_names:
+            _forward(module, inputs, buffers)
+            carried = changed_names()
+            following = _forward(module, inputs, buffers)[0] if carried else first
+    outputs = [
+        (a, b, c)
+        for a, b, c in zip(first, again, changed, strict=True)
+        if _has_dim(a, dim) and a.shape[dim] == batch
+    ]
+    if not outputs:
+        return {"unseen": "the network gives nothing with a row for each record of its batch"}
+    if any(not torch.equal(a, b) for a, b, _ in outputs):
+        return {"unseen": "a forward pass repeated with the same generators gave another result"}
+    if all(torch.equal(a, b) for a, b in zip(first, following, strict=True)):
+        carried = []
+    by = 0.0
+    for a, _, c in outputs:
+        others, moved_others = a.narrow(dim, 1, batch - 1), c.narrow(dim, 1, batch - 1)
+        size = float(others.abs().max()) or 1.0
+        by = max(by, float((others - moved_others).abs().max()) / size)
+    learning = [
+        name for name, buffer in after.items()
+        if buffer.is_floating_point() and not torch.equal(buffer, moved[name])
+    ]  # fmt: skip
+    return {"mixes": by > _CLOSE, "by": by, "buffers": learning, "carried": carried}
 
 
-def _epsilon(accountant: Any, delta: float) -> float | None:
-    if not accountant.history:
-        return 0.0
+def _has_dim(value: Any, dim: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > dim
+
+
+def _forward(
+    module: Any, inputs: Any, buffers: dict[str, torch.Tensor]
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """The network's outputs, and its buffers afterwards, which are put back."""
+    args, kwargs = inputs
+    with preserve_generators():
+        outputs = module.forward(*args, **kwargs)
+    after = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    for name, buffer in module.named_buffers():
+        buffer.copy_(buffers[name])
+    return [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, torch.Tensor)], after
+
+
+@contextlib.contextmanager
+def _attributes_preserved(module: Any) -> Iterator[Callable[[], list[str]]]:
+    """Puts plain attributes of all layers back at the end; gives what names those changed so far.
+
+    Tensors in them too, where a pass writes into them. Parameters and buffers are not among them.
+    """
+    kept = [(name, layer, dict(vars(layer))) for name, layer in module.named_modules()]
+    tensors = [
+        (tensor, tensor.detach().clone())
+        for _, _, values in kept
+        for key, value in values.items()
+        if key not in _REGISTERED
+        for tensor in tree_flatten(value)[0]
+        if isinstance(tensor, torch.Tensor)
+    ]
+
+    def changed_names() -> list[str]:
+        written = {id(tensor) for tensor, old in tensors if not torch.equal(tensor, old)}
+        return [
+            ".".join(filter(None, (name.removeprefix("_module").lstrip("."), key)))
+            for name, layer, values in kept
+            for key, value in vars(layer).items()
+            if key not in _REGISTERED
+            and (
+                value is not values.get(key)
+                or any(id(part) in written for part in tree_flatten(value)[0])
+            )
+        ]
+
     try:
-        return float(accountant.get_epsilon(delta=delta))
-    except Exception:  # noqa: BLE001 (an accountant of somebody else's: what it cannot tell is None)
-        return None
-
-
-def _length(data: Any) -> int | None:
-    try:
-        return len(data)
-    except TypeError:
-        return None
-
-
-def _number(bound: Any) -> float:
-    parts = bound if isinstance(bound, (list, tuple)) else [bound]
-    return float(sum(float(one) ** 2 for one in parts) ** 0.5)
+        yield changed_names
+    finally:
+        for _, layer, values in kept:
+            vars(layer).clear()
+            vars(layer).update(values)
+        for tensor, old in tensors:
+            if not torch.equal(tensor, old):
+                tensor.detach().copy_(old)

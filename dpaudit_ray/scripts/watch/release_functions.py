@@ -1,4 +1,9 @@
-"""Steps of loops that Opacus does not know: functions that give releases, in any framework."""
+"""Steps of loops that Opacus does not know: functions that give releases, in any framework.
+
+A release is asked for after a change of its examples: "nothing", "empty" (an example of zeros
+more), ("without", i), ("wild", i) (example i a second time, a thousand times larger), or
+("appended", arrays).
+"""
 
 from __future__ import annotations
 
@@ -13,25 +18,35 @@ import torch
 
 from ... import accounting
 from ...accounting import Training
-from . import generators, step_probe, vectors
-from .opacus_optimizers import LOOKED_AT
-from .run_state import Run
-from .vectors import Release
+from .run_state import WatchedRun
+from .step_probe import (
+    FAR,
+    LOOKED_AT,
+    NEAR,
+    Release,
+    StepWatch,
+    difference,
+    flat_vectors,
+    preserve_generators,
+    random_direction,
+    seed_generators,
+    spread_indices,
+    squared_lengths,
+)
 
 _DRAWS = 6  # whose mean stands for a release without its noise
 _current: contextvars.ContextVar[Streams | None] = contextvars.ContextVar("run", default=None)
 
-# What a stream is asked for: a release after a change of its examples, by generators as they are
-# (None) or seeded. A change is "nothing", "empty", ("without", i), ("wild", i) or
-# ("appended", arrays).
 Change = Any
 Arrays = list[Any]
+ReleasedArrays = Callable[[Change, int | None], Arrays]  # as `step_probe.Released`
+Shapes = Sequence[tuple[int, ...]] | None
 
 
 class Streams:
     """The call sites of one run that give releases, by their name."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: WatchedRun) -> None:
         self.run = run
         self.by_name: dict[str, Stream] = {}
 
@@ -39,45 +54,21 @@ class Streams:
         """The stream of a call site, whose promise is (σ, C, q)."""
         stream = self.by_name.get(name)
         if stream is None:
-            stream = self.by_name[name] = Stream(self.run, name, len(self.by_name))
-            self.run.recorder.put("stream", name=name, promise=promise)
+            stream = self.by_name[name] = Stream(self.run, len(self.by_name))
+            self.run.recorder.put("stream", noise=promise[0])
         stream.promise = promise
         return stream
 
-
-@contextlib.contextmanager
-def watching(run: Run) -> Iterator[None]:
-    """Functions that are called inside belong to this run."""
-    token = _current.set(Streams(run))
-    run.streams = _current.get()
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-def current() -> Streams | None:
-    """Those of the run that this is inside of, and not in the middle of trying a step."""
-    found = _current.get()
-    if found is None or found.run.replaying or found.run.phase != "main":
-        return None
-    return found
-
-
-def steps(run: Run) -> list[int]:
-    """Releases of each stream."""
-    return [stream.steps for stream in run.streams.by_name.values()]
-
-
-def claims(run: Run, deltas: list[float]) -> list[dict[str, Any]]:
-    """What an accountant says of the steps as their calls describe them."""
-    found = []
-    for stream in run.streams.by_name.values():
-        history = [[noise, rate, n] for (noise, rate), n in stream.history.items()]
-        epsilons = [_epsilon(history, delta) for delta in deltas]
-        entry = {"name": "pld", "history": history, "epsilons": epsilons, "deltas": deltas}
-        found.append(entry)
-    return found
+    def claims(self, deltas: list[float]) -> list[dict[str, Any]]:
+        """What an accountant says of the steps as their calls describe them, as engines' claims."""
+        return [
+            {"name": "pld", "history": history, "deltas": deltas,
+             "epsilons": [_epsilon(history, delta) for delta in deltas]}
+            for history in (
+                [[noise, rate, n] for (noise, rate), n in stream.history.items()]
+                for stream in self.by_name.values()
+            )
+        ]  # fmt: skip
 
 
 def _epsilon(history: list[list[float]], delta: float) -> float | None:
@@ -87,23 +78,47 @@ def _epsilon(history: list[list[float]], delta: float) -> float | None:
     return None
 
 
-class Stream:
-    """One call site."""
+@contextlib.contextmanager
+def watching(run: WatchedRun) -> Iterator[None]:
+    """Functions that are called inside belong to this run."""
+    run.streams = Streams(run)
+    token = _current.set(run.streams)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
-    def __init__(self, run: Run, name: str, number: int) -> None:
-        self._run, self.name, self._number = run, name, number
+
+def current() -> Streams | None:
+    """The streams of the run that this is inside of; None while a step is tried on copies."""
+    streams = _current.get()
+    if streams is None or streams.run.replaying or streams.run.phase != "main":
+        return None
+    return streams
+
+
+class Stream(StepWatch):
+    """Steps of one call site.
+
+    Attributes:
+        promise: (σ, C, q) of the last call.
+        history: steps by their (σ, q).
+        records: how many records the last step's were drawn from, as far as told.
+        sizes: examples of each step.
+    """
+
+    def __init__(self, run: WatchedRun, number: int) -> None:
+        super().__init__(run, number)
         self.promise = (1.0, 1.0, 1.0)
-        self.steps = 0
         self.history: dict[tuple[float, float], int] = {}
-        self._noise = step_probe.Noise()
         self.records: int | None = None
         self.sizes: list[int] = []
 
     def step(
         self,
-        released: Callable[[Change, int | None], Arrays],
+        released: ReleasedArrays,
         rows: int | None,
-        shapes: Sequence[tuple[int, ...]] | None,
+        shapes: Shapes,
         of: int | None,
         *,
         redraws: bool = True,
@@ -111,7 +126,7 @@ class Stream:
         """Looks into the step, decides about its canary, takes it.
 
         Args:
-            released: see above.
+            released: what it releases after a change, by generators as they are or seeded.
             rows: examples in it; None where only their sum is known.
             shapes: of the tensors of an example's gradient, where one may be appended; else a
                 canary is the last record, left out or not.
@@ -121,143 +136,114 @@ class Stream:
         self.records = of
         if rows is not None:
             self.sizes.append(rows)
-        run, asked = self._run, self._run.asked
-        run.settle((self._number, self.steps))
+        run = self.run
+        run.settle((self.number, self.steps))
         began = time.monotonic()
-        if asked.looks and self.steps in LOOKED_AT and not redraws:
-            run.recorder.put("given", step=self.steps)
-        elif asked.looks and self.steps in LOOKED_AT:
-            run.replaying = True
-            try:
+        if run.request.looks and self.steps in LOOKED_AT:
+            if redraws:
                 self._look(released, rows or 0, shapes)
-            finally:
-                run.replaying = False
-        score, change, member = self._canary(released, rows or 0, shapes)
+            else:
+                run.recorder.put("given", step=self.steps)
+        score, change, member = self._begin_trial(released, rows or 0, shapes)
         run.spent += time.monotonic() - began
-        found = released(change, None)
+        arrays = released(change, None)
         noise, _, rate = self.promise
         self.history[noise, rate] = self.history.get((noise, rate), 0) + 1
         if score is not None:
-            run.recorder.put(
-                "trial", optimizer=self._number, step=self.steps, member=member,
-                score=score(_flat(found)), noise=noise, rate=rate,
-            )  # fmt: skip
-        self.steps += 1
-        run.after_step()
-        return found
+            self.record_trial(member, score(_flat(arrays)), noise, rate)
+        self.finish()
+        return arrays
 
-    def _look(
-        self, released: Callable[[Change, int | None], Arrays], rows: int, shapes: Any
-    ) -> None:
+    def _look(self, released: ReleasedArrays, rows: int, shapes: Shapes) -> None:
         def tried(change: Change, seed: int | None) -> Release:
-            with generators.kept():
+            with preserve_generators():
                 if seed is not None:
-                    generators.seed(seed)
+                    seed_generators(seed)
                 return _flat(released(change, seed))
 
-        entry = step_probe.examined(
-            self.steps, tried, self._changes(rows, shapes), "nothing",
-            "empty" if shapes is not None else None, self._noise,
-            self._run.asked.derived("draws", self._number, self.steps) // 2,
-        )  # fmt: skip
-        names = [f"array {index}" for index in range(len(entry["sizes"]))]
-        self._run.recorder.put(
-            "look", optimizer=self._number, names=names, rows=rows, ghost=False, **entry
-        )
+        empty = "empty" if shapes is not None else None
+        with self.run.replay():
+            self.examine(tried, self._changes(rows, shapes), "nothing", empty)
 
-    def _changes(self, rows: int, shapes: Any) -> Iterator[tuple[str, Change]]:
-        for index in dict.fromkeys(int(i * rows / 6) for i in range(min(6, rows))):
+    def _changes(self, rows: int, shapes: Shapes) -> Iterator[tuple[str, Change]]:
+        for index in spread_indices(rows):
             yield f"record {index} of the batch left out", ("without", index)
         if shapes is not None:
-            v = vectors.direction([torch.Size(s) for s in shapes], self._run.asked.derived("look"))
-            far = [(1e3 * self.promise[1] * one).numpy() for one in v]
+            v = random_direction([torch.Size(s) for s in shapes], self.run.request.derived("look"))
+            far = [(FAR * self.promise[1] * w).numpy() for w in v]
             yield "a gradient a thousand times too long", ("appended", far)
-            near = [(0.999 * self.promise[1] * one).numpy() for one in v]
+            near = [(NEAR * self.promise[1] * w).numpy() for w in v]
             yield "a gradient just within the clipping bound", ("appended", near)
         elif rows:
             yield "a record with values a thousand times larger", ("wild", rows - 1)
 
-    def _canary(
-        self, released: Callable[[Change, int | None], Arrays], rows: int, shapes: Any
+    def _begin_trial(
+        self, released: ReleasedArrays, rows: int, shapes: Shapes
     ) -> tuple[Callable[[Release], float] | None, Change, bool]:
-        asked, t = self._run.asked, self.steps
-        if not asked.canary:
-            return None, "nothing", False
-        member = asked.member
-        if asked.canary == "steps":
-            member = asked.coin(0.5, "bit", self._number, t)
-        elif member:
-            member = asked.coin(self.promise[2], "sampled", self._number, t)
-        if shapes is not None:
-            return self._appended(shapes, member)
-        if rows < 1:
-            return None, "nothing", False
-        return self._left_out(released, rows, member)
+        """The score of the step's release, the change that makes it a trial, and the bit.
 
-    def _appended(
-        self, shapes: Any, member: bool
-    ) -> tuple[Callable[[Release], float], Change, bool]:
-        asked, bound = self._run.asked, self.promise[1]
-        sign = 1.0 if asked.coin(0.5, "sign", self._number, self.steps) else -1.0
-        seed = asked.derived("canary", self._number, self.steps)
-        v = vectors.direction([torch.Size(s) for s in shapes], seed)
-        own = [one.double().numpy().reshape(-1) for one in v]
+        No score where the step is no trial.
+        """
+        request, at, bound = self.run.request, (self.number, self.steps), self.promise[1]
+        if not request.canary or (shapes is None and rows < 1):
+            return None, "nothing", False
+        member = self.canary_is_in(self.promise[2])
+        if shapes is None:
+            return self._leave_out(released, rows, member)
+        sign = 1.0 if request.coin(0.5, "sign", *at) else -1.0
+        v = random_direction([torch.Size(s) for s in shapes], request.derived("canary", *at))
+        directions = [w.double().numpy().reshape(-1) for w in v]
 
         def score(release: Release) -> float:
-            return sign * sum(float(a @ b) for a, b in zip(release, own, strict=True)) / bound
+            pairs = zip(release, directions, strict=True)
+            return sign * sum(float(a @ b) for a, b in pairs) / bound
 
-        row = [(sign * 1e3 * bound * one).numpy() for one in v]
+        row = [(sign * FAR * bound * w).numpy() for w in v]
         return score, ("appended", row) if member else "nothing", member
 
-    def _left_out(
-        self, released: Callable[[Change, int | None], Arrays], rows: int, member: bool
+    def _leave_out(
+        self, released: ReleasedArrays, rows: int, member: bool
     ) -> tuple[Callable[[Release], float], Change, bool]:
-        """The last record; what it adds is known to whoever knows the parameters."""
-        out = ("without", rows - 1)
-        self._run.replaying = True
-        try:
-            with generators.kept():
-                base = self._run.asked.derived("draw", self._number, self.steps)
-                without = [_flat(released(out, base + k)) for k in range(_DRAWS)]
-                whole = _flat(released("nothing", base))
-        finally:
-            self._run.replaying = False
-        moved = vectors.minus(whole, without[0])
+        """A trial by the last record; who knows the parameters knows what it adds."""
+        without_last = ("without", rows - 1)
+        with self.run.replay(), preserve_generators():
+            seed = self.run.request.derived("draw", self.number, self.steps)
+            without = [_flat(released(without_last, seed + k)) for k in range(_DRAWS)]
+            whole = _flat(released("nothing", seed))
+        moved = difference(whole, without[0])
         middle = [np.mean(parts, axis=0) for parts in zip(*without, strict=True)]
-        size = sum(vectors.squares(moved)) or 1.0
+        size = sum(squared_lengths(moved)) or 1.0
 
         def score(release: Release) -> float:
-            away = vectors.minus(release, middle)
+            away = difference(release, middle)
             return sum(float(a @ b) for a, b in zip(away, moved, strict=True)) / size
 
-        return score, "nothing" if member else out, member
+        return score, "nothing" if member else without_last, member
 
 
-def changed(examples: Sequence[Any], change: Change) -> list[Any]:
+def change_examples(examples: Sequence[Any], change: Change) -> list[Any]:
     """Arrays with a leading dimension of examples, after a change; of any framework's kind."""
     if change == "nothing":
         return list(examples)
     if change == "empty":
-        return [_joined(one, np.zeros((1, *one.shape[1:]), np.float32)) for one in examples]
-    kind, *rest = change
+        return [_join(array, np.zeros((1, *array.shape[1:]), np.float32)) for array in examples]
+    kind, value = change
     if kind == "without":
-        row = rest[0]
-        return [_joined(one[:row], one[row + 1 :]) for one in examples]
+        return [_join(array[:value], array[value + 1 :]) for array in examples]
     if kind == "wild":
-        row = rest[0]
-        return [_joined(one, one[row : row + 1] * (1000 if _real(one) else 1)) for one in examples]
+        # Classes and tokens stay what they are.
+        factors = [1000 if "float" in str(array.dtype) else 1 for array in examples]
+        return [
+            _join(array, array[value : value + 1] * factor)
+            for array, factor in zip(examples, factors, strict=True)
+        ]
     return [
-        _joined(one, new.reshape(1, *one.shape[1:]))
-        for one, new in zip(examples, rest[0], strict=True)
+        _join(array, new.reshape(1, *array.shape[1:]))
+        for array, new in zip(examples, value, strict=True)
     ]
 
 
-def _real(array: Any) -> bool:
-    """Whether it holds real numbers; classes and tokens are none."""
-    return "float" in str(array.dtype)
-
-
-def _joined(first: Any, second: Any) -> Any:
+def _join(first: Any, second: Any) -> Any:
     """Two arrays after each other, of the kind of the first."""
     if isinstance(first, torch.Tensor):
         return torch.cat([first, torch.as_tensor(second).to(first)])
@@ -274,13 +260,8 @@ def _joined(first: Any, second: Any) -> Any:
 
 
 def _flat(arrays: Arrays) -> Release:
-    found = []
-    for one in arrays:
-        if isinstance(one, torch.Tensor):
-            found += vectors.flat([one])
-        else:
-            found.append(np.asarray(one, dtype=np.float64).reshape(-1))
-    return found
-
-
-__all__ = ["Stream", "Streams", "changed", "claims", "current", "steps", "watching"]
+    return [
+        flat_vectors([array])[0] if isinstance(array, torch.Tensor)
+        else np.asarray(array, dtype=np.float64).reshape(-1)
+        for array in arrays
+    ]  # fmt: skip

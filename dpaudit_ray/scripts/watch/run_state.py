@@ -1,30 +1,52 @@
-"""What one run is asked to do, and the watch that all its parts hang on."""
+"""One run of a script: what it is asked for, what it has drawn and taken, and its record.
+
+`WatchedRun` is the state that all observers in the script's process share. What they see goes to
+the record at once, as lines of JSON, so a run that is killed has told what it knew.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import copy
 import dataclasses
+import json
 import time
-from typing import Any
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
+import numpy.typing as npt
+import torch.utils.data.dataloader as torch_loaders
 
 from ... import seeds
-from .loaders import Loaders
-from .recorder import Recorder
+
+_MOST_INDICES = 4_000_000  # that are kept: later draws are not looked at
+
+Indices = npt.NDArray[np.int64]
+Entries = list[dict[str, Any]]
+ReleaseKey = tuple[int, int]  # number of an optimizer or call site, and its step
 
 
-class Enough(BaseException):
-    """The run has shown what it was started for: raised out of the script, past its `except`."""
+class EnoughSeen(BaseException):
+    """Ends a run that has shown what it was started for: passes the script's `except Exception`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class RunRequest:
     """What a run does beside training.
 
-    `looks`: steps are looked into. `canary`: "steps" puts one into every other step, by a coin of
-    each; "run" into all steps or none, by `member`; "" into none. `reseeds`: constants that the
-    script seeds generators with are mixed with `seed`. `most_steps`: the run ends after so many.
-    `seconds`: and after this time. `one_more`: the data set has a record more.
+    Attributes:
+        seed: of all coins and canaries.
+        looks: whether steps are looked into.
+        canary: "steps" puts one into every other step, by a coin for each; "run" into all steps or
+            none, by `member`; "" into none.
+        reseeds: whether constants that the script seeds generators with are mixed with `seed`.
+        most_steps: the run ends after so many.
+        seconds: the run ends at the first step after this time.
+        one_more: whether the data set has a record more.
     """
 
     seed: int
@@ -36,34 +58,238 @@ class Asked:
     seconds: float | None = None
     one_more: bool = False
 
-    def derived(self, *what: Any) -> int:
-        """A seed of 63 bits for some purpose."""
-        return int(seeds.derive("script", self.seed, *what)) % 2**63
+    def derived(self, *label: Any) -> int:
+        """A seed of 63 bits for what the label names."""
+        return int(seeds.derive("script", self.seed, *label)) % 2**63
 
-    def coin(self, chance: float, *what: Any) -> bool:
-        """True with this chance."""
-        return bool(np.random.default_rng(self.derived("coin", *what)).random() < chance)
+    def coin(self, chance: float, *label: Any) -> bool:
+        """True with this chance, the same each time for a label."""
+        return bool(np.random.default_rng(self.derived("coin", *label)).random() < chance)
+
+
+class Recorder:
+    """Appends entries to a file of JSON lines."""
+
+    def __init__(self, file: Path) -> None:
+        self._file: TextIO = file.open("a", encoding="utf-8")
+
+    def put(self, kind: str, **fields: Any) -> None:
+        """Writes one entry: plain JSON, numbers of numpy and torch, and arrays of numpy."""
+        self._file.write(json.dumps({"kind": kind} | fields, default=_plain) + "\n")
+        self._file.flush()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no plain value: {value!r:.60}")
+
+
+def read_entries(file: Path) -> Entries:
+    """All entries of a record; its last line may have been cut off."""
+    entries = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            break
+    return entries
+
+
+@dataclasses.dataclass(eq=False)
+class Iteration:
+    """One walk through a loader.
+
+    `drawn` were drawn ahead of their use; `given` were handed to the script since the last step.
+    `splits`: a draw is handed out in several parts.
+    """
+
+    loader: Any
+    drawn: collections.deque[Indices] = dataclasses.field(default_factory=collections.deque)
+    given: list[Indices] = dataclasses.field(default_factory=list)
+    splits: bool = False
+
+
+class LoaderWatch:
+    """Which records a script's loaders draw, and which of these draws a step was taken with.
+
+    Attributes:
+        private: loaders that training uses, where that is known.
+        taken: data set, draw and release of each draw that a release was made of, in their order.
+        skipped: sizes of draws that were handed out and led to no step.
+    """
+
+    def __init__(self) -> None:
+        self.current: Iteration | None = None
+        self.private: list[Any] = []
+        self.taken: list[tuple[Any, Indices, ReleaseKey]] = []
+        self.skipped: list[int] = []
+        self._kept = 0
+        self._beginning: list[Iteration] = []
+        self._iterations: weakref.WeakKeyDictionary[Any, Iteration] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        """Watches all loaders from now on."""
+        from opacus.utils.batch_memory_manager import BatchSplittingSampler
+
+        loader_class: Any = torch_loaders.DataLoader
+        iterator_class: Any = torch_loaders._BaseDataLoaderIter
+        begin, advance = loader_class.__iter__, iterator_class.__next__
+        index_sampler, split = loader_class._index_sampler.fget, BatchSplittingSampler.__iter__
+
+        def begin_noted(loader: Any) -> Any:
+            self._beginning.append(Iteration(loader))
+            try:
+                iterator = begin(loader)
+            finally:
+                iteration = self._beginning.pop()
+            self._iterations[iterator] = iteration
+            return iterator
+
+        def advance_noted(iterator: Any) -> Any:
+            batch = advance(iterator)
+            self._hand_out(self._iterations.get(iterator))
+            return batch
+
+        def noted_sampler(loader: Any) -> Any:
+            sampler = index_sampler(loader)
+            splits = isinstance(sampler, BatchSplittingSampler)
+            return sampler if splits else _NotedSampler(sampler, self)
+
+        def split_noted(sampler: Any) -> Iterator[Any]:
+            """Opacus hands a draw out in parts: the draw counts."""
+            if not self._beginning:
+                return iter(split(sampler))
+            self._beginning[-1].splits = True
+            noted = copy.copy(sampler)
+            noted.sampler = self.note(sampler.sampler)
+            return iter(split(noted))
+
+        loader_class.__iter__ = begin_noted
+        iterator_class.__next__ = advance_noted
+        loader_class._index_sampler = property(noted_sampler)
+        BatchSplittingSampler.__iter__ = split_noted
+
+    def note(self, sampler: Any) -> Iterator[Any]:
+        """The sampler's draws, each written down for the walk that is being begun."""
+        iteration = self._beginning[-1] if self._beginning else None
+
+        def draws() -> Iterator[Any]:
+            for batch in sampler:
+                if iteration is not None:
+                    iteration.drawn.append(_as_indices(batch))
+                yield batch
+
+        return draws()
+
+    def _hand_out(self, iteration: Iteration | None) -> None:
+        if iteration is None or not self._trains(iteration.loader):
+            return
+        self.current = iteration
+        if not iteration.splits and iteration.drawn:
+            iteration.given.append(iteration.drawn.popleft())
+
+    def _trains(self, loader: Any) -> bool:
+        """False for loaders that walk through the same data to evaluate."""
+        if not self.private:
+            return True
+        samplers = [loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+        return any(
+            loader is private
+            or any(sampler is private.batch_sampler for sampler in samplers if sampler is not None)
+            for private in self.private
+        )
+
+    def at_step(self, accumulated: int, release: ReleaseKey) -> None:
+        """Notes that a release is made of the last `accumulated` draws."""
+        now = self.current
+        if now is None:
+            return
+        if now.splits:
+            now.given = [now.drawn.popleft()] if now.drawn else []
+        used = now.given[-accumulated:]
+        self.skipped += [len(draw) for draw in now.given[: len(now.given) - len(used)]]
+        now.given = []
+        for draw in used:
+            if self._kept + len(draw) <= _MOST_INDICES:
+                self._kept += len(draw)
+                self.taken.append((now.loader.dataset, draw, release))
+
+    @property
+    def open_draw(self) -> Indices:
+        """The draw that is being handed out in parts; empty where there is none."""
+        now = self.current
+        return now.drawn[0] if now is not None and now.splits and now.drawn else _as_indices([])
+
+
+class _NotedSampler:
+    """A sampler whose draws are written down; all else is the sampler's."""
+
+    def __init__(self, sampler: Any, loaders: LoaderWatch) -> None:
+        self._sampler, self._loaders = sampler, loaders
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loaders.note(self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+
+def _as_indices(batch: Any) -> Indices:
+    try:
+        return np.atleast_1d(np.asarray(batch, dtype=np.int64))
+    except (TypeError, ValueError):  # a sampler may draw anything
+        return np.zeros(0, dtype=np.int64)
+
+
+def draw_counts(taken: list[Indices], records: int, rate: float) -> dict[str, Any]:
+    """Counts of draws from so many records, which `sampling_check` judges.
+
+    Draws are grouped into windows of about 1 / `rate`, in which each record comes once on average.
+
+    Returns:
+        `sizes` of all draws; `windows`, the number of whole windows, of `window` draws each;
+        `shared`, pairs of draws of one window that share a record, summed over records and
+        windows; `most`, draws that the most frequent record is in; `twice`, records that were
+        drawn into a batch they were in already.
+    """
+    window = max(2, round(1 / rate)) if 0 < rate < 1 else max(2, len(taken))
+    windows = len(taken) // window
+    shared = 0
+    for first in range(0, windows * window, window):
+        counts = np.bincount(np.concatenate(taken[first : first + window]), minlength=records)
+        shared += int((counts * (counts - 1) // 2).sum())
+    counts = np.bincount(np.concatenate(taken or [_as_indices([])]), minlength=records)
+    return {
+        "records": records, "sizes": [len(draw) for draw in taken], "window": window,
+        "windows": windows, "shared": shared, "most": int(counts.max(initial=0)),
+        "twice": sum(len(draw) - len(np.unique(draw)) for draw in taken),
+    }  # fmt: skip
 
 
 @dataclasses.dataclass
-class Run:
+class WatchedRun:
     """The state that observers of one run share."""
 
-    asked: Asked
+    request: RunRequest
     recorder: Recorder
     phase: str = "import"  # then "main"
-    replaying: bool = False
-    asking: bool = False  # an accountant is at work
-    loaders: Loaders = dataclasses.field(default_factory=Loaders)
-    streams: Any = None  # of functions that give releases
+    replaying: bool = False  # a step is tried on copies: nothing of it counts
+    accounting: bool = False  # an accountant is at work; those that it makes are no one's claim
+    loaders: LoaderWatch = dataclasses.field(default_factory=LoaderWatch)
+    streams: Any = None  # `release_functions.Streams`
     made: int = 0  # calls of `make_private`
-    rate: float | None = None  # at which it will sample, as far as known
-    engines: list[Any] = dataclasses.field(default_factory=list)  # their accountants
+    rate: float | None = None  # at which it will sample, as far as that is told
+    engine_accountants: list[Any] = dataclasses.field(default_factory=list)
     accountants: list[Any] = dataclasses.field(default_factory=list)
     modules: list[Any] = dataclasses.field(default_factory=list)
-    optimizers: list[Any] = dataclasses.field(default_factory=list)
+    optimizers: list[Any] = dataclasses.field(default_factory=list)  # `OptimizerWatch`
     data: list[Any] = dataclasses.field(default_factory=list)
-    loaders_made: list[Any] = dataclasses.field(default_factory=list)
     batch_first: bool = True
     accounted: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
     outside: dict[tuple[str, ...], int] = dataclasses.field(default_factory=dict)
@@ -75,67 +301,82 @@ class Run:
     moved: int = 0  # times that parameters had changed between steps
     stepped: set[int] = dataclasses.field(default_factory=set)  # parameters, outside, once private
     _counts: dict[tuple[int, float, float], int] = dataclasses.field(default_factory=dict)
-    _release: tuple[int, int] | None = None
+    _release: ReleaseKey | None = None
 
-    def settle(self, now: tuple[int, int] | None) -> None:
-        """What accountants gained since the last release is that release's; `now` is the next.
+    @contextlib.contextmanager
+    def replay(self) -> Iterator[None]:
+        """Nothing that is done inside counts as the script's: it is tried on copies."""
+        self.replaying = True
+        try:
+            yield
+        finally:
+            self.replaying = False
 
-        A script may account before a step or after it. (Optimizer, step) names a release.
+    def settle(self, release: ReleaseKey | None) -> None:
+        """Adds what accountants gained since the last release to `accounted`, as that release's.
+
+        A script may account before a step or after it; so `release`, the one that is about to be
+        made, is settled by the next call.
         """
         counts: dict[tuple[int, float, float], int] = {}
-        for index, one in enumerate(self.accountants):
-            for noise, rate, steps in one.history:
+        for index, accountant in enumerate(self.accountants):
+            for noise, rate, steps in accountant.history:
                 key = (index, float(noise), float(rate))
                 counts[key] = counts.get(key, 0) + int(steps)
         gained = {key for key, steps in counts.items() if steps > self._counts.get(key, 0)}
         if self._release is not None and gained:
             _, noise, rate = min(gained)
             self.accounted.append((*self._release, noise, rate))
-        self._counts, self._release = counts, now
+        self._counts, self._release = counts, release
 
-    def after_step(self) -> None:
-        """Counts a release, and ends the run where that was enough."""
+    def count_release(self) -> None:
+        """Counts a release; raises EnoughSeen where the request asks for no more."""
         self.steps += 1
-        asked = self.asked
-        if asked.most_steps is not None and self.steps >= asked.most_steps:
-            raise Enough
-        if asked.seconds is not None and time.monotonic() - self.began > asked.seconds:
-            self.recorder.put("cut", seconds=asked.seconds, steps=self.steps)
-            raise Enough
+        request = self.request
+        if request.most_steps is not None and self.steps >= request.most_steps:
+            raise EnoughSeen
+        if request.seconds is not None and time.monotonic() - self.began > request.seconds:
+            self.recorder.put("cut", seconds=request.seconds, steps=self.steps)
+            raise EnoughSeen
 
-    def history(self) -> list[list[float]]:
-        """(σ, q, steps) of all accountants, as they have it now."""
-        return [
-            [float(x) for x in entry] for one in self.own_accountants() for entry in one.history
-        ]
-
-    def own_accountants(self) -> list[Any]:
+    def claiming_accountants(self) -> list[Any]:
         """Those whose claim is the script's: of its engines, or its own where it has no engine.
 
-        An accountant that a script asks for a noise multiplier, or what it plans, claims nothing.
+        An accountant that a script asks for a noise multiplier, or for a plan, claims nothing.
         """
         if self.made:
-            return [one for one in self.engines if any(one is own for own in self.accountants)]
-        return [one for one in self.accountants if one.history]
+            watched = {id(accountant) for accountant in self.accountants}
+            return [
+                accountant for accountant in self.engine_accountants if id(accountant) in watched
+            ]
+        return [accountant for accountant in self.accountants if accountant.history]
 
-    def names(self, params: list[Any]) -> list[str]:
-        """What the private networks call these parameters."""
-        known = {
+    def history(self) -> list[list[float]]:
+        """(σ, q, steps) of the claiming accountants, as they have it now."""
+        return [
+            [float(value) for value in event]
+            for accountant in self.claiming_accountants()
+            for event in accountant.history
+        ]
+
+    def parameter_names(self, params: list[Any]) -> list[str]:
+        """The names of these parameters in the private networks."""
+        names = {
             id(p): name.removeprefix("_module.")
             for module in self.modules
             for name, p in module.named_parameters()
         }
-        return [known.get(id(p), f"parameter {index}") for index, p in enumerate(params)]
+        return [names.get(id(p), f"parameter {index}") for index, p in enumerate(params)]
 
-    def stepped_outside(self, optimizer: Any) -> None:
-        """An optimizer that no engine wraps, or that was reached past its wrapper, is stepping."""
+    def count_outside_step(self, optimizer: Any) -> None:
+        """Counts a step that no engine wraps, or whose optimizer was reached past its wrapper."""
         params = [p for group in optimizer.param_groups for p in group["params"]]
         params = [p for p in params if p.grad is not None]
-        own = {id(p) for module in self.modules for p in module.parameters()}
-        own |= {id(p) for one in self.optimizers for p in one.optimizer.params}
-        inside = [p for p in params if id(p) in own]
+        private = {id(p) for module in self.modules for p in module.parameters()}
+        private |= {id(p) for watched in self.optimizers for p in watched.optimizer.params}
+        inside = [p for p in params if id(p) in private]
         when = self.phase if self.phase == "import" else "after" if self.made else "before"
-        names = self.names(inside)[:4] if inside else []
+        names = self.parameter_names(inside)[:4] if inside else []
         key = (when, "private" if inside else "other", type(optimizer).__name__, *names)
         self.outside[key] = self.outside.get(key, 0) + 1
         if when == "after":

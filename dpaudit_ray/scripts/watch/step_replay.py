@@ -3,63 +3,146 @@
 What a step releases is what reaches the optimizer that it wraps, or the parameters themselves. So
 a step is a function of per-example gradients and of generators, whatever its code does, and its
 noise and its sensitivity can be measured without knowing either.
+
+Ghost clipping never has a record's gradient, only what it takes for its norm. What one record adds
+to the clipped sum is there the difference of two backward passes: with its loss, and without.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from . import generators, vectors
-from .vectors import Release
+from .run_state import WatchedRun
+from .step_probe import (
+    Release,
+    difference,
+    flat_vectors,
+    gradients,
+    preserve_generators,
+    seed_generators,
+    spread_indices,
+    squared_lengths,
+)
+
+_GHOST_ROWS = 4  # records whose loss is made larger
+_GHOST_FACTORS = (1.0, 30.0, 1e3)  # times a record's loss, so that its gradient must be clipped
 
 Change = Callable[[Any], None]  # alters the copies that a step is about to work on
 
 
 def unchanged(optimizer: Any) -> None:
-    """The step as it comes."""
+    """The change that is none."""
 
 
-class Replay:
-    """The step that `optimizer` is about to take, at the entrance of its `step` or `pre_step`.
+def without_row(row: int) -> Change:
+    """Leaves one example out, row and all."""
+
+    def change(optimizer: Any) -> None:
+        for p in optimizer.params:
+            if isinstance(p.grad_sample, list):
+                at = row
+                for index, part in enumerate(p.grad_sample):
+                    if at < len(part):
+                        p.grad_sample[index] = torch.cat([part[:at], part[at + 1 :]])
+                        break
+                    at -= len(part)
+            else:
+                p.grad_sample = torch.cat([p.grad_sample[:row], p.grad_sample[row + 1 :]])
+
+    return change
+
+
+def append_row(row: list[torch.Tensor]) -> Change:
+    """Adds one example with this gradient, a tensor per parameter."""
+
+    def longer(sample: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        # A new tensor, as Opacus marks a tensor of gradients that it has used.
+        return torch.cat([sample, tensor.to(sample).reshape(1, *sample.shape[1:])])
+
+    def change(optimizer: Any) -> None:
+        for p, tensor in zip(optimizer.params, row, strict=True):
+            sample = getattr(p, "grad_sample", None)
+            if isinstance(sample, list) and sample:
+                sample[-1] = longer(sample[-1], tensor)
+            elif isinstance(sample, torch.Tensor):
+                p.grad_sample = longer(sample, tensor)
+
+    return change
+
+
+def add_to_sum(row: list[torch.Tensor]) -> Change:
+    """Adds a tensor per parameter to the sum of clipped gradients, where ghost clipping has it."""
+
+    def change(optimizer: Any) -> None:
+        for p, tensor in zip(optimizer.params, row, strict=True):
+            if p.grad is not None:
+                p.grad = p.grad + tensor.to(p.grad)
+
+    return change
+
+
+class StepReplay:
+    """The step that an optimizer of Opacus is about to take, at the entrance of its `step`.
 
     Args:
-        optimizer: Opacus', whose gradients are there.
+        optimizer: has its gradients.
         step: takes the step on it, as the script would.
         accountants: whose history a step may add to.
+        arm: a context in which the step makes a change before it clips.
     """
 
     def __init__(
-        self, optimizer: Any, step: Callable[[], Any], accountants: list[Any], arm: Any
+        self,
+        optimizer: Any,
+        step: Callable[[], Any],
+        accountants: list[Any],
+        arm: Callable[[Change], contextlib.AbstractContextManager[None]],
     ) -> None:
         self._optimizer, self._step, self._accountants = optimizer, step, accountants
         self._arm = arm
         self.params: list[torch.nn.Parameter] = list(optimizer.params)
-        self.rows = rows(optimizer)
 
-    def release(self, change: Change = unchanged, seed: int | None = None) -> Release:
-        """What the step would release after `change`; with generators as they are, or seeded."""
-        own = generators.of(self._optimizer)
-        with generators.kept(own), self._copies():
+    @property
+    def rows(self) -> int:
+        """How many examples the gradients of this step are of; 0 where they are not kept."""
+        for p in self.params:
+            sample = getattr(p, "grad_sample", None)
+            if isinstance(sample, list) and sample:
+                return sum(len(part) for part in sample)
+            if isinstance(sample, torch.Tensor):
+                return len(sample)
+        return 0
+
+    def release(self, change: Change, seed: int | None) -> Release:
+        """What the step would release after a change; generators as they are (None), or seeded.
+
+        The last part is one number: the logarithm of what the step multiplies its clipping bound
+        by, which adaptive clipping publishes.
+        """
+        optimizer = self._optimizer
+        generators = [
+            held for held in vars(optimizer).values() if isinstance(held, torch.Generator)
+        ]
+        with preserve_generators(generators), self._copies():
             if seed is not None:
-                generators.seed(seed, own)
+                seed_generators(seed, generators)
             caught: list[Release] = []
             before = [p.data.clone() for p in self.params]
-            bound = clipping_bound(self._optimizer)
+            bound = clipping_bound(optimizer)
 
             def catch(closure: Callable[[], Any] | None = None, *_: Any, **__: Any) -> None:
                 if closure is not None:  # evaluated by the optimizer, before it steps
                     with torch.enable_grad():
                         closure()
-                caught.append(vectors.flat(_gradients(self.params)))
+                caught.append(gradients(self.params))
 
-            inner = self._optimizer.original_optimizer
+            inner = optimizer.original_optimizer
             kept = vars(inner).get("step")
             inner.step = catch
             try:
@@ -69,63 +152,63 @@ class Replay:
                 del inner.step
                 if kept is not None:  # a scheduler's, that counts steps
                     inner.step = kept
-            moved = vectors.flat(p.data - old for p, old in zip(self.params, before, strict=True))
+            moved = flat_vectors(p.data - old for p, old in zip(self.params, before, strict=True))
             for p, old in zip(self.params, before, strict=True):
                 p.data.copy_(old)
             if caught:
                 moved = [a + b for a, b in zip(moved, caught[-1], strict=True)]
-            elif not any(one.any() for one in moved):
-                moved = vectors.flat(_gradients(self.params))
-            # Adaptive clipping tells its next bound.
-            told = np.log(clipping_bound(self._optimizer) / bound) if bound > 0 else 0.0
+            elif not any(part.any() for part in moved):
+                moved = gradients(self.params)
+            told = np.log(clipping_bound(optimizer) / bound) if bound > 0 else 0.0
             return [*moved, np.array([told])]
 
     @contextlib.contextmanager
     def _copies(self) -> Iterator[None]:
-        """Everything that a step may alter, copied and put back."""
+        """Everything that a step may alter is copied, and put back at the end."""
         optimizer = self._optimizer
         state = dict(vars(optimizer))
         inner = optimizer.original_optimizer
         inner_state = inner.state
-        kept = [dict(vars(p)) for p in self.params]
-        grads = [p.grad for p in self.params]
-        histories = [list(one.history) for one in self._accountants]
-        for name, value in state.items():
-            if name != "original_optimizer":
-                vars(optimizer)[name] = _copied(value)
-        optimizer.step_hook = None
-        for p in self.params:
-            for name, value in vars(p).items():
-                vars(p)[name] = _copied(value)
-            p.grad = None if p.grad is None else p.grad.clone()
-        inner.state = copy.copy(inner_state)
-        try:
-            yield
-        finally:
-            inner.state = inner_state
-            vars(optimizer).clear()
-            vars(optimizer).update(state)
-            for p, values, grad in zip(self.params, kept, grads, strict=True):
-                vars(p).clear()
-                vars(p).update(values)
-                p.grad = grad
-            for one, history in zip(self._accountants, histories, strict=True):
-                one.history = history
+        histories = [list(accountant.history) for accountant in self._accountants]
+        with _parameters_copied(self.params):
+            for name, value in state.items():
+                if name != "original_optimizer":
+                    vars(optimizer)[name] = _copy_tensors(value)
+            optimizer.step_hook = None
+            inner.state = copy.copy(inner_state)
+            try:
+                yield
+            finally:
+                inner.state = inner_state
+                vars(optimizer).clear()
+                vars(optimizer).update(state)
+                for accountant, history in zip(self._accountants, histories, strict=True):
+                    accountant.history = history
 
 
-def _gradients(params: list[torch.nn.Parameter]) -> list[torch.Tensor]:
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+@contextlib.contextmanager
+def _parameters_copied(params: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Gradients and what hangs on parameters are copies inside, and put back at the end."""
+    kept = [(p, dict(vars(p)), p.grad) for p in params]
+    for p, values, grad in kept:
+        vars(p).update({name: _copy_tensors(value) for name, value in values.items()})
+        p.grad = None if grad is None else grad.clone()
+    try:
+        yield
+    finally:
+        for p, values, grad in kept:
+            vars(p).clear()
+            vars(p).update(values)
+            p.grad = grad
 
 
-def _copied(value: Any) -> Any:
+def _copy_tensors(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, list):
-        return [_copied(one) for one in value]
+        return [_copy_tensors(part) for part in value]
     if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
-    if isinstance(value, (types.MethodType, types.FunctionType, torch.Generator)):
-        return value
+        return {key: _copy_tensors(part) for key, part in value.items()}
     return value
 
 
@@ -133,66 +216,79 @@ def clipping_bound(optimizer: Any) -> float:
     """The clipping bound; of all layers together where each has its own."""
     bound = optimizer.max_grad_norm
     parts = bound if isinstance(bound, (list, tuple)) else [bound]
-    return float(np.sqrt(sum(float(one) ** 2 for one in parts)))
+    return float(np.sqrt(sum(float(part) ** 2 for part in parts)))
 
 
-def rows(optimizer: Any) -> int | None:
-    """How many examples the gradients of this step are of; None where they are not kept."""
-    for p in optimizer.params:
-        sample = getattr(p, "grad_sample", None)
-        if isinstance(sample, list) and sample:
-            return int(sum(len(one) for one in sample))
-        if isinstance(sample, torch.Tensor):
-            return len(sample)
-    return None
+def install_ghost(run: WatchedRun, due: Callable[[Any], int | None]) -> None:
+    """Looks at backward passes; `due` gives the step of an optimizer whose turn it is."""
+    from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping as Loss
+
+    original = Loss.backward
+    looked_at: set[tuple[int, int]] = set()
+
+    def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        step = due(self.optimizer)
+        if step is not None and (id(self.optimizer), step) not in looked_at:
+            looked_at.add((id(self.optimizer), step))
+            with run.replay():
+                length, what = _longest_ghost(self, original)
+            bound = float(self.optimizer.max_grad_norm)
+            run.recorder.put("ghost", step=step, longest=length, what=what, bound=bound)
+        return original(self, *args, **kwargs)
+
+    Loss.backward = backward
 
 
-def without(row: int) -> Change:
-    """Leaves one example out, row and all."""
-
-    def change(optimizer: Any) -> None:
-        for p in optimizer.params:
-            if isinstance(p.grad_sample, list):
-                at = row
-                for index, one in enumerate(p.grad_sample):
-                    if at < len(one):
-                        p.grad_sample[index] = torch.cat([one[:at], one[at + 1 :]])
-                        break
-                    at -= len(one)
-            else:
-                p.grad_sample = torch.cat([p.grad_sample[:row], p.grad_sample[row + 1 :]])
-
-    return change
+def _longest_ghost(loss: Any, backward: Callable[..., Any]) -> tuple[float, str]:
+    """The length of the longest clipped gradient of a single record, and which that is."""
+    longest, what = 0.0, ""
+    for row in spread_indices(len(loss.loss_per_sample), _GHOST_ROWS):
+        without = _ghost_sum(loss, backward, row, 0.0)
+        for factor in _GHOST_FACTORS:
+            moved = difference(_ghost_sum(loss, backward, row, factor), without)
+            length = float(np.sqrt(sum(squared_lengths(moved))))
+            if length >= longest:
+                longest = length
+                what = f"record {row} of the batch with {factor:.0f} times its loss"
+    return longest, what
 
 
-def appended(row: list[torch.Tensor]) -> Change:
-    """Adds one example with this gradient, a tensor per parameter.
-
-    To gradients that are clipped already, as ghost clipping has them, it is added as it is.
-    """
-
-    def change(optimizer: Any) -> None:
-        for p, own in zip(optimizer.params, row, strict=True):
-            sample = getattr(p, "grad_sample", None)
-            if isinstance(sample, list) and sample:
-                sample[-1] = _with(sample[-1], own)
-            elif isinstance(sample, torch.Tensor):
-                p.grad_sample = _with(sample, own)
-
-    return change
+def _ghost_sum(loss: Any, backward: Callable[..., Any], row: int, factor: float) -> Release:
+    """The clipped sum with one record's loss that many times as large."""
+    weights = torch.ones_like(loss.loss_per_sample)
+    weights[row] = factor
+    params = list(loss.optimizer.params)
+    with preserve_generators(), _backward_undone(loss.module, params):
+        tried = type(loss)(
+            loss.module, loss.optimizer, loss.loss_per_sample * weights, loss.loss_reduction
+        )
+        backward(tried)
+        return gradients(params)
 
 
-def added(row: list[torch.Tensor]) -> Change:
-    """Adds a tensor per parameter to the sum of clipped gradients, where ghost clipping has it."""
+@contextlib.contextmanager
+def _backward_undone(hooks: Any, params: list[Any]) -> Iterator[None]:
+    """Puts back what a backward pass takes off modules and parameters, and keeps the graph."""
+    network = getattr(hooks, "_module", hooks)
+    modules = [(module, dict(vars(module))) for module in network.modules()]
+    for module, state in modules:
+        if "activations" in state:
+            module.activations = list(state["activations"])
+    norms = vars(hooks).get("_per_sample_gradient_norms")
+    tensor: Any = torch.Tensor
+    original = tensor.backward
 
-    def change(optimizer: Any) -> None:
-        for p, own in zip(optimizer.params, row, strict=True):
-            if p.grad is not None:
-                p.grad = p.grad + own.to(p.grad)
+    def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs["retain_graph"] = True  # the script's own backward pass comes after
+        return original(self, *args, **kwargs)
 
-    return change
-
-
-def _with(sample: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """As a new tensor, which bears the same mark of having been used, or none."""
-    return torch.cat([sample, own.to(sample).reshape(1, *sample.shape[1:])])
+    tensor.backward = backward
+    try:
+        with _parameters_copied(params):
+            yield
+    finally:
+        tensor.backward = original
+        for module, state in modules:
+            vars(module).clear()
+            vars(module).update(state)
+        hooks._per_sample_gradient_norms = norms
