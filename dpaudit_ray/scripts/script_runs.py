@@ -8,8 +8,8 @@ import os
 import queue
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,6 +87,24 @@ class Runner(Protocol):
         """Runs in any order, as they end; takes the next request where a place is free."""
 
 
+def _keep_busy(
+    width: int,
+    requests: Iterator[RunRequest],
+    start: Callable[[RunRequest], Any],
+    first: Callable[[list[Any]], tuple[Any, EndedRun]],
+) -> Iterator[EndedRun]:
+    """Starts requests while fewer than `width` run; `first` gives one that ended, with its run."""
+    running: list[Any] = []
+    while True:
+        while len(running) < width and (request := next(requests, None)) is not None:
+            running.append(start(request))
+        if not running:
+            return
+        done, run = first(running)
+        running.remove(done)
+        yield run
+
+
 class LocalRunner:
     """Child processes of this machine, `width` at a time, which share its cores."""
 
@@ -98,38 +116,25 @@ class LocalRunner:
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
         """Runs in any order, as they end."""
-        arrived: queue.SimpleQueue[EndedRun | BaseException | None] = queue.SimpleQueue()
-        turn, over = threading.Lock(), threading.Event()
+        # Last in, first out: a sandbox that was used has its server already.
+        free: queue.LifoQueue[Sandbox] = queue.LifoQueue()
 
-        def work() -> None:
+        def call(request: RunRequest) -> EndedRun:
+            sandbox = free.get()
             try:
-                with sandbox_for(self._target) as sandbox:
-                    while not over.is_set():
-                        with turn:
-                            request = next(requests, None)
-                        if request is None:
-                            break
-                        run = run_once(sandbox, self._target, request, limits, self._threads)
-                        arrived.put(run)
-            except BaseException as error:  # noqa: BLE001 (thread boundary: raised where it is waited for)
-                arrived.put(error)
+                return run_once(sandbox, self._target, request, limits, self._threads)
             finally:
-                arrived.put(None)
+                free.put(sandbox)
 
-        for _ in range(self.width):
-            threading.Thread(target=work, daemon=True).start()
-        running = self.width
-        try:
-            while running:
-                run = arrived.get()
-                if run is None:
-                    running -= 1
-                elif isinstance(run, BaseException):
-                    raise run
-                else:
-                    yield run
-        finally:
-            over.set()
+        def first(running: list[futures.Future[EndedRun]]) -> tuple[Any, EndedRun]:
+            done = next(iter(futures.wait(running, return_when=futures.FIRST_COMPLETED).done))
+            return done, done.result()
+
+        # Sandboxes are closed first: then no call goes on that nobody waits for.
+        with futures.ThreadPoolExecutor(self.width) as pool, contextlib.ExitStack() as stack:
+            for _ in range(self.width):
+                free.put(stack.enter_context(sandbox_for(self._target)))
+            yield from _keep_busy(self.width, requests, lambda r: pool.submit(call, r), first)
 
 
 class RayRunner:
@@ -151,37 +156,29 @@ class RayRunner:
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
         """Runs in any order, as they end."""
-        waiting: dict[Any, RunRequest] = {}
-        target = dataclasses.replace(self._target, script=Path(self._target.script.name))
-        while True:
-            while len(waiting) < self.width and (request := next(requests, None)) is not None:
-                # Dictionaries, which workers of any version of this package read.
-                raw = [dataclasses.asdict(part) for part in (target, request, limits)]
-                waiting[self._task.remote(self._files, *raw, int(self._cpus))] = request
-            if not waiting:
-                return
-            (done,), _ = self._ray.wait(list(waiting), num_returns=1)
-            ended, record = self._ray.get(done)
-            yield EndedRun(waiting.pop(done), Ended(**ended), record)
+
+        def start(request: RunRequest) -> Any:
+            return self._task.remote(self._files, self._target, request, limits, int(self._cpus))
+
+        def first(running: list[Any]) -> tuple[Any, EndedRun]:
+            (done,), _ = self._ray.wait(running, num_returns=1)
+            return done, self._ray.get(done)
+
+        return _keep_busy(self.width, requests, start, first)
 
 
 def _run_on_node(
-    files: dict[str, bytes],
-    target: dict[str, Any],
-    request: dict[str, Any],
-    limits: dict[str, Any],
-    threads: int,
-) -> tuple[dict[str, Any], Entries]:
+    files: dict[str, bytes], target: Target, request: RunRequest, limits: Limits, threads: int
+) -> EndedRun:
     """Makes the script's folder again on a node, and runs the script in it."""
     with tempfile.TemporaryDirectory(prefix="dpaudit-") as name, contextlib.chdir(name):
         folder = Path(name).resolve()
         for path, content in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
-        there = Target(**target | {"script": folder / target["script"]})
+        there = dataclasses.replace(target, script=folder / target.script.name)
         with sandbox_for(there) as sandbox:
-            run = run_once(sandbox, there, RunRequest(**request), Limits(**limits), threads)
-    return dataclasses.asdict(run.ended), run.record
+            return run_once(sandbox, there, request, limits, threads)
 
 
 def sandbox_for(target: Target) -> Sandbox:
