@@ -15,7 +15,7 @@ from dpaudit_ray.scripts.watch.run_state import RunRequest
 from jobs.zoo import common
 from jobs.zoo.alarms import LAYERS, SCRIPTS, Script, row
 from tests.long import LONG
-from tests.zoo.conftest import ZOO
+from tests.scripts.conftest import ZOO
 
 SEED = 5
 BITWISE = ("mlp", "ghost", "memory_manager", "adam_schedule")
@@ -40,7 +40,7 @@ def looked_into(warm: Sandbox, name: str) -> EndedRun:
 @pytest.mark.parametrize("name", BITWISE)
 def test_looking_changes_no_bit_of_the_parameters(warm: Sandbox, name: str) -> None:
     request = {"script": "healthy", "function": name, "seed": SEED}
-    plain = warm.call("tests.zoo.plainly:run", request, Limits(300.0))
+    plain = warm.call("tests.scripts.plainly:run", request, Limits(300.0))
     assert plain.how == "returned", plain.traceback
     assert looked_into(warm, name).result["final"] == plain.value
 
@@ -86,7 +86,7 @@ def share(seen: Any) -> float:
 
 def test_what_every_optimizer_imports_is_there(warm: Sandbox) -> None:
     """PyTorch imports torch._dynamo at the first optimizer: a second for each run."""
-    assert warm.call("tests.zoo.test_zoo_healthy:dynamo", {}).value
+    assert warm.call("tests.scripts.test_zoo_healthy:dynamo", {}).value
 
 
 def dynamo(_: dict) -> bool:
