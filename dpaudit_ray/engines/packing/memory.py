@@ -72,14 +72,17 @@ class Groups:
         )
         if outer < most:
             warn_of_short_memory(outer)
-        return Groups(outer, min(self.inner, outer))
+        return self.at_most(outer)
+
+    def at_most(self, models: int) -> Groups:
+        """No more than so many models at a time."""
+        return Groups(min(self.outer, models), min(self.inner, models))
 
     def halved(self) -> Groups:
         """Half as many models at a time. Raises MemoryError where one is left."""
         if self.outer == 1:
             raise one_model_too_large()
-        outer = self.outer // 2
-        return Groups(outer, min(self.inner, outer))
+        return self.at_most(self.outer // 2)
 
 
 GPU_MOST = Groups(256, 256)  # more are hardly faster
@@ -185,7 +188,6 @@ class Footprint:
     def __init__(self, make: Callable[[Groups], Walked]) -> None:
         self._make = make
         self._lines: dict[tuple[object, ...], tuple[int, int] | None] = {}
-        self._halvings: dict[tuple[object, ...], int] = {}
 
     def bytes(self, computed: Computed, models: int, x: Tensor) -> int | None:
         """Bytes of a set of models on a batch like x [B, ...], without θ and x; None if unknown."""
@@ -194,24 +196,15 @@ class Footprint:
 
     def groups(self, computed: Computed, x: Tensor) -> Groups:
         """As many models as the budget has room for, and no more than pay."""
-        line, groups = self._line(computed, x), _UNKNOWN
-        if line is not None:
-            fixed, of_model = line
-            room = max(1, (budget() - fixed) // max(1, of_model))
-            groups = Groups(min(room, GPU_MOST.outer), min(room, GPU_MOST.inner))
-        for _ in range(self._halvings.get(_batch_key(computed, x), 0)):
-            groups = groups.halved()
-        return groups
-
-    def halve(self, computed: Computed, x: Tensor) -> None:
-        """Takes fewer models after memory ran out. Raises MemoryError where one is left."""
-        groups, key = self.groups(computed, x).halved(), _batch_key(computed, x)
-        self._halvings[key] = self._halvings.get(key, 0) + 1
-        warn_of_full_gpu(groups.outer)
+        line = self._line(computed, x)
+        if line is None:
+            return _UNKNOWN
+        fixed, of_model = line
+        return GPU_MOST.at_most(max(1, (budget() - fixed) // of_model))
 
     def _line(self, computed: Computed, x: Tensor) -> tuple[int, int] | None:
         """Bytes that do not depend on the models, and those of each."""
-        key = _batch_key(computed, x)
+        key = computed, rounded_up(len(x)), x.shape[1:], x.dtype
         if key not in self._lines:
             try:
                 few, more = (self._walked(computed, n, x) for n in (_FEW, _MORE))
@@ -237,10 +230,6 @@ class Footprint:
             else:
                 packed.clipped_sums(theta, like, y, 1.0)
         return int(live.peak)
-
-
-def _batch_key(computed: Computed, x: Tensor) -> tuple[object, ...]:
-    return computed, rounded_up(len(x)), x.shape[1:], x.dtype
 
 
 def rounded_up(examples: int) -> int:
@@ -276,21 +265,10 @@ def one_model_too_large() -> MemoryError:
 
 @functools.cache  # once in a process for each size
 def warn_of_short_memory(models: int) -> None:
-    """Says that a CPU's memory is short, so that a retry elsewhere may differ."""
+    """Says that memory is short or ran out, so that a retry elsewhere may differ."""
     _LOG.warning(
-        "memory is short: from here on %s, which may change last bits of scores; lower "
-        "resources.pack_size, or run fewer trainers on a node", _computed_at_once(models),
+        "memory is short: from here on %d model%s computed at once, which may change last bits of "
+        "scores; lower resources.pack_size, run fewer trainers on a node, or give each a larger "
+        "share of its GPU (resources.num_gpus)",
+        models, " is" if models == 1 else "s are",
     )  # fmt: skip
-
-
-@functools.cache
-def warn_of_full_gpu(models: int) -> None:
-    """Says that a GPU's memory ran out."""
-    _LOG.warning(
-        "the GPU's memory ran out: from here on %s, which may change last bits of scores; lower "
-        "resources.pack_size, or give trainers a larger num_gpus", _computed_at_once(models),
-    )  # fmt: skip
-
-
-def _computed_at_once(models: int) -> str:
-    return f"{models} model{' is' if models == 1 else 's are'} computed at once"

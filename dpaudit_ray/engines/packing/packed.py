@@ -68,6 +68,7 @@ class PackedModel:
         self._alone: Samplewise | None = None
         self._viewed: Samplewise | None = None
         self._settled, self._threaded = False, True
+        self._halvings = 0  # how often memory ran out
         self._rows: int | None = None  # the most that may go through together
         self.footprint = Footprint(self._on_meta)
         self._passes = Passes()
@@ -250,35 +251,32 @@ class PackedModel:
         """
         start = 0
         while start < len(theta):
-            groups = self._chosen(computed, theta, x)
+            groups = self._chosen(computed, x)
             models = slice(start, start + groups.outer)
             try:
                 compute(models, groups.inner)
             except RuntimeError as error:
-                self._halve(computed, x, error)
+                if not out_of_memory(error):
+                    raise
+                warn_of_short_memory(groups.halved().outer)
+                self._halvings += 1
                 continue
             start = models.stop
 
-    def _chosen(self, computed: Computed, theta: Tensor, x: Tensor) -> Groups:
-        if self._groups is not None:
-            return self._groups
-        return self._fast() if theta.device.type == "cpu" else self.footprint.groups(computed, x)
-
-    def _halve(self, computed: Computed, x: Tensor, error: RuntimeError) -> None:
-        """Takes fewer models at a time from here on, if memory ran out; else raises `error`."""
-        if not out_of_memory(error):
-            raise error
-        if self._groups is not None or x.device.type == "cpu":
-            self._groups = (self._groups or self._fast()).halved()
-            warn_of_short_memory(self._groups.outer)
-        else:
-            self.footprint.halve(computed, x)
+    def _chosen(self, computed: Computed, x: Tensor) -> Groups:
+        groups = self._groups
+        if groups is None:
+            on_cpu = x.device.type == "cpu"
+            groups = self._fast() if on_cpu else self.footprint.groups(computed, x)
+        for _ in range(self._halvings):
+            groups = groups.halved()
+        return groups
 
     def together(self, x: Tensor, y: Tensor) -> int:
         """How many models go through the module's own code at once, on a batch like this."""
         if self._groups is None and x.device.type == "cpu":
             self._groups = self._fitted(None, self.initial[None], Step(self._cast(x), y, 1.0, {}))
-        return self._chosen("sums", self.initial[None], x).inner
+        return self._chosen("sums", x).inner
 
     def _fitted(self, loops: Loops | None, theta: Tensor, step: Step) -> Groups:
         """Returns groups that fit on a CPU, from what one model's pass leaves behind."""
