@@ -16,7 +16,7 @@ from dpaudit_ray.engines.packing import memory
 from dpaudit_ray.engines.packing.conversion import warn_of_slow_way
 from dpaudit_ray.engines.packing.memory import Groups
 from dpaudit_ray.engines.packing.packed import PackedModel
-from dpaudit_ray.engines.rules import ghost_norm, pooling
+from dpaudit_ray.engines.rules import ghost_norm
 from dpaudit_ray.errors import SpecError
 from tests.engines.test_packed import loss_of, slow_clipped_sum
 from tests.long import paired
@@ -206,31 +206,6 @@ def test_losses_do_not_depend_on_the_groups(name: str) -> None:
     torch.testing.assert_close(expected[2], torch.stack(each), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"kernel_size": 2},
-        {"kernel_size": 2, "stride": 1},
-        {"kernel_size": 3, "stride": 2, "padding": 1},
-        {"kernel_size": (2, 3), "stride": (3, 2), "padding": (0, 1)},
-    ],
-    ids=str,
-)
-def test_ties_in_a_pool_go_where_torch_sends_them(options: dict) -> None:
-    """Integer inputs tie in almost every window, in every pattern."""
-    torch.manual_seed(1)
-    theirs = nn.MaxPool2d(**options)
-    ours = pooling.replacement(theirs)
-    assert ours is not None
-    x = torch.randint(0, 3, (50, 2, 9, 8)).float().requires_grad_()
-    found = []
-    for pool in (theirs, ours):
-        y = pool(x)
-        found.append((y, *torch.autograd.grad((y * torch.arange(float(y.shape[3]))).sum(), x)))
-    for ours_is, torch_is in zip(*found, strict=True):
-        assert torch.equal(ours_is, torch_is)
-
-
 def test_the_slow_way_is_said_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +291,7 @@ def test_running_out_of_memory_halves_the_models(
     ]
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     with pytest.raises(MemoryError, match="batch_size"):
-        model._groups.halved()
+        Groups(1, 1).halved()
 
 
 @pytest.mark.parametrize(

@@ -25,17 +25,47 @@ from torch import Tensor, nn
 from ..packing.memory import slices
 from ..packing.passes import Chain, Layer, Passes
 from ..rules.base import Rule, SampleGradients, flattens, plain
-from ..rules.convolution import Conv2dRule
+from ..rules.convolution import Conv2dRule, Pair
 from ..rules.ghost_norm import keeps
 from ..rules.linear import LinearRule
 from ..rules.losses import output_gradients
-from ..rules.pooling import Pair, PairPool, SlicePool, Window
 from . import conv_pool_loops as loops
 from . import vector_code
 from .vector_code import Static, static_size
 
 SPARE_REGISTERS = 2  # for what is added to the sums that are kept in the others
 _BEHIND = 16  # numbers: a vector may be read behind the last row of an image
+_LARGEST_WINDOW = 3  # rows or columns: every entry of a window costs a pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What is pooled: rows and columns, and how far windows are apart in both."""
+
+    size: Pair = (1, 1)
+    stride: Pair = (1, 1)
+
+    @classmethod
+    def from_layer(cls, layer: nn.Module | None) -> Window | None:
+        """The window of a max-pooling that the loops take; None for any other layer."""
+        if layer is None or not plain(layer, nn.MaxPool2d):
+            return None
+        assert isinstance(layer, nn.MaxPool2d)
+        size, stride, padding, dilation = (
+            (value, value) if isinstance(value, int) else (value[0], value[1])
+            for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        )
+        usual = padding == (0, 0) and dilation == (1, 1)
+        if not usual or layer.ceil_mode or layer.return_indices or max(size) > _LARGEST_WINDOW:
+            return None
+        return cls(size, stride)
+
+    def count(self, positions: Pair) -> Pair:
+        """Rows and columns of windows."""
+        rows, columns = (
+            max(0, (positions[i] - self.size[i]) // self.stride[i] + 1) for i in (0, 1)
+        )
+        return rows, columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,20 +341,23 @@ class ConvPool(nn.Module):
 def merge_pooling(layers: Sequence[nn.Module], passes: Passes) -> list[nn.Module]:
     """Returns the layers with every convolution and the pooling behind it as one `ConvPool`.
 
-    They come from `pooling.reordered`: a ReLU stands behind its pooling.
+    A ReLU is moved behind the pooling that follows it, where it has less to do. Values and
+    gradients are the same: the maximum of what is positive is the positive part of the maximum,
+    and where nothing is positive both gradients are 0.
     """
     merged: list[nn.Module] = []
     left = list(layers)
+    for i in range(len(left) - 1):
+        if plain(left[i], nn.ReLU) and Window.from_layer(left[i + 1]) is not None:
+            left[i], left[i + 1] = left[i + 1], left[i]
     while left:
         layer = left.pop(0)
         rule = layer.rule if isinstance(layer, Layer) else None
-        if isinstance(rule, Conv2dRule) and rule.in_runs:
-            pooling = left[0] if left else None
-            window = pooling.window if isinstance(pooling, PairPool | SlicePool) else None
-            if window is not None:
-                rectified = len(left) > 1 and plain(left[1], nn.ReLU)
-                behind = [left.pop(0) for _ in range(1 + rectified)]
-                layer = ConvPool(ConvPoolRule(rule, window, rectified), behind, passes)
+        window = Window.from_layer(left[0] if left else None)
+        if isinstance(rule, Conv2dRule) and rule.in_runs and window is not None:
+            rectified = len(left) > 1 and plain(left[1], nn.ReLU)
+            behind = [left.pop(0) for _ in range(1 + rectified)]
+            layer = ConvPool(ConvPoolRule(rule, window, rectified), behind, passes)
         merged.append(layer)
     return merged
 

@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ...errors import SpecError
-from ..rules import convolution, normalization, pooling
+from ..rules import convolution, normalization
 from ..rules.base import Rule, Slot, altered, plain, trained
 from ..rules.convolution import Conv2dRule, GroupedConv2dRule
 from ..rules.functional import FunctionalRule
@@ -105,8 +105,6 @@ def converted(
 
     Layers without a rule are added to `obstacles`.
     """
-    if (pool := pooling.replacement(module)) is not None:
-        return pool
     if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
         layer_slots = {name: slots[f"{path}{name}"] for name in trained(module)}
         if type(module) is nn.Conv1d and _all_trained(module):
@@ -125,8 +123,7 @@ def converted(
         from ..cpu import conv_pool  # numba takes half a second to import
 
         assert isinstance(module, nn.Sequential)
-        ordered = pooling.reordered(list(module))
-        return Chain(module, conv_pool.merge_pooling(ordered, passes))
+        return Chain(module, conv_pool.merge_pooling(list(module), passes))
     return module
 
 

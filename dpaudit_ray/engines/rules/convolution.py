@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from .base import InputRule, SampleGradients, Slot, at_least_float32, by_model
 from .ghost_norm import keeps, squared_norms
-from .pooling import Pair
+
+Pair = tuple[int, int]  # down and across
 
 # Unfolded patches that exist at once, in numbers: 64 MiB of float32.
 _PATCHES = 1 << 24
