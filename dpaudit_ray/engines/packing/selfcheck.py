@@ -194,10 +194,9 @@ class _Expected:
     theta: Tensor  # [n, p]
     x: Tensor  # [B, ...]
     y: Tensor  # [B]
-    weights: Tensor  # [n, B]
+    weights: Tensor  # [n, B]: 1, but for one example of the first model, 0
     clip_norm: float
-    sums: Tensor  # [n, p], with all weights 1; not of a large module
-    weighted: Tensor  # [n, p]
+    sums: Tensor  # [n, p], clipped and weighted
     outputs: Tensor  # [n, B, c]; not of a large module
 
 
@@ -207,19 +206,15 @@ def _expected(candidate: Candidate, x: Tensor, y: Tensor) -> _Expected:
     weights = torch.ones(len(theta), len(y), dtype=theta.dtype, device=theta.device)
     weights[0, -1] = 0
     clip_norm, sums = 0.0, torch.empty_like(theta)
-    weighted = torch.empty_like(theta)
     for i, (row, of_model) in enumerate(zip(theta, weights, strict=True)):
         gradients = alone.gradients(row, x, y)  # [B, p]
         norms = torch.linalg.vector_norm(gradients, dim=1)
         finite = norms[norms.isfinite()]
         # So that some gradients are clipped and others are not.
         clip_norm = clip_norm or 0.9 * float(finite.median() if len(finite) else 0) or 1.0
-        factors = clip_norm / norms.clamp(min=clip_norm)
-        if not candidate.large:
-            torch.mv(gradients.T, factors, out=sums[i])
-        torch.mv(gradients.T, factors * of_model, out=weighted[i])
+        torch.mv(gradients.T, of_model * clip_norm / norms.clamp(min=clip_norm), out=sums[i])
     outputs = theta.new_zeros(len(theta), 1) if candidate.large else alone.outputs(theta, x)
-    return _Expected(theta, x, y, weights, clip_norm, sums, weighted, outputs)
+    return _Expected(theta, x, y, weights, clip_norm, sums, outputs)
 
 
 def _models(candidate: Candidate, count: int) -> Tensor:
@@ -259,40 +254,32 @@ def _difference(
 def _compared(
     candidate: Candidate, ways: Sequence[Callable[[], Sums]], expected: _Expected
 ) -> Obstacle | None:
-    """Where one of these ways differs from what is expected; None where none does.
-
-    The first has weights, the second none; of a large module all have some.
-    """
-    module = candidate.module
-    for number, make in enumerate(ways):
-        weighted = number % 2 == 0 or candidate.large
-        x, weights = expected.x.clone(), expected.weights if weighted else None
-        by_autograd = expected.weighted if weighted else expected.sums
+    """Where one of these ways differs from what is expected; None where none does."""
+    module, theta, clip_norm = candidate.module, expected.theta, expected.clip_norm
+    for make in ways:
+        x = expected.x.clone()
         try:
             way = make()
-            sums = way.clipped_sums(expected.theta, x, expected.y, expected.clip_norm, weights)
-            large = candidate.large
-            outputs = expected.outputs if large else way.outputs(expected.theta, x)
+            sums = way.clipped_sums(theta, x, expected.y, clip_norm, expected.weights)
+            outputs = expected.outputs if candidate.large else way.outputs(theta, x)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 (a user's code may raise anything)
             return Obstacle.at("", module, f"cannot be packed ({first_line(error):.80})")
-        if (name := _differing_parameter(candidate, sums, by_autograd, expected)) is not None:
+        if (name := _differing_parameter(candidate, sums, expected)) is not None:
             path = name.rpartition(".")[0]
             layer = module.get_submodule(path)
             return Obstacle.at(path, layer, _OTHER_SUMS)
         errors = map(relative_error, outputs, expected.outputs)
-        if max(errors) > _BOUNDS[expected.theta.dtype] or not torch.equal(x, expected.x):
+        if max(errors) > _BOUNDS[theta.dtype] or not torch.equal(x, expected.x):
             return Obstacle.at("", module, _OTHER_OUTPUTS)
     return None
 
 
-def _differing_parameter(
-    candidate: Candidate, sums: Tensor, by_autograd: Tensor, expected: _Expected
-) -> str | None:
+def _differing_parameter(candidate: Candidate, sums: Tensor, expected: _Expected) -> str | None:
     """The first parameter whose sums differ, by the scale of all of them."""
     bound, least = _BOUNDS[expected.theta.dtype], _CANCELLED * expected.clip_norm
-    for row, right in zip(sums, by_autograd, strict=True):
+    for row, right in zip(sums, expected.sums, strict=True):
         if relative_error(row, right, least) <= bound:
             continue
         finite = right[right.isfinite()]
