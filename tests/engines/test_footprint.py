@@ -19,6 +19,7 @@ from dpaudit_ray.forecast.bench import WORKLOADS
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.plugins import parse
 from tests.engines.standin import GPU, distant, standing_in
+from tests.long import long
 
 
 def network(name: str) -> nn.Module:
@@ -107,6 +108,7 @@ print(resident("VmHWM") - before, model.footprint.bytes("sums", models, x))
 """
 
 
+@long("what a process takes of the kernel; the profiler's count of bytes is always compared")
 @pytest.mark.parametrize(("name", "models", "examples"), [("wrn16", 2, 16), ("mlp3", 256, 256)])
 def test_a_process_takes_as_much_as_estimated(name: str, models: int, examples: int) -> None:
     """What the kernel has given it, at most: real tensors on a CPU, on the way of a GPU."""
