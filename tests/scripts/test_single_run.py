@@ -11,21 +11,10 @@ from dpaudit_ray.scripts import single_run
 from dpaudit_ray.scripts.script_findings import Finding, Weight
 from dpaudit_ray.scripts.watch.opacus_engine import repeat_forward
 
-CLAIM = {
-    "name": "prv",
-    "history": [[1.0, 1.0, 100]],
-    "epsilons": [1.0],
-    "deltas": [1e-5],
-}
-TOLD = {
-    "made": 1,
-    "steps": [100],
-    "claims": [CLAIM],
-    "draws": [],
-    "unused": [],
-    "outside": [],
-    "seeded": [],
-    "left": {"gradients": [], "examples": []},
+CLAIM = {"name": "prv", "history": [[1.0, 1.0, 100]], "epsilons": [1.0], "deltas": [1e-5]}
+LEFT: dict[str, list[str]] = {"gradients": [], "examples": []}
+TOLD = {"made": 1, "steps": [100], "claims": [CLAIM], "left": LEFT} | {
+    key: [] for key in ("draws", "unused", "outside", "seeded")
 }
 
 
@@ -34,21 +23,11 @@ def entry(noise: float = 1.0, size: int = 100_000, seed: int = 0, **more: object
     rng = np.random.default_rng(seed)
     draws = int(np.clip(-(-20_000 // size), 4, 64))
     square = noise**2 * rng.chisquare((draws - 1) * size)
-    return {
-        "kind": "look",
-        "optimizer": 0,
-        "step": 0,
-        "names": ["weight"],
-        "sizes": [size, 1],
-        "replays": True,
-        "draws": draws,
-        "squares": [square, 0.0],
-        "norms": [float(size), 0.0],
-        "pairs": [],
-        "shifts": [{"what": "a gradient just within the clipping bound", "squares": [0.998, 0.0]}],
-        "empty": [0.0, 0.0],
-        "ghost": False,
-    } | more
+    shift = {"what": "a gradient just within the clipping bound", "squares": [0.998, 0.0]}
+    step = {"kind": "look", "optimizer": 0, "step": 0, "names": ["weight"], "sizes": [size, 1]}
+    step |= {"replays": True, "draws": draws, "squares": [square, 0.0], "ghost": False}
+    step |= {"norms": [float(size), 0.0], "pairs": [], "shifts": [shift], "empty": [0.0, 0.0]}
+    return step | more
 
 
 def found(*entries: dict, **told: object) -> list[Finding]:
@@ -82,10 +61,61 @@ def test_small_models_need_more(size: int) -> None:
     assert kinds(entry(0.5, size=size)) == {"noise"}
 
 
-def test_no_noise_and_noise_that_is_always_the_same() -> None:
-    assert kinds(entry(0.0)) == {"noise"}
-    # An empty batch without noise says nothing.
-    assert kinds(entry(0.0, norms=[0.0, 0.0])) == set()
+FORWARD = {"kind": "forward", "by": 0.1}
+GHOST = {"kind": "ghost", "step": 0, "what": "record 0", "bound": 1.0}
+PAIR = {"of": [0, 1], "n": 10_000, "pairs": 10}
+
+
+def stepped(when: str, what: str) -> dict:
+    return {"outside": [{"key": [when, what, "SGD", "weight"], "steps": 5}]}
+
+
+def counted(steps: int) -> dict:
+    return {"claims": [CLAIM | {"history": [[1.0, 0.5, steps]]}]}
+
+
+# Entries, what else the run returned, and the looks that find a violation.
+CASES: dict[str, tuple[list[dict], dict, set[str]]] = {
+    "noise that is always the same": ([entry(0.0)], {}, {"noise"}),
+    "an empty batch without noise": ([entry(0.0, norms=[0.0, 0.0])], {}, set()),
+    "an empty record scales all": ([entry(empty=[100.0, 0.0])], {}, {"scale"}),
+    "ghost clipping's rounding": ([entry(ghost=True), GHOST | {"longest": 1.005}], {}, set()),
+    "ghost clipping": ([entry(ghost=True), GHOST | {"longest": 1.02}], {}, {"clipping"}),
+    "records mixed": (
+        [entry(), FORWARD | {"mixes": True, "buffers": []}], {}, {"records apart"}
+    ),
+    "buffers": ([entry(), FORWARD | {"mixes": False, "buffers": ["mean"]}], {}, {"buffers"}),
+    "records apart": ([entry(), FORWARD | {"mixes": False, "buffers": []}], {}, set()),
+    "too few steps accounted": ([entry()], counted(2), {"accounting"}),
+    "a sum that was left": (
+        [entry(), {"kind": "carried", "step": 3, "both": 2, "drawn": 60}], {}, {"accumulation"}
+    ),
+    "private parameters": ([entry()], stepped("after", "private"), {"updates"}),
+    "other parameters": ([entry()], stepped("after", "other"), set()),
+    "a gradient in the model": ([entry()], {"left": LEFT | {"gradients": ["w"]}}, {"release"}),
+    # Massart's bound: 10,000 numbers are 0.02 away once in 1,500 (levels: 0.002 per run).
+    "another law": ([entry(shape={"n": 10_000, "distance": 0.05})], {}, {"law of the noise"}),
+    "the normal law": ([entry(shape={"n": 10_000, "distance": 0.01})], {}, set()),
+}  # fmt: skip
+# A correlation of 0.1 over 10,000 numbers is ten deviations; of 0.02, two.
+for kind in ("steps", "tensors", "neighbours"):
+    for value, looks in ((0.1, {f"correlation of {kind}"}), (0.02, set())):
+        pair = PAIR | {"what": kind, "correlation": value}
+        CASES[f"{kind} correlated by {value}"] = ([entry(pairs=[pair])], {}, looks)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_a_violation(case: str) -> None:
+    entries, told, looks = CASES[case]
+    assert kinds(*entries, **told) == looks
+
+
+def test_steps_that_are_accounted() -> None:
+    assert "accounting" not in kinds(entry(), **counted(100))
+
+
+def test_ghost_clipping_that_was_not_seen() -> None:
+    assert not single_run.judge([entry(ghost=True)], TOLD, 1e-5).complete
 
 
 def test_a_tensor_without_noise_that_records_move() -> None:
@@ -114,10 +144,6 @@ def test_no_clipping() -> None:
     assert "times as far" in one.seen
 
 
-def test_a_record_without_a_gradient_scales_the_release() -> None:
-    assert kinds(entry(empty=[100.0, 0.0])) == {"scale"}
-
-
 def test_a_bound_that_records_move() -> None:
     """Adaptive clipping releases its bound: without noise, whoever moves it is seen."""
     left_out = {"what": "record 0 of the batch left out", "squares": [0.5, 1e-4]}
@@ -137,29 +163,6 @@ def test_a_step_that_gives_something_else_when_repeated_says_nothing() -> None:
     judged = single_run.judge([{"kind": "look", "step": 0, "replays": False}], TOLD, 1e-5)
     assert not judged.findings
     assert not judged.complete
-
-
-@pytest.mark.parametrize("what", ["steps", "tensors", "neighbours"])
-def test_noise_that_hangs_together(what: str) -> None:
-    """A correlation of 0.1 over 10,000 numbers is ten deviations; of 0.02, two."""
-    pair = {"what": what, "of": [0, 1], "n": 10_000, "pairs": 10}
-    assert kinds(entry(pairs=[pair | {"correlation": 0.1}])) == {f"correlation of {what}"}
-    assert kinds(entry(pairs=[pair | {"correlation": 0.02}])) == set()
-
-
-def test_noise_of_another_law() -> None:
-    """Massart's bound: 10,000 numbers are 0.02 away once in 1,500 (levels: 0.002 per run)."""
-    shape = {"n": 10_000, "distinct": 1.0}
-    assert kinds(entry(shape=shape | {"distance": 0.05})) == {"law of the noise"}
-    assert kinds(entry(shape=shape | {"distance": 0.01})) == set()
-
-
-def test_what_ghost_clipping_lets_through() -> None:
-    ghost = {"kind": "ghost", "step": 0, "what": "record 0", "bound": 1.0}
-    look = entry(ghost=True)
-    assert kinds(look, ghost | {"longest": 1.005}) == set()
-    assert kinds(look, ghost | {"longest": 1.02}) == {"clipping"}
-    assert not single_run.judge([look], TOLD, 1e-5).complete
 
 
 def unseen(*entries: dict, **told: object) -> dict[str, str]:
@@ -243,41 +246,12 @@ def test_passes_that_cannot_be_compared_say_why() -> None:
     assert "a row for each record" in summed
 
 
-def test_records_that_are_not_kept_apart() -> None:
-    forward = {"kind": "forward", "by": 0.1, "batch": 8}
-    assert kinds(entry(), forward | {"mixes": True, "buffers": []}) == {"records apart"}
-    assert kinds(entry(), forward | {"mixes": False, "buffers": ["mean"]}) == {"buffers"}
-    assert kinds(entry(), forward | {"mixes": False, "buffers": []}) == set()
-
-
-def test_steps_that_were_not_accounted() -> None:
-    short = CLAIM | {"history": [[1.0, 0.5, 2]]}
-    assert "accounting" in kinds(entry(), claims=[short])
-    assert "accounting" not in kinds(entry(), claims=[CLAIM | {"history": [[1.0, 0.5, 100]]}])
-
-
-def test_sums_that_were_left_in_the_middle() -> None:
-    carried = {"kind": "carried", "step": 3, "both": 2, "drawn": 60}
-    assert kinds(entry(), carried) == {"accumulation"}
-
-
-def test_other_optimizers() -> None:
-    def stepped(when: str, what: str) -> list[dict]:
-        return [{"key": [when, what, "SGD", "weight"], "steps": 5}]
-
-    assert kinds(entry(), outside=stepped("after", "private")) == {"updates"}
-    assert kinds(entry(), outside=stepped("after", "other")) == set()
-    for when, what in (("after", "other"), ("before", "other")):
-        weights = {one.weight for one in found(entry(), outside=stepped(when, what))}
-        assert weights == {Weight.WARNING}
-    assert found(entry(), outside=stepped("import", "other")) == []
-
-
-def test_what_the_returned_model_carries() -> None:
-    left = {"gradients": ["weight"], "examples": []}
-    assert kinds(entry(), left=left) == {"release"}
-    (one,) = found(entry(), left={"gradients": [], "examples": ["weight"]})
-    assert one.weight is Weight.NOTE
+def test_what_is_no_more_than_a_warning_or_a_note() -> None:
+    for when in ("after", "before"):
+        assert {f.weight for f in found(entry(), **stepped(when, "other"))} == {Weight.WARNING}
+    assert found(entry(), **stepped("import", "other")) == []
+    (kept,) = found(entry(), left=LEFT | {"examples": ["weight"]})
+    assert kept.weight is Weight.NOTE
 
 
 def test_seeds() -> None:
