@@ -183,8 +183,8 @@ def judge_size(records: list[Entries], delta: float) -> Judgement:
             f": the noise of {first['size']} parameters is scaled by it, and one step tells the "
             f"two apart with ε = {epsilon:.3g} at δ = {delta:g}"
         )
-    found = finding("secret size", said, seen=seen)
-    return Judgement((found,), (Look(0, _SIZE, True, f"{said}: {seen}"),))
+    violation = finding("secret size", said, seen=seen)
+    return Judgement((violation,), (Look(0, _SIZE, True, f"{said}: {seen}"),))
 
 
 def epsilon_of_scales(dimension: int, ratio: float, delta: float) -> float:

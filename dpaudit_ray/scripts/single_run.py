@@ -275,10 +275,10 @@ def _judge_updates(result: Result) -> Judgement:
         findings.append(finding("moved", f"between {moved} steps"))
     if names := result["left"].get("outside"):
         findings.append(finding("outside", "the returned model", names=", ".join(names[:4])))
-    known = not moved and not names
+    all_seen = not moved and not names
     said = f"{len(result['outside'])} other optimizers stepped"
-    said += "" if known else "; whether what they did is private was not seen"
-    return Judgement(tuple(findings), (Look(0, "updates", known, said),), complete=known)
+    said += "" if all_seen else "; whether what they did is private was not seen"
+    return Judgement(tuple(findings), (Look(0, "updates", all_seen, said),), complete=all_seen)
 
 
 def _judge_release(record: Entries, result: Result) -> Judgement:

@@ -18,21 +18,9 @@ import torch
 
 from ... import accounting
 from ...accounting import Training
+from . import step_probe
 from .run_state import WatchedRun
-from .step_probe import (
-    FAR,
-    LOOKED_AT,
-    NEAR,
-    Release,
-    StepWatch,
-    difference,
-    flat_vectors,
-    preserve_generators,
-    random_direction,
-    seed_generators,
-    spread_indices,
-    squared_lengths,
-)
+from .step_probe import Release, StepWatch
 
 _DRAWS = 6  # whose mean stands for a release without its noise
 _current: contextvars.ContextVar[Streams | None] = contextvars.ContextVar("run", default=None)
@@ -139,7 +127,7 @@ class Stream(StepWatch):
         run = self.run
         run.settle((self.number, self.steps))
         began = time.monotonic()
-        if run.request.looks and self.steps in LOOKED_AT:
+        if run.request.looks and self.steps in step_probe.LOOKED_AT:
             if redraws:
                 self._look(released, rows or 0, shapes)
             else:
@@ -156,9 +144,9 @@ class Stream(StepWatch):
 
     def _look(self, released: ReleasedArrays, rows: int, shapes: Shapes) -> None:
         def tried(change: Change, seed: int | None) -> Release:
-            with preserve_generators():
+            with step_probe.preserve_generators():
                 if seed is not None:
-                    seed_generators(seed)
+                    step_probe.seed_generators(seed)
                 return _flat(released(change, seed))
 
         empty = "empty" if shapes is not None else None
@@ -166,13 +154,15 @@ class Stream(StepWatch):
             self.examine(tried, self._changes(rows, shapes), "nothing", empty)
 
     def _changes(self, rows: int, shapes: Shapes) -> Iterator[tuple[str, Change]]:
-        for index in spread_indices(rows):
+        for index in step_probe.spread_indices(rows):
             yield f"record {index} of the batch left out", ("without", index)
         if shapes is not None:
-            v = random_direction([torch.Size(s) for s in shapes], self.run.request.derived("look"))
-            far = [(FAR * self.promise[1] * w).numpy() for w in v]
+            v = step_probe.random_direction(
+                [torch.Size(s) for s in shapes], self.run.request.derived("look")
+            )
+            far = [(step_probe.FAR * self.promise[1] * w).numpy() for w in v]
             yield "a gradient a thousand times too long", ("appended", far)
-            near = [(NEAR * self.promise[1] * w).numpy() for w in v]
+            near = [(step_probe.NEAR * self.promise[1] * w).numpy() for w in v]
             yield "a gradient just within the clipping bound", ("appended", near)
         elif rows:
             yield "a record with values a thousand times larger", ("wild", rows - 1)
@@ -191,14 +181,16 @@ class Stream(StepWatch):
         if shapes is None:
             return self._leave_out(released, rows, member)
         sign = 1.0 if request.coin(0.5, "sign", *at) else -1.0
-        v = random_direction([torch.Size(s) for s in shapes], request.derived("canary", *at))
+        v = step_probe.random_direction(
+            [torch.Size(s) for s in shapes], request.derived("canary", *at)
+        )
         directions = [w.double().numpy().reshape(-1) for w in v]
 
         def score(release: Release) -> float:
             pairs = zip(release, directions, strict=True)
             return sign * sum(float(a @ b) for a, b in pairs) / bound
 
-        row = [(sign * FAR * bound * w).numpy() for w in v]
+        row = [(sign * step_probe.FAR * bound * w).numpy() for w in v]
         return score, ("appended", row) if member else "nothing", member
 
     def _leave_out(
@@ -206,16 +198,16 @@ class Stream(StepWatch):
     ) -> tuple[Callable[[Release], float], Change, bool]:
         """A trial by the last record; who knows the parameters knows what it adds."""
         without_last = ("without", rows - 1)
-        with self.run.replay(), preserve_generators():
+        with self.run.replay(), step_probe.preserve_generators():
             seed = self.run.request.derived("draw", self.number, self.steps)
             without = [_flat(released(without_last, seed + k)) for k in range(_DRAWS)]
             whole = _flat(released("nothing", seed))
-        moved = difference(whole, without[0])
+        moved = step_probe.difference(whole, without[0])
         middle = [np.mean(parts, axis=0) for parts in zip(*without, strict=True)]
-        size = sum(squared_lengths(moved)) or 1.0
+        size = sum(step_probe.squared_lengths(moved)) or 1.0
 
         def score(release: Release) -> float:
-            away = difference(release, middle)
+            away = step_probe.difference(release, middle)
             return sum(float(a @ b) for a, b in zip(away, moved, strict=True)) / size
 
         return score, "nothing" if member else without_last, member
@@ -261,7 +253,7 @@ def _join(first: Any, second: Any) -> Any:
 
 def _flat(arrays: Arrays) -> Release:
     return [
-        flat_vectors([array])[0] if isinstance(array, torch.Tensor)
+        step_probe.flat_vectors([array])[0] if isinstance(array, torch.Tensor)
         else np.asarray(array, dtype=np.float64).reshape(-1)
         for array in arrays
     ]  # fmt: skip

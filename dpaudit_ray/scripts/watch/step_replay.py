@@ -18,17 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from . import step_probe
 from .run_state import WatchedRun
-from .step_probe import (
-    Release,
-    difference,
-    flat_vectors,
-    gradients,
-    preserve_generators,
-    seed_generators,
-    spread_indices,
-    squared_lengths,
-)
+from .step_probe import Release
 
 _GHOST_ROWS = 4  # records whose loss is made larger
 _GHOST_FACTORS = (1.0, 30.0, 1e3)  # times a record's loss, so that its gradient must be clipped
@@ -129,9 +121,9 @@ class StepReplay:
         generators = [
             held for held in vars(optimizer).values() if isinstance(held, torch.Generator)
         ]
-        with preserve_generators(generators), self._copies():
+        with step_probe.preserve_generators(generators), self._copies():
             if seed is not None:
-                seed_generators(seed, generators)
+                step_probe.seed_generators(seed, generators)
             caught: list[Release] = []
             before = [p.data.clone() for p in self.params]
             bound = clipping_bound(optimizer)
@@ -140,7 +132,7 @@ class StepReplay:
                 if closure is not None:  # evaluated by the optimizer, before it steps
                     with torch.enable_grad():
                         closure()
-                caught.append(gradients(self.params))
+                caught.append(step_probe.gradients(self.params))
 
             inner = optimizer.original_optimizer
             kept = vars(inner).get("step")
@@ -152,15 +144,17 @@ class StepReplay:
                 del inner.step
                 if kept is not None:  # a scheduler's, that counts steps
                     inner.step = kept
-            moved = flat_vectors(p.data - old for p, old in zip(self.params, before, strict=True))
+            moved = step_probe.flat_vectors(
+                p.data - old for p, old in zip(self.params, before, strict=True)
+            )
             for p, old in zip(self.params, before, strict=True):
                 p.data.copy_(old)
             if caught:
                 moved = [a + b for a, b in zip(moved, caught[-1], strict=True)]
             elif not any(part.any() for part in moved):
-                moved = gradients(self.params)
-            told = np.log(clipping_bound(optimizer) / bound) if bound > 0 else 0.0
-            return [*moved, np.array([told])]
+                moved = step_probe.gradients(self.params)
+            published = np.log(clipping_bound(optimizer) / bound) if bound > 0 else 0.0
+            return [*moved, np.array([published])]
 
     @contextlib.contextmanager
     def _copies(self) -> Iterator[None]:
@@ -242,11 +236,11 @@ def install_ghost(run: WatchedRun, due: Callable[[Any], int | None]) -> None:
 def _longest_ghost(loss: Any, backward: Callable[..., Any]) -> tuple[float, str]:
     """The length of the longest clipped gradient of a single record, and which that is."""
     longest, what = 0.0, ""
-    for row in spread_indices(len(loss.loss_per_sample), _GHOST_ROWS):
+    for row in step_probe.spread_indices(len(loss.loss_per_sample), _GHOST_ROWS):
         without = _ghost_sum(loss, backward, row, 0.0)
         for factor in _GHOST_FACTORS:
-            moved = difference(_ghost_sum(loss, backward, row, factor), without)
-            length = float(np.sqrt(sum(squared_lengths(moved))))
+            moved = step_probe.difference(_ghost_sum(loss, backward, row, factor), without)
+            length = float(np.sqrt(sum(step_probe.squared_lengths(moved))))
             if length >= longest:
                 longest = length
                 what = f"record {row} of the batch with {factor:.0f} times its loss"
@@ -258,12 +252,12 @@ def _ghost_sum(loss: Any, backward: Callable[..., Any], row: int, factor: float)
     weights = torch.ones_like(loss.loss_per_sample)
     weights[row] = factor
     params = list(loss.optimizer.params)
-    with preserve_generators(), _backward_undone(loss.module, params):
+    with step_probe.preserve_generators(), _backward_undone(loss.module, params):
         tried = type(loss)(
             loss.module, loss.optimizer, loss.loss_per_sample * weights, loss.loss_reduction
         )
         backward(tried)
-        return gradients(params)
+        return step_probe.gradients(params)
 
 
 @contextlib.contextmanager
