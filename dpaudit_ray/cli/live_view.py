@@ -28,8 +28,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from ..orchestration.eta import Speed
-from ..orchestration.progress import AuditProgress, Progress
+from ..orchestration.progress import AuditProgress, Progress, Speed
 from ..printable import printable
 from ..sweep.grid import shorten_labels
 from . import terminal

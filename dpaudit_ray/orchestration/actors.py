@@ -16,16 +16,11 @@ from ray.util.metrics import Gauge
 
 from ..data.base import provide
 from ..plan import provenance
-from ..plan.failures import Failure
-from ..plan.model import Pack, Part
 from ..plan.provenance import Machine
 from ..storage import patience
-from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
-from ..storage.scores import PackScores
 from . import metrics, trainer
 from .aggregation import KEEP_UP_SECONDS, Aggregation
-from .checkpoints import Saved
 from .executors import Role
 from .progress import Activity, Progress
 from .trainer import Brief
@@ -82,37 +77,12 @@ class Aggregator:
         """True: this process runs, whatever it waits for."""
         return True
 
-    def fold(self, pack: Pack, scores: PackScores) -> None:
-        """Stores and folds a pack; safe to call twice."""
-        self._open().fold(pack, scores)
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What a method of the aggregation returns.
 
-    def checkpoint(self, pack: Pack) -> Saved | None:
-        """The last checkpoint of a pack."""
-        return self._open().checkpoint(pack)
-
-    def save(self, pack: Pack, saved: Saved) -> None:
-        """Keeps a checkpoint."""
-        self._open().save(pack, saved)
-
-    def keep(self, part: Part, arrays: Arrays) -> None:
-        """Stores a part of a preparation; safe to call twice."""
-        self._open().keep(part, arrays)
-
-    def prepared(self, audit: int) -> tuple[Arrays, ...]:
-        """The parts of what an audit waits for."""
-        return self._open().prepared(audit)
-
-    def give_up(self, failed: list[Failure]) -> None:
-        """Records packs whose trials are misses; safe to call twice."""
-        self._open().give_up(failed)
-
-    def try_again(self, packs: list[Pack]) -> None:
-        """Takes recorded packs back; safe to call twice."""
-        self._open().try_again(packs)
-
-    def difference(self, pack: Pack, again: PackScores) -> str | None:
-        """Compares a finished pack with another run of it."""
-        return self._open().difference(pack, again)
+        All may be called twice: Ray calls again what the end of this process cut off.
+        """
+        return getattr(self._open(), method)(*arguments)
 
     # One of a thousand polls is no task to anybody.
     @ray.method(enable_task_events=False)  # type: ignore[untyped-decorator]
@@ -121,10 +91,6 @@ class Aggregator:
         progress = self._open().progress(activity)
         self._publisher.publish(progress)
         return progress
-
-    def flush(self) -> None:
-        """Writes the estimates."""
-        self._open().flush()
 
 
 @ray.remote
@@ -139,7 +105,7 @@ class Trainer(trainer.Trainer):
 
         def call(method: str, *arguments: Any, label: str = "") -> Any:
             name = task_name("Aggregator", method, label)
-            return ray.get(getattr(aggregator, method).options(name=name).remote(*arguments))
+            return ray.get(aggregator.call.options(name=name).remote(method, *arguments))
 
         super().__init__(raw_sweep, brief, call)
         self._name = raw_sweep["name"]

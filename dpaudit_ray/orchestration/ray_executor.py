@@ -94,7 +94,10 @@ class RayExecutor:
         from . import actors
 
         role: Role = "Aggregator" if worker is self._aggregator else "Trainer"
-        task = getattr(worker, method)
+        if role == "Trainer" or method in ("progress", "pulse"):
+            task = getattr(worker, method)
+        else:
+            task, arguments = worker.call, (method, *arguments)
         if method not in ("progress", "pulse"):  # which are no tasks to anybody
             task = task.options(name=actors.task_name(role, method, label))
         reference = task.remote(*arguments)

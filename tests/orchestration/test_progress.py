@@ -8,9 +8,14 @@ import pytest
 
 from dpaudit_ray.orchestration import driver
 from dpaudit_ray.orchestration.driver import Driver, FailureBudget
-from dpaudit_ray.orchestration.eta import WINDOW_SECONDS, Speed
 from dpaudit_ray.orchestration.interrupt import Stop
-from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
+from dpaudit_ray.orchestration.progress import (
+    WINDOW_SECONDS,
+    Activity,
+    AuditProgress,
+    Progress,
+    Speed,
+)
 from dpaudit_ray.sweep.resources import ResourceSpec
 from tests.orchestration.test_driver import PACKS, Scripted
 
