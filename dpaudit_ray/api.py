@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from . import notebook
 from . import plan as planning
 from .errors import DamagedArraysError, DamagedScoresError, SpecError
 from .orchestration import metrics, retrying
@@ -21,7 +20,7 @@ from .orchestration.progress import Activity, Progress
 from .plan import compaction, decisions, failures, preparing, quarantine
 from .plan.failures import Failure
 from .plan.model import Pack, Plan
-from .result import Result
+from .result import Result, notebook_progress
 from .storage import lease, patience
 from .storage.lease import Lease
 from .storage.run_directory import RunDirectory
@@ -86,8 +85,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         plan = planning.open_run(prepared, held.run, accept_changed_code, tell)
         running = held.run.patient(patience.RUNNING)
         quarantine.set_aside(running, plan, tell)
-        seen = show or notebook.progress()
-        job = _Job(prepared, plan, running, held, stop, seen, tell, phase)
+        job = _Job(prepared, plan, running, held, stop, show or notebook_progress(), tell, phase)
         with _reported(directory) if report else contextlib.nullcontext():
             return job.run(executor, address, retry_failed)
 

@@ -1,16 +1,21 @@
-"""What `dpaudit_ray.run` returns: a run's numbers, its verdict, and how a notebook shows it."""
+"""What `dpaudit_ray.run` returns, and what a notebook shows meanwhile and afterwards."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+import html
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from . import plan as planning
+from .orchestration.progress import AuditProgress, Progress
 from .plan import score_stream
 from .plan.failures import Failure
+from .printable import printable
 from .storage.run_directory import RunDirectory
 from .storage.scores import MISSED
 
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
     from .report.figures.primitives import Picture
     from .report.tables import Run
     from .report.verdict import Verdict
+
+_AUDITS = 6  # that are shown, of those that go on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +74,10 @@ class Result:
         """
         run = RunDirectory(self.location)
         plan = planning.require(run)
-        found = pd.concat(
+        scores = pd.concat(
             [score_stream.stored_scores(run, plan, index) for index in range(len(plan.audits))]
         )
-        return found.fillna({MISSED: ""}) if MISSED in found else found
+        return scores.fillna({MISSED: ""}) if MISSED in scores else scores
 
     @functools.cached_property
     def answer(self) -> Answer:
@@ -101,3 +108,36 @@ class Result:
         from .report import markup
 
         return markup.notebook_card(self.run, self.answer, self.plot().content)
+
+
+def notebook_progress() -> Callable[[Progress], None]:
+    """Shows snapshots where this process is a notebook's kernel; does nothing elsewhere."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if getattr(shell, "kernel", None) is None:
+        return lambda snapshot: None
+    display = ipython.display
+    shown = display.display(display.HTML("dpaudit: starting"), display_id=True)
+
+    def update(snapshot: Progress) -> None:
+        shown.update(display.HTML(_progress_line(snapshot)))
+
+    return update
+
+
+def _progress_line(snapshot: Progress) -> str:
+    """A snapshot as HTML: a bar for all trials, and the audits that go on."""
+    running = [audit for audit in snapshot.audits if 0 < audit.done < audit.trials][:_AUDITS]
+    lines = "".join(f"<br>{_audit_line(audit)}" for audit in running)
+    return (
+        f'<progress max="{max(snapshot.trials, 1)}" value="{snapshot.done}"></progress> '
+        f"{snapshot.done:,} of {snapshot.trials:,} trials{lines}"
+    )
+
+
+def _audit_line(audit: AuditProgress) -> str:
+    label = html.escape(printable(audit.label))
+    return (
+        f"{label}: {audit.done:,} of {audit.trials:,}, ε ≥ {audit.epsilon_lower:.2f} "
+        f"({audit.status}, at any time) of {audit.claim:.2f}"
+    )

@@ -23,7 +23,7 @@ ROOMS = (
     *("data", "models", "adversaries", "mechanisms"),
     *("sweep", "plan"),
     "orchestration",
-    *("report", "result", "notebook", "api", "forecast"),
+    *("report", "result", "api", "forecast"),
     *("opacus", "scripts", "releases", "testing"),
     *("cli", "__main__"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,12 +11,13 @@ from typing import Any
 
 from ..errors import ClusterError
 from .executors import Executor, Handle, WorkerDiedError
-from .faults import Silence
 from .head_liveness import LOOK_SECONDS, HeadLiveness
 from .progress import Activity, Progress
 
 START_SECONDS = 120.0  # for a new process of the aggregator: it imports, perhaps beside many others
 CLOSE_SECONDS = 10.0
+QUIET = 10.0  # seconds without an answer: longer than it takes to fold a pack
+LONG = 60.0  # seconds of that, before the user is told
 
 
 class AggregatorClient:
@@ -36,8 +38,9 @@ class AggregatorClient:
     ) -> None:
         self._executor, self._aggregator = executor, aggregator
         self._liveness, self._tell = liveness, tell
-        self.silence = Silence(tell)
-        self._snapshot: Future[Progress] | None = None
+        self._snapshot: Future[Progress] | None = None  # asked for `_since` then
+        self._since, self._long_told = 0.0, False
+        self.silent_until = -math.inf  # when it was silent last, by `time.monotonic`
         self._pulse: Future[bool] | None = None  # the answer that shows that its process runs
         self._mute, self._looked, self._beats = 0.0, 0.0, False
         self._seen: Progress = self.call("progress", Activity())
@@ -56,7 +59,7 @@ class AggregatorClient:
         self._take_snapshot()
         self._check_pulse()
         if self._snapshot is None:
-            self.silence.asked()
+            self._since, self._long_told = time.monotonic(), False
             self._snapshot = self._executor.call(self._aggregator, "progress", activity)
             self._take_snapshot()
         return self._seen
@@ -64,8 +67,26 @@ class AggregatorClient:
     def refresh(self) -> None:
         """Waits for a snapshot of now: the answer that it owes may be of before."""
         self._snapshot = None
-        self.silence.answered()
         self._seen = self.call("progress", self._seen.activity)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it owes an answer for longer than it takes while it works.
+
+        Trainers wait for it then, and are not to blame. Restarted, it reads the finished packs
+        first; so it is silent, too, when storage is.
+        """
+        now = time.monotonic()
+        if self._snapshot is None or now - self._since < QUIET:
+            return False
+        self.silent_until = now
+        if now - self._since > LONG and not self._long_told:
+            self._long_told = True
+            self._tell(
+                f"the aggregator has not answered for {LONG:.0f} s: it reads finished packs again, "
+                "or storage is slow; trainers wait for it"
+            )
+        return True
 
     def close(self) -> None:
         """Lets it answer: Ray reports a call that is cut off by `kill` as a failure."""
@@ -75,7 +96,6 @@ class AggregatorClient:
     def _take_snapshot(self) -> None:
         if self._snapshot is not None and self._snapshot.done():
             snapshot, self._snapshot = self._snapshot, None
-            self.silence.answered()
             self._seen = self._result(snapshot)
 
     def _check_pulse(self) -> None:

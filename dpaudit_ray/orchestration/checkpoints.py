@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import DamagedArraysError
 from ..plan.model import Pack, Plan
@@ -20,17 +21,9 @@ from ..storage.run_directory import RunDirectory
 _log = logging.getLogger("dpaudit")
 KEPT = 2  # of a pack
 
+# Calls a method of the aggregator by name; `label=` says what for.
+CallAggregator = Callable[..., Any]
 Saved = tuple[int, Arrays]  # a step, and what training goes on from after it
-
-
-class Keeper(Protocol):
-    """Where checkpoints are kept."""
-
-    def checkpoint(self, pack: Pack) -> Saved | None:
-        """The last one of a pack that is whole; None where there is none."""
-
-    def save(self, pack: Pack, saved: Saved) -> None:
-        """Keeps one, and the one before."""
 
 
 class Checkpoints:
@@ -51,7 +44,7 @@ class Checkpoints:
             return {pack: max(steps) for pack, steps in self._steps.items() if steps}
 
     def checkpoint(self, pack: Pack) -> Saved | None:
-        """See `Keeper`."""
+        """The last one of a pack that is whole; None where there is none."""
         with self._turn:
             steps = sorted(self._steps.get(pack, ()), reverse=True)
         for step in steps:
@@ -62,7 +55,7 @@ class Checkpoints:
         return None
 
     def save(self, pack: Pack, saved: Saved) -> None:
-        """See `Keeper`. Raises StorageError."""
+        """Keeps one, and the one before. Raises StorageError."""
         step, arrays = saved
         self._run.write_checkpoint(*self._place(pack), step, arrays)
         with self._turn:
@@ -86,24 +79,26 @@ class Checkpoints:
         return self._plan.audits[pack.audit].id, (pack.first, pack.last)
 
 
-class OfPack:
-    """The checkpoints of one pack, as the mechanism sees them; see `mechanisms.base.Checkpoints`.
+class PackCheckpoints:
+    """The checkpoints of one pack, as a mechanism sees them (`mechanisms.base.Checkpoints`).
+
+    They go through the aggregator, whose methods `call` calls.
 
     What goes wrong with them stops no training: whatever is the matter with the storage is told
     when the pack's scores are stored.
     """
 
-    def __init__(self, keeper: Keeper, pack: Pack, minutes: float) -> None:
-        self._keeper, self._pack, self._seconds = keeper, pack, 60 * minutes
+    def __init__(self, call: CallAggregator, pack: Pack, minutes: float) -> None:
+        self._call, self._pack, self._seconds = call, pack, 60 * minutes
         self._since = time.monotonic()
         self.resumed = False
 
     def last(self) -> Saved | None:
         """What to go on from; nothing where it cannot be had."""
         try:
-            found = self._keeper.checkpoint(self._pack)
-            self.resumed = found is not None
-            return found
+            saved: Saved | None = self._call("checkpoint", self._pack)
+            self.resumed = saved is not None
+            return saved
         except Exception as error:  # noqa: BLE001 (boundary: a call to another process, see above)
             _log.warning("%s begins anew: %s", self._pack.what, error)
             return None
@@ -114,9 +109,9 @@ class OfPack:
         return time.monotonic() - self._since >= self._seconds
 
     def save(self, step: int, arrays: Arrays) -> None:
-        """Has the keeper save it."""
+        """Has the aggregator keep what training goes on from after a step."""
         try:
-            self._keeper.save(self._pack, (step, arrays))
+            self._call("save", self._pack, (step, arrays))
         except Exception as error:  # noqa: BLE001 (boundary: a call to another process, see above)
             _log.warning("no checkpoint of %s after step %d: %s", self._pack.what, step, error)
         self._since = time.monotonic()

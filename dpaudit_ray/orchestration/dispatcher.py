@@ -75,7 +75,7 @@ class Dispatcher:
             self._pool = Pool(self._start_worker, executor.kill, places, packs_each)
             self._attribution = FaultAttribution(places, tell, self._pool.changed)
             self._hangs = HangDetection(
-                plan, self._deadlines, self._pool, self._attribution, self._client.silence, tell
+                plan, self._deadlines, self._pool, self._attribution, self._client, tell
             )
             self.backlog(packs)
             self._pool.resize()
@@ -257,7 +257,8 @@ class Dispatcher:
             return None
         worker.proven = True
         if isinstance(outcome, Done):
-            if outcome.whole and not self._client.silence.within(outcome.seconds):
+            began = time.monotonic() - outcome.seconds
+            if outcome.whole and self._client.silent_until <= began:
                 self._deadlines.measured(outcome.pack, outcome.seconds)
             guilty = self._attribution.done(pack, worker)
             if guilty in self._pool.workers:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from ..plan.failures import Failure
 from ..plan.model import Pack, Part, Plan
+from .aggregator_client import AggregatorClient
 from .executors import Lost
 from .trainer import runs_of
 from .workers import Place, Places, Pool, Worker
@@ -18,8 +19,6 @@ from .workers import Place, Places, Pool, Worker
 FACTOR = 10  # times the slowest pack of the audit, trial for trial
 SHORTEST = 120.0  # seconds: opening an audit, a cold file cache, storage that fails for a minute
 FIRST = 1800.0  # seconds, while no pack of the audit was timed; doubled after each that is lost so
-QUIET = 10.0  # seconds without an answer of the aggregator: longer than it takes to fold a pack
-LONG = 60.0  # seconds of that, before the user is told
 LOOK_SECONDS = 0.5  # between two looks at trainers
 
 
@@ -155,49 +154,6 @@ def _kind(pack: Pack) -> tuple[int, bool]:
     return pack.audit, isinstance(pack, Part)
 
 
-class Silence:
-    """When the aggregator gave no answer: trainers wait for it then, and are not to blame.
-
-    Restarted, it reads the finished packs first; so it is silent, too, when storage is.
-
-    Args:
-        tell: takes a line for the user when that takes long.
-    """
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-        self._waiting, self._since = False, time.monotonic()
-        self._long_told = False
-        self.ended = -math.inf  # when it was silent last, by `time.monotonic`
-
-    def asked(self) -> None:
-        """A question was put to it."""
-        self._waiting, self._since, self._long_told = True, time.monotonic(), False
-
-    def answered(self) -> None:
-        """It owes no answer."""
-        self._waiting = False
-
-    @property
-    def lasts(self) -> bool:
-        """Whether it owes an answer for longer than it takes while it works."""
-        now = time.monotonic()
-        if not self._waiting or now - self._since < QUIET:
-            return False
-        self.ended = now
-        if now - self._since > LONG and not self._long_told:
-            self._long_told = True
-            self._tell(
-                f"the aggregator has not answered for {LONG:.0f} s: it reads finished packs again, "
-                "or storage is slow; trainers wait for it"
-            )
-        return True
-
-    def within(self, seconds: float) -> bool:
-        """Whether it was silent at any time of the last so many seconds."""
-        return time.monotonic() - seconds < self.ended
-
-
 class HangDetection:
     """Replaces trainers that work on a pack for longer than it may take.
 
@@ -214,21 +170,21 @@ class HangDetection:
         deadlines: Deadlines,
         pool: Pool,
         attribution: FaultAttribution,
-        silence: Silence,
+        aggregator: AggregatorClient,
         tell: Callable[[str], None],
     ) -> None:
         self._plan, self._deadlines, self._pool = plan, deadlines, pool
-        self._attribution, self._silence, self._tell = attribution, silence, tell
+        self._attribution, self._aggregator, self._tell = attribution, aggregator, tell
         self._looked = -math.inf
         self._slow: set[int] = set()  # audits of whose first pack the user was told
 
     def lost(self) -> list[Lost]:
         """The packs of trainers that hang now, and are replaced."""
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS or self._silence.lasts:
+        if now - self._looked < LOOK_SECONDS or self._aggregator.silent:
             return []
         self._looked = now
-        since = self._silence.ended
+        since = self._aggregator.silent_until
         overdue = list(self._pool.overdue(self._limit, since))
         lost = [self._replace(worker, seconds) for worker, seconds in overdue]
         for worker, _ in self._pool.overdue(lambda pack: SHORTEST, since):

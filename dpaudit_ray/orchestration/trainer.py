@@ -26,7 +26,7 @@ from ..storage.arrays import Arrays
 from ..storage.scores import PackScores
 from ..sweep import spec
 from ..sweep.spec import Sweep
-from .checkpoints import Keeper, OfPack, Saved
+from .checkpoints import CallAggregator, PackCheckpoints
 from .executors import Checked, Done
 from .workers import threads
 
@@ -34,8 +34,6 @@ _log = logging.getLogger("dpaudit.trainer")
 _log.addHandler(logging.NullHandler())  # where nobody has set up any, nothing is to be printed
 T = TypeVar("T")
 P = TypeVar("P", bound=Pack)
-# Calls a method of the aggregator by name; `label=` says what for.
-CallAggregator = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +86,7 @@ class PackTrainer:
     """Turns packs into scores. The secret bits are drawn here and reach the mechanism only.
 
     `prepared` gives all parts that an audit waits for; what it raises is no failure of a pack.
-    The `keeper` has checkpoints; without one, packs are trained in one piece.
+    The aggregator, which `call` calls, has checkpoints; without it, packs are trained in one piece.
     """
 
     def __init__(
@@ -96,9 +94,9 @@ class PackTrainer:
         raw_sweep: dict[str, object],
         brief: Brief,
         prepared: Callable[[int], tuple[Arrays, ...]] = lambda audit: (),
-        keeper: Keeper | None = None,
+        call: CallAggregator | None = None,
     ) -> None:
-        self._keeper = keeper
+        self._call = call
         self._raw = raw_sweep
         self._brief = brief
         self._prepared = prepared
@@ -117,10 +115,10 @@ class PackTrainer:
         session = self._session(pack.audit)
         self.resumed = False
         minutes = self._sweep.resources.checkpoint_minutes
-        if self._keeper is not None and minutes and isinstance(session, ResumableSession):
-            kept = OfPack(self._keeper, pack, minutes)
-            scored = session.run(members, noise, audit.horizons, kept)
-            self.resumed = kept.resumed
+        if self._call is not None and minutes and isinstance(session, ResumableSession):
+            checkpoints = PackCheckpoints(self._call, pack, minutes)
+            scored = session.run(members, noise, audit.horizons, checkpoints)
+            self.resumed = checkpoints.resumed
         else:
             scored = session.run(members, noise, audit.horizons)
         outcome = scored if isinstance(scored, Measured) else Measured(scored)
@@ -206,11 +204,11 @@ class PackTrainer:
     @contextlib.contextmanager
     def _afresh(self) -> Iterator[None]:
         """Runs that are compared begin at the beginning, all of them."""
-        keeper, self._keeper = self._keeper, None
+        call, self._call = self._call, None
         try:
             yield
         finally:
-            self._keeper = keeper
+            self._call = call
 
     def _fetch(self, index: int) -> tuple[Arrays, ...]:
         """The parts that an audit waits for; nothing where it waits for nothing."""
@@ -258,20 +256,6 @@ class PackTrainer:
         return self._opened[1]
 
 
-@dataclasses.dataclass(frozen=True)
-class _KeptByAggregator:
-    """Checkpoints go through the aggregator."""
-
-    call: CallAggregator
-
-    def checkpoint(self, pack: Pack) -> Saved | None:
-        saved: Saved | None = self.call("checkpoint", pack)
-        return saved
-
-    def save(self, pack: Pack, saved: Saved) -> None:
-        self.call("save", pack, saved)
-
-
 class Trainer:
     """Trains packs one after another and hands their scores to the aggregator.
 
@@ -280,9 +264,7 @@ class Trainer:
 
     def __init__(self, raw_sweep: dict[str, Any], brief: Brief, call: CallAggregator) -> None:
         self._brief, self._call = brief, call
-        self._packs = PackTrainer(
-            raw_sweep, brief, lambda audit: call("prepared", audit), _KeptByAggregator(call)
-        )
+        self._packs = PackTrainer(raw_sweep, brief, lambda audit: call("prepared", audit), call)
 
     def run_pack(self, pack: Pack) -> Done | Failure:
         """Returns when the pack is stored, or with the failure of the user's code."""

@@ -18,7 +18,7 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import LeaseLostError
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.orchestration.checkpoints import Checkpoints, OfPack
+from dpaudit_ray.orchestration.checkpoints import Checkpoints, PackCheckpoints
 from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
 from dpaudit_ray.plan.model import Pack, Plan
 from dpaudit_ray.storage.arrays import same
@@ -105,12 +105,16 @@ def test_a_pack_that_goes_on_tells_nothing_of_how_long_one_takes(
     sweep, pack = spec.from_raw(tiny), Pack(0, 0, 9)
     brief = Brief.from_plan(plan, sweep)
     first = Aggregation(sweep, plan, run)
-    whole = PackTrainer(sweep.raw, brief, keeper=first)
+
+    def call(method: str, *arguments: Any) -> Any:
+        return getattr(first, method)(*arguments)
+
+    whole = PackTrainer(sweep.raw, brief, call=call)
     changed(sweep.raw, "resources.checkpoint_minutes", 1e-9)
     scores = whole.train(pack)
     assert not whole.resumed
     assert first.checkpoint(pack) is not None
-    again = PackTrainer(sweep.raw, brief, keeper=first)
+    again = PackTrainer(sweep.raw, brief, call=call)
     assert again.train(pack).difference(scores) is None
     assert again.resumed
     again.train(Pack(0, 10, 19))
@@ -126,18 +130,14 @@ def test_who_lost_the_lease_saves_nothing(planned: tuple[Plan, RunDirectory]) ->
 
 
 def test_what_goes_wrong_with_checkpoints_stops_no_training() -> None:
-    class Broken:
-        def checkpoint(self, pack: Pack) -> Any:
-            raise OSError("gone")
+    def broken(method: str, *arguments: Any) -> Any:
+        raise OSError("gone, or full")
 
-        def save(self, pack: Pack, saved: Any) -> None:
-            raise OSError("full")
-
-    kept = OfPack(Broken(), Pack(0, 0, 9), 1e-9)
-    assert kept.last() is None
-    assert kept.due
-    kept.save(3, saved(3))
-    assert not OfPack(Broken(), Pack(0, 0, 9), 1.0).due
+    checkpoints = PackCheckpoints(broken, Pack(0, 0, 9), 1e-9)
+    assert checkpoints.last() is None
+    assert checkpoints.due
+    checkpoints.save(3, saved(3))
+    assert not PackCheckpoints(broken, Pack(0, 0, 9), 1.0).due
 
 
 MANY = {"name": "one-run", "canaries": 20, "kind": "random"}  # all in one training

@@ -8,7 +8,6 @@ import signal
 import pytest
 
 from dpaudit_ray.errors import ClusterError, LeaseLostError, StorageError
-from dpaudit_ray.orchestration import faults
 from dpaudit_ray.orchestration.driver import (
     LOSSES_PER_PACK,
     NODES_PER_PACK,
@@ -16,7 +15,7 @@ from dpaudit_ray.orchestration.driver import (
     FailureBudget,
 )
 from dpaudit_ray.orchestration.executors import Done, Lost, Outcome
-from dpaudit_ray.orchestration.faults import FIRST, LONG, QUIET, SHORTEST, Deadlines, Silence
+from dpaudit_ray.orchestration.faults import FIRST, SHORTEST, Deadlines
 from dpaudit_ray.orchestration.interrupt import Stop
 from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
 from dpaudit_ray.plan.failures import Failure
@@ -317,26 +316,3 @@ def test_deadlines_follow_the_slowest_pack() -> None:
     )
     patient.measured(PACKS[10], 1.0)
     assert patient.seconds(PACKS[10]) == SHORTEST, "another audit"
-
-
-def test_a_silent_aggregator_is_known_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restarted, it reads all packs: trainers that wait for it are not hung, nor slow."""
-    now, told = [0.0], []
-    monkeypatch.setattr(faults.time, "monotonic", lambda: now[0])
-    silence = Silence(told.append)
-    now[0] = LONG
-    assert not silence.lasts, "nothing was asked"
-    silence.asked()
-    now[0] += QUIET - 1
-    assert not silence.lasts, "a look at it may take a while"
-    now[0] = ended = 2 * LONG + 1
-    assert silence.lasts
-    assert silence.lasts
-    assert len(told) == 1
-    assert "has not answered for 60 s" in told[0]
-    silence.answered()
-    now[0] += 5
-    assert not silence.lasts
-    assert silence.ended == ended, "from when on trainers are timed again"
-    assert silence.within(6)
-    assert not silence.within(4), "a pack that began after it has its own time"

@@ -19,7 +19,12 @@ import pytest
 
 from dpaudit_ray.errors import ClusterError
 from dpaudit_ray.orchestration import aggregator_client, head_liveness, interrupt
-from dpaudit_ray.orchestration.aggregator_client import START_SECONDS, AggregatorClient
+from dpaudit_ray.orchestration.aggregator_client import (
+    LONG,
+    QUIET,
+    START_SECONDS,
+    AggregatorClient,
+)
 from dpaudit_ray.orchestration.executors import WorkerDiedError
 from dpaudit_ray.orchestration.head_liveness import (
     GONE_SECONDS,
@@ -178,6 +183,34 @@ def test_an_aggregator_that_stands_still_is_killed_and_started_again(
     assert limit <= played.now - began <= limit + 2 * LOOK_SECONDS
     assert played.restarted == [True]
     assert told[0].startswith(f"the aggregator has not answered for {limit:.0f} s: it is killed")
+
+
+def test_trainers_that_wait_for_a_silent_aggregator_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Restarted, it reads all packs: trainers that wait for it are not hung, nor slow."""
+    played, lines = Standing(1000), list[str]()
+    monkeypatch.setattr(aggregator_client.time, "monotonic", lambda: played.now)
+    client = AggregatorClient(played, "aggregator", HeadLiveness(), lines.append)
+    played.now += LONG
+    assert not client.silent, "it owes no answer"
+    snapshot: Future[Any] = Future()
+    with monkeypatch.context() as patch:
+        patch.setattr(played, "call", lambda *_: snapshot)
+        client.progress(Activity())
+    played.now += QUIET - 1
+    assert not client.silent, "it may take a while"
+    played.now += LONG
+    assert client.silent
+    assert client.silent
+    assert len(lines) == 1
+    assert "has not answered for 60 s" in lines[0]
+    ended = played.now
+    snapshot.set_result("snapshot")
+    played.now += 5
+    client.progress(Activity())
+    assert not client.silent
+    assert client.silent_until == ended, "from when on trainers are timed again"
 
 
 def test_an_aggregator_that_cannot_be_restarted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
