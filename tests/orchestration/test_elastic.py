@@ -109,21 +109,6 @@ def test_a_drained_node_is_given_no_more_and_its_loss_is_no_failure(
     assert "Traceback" not in run.output
 
 
-def test_a_node_that_vanishes_is_no_failure(
-    around: Nodes, lasting: dict, pace: Pace, tmp_path: Path
-) -> None:
-    sweep = write_sweep(tmp_path, lasting)
-    node = around.joined(cpus=2)
-    with driver(around.head, sweep, tmp_path / "runs") as run:
-        run.wait_for(lambda: run.packs and len(node.actors("Trainer")) == 2)
-        around.lose(node)
-        run.wait_for(lambda: f"node {node.address} has left (" in run.output)
-        pace.hurry()
-        assert run.ends() == 0, run.output
-    assert "not a failure" in run.output
-    assert "worker lost" not in run.output
-
-
 def test_a_node_joins_and_is_lost(
     around: Nodes, sweep_of_400: Path, quiet_400: str, pace: Pace, tmp_path: Path
 ) -> None:
@@ -138,8 +123,11 @@ def test_a_node_joins_and_is_lost(
         run.wait_for(lambda: run.packs > before + 3)
         around.lose(node)
         assert run.packs < 80
+        run.wait_for(lambda: f"node {node.address} has left (" in run.output)
         first.resume()
         pace.hurry()
         assert run.ends() == 0, run.output
+    assert "not a failure" in run.output
+    assert "worker lost" not in run.output
     assert "Traceback" not in run.output
     assert_same(tmp_path / "runs/tiny", quiet_400)

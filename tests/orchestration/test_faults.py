@@ -92,18 +92,6 @@ def test_a_hung_trainer_is_replaced(lasting: dict, tmp_path: Path, pace: Pace, q
     assert_same(tmp_path / "tiny", quiet)
 
 
-def test_too_many_lost_workers_stop_the_sweep(lasting: dict, tmp_path: Path, pace: Pace) -> None:
-    lasting["resources"]["max_worker_losses"] = 0
-    pace.slow(0.5)
-    process = start(lasting, tmp_path)
-    wait_for_packs(tmp_path, 2, process)
-    actors(process, "Trainer")[0].kill()
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 4
-    assert "max_worker_losses = 0" in output
-    assert "Traceback" not in output
-
-
 def test_damaged_scores_are_set_aside_and_run_again(
     light: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
