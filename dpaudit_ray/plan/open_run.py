@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..errors import RunDirectoryError
 from ..storage.run_directory import RESTORE, RunDirectory
 from ..sweep.spec import Sweep
-from . import decisions, plan_consistency, provenance, record, resume
+from . import changed_code, decisions, plan_consistency, record, resume
 from .model import Plan
 from .planner import make
 
@@ -54,8 +54,8 @@ def preview(
         return plan
     resume.check_data(plan, previous, run)
     plan = dataclasses.replace(plan, data=previous.data)
-    resumed = provenance.Resumed(sweep, plan, previous, run)
-    return provenance.followed(resumed, accept_changed_code, tell)
+    resumed = changed_code.Resumed(sweep, plan, previous, run)
+    return changed_code.followed(resumed, accept_changed_code, tell)
 
 
 def open_run(
@@ -75,7 +75,7 @@ def open_run(
         run.set_complete(False)
     if sweep.canonical() != run.read_text(record.SWEEP_FILE):
         run.write_text(record.SWEEP_FILE, sweep.canonical())
-    provenance.keep_sources(sweep, run)
+    changed_code.keep_sources(sweep, run)
     if plan != record.load(run):
         run.write_json(record.FILE, record.to_json(plan))
     return plan

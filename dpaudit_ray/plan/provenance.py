@@ -1,41 +1,30 @@
 """Code that computed the trials: the user's modules by content, package versions, the machine.
 
 Two versions of a training are two trainings, and trials of both are no audit of either. Import
-paths do not tell them apart, so the plan records the content of the files, and a run that is
-resumed with other code is refused, or followed and marked. The run directory has a copy of the
-user's modules, `code/<SHA-256>.py`: a digest says that there is a difference, and only the text
-says which, months later and on another machine.
+paths do not tell them apart, so the plan records the content of the files.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from ..errors import ChangedCodeError
 from ..module_files import is_users, module_file, source_closure
-from ..printable import printable
-from ..storage.run_directory import FAILURES, RESTORE, RunDirectory
 from ..sweep.spec import Sweep
 from ..version import __version__
-
-if TYPE_CHECKING:
-    from .model import Plan
 
 _PACKAGES = ("torch", "numba", "numpy", "opacus", "ray")
 _MOVES_NO_SCORE = ("ray", "python")  # whose versions are recorded, and may differ
 _MAX_SOURCE_BYTES = 2**20  # of a module that a run directory has a copy of
-_MAX_LINES = 20  # of a textual difference
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -168,67 +157,6 @@ def device(gpu: bool = False) -> str:
     return ", ".join([name, *sets, *filter(None, variables)])
 
 
-@dataclasses.dataclass(frozen=True)
-class Resumed:
-    """A plan that follows `previous`, made by the code as it is now, and its run directory."""
-
-    sweep: Sweep
-    plan: Plan
-    previous: Plan
-    run: RunDirectory
-
-
-def followed(
-    resumed: Resumed, accept: bool = False, tell: Callable[[str], None] = lambda line: None
-) -> Plan:
-    """The plan, with the codes that computed its trials so far and will compute the others.
-
-    A run of which nothing was computed takes the code as it is. A run without trials left may go
-    on with another version of a package, but not with other modules of the user's.
-
-    Raises:
-        ChangedCodeError: trials were computed by other code, and that is not accepted.
-    """
-    plan, before, run = resumed.plan, resumed.previous.code, resumed.run
-    if plan.code is None:
-        return plan
-    if before is not None and before[-1] == plan.code[-1]:
-        return dataclasses.replace(plan, code=before)
-    begun = _begun(plan, run)
-    if not begun:
-        return plan
-    if before is None:
-        tell(f"{run.location}: it was not recorded by which code; from now on it is")
-        return plan
-    then, now = before[-1], plan.code[-1]
-    remains = next(plan.remaining(run), None) is not None
-    grave, harmless = changes(then, now)
-    if harmless and remains:
-        tell(f"{run.location} goes on elsewhere ({_listed(harmless)}): last bits may differ")
-    if not grave or not (remains or then.modules != now.modules):
-        return dataclasses.replace(plan, code=before)
-    if not accept:
-        raise ChangedCodeError(
-            f"{run.location} was run with other code ({_listed(grave)}); {RESTORE}; "
-            "--accept-changed-code goes on, and marks the estimates",
-            tuple(_diff(then, now, resumed)),
-        )
-    tell(f"{run.location} goes on with other code ({_listed(grave)}); its estimates are marked")
-    left = {pack.audit for pack in plan.remaining(run)}
-    audits = tuple(
-        dataclasses.replace(audit, mixed=audit.mixed or index in begun & left)
-        for index, audit in enumerate(plan.audits)
-    )
-    return dataclasses.replace(plan, audits=audits, code=(*before, now))
-
-
-def keep_sources(sweep: Sweep, run: RunDirectory) -> None:
-    """Puts a copy of the user's modules into the run directory, where it has none."""
-    for digest, text in sources(sweep).items():
-        if run.read_text(_copy(digest)) is None:
-            run.write_text(_copy(digest), text)
-
-
 def _modules(sweep: Sweep) -> set[str]:
     """Modules that the sweep takes from elsewhere."""
     modules = {module for cell in sweep.cells for module in cell.audit.named_modules}
@@ -251,40 +179,3 @@ def _digest(file: Path) -> str:
 
 def _short(digest: str | None) -> str:
     return "no file" if digest is None else f"SHA-256 {digest[:12]}..."
-
-
-def _begun(plan: Plan, run: RunDirectory) -> set[int]:
-    """Numbers of the audits of which a trial or a preparation was computed, or failed to be."""
-    computed = {
-        index
-        for index, audit in enumerate(plan.audits)
-        if run.score_files(audit.id) or (audit.preparation and run.parts(audit.preparation.id))
-    }
-    try:
-        return computed | {int(entry["pack"]["audit"]) for entry in run.read_json(FAILURES) or ()}
-    except (KeyError, TypeError, ValueError):  # whoever needs the record tells what is wrong
-        return computed
-
-
-def _diff(then: Code, now: Code, resumed: Resumed) -> Iterator[str]:
-    """Changed lines of the user's modules, as far as there is a copy of the earlier text."""
-    texts = sources(resumed.sweep)
-    shown: list[str] = []
-    for name in sorted(then.modules.keys() & now.modules.keys()):
-        old, new = then.modules[name], now.modules[name]
-        before = resumed.run.read_text(_copy(old))
-        whole = before is not None and hashlib.sha256(before.encode()).hexdigest() == old
-        if old != new and whole and new in texts and before is not None:
-            ends = (before.splitlines(), texts[new].splitlines(), f"{name} there", f"{name} here")
-            shown += difflib.unified_diff(*ends, n=1, lineterm="")
-    yield from (printable(line) for line in shown[:_MAX_LINES])
-    if len(shown) > _MAX_LINES:
-        yield f"... and {len(shown) - _MAX_LINES} more lines"
-
-
-def _copy(digest: str) -> str:
-    return f"code/{digest}.py"
-
-
-def _listed(changes: list[str]) -> str:
-    return "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" * (len(changes) > 4))
