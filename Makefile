@@ -10,18 +10,21 @@ export PYTHONDONTWRITEBYTECODE :=
 install-with-pip := $(PIP) --editable
 install-with-uv := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable
 
-.PHONY: quickstart test long chaos scale gpu lint clean help constraints
+.PHONY: quickstart test test-cluster long chaos scale gpu lint clean help constraints
 
 help: ## Lists the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
 
 quickstart: .venv/installed ## Installs, runs the first audit (under a minute) and writes its report
 	$(BIN)/dpaudit run jobs/quickstart.yaml --storage-path runs
 	@echo "report: $$($(BIN)/dpaudit report runs/quickstart)"
 
-test: .venv/tested ## Installs the test extra and runs the whole suite
+test: .venv/tested ## Installs the test extra and runs the suite, but for the tests of clusters
 	$(BIN)/python -m tests.compiled
-	$(BIN)/python -m pytest --numprocesses 4
+	$(BIN)/python -m pytest --numprocesses 3 -m "not cluster"
+
+test-cluster: .venv/tested ## Runs the tests that start clusters and take nodes, drivers or storage away
+	$(BIN)/python -m pytest --numprocesses 4 -m cluster
 
 long: .venv/tested ## Adds the tests that take minutes and repeat at length what a shorter one shows
 	DPAUDIT_LONG=1 $(BIN)/python -m pytest --numprocesses 2

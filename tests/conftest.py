@@ -15,6 +15,7 @@ from dpaudit_ray.orchestration import head_liveness
 from dpaudit_ray.plugins import parse
 from dpaudit_ray.report import power
 from tests.command import changed, write_sweep
+from tests.head import Head, head, wait_for
 from tests.pace import Pace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,6 +54,27 @@ def no_head_lost() -> Iterator[None]:
     """A lost head is forgotten after the test: the next command would end this process."""
     yield
     head_liveness.head_lost.clear()
+
+
+@pytest.fixture(scope="session")
+def session_head() -> Iterator[Head]:
+    """A Ray head of two CPUs for all tests of this process that leave it as it was."""
+    with head(cpus=2, dashboard=False) as started:
+        yield started
+
+
+@pytest.fixture
+def shared_head(session_head: Head, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    """The head of the session, which sweeps of this test join, here and in its processes.
+
+    To start Ray costs more than a light sweep does. What the head's workers read from their
+    environment was set when it started: tests give it by files. No sweep's actor may be left.
+    """
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, session_head.environment[name])
+    monkeypatch.setenv("RAY_ADDRESS", session_head.gcs)
+    yield session_head
+    wait_for(lambda: not session_head.processes("Trainer", "Aggregator"), 60)
 
 
 @pytest.fixture

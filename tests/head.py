@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 
 @dataclasses.dataclass(frozen=True)
 class Head:
@@ -30,6 +32,11 @@ class Head:
     token: str
     temp: Path
     environment: dict[str, str]
+    pid: int
+
+    def processes(self, *names: str) -> list[psutil.Process]:
+        """Processes of these actor classes on the head's own node."""
+        return [process for name in names for process in actors(self.pid, name)]
 
     def get(self, path: str) -> Any:
         """JSON from the dashboard's API."""
@@ -49,6 +56,25 @@ class Head:
     def tasks(self) -> list[dict[str, Any]]:
         """What the dashboard counts as tasks."""
         return list(self.get("/api/v0/tasks?limit=10000&detail=1")["data"]["result"]["result"])
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and all below it; none when it is gone."""
+    try:
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def actors(pid: int, name: str) -> list[psutil.Process]:
+    """Actor processes below a process; Ray puts the class name into the process title."""
+    matching = []
+    for process in tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if f"ray::{name}" in " ".join(process.cmdline()):
+                matching.append(process)
+    return sorted(matching, key=lambda process: process.pid)
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 300) -> Any:
@@ -101,7 +127,8 @@ def head(
         process = subprocess.Popen(
             command, env=environment, stdout=log, stderr=log, start_new_session=True
         )
-    started = Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{page}", token, temp / "r", environment)
+    gcs, dashboard_url = f"127.0.0.1:{port}", f"http://127.0.0.1:{page}"
+    started = Head(gcs, dashboard_url, token, temp / "r", environment, process.pid)
     try:
         up = _answers if dashboard else _listens
         wait_for(lambda: up(started) or _died(process, temp / "log"))

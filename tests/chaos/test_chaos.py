@@ -17,7 +17,7 @@ from tests.long import long
 from tests.orchestration.test_failing_storage import faults
 from tests.orchestration.test_faults import assert_same
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 HUNDRED: dict[Kind, int] = {
     "trainer": 54, "node": 20, "aggregator": 12, "driver": 7, "drain": 4, "pause": 2, "gcs": 1,
 }  # fmt: skip

@@ -25,7 +25,7 @@ from tests.orchestration.nodes import Driver, Node, Nodes, actors, nodes, tree
 from tests.orchestration.test_faults import assert_same
 from tests.pace import Pace
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 Kind = Literal["gcs", "raylet", "node", "aggregator", "trainer", "driver"]
 SAID, DEADLINE = 30.0, 20  # seconds: until a line, and resources.pack_deadline of the sweep
 ASKED = "finished packs are safe"

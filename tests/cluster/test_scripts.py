@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 from tests.head import free_port, wait_for
 from tests.pace import Pace
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 BIN = Path(sys.executable).parent
 
 

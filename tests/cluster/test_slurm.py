@@ -19,7 +19,7 @@ from tests.head import wait_for
 from tests.long import long
 from tests.orchestration.test_faults import assert_same
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 # Slow while a file lies beside it, so that what a test does comes before the end of the sweep.
 TRAINING = """
 import os

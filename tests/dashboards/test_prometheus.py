@@ -25,7 +25,7 @@ from tests.head import Head, free_port, head, wait_for
 from tests.pace import Pace
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.cluster,
     pytest.mark.skipif(
         shutil.which("prometheus") is None, reason="no Prometheus (Debian package prometheus)"
     ),

@@ -30,7 +30,6 @@ from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from tests.command import dpaudit, inline, refused, write_sweep
 from tests.mechanisms import failing_trials, torch_trials
-from tests.orchestration.test_faults import start
 
 TRAININGS = failing_trials.__name__
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
@@ -185,12 +184,13 @@ def test_a_run_that_is_resumed_has_the_same_bytes(failed: Path, tmp_path: Path) 
     assert contents(tmp_path / "own") == contents(failed)
 
 
-@pytest.mark.slow
-def test_ray_and_inline_agree(failed: Path, tmp_path: Path) -> None:
-    process = start(sweep("some_raise"), tmp_path)
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 3, output
-    assert "trials failed and counted as missed: " in output
+@pytest.mark.cluster
+@pytest.mark.usefixtures("shared_head")
+def test_isolated_trials_on_ray_are_those_of_inline(failed: Path, tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, sweep("some_raise"))
+    done = dpaudit("run", file, "--storage-path", tmp_path)
+    assert done.code == 3, done.err
+    assert "trials failed and counted as missed: " in done.err
     assert contents(tmp_path / "own") == contents(failed)
 
 

@@ -226,7 +226,8 @@ def test_a_plan_says_what_exact_audits_wait_for(tmp_path: Path) -> None:
     assert "waits for a preparation: 0 of 1 parts done" in told.out + told.err
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.usefixtures("shared_head")
 def test_exact_audits_alone_wait_for_their_target_on_ray(tmp_path: Path) -> None:
     raw = sweep(grid={"adversary.layer": ["last", "second-last"]}, mechanism__backend="exact")
     here = da.run(raw, storage_path=str(tmp_path / "here"), executor="inline")

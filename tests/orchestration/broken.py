@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,43 +12,39 @@ import numpy.typing as npt
 from dpaudit_ray.mechanisms.base import Measured, Session
 from tests.pace import Paced
 
-TRAINER = "DPAUDIT_TEST_BROKEN_TRAINER"  # a file: the first process to write its id is broken
-NODE = "DPAUDIT_TEST_BROKEN_NODE"  # set on a node all of whose processes are
-
 
 class Broken(Paced):
-    """What its packs do in a broken process: fail, hang, or take eight seconds each."""
+    """Its packs fail, in a broken process or in all of them.
+
+    Broken is the first process to write its id into a file, where that has a folder.
+    """
+
+    locations: ClassVar[frozenset[str]] = Paced.locations | {"broken"}
 
     name: str = "tests.orchestration.broken:Broken"  # type: ignore[assignment]
-    there: Literal["fails", "hangs", "dawdles", "fails-everywhere"] = "fails"
+    broken: str
+    there: Literal["fails", "fails-everywhere"] = "fails"
 
     def open(self, *arguments: Any) -> Session:
         """Breaks at its first pack."""
-        return _Broken(super().open(*arguments), self.there)
+        return _Broken(super().open(*arguments), self.there, Path(self.broken))
 
 
 class _Broken:
-    def __init__(self, session: Session, there: str) -> None:
-        self._session, self._there = session, there
+    def __init__(self, session: Session, there: str, file: Path) -> None:
+        self._session, self._there, self._file = session, there, file
 
     def run(
         self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
     ) -> npt.NDArray[np.float64] | Measured:
-        if self._there == "fails-everywhere" or _broken():
-            if self._there.startswith("fails"):
-                raise RuntimeError("CUDA error: an illegal memory access was encountered")
-            while self._there == "hangs":
-                time.sleep(1)
-            time.sleep(8)
+        if self._there == "fails-everywhere" or _broken(self._file):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return self._session.run(members, seed, horizons)
 
 
-def _broken() -> bool:
-    if NODE in os.environ:
-        return True
-    if TRAINER not in os.environ:
+def _broken(file: Path) -> bool:
+    if not file.parent.exists():
         return False
-    file = Path(os.environ[TRAINER])
     try:
         file.open("x").write(str(os.getpid()))
     except FileExistsError:

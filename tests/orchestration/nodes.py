@@ -19,7 +19,7 @@ import psutil
 from dpaudit_ray import plan as planning
 from dpaudit_ray.plan import compaction
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.head import Head, free_port, wait_for
+from tests.head import Head, actors, free_port, tree, wait_for
 
 _hosts = itertools.count(2)  # 127.0.0.1 is the head's
 SMALL = 80 * 1024 * 1024  # bytes of object store: the least that Ray takes
@@ -48,25 +48,6 @@ class Node:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait(200)
-
-
-def tree(pid: int) -> list[psutil.Process]:
-    """A process and all below it; none when it is gone."""
-    try:
-        top = psutil.Process(pid)
-        return [top, *top.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def actors(pid: int, name: str) -> list[psutil.Process]:
-    """Actor processes below a process; Ray puts the class name into the process title."""
-    found = []
-    for process in tree(pid):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if f"ray::{name}" in " ".join(process.cmdline()):
-                found.append(process)
-    return sorted(found, key=lambda process: process.pid)
 
 
 class Nodes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -25,6 +23,7 @@ from dpaudit_ray.storage.arrays import same
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from tests.command import changed
+from tests.head import Head
 from tests.orchestration.test_aggregation import scores_of
 from tests.orchestration.test_faults import assert_same, start
 
@@ -213,9 +212,9 @@ def test_killed_again_and_again_a_training_of_2000_steps_is_the_same(
     assert_same(location, quiet.location)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_trainer_that_is_killed_is_followed_by_one_that_goes_on(
-    tiny: dict[str, Any], tmp_path: Path
+    tiny: dict[str, Any], tmp_path: Path, shared_head: Head
 ) -> None:
     quiet = da.run(long(tiny, None), storage_path=str(tmp_path / "quiet"), executor="inline")
     process = start(long(tiny, 0.0005), tmp_path / "ray")
@@ -225,17 +224,11 @@ def test_a_trainer_that_is_killed_is_followed_by_one_that_goes_on(
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    for trainer in busy(process):
-        os.kill(trainer, signal.SIGKILL)
+    for trainer in shared_head.processes("Trainer.run_pack"):
+        trainer.kill()
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output
     assert "worker lost" in output
     assert there
     assert not files(location)
     assert_same(location, quiet.location)
-
-
-def busy(process: subprocess.Popen[str]) -> list[int]:
-    from tests.orchestration.test_faults import actors
-
-    return [one.pid for one in actors(process, "Trainer.run_pack")]

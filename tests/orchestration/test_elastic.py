@@ -16,7 +16,7 @@ from tests.orchestration.nodes import Node, Nodes, actors, drained, driver, node
 from tests.orchestration.test_faults import assert_same
 from tests.pace import Pace
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")

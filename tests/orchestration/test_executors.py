@@ -28,17 +28,17 @@ from dpaudit_ray.plan.model import Plan
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.spec import Sweep
-from tests.command import changed
+from tests.head import Head
 from tests.orchestration.test_faults import assert_same
 from tests.pace import Pace
 
 Start = Callable[[Sweep, Plan, RunDirectory], Executor]
 
 
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    """A cluster in this machine, for all tests of this module."""
-    with ray_executor.connected(None) as connected:
+@pytest.fixture
+def ray(shared_head: Head) -> Iterator[Any]:
+    """The module `ray`, connected to the head of the session."""
+    with ray_executor.connected(shared_head.gcs) as connected:
         yield connected
 
 
@@ -52,9 +52,7 @@ EXECUTORS: dict[str, Callable[[pytest.FixtureRequest], Start]] = {
     "inline": lambda _: InlineExecutor,
     "ray": on_ray,
 }
-each = pytest.mark.parametrize(
-    "start", ["inline", pytest.param("ray", marks=pytest.mark.slow)], indirect=True
-)
+each = pytest.mark.parametrize("start", EXECUTORS, indirect=True)
 
 
 @pytest.fixture
@@ -129,7 +127,7 @@ def test_a_failure_of_the_users_code_is_an_answer(
     start: Start, light: dict, tmp_path: Path, pace: Pace
 ) -> None:
     failing = pace.of(light, "tests.orchestration.broken:Broken")
-    changed(failing, "mechanism.there", "fails-everywhere")
+    failing["mechanism"] |= {"there": "fails-everywhere", "broken": ""}
     with running(start, failing, tmp_path) as opened:
         opened.answer("ready", ())
         failure = opened.answer("run_pack", opened.packs[0])

@@ -14,18 +14,19 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.plan import failures
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import inline, write_sweep
-from tests.orchestration.test_faults import actors, start
+from tests.command import Outcome, dpaudit, inline, write_sweep
+from tests.head import actors
+from tests.orchestration.test_faults import start
 from tests.plan.failing import FLAG, SECONDS, sweep
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
-def finished(sweep: dict, folder: Path, *arguments: str) -> tuple[int, str]:
-    process = start(sweep, folder, *arguments)
-    output, _ = process.communicate(timeout=400)
-    assert "Traceback" not in output, output
-    return process.returncode, output
+def retried(sweep: dict, folder: Path) -> Outcome:
+    file = write_sweep(folder, sweep)
+    done = dpaudit("run", file, "--storage-path", folder, "--retry-failed")
+    assert "Traceback" not in done.err
+    return done
 
 
 def estimates(location: Path) -> pd.DataFrame:
@@ -40,7 +41,7 @@ def recorded(location: Path) -> int:
 
 
 def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """The aggregator is killed once a failure is on record and while packs are still running."""
     monkeypatch.setenv(FLAG, "1")
@@ -54,7 +55,7 @@ def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    (aggregator,) = actors(process, "Aggregator")
+    (aggregator,) = actors(process.pid, "Aggregator")
     _kill(aggregator)
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 3, output
@@ -64,8 +65,9 @@ def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(
     pd.testing.assert_frame_equal(*found, check_exact=True)
     assert set(found[0]["trials"]) == {300}
     monkeypatch.delenv(FLAG)
-    code, output = finished(slow, tmp_path / "ray", "--retry-failed")
-    assert code == 0, output
+    request.getfixturevalue("shared_head")  # one whose processes never had the flag
+    done = retried(slow, tmp_path / "ray")
+    assert done.code == 0, done.err
     quiet = da.run(slow, storage_path=str(tmp_path / "quiet"), executor="inline")
     pd.testing.assert_frame_equal(
         estimates(tmp_path / "ray/failing"), quiet.estimates, check_exact=True
@@ -77,6 +79,7 @@ def _kill(process: psutil.Process) -> None:
     process.wait(200)
 
 
+@pytest.mark.usefixtures("shared_head")
 def test_scores_that_differ_the_second_time_keep_the_misses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,8 +90,8 @@ def test_scores_that_differ_the_second_time_keep_the_misses(
     assert len(json.loads(before)) > 0
     table = estimates(tmp_path / "failing")
     monkeypatch.delenv(FLAG)
-    code, output = finished(clocked, tmp_path, "--retry-failed")
-    assert code == 3, output
-    assert "run again, gave " in output
+    done = retried(clocked, tmp_path)
+    assert done.code == 3, done.err
+    assert "run again, gave " in done.err
     assert (tmp_path / "failing/failures.json").read_text() == before
     pd.testing.assert_frame_equal(estimates(tmp_path / "failing"), table, check_exact=True)

@@ -15,7 +15,7 @@ import pytest
 from tests.long import long
 from tests.orchestration.test_faults import assert_same
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 FAULTS = """
 import errno, os, random

@@ -11,30 +11,29 @@ import dpaudit_ray as da
 from tests.command import changed, write_sweep
 from tests.head import head
 from tests.long import long
-from tests.orchestration.broken import TRAINER
 from tests.orchestration.nodes import driver
 from tests.orchestration.test_faults import assert_same
 from tests.pace import Pace
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
-def breaking(light: dict, pace: Pace) -> dict:
-    """One audit of a mechanism that is broken somewhere."""
+def breaking(light: dict, pace: Pace, tmp_path: Path) -> dict:
+    """One audit of a mechanism that is broken in a trainer, once there is a folder `marked`."""
     del light["grid"]
     light["resources"] = {"pack_size": 10}
+    light["mechanism"]["broken"] = str(tmp_path / "marked" / "trainer")
     return pace.of(light, "tests.orchestration.broken:Broken")
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("trainers", [3, pytest.param(8, marks=long("eight trainers start"))])
 def test_one_trainer_that_always_fails(
-    trainers: int, breaking: dict, tmp_path: Path, pace: Pace, monkeypatch: pytest.MonkeyPatch
+    trainers: int, breaking: dict, tmp_path: Path, pace: Pace
 ) -> None:
     """Everything is done in the end; the trainer is named, and no failure is left behind."""
     file = write_sweep(tmp_path, changed(breaking, "audit.trials", 400 * trainers))
     quiet = da.run(breaking, storage_path=str(tmp_path / "quiet"), executor="inline")
-    monkeypatch.setenv(TRAINER, str(tmp_path / "broken"))
+    (tmp_path / "marked").mkdir()
     pace.slow(0.5)
     with (
         head(cpus=trainers, dashboard=False) as center,

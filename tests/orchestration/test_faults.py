@@ -5,20 +5,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
-import psutil
 import pytest
 import yaml
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import changed
+from tests.command import changed, dpaudit, write_sweep
+from tests.head import Head, wait_for
 from tests.pace import Pace
 
 pytestmark = pytest.mark.slow
@@ -53,21 +56,26 @@ def packs_done(folder: Path) -> int:
     return len(list(folder.glob("tiny/scores/*/*.parquet")))
 
 
+@contextlib.contextmanager
+def once_packs_are_done(folder: Path, count: int, act: Callable[[], None]) -> Iterator[None]:
+    """Has `act` called while the block runs a sweep in `folder`, once it has so many packs."""
+
+    def wait_and_act() -> None:
+        wait_for(lambda: packs_done(folder) >= count)
+        act()
+
+    with ThreadPoolExecutor(1) as pool:
+        acted = pool.submit(wait_and_act)
+        yield
+        acted.result()
+
+
 def wait_for_packs(folder: Path, count: int, process: subprocess.Popen) -> None:
     deadline = time.monotonic() + 300
     while packs_done(folder) < count:
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline, f"only {packs_done(folder)} packs"
         time.sleep(0.02)
-
-
-def actors(process: subprocess.Popen, name: str) -> list[psutil.Process]:
-    """Actor processes of this run; Ray puts the class name into the process title."""
-    return [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if f"ray::{name}" in " ".join(child.cmdline())
-    ]
 
 
 @pytest.fixture
@@ -77,18 +85,22 @@ def quiet(lasting: dict, tmp_path: Path) -> Path:
     return Path(da.run(lasting, storage_path=str(folder), executor="inline").location)
 
 
-def test_a_hung_trainer_is_replaced(lasting: dict, tmp_path: Path, pace: Pace, quiet: Path) -> None:
+def test_a_hung_trainer_is_replaced(
+    lasting: dict, tmp_path: Path, pace: Pace, quiet: Path, shared_head: Head
+) -> None:
     """Stopped by SIGSTOP it lives, holds its packs and says nothing."""
-    lasting["resources"]["pack_deadline"] = 15.0
+    lasting["resources"]["pack_deadline"] = 8.0
     pace.slow(0.5)
-    process = start(lasting, tmp_path)
-    wait_for_packs(tmp_path, 2, process)
-    actors(process, "Trainer")[0].suspend()
-    pace.hurry()
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 0, output
-    assert "worker lost (1 of at most 100) with" in output
-    assert "was silent for 15 s" in output
+
+    def strike() -> None:
+        shared_head.processes("Trainer")[0].suspend()
+        pace.hurry()
+
+    with once_packs_are_done(tmp_path, 2, strike):
+        done = dpaudit("run", write_sweep(tmp_path, lasting), "--storage-path", tmp_path)
+    assert done.code == 0, done.err
+    assert "worker lost (1 of at most 100) with" in done.err
+    assert "was silent for 8 s" in done.err
     assert_same(tmp_path / "tiny", quiet)
 
 

@@ -16,11 +16,12 @@ from dpaudit_ray.errors import RunDirectoryError
 from dpaudit_ray.storage import files, lease
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import changed
-from tests.orchestration.test_faults import actors, assert_same, start, wait_for_packs
+from tests.head import Head
+from tests.orchestration.test_faults import assert_same, start, wait_for_packs
 from tests.pace import Pace
 from tests.storage.test_lease import snapshot
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 def stop(run: RunDirectory, *processes: psutil.Process) -> None:
@@ -36,7 +37,11 @@ def stop(run: RunDirectory, *processes: psutil.Process) -> None:
 
 
 def test_a_paused_driver_that_was_overtaken_writes_nothing(
-    light: dict, pace: Pace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    light: dict,
+    pace: Pace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shared_head: Head,
 ) -> None:
     """Driver and aggregator stop in the midst of work; another driver completes the run.
 
@@ -46,7 +51,7 @@ def test_a_paused_driver_that_was_overtaken_writes_nothing(
     pace.slow(0.5)
     paused = start(light, tmp_path)
     wait_for_packs(tmp_path, 10, paused)
-    (aggregator,) = actors(paused, "Aggregator")
+    (aggregator,) = shared_head.processes("Aggregator")
     driver = psutil.Process(paused.pid)
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
     stop(RunDirectory(str(tmp_path / "tiny")), driver, aggregator)

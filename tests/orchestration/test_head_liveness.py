@@ -253,7 +253,7 @@ sys.exit(1)
     assert done.stdout.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_sweep_that_cannot_start_is_not_watched_when_ray_ends(
     light: dict, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from tests.orchestration.nodes import driver, tree
 from tests.orchestration.test_faults import assert_same
 from tests.pace import Pace
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 def processes(name: str) -> list[psutil.Process]:

@@ -150,7 +150,7 @@ def test_a_run_in_this_process_records_it(tiny: dict, tmp_path: Path) -> None:
     assert plan.code[0].device == kind == provenance.device()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_real_nodes_with_another_version_or_kind(
     sweep_of_400: Path, pace: Pace, tmp_path: Path
 ) -> None:

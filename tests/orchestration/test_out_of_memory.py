@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.long import long
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.cluster,
     long("needs a machine whose memory nobody else uses"),
 ]
 MARGIN = 2 << 30

@@ -375,7 +375,7 @@ def test_a_canary_that_changes_is_not_crafted_once(
         sessions.craft_canary(training, adversary, 7)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_trainers_of_a_cluster_share_what_was_prepared(
     tmp_path: Path, log: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

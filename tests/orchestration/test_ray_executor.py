@@ -14,9 +14,7 @@ import yaml
 
 from dpaudit_ray.orchestration import ray_executor
 from tests.command import refused, write_sweep
-from tests.head import free_port, head
-
-pytestmark = pytest.mark.slow
+from tests.head import Head, free_port
 
 
 def run(sweep: dict, folder: Path, address: str, environment: dict[str, str]) -> tuple[int, str]:
@@ -30,13 +28,15 @@ def run(sweep: dict, folder: Path, address: str, environment: dict[str, str]) ->
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_protected_cluster_lets_in_who_has_the_token(light: dict, tmp_path: Path) -> None:
-    with head(dashboard=False) as protected:
-        code, output = run(light, tmp_path, protected.gcs, protected.environment)
-        assert code == 0, output
-        light["name"] = "other"
-        refused = protected.environment | {"RAY_AUTH_TOKEN": "wrong"}
-        code, output = run(light, tmp_path, protected.gcs, refused)
+def test_a_protected_cluster_lets_in_who_has_the_token(
+    light: dict, tmp_path: Path, shared_head: Head
+) -> None:
+    """Processes: Ray keeps the token that it has read."""
+    code, output = run(light, tmp_path, shared_head.gcs, shared_head.environment)
+    assert code == 0, output
+    light["name"] = "other"
+    wrong = shared_head.environment | {"RAY_AUTH_TOKEN": "wrong"}
+    code, output = run(light, tmp_path, shared_head.gcs, wrong)
     assert code == 2
     assert "RAY_AUTH_TOKEN" in output.splitlines()[-1]
     assert "Traceback" not in output
@@ -44,10 +44,9 @@ def test_a_protected_cluster_lets_in_who_has_the_token(light: dict, tmp_path: Pa
 
 def test_nobody_listening_is_told_at_once(light: dict, tmp_path: Path) -> None:
     started = time.monotonic()
-    code, output = run(light, tmp_path, f"127.0.0.1:{free_port()}", dict(os.environ))
-    assert code == 2
-    assert "cannot reach a Ray cluster" in output
-    assert len(output.splitlines()) == 1
+    file, address = write_sweep(tmp_path, light), f"127.0.0.1:{free_port()}"
+    told = refused("run", file, "--storage-path", tmp_path, "--address", address)
+    assert told.startswith("cannot reach a Ray cluster")
     assert time.monotonic() - started < 60  # Ray itself would try for minutes
 
 
@@ -97,6 +96,7 @@ def test_what_ray_does_not_take_is_one_line(light: dict, tmp_path: Path) -> None
     assert told.startswith("Ray refuses the resources of a trainer (")
 
 
+@pytest.mark.cluster
 def test_a_user_may_import_ray_first(light: dict, tmp_path: Path) -> None:
     """Ray reads its authentication when it is imported; ours is decided after that."""
     script = tmp_path / "own.py"

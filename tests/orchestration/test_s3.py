@@ -26,7 +26,7 @@ from tests.pace import Pace
 from tests.storage.test_storage import pack
 
 pytest.importorskip("moto.server", reason="moto[server] is not installed: no S3 server to test on")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 BUCKET = "audits"
 
 

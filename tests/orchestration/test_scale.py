@@ -280,6 +280,7 @@ print(json.dumps([*found, sampled.samples[0], sampled.samples[-1]]))
 """
 
 
+@pytest.mark.cluster
 def test_a_thousand_packs_on_ray(tmp_path: Path) -> None:
     """What grows only with minutes, such as the metrics that Ray keeps, `make scale` shows.
 

@@ -39,12 +39,12 @@ def test_what_was_provided_is_not_read(tmp_path: Path, monkeypatch: pytest.Monke
     assert Counted(log=str(tmp_path / "other")).load() is not given
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.usefixtures("shared_head")
 def test_trainers_read_nothing(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent}")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     log = tmp_path / "log"
     changed(tiny, "mechanism.data", {"name": "test_shared_data:Counted", "log": str(log)})
     changed(tiny, "mechanism.batch_size", 50)

@@ -121,7 +121,7 @@ def test_a_lease_that_was_left_behind_is_taken_over(tmp_path: Path) -> None:
             assert run.read_json(lease.FILE)["owner"] == held.owner
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_sigterm_ends_in_exit_4_and_resumes(light: dict, pace: Pace, tmp_path: Path) -> None:
     """Also where the terminal, which nobody read, is closed meanwhile: Ray must not hear of it."""
     pace.of(changed(light, "audit.trials", 600))

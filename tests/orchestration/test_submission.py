@@ -83,7 +83,7 @@ def screen(cluster: Head, page: str, place: Path) -> str:
     return rendered(browser, cluster, page, place / "profile")
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_submit_see_stop_resume(
     cluster: Head, place: Path, lasting: dict, tiny: dict, pace: Pace
@@ -137,7 +137,7 @@ def test_submit_see_stop_resume(
     assert {j["metadata"]["attempt"] for j in cluster.jobs().values()} == {"1", "2"}
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.usefixtures("lasting")
 def test_a_browser_shows_the_job_and_the_actors(cluster: Head, place: Path) -> None:
     running = submitting(cluster, place, "--set", "name=seen")
@@ -156,7 +156,7 @@ def test_a_browser_shows_the_job_and_the_actors(cluster: Head, place: Path) -> N
         running.communicate(timeout=400)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.usefixtures("lasting")
 def test_a_driver_that_is_killed_and_a_python_without_the_package(
     cluster: Head, place: Path
@@ -181,7 +181,7 @@ def test_a_driver_that_is_killed_and_a_python_without_the_package(
 
 
 @long("one sweep as a job takes the same way")
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_several_sweeps_at_once(cluster: Head, place: Path, light: dict) -> None:
     files = []
     for name in ("first", "second"):
@@ -206,6 +206,7 @@ def test_several_sweeps_at_once(cluster: Head, place: Path, light: dict) -> None
     assert missing.stderr.count(b"\n") == 1
 
 
+@pytest.mark.cluster
 def test_without_the_token_or_with_a_wrong_one_it_is_refused(
     cluster: Head, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +223,7 @@ def test_without_the_token_or_with_a_wrong_one_it_is_refused(
     assert not (place / "tiny").exists()
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("how", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"])
 def test_a_token_is_enough_the_mode_need_not_be_set(cluster: Head, place: Path, how: str) -> None:
     environment = {k: v for k, v in cluster.environment.items() if not k.startswith("RAY_AUTH")}

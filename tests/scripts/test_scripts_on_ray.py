@@ -10,8 +10,9 @@ from dpaudit_ray.orchestration import ray_executor
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts.script_audit import Audit, Options
 from dpaudit_ray.scripts.script_runs import RayRunner, Target
+from tests.head import Head
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 SCRIPT = """
 import torch
@@ -40,14 +41,14 @@ def main():
 """
 
 
-def test_layers_are_run_on_a_cluster(tmp_path: Path) -> None:
+def test_layers_are_run_on_a_cluster(tmp_path: Path, shared_head: Head) -> None:
     """With what lies beside the script. Coins are seeded; a false alarm would come once in 33."""
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "beside.py").write_text("SHARE = 1.0\n")
     target = Target.from_text(f"{tmp_path}/train.py:main", 1e-5)
     assert target is not None
     told: list[str] = []
-    with ray_executor.connected(None) as ray:
+    with ray_executor.connected(shared_head.gcs) as ray:
         runner = RayRunner(ray, target)
         options = Options(budget=120, layers=(0, 1), seed=3)
         found = Audit(target, runner, options, told.append).verdict()
