@@ -89,6 +89,7 @@ def test_an_address_of_another_kind_is_refused(address: str, light: dict, tmp_pa
     assert told.startswith(f"{address} is not the address of a cluster's head, which is HOST:6379")
 
 
+@pytest.mark.usefixtures("shared_head")
 def test_what_ray_does_not_take_is_one_line(light: dict, tmp_path: Path) -> None:
     """Kinds of accelerators have rules of their own, which Ray knows."""
     light["resources"]["custom_resources"] = {"TPU": 3}

@@ -18,7 +18,7 @@ from tests.command import changed, write_sweep
 class Counted(Data):
     """Leaves a line with its process for every time it is read."""
 
-    name: str = "test_shared_data:Counted"
+    name: str = "tests.orchestration.test_shared_data:Counted"
     log: str
 
     def read(self) -> Dataset:
@@ -41,12 +41,13 @@ def test_what_was_provided_is_not_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("shared_head")
-def test_trainers_read_nothing(
-    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def test_trainers_read_nothing(tiny: dict[str, Any], tmp_path: Path) -> None:
     log = tmp_path / "log"
-    changed(tiny, "mechanism.data", {"name": "test_shared_data:Counted", "log": str(log)})
+    changed(
+        tiny,
+        "mechanism.data",
+        {"name": "tests.orchestration.test_shared_data:Counted", "log": str(log)},
+    )
     changed(tiny, "mechanism.batch_size", 50)
     result = da.run(write_sweep(tmp_path, tiny), storage_path=str(tmp_path / "ray"))
     assert result.complete
