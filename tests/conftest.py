@@ -152,25 +152,29 @@ def shared_data() -> Path:
 
 
 _LONGEST = (
-    "test_readme.py",
-    "test_faults.py",
     "test_submission.py",
     "test_elastic.py",
-    "test_suspects.py",
-    "test_zoo_bugs.py",
-    "test_failed_packs.py",
     "test_slurm.py",
-    "test_scripts_on_ray.py",
-    "test_scripts.py",
-    "test_autoscaling.py",
     "test_prometheus.py",
+    "test_autoscaling.py",
     "test_chaos.py",
-    "test_scale.py",
+    "test_stops.py",
+    "test_s3.py",
+    "test_failed_packs.py",
+    "test_readme.py",
+    "test_family.py",
+    "test_zoo_bugs.py",
+    "test_faults.py",
+    "test_fault_attribution.py",
+    "test_convpool.py",
+    "test_gpu_step.py",
     "test_bench.py",
     "test_zoo_healthy.py",
     "test_coverage.py",
     "test_isolated_trials.py",
     "test_yuan2021.py",
+    "test_live_view.py",
+    "test_scale.py",
 )
 
 
