@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
 import shutil
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import yaml
 
 import dpaudit_ray as da
 from dpaudit_ray.sweep import spec, yamlfile
-from tests.command import Outcome, dpaudit
+from tests.command import dpaudit
 from tests.long import long
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,26 +28,14 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path) -> Path:
-    """A folder that looks like a clone to commands, with nothing in it yet."""
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that looks like a clone to commands, which are typed in it."""
     shutil.copytree(ROOT / "jobs", tmp_path / "jobs")
-    return tmp_path
-
-
-def shell(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400
-    )
-
-
-def typed(command: list[str], folder: Path) -> Outcome:
-    """In a process of its own where it trains or judges; the others need not load all again."""
-    if command[1] not in ("run", "verify", "bench"):
-        with contextlib.chdir(folder):
-            return dpaudit(*command[1:])
-    done = shell(command, folder)
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for module in re.findall(r"^# (\w+)\.py", "\n".join(blocks("python")), re.MULTILINE):
+        sys.modules.pop(module, None)
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +49,28 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands = [command for command in commands if command[1] != "submit"]
     verbs = " ".join(command[1] for command in commands)
     assert verbs == "plan plan run run status report verify check init list bench"
-    for command in commands:
-        if command[1] == "bench":  # `test_bench` has its figures; this is for a file of them
-            command[command.index("--models") + 1] = "fcnn"
-        done = typed(command, workplace)
-        assert done.code == 0, (command, done)
-        assert done.out
     # What the blocks say besides: `make quickstart` can be repeated, and a plan uses the benchmark.
     plan = ["dpaudit", "plan", "jobs/quickstart.yaml", "--bench", "bench.json"]
-    recipe = re.search(r"\$\(BIN\)/(dpaudit run .*)", (ROOT / "Makefile").read_text())
-    for command in (plan, recipe[1].split()):
-        done = typed(command, workplace)
-        assert done.code == 0, (command, done)
-        assert "holds 3000 trials of each audit, more than audit.trials = 2000" in done.err
+    recipe = re.search(r"\$\(BIN\)/(dpaudit run .*)", (ROOT / "Makefile").read_text())[1].split()
+    with contextlib.chdir(workplace):
+        for command in (*commands, plan, recipe):
+            if command[1] == "bench":  # `test_bench` has its figures; this is for a file of them
+                command[command.index("--models") + 1] = "fcnn"
+            done = dpaudit(*command[1:])
+            assert done.code == 0, (command, done)
+            assert done.out
+            if command in (plan, recipe):
+                more = "holds 3000 trials of each audit, more than audit.trials = 2000"
+                assert more in done.err
     return workplace
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_command_of_the_readme_runs_in_its_order(commanded: Path) -> None:
-    status = shell(["dpaudit", "status", "runs/quickstart", "--json"], commanded).stdout
-    entries = yaml.safe_load(status)["audits"]
+def test_every_command_of_the_readme_runs_in_its_order(
+    commanded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(commanded)
+    entries = yaml.safe_load(dpaudit("status", "runs/quickstart", "--json").out)["audits"]
     simulated, loss = (entry["epsilon_lower"] for entry in entries)
     assert [entry["trials"] for entry in entries] == [3000, 3000]
     assert [entry["status"] for entry in entries] == ["certified", "if-gaussian"]
@@ -90,12 +78,13 @@ def test_every_command_of_the_readme_runs_in_its_order(commanded: Path) -> None:
 
 
 @pytest.mark.slow
-def test_python_example_runs(commanded: Path) -> None:
+def test_python_example_runs(
+    commanded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On a run that is complete: `dpaudit run` is the same call, and has started it."""
-    example = next(block for block in blocks("python") if "da.run" in block)
-    done = shell([sys.executable, "-c", example], commanded)
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.splitlines()[-1]
+    monkeypatch.chdir(commanded)
+    exec(next(block for block in blocks("python") if "da.run" in block), {})
+    printed = capsys.readouterr().out.splitlines()[-1]
     assert printed == "9.482 if-gaussian, claim 9.997"
     assert f"It prints `{printed}`" in README
 
@@ -115,9 +104,8 @@ def test_adversary_example_runs(executor: str, workplace: Path, tiny: dict) -> N
     (workplace / "last_bias.py").write_text(example)
     tiny["grid"] = {"adversary": [{"name": "last_bias:LastBias", "strength": 0.5}]}
     (workplace / "sweep.yaml").write_text(yaml.safe_dump(tiny))
-    command = ["dpaudit", "run", "sweep.yaml", "--executor", executor]
-    done = shell(command, workplace)
-    assert done.returncode == 0, done.stderr
+    done = dpaudit("run", "sweep.yaml", "--executor", executor)
+    assert done.code == 0, done.err
     scores = da.Result(str(workplace / "runs/tiny"), complete=True).scores
     assert len(scores) == 90 * 2
 
@@ -138,23 +126,22 @@ def test_own_training_example_runs(workplace: Path) -> None:
     sweep = next(block for block in blocks("yaml") if "my_training:train" in block)
     (workplace / "sweep.yaml").write_text(sweep)
     fewer = ["--set", "audit.trials=500"]
-    done = shell(["dpaudit", "run", "sweep.yaml", "--executor", "inline", *fewer], workplace)
-    assert done.returncode == 0, done.stderr
+    done = dpaudit("run", "sweep.yaml", "--executor", "inline", *fewer)
+    assert done.code == 0, done.err
     estimates = da.Result(str(workplace / "runs/my-training"), complete=True).estimates
     assert estimates["epsilon_lower"].between(2, 4).any()  # of a claim of 4.377
 
 
-def test_script_example_is_audited(tmp_path: Path) -> None:
+def test_script_example_is_audited(workplace: Path) -> None:
     """Its first layer; `jobs/zoo` has all of them run."""
     example = next(block for block in blocks("python") if "# train.py" in block)
-    (tmp_path / "train.py").write_text(example)
+    (workplace / "train.py").write_text(example)
     assert "dpaudit verify train.py:main" in README
-    command = ["dpaudit", "verify", "train.py:main", "--budget", "2min", "--layers", "0"]
-    done = shell(command, tmp_path)
-    assert done.returncode == 5, done.stdout + done.stderr
-    assert "INCONCLUSIVE: train.py:main, ε = " in done.stdout
-    assert "120 of 120 steps accounted" in done.stdout
-    assert (tmp_path / "train-main-audit.html").exists()
+    done = dpaudit("verify", "train.py:main", "--budget", "2min", "--layers", "0")
+    assert done.code == 5, done.out + done.err
+    assert "INCONCLUSIVE: train.py:main, ε = " in done.out
+    assert "120 of 120 steps accounted" in done.out
+    assert (workplace / "train-main-audit.html").exists()
 
 
 def test_recipe_examples_run(workplace: Path) -> None:
@@ -171,15 +158,15 @@ def test_recipe_examples_run(workplace: Path) -> None:
     raw |= {"grid": {"mechanism.engine": ["packed", "opacus"]}, "resources": {"pack_size": 10}}
     raw["mechanism"]["steps"], raw["audit"]["trials"] = 10, 20
     (workplace / "sweep.yaml").write_text(yaml.safe_dump(raw))
-    done = shell(["dpaudit", "run", "sweep.yaml", "--executor", "inline"], workplace)
-    assert done.returncode == 0, done.stderr
+    done = dpaudit("run", "sweep.yaml", "--executor", "inline")
+    assert done.code == 0, done.err
     scores = da.Result(str(workplace / "runs/recipe"), complete=True).scores
     assert len(scores) == 40
     assert scores["score"].notna().all()
     for name in own.values():
         (workplace / name.replace(":", ".").partition(".")[0]).with_suffix(".py").unlink()
-    told = shell(["dpaudit", "status", "runs/recipe"], workplace)  # imports none of them
-    assert told.returncode == 0, told.stderr
+    told = dpaudit("status", "runs/recipe")  # imports none of them
+    assert told.code == 0, told.err
 
 
 def test_estimator_and_accountant_examples_run(workplace: Path) -> None:
@@ -195,9 +182,9 @@ def test_estimator_and_accountant_examples_run(workplace: Path) -> None:
     for command in ("run sweep.yaml --executor inline", "report runs/my-training", "verify"):
         if command == "verify":
             command = "verify runs/my-training --trust my_training,cut,zcdp"
-        done = shell(["dpaudit", *command.split()], workplace)
+        done = dpaudit(*command.split())
         # So few trials of this training may leave a verdict open.
-        assert done.returncode in (0, 5), (command, done.stdout, done.stderr)
+        assert done.code in (0, 5), (command, done)
     estimates = da.Result(str(workplace / "runs/my-training"), complete=True).estimates
     claims = estimates.groupby("accountant")["epsilon_upper"].first()
     assert (
@@ -216,8 +203,8 @@ def test_preparation_example_runs(workplace: Path) -> None:
     sweep = next(block for block in blocks("yaml") if "my_attack:train" in block)
     (workplace / "sweep.yaml").write_text(sweep)
     fewer = ["--set", "audit.trials=100"]
-    done = shell(["dpaudit", "run", "sweep.yaml", "--executor", "inline", *fewer], workplace)
-    assert done.returncode == 0, done.stderr
+    done = dpaudit("run", "sweep.yaml", "--executor", "inline", *fewer)
+    assert done.code == 0, done.err
     assert len(list(workplace.glob("runs/my-attack/preparations/*/*.parquet"))) == 4
 
 
