@@ -179,7 +179,7 @@ def test_one_training_is_no_run_of_independent_trials_for_the_verdict_either(
     twenty: dict[str, Any], tmp_path: Path
 ) -> None:
     """A single training cannot refute a claim by its canaries' hit rate."""
-    changed(twenty, "adversary", {"name": "test_one_run:OneTraining"})
+    changed(twenty, "adversary", {"name": "test_one_run_sweeps:OneTraining"})
     changed(twenty, "audit.estimators", ["one-run"])
     changed(twenty, "mechanism.leak", 3.0)
     found = verdict.of(opened(twenty, tmp_path))
