@@ -21,12 +21,13 @@ from tests.pace import Pace
 pytestmark = pytest.mark.cluster
 
 
-def processes(name: str) -> list[psutil.Process]:
-    """Processes below this one whose program has that name."""
+def processes(name: str, temp: Path) -> list[psutil.Process]:
+    """Processes of a head's folder whose program has that name: other heads have their own."""
     found = []
     for process in tree(os.getpid()):
         with contextlib.suppress(psutil.Error):
-            if process.cmdline()[:1] and process.cmdline()[0].endswith(name):
+            program, *arguments = process.cmdline() or [""]
+            if program.endswith(name) and str(temp) in " ".join(arguments):
                 found.append(process)
     return found
 
@@ -38,7 +39,7 @@ def test_a_lost_head_ends_the_sweep_and_another_one_resumes(
     pace.slow(2.0)
     with head(dashboard=False) as center, driver(center, sweep_of_400, tmp_path / "runs") as run:
         run.wait_for(lambda: run.packs)
-        (server,) = processes("gcs_server")
+        (server,) = processes("gcs_server", center.temp)
         server.kill()
         began = time.monotonic()
         assert run.ends(300) == 4, run.output
