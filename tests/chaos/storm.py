@@ -212,7 +212,7 @@ class Storm:
 
     def _kill_gcs(self) -> str:
         """The cluster is gone with it: the driver says so and ends, and another one resumes."""
-        (server,) = [p for p in tree(os.getpid()) if p.name() == "gcs_server"]
+        (server,) = [p for p in tree(self._cluster.head.pid) if p.name() == "gcs_server"]
         server.kill()
         code = self.driver.ends(300)
         new = code == 2 and "cannot reach a Ray cluster" in self.driver.output[-1000:]
