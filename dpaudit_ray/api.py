@@ -17,9 +17,9 @@ from .orchestration.dispatcher import Dispatcher
 from .orchestration.driver import Driver, FailureBudget
 from .orchestration.interrupt import Stop
 from .orchestration.progress import Activity, Progress
-from .plan import compaction, decisions, failures, preparing, quarantine
-from .plan.failures import Failure
+from .plan import compaction, outcomes, preparing, quarantine
 from .plan.model import Pack, Plan
+from .plan.outcomes import Failure
 from .result import Result, notebook_progress
 from .storage import lease, patience
 from .storage.lease import Lease
@@ -118,10 +118,12 @@ class _Job:
                         raise
 
     def _run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
-        recorded = failures.read(self.directory, self.plan)
+        recorded = outcomes.failed(self.directory, self.plan)
         if retry_failed:
-            preparing.write(self.directory, self.plan, ())
-        for line in preparing.lines(preparing.read(self.directory, self.plan), self.plan):
+            outcomes.forget_parts(self.directory, self.plan)
+        for line in outcomes.part_lines(
+            outcomes.failed_parts(self.directory, self.plan), self.plan
+        ):
             self.tell(line)
         remaining = self._remaining([] if retry_failed else recorded)
         name: ExecutorName = executor if remaining else "inline"
@@ -139,18 +141,18 @@ class _Job:
 
     def _tell_where_it_resumes(self, retry_failed: bool) -> None:
         """Tells the number of trials that are done, where some are and some are left to run."""
-        enough = decisions.decided(self.directory, self.sweep)
+        enough = outcomes.decided(self.directory, self.sweep, self.plan)
         missing = sum(pack.size for pack in self.plan.remaining(self.directory, enough))
         trials = sum(enough.get(i, audit.trials) for i, audit in enumerate(self.plan.audits))
-        recorded = [] if retry_failed else failures.read(self.directory, self.plan)
+        recorded = [] if retry_failed else outcomes.failed(self.directory, self.plan)
         if missing < trials and self._remaining(recorded):
             self.tell(f"resuming at {trials - missing:,} of {trials:,} trials")
 
     def _remaining(self, recorded: list[Failure]) -> list[Pack]:
         left_out = {failure.pack for failure in recorded}
-        enough = decisions.decided(self.directory, self.sweep)
+        enough = outcomes.decided(self.directory, self.sweep, self.plan)
         packs = self.plan.remaining(self.directory, enough)
-        waiting = preparing.unprepared(self.directory, self.plan)
+        waiting = outcomes.unprepared(self.directory, self.plan)
         left = [p for p in packs if p not in left_out and p.audit not in waiting]
         parts = preparing.left(self.directory, self.plan, left)
         return [*(part for part in parts if not waiting.intersection(part.waiting)), *left]
@@ -179,8 +181,8 @@ class _Job:
         return dataclasses.replace(result, failures=self._failures())
 
     def _failures(self) -> tuple[Failure, ...]:
-        of_packs = failures.read(self.directory, self.plan)
-        return (*of_packs, *preparing.read(self.directory, self.plan))
+        of_packs = outcomes.failed(self.directory, self.plan)
+        return (*of_packs, *outcomes.failed_parts(self.directory, self.plan))
 
     def _budget(self, recorded: list[Failure]) -> FailureBudget:
         labels = [audit.label for audit in self.plan.audits]

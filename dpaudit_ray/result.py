@@ -14,7 +14,7 @@ import pandas as pd
 from . import plan as planning
 from .orchestration.progress import AuditProgress, Progress
 from .plan import score_stream
-from .plan.failures import Failure
+from .plan.outcomes import Failure
 from .printable import printable
 from .storage.run_directory import RunDirectory
 from .storage.scores import MISSED

@@ -14,7 +14,7 @@ from . import tables, terminal
 from .arguments import AsJson, RunPath, TrustedToRead, Wide
 
 if TYPE_CHECKING:
-    from ..plan.failures import Failure
+    from ..plan.outcomes import Failure
     from ..report.answer import Answer
     from ..report.tables import Run
 
@@ -111,23 +111,23 @@ def explain_unread(run: Run) -> None:
 
 def failure_lines(run: Run, earlier: Sequence[Failure] = ()) -> list[str]:
     """A line for each audit and kind of failure; failures of an `earlier` run are said to be."""
-    from ..plan import failures
+    from ..plan import outcomes
     from ..printable import printable
 
-    recorded = failures.read(run.directory, run.plan)
+    recorded = outcomes.failed(run.directory, run.plan)
     old = [failure for failure in recorded if failure in earlier]
     new = [failure for failure in recorded if failure not in old]
-    file = f"{run.directory.location}/{failures.FILE}"
+    file = f"{run.directory.location}/{outcomes.FILE}"
     return [
         f"{kind.label}: {'' if kind.packs == 1 else f'{kind.packs} packs of '}trials "
         f"{kind.first}-{kind.last} failed{when}: {printable(kind.message)}; traceback in {file}"
         for when, some in (("", new), (" in an earlier run", old))
-        for kind in failures.by_kind(some, run.plan)
+        for kind in outcomes.by_kind(some, run.plan)
     ]
 
 
 def _status_entries(run: Run, summary: Answer | None) -> dict[str, Any]:
-    from ..plan import failures, missed, preparing
+    from ..plan import outcomes, preparing
     from ..report.tables import best, overview
     from ..storage import lease
 
@@ -139,20 +139,20 @@ def _status_entries(run: Run, summary: Answer | None) -> dict[str, Any]:
         "complete": run.directory.complete,
         "driver": dataclasses.asdict(driver) if driver else None,
         "missed": [
-            dataclasses.asdict(kind) | {"outputs": missed.place(run.directory, kind)}
-            for kind in missed.read(*where)
+            dataclasses.asdict(kind) | {"outputs": outcomes.output_folder(run.directory, kind)}
+            for kind in outcomes.read(*where).missed
         ],
         "preparations": preparing.entries(*where),
         "audits": overview(run),
         "best_certified": best(run),
         "decided": {run.plan.audits[index].id: trials for index, trials in run.decided.items()},
-        "failures": [dataclasses.asdict(failure) for failure in failures.read(*where)],
+        "failures": [dataclasses.asdict(failure) for failure in outcomes.failed(*where)],
     }
 
 
 def _show_status(run: Run, summary: Answer | None) -> None:
     from ..orchestration.workers import recorded_machines
-    from ..plan import leftover, missed, preparing
+    from ..plan import outcomes
     from ..report import words
     from ..storage import lease
 
@@ -161,7 +161,8 @@ def _show_status(run: Run, summary: Answer | None) -> None:
     for index, trials in run.decided.items():
         terminal.say(f"{run.plan.audits[index].label}: ended by stop_when after {trials} trials")
     where = run.directory, run.plan
-    for line in [*preparing.shown(*where), *failure_lines(run), *missed.lines(*where)]:
+    lines = [*outcomes.preparation_lines(*where), *failure_lines(run)]
+    for line in [*lines, *outcomes.missed_lines(*where)]:
         terminal.say(line)
     if len(kinds := recorded_machines(run.directory)) > 1:
         terminal.say(f"trained on several kinds of machine: {'; '.join(kinds)}")
@@ -173,7 +174,7 @@ def _show_status(run: Run, summary: Answer | None) -> None:
         terminal.say(f"not complete; {driver}")
     else:
         remedy = "`dpaudit run` resumes it"
-        if leftover.only_failed(*where, run.decided):
+        if outcomes.only_failed(*where, run.decided):
             remedy = "all that is left has failed; mend it, then `dpaudit run --retry-failed`"
         last = f"; {driver}" if driver else ""
         terminal.say(f"not complete{last}: {remedy}")

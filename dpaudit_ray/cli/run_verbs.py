@@ -45,7 +45,7 @@ def run(  # noqa: PLR0913 (options of a command line)
 ) -> None:
     """Starts a sweep, or resumes it when its run directory exists. A sweep file is code."""
     from .. import api
-    from ..plan import missed as missed_trials
+    from ..plan import outcomes
     from ..report import answer
     from ..sweep.yamlfile import parse_changes
     from .live_view import Display
@@ -65,7 +65,7 @@ def run(  # noqa: PLR0913 (options of a command line)
     explain_unread(opened)
     summary = answer.quick(opened) if result.stopped else answer.keep(opened)
     tables.show_overview(opened, summary)
-    missed = list(missed_trials.lines(opened.directory, opened.plan))
+    missed = list(outcomes.missed_lines(opened.directory, opened.plan))
     for line in [*failure_lines(opened, result.earlier), *missed]:
         terminal.complain(line)
     if result.stopped:

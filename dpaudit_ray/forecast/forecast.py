@@ -11,7 +11,7 @@ from .. import plan as planning
 from .. import stats
 from ..api import check_inputs
 from ..orchestration.trainer import Brief, PackTrainer
-from ..plan import compaction, decisions, failures, preparing
+from ..plan import compaction, outcomes, preparing
 from ..plan.model import Pack, PlannedAudit
 from ..storage.run_directory import RunDirectory
 from ..sweep.cell import Cell
@@ -115,8 +115,8 @@ def forecast(
     sweep = planning.kept(sweep, run, tell)
     check_inputs(sweep)
     plan = planning.preview(sweep, run)
-    left_out = {failure.pack for failure in failures.read(run, plan)}
-    enough = decisions.decided(run, sweep)
+    left_out = {failure.pack for failure in outcomes.failed(run, plan)}
+    enough = outcomes.decided(run, sweep, plan)
     remaining = [pack for pack in plan.remaining(run, enough) if pack not in left_out]
     rehearsal = Rehearsal(run, plan)
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), rehearsal.prepared)

@@ -15,8 +15,8 @@ from ..mechanisms.base import Mechanism
 from ..mechanisms.dp_sgd import DpSgd
 from ..orchestration.trainer import PackTrainer
 from ..plan import preparing
-from ..plan.failures import Failure
 from ..plan.model import Pack, Part, Plan
+from ..plan.outcomes import Failure
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..sweep.cell import Cell

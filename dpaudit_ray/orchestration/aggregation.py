@@ -20,10 +20,10 @@ import time
 from collections.abc import Collection, Iterable
 
 from .. import plan as planning
-from ..plan import compaction, decisions, failures, missed, score_stream
+from ..plan import compaction, outcomes, score_stream
 from ..plan.compaction import Stretch
-from ..plan.failures import Failure
 from ..plan.model import Pack, Part, Plan
+from ..plan.outcomes import Failure, MissedTrials
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import EstimateRow, PackScores
@@ -54,11 +54,10 @@ class Aggregation:
         self._prepared = Prepared(run, plan)
         self._checkpoints = Checkpoints(run, plan)
         self._outputs = Outputs(run, plan)
-        self._failures = {failure.pack: failure for failure in failures.read(run, plan)}
+        self._record = outcomes.Record(run, plan)
+        self._failures = {failure.pack: failure for failure in outcomes.failed(run, plan)}
         self._audits = [self._opened(index) for index in range(len(plan.audits))]
         self._due = time.monotonic() + FLUSH_SECONDS
-        self._recorded = decisions.decided(run, sweep)
-        self._listed: list[missed.Kind] | None = None  # as missed.json was written last
 
     @classmethod
     def rebuild(cls, run: RunDirectory) -> Aggregation:
@@ -115,7 +114,7 @@ class Aggregation:
         told = list(failed)
         failed = [failure for failure in told if not isinstance(failure.pack, Part)]
         if len(failed) < len(told):
-            self._prepared.give_up(each for each in told if isinstance(each.pack, Part))
+            self._record.add_parts(failure for failure in told if isinstance(failure.pack, Part))
         with self._turn:
             new = {
                 failure.pack: failure
@@ -125,7 +124,7 @@ class Aggregation:
             }
             if not new:
                 return
-            failures.write(self._run, (self._failures | new).values())
+            self._record.set_failed((self._failures | new).values())
             self._failures |= new
             for pack in new:
                 self._audits[pack.audit].miss(pack)
@@ -177,22 +176,17 @@ class Aggregation:
             started = time.thread_time()
             rows: list[EstimateRow] = []
             enough: dict[int, int] = {}
-            kinds: list[missed.Kind] = []
+            missed: list[MissedTrials] = []
             complete = True
             for index in range(len(self._plan.audits)):
                 audit, taken = self._settled(index)
                 rows += audit.rows()
-                kinds += taken.kinds
+                missed += taken.missed
                 complete &= taken.complete and self._prepared.suffices(index)
                 if taken.decided is not None:
                     enough[index] = taken.decided
             self._run.write_estimates(rows)
-            if kinds != self._listed:
-                missed.write(self._run, kinds)
-                self._listed = kinds
-            if enough != self._recorded:
-                decisions.record(self._run, self._sweep, enough)
-                self._recorded = enough
+            self._record.set_derived(self._sweep, missed, enough)
             if complete and not self._run.complete:
                 self._run.set_complete(True)
             self._gatherer.work()
@@ -216,7 +210,7 @@ class Aggregation:
     def _forget(self, packs: Collection[Pack]) -> None:
         """Rebuilds the audits whose failures are forgotten."""
         left = {pack: failure for pack, failure in self._failures.items() if pack not in packs}
-        failures.write(self._run, left.values())
+        self._record.set_failed(left.values())
         self._failures = left
         for index in {pack.audit for pack in packs}:
             self._audits[index] = self._opened(index)

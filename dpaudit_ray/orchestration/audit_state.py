@@ -8,9 +8,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 from .. import stats
-from ..plan import compaction, missed, score_stream
+from ..plan import compaction, score_stream
 from ..plan.compaction import Bounds, Stretch
 from ..plan.model import Pack, Plan, PlannedAudit
+from ..plan.outcomes import MissedTrials
 from ..plan.score_stream import ConsumedPack
 from ..stats.base import methods_after_a_look
 from ..stats.budget import SweepBudget
@@ -29,13 +30,13 @@ from .replay import Ahead, Replay
 class Taken:
     """Packs that the estimates are to know, the trials that were enough, and whether all are in.
 
-    `kinds` has the trials that were missed one by one.
+    `missed` has the trials that were missed one by one.
     """
 
     packs: list[ConsumedPack]
     decided: int | None
     complete: bool
-    kinds: list[missed.Kind]
+    missed: list[MissedTrials]
 
 
 class AuditState:
@@ -68,7 +69,7 @@ class AuditState:
         self._decider = Decider(sweep, audit, cell, self._live)
         self._done = sum(last - first + 1 for first, last in self._finished)
         self._folded = 0  # packs of the prefix
-        self._tally = missed.Tally(audit.id)
+        self._missed_kinds: dict[str, MissedTrials] = {}  # one by one, by what was raised
         self._taken: list[ConsumedPack] = []  # those that the estimates do not know yet
         self.decided: int | None = None  # trials that were enough; later ones are not folded
         self._shown: tuple[stats.Estimate, float] | None = None  # kept until the next fold, as
@@ -112,7 +113,7 @@ class AuditState:
     def take(self) -> Taken:
         """What was folded since the last call, and how far it is now."""
         packs, self._taken = self._taken, []
-        return Taken(packs, self.decided, self.complete, self._tally.kinds)
+        return Taken(packs, self.decided, self.complete, [*self._missed_kinds.values()])
 
     def settle(self, packs: list[ConsumedPack]) -> None:
         """Lets the estimates know what was taken; nobody else needs them meanwhile."""
@@ -155,7 +156,11 @@ class AuditState:
         if self._alarm is not self._live:
             score_stream.feed(self._alarm, pack)
         self._decider.fold(pack)
-        self._tally.fold(pack)
+        for trial, why in pack.missed.items() if isinstance(pack, PackScores) else ():
+            kind = why.partition(": ")[0]
+            first = MissedTrials(self._audit.id, kind, 0, trial, why)
+            before = self._missed_kinds.get(kind, first)
+            self._missed_kinds[kind] = dataclasses.replace(before, trials=before.trials + 1)
         self._shown = None
 
     def progress(self, index: int, activity: Activity) -> AuditProgress:
@@ -163,13 +168,14 @@ class AuditState:
         if self._shown is None:
             self._shown = self._live_bounds()
         bound, together = self._shown
+        missed = sum(kind.trials for kind in self._missed_kinds.values())
         return AuditProgress(
             audit.label,
             audit.trials,
             self._done,
             bound.epsilon_lower,
             audit.claim,
-            activity.failed.get(index, 0) + self._tally.trials,
+            activity.failed.get(index, 0) + missed,
             activity.lost.get(index, 0),
             self.decided,
             bound.status,

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from ..plan.failures import Failure
 from ..plan.model import Pack, Plan
+from ..plan.outcomes import Failure
 from ..plan.provenance import Machine
 from ..storage.run_directory import RunDirectory
 from ..sweep.spec import Sweep

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import ClusterError, StorageError
-from ..plan import preparing
-from ..plan.failures import Failure
+from ..plan import outcomes
 from ..plan.model import Pack, Part
+from ..plan.outcomes import Failure
 from ..sweep.resources import ResourceSpec
 from .dispatcher import Dispatcher
 from .executors import Done, Lost, Outcome
@@ -370,7 +370,7 @@ class FailureBudget:
         new = [audit for audit in waiting if audit not in self.closed]
         self.closed.update(new)
         if new:
-            self._tell(preparing.line([self._labels[audit] for audit in new], failure))
+            self._tell(outcomes.part_line([self._labels[audit] for audit in new], failure))
 
     def _in_a_row(self, failure: Failure) -> None:
         audit = failure.pack.audit

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
-from ..plan.failures import Failure
 from ..plan.model import Pack
+from ..plan.outcomes import Failure
 
 Role = Literal["Trainer", "Aggregator"]
 Handle = Any  # of a worker: what its executor makes of it

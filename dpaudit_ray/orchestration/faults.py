@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from ..plan.failures import Failure
 from ..plan.model import Pack, Part, Plan
+from ..plan.outcomes import Failure
 from .aggregator_client import AggregatorClient
 from .executors import Lost
 from .trainer import runs_of

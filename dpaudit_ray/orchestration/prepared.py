@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 
 from ..plan import preparing
-from ..plan.failures import Failure
 from ..plan.model import Part, Plan, PlannedPreparation
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
@@ -49,16 +47,6 @@ class Prepared:
         """Whether nothing but packs is left to do: an audit without packs is its preparation."""
         done, parts = self.progress(audit)
         return done == parts or self._plan.audits[audit].trials > 0
-
-    def give_up(self, failed: Iterable[Failure]) -> None:
-        """Records parts that failed; telling it twice changes nothing. Raises StorageError."""
-        with self._turn:
-            known = preparing.read(self._run, self._plan)
-            found = {preparing.key(self._plan, each.pack): each for each in known}
-            for failure in failed:
-                found.setdefault(preparing.key(self._plan, failure.pack), failure)
-            if len(found) > len(known):
-                preparing.write(self._run, self._plan, found.values())
 
     def progress(self, audit: int) -> tuple[int, int]:
         """Parts of an audit's preparation that are done, and all of them."""

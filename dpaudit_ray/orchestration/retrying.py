@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..plan import compaction
-from ..plan.failures import Failure
 from ..plan.model import Pack, Plan
+from ..plan.outcomes import Failure
 from ..storage.run_directory import RunDirectory
 from .dispatcher import Dispatcher
 from .driver import Driver, FailureBudget

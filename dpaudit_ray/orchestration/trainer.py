@@ -18,8 +18,8 @@ import numpy.typing as npt
 from .. import seeds
 from ..errors import DpauditError, first_line
 from ..mechanisms.base import Measured, Mechanism, Missed, PartSeeds, ResumableSession, Session
-from ..plan.failures import Failure
 from ..plan.model import Pack, Part, Plan, PlannedPreparation
+from ..plan.outcomes import Failure
 from ..printable import lines, printable
 from ..storage import arrays
 from ..storage.arrays import Arrays

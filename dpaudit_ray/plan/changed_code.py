@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from ..errors import ChangedCodeError
 from ..printable import printable
-from ..storage.run_directory import FAILURES, RESTORE, RunDirectory
+from ..storage.run_directory import OUTCOMES, RESTORE, RunDirectory
 from ..sweep.spec import Sweep
 from . import provenance
 from .model import Plan
@@ -91,8 +91,10 @@ def _begun(plan: Plan, run: RunDirectory) -> set[int]:
         if run.score_files(audit.id) or (audit.preparation and run.parts(audit.preparation.id))
     }
     try:
-        return computed | {int(entry["pack"]["audit"]) for entry in run.read_json(FAILURES) or ()}
-    except (KeyError, TypeError, ValueError):  # whoever needs the record tells what is wrong
+        outcomes = run.read_json(OUTCOMES) or {}
+        return computed | {int(entry["audit"]) for entry in outcomes.get("failed_packs", ())}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        # Whoever needs the record tells what is wrong.
         return computed
 
 

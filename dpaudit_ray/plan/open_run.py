@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..errors import RunDirectoryError
 from ..storage.run_directory import RESTORE, RunDirectory
 from ..sweep.spec import Sweep
-from . import changed_code, decisions, plan_consistency, record, resume
+from . import changed_code, outcomes, plan_consistency, record, resume
 from .model import Plan
 from .planner import make
 
@@ -71,7 +71,7 @@ def open_run(
     """
     plan = preview(sweep, run, accept_changed_code, tell)
     run.require_writable()
-    if next(plan.remaining(run, decisions.decided(run, sweep)), None) is not None:
+    if next(plan.remaining(run, outcomes.decided(run, sweep, plan)), None) is not None:
         run.set_complete(False)
     if sweep.canonical() != run.read_text(record.SWEEP_FILE):
         run.write_text(record.SWEEP_FILE, sweep.canonical())

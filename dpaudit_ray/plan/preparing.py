@@ -1,27 +1,18 @@
-"""Preparations: what the packs of an audit wait for, which parts are done, and which failed.
-
-A part that failed is no miss: no trial was run, and no secret bit is known where it is prepared.
-Its audits are not started, and it is made again by `--retry-failed`.
-"""
+"""Preparations: what the packs of an audit wait for, and which parts of them are done."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from ..errors import RunDirectoryError, SpecError
-from ..storage import strangers
-from ..storage.run_directory import UNPREPARED, RunDirectory
+from ..errors import SpecError
+from ..storage.run_directory import RunDirectory
 from ..sweep.cell import Cell
 from . import inputs
-from .failures import Failure
 from .inputs import InputFile
 from .model import MAX_PARTS, Pack, Part, Plan, PlannedAudit, PlannedPreparation
-
-FILE = UNPREPARED
 
 
 def planned(cell: Cell, seed: int, files: tuple[InputFile, ...]) -> PlannedPreparation | None:
@@ -79,61 +70,6 @@ def name(plan: Plan, part: Pack) -> str:
     return found.id
 
 
-def read(run: RunDirectory, plan: Plan) -> list[Failure]:
-    """The recorded failures of parts that are still not done.
-
-    Raises:
-        RunDirectoryError: the record is damaged.
-    """
-    try:
-        raw = run.read_json(FILE) or []
-        known = {key(plan, part): part for part in all_parts(plan, range(len(plan.audits)))}
-        read = [_failure(entry, known) for entry in raw]
-    except (RunDirectoryError, AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error.__cause__, OSError):
-            raise
-        raise RunDirectoryError(
-            f"{run.location}/{FILE} is damaged ({strangers.why(error)}); "
-            "delete it: its parts are then made again"
-        ) from error
-    found = [each for each in read if each is not None]
-    return [each for each in found if each.pack.first not in run.parts(name(plan, each.pack))]
-
-
-def unprepared(run: RunDirectory, plan: Plan) -> set[int]:
-    """Audits that are not started, since a part that they wait for has failed."""
-    return {index for failure in read(run, plan) for index in _waiting(failure.pack)}
-
-
-def lines(failed: Iterable[Failure], plan: Plan) -> Iterator[str]:
-    """One line for each preparation that failed: which audits are not started, and why."""
-    seen: set[int] = set()
-    for failure in failed:
-        new = [index for index in _waiting(failure.pack) if index not in seen]
-        seen.update(new)
-        if new:
-            yield line([plan.audits[index].label for index in new], failure)
-
-
-def line(labels: list[str], failure: Failure) -> str:
-    """Says that audits are not started, and why."""
-    others = f" and {len(labels) - 1} more" * (len(labels) > 1)
-    return (
-        f"{labels[0]}{others}: not started, {failure.pack.what} failed ({failure.message}); "
-        f"run --retry-failed makes it again; traceback in {FILE}"
-    )
-
-
-def shown(run: RunDirectory, plan: Plan) -> Iterator[str]:
-    """Lines for who asks how far a run is: of each preparation that is not complete."""
-    yield from lines(read(run, plan), plan)
-    for each in entries(run, plan):
-        if each["done"] < each["parts"]:
-            first, *more = each["audits"]
-            others = f" and {len(more)} more" * bool(more)
-            yield f"{first}{others}: {each['done']} of {each['parts']} parts prepared"
-
-
 def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
     """Each preparation as plain JSON: its id, the labels of its audits, its parts, those done."""
     found: dict[str, dict[str, Any]] = {}
@@ -146,33 +82,6 @@ def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def write(run: RunDirectory, plan: Plan, failed: Iterable[Failure]) -> None:
-    """Replaces the record, where there is one or something to record. Raises StorageError."""
-    entries = []
-    for failure in failed:
-        preparation, part = key(plan, failure.pack)
-        told = {"kind": failure.kind, "message": failure.message, "traceback": failure.traceback}
-        entries.append({"preparation": preparation, "part": part} | told)
-    if entries or run.read_text(FILE) is not None:
-        run.write_json(FILE, entries)
-
-
 def set_aside(run: RunDirectory, plan: Plan, part: Part) -> str:
     """Renames a damaged part, so that it is made again; returns its new name."""
     return run.set_part_aside(name(plan, part), part.first)
-
-
-def _waiting(part: Pack) -> tuple[int, ...]:
-    return part.waiting if isinstance(part, Part) else ()
-
-
-def key(plan: Plan, part: Pack) -> tuple[str, int]:
-    """What a part is known by, whoever waits for it."""
-    return name(plan, part), part.first
-
-
-def _failure(entry: Any, known: dict[tuple[str, int], Part]) -> Failure | None:
-    """None for a part of what nobody waits for any more."""
-    told = [str(entry[name]) for name in ("kind", "message", "traceback")]
-    part = known.get((str(entry["preparation"]), operator.index(entry["part"])))
-    return None if part is None else Failure(part, *told)

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from ..module_files import is_users, module_file, source_closure
+from ..storage import strangers
 from ..sweep.spec import Sweep
 from ..version import __version__
 
@@ -50,9 +51,7 @@ class Code:
         try:
             return TypeAdapter(cls).validate_python(raw)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise ValueError(f"of its code, {place}: {first['msg']}") from error
+            raise ValueError(f"of its code, {strangers.why(error)}") from error
 
 
 @dataclasses.dataclass(frozen=True)

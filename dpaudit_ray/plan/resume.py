@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import RunDirectoryError
-from ..storage.run_directory import FAILURES, RESTORE, RunDirectory
+from ..storage.run_directory import OUTCOMES, RESTORE, RunDirectory
 from ..sweep import spec
 from ..sweep.spec import Sweep
 from . import inputs
@@ -39,7 +39,11 @@ def extends(sweep: Sweep, previous: Plan | None, run: RunDirectory) -> bool:
         for cell, old in zip(sweep.cells, previous.audits, strict=True)
     ):
         return False
-    return run.has_scores or run.read_text(FAILURES) is not None
+    outcomes = run.read_json(OUTCOMES)
+    if not isinstance(outcomes, dict):
+        return run.has_scores or outcomes is not None
+    # Of a preparation that failed, no trial was seen. Packs that are tried again were.
+    return run.has_scores or bool(outcomes.get("failed_packs")) or not outcomes.get("failed_parts")
 
 
 def check_not_lowered(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:

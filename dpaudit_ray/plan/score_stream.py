@@ -30,7 +30,7 @@ from ..stats.base import Members, Scores
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores, score_frame
 from ..sweep.spec import Sweep
-from . import compaction, decisions, failures
+from . import compaction, outcomes
 from .compaction import Bounds, Stretch
 from .model import Plan, PlannedAudit
 
@@ -71,9 +71,9 @@ def prefix(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[
         RunDirectoryError: a file of it is damaged, or is not what the plan says.
     """
     audit = plan.audits[index]
-    packs = [failure.pack for failure in failures.recorded(run, plan)]
+    packs = [failure.pack for failure in outcomes.recorded(run, plan)]
     given_up = {(pack.first, pack.last) for pack in packs if pack.audit == index}
-    end = decisions.decided(run, sweep).get(index, audit.trials)
+    end = outcomes.decided(run, sweep, plan).get(index, audit.trials)
     there = compaction.prefix(audit, compaction.stored(run, audit), given_up, end=end)
     return in_order(functools.partial(read_stretch, run, plan, index), there, read_ahead(audit))
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import DpauditError, RunDirectoryError, StorageError
-from ..plan import failures, leftover, missed
+from ..plan import outcomes
 from ..storage import seal
 from ..storage.run_directory import RunDirectory
 from ..version import __version__
@@ -150,8 +150,8 @@ def _basis(run: Run) -> str:
         __version__,
         run.plan.fingerprint,
         [[audit.trials, run.done(audit), audit.mixed] for audit in run.plan.audits],
-        sorted(str(each.pack) for each in failures.read(run.directory, run.plan)),
-        [dataclasses.astuple(each) for each in missed.read(run.directory, run.plan)],
+        sorted(str(each.pack) for each in outcomes.failed(run.directory, run.plan)),
+        [dataclasses.astuple(each) for each in outcomes.read(run.directory, run.plan).missed],
         run.directory.complete,
         run.estimates.to_csv(index=False),
     ]
@@ -171,7 +171,7 @@ def worded(run: Run, found: RunVerdict) -> Answer:
     """A verdict in words."""
     sampled, exact = iter(found.audits), iter(found.exact)
     lost: collections.Counter[int] = collections.Counter()
-    for each in failures.read(run.directory, run.plan):
+    for each in outcomes.failed(run.directory, run.plan):
         lost[each.pack.audit] += each.pack.size
     audits = tuple(
         _sampled(run, index, lost[index], next(sampled))
@@ -284,7 +284,7 @@ def _help(run: Run, found: RunVerdict) -> Iterator[str]:
     if found.verdict is Verdict.VIOLATION:
         yield "run it with another `seed`: chance does not repeat itself, a leak does"
         return
-    if leftover.only_failed(run.directory, run.plan, run.decided):
+    if outcomes.only_failed(run.directory, run.plan, run.decided):
         yield "all that is left has failed; mend the cause, then `dpaudit run --retry-failed`"
     elif not run.directory.complete:
         yield "`dpaudit run` with the same sweep file goes on"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..plan import failures, missed, preparing
+from ..plan import outcomes
 from ..plan.model import PlannedAudit
 from ..plan.score_stream import Trials
 from ..stats import Status
@@ -211,18 +211,18 @@ class Failed:
 def _failed(view: RunView) -> Said:
     """All that has failed and was not done since: packs by kind, single trials, preparations."""
     run = view.run
-    failed, recorded = list[Failed](), failures.read(run.directory, run.plan)
-    for kind in failures.by_kind(recorded, run.plan):
+    failed, recorded = list[Failed](), outcomes.failed(run.directory, run.plan)
+    for kind in outcomes.by_kind(recorded, run.plan):
         packs = "a pack" if kind.packs == 1 else f"{kind.packs:,} packs"
         what = f"{packs} of trials {kind.first:,}-{kind.last:,} failed" if kind.trials else "failed"
         detail = next(first.traceback for first in recorded if first.kind == kind.kind)
         failed.append(Failed(kind.label, what, kind.message, detail))
     labels = {audit.id: audit.label for audit in run.plan.audits}
-    for miss in missed.read(run.directory, run.plan):
+    for miss in outcomes.read(run.directory, run.plan).missed:
         what = f"{miss.trials:,} trials were missed" if miss.trials > 1 else "a trial was missed"
-        detail = f"what was printed is in {missed.place(run.directory, miss)}"
+        detail = f"what was printed is in {outcomes.output_folder(run.directory, miss)}"
         what = f"{what}, trial {miss.first:,} first"
         failed.append(Failed(labels[miss.audit], what, miss.message, detail))
-    for line in preparing.lines(preparing.read(run.directory, run.plan), run.plan):
+    for line in outcomes.part_lines(outcomes.failed_parts(run.directory, run.plan), run.plan):
         failed.append(Failed("preparation", line, "", ""))
     return {"failed": failed}

@@ -12,7 +12,7 @@ import pandas as pd
 
 from .. import plan as planning
 from .. import stats
-from ..plan import compaction, decisions, plan_consistency, score_stream
+from ..plan import compaction, outcomes, plan_consistency, score_stream
 from ..plan.model import Plan, PlannedAudit
 from ..plan.score_stream import ConsumedPack
 from ..stats import Status
@@ -75,7 +75,7 @@ class Run:
     @functools.cached_property
     def decided(self) -> dict[int, int]:
         """The trials that were enough, by index of the audits that `stop_when` has ended."""
-        return decisions.decided(self.directory, self.sweep)
+        return outcomes.decided(self.directory, self.sweep, self.plan)
 
 
 def all_estimates(run: Run) -> pd.DataFrame:

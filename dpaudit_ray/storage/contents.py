@@ -24,7 +24,7 @@ class Kind(Enum):
 _NUMBER = r"(?:0|[1-9]\d*)"
 _PACK = f"{_NUMBER}-{_NUMBER}"
 _RECORDS = re.compile(
-    r"sweep\.yaml|(plan|failures|missed|unprepared|decisions|driver|machines|verdict)\.json"
+    r"sweep\.yaml|(plan|outcomes|driver|machines|verdict)\.json"
     r"|estimates\.parquet|\.driver\.lock|_SUCCESS"
 )
 _CODE = re.compile(r"code/([0-9a-f]{64})\.py")

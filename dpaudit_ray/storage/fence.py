@@ -12,8 +12,8 @@ too, knows that driver's token and writes only while the entry bears it. What th
   store.
 * Object stores: the entry is read before each upload, and `pyarrow` has no upload on a condition.
   A process that is paused between the two, for longer than a lease takes to go stale, replaces what
-  the new driver has written of `estimates.parquet`, `failures.json`, `decisions.json`, or puts
-  scores in place that are the same, as those of any try are. Estimates are a function of scores
+  the new driver has written of `estimates.parquet` and `outcomes.json`, or puts scores in place
+  that are the same, as those of any try are. Estimates are a function of scores
   and failures: running the sweep again makes them anew.
 """
 

@@ -6,11 +6,8 @@
     preparations/<id>/<part>.parquet        what packs wait for; audits with the same id share it
     checkpoints/<audit>/<first>-<last>-<step>.parquet   of packs that are trained for long
     estimates.parquet                       replaced at every flush
-    failures.json                           packs that were given up: their trials are misses
-    missed.json                             trials that were missed while others of their pack ended
+    outcomes.json                           what failed or was missed, and what `stop_when` ended
     missed/<audit>/<trial>.txt              what such a trial printed, and how it failed
-    unprepared.json                         parts of preparations that failed
-    decisions.json                          audits that `stop_when` ended early
     driver.json                             who works on the run now; gone when nobody does
     .driver.lock                            locked while that changes
     report.html, figures/                   written by `dpaudit report`
@@ -36,9 +33,7 @@ from .place import Place
 from .scores import ESTIMATE_SCHEMA, EstimateRow, PackScores, decoded, encoded, frame, score_frame
 
 RERUN = "run the sweep again: it is set aside and its trials are run again"
-FAILURES = "failures.json"
-MISSED = "missed.json"
-UNPREPARED = "unprepared.json"
+OUTCOMES = "outcomes.json"
 _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
 _STEPS = 10_000  # recorded of an audit, at most

@@ -14,6 +14,8 @@ import stat
 import sys
 from typing import Any
 
+from pydantic import ValidationError
+
 from ..errors import RunDirectoryError
 
 RECORD = 2**28  # bytes of a record; a plan of a million packs has 45 MB
@@ -67,6 +69,9 @@ def why(error: Exception) -> str:
     """What is wrong with a record that somebody has read, or made something of."""
     if isinstance(error.__cause__, StrangeFileError):
         return str(error.__cause__)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return "it is not JSON" if isinstance(error, RunDirectoryError) else repr(error)
 
 

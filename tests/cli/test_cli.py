@@ -197,10 +197,10 @@ def test_a_failed_pack_ends_in_exit_3_with_audit_and_trials(
     assert outcome.code == 3
     assert outcome.err == (
         "dpaudit: biased-dimension: trials 40-49 failed: ValueError: boom; traceback in "
-        f"{tmp_path}/tiny/failures.json\n"
+        f"{tmp_path}/tiny/outcomes.json\n"
         "dpaudit: the trials of failed packs count as misses, until run --retry-failed\n"
     )
-    assert "breaking" in (tmp_path / "tiny/failures.json").read_text()
+    assert "breaking" in (tmp_path / "tiny/outcomes.json").read_text()
     assert packs(tmp_path / "tiny", FIRST) == 8
     assert packs(tmp_path / "tiny", SECOND) == 9, "other audits go on"
 
@@ -580,10 +580,10 @@ def test_damaged_estimates_are_rebuilt_by_run(finished: Path, sweep: Path, kept:
 
 
 def test_damaged_failures_are_told(finished: Path) -> None:
-    (finished / "failures.json").write_text("[3]")
-    assert refused("status", finished).endswith("; delete it: its packs are then run again")
-    (finished / "failures.json").write_text("{")
-    assert refused("status", finished).endswith("; delete it: its packs are then run again")
+    (finished / "outcomes.json").write_text("[3]")
+    assert refused("status", finished).endswith("the rest is made again from the scores")
+    (finished / "outcomes.json").write_text("{")
+    assert refused("status", finished).endswith("the rest is made again from the scores")
 
 
 @pytest.mark.parametrize("below", ["x", "x/y"])

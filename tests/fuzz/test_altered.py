@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from dpaudit_ray import api
 from dpaudit_ray import plan as planning
-from dpaudit_ray.plan.failures import Failure
-from dpaudit_ray.plan.failures import write as write_failures
+from dpaudit_ray.plan import outcomes
 from dpaudit_ray.plan.model import Pack
+from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage import lease
 from dpaudit_ray.storage.run_directory import PackScores, RunDirectory
 from tests.command import Outcome, dpaudit, inline, write_sweep
@@ -85,9 +85,8 @@ READS = [
     ("report", "--format", "table"), ("report", "--format", "csv"), ("report", "--format", "json"),
 ]  # fmt: skip
 FILES = [
-    *("plan.json", "sweep.yaml", "estimates.parquet", "failures.json", "driver.json"),
-    *("decisions.json", "machines.json", "scores/*/0-7.parquet", "scores/*/24-31.parquet"),
-    "missed.json",
+    *("plan.json", "sweep.yaml", "estimates.parquet", "outcomes.json", "driver.json"),
+    *("machines.json", "scores/*/0-7.parquet", "scores/*/24-31.parquet"),
 ]
 
 
@@ -111,7 +110,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
         file = write_sweep(folder, SMALL)
         assert inline(file, folder).code == 0
         run = RunDirectory(str(folder / "small"))
-        _, plan = planning.read(run)
+        sweep, plan = planning.read(run)
         first, second = plan.audits
         if violating:
             for pack in first.packs:
@@ -120,15 +119,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
                 os.unlink(f"{run.location}/scores/{first.id}/{pack[0]}-{pack[1]}.parquet")
                 run.write_scores(first.id, PackScores(pack[0], scores.members, scores.steps, told))
         Path(f"{run.location}/scores/{second.id}/24-31.parquet").unlink()
-        write_failures(run, [Failure(Pack(1, 24, 31), "ValueError", "no", "Traceback")])
+        record = outcomes.Record(run, plan)
+        record.set_failed([Failure(Pack(1, 24, 31), "ValueError", "no", "Traceback")])
         run.write_json("driver.json", {"owner": "ab", "host": "h", "pid": 1, "started": "2"})
-        run.write_json("decisions.json", {"000": {"trials": 16, "rule": None}})
+        record.set_derived(sweep, (), {0: 16})
         run.set_complete(False)
         (folder / "small/driver.json").rename(folder / "driver.json")
         assert inline(file, folder).code == 3
         (folder / "driver.json").rename(folder / "small/driver.json")
-        failed = {"audit": first.id, "kind": "ValueError", "trials": 2, "first": 3}
-        run.write_json("missed.json", [failed | {"message": "ValueError: no"}])
+        missed = outcomes.MissedTrials(first.id, "ValueError", 2, 3, "ValueError: no")
+        outcomes.Record(run, plan).set_derived(sweep, [missed], {})
         assert dpaudit("verify", folder / "small").code == (1 if violating else 5)
         made[violating] = folder / "small"
     return made
@@ -193,7 +193,7 @@ def test_a_run_that_is_read(
     verdicts = {1} if violating and not scored else {1, 5} if violating or scored else {5}
     # A shorter declaration, failures and decisions are statements that nothing can be held against.
     stated = {1, 5} if violating else {5}
-    allowed = stated if name in ("plan.json", "failures.json", "decisions.json") else verdicts
+    allowed = stated if name in ("plan.json", "outcomes.json") else verdicts
     sound(outcome, {2, *(allowed if verb[0] == "verify" else {0})})
     if verb == ("verify", "--json") and outcome.code != 2:
         assert claims(outcome) == claims(dpaudit("verify", runs[violating], "--json"))

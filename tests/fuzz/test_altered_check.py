@@ -18,7 +18,7 @@ from tests.long import LONG
 from tests.report.handed import LANDSCAPE, played, sweep
 
 FILES = [
-    *("plan.json", "sweep.yaml", "estimates.parquet", "failures.json", "missed.json"),
+    *("plan.json", "sweep.yaml", "estimates.parquet", "outcomes.json"),
     *("machines.json", "scores/*/0-7.parquet", "scores/*/24-31.parquet"),
 ]
 EVIL = "from pathlib import Path\nPath('evil').touch()\nraise SystemExit(1)\n"

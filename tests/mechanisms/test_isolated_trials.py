@@ -23,7 +23,7 @@ from dpaudit_ray.mechanisms.base import Measured
 from dpaudit_ray.mechanisms.function import Call, IsolatedProcesses, SharedProcess, preloaded
 from dpaudit_ray.orchestration import outputs
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import failures, missed, score_stream
+from dpaudit_ray.plan import outcomes, score_stream
 from dpaudit_ray.report import page, power, verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -52,7 +52,7 @@ def sweep(name: str, trials: int = 60, pack_size: int = 10, **mechanism: Any) ->
 def contents(location: Path) -> dict[str, bytes]:
     """Scores, estimates and all that is kept of missed trials."""
     files = [*location.glob("scores/*/*"), *location.glob("missed/*/*")]
-    files += [location / "estimates.parquet", location / "missed.json"]
+    files += [location / "estimates.parquet", location / "outcomes.json"]
     return {str(file.relative_to(location)): file.read_bytes() for file in files}
 
 
@@ -178,7 +178,7 @@ def test_a_run_that_is_resumed_has_the_same_bytes(failed: Path, tmp_path: Path) 
     _, plan, _ = opened(tmp_path / "own")
     for first, last in plan.audits[0].packs[2:4]:
         (tmp_path / f"own/scores/{plan.audits[0].id}/{first}-{last}.parquet").unlink()
-    for name in ("estimates.parquet", "missed.json", "_SUCCESS"):
+    for name in ("estimates.parquet", "outcomes.json", "_SUCCESS"):
         (tmp_path / "own" / name).unlink()
     assert inline(file, tmp_path).code == 3
     assert contents(tmp_path / "own") == contents(failed)
@@ -250,12 +250,12 @@ def test_a_pack_that_misses_all_has_failed(pack_size: int, tmp_path: Path) -> No
     assert done.code == 3
     assert "3 packs in a row failed the same way (ValueError: boom" in done.err
     _, plan, run = opened(tmp_path / "own")
-    known = failures.read(run, plan)
+    known = outcomes.failed(run, plan)
     assert len(known) == 3
     assert {failure.kind for failure in known} == {"ValueError"}
     assert "about to fail" in known[0].traceback
     assert "in raising" in known[0].traceback
-    assert missed.read(run, plan) == []
+    assert outcomes.read(run, plan).missed == ()
 
 
 def test_failed_packs_and_missed_trials_go_together(tmp_path: Path) -> None:
@@ -265,8 +265,8 @@ def test_failed_packs_and_missed_trials_go_together(tmp_path: Path) -> None:
         patch.setattr("dpaudit_ray.orchestration.driver.SAME_FAILURES", 10**6)
         assert inline(file, tmp_path).code == 3
     settings, plan, run = opened(tmp_path / "own")
-    packs = failures.read(run, plan)
-    alone = sum(each.trials for each in missed.read(run, plan))
+    packs = outcomes.failed(run, plan)
+    alone = sum(each.trials for each in outcomes.read(run, plan).missed)
     assert len(packs) >= 3
     assert alone >= 3
     trials = score_stream.Trials.of(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
@@ -303,8 +303,8 @@ def test_of_many_outputs_the_first_are_kept(
     file = write_sweep(tmp_path, sweep("some_raise"))
     assert inline(file, tmp_path).code == 3
     assert len(list(tmp_path.glob("own/missed/*/*.txt"))) == 3
-    kinds = json.loads((tmp_path / "own/missed.json").read_text())
-    assert sum(kind["trials"] for kind in kinds) > 3
+    content = json.loads((tmp_path / "own/outcomes.json").read_text())
+    assert sum(kind["trials"] for kind in content["missed"]) > 3
 
 
 def test_measures_of_missed_trials_are_nobodys(tmp_path: Path) -> None:
@@ -431,9 +431,11 @@ def test_a_run_may_go_on_with_other_limits(tmp_path: Path) -> None:
     assert stored.items() <= contents(tmp_path / "own").items()
 
 
-@pytest.mark.parametrize("text", ["no json", '[{"audit": "x"}]', "[3]", '{"a": 1}'])
+@pytest.mark.parametrize(
+    "text", ["no json", '{"missed": [{"audit": "x"}]}', "[3]", '{"decided": 1}']
+)
 def test_a_damaged_record_is_told(text: str, failed: Path, tmp_path: Path) -> None:
     _, plan, _ = opened(failed)
-    (tmp_path / "missed.json").write_text(text)
-    with pytest.raises(RunDirectoryError, match=r"missed.json is damaged"):
-        missed.read(RunDirectory(str(tmp_path)), plan)
+    (tmp_path / "outcomes.json").write_text(text)
+    with pytest.raises(RunDirectoryError, match=r"outcomes.json is damaged"):
+        outcomes.read(RunDirectory(str(tmp_path)), plan)

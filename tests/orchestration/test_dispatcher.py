@@ -21,8 +21,8 @@ from dpaudit_ray.orchestration.interrupt import Stop
 from dpaudit_ray.orchestration.progress import Progress
 from dpaudit_ray.orchestration.workers import FAULTS_PER_NODE, Places, ResourceRequest
 from dpaudit_ray.plan import provenance
-from dpaudit_ray.plan.failures import Failure
 from dpaudit_ray.plan.model import Pack
+from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from tests.command import changed

@@ -18,8 +18,8 @@ from dpaudit_ray.orchestration.executors import Done, Lost, Outcome
 from dpaudit_ray.orchestration.faults import FIRST, SHORTEST, Deadlines
 from dpaudit_ray.orchestration.interrupt import Stop
 from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
-from dpaudit_ray.plan.failures import Failure
 from dpaudit_ray.plan.model import Pack
+from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.sweep.resources import ResourceSpec
 
 

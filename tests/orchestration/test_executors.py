@@ -23,8 +23,8 @@ from dpaudit_ray.orchestration.inline_executor import InlineExecutor
 from dpaudit_ray.orchestration.progress import Activity
 from dpaudit_ray.orchestration.ray_executor import RayExecutor
 from dpaudit_ray.orchestration.workers import ResourceRequest
-from dpaudit_ray.plan.failures import Failure
 from dpaudit_ray.plan.model import Plan
+from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.spec import Sweep

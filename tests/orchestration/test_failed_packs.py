@@ -12,7 +12,7 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
-from dpaudit_ray.plan import failures
+from dpaudit_ray.plan import outcomes
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import Outcome, dpaudit, inline, write_sweep
 from tests.head import actors
@@ -36,7 +36,7 @@ def estimates(location: Path) -> pd.DataFrame:
 def recorded(location: Path) -> int:
     run = RunDirectory(str(location))
     return (
-        len(failures.read(run, planning.require(run))) if (location / "plan.json").exists() else 0
+        len(outcomes.failed(run, planning.require(run))) if (location / "plan.json").exists() else 0
     )
 
 
@@ -86,12 +86,12 @@ def test_scores_that_differ_the_second_time_keep_the_misses(
     monkeypatch.setenv(FLAG, "1")
     clocked = sweep("clocked", 300) | {"seed": 1236}  # packs 6, 19, 20, 23 and 49 fail
     assert inline(write_sweep(tmp_path, clocked), tmp_path).code == 3
-    before = (tmp_path / "failing/failures.json").read_text()
-    assert len(json.loads(before)) > 0
+    before = (tmp_path / "failing/outcomes.json").read_text()
+    assert len(json.loads(before)["failed_packs"]) > 0
     table = estimates(tmp_path / "failing")
     monkeypatch.delenv(FLAG)
     done = retried(clocked, tmp_path)
     assert done.code == 3, done.err
     assert "run again, gave " in done.err
-    assert (tmp_path / "failing/failures.json").read_text() == before
+    assert (tmp_path / "failing/outcomes.json").read_text() == before
     pd.testing.assert_frame_equal(estimates(tmp_path / "failing"), table, check_exact=True)

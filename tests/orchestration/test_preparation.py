@@ -24,9 +24,9 @@ from dpaudit_ray.mechanisms.dp_sgd import session as sessions
 from dpaudit_ray.orchestration.driver import PackQueue
 from dpaudit_ray.orchestration.prepared import Prepared
 from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
-from dpaudit_ray.plan import preparing
-from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan import outcomes, preparing
 from dpaudit_ray.plan.model import Pack, Part
+from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage import arrays
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
@@ -210,20 +210,23 @@ def test_a_record_of_parts_is_read_whoever_waits_for_them(tmp_path: Path) -> Non
     plan = planning.open_run(spec.from_raw(sweep()), run)
     told = ("ValueError", "ValueError: boom", "")
     first, second = (Failure(Part(1, part, part, (1,)), *told) for part in (0, 2))
-    prepared = Prepared(run, plan)
+    prepared, record = Prepared(run, plan), outcomes.Record(run, plan)
     for failed in ([first], [first, second], [second]):
-        prepared.give_up(failed)
-    found = preparing.read(run, plan)
+        record.add_parts(failed)
+    found = outcomes.failed_parts(run, plan)
     assert [each.pack for each in found] == [Part(0, part, part, (0, 1)) for part in (0, 2)]
     prepared.keep(found[0].pack, {"made": np.ones(1)})
-    assert [each.pack.first for each in preparing.read(run, plan)] == [2], "it is done after all"
+    assert [each.pack.first for each in outcomes.failed_parts(run, plan)] == [2], (
+        "it is done after all"
+    )
     assert prepared.progress(1) == (1, PARTS)
-    raw = run.read_json(preparing.FILE)
-    run.write_json(preparing.FILE, [{**raw[0], "preparation": "0" * 32}])
-    assert preparing.read(run, plan) == []
-    run.write_json(preparing.FILE, [{"part": 0}])
-    with pytest.raises(RunDirectoryError, match=r"is damaged .* its parts are then made"):
-        preparing.read(run, plan)
+    raw = run.read_json(outcomes.FILE)
+    raw["failed_parts"][1]["preparation"] = "0" * 32
+    run.write_json(outcomes.FILE, raw)
+    assert outcomes.failed_parts(run, plan) == []
+    run.write_json(outcomes.FILE, {"failed_parts": [{"part": 0}]})
+    with pytest.raises(RunDirectoryError, match=r"is damaged .* what failed is then run again"):
+        outcomes.failed_parts(run, plan)
 
 
 def same_scores(one: Path, other: Path, audits: int) -> bool:

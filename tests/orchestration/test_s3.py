@@ -121,7 +121,7 @@ def test_an_interrupted_upload_leaves_no_empty_object(bucket: str) -> None:
     own = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         run._folder._fs = Interrupted(run._folder._fs)
-        for name, content in (("plan.json", [2]), ("failures.json", [3])):
+        for name, content in (("plan.json", [2]), ("outcomes.json", [3])):
             with pytest.raises(KeyboardInterrupt):
                 run.write_json(name, content)
     finally:
@@ -129,7 +129,7 @@ def test_an_interrupted_upload_leaves_no_empty_object(bucket: str) -> None:
     found = client().list_objects_v2(Bucket=BUCKET)["Contents"]
     assert {entry["Key"] for entry in found} <= {
         "runs/cut/plan.json",
-        "runs/cut/failures.json",
+        "runs/cut/outcomes.json",
     }
     assert all(entry["Size"] > 0 for entry in found)
 

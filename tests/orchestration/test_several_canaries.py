@@ -16,7 +16,7 @@ from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.data.base import Dataset
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.base import Claimed, Mechanism, Session
-from dpaudit_ray.plan import decisions
+from dpaudit_ray.plan import outcomes
 from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.sweep import spec
@@ -124,12 +124,12 @@ def test_what_is_watched_live_and_stops_a_run_are_trainings(
     stopped = 0
     for seed in range(20):
         run = opened(twenty | {"seed": seed, "name": f"seed-{seed}"}, tmp_path)
-        stopped += decisions.decided(run.directory, run.sweep) != {}
+        stopped += outcomes.decided(run.directory, run.sweep, run.plan) != {}
     assert stopped <= 2
     changed(twenty, "mechanism.leak", 3.0)
     changed(twenty, "audit.trials", 4000)
     leaking = opened(twenty | {"name": "leaking"}, tmp_path)
-    assert decisions.decided(leaking.directory, leaking.sweep)[0] <= 1200
+    assert outcomes.decided(leaking.directory, leaking.sweep, leaking.plan)[0] <= 1200
     assert set(leaking.estimates["estimator"]) == {*SEVERAL}
 
 

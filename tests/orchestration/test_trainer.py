@@ -11,7 +11,7 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
-from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 

@@ -16,10 +16,10 @@ from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import RunDirectoryError, StorageError
 from dpaudit_ray.orchestration import compactor
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import compaction, failures, score_stream
+from dpaudit_ray.plan import compaction, outcomes, score_stream
 from dpaudit_ray.plan.compaction import Stretch
-from dpaudit_ray.plan.failures import Failure
 from dpaudit_ray.plan.model import Plan
+from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats.claim_verdict import ClaimTest
@@ -219,7 +219,7 @@ def test_packs_around_one_that_failed_are_gathered_and_then_all(tmp_path: Path) 
     aggregation.give_up([Failure(bad, "ValueError", "boom", "")])
     aggregation.keep_up()
     assert files(run, plan) == [(0, bad.first - 1), (bad.last + 1, GROUPS[0][1]), GROUPS[1]]
-    assert [f.pack for f in failures.read(run, plan)] == [bad]
+    assert [f.pack for f in outcomes.failed(run, plan)] == [bad]
     again = Aggregation.rebuild(run)
     assert again.progress() == aggregation.progress()
     again.try_again([bad])

@@ -13,9 +13,9 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import stats
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import failures, score_stream
-from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan import outcomes, score_stream
 from dpaudit_ray.plan.model import Pack, Plan
+from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.plan.score_stream import MissedPack
 from dpaudit_ray.report import page, verdict
 from dpaudit_ray.report.tables import Run
@@ -48,7 +48,7 @@ def rows(location: Path) -> pd.DataFrame:
 def replayed(location: Path, name: str) -> float:
     """The slow twin of an estimate: trial by trial, failed ones as misses."""
     sweep, plan, run = opened(location)
-    failed = {(f.pack.first, f.pack.last) for f in failures.read(run, plan)}
+    failed = {(f.pack.first, f.pack.last) for f in outcomes.failed(run, plan)}
     state = stats.make(name, planned=300, independent=True)
     for pack in score_stream.prefix(run, sweep, plan, 0):
         for trial in range(pack.first, pack.last + 1):
@@ -69,7 +69,7 @@ def test_estimates_cover_all_trials_with_the_failed_ones_as_misses(
 ) -> None:
     """The twin folds trial by trial, by hand."""
     _sweep, plan, run = opened(broken)
-    failed = {(f.pack.first, f.pack.last) for f in failures.read(run, plan)}
+    failed = {(f.pack.first, f.pack.last) for f in outcomes.failed(run, plan)}
     assert 3 <= len(failed) <= 30
     assert not (broken / "_SUCCESS").exists()
     found = rows(broken)
@@ -84,7 +84,7 @@ def test_everything_that_is_said_rests_on_the_same_trials(broken: Path) -> None:
     packs = list(score_stream.prefix(run, sweep, plan, 0))
     assert [(p.first, p.last) for p in packs] == list(plan.audits[0].packs)
     missed = sum(len(p.members) for p in packs if isinstance(p, MissedPack))
-    assert missed == sum(f.pack.size for f in failures.read(run, plan)) > 0
+    assert missed == sum(f.pack.size for f in outcomes.failed(run, plan)) > 0
     reading = Run.open(str(broken))
     assert verdict.of(reading).audits[0].trials == 300
     free = replayed(broken, curve_free_method())
@@ -101,7 +101,7 @@ def test_everything_that_is_said_rests_on_the_same_trials(broken: Path) -> None:
 
 def test_the_prefix_ends_at_a_pack_that_was_not_run(broken: Path) -> None:
     sweep, plan, run = opened(broken)
-    given_up = {f.pack.first for f in failures.read(run, plan)}
+    given_up = {f.pack.first for f in outcomes.failed(run, plan)}
     gap = next(pack for pack in plan.audits[0].packs[20:] if pack[0] not in given_up)
     (broken / f"scores/{plan.audits[0].id}/{gap[0]}-{gap[1]}.parquet").unlink()
     assert [p.last for p in score_stream.prefix(run, sweep, plan, 0)][-1] == gap[0] - 1
@@ -135,7 +135,7 @@ def test_any_order_of_scores_failures_and_restarts_gives_the_same(
     broken: Path, tmp_path: Path
 ) -> None:
     sweep, plan, run = opened(broken)
-    known = {failure.pack: failure for failure in failures.read(run, plan)}
+    known = {failure.pack: failure for failure in outcomes.failed(run, plan)}
     packs = [Pack(0, *bounds) for bounds in plan.audits[0].packs]
     for seed in range(3):
         other = RunDirectory(str(tmp_path / f"other{seed}"))
@@ -151,7 +151,7 @@ def test_any_order_of_scores_failures_and_restarts_gives_the_same(
                 aggregation = Aggregation.rebuild(other)
         aggregation.flush()
         pd.testing.assert_frame_equal(other.estimates(), run.estimates(), check_exact=True)
-        assert len(failures.read(other, plan)) == len(known)
+        assert len(outcomes.failed(other, plan)) == len(known)
 
 
 def test_a_failure_is_recorded_before_it_counts(
@@ -185,7 +185,7 @@ def test_scores_of_a_trainer_that_was_taken_for_lost_stand_above_the_miss(
     for pack in done:
         aggregation.fold(pack, run.read_scores(plan.audits[0].id, pack.first, pack.last))
     aggregation.flush()
-    assert failures.recorded(other, plan) == []
+    assert outcomes.recorded(other, plan) == []
     pd.testing.assert_frame_equal(other.estimates(), _rebuilt(other).estimates(), check_exact=True)
     assert aggregation.progress() == Aggregation.rebuild(other).progress()
 
@@ -213,7 +213,7 @@ def test_scores_replace_misses_when_a_retry_succeeds(
 ) -> None:
     monkeypatch.delenv(FLAG)
     assert retried(broken).code == 0
-    assert json.loads((broken / "failures.json").read_text()) == []
+    assert json.loads((broken / "outcomes.json").read_text())["failed_packs"] == []
     found = RunDirectory(str(broken)).estimates()
     pd.testing.assert_frame_equal(found, whole(tmp_path), check_exact=True)
 
@@ -222,12 +222,12 @@ def test_a_retry_that_fails_again_changes_nothing(broken: Path) -> None:
     """Three failures in a row end it; packs whose turn did not come are misses again."""
     location = broken
     before = RunDirectory(str(location)).estimates()
-    known = (location / "failures.json").read_text()
+    known = (location / "outcomes.json").read_text()
     again = retried(location)
     assert again.code == 3
     assert "3 packs in a row failed the same way" in again.err
-    record = json.loads((location / "failures.json").read_text())
-    assert len(record) == len(json.loads(known)) > 3
+    record = json.loads((location / "outcomes.json").read_text())["failed_packs"]
+    assert len(record) == len(json.loads(known)["failed_packs"]) > 3
     after = RunDirectory(str(location)).estimates()
     pd.testing.assert_frame_equal(after, before, check_exact=True)
 
@@ -243,7 +243,7 @@ def test_code_that_is_not_deterministic_is_not_retried(
     file = write_sweep(tmp_path, sweep("restless", 1000))
     assert inline(file, tmp_path).code == 3
     location = tmp_path / "failing"
-    before, record = rows(location), (location / "failures.json").read_text()
+    before, record = rows(location), (location / "outcomes.json").read_text()
     stored = {f: f.read_bytes() for f in location.rglob("*.parquet")}
     for _ in range(3):
         again = inline(file, tmp_path, "--retry-failed")
@@ -258,7 +258,7 @@ def test_code_that_is_not_deterministic_is_not_retried(
     assert {
         f: f.read_bytes() for f in location.rglob("scores/*/*.parquet")
     }.items() <= stored.items()
-    assert (location / "failures.json").read_text() == record
+    assert (location / "outcomes.json").read_text() == record
     assert before.loc["eps-delta", "epsilon_lower"] < 2
 
 
@@ -287,11 +287,11 @@ def test_a_decision_that_rested_on_misses_is_taken_again(
     location = tmp_path / "failing"
     monkeypatch.setenv(FLAG, "1")
     assert inline(file, tmp_path).code == 3, "packs before the decision failed"
-    late = json.loads((location / "decisions.json").read_text())["000"]["trials"]
+    late = json.loads((location / "outcomes.json").read_text())["decided"]["000"]["trials"]
     assert set(rows(location)["trials"]) == {late}
     monkeypatch.delenv(FLAG)
     assert inline(file, tmp_path, "--retry-failed").code == 0
-    after = json.loads((location / "decisions.json").read_text())["000"]["trials"]
+    after = json.loads((location / "outcomes.json").read_text())["decided"]["000"]["trials"]
     quiet = da.run(early, storage_path=str(tmp_path / "quiet"), executor="inline")
     assert after < late
     pd.testing.assert_frame_equal(

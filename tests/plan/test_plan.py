@@ -16,7 +16,7 @@ from dpaudit_ray import seeds
 from dpaudit_ray.errors import RunDirectoryError, SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.models.base import Model
-from dpaudit_ray.plan import claims, failures
+from dpaudit_ray.plan import claims, outcomes
 from dpaudit_ray.plan.model import Pack, Plan
 from dpaudit_ray.plugins import parse
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -271,7 +271,9 @@ def test_numbers_of_trials_are_declared_in_turn(tiny: dict, run: RunDirectory) -
 
 def test_trials_that_failed_were_seen(tiny: dict, run: RunDirectory) -> None:
     plan = planning.open_run(with_trials(tiny, 30), run)
-    failures.write(run, [failures.Failure(Pack(0, 0, 9), "ValueError", "boom", "")])
+    outcomes.Record(run, plan).set_failed(
+        [outcomes.Failure(Pack(0, 0, 9), "ValueError", "boom", "")]
+    )
     plan = planning.open_run(with_trials(tiny, 40), run)
     assert plan.audits[0].declared == (30, 40)
 

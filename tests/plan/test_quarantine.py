@@ -18,7 +18,7 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import StorageError
 from dpaudit_ray.orchestration.trainer import PackTrainer
-from dpaudit_ray.plan import failures, quarantine
+from dpaudit_ray.plan import outcomes, quarantine
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage.files import Folder
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -271,7 +271,7 @@ def test_failures_are_on_record_before_the_driver_ends(
     with pytest.raises(KeyboardInterrupt):
         da.run(file, storage_path=str(tmp_path), executor="inline")
     run = RunDirectory(str(tmp_path / "tiny"))
-    (known,) = failures.recorded(run, planning.require(run))
+    (known,) = outcomes.recorded(run, planning.require(run))
     assert (known.pack.first, known.message) == (20, "ValueError: boom")
     assert "boom" in dpaudit("status", tmp_path / "tiny").out
     assert np.isfinite(da.Result(run.location, False).scores["score"]).all()

@@ -11,8 +11,8 @@ import numpy as np
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan.failures import Failure
 from dpaudit_ray.plan.model import Pack, Plan
+from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec

@@ -17,9 +17,9 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray.errors import SpecError, StorageError
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import decisions, failures
-from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan import outcomes
 from dpaudit_ray.plan.model import Pack
+from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.report import answer, page, verdict, words
 from dpaudit_ray.report.answer import Answer
 from dpaudit_ray.report.figures import whole_run
@@ -99,12 +99,16 @@ def test_a_failed_run(sweep: dict[str, Any], tmp_path: Path) -> None:
         (tmp_path / f"scores/{audit}/{first}-{first + 99}.parquet").unlink()
     failed_packs = [Pack(0, first, first + 99) for first in range(0, TRIALS, 100)]
     why = ("ValueError", "ValueError: no <b>", "line 1\nline 2")
-    failures.write(run.directory, [Failure(pack, *why) for pack in failed_packs[:1]])
+    outcomes.Record(run.directory, run.plan).set_failed(
+        [Failure(pack, *why) for pack in failed_packs[:1]]
+    )
     begun = Run.open(str(tmp_path))
     begun.directory.set_complete(False)
     assert "100 of 600 trials failed, and 0 are done" in answer.of(begun).sentence
     assert answer.of(begun).help[0] == "`dpaudit run` with the same sweep file goes on"
-    failures.write(run.directory, [Failure(pack, *why) for pack in failed_packs])
+    outcomes.Record(run.directory, run.plan).set_failed(
+        [Failure(pack, *why) for pack in failed_packs]
+    )
     run.directory.set_complete(False)
     Aggregation.rebuild(run.directory).flush()
     failed = Run.open(str(tmp_path))
@@ -123,7 +127,7 @@ def test_an_audit_that_its_rule_has_ended(sweep: dict[str, Any], tmp_path: Path)
     sweep["audit"]["stop_when"] = {"within": 0.9}
     result = da.run(sweep, storage_path=str(tmp_path), executor="inline")
     run = Run.open(result.location)
-    (ended,) = decisions.decided(run.directory, run.sweep).values()
+    (ended,) = outcomes.decided(run.directory, run.sweep, run.plan).values()
     found = result.answer
     assert ended < TRIALS
     assert found.verdict is Verdict.INCONCLUSIVE

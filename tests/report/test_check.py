@@ -260,12 +260,13 @@ def truncated_estimates(run: Path) -> str:
 
 def a_missed_trial(run: Path) -> str:
     entry = {"audit": audit_folder(run, 0).name, "kind": "ValueError", "trials": 2, "first": 3}
-    (run / "missed.json").write_text(json.dumps([entry | {"message": "ValueError: boom"}]))
-    return "missed.json: gradient=threshold, trials missed by ValueError: 2 from trial 3 on there"
+    content = {"missed": [entry | {"message": "ValueError: boom"}]}
+    (run / "outcomes.json").write_text(json.dumps(content))
+    return "outcomes.json: gradient=threshold, trials missed by ValueError: 2 from trial 3 on there"
 
 
-PACK = '"pack": {"audit": 0, "first": 0, "last": 8}'
-FAILED = f'[{{{PACK}, "kind": "E", "message": "", "traceback": ""}}]'
+PACK = '"audit": 0, "first": 0, "last": 8'
+FAILED = f'{{"failed_packs": [{{{PACK}, "kind": "E", "message": "", "traceback": ""}}]}}'
 CHANGES = {
     "one_score": in_a_pack(lambda table: altered(table, "score", 5, 0.125)),
     # As programs write that know nothing of it.
@@ -281,11 +282,11 @@ CHANGES = {
                                   lambda raw: raw["audits"][0].update(bits_sha256="0" * 64)),
     "another_cut": in_the_plan("gradient=threshold, audits.0.packs", another_cut),
     "another_seed": in_the_plan("seed: 4 there, not 3", another_seed),
-    "a_decision": written("decisions.json",
+    "a_decision": written("outcomes.json",
                           "gradient=threshold, trials that were enough: 20 there, not nothing",
-                          '{"000": {"trials": 20, "rule": null}}'),
-    "a_damaged_decision": written("decisions.json", "", "[1]"),
-    "a_failure_of_no_pack": written("failures.json", "", FAILED),
+                          '{"decided": {"000": {"trials": 20, "rule": null}}}'),
+    "a_damaged_decision": written("outcomes.json", "", "[1]"),
+    "a_failure_of_no_pack": written("outcomes.json", "", FAILED),
     "other_code": written(f"code/{'ab' * 32}.py", "SHA-256", "x = 1\n"),
     "the_verdict": lambda run: change_json(run, "verdict.json",
                                            lambda raw: raw.update(verdict="VIOLATION")),
@@ -497,9 +498,9 @@ def test_failed_packs_and_missed_trials_are_held_against_their_records(tmp_path:
     assert outcome.code == 0, outcome.out
     assert "(partial, 100 of 120 trials)" in outcome.out
     assert "10 missed trials" in " ".join(outcome.out.split())
-    (location / "failures.json").unlink()
+    (location / "outcomes.json").unlink()
     checked = check.check_run(str(location))
-    assert {place.file for place in checked.differences} == {"missed.json"} | {
+    assert {place.file for place in checked.differences} == {"outcomes.json"} | {
         f"scores/{audit_folder(location).name}/{pack}.parquet" for pack in ("0-9", "10-19")
     }
 

@@ -131,7 +131,7 @@ def finished(sweep: dict[str, Any], tmp_path: Path) -> Path:
     return tmp_path / "small"
 
 
-@pytest.mark.parametrize("name", ["plan.json", "sweep.yaml", "failures.json", "estimates.parquet"])
+@pytest.mark.parametrize("name", ["plan.json", "sweep.yaml", "outcomes.json", "estimates.parquet"])
 def test_a_pipe_or_a_device_in_place_of_a_record_is_not_opened(name: str, finished: Path) -> None:
     file = finished / name
     for kind in ("pipe", "device"):
@@ -156,7 +156,7 @@ def test_a_pipe_is_no_sweep_file(tmp_path: Path) -> None:
     ("name", "text", "why"),
     [
         ("plan.json", "[" * 200_000, "it is nested deeper than 1000 levels"),
-        ("failures.json", "[" * 200_000, "it is nested deeper than 1000 levels"),
+        ("outcomes.json", "[" * 200_000, "it is nested deeper than 1000 levels"),
         ("plan.json", f"[{'[],' * 10**7}[]]", "it holds 20,000,002 values, more than the 16,777,2"),
         ("sweep.yaml", grown(9), "it holds more than 100,000 values, with those that aliases rep"),
         ("sweep.yaml", "a: " + "[" * 200_000, "nested deeper than 64 levels"),

@@ -15,9 +15,9 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import failures, score_stream
-from dpaudit_ray.plan.failures import Failure
+from dpaudit_ray.plan import outcomes, score_stream
 from dpaudit_ray.plan.model import Pack
+from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.plan.score_stream import MissedPack
 from dpaudit_ray.report import page
 from dpaudit_ray.report.tables import Run, all_estimates, overview
@@ -99,7 +99,7 @@ def test_the_report_uses_the_trials_that_the_estimates_use(copied: Run) -> None:
     for pack in ("20-29", "40-49"):
         (folder / f"{pack}.parquet").unlink()
     failed = Failure(Pack(0, 20, 29), "ValueError", "boom", "")
-    failures.write(copied.directory, [failed])
+    outcomes.Record(copied.directory, copied.plan).set_failed([failed])
     Aggregation.rebuild(copied.directory).flush()
     partial = Run.open(location)
     assert set(partial.estimates.query("audit == @audit.id")["trials"]) == {40}

@@ -195,7 +195,7 @@ WRITES: dict[str, Callable[[RunDirectory], object]] = {
     "scores": lambda run: run.write_scores("a", pack(16)),
     "the same scores": lambda run: run.write_scores("a", pack()),
     "estimates": lambda run: run.write_estimates([row(trials=3)]),
-    "json": lambda run: run.write_json("failures.json", [3]),
+    "json": lambda run: run.write_json("outcomes.json", [3]),
     "new json": lambda run: run.create_json("other.json", [3]),
     "complete": lambda run: run.set_complete(True),
     "not complete": lambda run: run.set_complete(False),

@@ -19,16 +19,14 @@ from ...orchestration.prepared import Prepared
 from ...orchestration.replay import Ahead
 from ...plan import (
     compaction,
-    decisions,
-    failures,
-    missed,
+    outcomes,
     plan_consistency,
     preparing,
     score_stream,
 )
 from ...plan.compaction import Bounds
-from ...plan.failures import Failure
 from ...plan.model import PlannedAudit
+from ...plan.outcomes import Failure
 from ...stats import Status
 from ...storage.contents import DEPTH, Contents, Kind, digest
 from ...storage.fence import FILE as OWNER
@@ -85,15 +83,9 @@ def _check_code(opened: Opened, name: str, findings: Findings) -> None:
 
 def given_up(opened: Opened, findings: Findings) -> list[Failure] | None:
     """Packs that count as misses; None where a record is damaged that estimates rest on."""
-    before, packs = findings.different, list[Failure]()
-    with findings.reading(failures.FILE):
-        packs = failures.read(opened.run, opened.plan)
-    with findings.reading(decisions.FILE):
-        decisions.decided(opened.run, opened.sweep)
-    whole = findings.different == before
-    with findings.reading(preparing.FILE):
-        preparing.read(opened.run, opened.plan)
-    return packs if whole else None
+    with findings.reading(outcomes.FILE):
+        return outcomes.failed(opened.run, opened.plan)
+    return None
 
 
 def check_preparations(opened: Opened, findings: Findings) -> set[int]:
@@ -253,23 +245,15 @@ class DerivedFiles:
         """The records of missed trials and of decisions, which are written with the estimates."""
         if any(derived.behind for derived in self._derived.values()):
             return  # and before the last scores
-        recorded, kinds = decisions.decided(self._run, self._sweep), None
-        with self._findings.reading(missed.FILE):
-            kinds = missed.read(self._run, self._plan)
+        recorded = outcomes.decided(self._run, self._sweep, self._plan)
+        kinds = outcomes.read(self._run, self._plan).missed
         for index, derived in self._derived.items():
             audit = self._plan.audits[index]
-            if kinds is not None:
-                stored = [kind for kind in kinds if kind.audit == audit.id]
-                self._findings.compare(
-                    missed.FILE, _missed(stored), _missed(derived.taken.kinds), audit.label
-                )
-                self._findings.derived["missed trials"] += sum(
-                    k.trials for k in derived.taken.kinds
-                )
-            self._findings.compare(
-                decisions.FILE, _decision(recorded.get(index)), _decision(derived.taken.decided),
-                audit.label,
-            )  # fmt: skip
+            stored = [kind for kind in kinds if kind.audit == audit.id]
+            there = _missed(stored) | _decision(recorded.get(index))
+            here = _missed(derived.taken.missed) | _decision(derived.taken.decided)
+            self._findings.compare(outcomes.FILE, there, here, audit.label)
+            self._findings.derived["missed trials"] += sum(k.trials for k in derived.taken.missed)
             self._findings.derived["decisions"] += derived.taken.decided is not None
 
     def check_completeness(self) -> str:
@@ -294,7 +278,7 @@ class DerivedFiles:
         """Whether an audit has nothing left to do; by its files where it was not derived."""
         audit = self._plan.audits[index]
         if index not in self._derived:
-            end = decisions.decided(self._run, self._sweep).get(index, audit.trials)
+            end = outcomes.decided(self._run, self._sweep, self._plan).get(index, audit.trials)
             there = compaction.finished(self._run, audit)
             return all(pack in there for pack in audit.packs if pack[0] < end)
         return self._derived[index].taken.complete and self._prepared.suffices(index)
@@ -322,11 +306,11 @@ def _key(row: Mapping[Any, Any]) -> str:
     return f"step {step}, {estimator}, {accountant}"
 
 
-def _decision(trials: int | None) -> dict[str, int]:
-    return {} if trials is None else {"trials that were enough": trials}
+def _decision(trials: int | None) -> dict[str, str]:
+    return {} if trials is None else {"trials that were enough": str(trials)}
 
 
-def _missed(kinds: list[missed.Kind]) -> dict[str, str]:
+def _missed(kinds: list[outcomes.MissedTrials]) -> dict[str, str]:
     return {
         f"trials missed by {kind.kind}": f"{kind.trials} from trial {kind.first} on"
         for kind in kinds

@@ -1,0 +1,338 @@
+"""What became of trials that gave no score, and of audits that needed fewer: `outcomes.json`.
+
+It has packs that were given up and parts of preparations that failed, with their tracebacks; trials
+that were missed one by one while others of their pack were scored; and audits that `stop_when` has
+ended. The first two cannot be told from scores. The last two can, and are written beside the
+estimates, so that who reads a run need not read all its scores.
+
+A pack that was given up counts: its trials are misses. A part that failed is no miss: no trial was
+run, and no secret bit is known where it is prepared, so its audits are not started. Both are tried
+again by `--retry-failed`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter
+
+from ..errors import RunDirectoryError
+from ..printable import printable
+from ..storage import strangers
+from ..storage.run_directory import OUTCOMES, RunDirectory
+from ..sweep.spec import Sweep
+from . import preparing
+from .model import Pack, Part, Plan
+
+FILE = OUTCOMES
+LONGEST = 400  # characters of what is written of a missed trial
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A pack or part that raised: data, not an exception, so that others go on."""
+
+    pack: Pack
+    kind: str
+    message: str
+    traceback: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FailureGroup:
+    """Failures of one audit that are of one kind; `message` is that of the first."""
+
+    label: str
+    kind: str
+    packs: int
+    trials: int
+    first: int
+    last: int
+    message: str
+
+
+_Text = Annotated[str, Field(max_length=LONGEST)]
+
+
+@dataclasses.dataclass(frozen=True)
+class MissedTrials:
+    """Trials of the audit with this id that failed in one way while others of their packs did not.
+
+    `message` is that of trial `first`, the first of them.
+    """
+
+    audit: str
+    kind: _Text
+    trials: PositiveInt
+    first: NonNegativeInt
+    message: _Text
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """The number of trials that was enough, and the rule of `stop_when` that says so."""
+
+    trials: int
+    rule: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _FailedPack:
+    audit: int
+    first: int
+    last: int
+    kind: str
+    message: str
+    traceback: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _FailedPart:
+    preparation: str
+    part: int
+    kind: str
+    message: str
+    traceback: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcomes:
+    """The content of the file; decisions are by number of the audit, as `"000"`."""
+
+    failed_packs: tuple[_FailedPack, ...] = ()
+    failed_parts: tuple[_FailedPart, ...] = ()
+    missed: tuple[MissedTrials, ...] = ()
+    decided: Mapping[str, Decision] = dataclasses.field(default_factory=dict)
+
+
+_FILE_TYPE = TypeAdapter(Outcomes)
+
+
+def read(run: RunDirectory, plan: Plan) -> Outcomes:
+    """What was written last, held against the plan.
+
+    Raises:
+        RunDirectoryError: the file is damaged.
+    """
+    try:
+        found = _FILE_TYPE.validate_python(run.read_json(FILE) or {}, strict=False)
+        _check(found, plan)
+    except (RunDirectoryError, ValueError) as error:
+        if isinstance(error.__cause__, OSError):  # it says nothing about what is in it
+            raise
+        raise RunDirectoryError(
+            f"{run.location}/{FILE} is damaged ({strangers.why(error)}); delete it: what "
+            "failed is then run again, and the rest is made again from the scores"
+        ) from error
+    return found
+
+
+def _check(outcomes: Outcomes, plan: Plan) -> None:
+    """Raises ValueError for what is not of this plan."""
+    for failed in outcomes.failed_packs:
+        known = 0 <= failed.audit < len(plan.audits)
+        if not known or (failed.first, failed.last) not in plan.audits[failed.audit].packs:
+            raise ValueError(f"no pack {failed.first}-{failed.last} in audit {failed.audit}")
+    trials = {audit.id: audit.trials for audit in plan.audits}
+    for kind in outcomes.missed:
+        if kind.first + kind.trials > trials.get(kind.audit, 0):
+            raise ValueError(f"no {kind.trials} trials from {kind.first} on in audit {kind.audit}")
+
+
+class Record:
+    """The file while a sweep runs: each change is written at once. Any thread may call it."""
+
+    def __init__(self, run: RunDirectory, plan: Plan) -> None:
+        self._run, self._plan = run, plan
+        self._turn = threading.Lock()
+        self._content = read(run, plan)
+
+    def set_failed(self, packs: Iterable[Failure]) -> None:
+        """Replaces the packs that were given up. Raises StorageError."""
+        self._replace(failed_packs=tuple(map(_failed_pack, packs)))
+
+    def add_parts(self, parts: Iterable[Failure]) -> None:
+        """Adds parts that failed; one that is known already stays. Raises StorageError."""
+        known = {(part.preparation, part.part): part for part in self._content.failed_parts}
+        for failure in parts:
+            entry = _failed_part(self._plan, failure)
+            known.setdefault((entry.preparation, entry.part), entry)
+        self._replace(failed_parts=tuple(known.values()))
+
+    def set_derived(
+        self, sweep: Sweep, missed: Iterable[MissedTrials], decided: Mapping[int, int]
+    ) -> None:
+        """Replaces what follows from the scores. Raises StorageError."""
+        entries = {}
+        for index, trials in decided.items():
+            entries[f"{index:03d}"] = Decision(trials, _rule(sweep, index))
+        self._replace(missed=tuple(missed), decided=entries)
+
+    def _replace(self, **fields: Any) -> None:
+        with self._turn:
+            content = dataclasses.replace(self._content, **fields)
+            if content != self._content:
+                _write(self._run, content)
+                self._content = content
+
+
+def _write(run: RunDirectory, outcomes: Outcomes) -> None:
+    run.write_json(FILE, dataclasses.asdict(outcomes))
+
+
+def forget_parts(run: RunDirectory, plan: Plan) -> None:
+    """Takes parts of preparations off the record, so that they are made again."""
+    content = read(run, plan)
+    if content.failed_parts:
+        _write(run, dataclasses.replace(content, failed_parts=()))
+
+
+# What is asked of it -----------------------------------------------------------------------------
+
+
+def recorded(run: RunDirectory, plan: Plan) -> list[Failure]:
+    """Every pack that was given up; scores that were stored since stand above them."""
+    return [
+        Failure(Pack(e.audit, e.first, e.last), e.kind, e.message, e.traceback)
+        for e in read(run, plan).failed_packs
+    ]
+
+
+def failed(run: RunDirectory, plan: Plan) -> list[Failure]:
+    """The packs that were given up and are still not done."""
+    given_up = recorded(run, plan)
+    open_packs = set(plan.remaining(run)) if given_up else set()
+    return [failure for failure in given_up if failure.pack in open_packs]
+
+
+def failed_parts(run: RunDirectory, plan: Plan) -> list[Failure]:
+    """The parts of preparations that failed, are still not done, and that some audit waits for."""
+    entries = read(run, plan).failed_parts
+    waited = preparing.all_parts(plan, range(len(plan.audits))) if entries else []
+    parts = {(preparing.name(plan, part), part.first): part for part in waited}
+    return [
+        Failure(parts[place], entry.kind, entry.message, entry.traceback)
+        for entry in entries
+        if (place := (entry.preparation, entry.part)) in parts
+        and entry.part not in run.parts(entry.preparation)
+    ]
+
+
+def unprepared(run: RunDirectory, plan: Plan) -> set[int]:
+    """Audits that are not started, since a part that they wait for has failed."""
+    return {index for failure in failed_parts(run, plan) for index in _waiting(failure.pack)}
+
+
+def decided(run: RunDirectory, sweep: Sweep, plan: Plan) -> dict[int, int]:
+    """Trials that were enough, by index of the audit; without those whose rule has changed."""
+    entries, enough = read(run, plan).decided, {}
+    for index in range(len(sweep.cells)):
+        entry = entries.get(f"{index:03d}")
+        if entry is not None and entry.rule == _rule(sweep, index):
+            enough[index] = entry.trials
+    return enough
+
+
+def _rule(sweep: Sweep, index: int) -> Any:
+    rule = sweep.cells[index].audit.stop_when
+    return rule and rule.rule()
+
+
+def only_failed(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:
+    """Whether all that an incomplete run lacks has failed before: `dpaudit run` leaves that out.
+
+    `enough` is as in `Plan.remaining`.
+    """
+    given_up = {failure.pack for failure in failed(run, plan)}
+    waiting = unprepared(run, plan)
+    open_packs = (pack for pack in plan.remaining(run, enough) if pack.audit not in waiting)
+    left = [pack for pack in open_packs if pack not in given_up]
+    parts = preparing.left(run, plan, left)
+    fresh = [part for part in parts if not waiting.intersection(part.waiting)]
+    return bool(given_up or waiting) and not left and not fresh
+
+
+# In words ----------------------------------------------------------------------------------------
+
+
+def by_kind(failures: Iterable[Failure], plan: Plan) -> list[FailureGroup]:
+    """One entry per audit and kind, in the order in which they came."""
+    groups: dict[tuple[int, str], list[Failure]] = {}
+    for failure in failures:
+        groups.setdefault((failure.pack.audit, failure.kind), []).append(failure)
+    return [
+        FailureGroup(
+            label=plan.audits[audit].label,
+            kind=kind,
+            packs=len(group),
+            trials=sum(failure.pack.size for failure in group),
+            first=min(failure.pack.first for failure in group),
+            last=max(failure.pack.last for failure in group),
+            message=group[0].message,
+        )
+        for (audit, kind), group in groups.items()
+    ]
+
+
+def output_folder(run: RunDirectory, kind: MissedTrials) -> str:
+    """The folder that has what such trials printed."""
+    return f"{run.location}/{run.output_folder(kind.audit)}/"
+
+
+def missed_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
+    """One line per audit and way of failing of trials that were missed one by one."""
+    labels = {audit.id: audit.label for audit in plan.audits}
+    for each in read(run, plan).missed:
+        which = f"trial {each.first}" if each.trials == 1 else f"{each.trials} trials"
+        first = "" if each.trials == 1 else f", trial {each.first} first"
+        yield (
+            f"{labels[each.audit]}: {which} failed and counted as missed: "
+            f"{printable(each.message)}{first}; output in {output_folder(run, each)}"
+        )
+
+
+def part_lines(failed: Iterable[Failure], plan: Plan) -> Iterator[str]:
+    """One line for each preparation that failed: which audits are not started, and why."""
+    seen: set[int] = set()
+    for failure in failed:
+        new = [index for index in _waiting(failure.pack) if index not in seen]
+        seen.update(new)
+        if new:
+            yield part_line([plan.audits[index].label for index in new], failure)
+
+
+def part_line(labels: list[str], failure: Failure) -> str:
+    """Says that audits are not started, and why."""
+    others = f" and {len(labels) - 1} more" * (len(labels) > 1)
+    return (
+        f"{labels[0]}{others}: not started, {failure.pack.what} failed ({failure.message}); "
+        f"run --retry-failed makes it again; traceback in {FILE}"
+    )
+
+
+def preparation_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
+    """Lines for who asks how far a run is: of each preparation that is not complete."""
+    yield from part_lines(failed_parts(run, plan), plan)
+    for each in preparing.entries(run, plan):
+        if each["done"] < each["parts"]:
+            first, *more = each["audits"]
+            others = f" and {len(more)} more" * bool(more)
+            yield f"{first}{others}: {each['done']} of {each['parts']} parts prepared"
+
+
+def _waiting(part: Pack) -> tuple[int, ...]:
+    return part.waiting if isinstance(part, Part) else ()
+
+
+def _failed_pack(failure: Failure) -> _FailedPack:
+    pack = failure.pack
+    told = failure.kind, failure.message, failure.traceback
+    return _FailedPack(pack.audit, pack.first, pack.last, *told)
+
+
+def _failed_part(plan: Plan, failure: Failure) -> _FailedPart:
+    place = preparing.name(plan, failure.pack), failure.pack.first
+    return _FailedPart(*place, failure.kind, failure.message, failure.traceback)
