@@ -6,13 +6,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import accounting, imports
-from ..accounting import Adjacency, Sampling, Training
+from ..accounting import Training
 from ..errors import SpecError
 from ..mechanisms.base import Claimed
 from ..stats import curve, gdp
@@ -38,38 +37,6 @@ def of(cell: Cell) -> dict[str, tuple[float, ...]]:
 def asked(cell: Cell) -> tuple[Claimed, ...]:
     """What the accountants are asked at each recorded step."""
     return tuple(cell.mechanism.claimed(cell.adversary, step) for step in cell.horizons)
-
-
-def to_json(claimed: tuple[Claimed, ...]) -> dict[str, Any]:
-    """As in plan.json, where the sweep alone does not tell: noise and rate are those of all.
-
-    How records are sampled, and what neighbours differ in, stands there where it is not as usual.
-    """
-    last = claimed[-1]
-    usual = Claimed(last.noise_multiplier, 0)
-    rare = {
-        key: getattr(last, key).value
-        for key in ("sampling", "adjacency")
-        if getattr(last, key) is not getattr(usual, key)
-    }
-    return rare | {
-        "noise_multiplier": last.noise_multiplier,
-        "sample_rate": last.sample_rate,
-        "releases": [one.releases for one in claimed],
-    }
-
-
-def from_json(raw: Any) -> tuple[Claimed, ...]:
-    """The inverse of `to_json`; ValueError, TypeError or KeyError for anything else."""
-    noise, rate = float(raw["noise_multiplier"]), float(raw["sample_rate"])
-    if not (0 < noise < math.inf and 0 < rate <= 1):
-        raise ValueError(f"no training has noise {noise:g} and a sample rate of {rate:g}")
-    releases = [int(number) for number in raw["releases"]]
-    if not releases or min(releases) < 0:
-        raise ValueError(f"a training of {min(releases, default=0)} releases was asked for")
-    sampling = Sampling(raw.get("sampling", Sampling.POISSON))
-    adjacency = Adjacency(raw.get("adjacency", Adjacency.ADD_REMOVE))
-    return tuple(Claimed(noise, number, rate, sampling, adjacency) for number in releases)
 
 
 def difference(claims: Claims, cell: Cell) -> str | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
+from typing import Annotated
 
 import numpy as np
+from pydantic import AfterValidator, Field
 
 from .. import seeds
 from ..mechanisms.base import Claimed
+from ..printable import printable
 from ..storage.run_directory import RunDirectory
 from . import compaction
 from .inputs import InputFile
@@ -77,7 +80,7 @@ class PlannedAudit:
     """
 
     id: str
-    label: str
+    label: Annotated[str, AfterValidator(printable)]
     fingerprint: str
     trials: int
     horizons: tuple[int, ...]
@@ -126,7 +129,7 @@ class Plan:
     fingerprint: str
     audits: tuple[PlannedAudit, ...]
     data: tuple[InputFile, ...] | None = None
-    code: tuple[Code, ...] | None = None
+    code: Annotated[tuple[Code, ...], Field(min_length=1)] | None = None
 
     @property
     def trials(self) -> int:

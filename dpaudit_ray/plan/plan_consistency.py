@@ -7,6 +7,7 @@ code is trusted and imported, and so is what takes data that cannot be read here
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -61,6 +62,12 @@ def check_audit(audit: PlannedAudit, index: int) -> None:
     ):
         raise ValueError(f"{audit.id} waits for {awaited.parts} parts of {awaited.id!r:.60}")
     asked = audit.claimed
+    for training in asked or ():
+        noise, rate, releases = training.noise_multiplier, training.sample_rate, training.releases
+        if not (0 < noise < math.inf and 0 < rate <= 1 and releases >= 0):
+            raise ValueError(
+                f"no training has noise {noise:g}, a sample rate of {rate:g}, {releases} releases"
+            )
     if not audit.claims or {len(one) for one in (*audit.claims.values(), asked or steps)} != {
         len(steps)
     }:

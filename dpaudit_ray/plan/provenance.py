@@ -14,12 +14,11 @@ import os
 import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from ..module_files import is_users, module_file, source_closure
-from ..storage import strangers
 from ..sweep.spec import Sweep
 from ..version import __version__
 
@@ -40,18 +39,6 @@ class Code:
     modules: Mapping[str, Sha256]
     versions: Mapping[str, str]
     device: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry in plan.json."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, raw: Any) -> Code:
-        """The inverse of `to_json`; ValueError for anything else."""
-        try:
-            return TypeAdapter(cls).validate_python(raw)
-        except ValidationError as error:
-            raise ValueError(f"of its code, {strangers.why(error)}") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -185,25 +185,6 @@ def test_an_estimator_of_a_subclass_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [
-        Claimed(2.0, 50, 0.1, accounting.Sampling.SHUFFLE),
-        Claimed(2.0, 50, 0.1, accounting.Sampling.BALLS_AND_BINS, accounting.Adjacency.REPLACE),
-        Claimed(2.0, 50, 0.1, adjacency=accounting.Adjacency.REPLACE),
-        Claimed(2.0, 50, 0.1),
-    ],
-)
-def test_plans_record_sampling_and_neighbours_where_they_are_not_as_usual(asked: Claimed) -> None:
-    raw = json.loads(json.dumps(claims.to_json((asked,))))
-    assert claims.from_json(raw) == (asked,)
-    usual = {"noise_multiplier": 2.0, "sample_rate": 0.1, "releases": [50]}
-    assert (raw == usual) == (asked == Claimed(2.0, 50, 0.1)), "a plan of before reads the same"
-    if "sampling" in raw:
-        with pytest.raises(ValueError, match="sorted"):
-            claims.from_json(raw | {"sampling": "sorted"})
-
-
-@pytest.mark.parametrize(
     ("asked", "mu"),
     [
         (Claimed(2.0, 50, 0.1, accounting.Sampling.SHUFFLE), math.sqrt(5) / 2),
