@@ -14,7 +14,6 @@ a core. Packs are gathered into larger files there, too.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
 import time
 from collections.abc import Collection, Iterable
@@ -23,18 +22,15 @@ from .. import plan as planning
 from ..plan import compaction, outcomes, score_stream
 from ..plan.compaction import Stretch
 from ..plan.model import Pack, Part, Plan
-from ..plan.outcomes import Failure, MissedTrials
+from ..plan.outcomes import Failure, MissedTrials, TrialOutputs
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import EstimateRow, PackScores
 from ..sweep.spec import Sweep
-from .audit_state import AuditState, Taken
+from .audit_state import AuditState, OpenSweep, Taken
 from .checkpoints import Checkpoints, Saved
 from .compactor import Gatherer
-from .outputs import Outputs
-from .prepared import Prepared
 from .progress import Activity, AuditProgress, Progress
-from .replay import Ahead
 
 KEEP_UP_SECONDS = 1.0
 FLUSH_SECONDS = 5.0
@@ -46,14 +42,13 @@ class Aggregation:
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         self._sweep, self._plan, self._run = sweep, plan, run
-        self._asked = sweep, plan, sweep.budget
+        self._opened_sweep = OpenSweep.from_run(sweep, plan, run)
+        self._prepared = self._opened_sweep.prepared
         self._turn = threading.RLock()  # held by whoever reads or changes what was folded
         self._writing = threading.Lock()  # held by whoever flushes or gathers; the turn comes after
-        self._ahead = Ahead()
         self._gatherer = Gatherer(run, plan)
-        self._prepared = Prepared(run, plan)
         self._checkpoints = Checkpoints(run, plan)
-        self._outputs = Outputs(run, plan)
+        self._outputs = TrialOutputs(run, plan)
         self._record = outcomes.Record(run, plan)
         self._failures = {failure.pack: failure for failure in outcomes.failed(run, plan)}
         self._audits = [self._opened(index) for index in range(len(plan.audits))]
@@ -72,7 +67,7 @@ class Aggregation:
         """
         if self._audits[pack.audit].holds(pack):
             return
-        scores = self._outputs.kept(pack, scores)
+        scores = self._outputs.keep(pack, scores)
         self._run.write_scores(self._plan.audits[pack.audit].id, scores)
         self._checkpoints.drop(pack)
         with self._turn:
@@ -219,5 +214,4 @@ class Aggregation:
         given_up = {(pack.first, pack.last) for pack in self._failures if pack.audit == index}
         files = self._run.score_files(self._plan.audits[index].id)
         self._gatherer.opened(index, files, given_up)
-        parts = functools.partial(self._prepared.complete, index)
-        return AuditState(index, self._asked, self._run, given_up, files, self._ahead, parts)
+        return AuditState(self._opened_sweep, index, given_up, files)

@@ -8,9 +8,9 @@ from ..errors import RunDirectoryError, StorageError
 from ..plan import score_stream
 from ..plan.compaction import Bounds, Gathering, Groups, Stretch
 from ..plan.model import Pack, Plan
+from ..plan.score_stream import RecentPacks
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores
-from .replay import Ahead
 
 
 class Gatherer:
@@ -23,7 +23,7 @@ class Gatherer:
         self._run, self._plan = run, plan
         self._turn = threading.Lock()
         self._groups: dict[int, Groups] = {}
-        self._recent = Ahead()
+        self._recent = RecentPacks()
         self._ended = False
 
     def opened(self, index: int, files: set[Bounds], missed: set[Bounds]) -> None:

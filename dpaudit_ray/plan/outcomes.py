@@ -20,15 +20,18 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter
 
 from ..errors import RunDirectoryError
-from ..printable import printable
+from ..printable import lines, printable
 from ..storage import strangers
 from ..storage.run_directory import OUTCOMES, RunDirectory
+from ..storage.scores import PackScores
 from ..sweep.spec import Sweep
 from . import preparing
 from .model import Pack, Part, Plan
 
 FILE = OUTCOMES
 LONGEST = 400  # characters of what is written of a missed trial
+MOST_OUTPUTS = 100  # files of an audit: of a thousand trials that fail, nobody reads more
+_LONGEST_OUTPUT = 2**16  # characters of one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +191,37 @@ def forget_parts(run: RunDirectory, plan: Plan) -> None:
     content = read(run, plan)
     if content.failed_parts:
         _write(run, dataclasses.replace(content, failed_parts=()))
+
+
+class TrialOutputs:
+    """What missed trials printed, kept in the run directory: of the first that come, as text.
+
+    It is told of packs in any thread.
+    """
+
+    def __init__(self, run: RunDirectory, plan: Plan) -> None:
+        self._run, self._plan = run, plan
+        self._turn = threading.Lock()
+        self._kept: dict[int, set[int]] = {}  # trials, by audit
+
+    def keep(self, pack: Pack, scores: PackScores) -> PackScores:
+        """Puts what missed trials printed in place; returns the scores alone.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+        if not scores.outputs:
+            return scores
+        audit = self._plan.audits[pack.audit].id
+        with self._turn:
+            if pack.audit not in self._kept:
+                self._kept[pack.audit] = self._run.outputs(audit)
+            kept = self._kept[pack.audit]
+            for trial in sorted(scores.outputs.keys() - kept)[: max(0, MOST_OUTPUTS - len(kept))]:
+                text = lines(scores.outputs[trial])[:_LONGEST_OUTPUT]
+                self._run.write_output(audit, trial, f"{text}\n")
+                kept.add(trial)
+        return dataclasses.replace(scores, outputs={})
 
 
 # What is asked of it -----------------------------------------------------------------------------

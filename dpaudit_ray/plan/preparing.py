@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterable
 from typing import Any
 
 from ..errors import SpecError
+from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..sweep.cell import Cell
 from . import inputs
@@ -85,3 +87,52 @@ def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
 def set_aside(run: RunDirectory, plan: Plan, part: Part) -> str:
     """Renames a damaged part, so that it is made again; returns its new name."""
     return run.set_part_aside(name(plan, part), part.first)
+
+
+class Prepared:
+    """Preparations while a sweep runs: parts are stored, counted, and handed to who opens an audit.
+
+    Any thread may call it.
+    """
+
+    def __init__(self, run: RunDirectory, plan: Plan) -> None:
+        self._run, self._plan = run, plan
+        self._turn = threading.Lock()
+        self._done = {entry["id"]: entry["done"] for entry in entries(run, plan)}
+
+    def keep(self, part: Part, arrays: Arrays) -> None:
+        """Stores a part; storing it again changes nothing.
+
+        Raises:
+            StorageError: it could not be written, or is stored with other arrays.
+        """
+        preparation = name(self._plan, part)
+        self._run.write_part(preparation, part.first, arrays)
+        with self._turn:
+            self._done[preparation] = done(self._run, self._plan.audits[part.audit])
+
+    def parts(self, audit: int) -> tuple[Arrays, ...]:
+        """All parts that an audit waits for; none where it waits for none.
+
+        Raises:
+            DamagedArraysError: one is not what was written, or gone.
+        """
+        awaited = self._plan.audits[audit].preparation
+        if awaited is None:
+            return ()
+        return tuple(self._run.read_part(awaited.id, part) for part in range(awaited.parts))
+
+    def complete(self, audit: int) -> tuple[Arrays, ...]:
+        """All parts, or none while one is not done. Raises DamagedArraysError."""
+        finished, parts = self.progress(audit)
+        return self.parts(audit) if finished == parts else ()
+
+    def suffices(self, audit: int) -> bool:
+        """Whether nothing but packs is left to do: an audit without packs is its preparation."""
+        finished, parts = self.progress(audit)
+        return finished == parts or self._plan.audits[audit].trials > 0
+
+    def progress(self, audit: int) -> tuple[int, int]:
+        """Parts of an audit's preparation that are done, and all of them."""
+        awaited = self._plan.audits[audit].preparation
+        return (0, 0) if awaited is None else (self._done[awaited.id], awaited.parts)

@@ -149,6 +149,32 @@ def _arrived(pack: ConsumedPack | Future[ConsumedPack]) -> ConsumedPack:
     return pack.result() if isinstance(pack, Future) else pack
 
 
+class RecentPacks:
+    """Packs that will be asked for soon: the latest `limit` bytes of them, in memory.
+
+    What was dropped is in the run directory, as every finished pack is. `owner` keeps those of
+    several audits apart.
+    """
+
+    def __init__(self, limit: int = 2**24) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._packs = collections.OrderedDict[tuple[object, int], PackScores]()
+
+    def put(self, owner: object, pack: PackScores) -> None:
+        """Keeps a pack, and drops the oldest ones if that is too much."""
+        self._packs[owner, pack.first] = pack
+        self._bytes += pack.nbytes
+        while self._bytes > self._limit:
+            self._bytes -= self._packs.popitem(last=False)[1].nbytes
+
+    def take(self, owner: object, first: int) -> PackScores | None:
+        """Hands a pack out; None when it is not kept."""
+        pack = self._packs.pop((owner, first), None)
+        self._bytes -= 0 if pack is None else pack.nbytes
+        return pack
+
+
 @functools.cache
 def _readers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(READERS, thread_name_prefix="replay")

@@ -21,7 +21,6 @@ from dpaudit_ray.errors import RunDirectoryError
 from dpaudit_ray.isolation import Limits
 from dpaudit_ray.mechanisms.base import Measured
 from dpaudit_ray.mechanisms.function import Call, IsolatedProcesses, SharedProcess, preloaded
-from dpaudit_ray.orchestration import outputs
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import outcomes, score_stream
 from dpaudit_ray.report import page, power, verdict
@@ -299,7 +298,7 @@ def test_a_retry_compares_which_trials_were_missed(tmp_path: Path) -> None:
 def test_of_many_outputs_the_first_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "MOST", 3)
+    monkeypatch.setattr(outcomes, "MOST_OUTPUTS", 3)
     file = write_sweep(tmp_path, sweep("some_raise"))
     assert inline(file, tmp_path).code == 3
     assert len(list(tmp_path.glob("own/missed/*/*.txt"))) == 3

@@ -22,11 +22,11 @@ from dpaudit_ray.adversaries.base import ChangingCanary
 from dpaudit_ray.errors import RunDirectoryError, SpecError
 from dpaudit_ray.mechanisms.dp_sgd import session as sessions
 from dpaudit_ray.orchestration.driver import PackQueue
-from dpaudit_ray.orchestration.prepared import Prepared
 from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
 from dpaudit_ray.plan import outcomes, preparing
 from dpaudit_ray.plan.model import Pack, Part
 from dpaudit_ray.plan.outcomes import Failure
+from dpaudit_ray.plan.preparing import Prepared
 from dpaudit_ray.storage import arrays
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec

@@ -25,11 +25,10 @@ from dpaudit_ray.orchestration.driver import Driver, FailureBudget
 from dpaudit_ray.orchestration.executors import Done, Outcome
 from dpaudit_ray.orchestration.interrupt import Stop
 from dpaudit_ray.orchestration.progress import Activity, Progress
-from dpaudit_ray.orchestration.replay import Ahead, Replay
 from dpaudit_ray.orchestration.trainer import Brief
 from dpaudit_ray.plan.compaction import Stretch
 from dpaudit_ray.plan.model import Pack, Plan, PlannedAudit
-from dpaudit_ray.plan.score_stream import UNDERWAY
+from dpaudit_ray.plan.score_stream import UNDERWAY, RecentPacks, in_order, read_ahead
 from dpaudit_ray.stats import Estimate
 from dpaudit_ray.stats.guess_count_bound import Accuracy
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -167,14 +166,15 @@ def test_packs_come_in_order_from_memory_or_else_from_storage() -> None:
         time.sleep(0.01 if first % 20 else 0.03)  # a later one may arrive first
         return pack(first)
 
-    ahead = Ahead(limit=5 * 90)
-    replay = Replay(reader, audit_of(100, 10), ahead)
+    recent = RecentPacks(limit=5 * 90)
     for first in range(0, 100, 10):
-        replay.keep(pack(first))
-    found = replay.packs(stretches(100, 10))
+        recent.put("a", pack(first))
+    found = in_order(
+        reader, stretches(100, 10), 100, lambda each: recent.take("a", 10 * each.start)
+    )
     assert [p.first for p in found] == list(range(0, 1000, 10))
     assert sorted(read) == [*range(0, 50, 10), *range(100, 1000, 10)], "the latest five were kept"
-    assert ahead.take(replay, 90) is None, "each is handed out once"
+    assert recent.take("a", 90) is None, "each is handed out once"
 
 
 @pytest.mark.parametrize(("size", "most"), [(1, UNDERWAY), (2**17, 32)])
@@ -186,7 +186,7 @@ def test_no_more_is_read_than_is_asked_for_soon(size: int, most: int) -> None:
         read.append(packs.start)
         return pack(packs.start)
 
-    packs = Replay(reader, audit_of(1000, size), Ahead()).packs(iter(stretches(1000, size)))
+    packs = in_order(reader, iter(stretches(1000, size)), read_ahead(audit_of(1000, size)))
     for _ in range(5):
         next(packs)
     time.sleep(0.1)

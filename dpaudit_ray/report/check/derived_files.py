@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +12,7 @@ import pyarrow as pa
 
 from ...errors import DamagedArraysError, DpauditError, first_line
 from ...mechanisms.base import Recorded
-from ...orchestration.audit_state import AuditState, Taken
-from ...orchestration.estimates import Estimating
-from ...orchestration.prepared import Prepared
-from ...orchestration.replay import Ahead
+from ...orchestration.audit_state import AuditState, OpenSweep, Taken
 from ...plan import (
     compaction,
     outcomes,
@@ -133,9 +129,7 @@ class DerivedFiles:
         self._stored = self._readable(
             opened.run.estimates(plan_consistency.estimates(opened.sweep, opened.plan))
         )
-        self._prepared = Prepared(opened.run, opened.plan)
-        self._ahead = Ahead()
-        self._budget = opened.sweep.budget
+        self._opened = OpenSweep.from_run(opened.sweep, opened.plan, opened.run)
         self._derived: dict[int, Derived] = {}
 
     def _readable(self, stored: pd.DataFrame) -> pd.DataFrame:
@@ -169,10 +163,8 @@ class DerivedFiles:
     def _compare_estimates(self, index: int) -> None:
         audit = self._plan.audits[index]
         files = self._run.score_files(audit.id)
-        parts = functools.partial(self._prepared.complete, index)
-        scope = self._sweep, self._plan, self._budget
         lost = self._given_up(index)
-        state = AuditState(index, scope, self._run, lost, files, self._ahead, parts)
+        state = AuditState(self._opened, index, lost, files)
         taken, rows = state.take(), state.rows()
         stored = self._stored[self._stored["audit"] == audit.id]
         trials = max((row.trials for row in rows), default=0)
@@ -216,9 +208,7 @@ class DerivedFiles:
 
     def _rows_after(self, index: int, trials: int) -> list[EstimateRow]:
         """The estimates after so many trials."""
-        parts = functools.partial(self._prepared.complete, index)
-        cell, audit = self._sweep.cells[index], self._plan.audits[index]
-        estimates = Estimating(audit, cell, self._budget, parts)
+        estimates = self._opened.estimates(index)
         for pack in score_stream.prefix(self._run, self._sweep, self._plan, index):
             if pack.first >= trials:
                 break
@@ -281,7 +271,7 @@ class DerivedFiles:
             end = outcomes.decided(self._run, self._sweep, self._plan).get(index, audit.trials)
             there = compaction.finished(self._run, audit)
             return all(pack in there for pack in audit.packs if pack[0] < end)
-        return self._derived[index].taken.complete and self._prepared.suffices(index)
+        return self._derived[index].taken.complete and self._opened.prepared.suffices(index)
 
     def check_verdict(self) -> str:
         """What `dpaudit verify` says, by derived estimates; its record, where there is one."""
