@@ -100,7 +100,7 @@ def plan(
     Times the first steps of packs, so it runs that code.
     """
     from ..forecast import designs, forecast
-    from ..forecast.timing import Calibration
+    from ..forecast.bench import Benchmark
     from ..plan import provenance
     from ..sweep import spec
     from ..sweep.yamlfile import parse_changes
@@ -108,7 +108,7 @@ def plan(
 
     seconds = None if budget is None else designs.parse_duration(budget)
     prepared = spec.load(sweep, parse_changes(changes))
-    measured = Calibration.read(bench_file) if bench_file is not None else None
+    measured = Benchmark.read(bench_file) if bench_file is not None else None
     outlook = forecast.forecast(prepared, storage_path, measured, terminal.complain)
     plan_tables.show_plan(prepared.name, outlook)
     if seconds is not None:

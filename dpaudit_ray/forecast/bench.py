@@ -9,22 +9,26 @@ cannot be taken back; and in the process of the packed engine, which keeps its h
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from ..data.base import Data, Dataset
-from ..errors import SpecError
+from ..errors import SpecError, first_line
+from ..mechanisms.base import Mechanism
+from ..mechanisms.dp_sgd import DpSgd
 from ..mechanisms.dp_sgd.recipe import Recipe
 from ..models.base import Model
 from ..plugins import parse
+from ..sweep.resources import ResourceSpec
 
 if TYPE_CHECKING:
     import torch
@@ -108,6 +112,35 @@ class Benchmark:
     matmul_flop_per_second: float
     rows: tuple[Row, ...]
 
+    @classmethod
+    def read(cls, file: Path) -> Benchmark:
+        """Reads what `as_json` gives. Raises SpecError for a file that is no such thing."""
+        try:
+            return TypeAdapter(cls).validate_json(file.read_bytes())
+        except (OSError, ValidationError) as error:
+            reason = first_line(error)
+            raise SpecError(
+                "--bench", f"{file} is no file that `dpaudit bench --json` wrote ({reason})"
+            ) from error
+
+    def seconds_per_trial(self, mechanism: Mechanism, resources: ResourceSpec) -> float | None:
+        """One training's time, in proportion to its batch and steps.
+
+        None for what was not measured: other work, a precision other than float32, and trainers
+        on another kind of device or with another number of threads.
+        """
+        if not isinstance(mechanism, DpSgd) or mechanism.precision != "float32":
+            return None
+        threads = max(1, int(resources.num_cpus))
+        if self.gpu != (resources.num_gpus > 0) or (not self.gpu and self.threads != threads):
+            return None
+        for row in self.rows:
+            if row.model == mechanism.model.address:
+                packed = mechanism.engine == "packed"
+                step = row.packed_seconds if packed else row.opacus_same_process_seconds
+                return step * mechanism.steps * mechanism.batch_size / row.batch_size
+        return None
+
     def as_json(self) -> dict[str, object]:
         """Plain JSON; derived figures included."""
         derived = ("ratio", "ratio_same_process", "trials_per_second", "flop_per_second")
@@ -137,16 +170,24 @@ def measure(
     """
     import torch
 
+    from ..mechanisms.dp_sgd.training import DpSgdTraining
+
     for name in models:
         if name not in WORKLOADS:
-            known_names = ", ".join(WORKLOADS)
-            raise SpecError("--models", f"no workload for {name!r}; known: {known_names}")
+            names = ", ".join(WORKLOADS)
+            raise SpecError("--models", f"no workload for {name!r}; known: {names}")
     if gpu and not torch.cuda.is_available():
         raise SpecError("--gpu", "torch finds no GPU here; leave it out to measure the CPU")
     torch.set_num_threads(threads)
-    # Before anything else is in memory.
-    alone = {} if gpu or not beside else {name: _apart(name, threads, repeats) for name in models}
-    trainings = {name: _training(WORKLOADS[name], gpu) for name in models}
+    alone: dict[str, float] = {}
+    if beside and not gpu:  # before anything else is in memory, each in a fresh process
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
+            for name in models:
+                alone[name] = pool.submit(_opacus_as_it_comes, name, threads, repeats).result()
+    trainings = {
+        name: DpSgdTraining.prepare(_recipe(WORKLOADS[name]), seed=0, gpu=gpu) for name in models
+    }
     rows = []
     for name, training in trainings.items():
         same = _opacus(training, repeats) if beside else math.nan
@@ -168,12 +209,6 @@ def measure(
         )
     device = torch.cuda.get_device_name() if gpu else _cpu_name()
     return Benchmark(device, threads, gpu, _matmul(training.initial.device, repeats), tuple(rows))
-
-
-def _training(work: Workload, gpu: bool) -> DpSgdTraining:
-    from ..mechanisms.dp_sgd.training import DpSgdTraining
-
-    return DpSgdTraining.prepare(_recipe(work), seed=0, gpu=gpu)
 
 
 def _recipe(work: Workload) -> Recipe:
@@ -215,23 +250,18 @@ def _packed(training: DpSgdTraining, models: int, repeats: int) -> float:
 
     steps = PackedSteps(training.recipe, training.model, 0, training.initial.device)
     theta = training.initial.repeat(models, 1)
-    return _seconds(steps, theta, _batch(training), repeats) / models
+    return _step_seconds(steps, theta, (training.x, training.y), repeats) / models
 
 
 def _opacus(training: DpSgdTraining, repeats: int) -> float:
     from ..mechanisms.dp_sgd.steps import OpacusSteps
 
     steps = OpacusSteps(training.recipe, training.module, 0, training.initial.device)
-    return _seconds(steps, training.initial[None].clone(), _batch(training), repeats)
+    theta = training.initial[None].clone()
+    return _step_seconds(steps, theta, (training.x, training.y), repeats)
 
 
-def _apart(name: str, threads: int, repeats: int) -> float:
-    """Opacus in a fresh process."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_as_it_comes, name, threads, repeats).result()
-
-
-def _as_it_comes(name: str, threads: int, repeats: int) -> float:
+def _opacus_as_it_comes(name: str, threads: int, repeats: int) -> float:
     """Opacus with the allocator as it is: `DpSgdTraining` would change that."""
     import torch
 
@@ -244,36 +274,33 @@ def _as_it_comes(name: str, threads: int, repeats: int) -> float:
     data = recipe.data.load()
     module = network(recipe.model, work.shape, work.classes, 0)
     theta = torch.nn.utils.parameters_to_vector(module.parameters()).detach()[None]
-    n = work.batch_size
-    batch = torch.from_numpy(data.x[:n].copy()), torch.from_numpy(data.y[:n].copy())
     steps = OpacusSteps(recipe, module, 0, theta.device)
-    return _seconds(steps, theta, batch, repeats)
+    records = torch.from_numpy(data.x.copy()), torch.from_numpy(data.y.copy())
+    return _step_seconds(steps, theta, records, repeats)
 
 
-def _batch(training: DpSgdTraining) -> tuple[Tensor, Tensor]:
-    records = training.batches[0]
-    return training.x[records], training.y[records]
+def _step_seconds(
+    steps: Steps, theta: Tensor, records: tuple[Tensor, Tensor], repeats: int
+) -> float:
+    """Median of one step on the first half of the workload's records, which are a batch."""
+    x, y = (values[: len(values) // 2] for values in records)
+    return _median_seconds(lambda: steps.step(theta, x, y, None), theta.device, repeats)
 
 
-def _seconds(steps: Steps, theta: Tensor, batch: tuple[Tensor, Tensor], repeats: int) -> float:
-    """Median of one step, after two to warm up."""
-    call = functools.partial(steps.step, theta, *batch, None)
-    return statistics.median(_timed(call, theta.device, repeats))
-
-
-def _timed(call: Callable[[], object], device: torch.device, repeats: int) -> Iterator[float]:
+def _median_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median of `repeats` calls, after two to warm up."""
     import torch
 
-    for _ in range(2):
-        call()
-    for _ in range(repeats):
+    times = []
+    for _ in range(2 + repeats):
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
         call()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        yield time.perf_counter() - start
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])
 
 
 def _flop(training: DpSgdTraining) -> float:
@@ -295,8 +322,7 @@ def _matmul(device: torch.device, repeats: int) -> float:
 
     side = _SIDE if device.type == "cpu" else _SIDE_ON_GPU
     a = torch.randn(side, side, device=device)
-    seconds = statistics.median(_timed(lambda: a @ a, device, repeats))
-    return 2 * side**3 / seconds
+    return 2 * side**3 / _median_seconds(lambda: a @ a, device, repeats)
 
 
 def _cpu_name() -> str:

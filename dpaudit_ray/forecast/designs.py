@@ -60,8 +60,14 @@ def affordable(
         seconds: one training takes.
         budget: seconds of all trainers together.
     """
-    mu, designs = float(gdp.mu(claim, level[0])), []
-    for trainings, canaries in _shapes(int(budget / seconds)):
+    mu, most, designs = float(gdp.mu(claim, level[0])), int(budget / seconds), []
+    shapes = {
+        (min(runs, max(_MOST // canaries, 1)), canaries)
+        for canaries in CANARIES
+        for runs in {1, most}
+        if most >= 1 and runs * canaries >= 100
+    }
+    for trainings, canaries in sorted(shapes):
         shown = {
             method: statistics.median(_simulated(method, options, (trainings, canaries), mu, level))
             for method, options in _methods(trainings, canaries)
@@ -76,16 +82,6 @@ def recommended(designs: list[Design]) -> Design | None:
     most = max((design.epsilon for design in designs), default=0.0)
     good = [design for design in designs if design.epsilon >= _ALIKE * most > 0]
     return min(good, key=lambda design: (design.seconds, design.canaries), default=None)
-
-
-def _shapes(most: int) -> list[tuple[int, int]]:
-    shapes = {
-        (min(runs, max(_MOST // canaries, 1)), canaries)
-        for canaries in CANARIES
-        for runs in {1, most}
-        if runs >= 1 and runs * canaries >= 100
-    }
-    return sorted(shapes) if most else []
 
 
 def _methods(trainings: int, canaries: int) -> Iterator[tuple[str, dict[str, int]]]:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from .. import plan as planning
 from .. import stats
 from ..api import check_inputs
+from ..errors import DpauditError, first_line
 from ..orchestration.trainer import Brief, PackTrainer
 from ..plan import compaction, outcomes, preparing
-from ..plan.model import Pack, PlannedAudit
+from ..plan.model import Pack, Part, Plan, PlannedAudit
+from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
-from .timing import Calibration, PreparationOutlook, Rehearsal, seconds_per_trial
+from .bench import Benchmark
 
 CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
 USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
+ENOUGH_SECONDS = 1.0  # of a timing, beyond those of a single step
+_STEP_FACTOR = 4  # times as many steps, until that is reached
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +110,12 @@ class Outlook:
 def forecast(
     sweep: Sweep,
     storage_path: str,
-    measured: Calibration | None = None,
+    benchmark: Benchmark | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Outlook:
     """Plans the sweep against what its run directory holds, and times first steps of its packs.
 
-    What is `measured` already is not timed again. `tell` takes a line for the user.
+    What the `benchmark` has is not timed again. `tell` takes a line for the user.
     """
     run = RunDirectory.under(storage_path, sweep.name)
     sweep = planning.kept(sweep, run, tell)
@@ -121,14 +127,16 @@ def forecast(
     rehearsal = Rehearsal(run, plan)
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), rehearsal.prepared)
     preparations = rehearsal.outlook(trainer, preparing.left(run, plan, remaining))
-    seconds, problem = seconds_per_trial(sweep, trainer, remaining, measured)
+    seconds, problem = seconds_per_trial(sweep, trainer, remaining, benchmark)
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         left = [pack for pack in remaining if pack.audit == index]
         done = len(compaction.finished(run, audit))
         audits.append(_outlook((audit, cell), left, done, seconds.get(index, 0.0)))
-    problem = rehearsal.problem or problem
-    return Outlook(tuple(audits), _workers(sweep), problem, preparations)
+    workers = max(1, int(len(os.sched_getaffinity(0)) / sweep.resources.num_cpus))
+    if (limit := sweep.resources.max_concurrent_trainers) != "auto":
+        workers = min(workers, limit)
+    return Outlook(tuple(audits), workers, rehearsal.problem or problem, preparations)
 
 
 def _outlook(
@@ -154,39 +162,131 @@ def _outlook(
     ceiling = None
     if any(not e.unread and e.method.rates_only for e in cell.audit.estimators):
         ceiling = stats.power.largest_certifiable(trainings, *level, method="eps-delta")
-    likely = math.nan
+    likely, needed = math.nan, None
     if 0 < audit.claim < math.inf:
+        with contextlib.suppress(ValueError):  # a claim that no billion trials would reach
+            needed = audit.canaries * stats.power.trials_needed(
+                audit.claim, 1 - CLAIM_SHARE, USUAL_POWER, *level
+            )
         likely = stats.power.likely_bound(audit.claim, trainings, USUAL_POWER, *level)
-    target = CLAIM_SHARE * audit.claim
+    curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
+    converted = stats.make("accuracy", planned=1).bound(*level).given(curve)
     return dataclasses.replace(
         outlook,
         largest_certifiable=stats.power.largest_certifiable(trainings, *level),
-        power=stats.power.accuracy_power(audit.claim, target, trainings, *level),
-        trials_needed=_trials_needed(audit, level),
-        status=_status(cell),
+        power=stats.power.accuracy_power(audit.claim, CLAIM_SHARE * audit.claim, trainings, *level),
+        trials_needed=needed or None,  # more canaries of one training are another training
+        status=converted.status,
         ceiling_of_rates=ceiling,
         likely=likely,
     )
 
 
-def _status(cell: Cell) -> stats.Status:
-    """The status that an ε by `accuracy` will have."""
-    curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
-    bound = stats.make("accuracy", planned=1).bound(cell.audit.delta, cell.audit.confidence)
-    return bound.given(curve).status
+class UnpreparedError(Exception):
+    """Packs cannot be timed before their preparation is done."""
 
 
-def _trials_needed(audit: PlannedAudit, level: tuple[float, float]) -> int | None:
-    if audit.canaries == 0:
-        return None  # more canaries in one training are another training
-    try:
-        trainings = stats.power.trials_needed(audit.claim, 1 - CLAIM_SHARE, USUAL_POWER, *level)
-    except ValueError:  # a claim of 0 or inf, or one that no billion trials would reach
-        return None
-    return trainings * audit.canaries
+@dataclasses.dataclass(frozen=True)
+class PreparationOutlook:
+    """A preparation of a sweep: `seconds` of one trainer's time, for the parts that are left."""
+
+    audits: tuple[str, ...]
+    parts: int
+    done: int
+    seconds: float
 
 
-def _workers(sweep: Sweep) -> int:
-    fits = max(1, int(len(os.sched_getaffinity(0)) / sweep.resources.num_cpus))
-    limit = sweep.resources.max_concurrent_trainers
-    return fits if limit == "auto" else min(fits, limit)
+class Rehearsal:
+    """Makes the next part of each preparation once, times it, and stores nothing."""
+
+    def __init__(self, run: RunDirectory, plan: Plan) -> None:
+        self._run, self._plan = run, plan
+        self._made: dict[tuple[str, int], Arrays] = {}
+        self.problem: str | None = None  # why a part could not be made
+
+    def outlook(self, trainer: PackTrainer, left: Sequence[Part]) -> tuple[PreparationOutlook, ...]:
+        """Every preparation of the plan; `left` are the parts that packs still wait for."""
+        by_name: dict[str, list[Part]] = {}
+        for part in left:
+            by_name.setdefault(preparing.name(self._plan, part), []).append(part)
+        outlooks = []
+        for entry in preparing.entries(self._run, self._plan):
+            seconds, parts = 0.0, by_name.get(entry["id"], [])
+            if parts:
+                started = time.perf_counter()
+                made = trainer.attempt_part(parts[0])
+                seconds = (time.perf_counter() - started) * len(parts)
+                if isinstance(made, outcomes.Failure):
+                    self.problem, seconds = made.message, math.nan
+                else:
+                    self._made[entry["id"], parts[0].first] = made
+            audits = tuple(entry["audits"])
+            outlooks.append(PreparationOutlook(audits, entry["parts"], entry["done"], seconds))
+        return tuple(outlooks)
+
+    def prepared(self, audit: int) -> tuple[Arrays, ...]:
+        """All parts that an audit waits for. Raises UnpreparedError where one is not made."""
+        arrays = []
+        for part in preparing.all_parts(self._plan, [audit]):
+            key = preparing.name(self._plan, part), part.first
+            if key not in self._made and part.first not in self._run.parts(key[0]):
+                raise UnpreparedError
+            arrays.append(self._made[key] if key in self._made else self._run.read_part(*key))
+        return tuple(arrays)
+
+
+def seconds_per_trial(
+    sweep: Sweep, trainer: PackTrainer, remaining: list[Pack], benchmark: Benchmark | None
+) -> tuple[dict[int, float], str | None]:
+    """Seconds by audit, measured on a pack that is left; stores nothing.
+
+    Measured once for all audits of which a trial takes equally long. NaN, and the reason beside
+    the seconds, where a pack cannot run on this machine, such as a GPU's on a laptop.
+    """
+    by_options: dict[str, float] = {}
+    seconds, problem = {}, None
+    for pack in remaining:
+        cell = sweep.cells[pack.audit]
+        options = cell.mechanism.model_dump_json(exclude=set(cell.mechanism.for_free))
+        options += cell.adversary.model_dump_json()
+        if options not in by_options:
+            by_options[options] = math.nan
+            measured = None
+            if benchmark is not None:
+                measured = benchmark.seconds_per_trial(cell.mechanism, sweep.resources)
+            try:
+                if measured is None:
+                    measured = _pack_seconds(trainer, pack, cell) / pack.size
+                by_options[options] = measured
+            except DpauditError:
+                raise
+            except UnpreparedError:
+                pass
+            except Exception as error:  # noqa: BLE001 (the user's training may raise anything)
+                problem = f"{type(error).__name__}: {first_line(error)}"
+        seconds[pack.audit] = by_options[options]
+    return seconds, problem
+
+
+def _pack_seconds(trainer: PackTrainer, pack: Pack, cell: Cell) -> float:
+    if not trainer.by_steps(pack.audit):
+        return trainer.seconds(pack, cell.horizons)
+    return extrapolated(lambda step: trainer.seconds(pack, (step,)), cell.horizons)
+
+
+def extrapolated(seconds: Callable[[int], float], horizons: tuple[int, ...]) -> float:
+    """Seconds of a pack that is scored at `horizons`, where `seconds` are of one that ends at t.
+
+    The model is linear: every step takes the same time, and so does every score. So the first
+    steps tell, more of them the shorter they are. The very first pack is left out, since things
+    are built in it.
+    """
+    last = horizons[-1]
+    seconds(1)
+    first = seconds(1)
+    steps, took = 1, first
+    while steps < last and took - first < ENOUGH_SECONDS:
+        steps = min(last, _STEP_FACTOR * steps)
+        took = seconds(steps)
+    step = max(took - first, 0.0) / (steps - 1) if steps > 1 else first
+    return last * step + len(horizons) * max(first - step, 0.0)

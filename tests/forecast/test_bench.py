@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from dpaudit_ray.forecast import bench, forecast
-from dpaudit_ray.forecast.timing import Calibration
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, refused
 
@@ -48,7 +47,8 @@ def test_a_table_and_a_file(written: Written) -> None:
 
 def test_the_fastest_of_several_packs_counts() -> None:
     """On a CPU here; on a GPU these are tried without being asked for."""
-    (row,) = bench.measure(["fcnn"], threads=1, repeats=3, gpu=False, packs=(1, 16, 256)).rows
+    measured = bench.measure(["fcnn"], 1, repeats=3, gpu=False, packs=(1, 16, 256), beside=False)
+    (row,) = measured.rows
     assert list(row.packs) == [1, 16, 256]
     assert row.packed_seconds == min(row.packs.values()) == row.packs[row.models]
     assert row.packs[1] > 2 * row.packs[256], "one model alone does not fill a core"
@@ -67,23 +67,22 @@ def test_packs_are_tried_as_far_as_they_have_room(parameters: int, packs: tuple[
     assert bench._fitting_packs(4 * parameters) == packs
 
 
+def fcnn_benchmark(batch_size: int, packed_seconds: float) -> bench.Benchmark:
+    row = bench.Row(
+        model="fcnn", parameters=68, batch_size=batch_size, flop=1.0, models=256,
+        packed_seconds=packed_seconds, packs={256: packed_seconds},
+        opacus_seconds=1.0, opacus_same_process_seconds=1.0,
+    )  # fmt: skip
+    return bench.Benchmark("a machine", 1, False, 1e9, (row,))
+
+
 def test_a_plan_uses_the_figures(tmp_path: Path, tiny: dict) -> None:
     """6 steps of half the benchmark's batch take 3 of its steps, and nothing is trained."""
-    figures = {
-        "device": "a machine",
-        "rows": [
-            {
-                "model": "fcnn",
-                "batch_size": 2 * tiny["mechanism"]["batch_size"],
-                "packed_seconds": 1000.0,
-                "opacus_same_process_seconds": 1.0,
-            }
-        ],
-    }
-    file = tmp_path / "bench.json"
-    file.write_text(json.dumps(figures))
-    sweep = spec.from_raw(tiny)
-    outlook = forecast.forecast(sweep, str(tmp_path), Calibration.read(file))
+    file, measured = tmp_path / "bench.json", fcnn_benchmark(64, 1000.0)
+    file.write_text(json.dumps(measured.as_json()))
+    assert bench.Benchmark.read(file) == measured
+    changed(tiny, "mechanism.batch_size", 32)
+    outlook = forecast.forecast(spec.from_raw(tiny), str(tmp_path), measured)
     assert outlook.seconds == pytest.approx(outlook.trials * 1000 * tiny["mechanism"]["steps"] / 2)
 
 
@@ -99,9 +98,7 @@ def test_a_plan_uses_the_figures(tmp_path: Path, tiny: dict) -> None:
 def test_figures_of_another_kind_of_trainer_are_not_used(
     key: str, value: object, tiny: dict
 ) -> None:
-    figures = {"model": "fcnn", "batch_size": 64, "packed_seconds": 1.0}
-    row = figures | {"opacus_seconds": 1.0, "opacus_same_process_seconds": 1.0}
-    measured = Calibration.model_validate({"device": "a machine", "threads": 1, "rows": [row]})
+    measured = fcnn_benchmark(64, 1.0)
     like, unlike = spec.from_raw(tiny), spec.from_raw(changed(tiny, key, value))
     for sweep, known in ((like, 6.0), (unlike, None)):
         mechanism = sweep.cells[0].mechanism
