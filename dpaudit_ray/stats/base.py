@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from .error_rates import in_unit
 from .lower_bound import Estimate, Status, TradeOff
 
 T = TypeVar("T")
@@ -350,10 +351,8 @@ def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> int
 
 def check_level(delta: float, confidence: float) -> None:
     """Raises ValueError unless 0 < delta < 1 and 0 < confidence < 1."""
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
+    in_unit("delta", delta)
+    in_unit("confidence", confidence)
 
 
 def curve_free_method(one_run: bool = False, time_uniform: bool = False) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
+from .error_rates import in_unit
+
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
@@ -31,8 +33,7 @@ class Budget:
     steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 < self.confidence < 1:
-            raise ValueError(f"confidence must lie in (0, 1), got {self.confidence}")
+        in_unit("confidence", self.confidence)
         for name, values in (("estimators", self.estimators), ("steps", self.steps)):
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} must differ from each other, got {values}")

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from . import gdp
-from .base import Estimator, Members, Scores
+from .base import Estimator
 from .curve import Curve, gaussian
 from .e_process import log_mixture
 from .lower_bound import Estimate, Status
-from .payoffs import LOSSES, PLAIN, WINS, Portfolio, Wagers
+from .payoffs import LOSSES, PLAIN, WINS, Portfolio, Wagered
 
 Floats = npt.NDArray[np.float64]
 _POINTS = 12  # of a curve, for constant stakes
@@ -30,7 +30,7 @@ _BOLD = 3  # the largest stakes: for diverged trials, which are rare and nearly 
 
 
 @dataclasses.dataclass
-class Claim(Estimator):
+class Claim(Wagered, Estimator):
     """Evidence against claims, gathered while trials arrive.
 
     As an estimator it reports the largest refuted μ of the Gaussian family; `evidence` takes any
@@ -40,15 +40,6 @@ class Claim(Estimator):
     name: ClassVar[str] = "claim"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self._wagers = Wagers()
-
-    def _fold(self, scores: Scores, members: Members) -> None:
-        self._wagers.fold(scores, members)
-
-    def _miss(self, members: Members) -> None:
-        self._wagers.miss(len(members))
 
     @property
     def trials(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -34,8 +35,57 @@ _LOOK = 1.02  # ratio of trials between looks at the evidence
 _LOPSIDED = 1e-3  # chance from which diverging by the bit is no accident
 
 
+class _Test(ABC):
+    """What tests of a claim share: how much noise is refuted, and whether failures tell the bit."""
+
+    @property
+    @abstractmethod
+    def diverged(self) -> tuple[int, int]:
+        """Diverged scores per world, (out, in)."""
+
+    @property
+    def lopsided(self) -> bool:
+        """Whether diverging depends on the bit: by chance once in a thousand.
+
+        That is no violation by itself, since a claim allows some; but where it was not refuted,
+        something was seen that cannot be called consistent either. Coins are fair inside a run
+        that diverged, too.
+        """
+        both = sum(self.diverged)
+        rarer = special.bdtr(min(self.diverged), both, 0.5)
+        return both > 0 and 2 * float(rarer) < _LOPSIDED
+
+    @abstractmethod
+    def _refutes(self, alpha: float) -> Callable[[Curve], bool]:
+        """The test at level `alpha` of any claim, on the trials so far."""
+
+    def effective_noise(
+        self, family: Callable[[float], Curve], claimed: float, alpha: float
+    ) -> float | None:
+        """The run is no more private than this noise multiplier, at level `alpha`.
+
+        Noise multipliers around the claimed one are tried, 2 % apart; all above the result are
+        refuted. None where even 29 times the noise is not.
+
+        Args:
+            family: the claim for each noise multiplier.
+            claimed: the noise multiplier in the middle of those that are tried.
+            alpha: error probability for all of them together, since they are nested.
+        """
+        refutes, low, high = self._refutes(alpha), -_STEPS, _STEPS
+        if not refutes(family(claimed * _RATIO**high)):
+            return None
+        if refutes(family(claimed * _RATIO**low)):
+            return claimed * _RATIO**low
+        while high - low > 1:
+            middle = (low + high) // 2
+            refuted = refutes(family(claimed * _RATIO**middle))
+            low, high = (low, middle) if refuted else (middle, high)
+        return claimed * _RATIO**high
+
+
 @dataclasses.dataclass
-class ClaimTest:
+class ClaimTest(_Test):
     """Fold trials in order, `look` as often as wanted.
 
     `best` is the largest evidence that any look saw, a natural logarithm: once refuted, a claim
@@ -64,15 +114,6 @@ class ClaimTest:
     def diverged(self) -> tuple[int, int]:
         """Diverged trials per world, (out, in)."""
         return self.hits.diverged
-
-    @property
-    def lopsided(self) -> bool:
-        """Whether diverging depends on the bit: by chance once in a thousand.
-
-        That is no violation by itself, since a claim allows some; but where it was not refuted,
-        something was seen that cannot be called consistent either.
-        """
-        return lopsided(*self.diverged)
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials; `scores` float64 [n], not finite where diverged, `members` bool [n]."""
@@ -108,53 +149,16 @@ class ClaimTest:
         crossings.append(self._declared.refuted_after(self.curve, level))
         return min((trials for trials in crossings if trials is not None), default=None)
 
-    def effective_noise(
-        self, family: Callable[[float], Curve], claimed: float, alpha: float
-    ) -> float | None:
-        """The run is no more private than this noise multiplier, at level `alpha`.
-
-        Noise multipliers around the claimed one are tried, 2 % apart; all above the result are
-        refuted. None where even 29 times the noise is not.
-
-        Args:
-            family: the claim for each noise multiplier.
-            claimed: the noise multiplier in the middle of those that are tried.
-            alpha: error probability for all of them together, since they are nested.
-        """
-
-        def refuted(curve: Curve) -> bool:
-            if self.process.evidence(curve) >= -math.log(EVIDENCE_SHARE * alpha):
-                return True
-            level = (1 - EVIDENCE_SHARE) * alpha
-            return self._declared.refuted_after(curve, level) is not None
-
-        return least_refuted(lambda noise: refuted(family(noise)), claimed)
-
-
-def lopsided(outside: int, inside: int) -> bool:
-    """Whether so many diverged trials per world are what fair coins give once in a thousand."""
-    rarer = special.bdtr(min(outside, inside), outside + inside, 0.5)
-    return outside + inside > 0 and 2 * float(rarer) < _LOPSIDED
-
-
-def least_refuted(refuted: Callable[[float], bool], claimed: float) -> float | None:
-    """The least noise multiplier, of those 2 % apart around the claimed one, that is refuted.
-
-    None where even 29 times the noise is not. `refuted` holds from some noise on.
-    """
-    low, high = -_STEPS, _STEPS
-    if not refuted(claimed * _RATIO**high):
-        return None
-    if refuted(claimed * _RATIO**low):
-        return claimed * _RATIO**low
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if refuted(claimed * _RATIO**middle) else (middle, high)
-    return claimed * _RATIO**high
+    def _refutes(self, alpha: float) -> Callable[[Curve], bool]:
+        limit, level = -math.log(EVIDENCE_SHARE * alpha), (1 - EVIDENCE_SHARE) * alpha
+        return lambda curve: (
+            self.process.evidence(curve) >= limit
+            or self._declared.refuted_after(curve, level) is not None
+        )
 
 
 @dataclasses.dataclass
-class RunTest:
+class RunTest(_Test):
     """Fold trials in order, run after run, `look` as often as wanted; see `ClaimTest`.
 
     It has the share of the error that `ClaimTest` gives to its e-process, so that evidence of
@@ -181,11 +185,6 @@ class RunTest:
         """Diverged scores per world, (out, in)."""
         return self._runs.counter.diverged
 
-    @property
-    def lopsided(self) -> bool:
-        """Whether diverging depends on the bit: coins are fair inside a run that diverged too."""
-        return lopsided(*self.diverged)
-
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds scores, float64 [n], and their bits, bool [n]."""
         self._runs.fold(scores, members)
@@ -206,13 +205,9 @@ class RunTest:
         over = np.flatnonzero(self._wealth(self.curve) >= -math.log(EVIDENCE_SHARE * alpha))
         return None if len(over) == 0 else (self._runs.skipped + int(over[0]) + 1) * self.canaries
 
-    def effective_noise(
-        self, family: Callable[[float], Curve], claimed: float, alpha: float
-    ) -> float | None:
-        """The run is no more private than this noise multiplier; see `ClaimTest`."""
+    def _refutes(self, alpha: float) -> Callable[[Curve], bool]:
         mean = e_process.mean_lower(self._runs.outcomes(), EVIDENCE_SHARE * alpha)
-
-        return least_refuted(lambda noise: mean > largest_accuracy(family(noise)), claimed)
+        return lambda curve: mean > largest_accuracy(curve)
 
     def share_found(self, alternative: float, alpha: float, audits: int) -> float:
         """Share of imagined audits, whose noise is `alternative` times as much, that refute.
@@ -233,8 +228,7 @@ class RunTest:
         return sum(refuted) / audits
 
     def _wealth(self, curve: Curve) -> e_process.Outcomes:
-        outcomes = self._runs.outcomes()
-        return e_process.evidence(outcomes, largest_accuracy(curve)) if len(outcomes) else outcomes
+        return e_process.evidence(self._runs.outcomes(), largest_accuracy(curve))
 
 
 def largest_accuracy(curve: Curve) -> float:

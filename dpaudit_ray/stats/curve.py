@@ -10,12 +10,14 @@ keeps the claim can be computed from that one's answer.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
 from . import gdp
+from .error_rates import nonnegative
 
 Floats = npt.NDArray[np.float64]
 _POINTS = 40  # of a Gaussian claim; more moves no bound in its third digit
@@ -24,11 +26,12 @@ _LARGEST = 700.0  # e^ε is a number; points beyond say nothing about trials
 _TAIL = (2.0, 6.0, 30.0, 200.0)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Curve:
     """Points (ε_j, δ_j) of a claim, float64 [n] each: the mechanism is said to be all of them.
 
-    Include ε = 0 (the best guessing accuracy); points whose δ is tiny add little.
+    Include ε = 0 (the best guessing accuracy); points whose δ is tiny add little. Curves of the
+    same points are equal and hash alike, so that what is computed of one can be kept.
 
     Raises:
         ValueError: lengths that differ, an ε below 0 or a δ outside [0, 1].
@@ -50,6 +53,16 @@ class Curve:
             raise ValueError(f"deltas must lie in [0, 1], got {self.deltas!r}")
         object.__setattr__(self, "epsilons", e)
         object.__setattr__(self, "deltas", d)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Curve) and self._points == other._points
+
+    def __hash__(self) -> int:
+        return hash(self._points)
+
+    @functools.cached_property
+    def _points(self) -> tuple[bytes, bytes]:
+        return self.epsilons.tobytes(), self.deltas.tobytes()
 
     def thinned(self, points: int) -> Curve:
         """At most so many of its points, evenly over ε from the smallest on: a weaker claim."""
@@ -117,8 +130,7 @@ class Responses:
 def gaussian(mu: float) -> Curve:
     """The claim "μ-GDP", at the points that trials can speak about: half where trials fall, half
     where mistakes do. Raises ValueError for a negative μ."""
-    if not mu >= 0:
-        raise ValueError(f"mu must be at least 0, got {mu}")
+    nonnegative("mu", mu)
     if mu == 0:
         return Curve(np.zeros(1), np.zeros(1))
     # Worlds at ±μ/2 have log odds μ x at distance x from their midpoint.

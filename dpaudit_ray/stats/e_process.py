@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .error_rates import check_alpha
+from .error_rates import in_unit
 
 Outcomes = npt.NDArray[np.float64]
 # Two gamblers share the stake. The bold one wins most on outcomes of small variance (many
@@ -42,7 +42,7 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
     Raises:
         ValueError: an argument outside its bounds.
     """
-    check_alpha(alpha)
+    in_unit("alpha", alpha)
     values = np.asarray(outcomes, dtype=np.float64)
     if values.ndim != 1 or not np.all((values >= 0) & (values <= 1)):
         raise ValueError("outcomes must be a 1-D array of numbers in [0, 1]")
@@ -87,17 +87,18 @@ def _mean(wealth: list[Outcomes]) -> Outcomes:
 
 
 def _moments(values: Outcomes) -> list[tuple[float, Outcomes, Outcomes]]:
-    """Largest share and running moments of each gambler, which depend on no mean."""
-    return [(share, *_running_moments(values, weight)) for share, weight in GAMBLERS]
+    """Each gambler's largest share, and mean and variance before each outcome as it sees them.
 
-
-def _running_moments(values: Outcomes, virtual: float) -> tuple[Outcomes, Outcomes]:
-    """Mean and variance before each outcome, shrunk towards 1/2 and 1/4."""
-    weight = virtual + np.arange(len(values))
-    sums = virtual / 2 + np.concatenate([[0.0], np.cumsum(values)[:-1]])
-    after = (sums + values) / (weight + 1)
-    squares = np.concatenate([[0.0], np.cumsum((values - after) ** 2)[:-1]])
-    return sums / weight, (virtual / 4 + squares) / weight
+    They are shrunk towards 1/2 and 1/4, and depend on no mean that is tested.
+    """
+    moments = []
+    for share, virtual in GAMBLERS:
+        weight = virtual + np.arange(len(values))
+        sums = virtual / 2 + np.concatenate([[0.0], np.cumsum(values)[:-1]])
+        after = (sums + values) / (weight + 1)
+        squares = np.concatenate([[0.0], np.cumsum((values - after) ** 2)[:-1]])
+        moments.append((share, sums / weight, (virtual / 4 + squares) / weight))
+    return moments
 
 
 def _log_wealth(
@@ -117,7 +118,7 @@ def anytime_lower(hits: int, trials: int, alpha: float, prior: Prior = UNIFORM) 
     """
     from scipy import optimize  # as long to import as all else of this package
 
-    check_alpha(alpha)
+    in_unit("alpha", alpha)
     if not 0 <= hits <= trials:
         raise ValueError(f"hits must lie in 0..{trials}, got {hits}")
     if not min(prior) > 0:

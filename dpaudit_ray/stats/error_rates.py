@@ -19,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
-Rates = npt.NDArray[np.float64]
+Rates = Array
 # Maps error counts [n] of one world to upper bounds on its error rate [n]; never decreases.
 Upper = Callable[[Counts], Rates]
-Array = npt.NDArray[np.float64]
 EXACT_LIMIT = 10_000  # trials per world; the exact calibration takes n² time
 _BLOCK = 256  # rows of the triangular system that are solved at once
-Floats = npt.NDArray[np.float64]
 
 
 def clopper_pearson_upper(
@@ -63,12 +62,20 @@ def clopper_pearson_lower(
     return shaped(np.where(k <= 0, 0.0, bound))
 
 
-def check_alpha(alpha: npt.ArrayLike) -> Array:
-    """Returns `alpha` as an array, or raises ValueError when any entry is outside (0, 1)."""
-    a = np.asarray(alpha, dtype=np.float64)
-    if not np.all((a > 0) & (a < 1)):
-        raise ValueError(f"alpha must lie in (0, 1), got {alpha!r}")
-    return a
+def in_unit(name: str, value: npt.ArrayLike) -> Array:
+    """Returns `value` as an array; ValueError under `name` where an entry is outside (0, 1)."""
+    array = np.asarray(value, dtype=np.float64)
+    if not np.all((array > 0) & (array < 1)):
+        raise ValueError(f"{name} must lie in (0, 1), got {value!r}")
+    return array
+
+
+def nonnegative(name: str, value: npt.ArrayLike) -> Array:
+    """Returns `value` as an array; ValueError under `name` where an entry is below 0 or NaN."""
+    array = np.asarray(value, dtype=np.float64)
+    if not np.all(array >= 0):
+        raise ValueError(f"{name} must be at least 0, got {value!r}")
+    return array
 
 
 def check_counts(correct: int, guesses: int, canaries: int, delta: float = 0.0) -> None:
@@ -84,18 +91,24 @@ def check_counts(correct: int, guesses: int, canaries: int, delta: float = 0.0) 
 def _checked(
     successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
 ) -> tuple[Array, Array, Array]:
-    k = np.asarray(successes, dtype=np.float64)
-    n = np.asarray(trials, dtype=np.float64)
-    if not np.all(k >= 0):
-        raise ValueError(f"successes must be at least 0, got {successes!r}")
+    k, n = nonnegative("successes", successes), np.asarray(trials, dtype=np.float64)
     if not np.all(k <= n):
         raise ValueError(f"successes must be at most trials, got {successes!r} of {trials!r}")
-    return k, n, check_alpha(alpha)
+    return k, n, in_unit("alpha", alpha)
 
 
 def shaped(values: Array) -> float | Array:
     """A float where there is one value without a dimension, else the array."""
     return float(values) if values.ndim == 0 else values
+
+
+def first_where(holds: Callable[[int], bool], end: int) -> int:
+    """Smallest number in 0..end from which a condition holds, `end` when it never does."""
+    low, high = 0, end
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
 
 
 def upper_rates(n: int, tail: float, size: int = 0) -> Upper:
@@ -125,8 +138,7 @@ def local_level(n: int, tail: float) -> float:
 
     if not 1 <= n <= EXACT_LIMIT:
         raise ValueError(f"n must lie in 1..{EXACT_LIMIT}, got {n}")
-    if not 0 < tail < 1:
-        raise ValueError(f"tail must lie in (0, 1), got {tail}")
+    in_unit("tail", tail)
     if n == 1:
         return tail
     # Bonferroni: η ≥ tail / n. One bound alone: η ≤ tail. In logarithms it is nearly linear.
@@ -167,8 +179,8 @@ def miss_probability(n: int, level: float) -> float:
 
 
 def _transitions(
-    lags: npt.NDArray[np.int64], above: Floats, tail: Floats, logs: Floats
-) -> Floats:  # fmt: skip
+    lags: npt.NDArray[np.int64], above: Array, tail: Array, logs: Array
+) -> Array:  # fmt: skip
     """P(k - i of n - i uniforms on (u(i), 1] lie below u(k)), rows k, columns i; 0 where i > k."""
     stop = lags.shape[1]
     start = stop - len(lags)

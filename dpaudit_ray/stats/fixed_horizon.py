@@ -24,7 +24,7 @@ from scipy import special
 from .base import Members, Scores
 from .curve import Curve, Responses
 from .error_rates import clopper_pearson_lower
-from .ranking import ClaimKey, Costs, Group, Weights, distribution, two_means
+from .ranking import Costs, Group, Weights, distribution, two_means
 from .trial_log import Diverged
 
 Floats = npt.NDArray[np.float64]
@@ -63,7 +63,7 @@ class DeclaredTest:
 
         A true claim is ever refuted with probability `alpha` at most.
         """
-        boundary = _Boundary.from_claim(ClaimKey.from_curve(curve), self._ends, alpha * _SHARE)
+        boundary = _Boundary.from_claim(curve, self._ends, alpha * _SHARE)
         weighed = zip(boundary.weights, self._groups, strict=False)
         costs = np.cumsum([weights.cost(group) for weights, group in weighed])
         over = np.flatnonzero(costs <= boundary.limits[: len(costs)])
@@ -113,12 +113,12 @@ class _Boundary:
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
-    def from_claim(cls, key: ClaimKey, ends: tuple[int, ...], alpha: float) -> _Boundary:
+    def from_claim(cls, claim: Curve, ends: tuple[int, ...], alpha: float) -> _Boundary:
         """Boundary that the claim's worst mechanism ever crosses with probability alpha at most.
 
         By each look as much is spent as a single look there would with a boundary of this shape.
         """
-        parts = [distribution(int(size), key) for size in np.diff([0, *ends])]
+        parts = [distribution(int(size), claim) for size in np.diff([0, *ends])]
         shares = np.array(ends) / ends[-1]
         due = special.ndtr(special.ndtri(alpha) * shares**-_SHAPE)
         path, spent, limits = Costs(0, np.ones(1)), 0.0, []

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .error_rates import shaped
+from .error_rates import in_unit, nonnegative, shaped
 
 Array = npt.NDArray[np.float64]
 _BISECTIONS = 60  # from a bracket of ratio 2 this is below one unit in the last place
@@ -26,7 +26,7 @@ _BISECTIONS = 60  # from a bracket of ratio 2 this is below one unit in the last
 
 def delta(epsilon: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
     """The smallest δ at which a μ-GDP mechanism is (ε, δ)-DP. Raises ValueError for μ or ε < 0."""
-    e, m = np.broadcast_arrays(_nonnegative("epsilon", epsilon), _nonnegative("mu", mu))
+    e, m = np.broadcast_arrays(nonnegative("epsilon", epsilon), nonnegative("mu", mu))
     return shaped(np.exp(_log_delta(e, m)))
 
 
@@ -36,13 +36,9 @@ def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     Raises:
         ValueError: μ negative, or δ outside (0, 1).
     """
-    m, d = np.broadcast_arrays(_nonnegative("mu", mu), _in_unit_interval(delta))
+    m, d = np.broadcast_arrays(nonnegative("mu", mu), in_unit("delta", delta))
     log_d = np.log(d)
-
-    def exceeds(e: Array) -> npt.NDArray[np.bool_]:
-        return np.asarray(_log_delta(e, m) > log_d)
-
-    result = _last_where(exceeds, np.maximum(m, 1e-3))
+    result = _last_where(lambda e: _log_delta(e, m) > log_d, np.maximum(m, 1e-3))
     return shaped(np.where(np.isinf(m), np.inf, result))
 
 
@@ -52,20 +48,16 @@ def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     Raises:
         ValueError: ε negative, or δ outside (0, 1).
     """
-    e, d = np.broadcast_arrays(_nonnegative("epsilon", epsilon), _in_unit_interval(delta))
+    e, d = np.broadcast_arrays(nonnegative("epsilon", epsilon), in_unit("delta", delta))
     log_d = np.log(d)
-
-    def fits(m: Array) -> npt.NDArray[np.bool_]:
-        return np.asarray(_log_delta(e, m) <= log_d)
-
-    return shaped(_last_where(fits, np.full_like(e, 1e-3)))
+    return shaped(_last_where(lambda m: _log_delta(e, m) <= log_d, np.full_like(e, 1e-3)))
 
 
 def true_positive_rate(fpr: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
     """The ROC curve of μ-GDP: no test of a μ-GDP mechanism hits more often at this false-positive
     rate. Raises ValueError for a negative μ or a rate outside [0, 1].
     """
-    rate, m = np.broadcast_arrays(np.asarray(fpr, dtype=np.float64), _nonnegative("mu", mu))
+    rate, m = np.broadcast_arrays(np.asarray(fpr, dtype=np.float64), nonnegative("mu", mu))
     if not np.all((rate >= 0) & (rate <= 1)):
         raise ValueError(f"fpr must lie in [0, 1], got {fpr!r}")
     return shaped(special.ndtr(special.ndtri(rate) + m))
@@ -93,17 +85,3 @@ def _last_where(holds: Callable[[Array], npt.NDArray[np.bool_]], start: Array) -
         inside = holds(middle)
         low, high = np.where(inside, middle, low), np.where(inside, high, middle)
     return np.where(holds(np.zeros_like(high)), low, 0.0)
-
-
-def _nonnegative(name: str, value: npt.ArrayLike) -> Array:
-    array = np.asarray(value, dtype=np.float64)
-    if not np.all(array >= 0):
-        raise ValueError(f"{name} must be at least 0, got {value!r}")
-    return array
-
-
-def _in_unit_interval(value: npt.ArrayLike) -> Array:
-    array = np.asarray(value, dtype=np.float64)
-    if not np.all((array > 0) & (array < 1)):
-        raise ValueError(f"delta must lie in (0, 1), got {value!r}")
-    return array

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .base import Estimator, Members, Scores
-from .error_rates import check_alpha
+from .base import Members, Scores
+from .error_rates import in_unit
 from .guess_count_bound import Guesses
-from .lower_bound import Estimate, Status
+from .lower_bound import Status
 
 _DIRECT = 1_000_000  # multiplications from which convolving by Fourier transform is faster
 _NEGLIGIBLE = 1e-18  # mass of paths so unlucky that they cannot cross any more
@@ -32,7 +32,7 @@ Look = tuple[int, int]  # guesses and hits so far
 
 
 @dataclasses.dataclass
-class GroupSequential(Guesses, Estimator):
+class GroupSequential(Guesses):
     """Bound that holds at every look at once, for a declared number of trials.
 
     Looks happen at fixed shares of the planned trials, whatever the size of the packs, so the
@@ -77,16 +77,14 @@ class GroupSequential(Guesses, Estimator):
             start = end
         add(start, trials)
 
-    def bound(self, delta: float, confidence: float) -> Estimate:
-        alpha, counter, looks = 1 - confidence, self._counter, len(self._seen)
+    def _rate(self, alpha: float) -> float:
+        looks = len(self._seen)
         if looks and (alpha, looks) not in self._known:
             shares = self._ends[:looks] / self.planned
             rate = refuted_rate(self._seen, spend(shares, alpha, self.spending))
             same = {key: old for key, old in self._known.items() if key[1] == looks}
             self._known = same | {(alpha, looks): rate}  # asked for at more than one level
-        rate = self._known.get((alpha, looks), 0.5)
-        level = (delta, confidence)
-        return self._estimate(*self._read(rate, delta), level, counter.trials, counter.threshold)
+        return self._known.get((alpha, looks), 0.5)
 
 
 def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
@@ -95,7 +93,7 @@ def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
     Raises:
         ValueError: `alpha` outside (0, 1).
     """
-    check_alpha(alpha)
+    in_unit("alpha", alpha)
     f = np.asarray(shares, dtype=np.float64)
     if spending == "pocock":
         return np.asarray(alpha * np.log1p(math.expm1(1) * f))

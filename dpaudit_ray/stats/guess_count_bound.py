@@ -8,7 +8,9 @@ any such rule, so the number of hits is dominated by a binomial, at any stopping
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from abc import abstractmethod
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -94,15 +96,14 @@ class GuessCounter:
 
 
 @dataclasses.dataclass
-class Guesses:
-    """Mixin: the stream of hits and misses, and what a bound on the hit rate says about ε.
+class Guesses(Estimator):
+    """Base: the stream of hits and misses, and what a bound on the hit rate says about ε.
 
     `curve: gaussian` reads the rate as μ = 2 Φ⁻¹(rate); `any` assumes no trade-off curve;
     `claimed` reads it through `family`, the curves that the claimed mechanism has with more noise
     or less. The caller gives the family, which may be late, but not later than the first bound.
     """
 
-    planned: int
     warmup: int = 20
     curve: ThroughCurve = "gaussian"
     family: Family | None = dataclasses.field(default=None, kw_only=True)
@@ -120,16 +121,14 @@ class Guesses:
     def _miss(self, members: Members) -> None:
         self._counter.miss(len(members))
 
-    def _read(self, rate: float, delta: float) -> tuple[float, float]:
-        """(ε, μ) that a hit rate of at least `rate` shows."""
-        if self.curve == "any":
-            return epsilon_from_accuracy(rate, delta), math.nan
-        mu = mu_from_accuracy(rate)
-        if self.curve == "claimed":
-            if self.family is None:
-                raise ValueError("curve is claimed, but nobody said of what; give a family")
-            return self.family.epsilon(rate, delta), mu
-        return float(gdp.epsilon(mu, delta)), mu
+    @abstractmethod
+    def _rate(self, alpha: float) -> float:
+        """Lower bound on the hit rate, wrong with a probability of `alpha` at most."""
+
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        shown = read_rate(self._rate(1 - confidence), delta, self.curve, self.family)
+        level, counter = (delta, confidence), self._counter
+        return self._estimate(*shown, level, counter.trials, counter.threshold)
 
     def _worded(self, mu: float) -> Status:
         """By the curve through which ε was read."""
@@ -142,21 +141,18 @@ class Guesses:
 
 
 @dataclasses.dataclass
-class Accuracy(Guesses, Estimator):
+class Accuracy(Guesses):
     """Fixed-R bound: μ ≥ 2 Φ⁻¹(lower Clopper-Pearson bound of the hit rate, one-sided)."""
 
     name: ClassVar[str] = "accuracy"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
 
-    def bound(self, delta: float, confidence: float) -> Estimate:
-        counter = self._counter
-        rate = clopper_pearson_lower(counter.hits, counter.guesses, 1 - confidence)
-        level = (delta, confidence)
-        return self._estimate(*self._read(rate, delta), level, counter.trials, counter.threshold)
+    def _rate(self, alpha: float) -> float:
+        return float(clopper_pearson_lower(self._counter.hits, self._counter.guesses, alpha))
 
 
 @dataclasses.dataclass
-class Anytime(Guesses, Estimator):
+class Anytime(Guesses):
     """Time-uniform bound: holds at every look at once, at the stated confidence.
 
     A one-sided Beta mixture over hit rates above p is a supermartingale for every conditional
@@ -187,15 +183,13 @@ class Anytime(Guesses, Estimator):
         if len(scores) and worth[best] > self._peak[0]:
             self._peak = float(worth[best]), int(counts[0][best]), int(counts[1][best])
 
-    def bound(self, delta: float, confidence: float) -> Estimate:
-        counter, prior = self._counter, (1.0, 1.0)
+    def _rate(self, alpha: float) -> float:
+        prior = (1.0, 1.0)
         if not math.isnan(self.expected):
             weight = max(self.planned / 4, 2.0)
             prior = (self.expected * weight, (1 - self.expected) * weight)
-        looks = {(counter.hits, counter.guesses), self._peak[1:]}
-        rate = max(anytime_lower(*look, 1 - confidence, prior) for look in looks)
-        level = (delta, confidence)
-        return self._estimate(*self._read(rate, delta), level, counter.trials, counter.threshold)
+        looks = {(self._counter.hits, self._counter.guesses), self._peak[1:]}
+        return max(anytime_lower(*look, alpha, prior) for look in looks)
 
 
 def _worth(hits: Counts, guesses: Counts) -> npt.NDArray[np.float64]:
@@ -203,6 +197,25 @@ def _worth(hits: Counts, guesses: Counts) -> npt.NDArray[np.float64]:
     trials = guesses + 1.0
     rate = (hits + 0.5) / trials
     return np.asarray(rate - np.sqrt((6 + np.log(trials)) * rate * (1 - rate) / trials))
+
+
+def read_rate(
+    rate: float, delta: float, curve: ThroughCurve, family: Family | None = None
+) -> tuple[float, float]:
+    """(ε, μ) that a hit rate of at least `rate` shows; μ is NaN where no curve is assumed."""
+    if curve == "any":
+        return epsilon_from_accuracy(rate, delta), math.nan
+    mu = mu_from_accuracy(rate)
+    if curve == "gaussian":
+        return _gaussian_epsilon(mu, delta), mu
+    if family is None:
+        raise ValueError("curve is claimed, but nobody said of what; give a family")
+    return family.epsilon(rate, delta), mu
+
+
+@functools.lru_cache(maxsize=4096)  # counts of hits, and so μ, come again and again
+def _gaussian_epsilon(mu: float, delta: float) -> float:
+    return float(gdp.epsilon(mu, delta))
 
 
 def mu_from_accuracy(rate: float) -> float:

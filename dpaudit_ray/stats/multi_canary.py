@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from . import e_process, gdp
+from . import e_process
 from .base import Estimator, Members, Scores, check_level
-from .guess_count_bound import GuessCounter, epsilon_from_accuracy, mu_from_accuracy
+from .guess_count_bound import GuessCounter, read_rate
 from .lower_bound import Estimate, Status
 
 WARMUP = 20  # scores that only set the first threshold
@@ -110,13 +110,8 @@ class SeveralCanaries(Estimator):
         runs, alpha = self._runs, 1 - confidence
         if self._known[:2] != (runs.trials, alpha):
             self._known = (runs.trials, alpha, e_process.mean_lower(runs.outcomes(), alpha))
-        rate = self._known[2]
-        level, threshold = (delta, confidence), runs.counter.threshold
-        if self.curve == "any":
-            epsilon = epsilon_from_accuracy(rate, delta)
-            return self._estimate(epsilon, math.nan, level, runs.trials, threshold)
-        mu = mu_from_accuracy(rate)
-        return self._estimate(float(gdp.epsilon(mu, delta)), mu, level, runs.trials, threshold)
+        shown = read_rate(self._known[2], delta, self.curve)
+        return self._estimate(*shown, (delta, confidence), runs.trials, runs.counter.threshold)
 
 
 def coupled_worlds(
@@ -149,9 +144,10 @@ def coupled_worlds(
     if not width > 0:
         raise ValueError(f"width must be positive, got {width}")
     outcomes = pair_outcomes(pair[0], pair[1], width)
-    mu = mu_from_accuracy(e_process.mean_lower(outcomes, 1 - confidence))
-    epsilon, trials = float(gdp.epsilon(mu, delta)), 2 * pair.shape[1]
-    return Estimate("coupled-worlds", Status.IF_GAUSSIAN, epsilon, mu, delta, confidence, trials)
+    shown = read_rate(e_process.mean_lower(outcomes, 1 - confidence), delta, "gaussian")
+    return Estimate(
+        "coupled-worlds", Status.IF_GAUSSIAN, *shown, delta, confidence, 2 * pair.shape[1]
+    )
 
 
 def pair_outcomes(outside: Scores, inside: Scores, width: float) -> e_process.Outcomes:

@@ -38,9 +38,9 @@ import numpy.typing as npt
 from scipy import special
 
 from .base import Estimator, Members, Scores
-from .error_rates import check_alpha, check_counts, clopper_pearson_lower
+from .error_rates import check_counts, clopper_pearson_lower, first_where, in_unit, nonnegative
 from .lower_bound import Estimate, Status
-from .trial_log import TrialLog
+from .trial_log import Logged
 from .unmasking import Judged, Masks, Target, first_trials
 
 SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)  # of canaries that are guessed, where no number is fixed
@@ -50,7 +50,7 @@ _TOLD_SHARE = 0.05  # of the error probability, spent on "more trainings told th
 
 
 @dataclasses.dataclass
-class Canaries:
+class Canaries(Logged):
     """Mixin: all trials, and which of them to guess.
 
     Canaries of one training: guesses go to the extremes, half of them "in" for the highest
@@ -77,33 +77,31 @@ class Canaries:
             raise ValueError(
                 "guesses of two kinds are for several canaries in each training, 1 or more; use one"
             )
-        self._log, self._ran = TrialLog(), TrialLog()
+        super().__post_init__()
 
     @property
     def learns(self) -> bool:
         """On independent trainings; canaries of one have no order."""
         return self.independent
 
-    def _fold(self, scores: Scores, members: Members) -> None:
-        self._log.append(scores, members)
-        self._ran.append(scores, np.ones(len(scores), dtype=np.bool_))
+    def _of_one_training(
+        self, lower: Callable[[int, int, float], float], confidence: float
+    ) -> float:
+        """The largest of all numbers of guesses that are tried, which share the error.
 
-    def _miss(self, members: Members) -> None:
-        nothing = np.full(len(members), math.nan)
-        self._log.append(nothing, members)
-        self._ran.append(nothing, np.zeros(len(members), dtype=np.bool_))
-
-    def _attempts(self) -> list[tuple[int, int]]:
-        """(right, guesses) of each number of guesses to be tried."""
+        `lower` maps right guesses, guesses and a confidence to a bound.
+        """
         scores, members = self._log.arrays()
         if isinstance(self.guesses, tuple):
-            return [hits_of(scores, members, *self.guesses)]
-        right = confident_hits(scores, members)
-        total = len(right)
-        tried = {min(self.guesses, total)} if self.guesses else set()
-        tried = tried or {math.ceil(share * total) for share in SHARES}
-        hits = np.concatenate([[0], np.cumsum(right)])
-        return [(int(hits[r]), r) for r in sorted(tried) if r > 0]
+            attempts = [hits_of(scores, members, *self.guesses)]
+        else:
+            total = len(scores)
+            tried = {min(self.guesses, total)} if self.guesses else set()
+            tried = tried or {math.ceil(share * total) for share in SHARES}
+            hits = np.concatenate([[0], np.cumsum(confident_hits(scores, members))])
+            attempts = [(int(hits[r]), r) for r in sorted(tried) if r > 0]
+        split = 1 - (1 - confidence) / max(len(attempts), 1)
+        return max((lower(v, r, split) for v, r in attempts), default=0.0)
 
     @property
     def fixed(self) -> int:
@@ -113,7 +111,7 @@ class Canaries:
     def _masks(self) -> tuple[Masks, int, int]:
         """The trials that gave output, how many to be judged did not, and how many there are."""
         scores, members = self._log.arrays()
-        ran = self._ran.arrays()[1]
+        ran = ~np.isnan(scores)
         first = first_trials(self.planned)
         missed = int((~ran[first:]).sum())
         masks = Masks(scores[ran], members[ran], int(ran[:first].sum()))
@@ -139,10 +137,10 @@ class OneRun(Canaries, Estimator):
             judged, trials = self._judged(delta, 1 - confidence)
             epsilon = independent_epsilon_lower(judged.right, judged.guesses, trials, *level)
             return self._estimate(epsilon, math.nan, level, total, judged.threshold)
-        attempts = self._attempts()
-        split = 1 - (1 - confidence) / max(len(attempts), 1)
-        bounds = [epsilon_lower(v, r, total, delta, split) for v, r in attempts]
-        return self._estimate(max(bounds, default=0.0), math.nan, level, total)
+        epsilon = self._of_one_training(
+            lambda v, r, split: epsilon_lower(v, r, total, delta, split), confidence
+        )
+        return self._estimate(epsilon, math.nan, level, total)
 
     def _judged(self, delta: float, alpha: float) -> tuple[Judged, int]:
         """Guesses on independent trainings, those without output among them, and the trials."""
@@ -200,8 +198,7 @@ def epsilon_lower(
     Raises:
         ValueError: an argument outside its bounds.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
+    in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries, delta)
     level = 1 - confidence
     return largest_refuted(
@@ -229,8 +226,7 @@ def p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: fl
         ValueError: an argument outside its bounds.
     """
     check_counts(correct, guesses, canaries, delta)
-    if not epsilon >= 0:
-        raise ValueError(f"epsilon must be at least 0, got {epsilon}")
+    nonnegative("epsilon", epsilon)
     if correct == 0:
         return 1.0
     rate = special.expit(epsilon)
@@ -281,7 +277,7 @@ def independent_epsilon_lower(
     Raises:
         ValueError: an argument outside its bounds.
     """
-    check_alpha(1 - confidence)
+    in_unit("confidence", confidence)
     check_counts(correct, guesses, trials, delta)
     allowed, spent = told_outright(trials, delta, 1 - confidence)
     if correct <= allowed:
@@ -293,15 +289,8 @@ def independent_epsilon_lower(
 
 def told_outright(trials: int, delta: float, alpha: float) -> tuple[int, float]:
     """(k, β): the least k that Bin(trials, δ) exceeds with a probability β of `alpha` / 20."""
-    check_alpha(alpha)
+    in_unit("alpha", alpha)
     share = _TOLD_SHARE * alpha
-    low, high = -1, 0
-    while high < trials and special.bdtrc(high, trials, delta) > share:
-        low, high = high, 2 * high + 1
-    high = min(high, trials)
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = special.bdtrc(middle, trials, delta) <= share
-        low, high = (low, middle) if enough else (middle, high)
-    spent = float(special.bdtrc(high, trials, delta)) if high < trials else 0.0
-    return high, spent if math.isfinite(spent) else 0.0
+    most = first_where(lambda k: special.bdtrc(k, trials, delta) <= share, trials)
+    spent = float(special.bdtrc(most, trials, delta)) if most < trials else 0.0
+    return most, spent if math.isfinite(spent) else 0.0

@@ -29,7 +29,7 @@ from scipy import special
 
 from .base import Estimator, Members, Scores
 from .lower_bound import Estimate, Status
-from .trial_log import TrialLog
+from .trial_log import Logged
 
 Floats = npt.NDArray[np.float64]
 LARGEST, STEP = 20.0, 1e-3  # no log odds are beyond
@@ -42,7 +42,7 @@ _LEAKS = np.unique(np.geomspace(1, 4096, 64).astype(np.int64)) - 1  # i
 
 
 @dataclasses.dataclass
-class OneRunAdaptive(Estimator):
+class OneRunAdaptive(Logged, Estimator):
     """ε from stakes on every canary of a training, in their order; no curve is assumed.
 
     A score that is not a number is not guessed. A trial without output loses the largest stake of
@@ -56,21 +56,18 @@ class OneRunAdaptive(Estimator):
     status: ClassVar[Status] = Status.CERTIFIED
     one_run: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        self._log, self._missed = TrialLog(), 0
-
-    def _fold(self, scores: Scores, members: Members) -> None:
-        self._log.append(scores, members)
-
-    def _miss(self, members: Members) -> None:
-        self._missed += len(members)
+    @property
+    def learns(self) -> bool:
+        """Each canary is guessed by the bits of those before it."""
+        return True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         scores, members = self._log.arrays()
-        trials = len(scores) + self._missed
-        evidence = Evidence.from_odds(predicted(scores, members), members, self._missed)
-        epsilon = evidence.refuted(max(self.planned, trials), delta, 1 - confidence)
-        return self._estimate(epsilon, math.nan, (delta, confidence), trials)
+        ran = ~np.isnan(scores)
+        odds = predicted(scores[ran], members[ran])
+        evidence = Evidence.from_odds(odds, members[ran], int((~ran).sum()))
+        epsilon = evidence.refuted(max(self.planned, len(scores)), delta, 1 - confidence)
+        return self._estimate(epsilon, math.nan, (delta, confidence), len(scores))
 
 
 def predicted(scores: Scores, members: Members) -> Floats:

@@ -25,7 +25,7 @@ from scipy import special
 
 from . import gdp
 from .base import Estimator
-from .error_rates import check_alpha, check_counts
+from .error_rates import check_counts, in_unit, nonnegative
 from .lower_bound import Estimate, Status
 from .one_run import Canaries, largest_refuted
 
@@ -48,15 +48,13 @@ class OneRunFdp(Canaries, Estimator):
     one_run: ClassVar[bool] = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        level = (delta, confidence)
-        mu, threshold = self._independent(confidence) if self.independent else (0.0, math.nan)
-        if not self.independent:
-            attempts = self._attempts()
-            split = 1 - (1 - confidence) / max(len(attempts), 1)
-            bounds = [mu_lower(v, r, len(self._log), split) for v, r in attempts]
-            mu = max(bounds, default=0.0)
+        total, threshold = len(self._log), math.nan
+        if self.independent:
+            mu, threshold = self._independent(confidence)
+        else:
+            mu = self._of_one_training(lambda v, r, split: mu_lower(v, r, total, split), confidence)
         epsilon = float(gdp.epsilon(mu, delta))
-        return self._estimate(epsilon, mu, level, len(self._log), threshold)
+        return self._estimate(epsilon, mu, (delta, confidence), total, threshold)
 
     def _independent(self, confidence: float) -> tuple[float, float]:
         """(μ, threshold) of many trainings; those without output are among the guesses."""
@@ -81,8 +79,7 @@ def mu_lower(correct: int, guesses: int, canaries: int, confidence: float) -> fl
     Raises:
         ValueError: an argument outside its bounds.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
+    in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries, 0.0)
     if guesses == 0:
         return 0.0
@@ -113,8 +110,7 @@ def gaussian_p_value(mistakes: int, guesses: int, canaries: int, mu: float) -> f
         ValueError: counts out of order, or a negative μ.
     """
     check_counts(mistakes, guesses, canaries)
-    if not mu >= 0:
-        raise ValueError(f"mu must be at least 0, got {mu}")
+    nonnegative("mu", mu)
     if guesses == canaries:
         return float(special.bdtr(mistakes, guesses, special.ndtr(-mu / 2)))
     # Mass beyond the (r + 1)-th largest |score| of N(±μ/2, 1), at Gauss-Legendre quantiles.
@@ -139,7 +135,7 @@ def gaussian_mu(correct: int, guesses: int, canaries: int, confidence: float) ->
     """
     from scipy import optimize  # as long to import as all else of this package
 
-    check_alpha(1 - confidence)
+    in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries)
 
     def excess(mu: float) -> float:

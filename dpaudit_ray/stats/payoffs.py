@@ -256,8 +256,21 @@ def _best_share(mixed: Floats, bet: Floats, counts: Counts) -> float:
     return low
 
 
+class Wagered:
+    """Mixin: an estimator whose state is a table of wagers."""
+
+    def __post_init__(self) -> None:
+        self._wagers = Wagers()
+
+    def _fold(self, scores: Scores, members: Members) -> None:
+        self._wagers.fold(scores, members)
+
+    def _miss(self, members: Members) -> None:
+        self._wagers.miss(len(members))
+
+
 @dataclasses.dataclass
-class EpsDeltaAnytime(Estimator):
+class EpsDeltaAnytime(Wagered, Estimator):
     """Time-uniform bound on ε that assumes no curve.
 
     It certifies more than the best Clopper-Pearson bound under a simultaneous band.
@@ -268,15 +281,6 @@ class EpsDeltaAnytime(Estimator):
     interim_valid: ClassVar[bool] = True
     curve_free_place: ClassVar[int] = 3
     after_look_place: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        self._wagers = Wagers()
-
-    def _fold(self, scores: Scores, members: Members) -> None:
-        self._wagers.fold(scores, members)
-
-    def _miss(self, members: Members) -> None:
-        self._wagers.miss(len(members))
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         wagers, level = self._wagers, (delta, confidence)

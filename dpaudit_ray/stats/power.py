@@ -8,14 +8,19 @@ of trials) to 1.6 times (undeclared) as many trials.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 from scipy import special
 
 from . import gdp
 from .base import check_level
-from .error_rates import clopper_pearson_lower, clopper_pearson_upper
+from .error_rates import (
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    first_where,
+    in_unit,
+    nonnegative,
+)
 from .guess_count_bound import mu_from_accuracy
 from .threshold_rates import epsilon_of_rates
 
@@ -37,8 +42,7 @@ def largest_certifiable(
         ValueError: an unknown method, trials below 0, or a level outside its bounds.
     """
     check_level(delta, confidence)
-    if trials < 0:
-        raise ValueError(f"trials must be at least 0, got {trials}")
+    nonnegative("trials", trials)
     alpha = 1 - confidence
     if method == "accuracy":
         mu = mu_from_accuracy(clopper_pearson_lower(trials, trials, alpha))
@@ -57,7 +61,7 @@ def accuracy_power(
         return 0.0
     rate, alpha = special.ndtr(gdp.mu(target, delta) / 2), 1 - confidence
     # L(k) ≥ rate exactly when k or more hits have probability at most alpha at that rate.
-    needed = _first(lambda hits: _at_least(hits, trials, rate) <= alpha, trials + 1)
+    needed = first_where(lambda hits: _at_least(hits, trials, rate) <= alpha, trials + 1)
     return _at_least(needed, trials, float(special.ndtr(gdp.mu(epsilon, delta) / 2)))
 
 
@@ -105,7 +109,7 @@ def likely_bound(
     check_level(delta, confidence)
     _check_plan(epsilon, 0.5, power)
     rate = float(special.ndtr(gdp.mu(epsilon, delta) / 2))
-    hits = _first(lambda count: _at_least(count + 1, trials, rate) < power, trials)
+    hits = first_where(lambda count: _at_least(count + 1, trials, rate) < power, trials)
     lower = clopper_pearson_lower(hits, trials, 1 - confidence) if trials else 0.0
     return float(gdp.epsilon(mu_from_accuracy(lower), delta))
 
@@ -119,18 +123,8 @@ def _at_least(hits: int, trials: int, rate: float) -> float:
     return float(special.betainc(hits, trials - hits + 1, rate))
 
 
-def _first(holds: Callable[[int], bool], end: int) -> int:
-    """Smallest number in 0..end from which a condition holds, `end` when it never does."""
-    low, high = 0, end
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
-
-
 def _check_plan(epsilon: float, within: float, power: float) -> None:
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
-    for name, share in (("within", within), ("power", power)):
-        if not 0 < share < 1:
-            raise ValueError(f"{name} must lie in (0, 1), got {share}")
+    in_unit("within", within)
+    in_unit("power", power)

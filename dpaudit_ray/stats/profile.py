@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .base import checked
-from .error_rates import check_alpha, upper_rates
+from .error_rates import in_unit, upper_rates
 from .threshold_rates import Worlds, epsilon_of_rates, mu_of_rates
 
 Floats = npt.NDArray[np.float64]
@@ -53,7 +53,7 @@ def mu_profile(
     Raises:
         ValueError: an argument outside its bounds.
     """
-    check_alpha(1 - confidence)
+    in_unit("confidence", confidence)
     worlds = Worlds.observed(*checked(scores, members))
     thresholds = worlds.midpoints()[::-1]
     if min(worlds.sizes) == 0:
@@ -92,7 +92,7 @@ def epsilon_curve(
     d = np.atleast_1d(np.asarray(deltas, dtype=np.float64))
     if not np.all((d >= 0) & (d < 1)):
         raise ValueError(f"deltas must lie in [0, 1), got {d.tolist()}")
-    check_alpha(1 - confidence)
+    in_unit("confidence", confidence)
     worlds = Worlds.observed(*checked(scores, members))
     if min(worlds.sizes) == 0:
         return np.zeros(len(d))

@@ -158,28 +158,10 @@ def _quick(length: int) -> int:
     return min(odd << ((length - 1) // odd).bit_length() for odd in (1, 3, 9))
 
 
-@dataclasses.dataclass(frozen=True)
-class ClaimKey:
-    """A curve that can be looked up: equal when its points are."""
-
-    epsilons: tuple[float, ...]
-    deltas: tuple[float, ...]
-
-    @classmethod
-    def from_curve(cls, curve: Curve) -> ClaimKey:
-        """The key of a curve."""
-        return cls(tuple(curve.epsilons.tolist()), tuple(curve.deltas.tolist()))
-
-    @property
-    def curve(self) -> Curve:
-        """The curve of this key."""
-        return Curve(np.array(self.epsilons), np.array(self.deltas))
-
-
 @functools.lru_cache(maxsize=1024)
-def distribution(size: int, claim: ClaimKey) -> tuple[Weights, Costs]:
+def distribution(size: int, claim: Curve) -> tuple[Weights, Costs]:
     """The weights of a group, and what its mistakes cost under the claim's worst mechanism."""
-    responses = Responses.from_curve(claim.curve)
+    responses = Responses.from_curve(claim)
     weights = Weights.from_responses(size, responses)
     return weights, _costs(weights, responses)
 
@@ -266,21 +248,20 @@ def _transform(weights: Weights, responses: Responses, turns: Floats) -> Complex
         if level == len(shares) - 1:
             ends = ends[-1:]
         log_factors = np.log(1 - mistake * moved)
-        before = _overlap(weights, path) @ log_factors
+        before = _overlap(weights.edges, path) @ log_factors
         trials = ends[:, None] - path
         numbers = np.arange(max(int(trials.max()), 0) + 1)
         chances = np.where(trials >= 0, _poisson(numbers, size * share)[np.maximum(trials, 0)], 0.0)
         above = above * np.exp(due + before[:1] - before)
         above = (chances @ above.view(np.float64)).view(np.complex128)
-        due = _overlap(weights, ends) @ log_factors - before[:1]
+        due = _overlap(weights.edges, ends) @ log_factors - before[:1]
         path = ends
     result = (above * np.exp(due))[0] / _poisson(path, size)
     return np.asarray(result)
 
 
-def _overlap(weights: Weights, ranks: Counts) -> Floats:
+def _overlap(edges: Counts, ranks: Counts) -> Floats:
     """How many of the first ranks lie in each block, float64 [ranks, blocks]."""
-    edges = weights.edges
     inside = np.clip(ranks[:, None] - edges[:-1], 0, np.diff(edges))
     return np.asarray(inside, dtype=np.float64)
 
@@ -384,6 +365,7 @@ class Rank(Logged, Estimator):
         return min(math.ceil(_LOOK**steps), trials)
 
     def _group(self, scores: Scores, members: Members, centre: float) -> Group:
+        """All trials, ranked; diverged ones that taught how others are guessed come last."""
         learn = math.ceil(LEARN * self.planned)
         taught = Diverged()
         taught.fold(scores[:learn], members[:learn])
@@ -407,7 +389,7 @@ def mu_lower(group: Group, alpha: float) -> float:
     left, right = _excess_at(low, group, alpha), _excess_at(high, group, alpha)
     share = left / (left - right) if high < _STEPS and right < left else 0.0
     # Down to 2e-8 of μ: matrix products on another number of threads have other last bits.
-    return float(_mu(low) * _RATIO ** (math.floor(share * 2**20) / 2**20))
+    return float(_SMALLEST * _RATIO**low * _RATIO ** (math.floor(share * 2**20) / 2**20))
 
 
 def _excess_at(index: int, group: Group, alpha: float) -> float:
@@ -416,10 +398,6 @@ def _excess_at(index: int, group: Group, alpha: float) -> float:
     return float(special.ndtri(alpha) - special.ndtri(costs.at_most(weights.cost(group))))
 
 
-def _mu(index: int) -> float:
-    return float(_SMALLEST * _RATIO**index)
-
-
 @functools.lru_cache(maxsize=_STEPS + 1)
-def _claim_at(index: int) -> ClaimKey:
-    return ClaimKey.from_curve(gaussian(_mu(index)))
+def _claim_at(index: int) -> Curve:
+    return gaussian(_SMALLEST * _RATIO**index)

@@ -84,20 +84,6 @@ class Worlds:
         return false_positives + self.missed_outside, false_negatives + self.missed_inside
 
 
-@dataclasses.dataclass(frozen=True)
-class Judged:
-    """Errors of one test on the trials that had no part in choosing it."""
-
-    errors: tuple[int, int]  # false positives and false negatives
-    sizes: tuple[int, int]
-    threshold: float
-
-    @property
-    def usable(self) -> bool:
-        """Whether there was a threshold, and trials of both worlds to judge it on."""
-        return not math.isnan(self.threshold) and min(self.sizes) > 0
-
-
 @dataclasses.dataclass
 class AtOneThreshold(Logged):
     """Mixin: a threshold fixed before the trials it is judged on, and the errors it made there.
@@ -129,8 +115,11 @@ class AtOneThreshold(Logged):
         """Unless the threshold was registered beforehand."""
         return self.threshold != "fixed"
 
-    def _judge(self, gain: Gain, alpha: float) -> Judged:
-        """Errors, on the later trials, of the threshold that shows most on the earlier ones."""
+    def _judge(self, gain: Gain, alpha: float) -> tuple[float, float]:
+        """What the threshold that gains most on the earlier trials shows on the later ones.
+
+        Returns that and the threshold; (0, NaN) where there is none, 0 where a world is empty.
+        """
         scores, members = self._log.arrays()
         first, threshold = 0, self.value
         if self.threshold != "fixed":
@@ -140,12 +129,13 @@ class AtOneThreshold(Logged):
             threshold = best_test(past, two_rate_uppers(past.sizes, alpha), gain)[1]
         scores = settled(scores, members, first or math.ceil(LEARN * self.planned))
         judged = Worlds.from_scores(scores[first:], members[first:])
-        false_positives, false_negatives = judged.errors(threshold)
-        errors = int(false_positives[0]), int(false_negatives[0])
-        return Judged(errors, judged.sizes, float(threshold))
+        if math.isnan(threshold) or min(judged.sizes) == 0:
+            return 0.0, float(threshold)
+        rates = _rates(judged.errors(threshold), judged.sizes, alpha)
+        return float(gain(*rates)[0]), float(threshold)
 
 
-def two_rate_uppers(sizes: tuple[int, int], alpha: float) -> tuple[Upper, Upper]:
+def two_rate_uppers(sizes: tuple[float, float], alpha: float) -> tuple[Upper, Upper]:
     """Clopper-Pearson bounds at `alpha` / 2 each: the upper ends of two-sided intervals."""
     out, inside = sizes
     return (
@@ -192,13 +182,9 @@ class EpsDelta(AtOneThreshold, Estimator):
     curve_free_place: ClassVar[int] = 2
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        alpha = 1 - confidence
-        judged = self._judge(lambda a, b: epsilon_of_rates(a, b, delta), alpha)
-        epsilon = 0.0
-        if judged.usable:
-            epsilon = float(epsilon_lower(judged.errors, judged.sizes, delta, alpha)[0])
         level = (delta, confidence)
-        return self._estimate(epsilon, math.nan, level, len(self._log), judged.threshold)
+        shown, at = self._judge(lambda a, b: epsilon_of_rates(a, b, delta), 1 - confidence)
+        return self._estimate(shown, math.nan, level, len(self._log), at)
 
 
 def epsilon_lower(
@@ -243,13 +229,10 @@ class Gdp(AtOneThreshold, Estimator):
     status: ClassVar[Status] = Status.IF_GAUSSIAN
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        alpha = 1 - confidence
-        judged, mu = self._judge(mu_of_rates, alpha), 0.0
-        if judged.usable:
-            mu = max(float(mu_lower(judged.errors, judged.sizes, alpha)[0]), 0.0)
-        level = (delta, confidence)
+        shown, at = self._judge(mu_of_rates, 1 - confidence)
+        mu = max(shown, 0.0)
         epsilon = gdp.epsilon(mu, delta)
-        return self._estimate(epsilon, mu, level, len(self._log), judged.threshold)
+        return self._estimate(epsilon, mu, (delta, confidence), len(self._log), at)
 
 
 def mu_lower(
@@ -270,11 +253,8 @@ def _rates(
     errors: tuple[npt.ArrayLike, npt.ArrayLike], sizes: tuple[float, float], alpha: float
 ) -> tuple[Rates, Rates]:
     """Upper bounds on false-positive and false-negative rates, float64 [n] each."""
-    fpr, fnr = (
-        np.atleast_1d(clopper_pearson_upper(count, size, alpha / 2))
-        for count, size in zip(errors, sizes, strict=True)
-    )
-    return fpr, fnr
+    uppers = two_rate_uppers(sizes, alpha)
+    return uppers[0](np.atleast_1d(errors[0])), uppers[1](np.atleast_1d(errors[1]))
 
 
 def mu_of_rates(fpr: Rates, fnr: Rates) -> Rates:

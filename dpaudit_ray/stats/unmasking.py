@@ -84,7 +84,8 @@ class Masks:
     def __init__(self, scores: Scores, members: Members, first: int) -> None:
         self._scores, self._members = scores, members
         self._groups = groups = Groups.from_scores(scores)
-        self._bits = groups.cumulated(members)
+        # Trials that are in, among the first k of the order.
+        self._bits: Counts = np.concatenate([[0], np.cumsum(members[groups.order])])
         # Within a group trials are in order, so the known ones are always its first.
         begun = np.concatenate([[0], np.cumsum(groups.order < first)])
         self._known: Counts = begun[groups.start + groups.size] - begun[groups.start]
@@ -130,14 +131,11 @@ class Masks:
         if rates.max() <= rates[-1]:
             return False
         part = min(int(guesses[-1] - guesses[best]), math.ceil(guesses[-1] / _PART))
-        self._look(surest[:best:-1], masked, part)
-        return True
-
-    def _look(self, doubtful: Counts, masked: Counts, part: int) -> None:
-        """At about `part` bits, most doubtful groups first; never at all of a large group."""
+        # About `part` bits, most doubtful groups first; never all of a large group.
+        doubtful = surest[:best:-1]
         shares = np.maximum(masked[doubtful] // _PART, 1)
-        before = np.cumsum(shares) - shares
-        self._known[doubtful] += np.clip(part - before, 0, shares)
+        self._known[doubtful] += np.clip(part - (np.cumsum(shares) - shares), 0, shares)
+        return True
 
     def _judge(self, taken: Counts) -> Judged:
         """Guesses the first `taken` masked trials of each group, int64 [groups]."""
@@ -186,10 +184,6 @@ class Groups:
         start = np.cumsum(size) - size
         rank = (start + size / 2)[:-1] / max(len(rising), 1)
         return cls(np.argsort(group, kind="stable"), start, size, _ramps(special.ndtri(rank)))
-
-    def cumulated(self, members: Members) -> Counts:
-        """Trials that are in, among the first k of `order`: int64 [R + 1]."""
-        return np.concatenate([[0], np.cumsum(members[self.order])])
 
     def chance_in(
         self, inside: Counts, seen: Counts, start: Floats | None = None

@@ -14,7 +14,6 @@ from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import Curve, Responses, gaussian
 from dpaudit_ray.stats.fixed_horizon import DeclaredTest, _Boundary
 from dpaudit_ray.stats.payoffs import LOSSES, OUTCOMES, PLAIN, WINS, Portfolio, Wagers
-from dpaudit_ray.stats.ranking import ClaimKey
 from tests.long import LONG
 from tests.stats.reference import drawn_costs, gaussian_trials
 
@@ -139,7 +138,7 @@ STUDY = [
 @pytest.mark.parametrize(("size", "mu"), STUDY)
 def test_the_declared_looks_err_at_every_level_no_more_than_they_may(size: int, mu: float) -> None:
     """Fresh paths of the worst mechanism: 10,000, or 200,000 at length. Flakes: 1e-5 a level."""
-    key, coins = ClaimKey.from_curve(gaussian(mu)), Responses.from_curve(gaussian(mu))
+    key, coins = gaussian(mu), Responses.from_curve(gaussian(mu))
     ends = DeclaredTest(size)._ends
     rng, draws = np.random.default_rng(size), 200_000 if LONG else 10_000
     levels = (0.05, 0.01, 1e-3, 1e-4, 1e-5)

@@ -12,7 +12,7 @@ from scipy import special
 from dpaudit_ray import stats
 from dpaudit_ray.stats import gdp, ranking
 from dpaudit_ray.stats.curve import Curve, Responses, gaussian
-from dpaudit_ray.stats.ranking import ClaimKey, Group, Weights, distribution, two_means
+from dpaudit_ray.stats.ranking import Group, Weights, distribution, two_means
 from dpaudit_ray.stats.trial_log import Diverged
 from tests.long import LONG, long
 from tests.stats.reference import drawn_costs, drawn_mistakes, gaussian_trials, randomised_response
@@ -64,7 +64,7 @@ def test_claims_that_no_number_can_hold() -> None:
         coins = Responses.from_curve(curve)
         assert coins.shares.sum() == approx(1.0)
         for size in (50, 500):
-            costs = distribution(size, ClaimKey.from_curve(curve))[1]
+            costs = distribution(size, curve)[1]
             assert costs.below[-1] == approx(1.0)
 
 
@@ -74,7 +74,7 @@ def test_the_distribution_of_costs_is_exact(curve: Curve) -> None:
     curve = curve.thinned(5)
     coins, (weights, costs) = (
         Responses.from_curve(curve),
-        distribution(5, ClaimKey.from_curve(curve)),
+        distribution(5, curve),
     )
     each = np.repeat(weights.costs, np.diff(weights.edges))
     chances = np.zeros(int(each.sum()) + 1)
@@ -119,7 +119,7 @@ def test_costs_are_drawn_like_trial_by_trial() -> None:
     what is computed."""
     curve = Curve(np.array([0.0, 0.7, 1.5, 3.0]), np.array([0.35, 0.15, 0.05, 1e-3]))
     coins, size, draws = Responses.from_curve(curve), 60, 20_000
-    weights, costs = distribution(size, ClaimKey.from_curve(curve))
+    weights, costs = distribution(size, curve)
     rng = np.random.default_rng(1)
     cost = np.repeat(weights.costs, np.diff(weights.edges))
     for found in (
@@ -152,7 +152,7 @@ def too_many(found: int, draws: int, alpha: float) -> bool:
 def test_rank_errs_at_every_level_no_more_than_it_may(size: int, mu: float) -> None:
     """Fresh draws of the worst mechanism: 20,000, or 200,000 at length. Flakes: 1e-4 of runs."""
     coins, draws = Responses.from_curve(gaussian(mu)), 200_000 if LONG else 20_000
-    weights, costs = distribution(size, ClaimKey.from_curve(gaussian(mu)))
+    weights, costs = distribution(size, gaussian(mu))
     rng = np.random.default_rng(size)
     found = np.concatenate([drawn_costs(weights, coins, draws // 20, rng) for _ in range(20)])
     for alpha in LEVELS:
