@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..stats import Status, gdp
+from ..stats.error_rates import in_unit, nonnegative
 from .accountant import Accountant, Ends, UnansweredError, find
-from .training import UNAMPLIFIED, Adjacency, Bounds, Sampling, Training, check_delta
+from .training import UNAMPLIFIED, Adjacency, Bounds, Sampling, Training
 
 Event = tuple[float, float, int]  # noise multiplier, sample rate, steps
 Floats = npt.NDArray[np.float64]
@@ -60,8 +61,8 @@ def epsilon_of(
 
     Without `both_ends` the lower end may be 0, which costs less. Raises ValueError as `epsilon`.
     """
-    check_delta(delta)
-    return _epsilon_bounds(training, delta, find(accountant), both_ends)
+    in_unit("delta", delta)
+    return _answer(training, find(accountant), "epsilon", delta, both_ends)
 
 
 def delta_of(
@@ -71,9 +72,8 @@ def delta_of(
 
     Without `both_ends` the lower end may be 0, which costs less. Raises ValueError as `epsilon`.
     """
-    if not epsilon >= 0:
-        raise ValueError(f"epsilon must be at least 0, got {epsilon}")
-    return _delta_bounds(training, epsilon, find(accountant), both_ends)
+    nonnegative("epsilon", epsilon)
+    return _answer(training, find(accountant), "delta", epsilon, both_ends)
 
 
 def curve(
@@ -84,7 +84,7 @@ def curve(
     PRV builds its grid once, for the largest step count; the others cost one call each. Raises
     ValueError as `epsilon`.
     """
-    check_delta(delta)
+    in_unit("delta", delta)
     named = find(accountant)
     trainings = [training.after(int(count)) for count in steps]
     proven = [_proven(named, t)[0] for t in trainings]
@@ -96,7 +96,7 @@ def curve(
             return np.array([next(ends)[2] if t.known is None else t.known for t in proven])
         except UnansweredError:
             pass  # each count may still be answered on its own, or by the fallback
-    return np.array([_epsilon_bounds(t, delta, named, False).upper for t in trainings])
+    return np.array([_answer(t, named, "epsilon", delta, False).upper for t in trainings])
 
 
 def remark(training: Training, accountant: str) -> str:
@@ -125,7 +125,7 @@ def events_epsilon(
     Raises:
         ValueError: a value outside its bounds, or an accountant that cannot give a bound.
     """
-    check_delta(delta)
+    in_unit("delta", delta)
     counts: dict[tuple[float, float], int] = {}
     for noise, rate, steps in events:
         Training(noise, steps, rate, adjacency)
@@ -163,7 +163,7 @@ def noise_multiplier(  # noqa: PLR0913 (what a training is, by name)
     Raises:
         ValueError: a value outside its bounds, or no noise up to 1e6 reaches `epsilon`.
     """
-    check_delta(delta)
+    in_unit("delta", delta)
     training = Training(1.0, steps, sample_rate, adjacency, sampling)
     fixed = training.unamplified
     if accountant == "gaussian" and fixed.sample_rate == 1:
@@ -190,7 +190,7 @@ def clt_epsilon(
         ValueError: a value outside its bounds.
     """
     training = Training(noise_multiplier, steps, sample_rate)
-    check_delta(delta)
+    in_unit("delta", delta)
     if training.known is not None:
         return training.known
     spread = math.expm1(min(1 / noise_multiplier**2, 700.0))
@@ -238,39 +238,27 @@ def _check_target(epsilon: float, tolerance: float) -> None:
         raise ValueError(f"tolerance must be positive, got {tolerance}")
 
 
-@functools.lru_cache(maxsize=4096)
-def _epsilon_bounds(
-    training: Training, delta: float, accountant: Accountant, both_ends: bool
-) -> Bounds:
-    return _answer(training, accountant, math.inf, lambda a, t: a.epsilon(t, delta, both_ends))
-
-
-@functools.lru_cache(maxsize=4096)
-def _delta_bounds(
-    training: Training, epsilon: float, accountant: Accountant, both_ends: bool
-) -> Bounds:
-    return _answer(training, accountant, 1.0, lambda a, t: a.delta(t, epsilon, both_ends))
-
-
+@functools.lru_cache(maxsize=8192)
 def _answer(
-    training: Training,
-    accountant: Accountant,
-    largest: float,
-    ask: Callable[[Accountant, Training], Ends],
+    training: Training, accountant: Accountant, bounded: str, at: float, both_ends: bool
 ) -> Bounds:
-    """Answer of the accountant, or of its fallback where it has none, with notes and status."""
+    """The `epsilon` or `delta` of the accountant, or of its fallback where it has no answer.
+
+    Args:
+        bounded: `epsilon`, of which `at` is the δ, or `delta`, of which it is the ε.
+    """
     if training.known is not None:
-        value = min(training.known, largest)
+        value = training.known if bounded == "epsilon" else min(training.known, 1.0)
         return Bounds(value, value, value, accountant.name)
     proven, note = _proven(accountant, training)
     notes = [note]
     try:
-        ends = ask(accountant, proven)
+        ends: Ends = getattr(accountant, bounded)(proven, at, both_ends)
     except UnansweredError as reason:
         fallback = accountant.fallback(proven)
         notes.append(f"{reason}; {fallback} instead")
         accountant = find(fallback)
-        ends = ask(accountant, proven)
+        ends = getattr(accountant, bounded)(proven, at, both_ends)
     assumption = _assumption(accountant, proven)
     lower = ends[0] if proven == training else 0.0  # of what was proven, not of what is
     status = Status.IF_ASSUMED if assumption else Status.CERTIFIED

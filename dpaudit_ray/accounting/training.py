@@ -128,12 +128,6 @@ class Training:
         return math.inf if self.noise_multiplier == 0 else None
 
 
-def check_delta(delta: float) -> None:
-    """Raises ValueError unless 0 < delta < 1."""
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
-
-
 def _choice(kind: type[E], name: str, value: str) -> E:
     try:
         return kind(value)
