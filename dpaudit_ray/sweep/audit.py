@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 import json
 import typing
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
 
 from pydantic import (
+    BaseModel,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
+    create_model,
     field_validator,
     model_validator,
 )
 
 from .. import accounting, imports, stats
-from ..errors import Mistakes, SpecError, UnknownKeyError, suggestion, unknown_name
+from ..errors import Mistakes, SpecError, unknown_name
 from ..plugins import Strict, carried, got, spec_error
 from ..stats.base import RETIRED
+
+T = TypeVar("T", bound=Any)
 
 
 class EstimatorSpec(Strict):
@@ -41,20 +47,12 @@ class EstimatorSpec(Strict):
         name, given = raw["name"], {part: raw[part] for part in raw if part != "name"}
         if _is_data(name):
             return cls(name=name, options=given)
-        method = _estimator_class(name, f"{key}.name")
-        hints = typing.get_type_hints(method)
-        types = {option: hints[option] for option in stats.option_names(method)}
-        options, mistakes = {}, Mistakes()
-        for option, value in given.items():
-            path = f"{key}.{option}"
-            with mistakes.noted():
-                if option not in types:
-                    takes = f"it takes {', '.join(types) or 'no options'}"
-                    meant = suggestion(option, types)
-                    raise UnknownKeyError(path, f"unknown option of {name}{meant}{takes}")
-                options[option] = _typed(types[option], value, path)
-        mistakes.settle()
-        return cls(name=name, options=options)
+        model = options_model(_estimator_class(name, f"{key}.name"))
+        try:  # by the rules of JSON: lists may become tuples, text no number
+            options = model.model_validate_json(json.dumps(given))
+        except ValidationError as error:
+            raise spec_error(error, key, given, model) from error
+        return cls(name=name, options=options.model_dump(exclude_unset=True))
 
     def make(
         self, planned: int, canaries: int = 1, family: stats.Family | None = None
@@ -136,34 +134,16 @@ class AuditSpec(Strict):
     @field_validator("estimators", mode="before")
     @classmethod
     def _parse_estimators(cls, raw: Any) -> Any:
-        if not isinstance(raw, list):
-            return raw
-        estimators, mistakes = [], Mistakes()
-        for index, item in enumerate(raw):
-            with mistakes.noted():
-                estimators.append(EstimatorSpec.parse(item, f"estimators.{index}"))
-        with carried():
-            mistakes.settle()
-        return estimators
+        return _parsed(raw, EstimatorSpec.parse, "estimators") if isinstance(raw, list) else raw
 
     @field_validator("accountants")
     @classmethod
     def _check_accountants(cls, names: list[str]) -> list[str]:
-        mistakes = Mistakes()
-        for index, name in enumerate(names):
-            with mistakes.noted():
-                _check_accountant(name, f"accountants.{index}")
-        with mistakes.noted():
-            _refuse_repeats("accountants", names)
-        with carried():
-            mistakes.settle()
-        return names
+        return _parsed(names, _checked_accountant, "accountants")
 
     @model_validator(mode="after")
     def _check_estimators(self) -> Self:
         mistakes = Mistakes()
-        with mistakes.noted():
-            _refuse_repeats("estimators", [estimator.name for estimator in self.estimators])
         for index, estimator in enumerate(self.estimators):
             with mistakes.noted():
                 try:
@@ -205,16 +185,44 @@ def _estimator_class(name: str, key: str) -> type[stats.Estimator]:
     return cls
 
 
-def _typed(expected: Any, value: Any, key: str) -> Any:
-    """`value` as `expected`, by the rules of JSON: lists may become tuples, text no number."""
-    adapter = TypeAdapter(expected, config=ConfigDict(strict=True, allow_inf_nan=False))
-    try:
-        return adapter.validate_json(json.dumps(value))
-    except ValidationError as error:
-        raise spec_error(error, key, value) from error
+class _Options(Strict):
+    """Base of models of an estimator's options, which may have types of somebody's own."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
 
-def _check_accountant(name: str, key: str) -> None:
+@functools.cache
+def options_model(method: type[stats.Estimator]) -> type[BaseModel]:
+    """A model with the options of an estimator, which is a dataclass."""
+    hints = typing.get_type_hints(method)
+    fields = {field.name: field for field in dataclasses.fields(method)}
+    options: dict[str, Any] = {}
+    for name in stats.option_names(method):
+        default, factory = fields[name].default, fields[name].default_factory
+        if factory is not dataclasses.MISSING:
+            default = factory()
+        options[name] = (hints[name], ... if default is dataclasses.MISSING else default)
+    model: type[BaseModel] = create_model(method.__name__, __base__=_Options, **options)
+    return model
+
+
+def _parsed(items: list[Any], parse: Callable[[Any, str], T], key: str) -> list[T]:
+    """What `parse` makes of each item and its key; all mistakes together, repeats among them."""
+    parsed, mistakes = [], Mistakes()
+    for index, item in enumerate(items):
+        with mistakes.noted():
+            parsed.append(parse(item, f"{key}.{index}"))
+    names = [item if isinstance(item, str) else item.name for item in parsed]
+    with mistakes.noted():
+        for name in names:
+            if names.count(name) > 1:
+                raise SpecError(key, f"lists {name} twice; remove one of them")
+    with carried():
+        mistakes.settle()
+    return parsed
+
+
+def _checked_accountant(name: str, key: str) -> str:
     if ":" not in name and name not in accounting.accountants():
         raise SpecError(key, unknown_name("accountant", name, accounting.accountants()))
     if ":" in name and not imports.is_data(name):
@@ -222,9 +230,4 @@ def _check_accountant(name: str, key: str) -> None:
             accounting.find(name)
         except SpecError as error:
             raise SpecError(key, error.problem) from error
-
-
-def _refuse_repeats(key: str, names: list[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise SpecError(key, f"lists {name} twice; remove one of them")
+    return name

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import typing
 from typing import Any
 
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel
 
 from .. import accounting, plugins, stats
 from ..plugins import Plugin
+from .audit import options_model
 
 _BASES = {
     "data": ("data.base", "Data"),
@@ -56,7 +56,7 @@ class Entry:
 def entries(kind: str) -> list[Entry]:
     """All entries of a kind (in the plural), by name."""
     if kind == "estimators":
-        all_entries = [_entry(n, c, [_estimator_model(c)]) for n, c in stats.estimators().items()]
+        all_entries = [_entry(n, c, [options_model(c)]) for n, c in stats.estimators().items()]
     elif kind == "accountants":
         all_entries = [_entry(n, type(a), []) for n, a in accounting.accountants().items()]
     else:
@@ -74,20 +74,6 @@ def _base(kind: str) -> type[Plugin]:
 def _with_variants(cls: type[Plugin]) -> list[type[BaseModel]]:
     """The class and the subclasses that it builds for some of its options."""
     return [cls, *(child for child in cls.__subclasses__() if child.is_variant)]
-
-
-def _estimator_model(cls: type[stats.Estimator]) -> type[BaseModel]:
-    """A model with the options of an estimator, which is a dataclass."""
-    hints = typing.get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    options: dict[str, Any] = {}
-    for name in stats.option_names(cls):
-        default, factory = fields[name].default, fields[name].default_factory
-        if factory is not dataclasses.MISSING:
-            default = factory()
-        options[name] = (hints[name], ... if default is dataclasses.MISSING else default)
-    model: type[BaseModel] = create_model(cls.__name__, **options)
-    return model
 
 
 def _entry(name: str, cls: type, models: list[type[BaseModel]]) -> Entry:

@@ -103,12 +103,9 @@ NAMES: list[tuple[str, Any, str]] = [
 ESTIMATORS: list[tuple[Any, str]] = [
     (3, "audit.estimators.0: must be a name or a mapping with a name, got 3"),
     ({"foo": 3}, "audit.estimators.0: must be a name or a mapping with a name"),
-    (
-        {"name": "accuracy", "foo": 1},
-        "audit.estimators.0.foo: unknown option of accuracy; it",
-    ),
-    ({"name": "accuracy", "planned": 1}, "audit.estimators.0.planned: unknown option of accuracy"),
-    ({"name": "paper-gdp", "x": 1}, "audit.estimators.0.x: unknown option of paper-gdp"),
+    ({"name": "accuracy", "foo": 1}, "audit.estimators.0.foo: unknown key; known: warmup, curve"),
+    ({"name": "accuracy", "planned": 1}, "audit.estimators.0.planned: unknown key; known: warmup"),
+    ({"name": "paper-gdp", "x": 1}, "audit.estimators.0.x: unknown key"),
     ({"name": "eps-delta", "threshold": "x"}, "audit.estimators.0.threshold: must be 'past'"),
     ({"name": "eps-delta", "calibration": "x"}, "audit.estimators.0.calibration: must be a number"),
     ({"name": "eps-delta", "calibration": 2}, "audit.estimators.0: eps-delta: calibration must"),
@@ -283,7 +280,7 @@ def test_all_that_is_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> Non
         "sweep.yaml:2:1: sed: unknown key; did you mean seed? known: name, seed, mechanism",
         "sweep.yaml:6:23: mechanism.model.initialisation: unknown key; did you mean init",
         "sweep.yaml:7:3: mechanism.step: unknown key; did you mean steps? known: name, data",
-        "sweep.yaml:17:43: audit.estimators.1.treshold: unknown option of eps-delta; did",
+        "sweep.yaml:17:43: audit.estimators.1.treshold: unknown key; did you mean threshold? k",
         "sweep.yaml:24:9: adversary.choise: unknown key; did you mean choice? known: name, period",
         "sweep.yaml:25:26: resources.num_gpu: unknown key; did you mean num_gpus? known: num_cpus",
     ]

@@ -68,5 +68,5 @@ def test_methods_for_many_trainings_are_refused_on_one() -> None:
 def test_no_sweep_says_what_its_trials_are() -> None:
     raw = sweep("jobs.studies.coverage:Nobody", [])
     raw["audit"]["estimators"] = [{"name": "one-run", "independent": False}]
-    with pytest.raises(SpecError, match="unknown option of one-run; it takes guesses"):
+    with pytest.raises(SpecError, match="independent: unknown key; known: guesses"):
         spec.from_raw(raw)

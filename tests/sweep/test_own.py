@@ -161,8 +161,10 @@ def test_what_cannot_be_used_is_one_line_with_its_key() -> None:
         "no subclass of dpaudit_ray.stats.Estimator"
     )
     assert "does not define _fold, bound" in refused(estimators=[f"{HERE}:Base"])
-    assert "unknown option of" in refused(estimators=[{"name": f"{HERE}:Guessed", "x": 1}])
-    assert "takes" in refused(estimators=[{"name": "accuracy", "family": 1}])
+    assert "unknown key; known: threshold" in refused(
+        estimators=[{"name": f"{HERE}:Guessed", "x": 1}]
+    )
+    assert "family: unknown key" in refused(estimators=[{"name": "accuracy", "family": 1}])
     assert refused(accountants=["no_such:Thing"]).startswith("audit.accountants.0: cannot import")
     assert "unknown accountant 'moments'; known: gaussian" in refused(accountants=["moments"])
     assert "no subclass of accounting.Accountant" in refused(accountants=[f"{HERE}:train"])

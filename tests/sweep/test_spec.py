@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +13,11 @@ import pytest
 from dpaudit_ray import stats
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.plugins import Plugin
-from dpaudit_ray.stats.threshold_rates import EpsDelta
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.yamlfile import parse_yaml
 from tests.command import changed, refused, write_sweep
 from tests.conftest import ROOT
+from tests.stats.test_status import Needy
 
 JOBS = sorted((ROOT / "jobs").rglob("*.yaml"))
 
@@ -224,14 +223,6 @@ def test_overrides_apply_before_validation(tiny: dict, tmp_path: Path) -> None:
     assert "trials: 20" in sweep.canonical()
 
 
-@dataclasses.dataclass
-class Needy(EpsDelta):
-    """Has an option without a default."""
-
-    needle: float = dataclasses.field(kw_only=True)
-    name: ClassVar[str] = "needy"
-
-
 def test_an_estimator_without_its_required_option_is_one_line(
     tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +233,7 @@ def test_an_estimator_without_its_required_option_is_one_line(
     for estimator in ("needy", {"name": "needy"}):
         file = write_sweep(tmp_path, changed(tiny, "audit.estimators", ["accuracy", estimator]))
         assert refused("run", file, "--storage-path", tmp_path) == (
-            "audit.estimators.1: needy: needle must be given; needy has no default for it"
+            "audit.estimators.1.needle: is required"
         )
     changed(tiny, "audit.estimators", [{"name": "needy", "needle": 1.0}])
     assert spec.from_raw(tiny).cells[0].audit.estimators[0].options == {"needle": 1.0}
