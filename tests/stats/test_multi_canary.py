@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
-
 import numpy as np
 import pytest
 from scipy import special
@@ -12,12 +9,12 @@ from scipy import special
 from dpaudit_ray import stats
 from dpaudit_ray.stats import Status, curve, e_process, gdp
 from dpaudit_ray.stats.claim_verdict import ClaimTest, RunTest, largest_accuracy
+from tests.long import LONG
 from tests.stats.reference import several_canaries
 
 approx = pytest.approx
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
-LONG = "DPAUDIT_LONG" in os.environ
 MU = 1.0
 CANARIES = 20
 
@@ -62,20 +59,6 @@ def test_canaries_with_luck_of_their_own_show_more_than_one_a_run() -> None:
         one.append(bound.mu_lower)
     assert np.median(one) < 0.75 * MU < min(many)
     assert max(many) < MU
-
-
-@pytest.mark.parametrize("canaries", [1, 3, 20])
-def test_any_split_gives_the_same_bound(canaries: int) -> None:
-    rng = np.random.default_rng(canaries)
-    bits = rng.random(300) < 0.5
-    scores = rng.normal(size=300) + 2 * bits
-    scores[50:52] = math.nan
-    whole = stats.make("several-canaries", 300, canaries=canaries)
-    whole.fold(scores, bits)
-    parts = stats.make("several-canaries", 300, canaries=canaries)
-    for part in np.split(np.arange(300), [1, 2, 5, 100, 250]):
-        parts.fold(scores[part], bits[part])
-    assert whole.bound(**LEVEL) == parts.bound(**LEVEL)
 
 
 def test_the_threshold_of_a_run_comes_from_runs_before_it() -> None:
@@ -125,22 +108,18 @@ def test_one_run_methods_take_several_trainings_of_several_canaries_as_one() -> 
     assert found[0].status is Status.CERTIFIED
 
 
-def claimed(mu: float) -> curve.Curve:
-    return curve.gaussian(mu)
-
-
 def test_a_true_claim_stands_where_canaries_are_alike_and_a_pooled_test_refutes_it() -> None:
     """300 audits of 60 runs at 5 %: more than 30 alarms come once in 10,000 such tests."""
     rng = np.random.default_rng(9)
     alarms, pooled = 0, 0
     for number in range(300):
         scores, bits = alike(rng, 60)
-        test = RunTest(claimed(MU), 1200, CANARIES)
+        test = RunTest(curve.gaussian(MU), 1200, CANARIES)
         test.fold(scores, bits)
         test.look(now=True)
         alarms += test.refuted_after(0.05) is not None
         if number < 40:
-            wrong = ClaimTest(claimed(MU), 1200)
+            wrong = ClaimTest(curve.gaussian(MU), 1200)
             wrong.fold(scores, bits)
             wrong.look(now=True)
             pooled += wrong.refuted_after(0.05) is not None
@@ -152,7 +131,7 @@ def test_a_false_claim_is_refuted_and_the_noise_found() -> None:
     rng = np.random.default_rng(10)
     bits = rng.random((400, CANARIES)) < 0.5
     scores = rng.normal(size=bits.shape) + 2.0 * bits
-    test = RunTest(claimed(1.0), bits.size, CANARIES)
+    test = RunTest(curve.gaussian(1.0), bits.size, CANARIES)
     for run in range(400):
         test.fold(scores[run], bits[run])
         test.look()
@@ -160,14 +139,14 @@ def test_a_false_claim_is_refuted_and_the_noise_found() -> None:
     assert after is not None
     assert after % CANARIES == 0
     assert after < 400 * CANARIES / 2
-    noise = test.effective_noise(lambda noise: claimed(1 / noise), 1.0, 0.05)
+    noise = test.effective_noise(lambda noise: curve.gaussian(1 / noise), 1.0, 0.05)
     assert noise == approx(0.5, rel=0.15)
     assert noise > 0.5
     assert test.share_found(0.7, 0.05, 20) == 1.0
 
 
 def test_the_largest_accuracy_of_a_gaussian_claim_is_its_own() -> None:
-    assert largest_accuracy(claimed(1.3)) == approx(float(special.ndtr(0.65)), rel=1e-6)
+    assert largest_accuracy(curve.gaussian(1.3)) == approx(float(special.ndtr(0.65)), rel=1e-6)
     epsilons = np.linspace(0, 5, 20)
     pure = curve.Curve(epsilons, np.asarray(gdp.delta(epsilons, 1.3)))
     assert largest_accuracy(pure) == approx(float(special.ndtr(0.65)), rel=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -20,6 +21,7 @@ OPTIONS = {
     "group-sequential": [{}, {"looks": 7, "spending": "pocock"}],
     "one-run": [{}, {"guesses": 100}, {"independent": True}, {"independent": True, "guesses": 100}],
     "one-run-fdp": [{}, {"independent": True}],
+    "several-canaries": [{}, {"canaries": 3}, {"canaries": 20}],
 }
 SETTINGS = [
     pytest.param(name, options, id=f"{name}-{i}")
@@ -66,11 +68,11 @@ def test_nothing_folded_shows_nothing(name, options):
 def test_every_prefix_has_an_estimate(name, options):
     scores, members = trials()
     state = stats.make(name, 1000, **options)
-    for first in range(0, 200, 10):
-        state.fold(scores[first : first + 10], members[first : first + 10])
+    for first, end in itertools.pairwise((0, 1, 2, 3, 10, 20, 41, 70, 150, 200)):
+        state.fold(scores[first:end], members[first:end])
         found = state.bound(1e-5, 0.95)
         assert 0 <= found.epsilon_lower < math.inf
-        assert found.trials == first + 10
+        assert found.trials == end
 
 
 def test_evidence_is_found_where_there_is_some():
