@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -65,6 +64,14 @@ def tree(pid: int) -> list[psutil.Process]:
         return [top, *top.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def kill_tree(process: subprocess.Popen[Any]) -> None:
+    """SIGKILL for a process and all below it, as when a machine loses its power."""
+    for below in tree(process.pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below.kill()
+    process.wait(200)
 
 
 def actors(pid: int, name: str) -> list[psutil.Process]:
@@ -134,11 +141,7 @@ def head(
         wait_for(lambda: up(started) or _died(process, temp / "log"))
         yield started
     finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(200)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_tree(process)  # asked to end, it waits for minutes where its server was killed
         shutil.rmtree(temp, ignore_errors=True)
 
 

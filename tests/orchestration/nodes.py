@@ -19,7 +19,7 @@ import psutil
 from dpaudit_ray import plan as planning
 from dpaudit_ray.plan import compaction
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.head import Head, actors, free_port, tree, wait_for
+from tests.head import Head, actors, free_port, kill_tree, tree, wait_for
 
 _hosts = itertools.count(2)  # 127.0.0.1 is the head's
 SMALL = 80 * 1024 * 1024  # bytes of object store: the least that Ray takes
@@ -44,10 +44,7 @@ class Node:
 
     def kill(self) -> None:
         """SIGKILL for everything on the node, as when its power fails."""
-        for process in tree(self.process.pid):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.process.wait(200)
+        kill_tree(self.process)
 
 
 class Nodes:
