@@ -12,10 +12,17 @@ from typing import Any, Literal
 
 from . import plan as planning
 from .errors import DamagedArraysError, DamagedScoresError, SpecError
-from .orchestration import metrics, retrying
+from .orchestration import metrics
 from .orchestration.dispatcher import Dispatcher
-from .orchestration.driver import Driver, FailureBudget
-from .orchestration.interrupt import Stop
+from .orchestration.driver import (
+    CheckingDriver,
+    Driver,
+    FailureBudget,
+    packs_to_check,
+    refusals,
+)
+from .orchestration.executors import Work
+from .orchestration.interruption import Stop
 from .orchestration.progress import Activity, Progress
 from .plan import compaction, outcomes, preparing, quarantine
 from .plan.model import Pack, Plan
@@ -161,13 +168,11 @@ class _Job:
         """Failures of packs that are due and may be run again."""
         due = set(self._remaining([]))
         failed = [failure for failure in recorded if failure.pack in due]
-        checks = retrying.checks(self.plan, self.directory, [failure.pack for failure in failed])
+        checks = packs_to_check(self.plan, self.directory, [failure.pack for failure in failed])
         budget, require = self._budget([]), self.lease.require
-        checking = retrying.CheckingDriver(
-            dispatcher, checks, budget, self.stop, self.show, require
-        )
+        checking = CheckingDriver(dispatcher, checks, budget, self.stop, self.show, require)
         checking.run()
-        for line in retrying.refusals(self.plan, checking.different):
+        for line in refusals(self.plan, checking.different):
             self.tell(line)
         refused = {pack.audit for pack in checking.different}
         return [failure for failure in failed if failure.pack.audit not in refused]
@@ -226,11 +231,11 @@ class _Job:
     def _dispatcher(
         self, name: ExecutorName, packs: int, address: str | None
     ) -> Iterator[Dispatcher]:
-        what = self.sweep, self.plan, self.directory, packs
+        work = Work(self.sweep, self.plan, self.directory, packs, self.tell)
         if name == "inline":
             from .orchestration import inline_executor
 
-            dispatcher = inline_executor.dispatcher(*what, self.tell)
+            dispatcher = inline_executor.dispatcher(work)
         else:
             from .orchestration import ray_executor
 
@@ -242,7 +247,7 @@ class _Job:
             self.stop.install()
             self.phase("starting the aggregator, which reads what is done")
             heard, before = (lambda: self.stop.heard), self.lease.before
-            dispatcher = ray_executor.dispatcher(ray, *what, self.tell, heard, before)
+            dispatcher = ray_executor.dispatcher(ray, work, heard, before)
         try:
             yield dispatcher
         finally:

@@ -41,10 +41,7 @@ def _tell(line: str) -> None:
 def submit_all(chosen: argparse.Namespace) -> int:
     """All sweeps are checked before the first one is submitted."""
     package = WorkingDirPackage(Path(chosen.working_dir))
-    jobs = [
-        SweepJob.prepare(spec.load(file), file, chosen.storage_path, package)
-        for file in chosen.sweeps
-    ]
+    jobs = [SweepJob(spec.load(file), file, chosen.storage_path, package) for file in chosen.sweeps]
     cluster = Cluster(chosen.address, _tell)
     submitted = [cluster.submit(job) for job in jobs]
     codes = [cluster.follow(submission, sys.stdout.write) for submission in submitted]

@@ -11,7 +11,7 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
-from dpaudit_ray.orchestration import head_liveness
+from dpaudit_ray.orchestration import interruption
 from dpaudit_ray.plugins import parse
 from dpaudit_ray.report import power
 from tests.command import changed, write_sweep
@@ -53,7 +53,7 @@ def one_imagined_audit(request: pytest.FixtureRequest) -> Iterator[None]:
 def no_head_lost() -> Iterator[None]:
     """A lost head is forgotten after the test: the next command would end this process."""
     yield
-    head_liveness.head_lost.clear()
+    interruption.head_lost.clear()
 
 
 @pytest.fixture(scope="session")
@@ -160,12 +160,10 @@ _LONGEST = (
     "test_chaos.py",
     "test_stops.py",
     "test_s3.py",
-    "test_failed_packs.py",
     "test_readme.py",
     "test_family.py",
     "test_zoo_bugs.py",
     "test_faults.py",
-    "test_fault_attribution.py",
     "test_convpool.py",
     "test_gpu_step.py",
     "test_bench.py",

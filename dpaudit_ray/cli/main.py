@@ -13,7 +13,7 @@ from typing import Annotated, Never, cast
 import typer
 
 from ..errors import DpauditError, Exit, SpecError
-from ..orchestration import head_liveness
+from ..orchestration import interruption
 from ..version import __version__
 from . import judge_verbs, read_verbs, run_verbs, start_verbs, terminal
 
@@ -54,7 +54,7 @@ def main() -> Never:
     if installing or "_DPAUDIT_COMPLETE" in os.environ:
         sys.exit(_complete())
     code = contextvars.copy_context().run(_run_app, debug) or Exit.COMPLETE
-    if head_liveness.head_lost.is_set():  # Ray would wait at the end for what does not answer
+    if interruption.head_lost.is_set():  # Ray would wait at the end for what does not answer
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -158,10 +157,10 @@ def submit(  # noqa: PLR0913 (options of a command line)
         if names := [printable(str(path)) for path in package.withheld(reason)]:
             rest = f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES)
             terminal.complain(f"not sent, {reason.value}: {', '.join(names[:_MAX_NAMES])}{rest}")
-    job = SweepJob.prepare(prepared, sweep, storage_path, package, changes or ())
-    options = ["--accept-changed-code"] * accept_changed_code
+    options = [word for change in changes or () for word in ("--set", change)]
+    options += ["--accept-changed-code"] * accept_changed_code
     options += [] if trust is None else ["--trust", trust]
-    job = dataclasses.replace(job, options=tuple(options), python=python)
+    job = SweepJob(prepared, sweep, storage_path, package, options, python)
     cluster = Cluster(address, terminal.complain)
     submission = cluster.submit(job)
     stop = cluster.stop_command(submission)

@@ -38,8 +38,7 @@ class Aggregator:
 
     def __init__(self, location: str, owner: str | None, what: str) -> None:
         _settle_in()
-        self._what = what
-        self._location, self._owner = location, owner
+        self._what, self._location, self._owner = what, location, owner
         self._opening = threading.Lock()
         self._opened: Aggregation | None = None
         self._trouble: Exception | None = None  # of what nobody waited for: the next call tells it
@@ -134,14 +133,10 @@ def task_name(role: Role, method: str, label: str = "") -> str:
 
 
 def _settle_in() -> None:
-    """Ctrl-C reaches the whole process group, and so does a terminal that is closed.
-
-    Only the driver may decide what that means.
-
-    Log lines go into the worker's own file, which the Ray dashboard shows with its actor.
-    """
+    # Ctrl-C and a closed terminal reach the whole process group: the driver decides what it means.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # Lines go into the worker's own file, which the Ray dashboard shows with its actor.
     _log.setLevel(logging.INFO)
     if not _log.handlers:
         handler = logging.StreamHandler()

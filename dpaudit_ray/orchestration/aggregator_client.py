@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ClusterError
 from .executors import Executor, Handle, WorkerDiedError
-from .head_liveness import LOOK_SECONDS, HeadLiveness
+from .interruption import LOOK_SECONDS, HeadLiveness
 from .progress import Activity, Progress
 
 START_SECONDS = 120.0  # for a new process of the aggregator: it imports, perhaps beside many others
@@ -23,10 +23,7 @@ LONG = 60.0  # seconds of that, before the user is told
 class AggregatorClient:
     """Asks the aggregator for a snapshot at once, so that a damaged run directory is told.
 
-    Args:
-        aggregator: the worker.
-        liveness: knows whether the cluster's head is there.
-        tell: takes a line for the user when the aggregator is silent for long.
+    `tell` takes a line for the user when the aggregator is silent for long.
     """
 
     def __init__(

@@ -5,15 +5,12 @@ from __future__ import annotations
 import collections
 import math
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from ..plan.model import Pack, Plan
+from ..plan.model import Pack
 from ..plan.outcomes import Failure
 from ..plan.provenance import Machine
-from ..storage.run_directory import RunDirectory
-from ..sweep.spec import Sweep
 from .aggregator_client import AggregatorClient
 from .executors import (
     TRAINER,
@@ -23,38 +20,23 @@ from .executors import (
     Handle,
     Lost,
     Outcome,
+    Work,
     WorkerDiedError,
 )
 from .faults import LOOK_SECONDS, Deadlines, FaultAttribution, HangDetection
-from .head_liveness import GONE_SECONDS, HeadLiveness
+from .interruption import GONE_SECONDS, HeadLiveness
 from .progress import Activity, Progress
-from .workers import PACKS_PER_TRAINER, MachineCompatibility, Place, Places, Pool, Worker
+from .workers import PACKS_PER_TRAINER, MachineCompatibility, Places, Pool, Worker
 
 
 class Dispatcher:
-    """Runs packs by trainers around one aggregator, whatever executor runs these.
+    """Runs packs by trainers around one aggregator, whatever executor runs these."""
 
-    Args:
-        packs: how many packs there are to run; more trainers than that are never started.
-        places: where trainers may run, and how many.
-        liveness: says whether nodes, and the head, answer.
-        tell: takes a line for the user.
-    """
-
-    def __init__(  # noqa: PLR0913 (a run, and what its driver knows)
-        self,
-        executor: Executor,
-        sweep: Sweep,
-        plan: Plan,
-        run: RunDirectory,
-        packs: int,
-        places: Places,
-        liveness: HeadLiveness,
-        tell: Callable[[str], None],
+    def __init__(
+        self, executor: Executor, work: Work, places: Places, liveness: HeadLiveness
     ) -> None:
-        self._executor, self._plan, self._packs = executor, plan, packs
-        self._places, self._liveness, self._tell = places, liveness, tell
-        self._name = sweep.name
+        self._executor, self._work, self._places = executor, work, places
+        self._liveness, sweep, tell = liveness, work.sweep, work.tell
         self._owners: dict[Future[Any], Worker] = {}
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
         self._in_flight = 0
@@ -63,7 +45,7 @@ class Dispatcher:
         try:
             # Rebuilds the estimates now: a damaged run directory is told before any training.
             self._client = AggregatorClient(executor, self._aggregator, liveness, tell)
-            self._compatibility = MachineCompatibility(plan, sweep, run, tell)
+            self._compatibility = MachineCompatibility(work)
             limits = {
                 index: limit
                 for index, cell in enumerate(sweep.cells)
@@ -75,9 +57,9 @@ class Dispatcher:
             self._pool = Pool(self._start_worker, executor.kill, places, packs_each)
             self._attribution = FaultAttribution(places, tell, self._pool.changed)
             self._hangs = HangDetection(
-                plan, self._deadlines, self._pool, self._attribution, self._client, tell
+                work, self._deadlines, self._pool, self._attribution, self._client
             )
-            self.backlog(packs)
+            self.backlog(work.packs)
             self._pool.resize()
         except BaseException:  # Ctrl-C too: whatever ends this, nothing stays behind
             executor.kill(self._aggregator)  # another one may have its name
@@ -98,7 +80,7 @@ class Dispatcher:
 
     def backlog(self, packs: float) -> None:
         """Takes how many packs are still to be handed over, inf while that is not known."""
-        self._pool.backlog = min(packs, self._packs) + len(self._due)
+        self._pool.backlog = min(packs, self._work.packs) + len(self._due)
 
     def submit(self, pack: Pack) -> None:
         """Gives the pack to the trainer with the fewest packs; never waits for its result."""
@@ -170,7 +152,7 @@ class Dispatcher:
             self._liveness.close()
 
     def _start_worker(self, number: int) -> Worker:
-        name = f"{self._name}{TRAINER}{number}"
+        name = f"{self._work.sweep.name}{TRAINER}{number}"
         handle: Handle = self._executor.start("Trainer", name, self._places.avoided)
         greeting = self._executor.call(handle, "ready", self._compatibility.modules)
         worker = Worker(name, handle, greeting)
@@ -179,7 +161,7 @@ class Dispatcher:
 
     def _hand(self, worker: Worker, method: str, pack: Pack, *arguments: Any) -> None:
         # Not labelled with its trials: Ray keeps metrics by task name, 15 kB each, everywhere.
-        label = self._plan.audits[pack.audit].label
+        label = self._work.plan.audits[pack.audit].label
         answer = self._executor.call(worker.handle, method, pack, *arguments, label=label)
         worker.take(answer, pack)
         self._pool.changed(worker)
@@ -206,18 +188,15 @@ class Dispatcher:
         for pack in [self._due.popleft() for _ in range(len(self._due))]:
             ready = [worker for worker in self._pool.ready if not worker.leaving]
             suspicion = self._attribution.suspicion(pack)
-            if suspicion is None:
-                worker = min(ready, key=lambda worker: len(worker.packs), default=None)
+            if suspicion is None and ready:
+                least = min(ready, key=lambda worker: len(worker.packs))
+                self._hand(least, "run_pack", pack)
+            elif suspicion and (other := self._attribution.other(suspicion, ready)):
+                self._hand(other, "retry_pack", pack, suspicion.failure)
             else:
-                worker = self._attribution.other(suspicion, ready)
-                if worker is None and suspicion.worker in self._pool.workers:
-                    self._due += self._pool.replace(suspicion.worker)  # a new one is another one
-            if worker is None:
                 self._due.append(pack)
-            elif suspicion is None:
-                self._hand(worker, "run_pack", pack)
-            else:
-                self._hand(worker, "retry_pack", pack, suspicion.failure)
+                if suspicion and suspicion.worker in self._pool.workers:
+                    self._due += self._pool.replace(suspicion.worker)  # a new one is another one
 
     def _collect(self, worker: Worker, answer: Future[Any]) -> Outcome | None:
         """None for a greeting, for what is given up already, and for what is tried once more."""
@@ -243,11 +222,11 @@ class Dispatcher:
         self, worker: Worker, node: str, address: str, machine: Machine | None = None
     ) -> None:
         """A trainer has its place, where it may stay if it would compute what the driver would."""
-        worker.place = Place(node, address)
+        worker.node, worker.address = node, address
         self._pool.changed(worker)
         if why := self._compatibility.admit(address, machine):
             self._pool.replace(worker)
-            self._places.leave_out(worker.place, why)
+            self._places.leave_out(node, address, why)
 
     def _answered(self, worker: Worker, pack: Pack, outcome: Outcome) -> Outcome | None:
         if isinstance(outcome, Failure):
@@ -270,21 +249,20 @@ class Dispatcher:
 
         None where it was taken back before it had its place, as when a node leaves that it awaits.
         """
-        place = worker.place
-        if place is None and error.taken_back:
+        if not worker.ready and error.taken_back:
             self._pool.replace(worker)
             return None
         if not self._liveness.answers:  # all nodes of a lost head go, and none can be asked about
             reason = f"{worker.name}: the cluster's head does not answer"
             return self._lost(Lost(self._pool.replace(worker), reason, "node", True))
-        gone = place is not None and not self._places.alive(place)
-        foreseen = error.preempted or (place is not None and place.node in self._places.leaving)
+        gone = worker.ready and not self._places.alive(worker.node)
+        foreseen = error.preempted or worker.node in self._places.leaving
         packs = self._pool.replace(worker)
         if gone or foreseen:
-            where = f"node {place.address}" if place else "its node"
+            where = f"node {worker.address}" if worker.ready else "its node"
             return self._lost(Lost(packs, f"{worker.name}: {where} has left", "node", foreseen))
-        where = f" on node {place.address}" if place else ""
-        return self._lost(Lost(packs, f"{worker.name}{where}: {error}", begun=place is not None))
+        where = f" on node {worker.address}" if worker.ready else ""
+        return self._lost(Lost(packs, f"{worker.name}{where}: {error}", begun=worker.ready))
 
     def _on_silent_nodes(self) -> list[Lost]:
         """Packs on nodes that do not answer, of which Ray hears a minute later."""
@@ -292,23 +270,24 @@ class Dispatcher:
         if now - self._looked < LOOK_SECONDS:  # it is a look at all trainers
             return []
         self._looked = now
-        places = {worker.place.node: worker.place for worker in self._pool.ready if worker.place}
+        addresses = {worker.node: worker.address for worker in self._pool.ready}
         daemons = self._places.daemons
         self._liveness.nodes = {
-            node: daemons[node] for node in places.keys() | self._places.silent if node in daemons
+            node: daemons[node]
+            for node in addresses.keys() | self._places.silent
+            if node in daemons
         }
         silent = self._liveness.silent_nodes
         for node in silent - self._places.silent:
-            self._tell(
-                f"node {places[node].address} has not answered for {GONE_SECONDS:.0f} s: it is "
-                "left out until it does, and its packs are run again elsewhere"
+            self._work.tell(
+                f"node {addresses[node]} has not answered for {GONE_SECONDS:.0f} s: it is left "
+                "out until it does, and its packs are run again elsewhere"
             )
         self._places.silent = silent
         lost = []
-        for worker in self._pool.ready if silent else ():
-            if worker.place is not None and worker.place.node in silent:
-                reason = f"{worker.name}: node {worker.place.address} does not answer"
-                lost.append(Lost(self._pool.replace(worker), reason, "node", foreseen=True))
+        for worker in (worker for worker in self._pool.ready if worker.node in silent):
+            reason = f"{worker.name}: node {worker.address} does not answer"
+            lost.append(Lost(self._pool.replace(worker), reason, "node", foreseen=True))
         return lost
 
     def _lost(self, lost: Lost) -> Lost:

@@ -2,6 +2,12 @@
 
 It holds packs and small outcomes, never scores, so its memory does not depend on the number of
 trials.
+
+`--retry-failed` runs failed packs again where the code gives the same scores twice. The bits of a
+failed pack are known, and its trials count as misses. Scores may take their place only if they are
+those that the trials would have had: of code that is not deterministic, a second try picks among
+outcomes, and what fails for one bit more often than for the other then counts for the adversary. So
+packs of the audit that were finished are run again first and compared.
 """
 
 from __future__ import annotations
@@ -11,17 +17,19 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..errors import ClusterError, StorageError
-from ..plan import outcomes
-from ..plan.model import Pack, Part
+from ..plan import compaction, outcomes
+from ..plan.model import Pack, Part, Plan
 from ..plan.outcomes import Failure
+from ..storage.run_directory import RunDirectory
 from ..sweep.resources import ResourceSpec
 from .dispatcher import Dispatcher
-from .executors import Done, Lost, Outcome
-from .interrupt import Stop
+from .executors import Checked, Done, Lost, Outcome
+from .interruption import Stop
 from .progress import Activity, Progress
+from .trainer import RETRIED
 
 SHOW_SECONDS = 0.5
 SAME_FAILURES = 3  # packs of an audit that fail the same way in a row: the others would as well
@@ -60,17 +68,13 @@ class Driver:
         hours: Mapping[int, float] | None = None,
         require: Callable[[], None] = lambda: None,
     ) -> None:
-        self._dispatcher = dispatcher
+        self._dispatcher, self._budget, self._stop = dispatcher, budget, stop
+        self._show, self._require, self._hours = show, require, hours or {}
         self._queue = PackQueue(packs, self._over)
-        self._budget = budget
-        self._stop = stop
-        self._show = show
-        self._hours = hours or {}
-        self._require = require
         self._worked: dict[int, float] = collections.defaultdict(float)  # seconds, by audit
         self._decided: set[int] = set()
         self._in_flight = 0
-        self._running: collections.Counter[int] = collections.Counter()  # the same, by audit
+        self._running = collections.Counter[int]()  # the same, by audit
         self._given_up = 0  # failures that were passed on
         self._pack_seconds: float | None = None
         self._training_since: float | None = None
@@ -86,7 +90,13 @@ class Driver:
             LeaseLostError: another driver stores them.
         """
         try:
-            self._loop()
+            self._look(force=True)
+            while not self._stop.expired and (self._top_up() or self._in_flight):
+                self._require()
+                self._dispatcher.backlog(self._backlog())
+                for outcome in self._dispatcher.wait(timeout=SHOW_SECONDS):
+                    self._settle(outcome)
+                self._look()
         except ClusterError:
             with contextlib.suppress(ClusterError, StorageError):  # what comes up says more
                 self._flush()
@@ -95,17 +105,9 @@ class Driver:
         self._look(force=True)
         final = self._progress()
         self._show(final)
-        stopped = self._stop.requested or self._out_of_hours()
+        late = any(self._out_of_time(audit) for audit in self._hours.keys() - self._decided)
+        stopped = self._stop.requested or late
         return Summary(final, self._budget.failures, self._budget.losses, stopped)
-
-    def _loop(self) -> None:
-        self._look(force=True)
-        while not self._stop.expired and (self._top_up() or self._in_flight):
-            self._require()
-            self._dispatcher.backlog(self._backlog())
-            for outcome in self._dispatcher.wait(timeout=SHOW_SECONDS):
-                self._settle(outcome)
-            self._look()
 
     def _look(self, force: bool = False) -> None:
         """Shows how far it is, and learns which audits have shown enough."""
@@ -146,28 +148,22 @@ class Driver:
     def _out_of_time(self, audit: int) -> bool:
         return self._worked[audit] >= self._hours.get(audit, math.inf) * 3600
 
-    def _out_of_hours(self) -> bool:
-        """Whether a time budget cut an audit off."""
-        return any(self._out_of_time(audit) for audit in self._hours if audit not in self._decided)
-
     def _settle(self, outcome: Outcome) -> None:
         self._last_result = time.time()
+        for pack in outcome.packs if isinstance(outcome, Lost) else (outcome.pack,):
+            self._count_in_flight(pack, -1)
         if isinstance(outcome, Lost):
-            for pack in outcome.packs:
-                self._count_in_flight(pack, -1)
             self._queue.put_back(self._budget.lost(outcome))
+        elif isinstance(outcome, Failure):
+            self._budget.failed(outcome)
         elif isinstance(outcome, Done):
-            self._count_in_flight(outcome.pack, -1)
             self._budget.done(outcome.pack, outcome.missed)
             self._queue.done(outcome.pack)
             if not isinstance(outcome.pack, Part):
                 self._pack_seconds = outcome.seconds
+                self._worked[outcome.pack.audit] += outcome.seconds
                 if self._training_since is None:
                     self._training_since = time.monotonic() - outcome.seconds
-                self._worked[outcome.pack.audit] += outcome.seconds
-        elif isinstance(outcome, Failure):
-            self._count_in_flight(outcome.pack, -1)
-            self._budget.failed(outcome)
         if given_up := self._budget.failures[self._given_up :]:
             self._record(given_up)
             self._given_up += len(given_up)
@@ -185,7 +181,8 @@ class Driver:
 
     def _count_in_flight(self, pack: Pack, packs: int) -> None:
         self._in_flight += packs
-        self._running.update(dict.fromkeys(_audits_of(pack), packs))
+        audits = pack.waiting if isinstance(pack, Part) else (pack.audit,)
+        self._running.update(dict.fromkeys(audits, packs))
 
     def _activity(self) -> Activity:
         late = {audit for audit in self._hours if self._out_of_time(audit)}
@@ -202,11 +199,6 @@ class Driver:
             over=frozenset(self._budget.closed | self._decided | late),
             stopping=self._stop.requested or self._budget.exhausted,
         )
-
-
-def _audits_of(pack: Pack) -> tuple[int, ...]:
-    """Those that it is run for."""
-    return pack.waiting if isinstance(pack, Part) else (pack.audit,)
 
 
 class PackQueue:
@@ -254,9 +246,8 @@ class PackQueue:
     @property
     def backlog(self) -> float:
         """Packs that are still to be handed out; inf where nobody has looked how many come."""
-        return (
-            len(self._returned) + sum(map(len, self._held.values())) if self._all_out else math.inf
-        )
+        held = sum(map(len, self._held.values()))
+        return len(self._returned) + held if self._all_out else math.inf
 
     def _any(self) -> Pack | None:
         pack = self._returned.popleft() if self._returned else next(self._packs, None)
@@ -283,16 +274,14 @@ class FailureBudget:
         recorded: Iterable[Failure] = (),
         reached: Mapping[int, int] | None = None,
     ) -> None:
-        self._resources = resources
-        self._labels = labels
-        self._tell = tell
-        self._streaks: dict[int, list[Failure]] = {}
-        self._lost_under: collections.Counter[tuple[str, Pack]] = collections.Counter()
+        self._resources, self._labels, self._tell = resources, labels, tell
+        self._streaks: dict[int, list[str]] = {}  # kinds of failures in a row, by audit
+        self._lost_under = collections.Counter[tuple[str, Pack]]()
         self.failures: list[Failure] = []  # of this try
         self.with_misses = 0  # packs of this try that are done, but for trials that failed
         self.losses = 0
-        self.trials_failed: collections.Counter[int] = collections.Counter()
-        self.trials_lost: collections.Counter[int] = collections.Counter()
+        self.trials_failed = collections.Counter[int]()
+        self.trials_lost = collections.Counter[int]()
         self.closed: set[int] = set()  # audits that are given up
         self.exhausted = False  # more packs failed than the sweep allows
         for failure in recorded:
@@ -311,8 +300,11 @@ class FailureBudget:
         """Counts a pack that raised."""
         self.failures.append(failure)
         self.trials_failed[failure.pack.audit] += failure.pack.size
-        if isinstance(failure.pack, Part):
-            self._unprepared(failure, failure.pack.waiting)
+        if isinstance(failure.pack, Part):  # audits that wait for it are not started; told once
+            new = [audit for audit in failure.pack.waiting if audit not in self.closed]
+            self.closed.update(new)
+            if new:
+                self._tell(outcomes.part_line([self._labels[audit] for audit in new], failure))
         else:
             self._in_a_row(failure)
         self._hold_to_budget()
@@ -365,22 +357,101 @@ class FailureBudget:
         count = f"{self.losses} of at most {limit}"
         self._tell(f"worker lost ({count}) with {len(lost.packs)} packs: {lost.reason}")
 
-    def _unprepared(self, failure: Failure, waiting: tuple[int, ...]) -> None:
-        """Audits that wait for a part that failed are not started; told once."""
-        new = [audit for audit in waiting if audit not in self.closed]
-        self.closed.update(new)
-        if new:
-            self._tell(outcomes.part_line([self._labels[audit] for audit in new], failure))
-
     def _in_a_row(self, failure: Failure) -> None:
         audit = failure.pack.audit
         streak = self._streaks.setdefault(audit, [])
-        if streak and streak[-1].kind != failure.kind:
+        if failure.kind not in streak:
             streak.clear()
-        streak.append(failure)
+        streak.append(failure.kind)
         if len(streak) >= SAME_FAILURES and audit not in self.closed:
             self.closed.add(audit)
             self._tell(
                 f"{self._labels[audit]}: stopped, {SAME_FAILURES} packs in a row failed the same "
                 f"way ({failure.message}); the other audits go on"
+            )
+
+
+def packs_to_check(plan: Plan, run: RunDirectory, failed: Iterable[Pack]) -> dict[Pack, bool]:
+    """What to run again before `failed`: a pack, and whether it is finished.
+
+    As many trials of an audit as are retried, but no more than `RETRIED`, rounded up to a pack.
+
+    The largest finished packs of an audit; where it has none, a failed one, which is run twice.
+    """
+    by_audit: dict[int, list[Pack]] = {}
+    for pack in failed:
+        by_audit.setdefault(pack.audit, []).append(pack)
+    chosen: dict[Pack, bool] = {}
+    for index, packs in by_audit.items():
+        finished = [Pack(index, *b) for b in compaction.finished(run, plan.audits[index])]
+        due = min(sum(pack.size for pack in packs), RETRIED)
+        again: list[Pack] = []
+        for pack in sorted(finished, key=lambda pack: (-pack.size, pack.first)):
+            if due > 0:
+                again.append(pack)
+                due -= pack.size
+        chosen |= dict.fromkeys(again or packs[:1], bool(again))
+    return chosen
+
+
+class CheckingDriver(Driver):
+    """Has packs run again and compared, in place of stored; a pack that was compared is done.
+
+    `different` has every pack that is not shown to repeat itself, and how it ended otherwise;
+    None while it was not run again.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        checks: Mapping[Pack, bool],
+        budget: FailureBudget,
+        stop: Stop,
+        show: Callable[[Progress], None] = lambda progress: None,
+        require: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(dispatcher, checks, budget, stop, show, require=require)
+        self._checks = checks
+        self.different: dict[Pack, str | None] = dict.fromkeys(checks)
+
+    def _submit(self, pack: Pack) -> None:
+        self._dispatcher.check(pack, finished=self._checks[pack])
+
+    def _settle(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Checked):
+            self.different[outcome.pack] = outcome.difference
+            if outcome.difference is None:
+                del self.different[outcome.pack]
+            outcome = Done(outcome.pack)
+        super()._settle(outcome)
+
+    def _record(self, failed: list[Failure]) -> None:
+        """A pack that cannot be run again proves nothing; that it failed is known or no matter."""
+        self.different |= {failure.pack: failure.message for failure in failed}
+
+    def _flush(self) -> None:
+        """Nothing was stored."""
+
+    def _progress(self) -> Progress:
+        """No audit is over for these packs, though trials are decided: that may be put off."""
+        seen = super()._progress()
+        audits = tuple(dataclasses.replace(audit, decided=None) for audit in seen.audits)
+        return dataclasses.replace(seen, audits=audits)
+
+    def _backlog(self) -> float:
+        """Packs that are retried come after these."""
+        return math.inf
+
+
+def refusals(plan: Plan, different: Mapping[Pack, str | None]) -> Iterator[str]:
+    """What the user is told of each audit whose failed packs stay misses."""
+    refused: set[int] = set()
+    for pack, difference in different.items():
+        if difference is not None and pack.audit not in refused:
+            refused.add(pack.audit)
+            yield (
+                f"{plan.audits[pack.audit].label}: trials {pack.first}-{pack.last}, run again, "
+                f"{difference}; a retry could pick among outcomes, so failed trials stay misses: "
+                "make the code a function of its seed, or start again with a new name and a new "
+                "seed"
             )

@@ -7,16 +7,32 @@ trainer or the aggregator. Scores go from trainers to the aggregator without pas
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
-from ..plan.model import Pack
+from ..plan.model import Pack, Plan
 from ..plan.outcomes import Failure
+from ..storage.run_directory import RunDirectory
+from ..sweep.spec import Sweep
 
 Role = Literal["Trainer", "Aggregator"]
 Handle = Any  # of a worker: what its executor makes of it
 TRAINER = "-trainer-"  # between the sweep's name and a number, in the names of trainers
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What workers are started for: so many packs of a planned sweep, whose results go to `run`.
+
+    `tell` takes a line for the user.
+    """
+
+    sweep: Sweep
+    plan: Plan
+    run: RunDirectory
+    packs: int
+    tell: Callable[[str], None] = lambda line: None
 
 
 class WorkerDiedError(Exception):

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from ..plan.model import Pack, Part, Plan
+from ..plan.model import Pack, Part
 from ..plan.outcomes import Failure
 from .aggregator_client import AggregatorClient
-from .executors import Lost
+from .executors import Lost, Work
 from .trainer import runs_of
-from .workers import Place, Places, Pool, Worker
+from .workers import Places, Pool, Worker
 
 FACTOR = 10  # times the slowest pack of the audit, trial for trial
 SHORTEST = 120.0  # seconds: opening an audit, a cold file cache, storage that fails for a minute
@@ -37,10 +37,7 @@ class FaultAttribution:
     fails there too, the fault is the pack's, and the failure counts. If it is done there, the first
     trainer is at fault.
 
-    Args:
-        places: counts faults by node.
-        tell: takes a line for the user about a trainer that is at fault.
-        changed: takes a trainer that is suspected, or no longer.
+    `tell` takes a line for the user, `changed` a trainer that is suspected, or no longer.
     """
 
     def __init__(
@@ -80,15 +77,12 @@ class FaultAttribution:
         if guilty.name in self._guilty:
             return None
         self._guilty.add(guilty.name)
-        here, there = guilty.place, by.place
-        assert here is not None
-        assert there is not None
         self._tell(
-            f"{guilty.name} on node {here.address} failed ({suspicion.failure.message}) at "
-            f"{pack.what}, which {by.name} on node {there.address} did: it is replaced"
+            f"{guilty.name} on node {guilty.address} failed ({suspicion.failure.message}) at "
+            f"{pack.what}, which {by.name} on node {by.address} did: it is replaced"
         )
-        if here.node != there.node:
-            self._places.fault(here)
+        if guilty.node != by.node:
+            self._places.fault(guilty.node, guilty.address)
         return guilty
 
     def other(self, suspicion: Suspicion, ready: list[Worker]) -> Worker | None:
@@ -96,18 +90,13 @@ class FaultAttribution:
 
         Trusted trainers that have done a pack, on another node, come first; idle ones of those.
         """
-        failed_on = suspicion.worker.place
 
         def doubt(worker: Worker) -> tuple[bool, bool, bool, int]:
-            same = _same_node(worker.place, failed_on)
+            same = worker.node == suspicion.worker.node
             return not worker.trusted, not worker.proven, same, len(worker.packs)
 
         others = [worker for worker in ready if worker is not suspicion.worker]
         return min(others, key=doubt, default=None)
-
-
-def _same_node(left: Place | None, right: Place | None) -> bool:
-    return left is not None and right is not None and left.node == right.node
 
 
 class Deadlines:
@@ -159,22 +148,18 @@ class HangDetection:
 
     Each audit whose first pack takes long is told of before. While the aggregator is silent, and
     for as long before, nobody is to blame.
-
-    Args:
-        tell: takes a line for the user.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        work: Work,
         deadlines: Deadlines,
         pool: Pool,
         attribution: FaultAttribution,
         aggregator: AggregatorClient,
-        tell: Callable[[str], None],
     ) -> None:
-        self._plan, self._deadlines, self._pool = plan, deadlines, pool
-        self._attribution, self._aggregator, self._tell = attribution, aggregator, tell
+        self._work, self._deadlines, self._pool = work, deadlines, pool
+        self._attribution, self._aggregator = attribution, aggregator
         self._looked = -math.inf
         self._slow: set[int] = set()  # audits of whose first pack the user was told
 
@@ -185,8 +170,12 @@ class HangDetection:
             return []
         self._looked = now
         since = self._aggregator.silent_until
-        overdue = list(self._pool.overdue(self._limit, since))
-        lost = [self._replace(worker, seconds) for worker, seconds in overdue]
+        lost = []
+        for worker, seconds in list(self._pool.overdue(self._limit, since)):
+            packs = self._pool.replace(worker)
+            self._deadlines.missed(packs[0])
+            reason = f"{worker.name} on node {worker.address} was silent for {seconds:.0f} s"
+            lost.append(Lost(packs, reason))
         for worker, _ in self._pool.overdue(lambda pack: SHORTEST, since):
             self._tell_of_first_pack(worker)
         return lost
@@ -195,20 +184,14 @@ class HangDetection:
         seconds = self._deadlines.seconds(pack)
         return seconds * (runs_of(pack) if self._attribution.suspicion(pack) else 1)
 
-    def _replace(self, worker: Worker, seconds: float) -> Lost:
-        assert worker.place is not None
-        packs = self._pool.replace(worker)
-        self._deadlines.missed(packs[0])
-        reason = f"{worker.name} on node {worker.place.address} was silent for {seconds:.0f} s"
-        return Lost(packs, reason)
-
     def _tell_of_first_pack(self, worker: Worker) -> None:
         pack = worker.running
         if pack is None or pack.audit in self._slow or not self._deadlines.unknown(pack):
             return
         self._slow.add(pack.audit)
-        self._tell(
-            f"{self._plan.audits[pack.audit].label}: {worker.name} has worked for {SHORTEST:.0f} s "
+        label = self._work.plan.audits[pack.audit].label
+        self._work.tell(
+            f"{label}: {worker.name} has worked for {SHORTEST:.0f} s "
             f"on its first pack and counts as hung after {self._limit(pack):.0f} s; "
             "resources.pack_deadline sets another limit"
         )

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Any
 
 from ..plan import provenance
 from ..plan.model import Plan
 from ..plan.provenance import Machine
-from ..storage.run_directory import RunDirectory
 from ..sweep.spec import Sweep
 from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .dispatcher import Dispatcher
-from .executors import Cluster, Handle, Node, Role
-from .head_liveness import HeadLiveness
+from .executors import Cluster, Handle, Node, Role, Work
+from .interruption import HeadLiveness
 from .progress import Activity, Progress
 from .trainer import Brief, Trainer
 from .workers import Places, ResourceRequest
@@ -31,16 +30,16 @@ class InlineExecutor:
 
     isolates = False
 
-    def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-        self._sweep, self._plan, self._run = sweep, plan, run
+    def __init__(self, work: Work) -> None:
+        self._work = work
         self._aggregator: _InlineAggregator
         self._answers: list[Future[Any]] = []
 
     def start(self, role: Role, name: str, avoid: Collection[str] = ()) -> Handle:
         if role == "Aggregator":
-            self._aggregator = _InlineAggregator(self._sweep, self._plan, self._run)
+            self._aggregator = _InlineAggregator(self._work.sweep, self._work.plan, self._work.run)
             return self._aggregator
-        return _InlineTrainer(self._sweep, self._plan, self._aggregator)
+        return _InlineTrainer(self._work.sweep, self._work.plan, self._aggregator)
 
     def call(self, worker: Handle, method: str, *arguments: Any, label: str = "") -> Future[Any]:
         answer: Future[Any] = Future()
@@ -94,14 +93,12 @@ class _InlineTrainer(Trainer):
         return _NODE.id, _NODE.host, provenance.machine(modules, gpu=self._gpu)
 
 
-def dispatcher(
-    sweep: Sweep, plan: Plan, run: RunDirectory, packs: int, tell: Callable[[str], None]
-) -> Dispatcher:
-    """A dispatcher for `packs` packs in this process.
+def dispatcher(work: Work) -> Dispatcher:
+    """A dispatcher in this process.
 
     Raises:
         RunDirectoryError: what lies in the run directory is damaged.
     """
-    executor = InlineExecutor(sweep, plan, run)
-    places = Places(executor, REQUEST, None, tell)
-    return Dispatcher(executor, sweep, plan, run, packs, places, HeadLiveness(), tell)
+    executor = InlineExecutor(work)
+    places = Places(executor, REQUEST, None, work.tell)
+    return Dispatcher(executor, work, places, HeadLiveness())

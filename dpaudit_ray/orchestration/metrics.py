@@ -11,7 +11,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any
 
 from .progress import AuditProgress, Progress
 
@@ -34,8 +34,6 @@ class Metric:
         """The name to query."""
         return PREFIX + self.name
 
-
-Samples = tuple[tuple[float, int], ...]  # Unix time and trials done, oldest first
 
 _AUDIT = ("sweep", "audit")
 TRIALS_PLANNED = Metric("dpaudit_trials_planned", "Trials of the audit that are to be done", _AUDIT)
@@ -85,20 +83,6 @@ _PER_AUDIT: dict[Metric, Callable[[AuditProgress], float]] = {
 }
 
 
-class Gauge(Protocol):
-    """What is needed of `ray.util.metrics.Gauge`."""
-
-    def set(self, value: float, tags: dict[str, str]) -> None:
-        """Sets the series with these labels."""
-
-
-class GaugeFactory(Protocol):
-    """The class `ray.util.metrics.Gauge` itself."""
-
-    def __call__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> Gauge:
-        """A gauge that is registered in this process."""
-
-
 class Publisher:
     """Publishes the latest snapshot of one sweep, and publishes it again until it is collected.
 
@@ -109,13 +93,11 @@ class Publisher:
     """
 
     def __init__(
-        self, gauge: GaugeFactory, sweep: str, clock: Callable[[], float] = time.time
+        self, gauge: Callable[..., Any], sweep: str, clock: Callable[[], float] = time.time
     ) -> None:
         self._gauges = {m: gauge(m.name, m.help, m.labels) for m in METRICS}
-        self._sweep = sweep
-        self._clock = clock
-        self._started = clock()
-        self._pace: Samples = ()
+        self._sweep, self._clock, self._started = sweep, clock, clock()
+        self._pace: tuple[tuple[float, int], ...] = ()  # Unix time and trials done, oldest first
         self._latest: Progress | None = None
         self._heart: threading.Thread | None = None
 
@@ -149,15 +131,10 @@ class Publisher:
             for metric, value in _PER_AUDIT.items():
                 yield metric, float(value(audit)), {"audit": audit.label}
         yield SWEEP_VERDICT, float(any(audit.refuted for audit in progress.audits)), {}
-        activity = progress.activity
+        activity, now = progress.activity, self._clock()
         yield PACKS_IN_FLIGHT, activity.packs_in_flight, {}
         yield TRAINERS_ALIVE, activity.trainers, {}
-        yield TRIALS_PER_SECOND, _rate(self._pace, self._clock()), {}
+        (start, first), (_, last) = self._pace[0], self._pace[-1]
+        yield TRIALS_PER_SECOND, (last - first) / (now - start) if now > start else 0.0, {}
         yield LAST_RESULT, activity.last_result or self._started, {}
         yield PACK_SECONDS, activity.pack_seconds or 0.0, {}
-
-
-def _rate(pace: Samples, now: float) -> float:
-    """Trials per second between the first and the last sample, spread until now."""
-    (start, first), (_, last) = pace[0], pace[-1]
-    return (last - first) / (now - start) if now > start else 0.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import json
 import logging
 import os
 import queue
@@ -18,10 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DpauditError, NoClusterError
-from ..plan.model import Plan
-from ..storage.run_directory import RunDirectory
-from ..sweep.spec import Sweep
-from . import head_liveness, ray_private
+from . import interruption
 from .dispatcher import Dispatcher
 from .executors import (
     TRAINER,
@@ -29,42 +28,31 @@ from .executors import (
     Cluster,
     Handle,
     Node,
+    NodeType,
     Role,
+    Work,
     WorkerDiedError,
 )
-from .head_liveness import HeadLiveness, HealthChecks
+from .interruption import HeadLiveness, HealthChecks
 from .trainer import Brief
 from .workers import Places, ResourceRequest, namespace_prefix
 
 NAMESPACE = "dpaudit"
 ANSWER_SECONDS = 10.0  # for a head that is joined
 SHUTDOWN_SECONDS = 10.0  # what is left of a cluster of our own ends with this process
+_STATUS = "__autoscaling_status"  # where Ray's first autoscaler leaves its report
+_BY_HAND = re.compile("node_[0-9a-f]+")  # the "type" of a node that no autoscaler has started
 _NODE_ID = "ray.io/node-id"  # the label that Ray gives every node
 
 
 class RayExecutor:
-    """Implements `Executor` on the connected cluster.
-
-    Args:
-        ray: the module, connected.
-        what: what the aggregator stores, in words.
-        request: what a trainer needs of a node.
-    """
+    """Implements `Executor` on the connected cluster; `request` is what a trainer needs."""
 
     isolates = True
 
-    def __init__(
-        self,
-        ray: Any,
-        sweep: Sweep,
-        plan: Plan,
-        run: RunDirectory,
-        what: str,
-        request: ResourceRequest,
-    ) -> None:
-        self._ray, self._sweep, self._plan, self._run = ray, sweep, plan, run
-        self._what, self._request = what, request
-        self._namespace = request.namespace(run.owner)
+    def __init__(self, ray: Any, work: Work, request: ResourceRequest) -> None:
+        self._ray, self._work, self._request = ray, work, request
+        self._namespace = request.namespace(work.run.owner)
         self._aggregator: Any = None
         # Ray tells of each answer in a thread of its own, which puts it here. `ray.wait` on 16,000
         # references takes 50 ms, however few of them are ready.
@@ -74,19 +62,20 @@ class RayExecutor:
         """Starts an actor. The aggregator is where the driver is, which sees the run directory."""
         from . import actors
 
-        ray = self._ray
+        ray, named = self._ray, {"name": name, "namespace": self._namespace}
         if role == "Trainer":
             options = trainer_options(self._request, avoid)
             return actors.Trainer.options(  # type: ignore[attr-defined]
-                **self._named(name), max_restarts=0, max_task_retries=0,
+                **named, max_restarts=0, max_task_retries=0,
                 scheduling_strategy="SPREAD", **options,
             ).remote(*self._shared, self._aggregator, self._datasets)  # fmt: skip
+        what = self._work.plan.what(self._work.packs)
         here = ray.get_runtime_context().get_node_id()
         beside = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
-            **self._named(name), num_cpus=0, max_restarts=-1, max_task_retries=-1,
+            **named, num_cpus=0, max_restarts=-1, max_task_retries=-1,
             scheduling_strategy=beside,
-        ).remote(self._run.location, self._run.owner, self._what)  # fmt: skip
+        ).remote(self._work.run.location, self._work.run.owner, what)  # fmt: skip
         return self._aggregator
 
     def call(self, worker: Handle, method: str, *arguments: Any, label: str = "") -> Future[Any]:
@@ -119,25 +108,16 @@ class RayExecutor:
 
     def nodes(self) -> Cluster:
         """The nodes of the cluster, and the trainers of other sweeps on it."""
-        nodes = tuple(
-            Node(
-                node["NodeID"],
-                node["NodeManagerAddress"],
-                node["NodeManagerPort"],
-                node["Resources"],
-                node["Labels"],
-            )
-            for node in self._ray.nodes()
-            if node["Alive"]
-        )
+        keys = ("NodeID", "NodeManagerAddress", "NodeManagerPort", "Resources", "Labels")
+        nodes = (Node(*map(node.get, keys)) for node in self._ray.nodes() if node["Alive"])
         trainers = tuple(
             (namespace, name)
             for namespace, name in self._named_actors()
             if TRAINER in name and namespace != self._namespace
         )
-        types = ray_private.node_types(self._ray) if self._grows else ()
-        draining = frozenset(ray_private.draining(self._ray))
-        return Cluster(nodes, draining, self._grows, types, trainers)
+        types = _node_types(self._ray) if self._grows else ()
+        draining = frozenset(self._ray._private.state.state.get_draining_nodes())
+        return Cluster(tuple(nodes), draining, self._grows, types, trainers)
 
     def end_actors_of(self, owner: str) -> int:
         """Ends all actors of a driver whose run is ours now; returns how many trainers it had."""
@@ -153,22 +133,20 @@ class RayExecutor:
 
     @functools.cached_property
     def _grows(self) -> bool:
-        return ray_private.autoscales(self._ray)
+        return _autoscales(self._ray)
 
     @functools.cached_property
     def _shared(self) -> tuple[Any, Any]:
-        brief = Brief.from_plan(self._plan, self._sweep)
-        return self._ray.put(self._sweep.raw), self._ray.put(brief)
+        brief = Brief.from_plan(self._work.plan, self._work.sweep)
+        return self._ray.put(self._work.sweep.raw), self._ray.put(brief)
 
     @functools.cached_property
     def _datasets(self) -> dict[str, Any]:
         """References by key: Ray keeps one copy on every node, and all trainers there map it."""
-        owners = [owner for cell in self._sweep.cells for owner in (cell.mechanism, cell.adversary)]
+        cells = self._work.sweep.cells
+        owners = [owner for cell in cells for owner in (cell.mechanism, cell.adversary)]
         data = {key: value for owner in owners for key, value in owner.datasets().items()}
         return {key: self._ray.put(value) for key, value in data.items()}
-
-    def _named(self, name: str) -> dict[str, str]:
-        return {"name": name, "namespace": self._namespace}
 
     def _named_actors(self) -> list[tuple[str, str]]:
         actors = self._ray.util.list_named_actors(all_namespaces=True)
@@ -197,27 +175,21 @@ class _Answer(Future[Any]):
 
 
 def _translated(error: BaseException, exceptions: Any) -> BaseException:
+    if not isinstance(error, exceptions.RayError):
+        return error
+    ours: Exception
     if isinstance(error, exceptions.RayTaskError):
-        ours = _own_cause(error)
-        if ours is None:
-            ours = CallFailedError(last_line(error))
-            ours.__cause__ = error
-        return ours
-    if isinstance(error, exceptions.RayError):
+        cause: Any = error
+        # Ray wraps an error once per process that it passed through.
+        while (cause := getattr(cause, "cause", None)) is not None:
+            if isinstance(cause, DpauditError) and not hasattr(cause, "cause"):
+                return cause
+        ours = CallFailedError(last_line(error))
+    else:
         taken_back = not getattr(error, "actor_init_failed", True)
-        died = WorkerDiedError(last_line(error), taken_back, getattr(error, "preempted", False))
-        died.__cause__ = error
-        return died
-    return error
-
-
-def _own_cause(error: BaseException) -> Exception | None:
-    """The error of our own that Ray wrapped, once per process it passed through."""
-    cause: Any = error
-    while (cause := getattr(cause, "cause", None)) is not None:
-        if isinstance(cause, DpauditError) and not hasattr(cause, "cause"):
-            return cause
-    return None
+        ours = WorkerDiedError(last_line(error), taken_back, getattr(error, "preempted", False))
+    ours.__cause__ = error
+    return ours
 
 
 def last_line(error: BaseException) -> str:
@@ -244,17 +216,13 @@ def trainer_options(request: ResourceRequest, avoid: Collection[str] = ()) -> di
     }
 
 
-def dispatcher(  # noqa: PLR0913 (a run, and what its driver knows)
+def dispatcher(
     ray: Any,
-    sweep: Sweep,
-    plan: Plan,
-    run: RunDirectory,
-    packs: int,
-    tell: Callable[[str], None],
+    work: Work,
     leaving: Callable[[], bool] = lambda: False,
     before: str | None = None,
 ) -> Dispatcher:
-    """A dispatcher for `packs` packs on the connected cluster.
+    """A dispatcher on the connected cluster.
 
     Once the sweep was asked to stop, which `leaving` tells, a head that does not answer is not
     waited for. Actors of the driver whose run was taken over, `before`, are ended.
@@ -263,44 +231,37 @@ def dispatcher(  # noqa: PLR0913 (a run, and what its driver knows)
         NoClusterError: the cluster can never hold a trainer.
         RunDirectoryError: what lies in the run directory is damaged.
     """
-    context = ray.get_runtime_context()
-    channel = functools.partial(ray_private.channel, ray)
-    liveness = HeadLiveness(context.gcs_address, channel, tell)
+    from .actors import Trainer
+
+    context, worker = ray.get_runtime_context(), ray._private.worker.global_worker
+    liveness = HeadLiveness(context.gcs_address, _channel, work.tell)
     liveness.leaving = leaving
     try:
-        request = ResourceRequest.from_spec(sweep.resources)
-        executor = RayExecutor(ray, sweep, plan, run, plan.what(packs), request)
-        limit = sweep.resources.max_concurrent_trainers
-        places = Places(executor, request, None if limit == "auto" else limit, tell)
-        _require_sense(request)
+        request = ResourceRequest.from_spec(work.sweep.resources)
+        executor = RayExecutor(ray, work, request)
+        limit = work.sweep.resources.max_concurrent_trainers
+        places = Places(executor, request, None if limit == "auto" else limit, work.tell)
+        try:  # Ray has rules of its own, such as against three TPUs
+            Trainer.options(**trainer_options(request))  # type: ignore[attr-defined]
+        except ValueError as error:
+            raise NoClusterError(
+                f"Ray refuses the resources of a trainer ({last_line(error)}); change resources in "
+                "the sweep file"
+            ) from error
         places.require_room()
         if before is not None and (ended := executor.end_actors_of(before)):
-            tell(f"{ended} trainers of the driver that had this run before are ended")
-        liveness.guard(places.daemons[context.get_node_id()], ray_private.object_store(ray))
-        return Dispatcher(executor, sweep, plan, run, packs, places, liveness, tell)
+            work.tell(f"{ended} trainers of the driver that had this run before are ended")
+        store = str(worker.node.plasma_store_socket_name)
+        liveness.guard(places.daemons[context.get_node_id()], store)
+        return Dispatcher(executor, work, places, liveness)
     except BaseException:  # Ctrl-C too: nothing is left to watch
         liveness.close()
         raise
 
 
-def _require_sense(request: ResourceRequest) -> None:
-    """Raises NoClusterError for resources that Ray has rules against, such as three TPUs."""
-    from .actors import Trainer
-
-    try:
-        Trainer.options(**trainer_options(request))  # type: ignore[attr-defined]
-    except ValueError as error:
-        raise NoClusterError(
-            f"Ray refuses the resources of a trainer ({last_line(error)}); change resources in the "
-            "sweep file"
-        ) from error
-
-
 @contextlib.contextmanager
 def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
-    """Joins the cluster at `address` (or RAY_ADDRESS), else starts one in this machine.
-
-    Yields the module `ray`, connected.
+    """Yields the module `ray`, connected to `address` (or RAY_ADDRESS), or to a cluster in here.
 
     A process that is connected already stays so, before and after. Ray's authentication is
     always decided here, and nothing is written into the user's home: a cluster of our own gets
@@ -322,7 +283,9 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    ray_private.reread_environment(ray)
+    # Ray keeps what it saw when it was imported, perhaps long before by the user.
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
     if address is None:
         _start(ray, dashboard)
     else:
@@ -359,25 +322,19 @@ def _init(ray: Any, **options: Any) -> None:
 
 def _join(ray: Any, address: str) -> None:
     try:
-        _require_answer(ray, address)
+        host, _, port = address.rpartition(":")
+        if host and port.isdigit():  # else "auto": Ray looks for it
+            # Ray would try for minutes, or for ever where the head is a stopped process.
+            with contextlib.closing(HealthChecks(_channel)) as checks:
+                checks.ask({address}, ANSWER_SECONDS)
+                if checks.silent[address]:
+                    raise TimeoutError("nothing answers there")
         _init(ray, address=address)
     except Exception as error:  # process boundary: Ray raises what it likes
         raise NoClusterError(
             f"cannot reach a Ray cluster at {address} ({last_line(error)}); check the address, and "
             "RAY_AUTH_MODE=token with RAY_AUTH_TOKEN if it is protected"
         ) from error
-
-
-def _require_answer(ray: Any, address: str) -> None:
-    """Raises TimeoutError where Ray would try for minutes, or for ever: of a stopped process."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return  # "auto": Ray looks for it
-    channel = functools.partial(ray_private.channel, ray)
-    with contextlib.closing(HealthChecks(channel)) as checks:
-        checks.ask({address}, ANSWER_SECONDS)
-        if checks.silent[address]:
-            raise TimeoutError("nothing answers there")
 
 
 def _start(ray: Any, dashboard: bool) -> None:
@@ -400,8 +357,40 @@ def _leave(ray: Any) -> None:
     """Shuts Ray down, and does not wait for ever where it waits for what does not answer."""
     ending = threading.Thread(target=ray.shutdown, name="shutdown", daemon=True)
     ending.start()
-    lost = head_liveness.head_lost.is_set()
-    ending.join(head_liveness.LEAVE_SECONDS / 2 if lost else SHUTDOWN_SECONDS)
+    lost = interruption.head_lost.is_set()
+    ending.join(interruption.LEAVE_SECONDS / 2 if lost else SHUTDOWN_SECONDS)
     if ending.is_alive():
-        head_liveness.head_lost.set()
-        ray_private.abandon(ray)
+        interruption.head_lost.set()
+        atexit.unregister(ray._private.worker.shutdown)
+
+
+def _channel(address: str) -> Any:
+    """A gRPC channel to a server of Ray's, with its token and certificates as Ray has them."""
+    from ray._private.grpc_utils import init_grpc_channel
+
+    # A connection that was lost is made again at once, and not after up to two minutes.
+    again = [(f"grpc.{which}_reconnect_backoff_ms", 500) for which in ("initial", "min", "max")]
+    return init_grpc_channel(address, options=again)
+
+
+def _node_types(ray: Any) -> tuple[NodeType, ...]:
+    """The kinds of nodes in the cluster's configuration; none where it is not known.
+
+    Ray's second autoscaler publishes them, the first does not.
+    """
+    config = ray._private.state.state.get_cluster_config()
+    return tuple(
+        NodeType(group.name, dict(group.resources), group.max_count)
+        for group in (config.node_group_configs if config else ())
+        if group.max_count != 0 and not _BY_HAND.fullmatch(group.name)
+    )
+
+
+def _autoscales(ray: Any) -> bool:
+    """Whether an autoscaler adds nodes to this cluster."""
+    if _node_types(ray):
+        return True
+    status = ray._private.worker.global_worker.gcs_client.internal_kv_get(_STATUS.encode(), None)
+    report = json.loads(status or "{}").get("autoscaler_report") or {}
+    types = (report.get("node_type_mapping") or {}).values()
+    return any(not _BY_HAND.fullmatch(name) for name in types)

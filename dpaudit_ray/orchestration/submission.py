@@ -7,7 +7,6 @@ lies in the run directory, and the metadata of a job says which run it was an at
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import json
 import logging
@@ -41,42 +40,39 @@ _MISSING = re.compile(r"No module named '?([\w.]+)")
 # Refusals of the Jobs API that pass: its agent is starting, or another submission was faster.
 _STARTING, _TAKEN = "No available agent", "already exists"
 _LINE_OF_RAY = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\s+(INFO|DEBUG)\s+\S+\.py:\d+ -- ")
+# By HTTP status: of a head whose token is missing, or another one.
+_REFUSALS = {
+    401: "wants a token; export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH), "
+    "the same as on the head",
+    403: "refuses this token; take the one that the head was started with",
+}
 # Keys of a job's metadata.
 _RUN, _ATTEMPT, _FINGERPRINT, _SETTINGS = "run", "attempt", "fingerprint", "settings"
 
 Tell = Callable[[str], None]
 
 
-@dataclasses.dataclass(frozen=True)
 class SweepJob:
-    """A sweep, checked here, and the command that runs it on the cluster's head.
+    """A sweep, checked as far as that needs no cluster, and the command that runs it on the head.
 
-    Build it with `prepare`. `file` is relative to the working directory, `options` are more options
-    of `dpaudit run`, and `python` is that of the head (trainers take the one that Ray runs on).
+    Args:
+        file: the sweep file, in the folder of `package`.
+        options: more options of `dpaudit run`.
+        python: that of the head; trainers take the one that Ray runs on.
+
+    Raises:
+        SpecError: the sweep file is not in the working directory, or results would be lost.
     """
 
-    sweep: Sweep
-    file: str
-    storage_path: str
-    changes: tuple[str, ...]
-    package: WorkingDirPackage
-    options: tuple[str, ...] = ()
-    python: str = "python"
-
-    @classmethod
-    def prepare(
-        cls,
+    def __init__(
+        self,
         sweep: Sweep,
         file: str,
         storage_path: str,
         package: WorkingDirPackage,
-        changes: Sequence[str] = (),
-    ) -> SweepJob:
-        """Checks what can be checked without the cluster.
-
-        Raises:
-            SpecError: the sweep file is not in the working directory, or results would be lost.
-        """
+        options: Sequence[str] = (),
+        python: str = "python",
+    ) -> None:
         # As they are called, without following links: links inside the folder are sent.
         folder, path = Path(os.path.abspath(package.folder)), Path(os.path.abspath(file))
         if not path.is_relative_to(folder):
@@ -97,27 +93,12 @@ class SweepJob:
                 "nodes mount (/shared/runs), or an address (s3://bucket/runs)",
             )
         place = normalized_storage_path(storage_path)
-        return cls(sweep, relative.as_posix(), place, tuple(changes), package)
-
-    @property
-    def entrypoint(self) -> str:
-        """The command that starts the driver."""
-        command = [self.python, "-m", "dpaudit_ray", "run", self.file, "--report"]
-        command += ["--storage-path", self.storage_path]
-        for change in self.changes:
-            command += ["--set", change]
-        return shlex.join([*command, *self.options])
-
-    @property
-    def run(self) -> str:
-        """Where the run directory is."""
-        return f"{self.storage_path}/{self.sweep.name}"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables of the driver. `ray job stop` kills after 3 s unless it is told otherwise."""
-        wait = self.sweep.resources.grace_seconds + STOP_MARGIN_SECONDS
-        return {"RAY_JOB_STOP_WAIT_TIME_S": f"{wait:.0f}", "PYTHONUNBUFFERED": "1"}
+        command = [python, "-m", "dpaudit_ray", "run", relative.as_posix(), "--report"]
+        self.sweep, self.package, self.run = sweep, package, f"{place}/{sweep.name}"
+        self.entrypoint = shlex.join([*command, "--storage-path", place, *options])
+        # `ray job stop` kills after 3 s unless it is told otherwise.
+        wait = sweep.resources.grace_seconds + STOP_MARGIN_SECONDS
+        self.environment = {"RAY_JOB_STOP_WAIT_TIME_S": f"{wait:.0f}", "PYTHONUNBUFFERED": "1"}
 
 
 class Cluster:
@@ -173,7 +154,7 @@ class Cluster:
             job.package.write(archive)
             while True:
                 try:
-                    return self._running(job) or self._start(job, archive)
+                    return self._attempt(job, archive)
                 except (RuntimeError, OSError) as error:
                     reason = _reason(error)
                     passing = _STARTING in str(error) or _TAKEN in str(error)
@@ -196,49 +177,41 @@ class Cluster:
         log = JobLog(write)
         while True:
             over = self._info(submission).status in _OVER
-            asyncio.run(self._pass_on(submission, log))
+            log.rewind()
+            asyncio.run(self._feed(log, submission))
             if over:
                 log.close()
                 return self._exit_code(submission)
             time.sleep(POLL_SECONDS)
 
-    async def _pass_on(self, submission: str, log: JobLog) -> None:
-        """Feeds the log until it or the connection ends."""
+    async def _feed(self, log: JobLog, submission: str) -> None:
         import aiohttp
 
-        log.rewind()
         try:
             async for text in self._client.tail_job_logs(submission):
                 log.feed(text)
         except (RuntimeError, aiohttp.ClientError) as error:
             logging.getLogger("dpaudit").debug("log of %s: %s", submission, error)
 
-    def _attempts(self, job: SweepJob) -> list[Any]:
-        """All jobs that were attempts at the same run."""
-        return [
-            info
-            for info in self._client.list_jobs()
-            if info.submission_id and (info.metadata or {}).get(_RUN) == job.run
-        ]
-
-    def _running(self, job: SweepJob) -> str | None:
-        """The attempt that runs now, if it does what this one would do."""
-        for info in self._attempts(job):
-            if info.status in _OVER:
+    def _attempt(self, job: SweepJob, archive: Path) -> str:
+        """The attempt that runs now, if it does what this one would do; else starts the next."""
+        metadata = job_metadata(job.sweep, job.run)
+        number = 1
+        for info in self._client.list_jobs():
+            theirs = info.metadata or {}
+            if not info.submission_id or theirs.get(_RUN) != job.run:
                 continue
-            if other := metadata_difference(info.metadata, job_metadata(job.sweep, job.run)):
-                raise RunDirectoryError(
-                    f"job {info.submission_id} works on {job.run} with other settings ({other}); "
-                    "wait for its end or stop it, and run this command again: "
-                    f"{self.stop_command(info.submission_id)}"
-                )
-            self._tell(f"already running as job {info.submission_id}")
-            return str(info.submission_id)
-        return None
-
-    def _start(self, job: SweepJob, archive: Path) -> str:
-        numbers = [info.metadata.get(_ATTEMPT, "") for info in self._attempts(job)]
-        number = 1 + max((int(n) for n in numbers if n.isdecimal()), default=0)
+            if info.status not in _OVER:
+                if other := metadata_difference(theirs, metadata):
+                    raise RunDirectoryError(
+                        f"job {info.submission_id} works on {job.run} with other settings "
+                        f"({other}); wait for its end or stop it, and run this command again: "
+                        f"{self.stop_command(info.submission_id)}"
+                    )
+                self._tell(f"already running as job {info.submission_id}")
+                return str(info.submission_id)
+            before = theirs.get(_ATTEMPT, "")
+            number = max(number, 1 + int(before) if before.isdecimal() else 1)
         # The run's hash is in the id: no two jobs have the same one, whatever run they work on.
         run_hash = hashlib.sha256(job.run.encode()).hexdigest()[:8]
         submission = f"{job.sweep.name}-{run_hash}-{number}"
@@ -246,7 +219,7 @@ class Cluster:
             entrypoint=job.entrypoint,
             submission_id=submission,
             runtime_env={"working_dir": str(archive), "env_vars": job.environment},
-            metadata=job_metadata(job.sweep, job.run) | {_ATTEMPT: str(number)},
+            metadata=metadata | {_ATTEMPT: str(number)},
         )
         self._tell(f"job {submission} submitted, attempt {number}")
         return submission
@@ -262,8 +235,7 @@ class Cluster:
         if code is None:
             line = message[0] if message else "no reason is known"
             raise ClusterError(f"job {submission} failed ({line}); the same command tries again")
-        if code < 0 or code > _SIGNALLED:
-            number = -code if code < 0 else code - _SIGNALLED
+        if (number := -code if code < 0 else code - _SIGNALLED) > 0:
             self._tell(f"the driver was killed by signal {number}; the same command resumes")
             return Exit.STOPPED
         missing = _MISSING.search(message[-1] if message else "")
@@ -296,27 +268,26 @@ class JobLog:
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
-        self._passed = self._position = 0  # characters
+        self._passed = self._position = 0  # lines
         self._line = ""
 
     def rewind(self) -> None:
         """From here on, the log comes from its beginning once more."""
-        self._position = 0
+        self._position, self._line = 0, ""
 
     def feed(self, text: str) -> None:
         """Takes the next piece of the log."""
-        new = text[max(0, self._passed - self._position) :]
-        self._position += len(text)
-        self._passed = max(self._passed, self._position)
-        *lines, self._line = (self._line + new).split("\n")
+        *lines, self._line = (self._line + text).split("\n")
         for line in lines:
-            self._pass_on(line + "\n")
+            self._position += 1
+            if self._position > self._passed:
+                self._passed = self._position
+                self._pass_on(line + "\n")
 
     def close(self) -> None:
         """Passes on a last line that has no end."""
         if self._line:
             self._pass_on(self._line)
-        self._line = ""
 
     def _pass_on(self, line: str) -> None:
         if not _LINE_OF_RAY.match(line):
@@ -361,8 +332,12 @@ def metadata_difference(theirs: Mapping[str, str], mine: Mapping[str, str]) -> s
     if there != here:
         return f"another sweep, fingerprint {there[:8]} there, {here[:8]} here"
     before, now = (_settings(metadata) for metadata in (theirs, mine))
+
+    def shown(settings: Mapping[str, Any], key: str) -> str:
+        return json.dumps(settings[key]) if key in settings else "not set"
+
     return ", ".join(
-        f"{key}: {_setting(before, key)} there, {_setting(now, key)} here"
+        f"{key}: {shown(before, key)} there, {shown(now, key)} here"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     )
@@ -370,14 +345,9 @@ def metadata_difference(theirs: Mapping[str, str], mine: Mapping[str, str]) -> s
 
 def _settings(metadata: Mapping[str, str]) -> dict[str, Any]:
     try:
-        settings = json.loads(metadata.get(_SETTINGS, ""))
-    except ValueError:
+        return dict(json.loads(metadata.get(_SETTINGS, "")))
+    except (ValueError, TypeError):
         return {}
-    return settings if isinstance(settings, dict) else {}
-
-
-def _setting(settings: Mapping[str, Any], key: str) -> str:
-    return json.dumps(settings[key]) if key in settings else "not set"
 
 
 def require_dashboard(address: str, tell: Tell) -> None:
@@ -389,19 +359,10 @@ def require_dashboard(address: str, tell: Tell) -> None:
         NoClusterError: nobody answers, or the token is missing or wrong.
     """
     token = _token()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    code = _version_status(address, headers)
-    if code == 401:
-        raise NoClusterError(
-            f"{address} wants a token; export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
-            "RAY_AUTH_TOKEN_PATH), the same as on the head"
-        )
-    if code == 403:
-        raise NoClusterError(
-            f"{address} refuses this token; take the one that the head was started with"
-        )
+    code = _version_status(address, {"Authorization": f"Bearer {token}"} if token else {})
     if code != 200:
-        raise NoClusterError(f"{address} is not a Ray dashboard (it answered with HTTP {code})")
+        other = f"is not a Ray dashboard (it answered with HTTP {code})"
+        raise NoClusterError(f"{address} {_REFUSALS.get(code, other)}")
     if _version_status(address, {}) == 200:
         tell(f"warning: {address} takes jobs from anybody; start the head with RAY_AUTH_MODE=token")
 

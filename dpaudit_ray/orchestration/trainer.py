@@ -96,10 +96,7 @@ class PackTrainer:
         prepared: Callable[[int], tuple[Arrays, ...]] = lambda audit: (),
         call: CallAggregator | None = None,
     ) -> None:
-        self._call = call
-        self._raw = raw_sweep
-        self._brief = brief
-        self._prepared = prepared
+        self._raw, self._brief, self._prepared, self._call = raw_sweep, brief, prepared, call
         self._at_hand: tuple[int, tuple[Arrays, ...]] | None = None  # parts, by audit
         self._opened: tuple[int, Session] | None = None
         self.resumed = False  # whether the last pack went on from a checkpoint
@@ -122,19 +119,23 @@ class PackTrainer:
         else:
             scored = session.run(members, noise, audit.horizons)
         outcome = scored if isinstance(scored, Measured) else Measured(scored)
-        _check_measures(self._mechanism(pack.audit), outcome)
+        mechanism = self._mechanism(pack.audit)
+        shapes = {name: values.shape for name, values in outcome.utility.items()}
+        if shapes != dict.fromkeys(mechanism.measured, outcome.scores.shape):
+            raise TypeError(
+                f"{mechanism.name} told of {shapes} beside scores of shape {outcome.scores.shape}; "
+                f"it measures {', '.join(mechanism.measured) or 'nothing'}, each of that shape"
+            )
         return _scores(pack, members, audit.horizons, outcome)
 
     def prepare(self, part: Part) -> Arrays:
         """One part of a preparation: no bit is drawn for it, and none is at hand."""
         audit, adversary = self._brief.audits[part.audit], self._sweep.cells[part.audit].adversary
         assert audit.preparation is not None
-        seed = seeds.derive("prepare", self._brief.seed, audit.preparation.id, part.first)
-        gpu = self._sweep.resources.num_gpus > 0
+        run_seed, gpu = self._brief.seed, self._sweep.resources.num_gpus > 0
+        seed = seeds.derive("prepare", run_seed, audit.preparation.id, part.first)
         mechanism = self._mechanism(part.audit)
-        prepared = mechanism.prepare_part(
-            adversary, part.first, PartSeeds(self._brief.seed, seed), gpu
-        )
+        prepared = mechanism.prepare_part(adversary, part.first, PartSeeds(run_seed, seed), gpu)
         return arrays.checked(prepared, f"the preparation of {mechanism.name}")
 
     def attempt(self, pack: Pack) -> PackScores | Failure:
@@ -175,9 +176,9 @@ class PackTrainer:
             if compare is not None and not isinstance(first, Failure):
                 return compare(pack, first)
             second = self.attempt(pack) if compare is None else None
-        failed = [run for run in (first, second) if isinstance(run, Failure)]
         if isinstance(first, PackScores) and isinstance(second, PackScores):
             return first.difference(second)
+        failed = [run for run in (first, second) if isinstance(run, Failure)]
         return None if len(failed) == 2 else f"raised ({failed[0].message}) once, and once did not"
 
     def by_steps(self, audit: int) -> bool:
@@ -242,12 +243,9 @@ class PackTrainer:
         if self._opened is None or self._opened[0] != index:
             self._opened = None
             mechanism, audit = self._mechanism(index), self._brief.audits[index]
-            opening = (
-                self._sweep.cells[index].adversary,
-                self._brief.seed,
-                seeds.derive("craft", self._brief.seed, audit.fingerprint),
-                self._sweep.resources.num_gpus > 0,
-            )
+            adversary, seed = self._sweep.cells[index].adversary, self._brief.seed
+            craft_seed = seeds.derive("craft", seed, audit.fingerprint)
+            opening = adversary, seed, craft_seed, self._sweep.resources.num_gpus > 0
             if audit.preparation is None:
                 session = mechanism.open(*opening)
             else:
@@ -269,8 +267,8 @@ class Trainer:
     def run_pack(self, pack: Pack) -> Done | Failure:
         """Returns when the pack is stored, or with the failure of the user's code."""
         if isinstance(pack, Part):
-            return self._run(pack, self._packs.attempt_part, "keep", 1)
-        return self._run(pack, self._packs.attempt, "fold", 1)
+            return self._run(pack, self._packs.attempt_part, "keep")
+        return self._run(pack, self._packs.attempt, "fold")
 
     def retry_pack(self, pack: Pack, before: Failure) -> Done | Failure:
         """Runs a pack that failed elsewhere, several times, and stores it where they agree."""
@@ -280,18 +278,17 @@ class Trainer:
 
     def check_pack(self, pack: Pack, finished: bool) -> Checked:
         """Runs a pack again and compares; stores nothing."""
-
-        def compare(pack: Pack, again: PackScores) -> str | None:
-            difference: str | None = self._call("difference", pack, again)
-            return difference
-
-        return Checked(pack, self._packs.difference(pack, compare if finished else None))
+        compare = functools.partial(self._call, "difference") if finished else None
+        return Checked(pack, self._packs.difference(pack, compare))
 
     def _run(
-        self, pack: P, train: Callable[[P], PackScores | Arrays | Failure], store: str, runs: int
+        self,
+        pack: P,
+        train: Callable[[P], PackScores | Arrays | Failure],
+        store: str,
+        runs: int = 1,
     ) -> Done | Failure:
-        started = time.perf_counter()
-        label = self._brief.audits[pack.audit].label
+        started, label = time.perf_counter(), self._brief.audits[pack.audit].label
         what = f"{label}, {pack.what}"
         _log.info("%s: starts", what)
         result = train(pack)
@@ -307,11 +304,7 @@ class Trainer:
 
 
 class _AllMissedError(Exception):
-    """Every trial of a pack failed; `first` is the first of them."""
-
-    def __init__(self, first: Missed) -> None:
-        super().__init__(first.message)
-        self.first = first
+    """Every trial of a pack failed; its argument is the first `Missed`."""
 
 
 def _require_some(outcome: Measured) -> None:
@@ -334,21 +327,13 @@ def _scores(
     return PackScores(pack.first, members, steps, scores, utility, reasons, outputs)
 
 
-def _check_measures(mechanism: Mechanism, outcome: Measured) -> None:
-    shapes = {name: values.shape for name, values in outcome.utility.items()}
-    if shapes != dict.fromkeys(mechanism.measured, outcome.scores.shape):
-        raise TypeError(
-            f"{mechanism.name} told of {shapes} beside scores of shape {outcome.scores.shape}; it "
-            f"measures {', '.join(mechanism.measured) or 'nothing'}, each of that shape"
-        )
-
-
 def _attempt(work: Callable[[P], T], pack: P) -> T | Failure:
     try:
         return work(pack)
     except _AllMissedError as error:
-        message = f"{error}, as all {pack.size} trials" if pack.size > 1 else str(error)
-        return Failure(pack, error.first.kind, message, lines(error.first.output))
+        first: Missed = error.args[0]
+        message = f"{first.message}, as all {pack.size} trials" if pack.size > 1 else first.message
+        return Failure(pack, first.kind, message, lines(first.output))
     except (Exception, SystemExit) as error:  # noqa: BLE001 (boundary: a user's error is data)
         kind = type(error).__name__
         detail = "".join(traceback.format_exception(error)[-8:])

@@ -21,12 +21,12 @@ from typing import Any
 
 from ..errors import NoClusterError, RunDirectoryError
 from ..plan import provenance
-from ..plan.model import Pack, Plan
+from ..plan.model import Pack
 from ..plan.provenance import Machine
 from ..storage.run_directory import RunDirectory
 from ..sweep.resources import ResourceSpec
 from ..sweep.spec import Sweep
-from .executors import TRAINER, Cluster, Executor, Handle
+from .executors import TRAINER, Cluster, Executor, Handle, Work
 
 PACKS_PER_TRAINER = 2  # one running, one waiting: no trainer idles while the driver reacts
 RESIZE_SECONDS = 2.0
@@ -71,7 +71,14 @@ class ResourceRequest:
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels is one that the selector names."""
-        return all(_selects(value, labels.get(key)) for key, value in self.labels.items())
+        for key, selector in self.labels.items():
+            match = _SELECTOR.fullmatch(selector)
+            assert match is not None, selector
+            negated, several, single = match.groups()
+            names = [single] if several is None else [name.strip() for name in several.split(",")]
+            if (labels.get(key) in names) == bool(negated):
+                return False
+        return True
 
     def namespace(self, owner: str | None) -> str:
         """A name for the actors of a sweep: whose they are, and how much its trainers take.
@@ -86,14 +93,6 @@ class ResourceRequest:
 def namespace_prefix(owner: str) -> str:
     """What the namespaces of a driver begin with."""
     return f"dpaudit-{owner[:8]}"
-
-
-def _selects(selector: str, value: str | None) -> bool:
-    match = _SELECTOR.fullmatch(selector)
-    assert match is not None, selector
-    negated, several, single = match.groups()
-    names = [single] if several is None else [name.strip() for name in several.split(",")]
-    return (value not in names) if negated else (value in names)
 
 
 def fair_part(others: Iterable[float]) -> float:
@@ -125,24 +124,15 @@ def fair_share(request: ResourceRequest, cluster: Cluster, room: int) -> tuple[i
         wanted = room * request.resources.get(resource, 0.0)
         if not total or not wanted:
             continue
-        held = [
+        fair = fair_part(
             count * float(amounts[resource]) / total
             for namespace, count in trainers.items()
             if (amounts := _NAMESPACE.fullmatch(namespace))
-        ]
-        fair = fair_part(held)
+        )
         if wanted / total > fair + _CLOSE:  # else it is not contended
             part = min(part, fair)
     part *= room
     return max(1, math.ceil(part - _CLOSE)), max(1, math.floor(part + _CLOSE))
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a trainer runs: the id of a node, and its address."""
-
-    node: str
-    address: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,12 +148,9 @@ class Room:
 
 
 class Places:
-    """Counts what fits. Trainers never touch the run directory, so any node will do.
+    """Counts what fits: at most `limit` trainers, each of which needs what `request` says.
 
-    Args:
-        request: what a trainer needs.
-        limit: trainers at most.
-        tell: takes a line for the user about a node that is left out.
+    They never touch the run directory, so any node will do. `tell` takes a line for the user.
     """
 
     def __init__(
@@ -236,45 +223,45 @@ class Places:
                 "node of the cluster fits one yet"
             )
 
-    def alive(self, place: Place) -> bool:
+    def alive(self, node: str) -> bool:
         """Whether the node of a trainer that died is still there.
 
         A cluster itself notices after a quarter of a minute, so the node is asked, once.
         """
-        if place.node in self._gone:
+        if node in self._gone:
             return False
-        for node in self._executor.nodes().nodes:
-            if node.id == place.node:
+        for there in self._executor.nodes().nodes:
+            if there.id == node:
                 with contextlib.suppress(OSError):
-                    socket.create_connection((node.host, node.port), ANSWER_SECONDS).close()
+                    socket.create_connection((there.host, there.port), ANSWER_SECONDS).close()
                     return True
-        self._gone.add(place.node)
+        self._gone.add(node)
         return False
 
-    def fault(self, place: Place) -> None:
+    def fault(self, node: str, address: str) -> None:
         """Counts a trainer that failed at what one on another node could do.
 
         The last node that trainers fit on is never left out.
         """
-        self._faults[place.node] += 1
-        others = self._fitting().keys() - {place.node}
-        if self._faults[place.node] == FAULTS_PER_NODE and (others or self._cluster.grows):
-            self._left_out.add(place.node)
+        self._faults[node] += 1
+        others = self._fitting().keys() - {node}
+        if self._faults[node] == FAULTS_PER_NODE and (others or self._cluster.grows):
+            self._left_out.add(node)
             self._tell(
-                f"node {place.address} is left out: {FAULTS_PER_NODE} of its trainers failed at "
-                "packs that other nodes could do"
+                f"node {address} is left out: {FAULTS_PER_NODE} of its trainers failed at packs "
+                "that other nodes could do"
             )
 
-    def leave_out(self, place: Place, why: str) -> None:
+    def leave_out(self, node: str, address: str, why: str) -> None:
         """Leaves out a node whose trainers would not compute what others do.
 
         Raises:
             NoClusterError: no node is left, and none can come.
         """
-        if place.node in self._left_out:
+        if node in self._left_out:
             return
-        self._left_out.add(place.node)
-        line = f"node {place.address} is left out: {why}"
+        self._left_out.add(node)
+        line = f"node {address} is left out: {why}"
         if not self._held() and not self._cluster.grows:
             raise NoClusterError(f"{line}, and no other node is there; install the same on all")
         self._tell(line)
@@ -288,28 +275,29 @@ class Places:
 
     def _fitting(self) -> dict[str, int]:
         """Trainers that fit on each node that stays."""
-        fits = {
-            node.id: self._request.fits(node.resources)
-            for node in self._cluster.nodes
-            if self._request.matches(node.labels)
-        }
         leaving = self.leaving
-        return {name: count for name, count in fits.items() if count and name not in leaving}
+        return {
+            node.id: count
+            for node in self._cluster.nodes
+            if node.id not in leaving
+            and self._request.matches(node.labels)
+            and (count := self._request.fits(node.resources))
+        }
 
     def _most(self) -> int:
         """Trainers that the cluster can ever hold, as far as its configuration is known."""
         types = self._cluster.types
         if not types or any(kind.most < 0 for kind in types):
             return sys.maxsize
-        return max(
-            self._held(), sum(kind.most * self._request.fits(kind.resources) for kind in types)
-        )
+        known = sum(kind.most * self._request.fits(kind.resources) for kind in types)
+        return max(self._held(), known)
 
 
 @dataclasses.dataclass(eq=False)
 class Worker:
     """A trainer. It is given packs once it has its place, which the answer to `greeting` tells.
 
+    Its place is a `node`, by id, with an `address`.
     `packs` are those it has not answered: the first one runs, since `since`. It is given no more
     while packs that failed with it are tried elsewhere (`suspected`), and never again when it is
     `leaving`.
@@ -318,7 +306,8 @@ class Worker:
     name: str
     handle: Handle
     greeting: Future[Any]
-    place: Place | None = None
+    node: str = ""
+    address: str = ""
     packs: dict[Future[Any], Pack] = dataclasses.field(default_factory=dict)
     suspected: set[Pack] = dataclasses.field(default_factory=set)
     leaving: bool = False
@@ -328,7 +317,7 @@ class Worker:
     @property
     def ready(self) -> bool:
         """Whether it has its place."""
-        return self.place is not None
+        return bool(self.node)
 
     @property
     def running(self) -> Pack | None:
@@ -358,11 +347,7 @@ class Pool:
     With thousands of trainers nothing here looks at all of them for each pack: whoever changes a
     trainer says so (`changed`), and trainers wait by how many packs they have.
 
-    Args:
-        start: starts the trainer of a number.
-        kill: ends a trainer.
-        places: says for how many trainers there is room.
-        packs_per_trainer: how many packs a trainer has at once.
+    `start` starts the trainer of a number. Each has at most `packs_per_trainer` packs at once.
     """
 
     def __init__(
@@ -372,8 +357,7 @@ class Pool:
         places: Places,
         packs_per_trainer: int = PACKS_PER_TRAINER,
     ) -> None:
-        self._start, self._kill, self._places = start, kill, places
-        self._full = packs_per_trainer
+        self._start, self._kill, self._places, self._full = start, kill, places, packs_per_trainer
         self.workers: dict[Worker, None] = {}  # in the order in which they were started
         self.backlog: float = math.inf  # packs that are still to be handed out
         self.slots = 0  # packs that may be given to trainers now
@@ -474,21 +458,15 @@ class Pool:
     def _give_back(self, ready: list[Worker], keep: float) -> None:
         """Idle trainers go first; busy ones end their packs."""
         nodes = self._places.leaving
-        for worker in ready:
-            if worker.place is not None and worker.place.node in nodes:
-                self._let_go(worker)
-        staying = [worker for worker in ready if not worker.leaving]
+        staying = [worker for worker in ready if worker.node not in nodes]
         staying.sort(key=lambda worker: (len(worker.packs), -len(worker.name), worker.name))
-        for worker in staying[: int(max(0, len(staying) - keep))]:
-            self._let_go(worker)
+        too_many = staying[: int(max(0, len(staying) - keep))]
+        for worker in (*(worker for worker in ready if worker.node in nodes), *too_many):
+            worker.leaving = True
+            self.changed(worker)
         for worker in list(self.workers):
             if worker.leaving and not worker.packs and not worker.suspected:
                 self.remove(worker)
-
-    def _let_go(self, worker: Worker) -> None:
-        """It ends its packs and is given no more."""
-        worker.leaving = True
-        self.changed(worker)
 
 
 def threads(sweep: Sweep) -> int:
@@ -509,22 +487,21 @@ def recorded_machines(run: RunDirectory) -> dict[str, list[str]]:
 
 
 class MachineCompatibility:
-    """Admits machines to the run of a plan. `tell` takes a line for the user.
+    """Admits machines to the run of a plan.
 
     Scores are bit-identical on one kind of machine, with one number of threads: another instruction
     set adds in another order, and threads share the models out in other groups. Both are recorded
     in the run directory and told; versions of the code must be the driver's.
     """
 
-    def __init__(
-        self, plan: Plan, sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, work: Work) -> None:
+        sweep, plan = work.sweep, work.plan
         on_cpu = sweep.resources.num_gpus == 0
         grouped = threads(sweep) > 1 and on_cpu and any(c.mechanism.uses_torch for c in sweep.cells)
         self._grouping = f", {threads(sweep)} threads" if grouped else ""
         self._code = plan.code[-1] if plan.code else None
-        self._run, self._tell = run, tell
-        self._kinds = recorded_machines(run)
+        self._run, self._tell = work.run, work.tell
+        self._kinds = recorded_machines(work.run)
         self._mixing_told = False
 
     @property

@@ -7,6 +7,7 @@ would have to be told of each such file by name, and the walk that finds them is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import os
@@ -76,13 +77,18 @@ class WorkingDirPackage:
         sizes: dict[Path, int] = {}
         total = 0
         for path in (path for path, reason in self._paths() if reason is None):
-            try:
+            with _named_if_unreadable(path):
                 sizes[path] = (self.folder / path).stat().st_size
-            except OSError as error:
-                raise _unreadable(path, error) from error
             total += sizes[path]
             if total > LIMIT:
-                raise self._too_large(sizes)
+                largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
+                names = ", ".join(f"{path} ({sizes[path] / 2**20:.0f} MiB)" for path in largest)
+                raise SpecError(
+                    "--working-dir",
+                    f"{self.folder} holds more than {LIMIT // 2**20} MiB (largest so far: {names});"
+                    f" --exclude what the sweep does not need, or list it in {RAY_IGNORE}; data "
+                    "belongs on shared storage",
+                )
         return sorted(sizes)
 
     def withheld(self, reason: Withheld) -> list[Path]:
@@ -90,21 +96,15 @@ class WorkingDirPackage:
         return sorted(path for path, why in self._paths() if why is reason)
 
     def write(self, archive: Path) -> None:
-        """Writes the files into a zip archive.
-
-        Raises:
-            SpecError: as `files` does.
-        """
+        """Writes the files into a zip archive. Raises SpecError as `files` does."""
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
             for path in self.files():
                 entry = zipfile.ZipInfo(path.as_posix(), _EPOCH)
                 entry.compress_type = zipfile.ZIP_DEFLATED
-                try:
+                with _named_if_unreadable(path):
                     source = self.folder / path
                     entry.external_attr = (source.stat().st_mode & 0o777) << 16
                     out.writestr(entry, source.read_bytes())
-                except OSError as error:
-                    raise _unreadable(path, error) from error
 
     def _paths(self) -> Iterator[tuple[Path, Withheld | None]]:
         """Files that were not excluded, and why they are withheld; or folders, withheld whole."""
@@ -115,10 +115,11 @@ class WorkingDirPackage:
         ignored = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         patterns = (HIDDEN, *MADE, *ignored, *self.excludes)
         root = self.folder.resolve()
-        try:
-            yield from self._below(Path(), patterns, (root,), _git_ignores_above(root))
-        except OSError as error:
-            raise _unreadable(Path(error.filename or self.folder), error) from error
+        repository = next((p for p in (root, *root.parents) if (p / ".git").exists()), root)
+        above = [folder for folder in root.parents if folder.is_relative_to(repository)]
+        git = tuple(ignores for folder in reversed(above) for ignores in _git_ignores(folder))
+        with _named_if_unreadable():
+            yield from self._below(Path(), patterns, (root,), git)
 
     def _below(
         self, here: Path, patterns: Sequence[str], above: tuple[Path, ...], git: _GitIgnores
@@ -132,7 +133,7 @@ class WorkingDirPackage:
             if (reason := self._reason(full, path, git)) is not None or full.is_file():
                 yield path, reason
             elif full.resolve() not in above:  # else links lead round in a circle
-                inside = _is_package(full) or any(map(_is_package, above[1:]))
+                inside = any(_is_package(folder) for folder in (full, *above[1:]))
                 if inside or not _matches(path, MADE_OUTSIDE):
                     yield from self._below(path, patterns, (*above, full.resolve()), git)
 
@@ -151,25 +152,17 @@ class WorkingDirPackage:
         return Withheld.IGNORED if ignored else None
 
     def _is_secret(self, path: Path) -> bool:
-        if _matches(path, CODE) or _is_package(self.folder / path):
-            return False
-        return _matches(Path(str(path).lower()), SECRETS)
-
-    def _too_large(self, sizes: dict[Path, int]) -> SpecError:
-        largest = ", ".join(
-            f"{path} ({sizes[path] / 2**20:.0f} MiB)"
-            for path in sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
-        )
-        return SpecError(
-            "--working-dir",
-            f"{self.folder} holds more than {LIMIT // 2**20} MiB (largest so far: {largest}); "
-            f"--exclude what the sweep does not need, or list it in {RAY_IGNORE}; "
-            "data belongs on shared storage",
-        )
+        code = _matches(path, CODE) or _is_package(self.folder / path)
+        return not code and _matches(Path(str(path).lower()), SECRETS)
 
 
-def _unreadable(path: Path, error: OSError) -> SpecError:
-    return SpecError("--working-dir", f"cannot read {path} ({error.strerror}); --exclude it")
+@contextlib.contextmanager
+def _named_if_unreadable(path: Path | None = None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = f"cannot read {path or error.filename} ({error.strerror}); --exclude it"
+        raise SpecError("--working-dir", why) from error
 
 
 def _is_package(folder: Path) -> bool:
@@ -177,22 +170,8 @@ def _is_package(folder: Path) -> bool:
 
 
 def _matches(path: Path, patterns: Sequence[str]) -> bool:
-    plain = [pattern.strip("/") for pattern in patterns]
-    return any(
-        fnmatch.fnmatch(path.name, pattern) or fnmatch.fnmatch(path.as_posix(), pattern)
-        for pattern in plain
-    )
-
-
-def _git_ignores_above(root: Path) -> _GitIgnores:
-    """What git ignores by files above a folder; nothing outside of a repository."""
-    ignores: _GitIgnores = ()
-    for folder in (root, *root.parents):
-        if folder != root:
-            ignores = (*_git_ignores(folder), *ignores)
-        if (folder / ".git").exists():
-            return ignores
-    return ()
+    names = (path.name, path.as_posix())
+    return any(fnmatch.fnmatch(name, p.strip("/")) for p in patterns for name in names)
 
 
 def _git_ignores(folder: Path) -> _GitIgnores:
@@ -205,11 +184,10 @@ def _git_ignores(folder: Path) -> _GitIgnores:
 
 def _is_git_ignored(full: Path, git: _GitIgnores) -> bool:
     """By the last line that speaks of it, in the file that is nearest."""
-    end = "/" * full.is_dir()
     place = full.parent.resolve() / full.name
     for folder, spec in reversed(git):
         if place.is_relative_to(folder):
-            include = spec.check_file(f"{place.relative_to(folder).as_posix()}{end}").include
-            if include is not None:
+            name = place.relative_to(folder).as_posix() + "/" * full.is_dir()
+            if (include := spec.check_file(name).include) is not None:
                 return include
     return False

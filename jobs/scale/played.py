@@ -13,9 +13,8 @@ from unittest import mock
 from dpaudit_ray import plan as planning
 from dpaudit_ray.orchestration.dispatcher import Dispatcher
 from dpaudit_ray.orchestration.driver import Driver, FailureBudget
-from dpaudit_ray.orchestration.executors import TRAINER, Cluster, Done, Handle, Node, Role
-from dpaudit_ray.orchestration.head_liveness import HeadLiveness
-from dpaudit_ray.orchestration.interrupt import Stop
+from dpaudit_ray.orchestration.executors import TRAINER, Cluster, Done, Handle, Node, Role, Work
+from dpaudit_ray.orchestration.interruption import HeadLiveness, Stop
 from dpaudit_ray.orchestration.progress import Progress
 from dpaudit_ray.orchestration.workers import Places, ResourceRequest
 from dpaudit_ray.plan import provenance
@@ -89,7 +88,7 @@ def rate(trainers: int, packs: int, run: RunDirectory) -> Rate:
     moments: list[float] = []
     executor = PlayedExecutor(trainers)
     places = Places(executor, ResourceRequest({"CPU": 1.0}), None, print)
-    dispatcher = Dispatcher(executor, parsed, plan, run, packs, places, HeadLiveness(), print)
+    dispatcher = Dispatcher(executor, Work(parsed, plan, run, packs, print), places, HeadLiveness())
     while dispatcher.trainers < trainers:
         dispatcher.wait(0)
     submit = dispatcher.submit

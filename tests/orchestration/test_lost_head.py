@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray.orchestration.head_liveness import GONE_SECONDS, LEAVE_SECONDS
+from dpaudit_ray.orchestration.interruption import GONE_SECONDS, LEAVE_SECONDS
 from tests.head import head
 from tests.orchestration.nodes import driver, tree
 from tests.orchestration.test_faults import assert_same

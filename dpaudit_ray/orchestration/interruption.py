@@ -1,18 +1,21 @@
-"""Whether a cluster's head, this node's daemon and those of the trainers' nodes still answer.
+"""What ends a sweep early: signals that ask it to stop, and a cluster that no longer answers.
 
 What hangs is not what dies: the kernel of a stopped process goes on accepting connections, and a
-call of Ray's waits for it without a limit. So each is asked a question, with a limit.
+call of Ray's waits for it without a limit. So head and nodes are asked a question, with a limit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 from ..errors import ClusterError
@@ -24,13 +27,95 @@ LEAVE_SECONDS = 4.0  # for stopping, before this process is ended
 _HEALTH = "/grpc.health.v1.Health/Check"
 _RESUME = "finished packs are safe: run the same command again to resume"
 head_lost = threading.Event()  # a cluster did not answer, and was left without a word
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# As a shell starts a job in the background, and nohup one that outlives its terminal.
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
+
+
+class Stop:
+    """A request to end early: no new packs, and `grace` seconds for the running ones."""
+
+    def __init__(self, grace: float, tell: Callable[[str], None] = lambda line: None) -> None:
+        self._grace, self._tell = grace, tell
+        self._deadline, self._noticed = math.inf, False
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether anybody has asked."""
+        return self._deadline < math.inf
+
+    @property
+    def heard(self) -> bool:
+        """The same, and known at once while the main thread is in a call that does not return."""
+        return self.requested or self._noticed
+
+    @property
+    def expired(self) -> bool:
+        """Whether the grace period is over."""
+        return time.monotonic() >= self._deadline
+
+    def request(self) -> None:
+        """Asks; asking again does not prolong the grace period."""
+        if not self.requested:
+            self._deadline = time.monotonic() + self._grace
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """SIGTERM, SIGINT and SIGHUP (a closed terminal) ask while this is open.
+
+        Handlers of before come back after it. Outside the main thread, where Python allows none,
+        nothing is done.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        # Python's handlers wait for the main thread's next step; a thread of its own does not.
+        ear, mouth = socket.socketpair()
+        mouth.setblocking(False)
+        wakeup = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._hear, args=(ear,), name="signals", daemon=True).start()
+        try:
+            self.install()
+            yield
+        finally:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            self._before.clear()
+            signal.set_wakeup_fd(wakeup)
+            mouth.close()  # which ends the thread
+
+    def _hear(self, ear: socket.socket) -> None:
+        with ear:
+            while numbers := ear.recv(64):
+                self._noticed |= any(signal.getsignal(n) == self._handle for n in numbers)
+
+    def install(self) -> None:
+        """(Re-)installs the handlers: `ray.init` puts its own in their place."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            current = signal.getsignal(number)
+            if number in _MAY_BE_IGNORED and current == signal.SIG_IGN:
+                continue
+            self._before.setdefault(number, current)
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            if number == signal.SIGHUP:
+                return  # nobody asks twice: a shell and its terminal both tell of the same end
+            raise KeyboardInterrupt
+        self.request()
+        self._tell(
+            f"stopping: running packs have {self._grace:g} s to finish; once more stops at once"
+        )
 
 
 class HealthChecks:
     """Servers of a cluster that are asked (gRPC's health check) whether they answer, with a limit.
 
-    Args:
-        channel: opens a gRPC channel to HOST:PORT.
+    `channel` opens a gRPC channel to HOST:PORT.
     """
 
     def __init__(self, channel: Callable[[str], Any]) -> None:
@@ -101,9 +186,8 @@ class HeadLiveness:
     @property
     def silent_nodes(self) -> set[str]:
         """Those of `nodes`, but for this one, that have not answered for `GONE_SECONDS`."""
-        silent = self._checks.silent
-        others = {node: at for node, at in self.nodes.items() if at != self._daemon}
-        return {node for node, at in others.items() if silent.get(at, 0.0) >= GONE_SECONDS}
+        others = [(node, at) for node, at in self.nodes.items() if at != self._daemon]
+        return {node for node, at in others if self._silence(at) >= GONE_SECONDS}
 
     def require(self) -> None:
         """Raises ClusterError when head or daemon have been silent for too long."""
@@ -120,15 +204,17 @@ class HeadLiveness:
         """Seconds without an answer before something is done about it."""
         return LEAVING_SECONDS if self.leaving() else GONE_SECONDS
 
+    def _silence(self, address: str) -> float:
+        return self._checks.silent.get(address, 0.0)
+
     @property
     def _silent(self) -> float:
-        silent = self._checks.silent
-        return max(silent.get(self._head, 0.0), silent.get(self._daemon, 0.0))
+        return max(self._silence(self._head), self._silence(self._daemon))
 
     @property
     def _reason(self) -> str:
-        head = self._checks.silent.get(self._head, 0.0) > 0
-        who = f"the cluster's head at {self._head}" if head else "Ray on this node"
+        lost = self._silence(self._head) > 0
+        who = f"the cluster's head at {self._head}" if lost else "Ray on this node"
         return f"{who} has not answered for {self.limit:.0f} s; {_RESUME}"
 
     def _look(self) -> None:

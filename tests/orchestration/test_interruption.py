@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import signal
 import socket
@@ -18,7 +19,7 @@ import grpc
 import pytest
 
 from dpaudit_ray.errors import ClusterError
-from dpaudit_ray.orchestration import aggregator_client, head_liveness, interrupt
+from dpaudit_ray.orchestration import aggregator_client, interruption
 from dpaudit_ray.orchestration.aggregator_client import (
     LONG,
     QUIET,
@@ -26,7 +27,7 @@ from dpaudit_ray.orchestration.aggregator_client import (
     AggregatorClient,
 )
 from dpaudit_ray.orchestration.executors import WorkerDiedError
-from dpaudit_ray.orchestration.head_liveness import (
+from dpaudit_ray.orchestration.interruption import (
     GONE_SECONDS,
     LOOK_SECONDS,
     HeadLiveness,
@@ -46,30 +47,6 @@ def store(tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path / "store")
 
 
-def raised_by(watched: HeadLiveness) -> str:
-    try:
-        watched.require()
-    except ClusterError as error:
-        return str(error)
-    return ""
-
-
-def test_a_head_that_is_gone_is_not_waited_for_by_a_sweep_that_was_asked_to_stop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """TERM to a whole process group, as Slurm sends it, reaches driver and head alike."""
-    monkeypatch.setattr(head_liveness, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(head_liveness, "LEAVING_SECONDS", 0.5)
-    watched = HeadLiveness(f"127.0.0.1:{free_port()}", grpc.insecure_channel, lambda line: None)
-    try:
-        time.sleep(1.2)
-        assert raised_by(watched) == ""  # it may come back
-        watched.leaving = lambda: True
-        assert "has not answered" in wait_for(lambda: raised_by(watched), 300)
-    finally:
-        watched.close()
-
-
 @pytest.fixture
 def answering() -> Iterator[str]:
     """The address of a server that answers."""
@@ -87,14 +64,24 @@ def standing() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_head_that_answers_is_waited_for(answering: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_liveness, "LEAVING_SECONDS", 0.2)
-    monkeypatch.setattr(head_liveness, "LOOK_SECONDS", 0.1)
-    watched = HeadLiveness(answering, grpc.insecure_channel, lambda line: None)
-    watched.leaving = lambda: True
-    time.sleep(0.8)
-    assert raised_by(watched) == ""
-    watched.close()
+@pytest.mark.parametrize("there", [False, True])
+def test_only_a_head_that_is_gone_is_not_waited_for_once_the_sweep_was_asked_to_stop(
+    there: bool, answering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TERM to a whole process group, as Slurm sends it, reaches driver and head alike."""
+    monkeypatch.setattr(interruption, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(interruption, "LEAVING_SECONDS", 0.3)
+    head = answering if there else f"127.0.0.1:{free_port()}"
+    watched = HeadLiveness(head, grpc.insecure_channel, lambda line: None)
+    with contextlib.closing(watched):
+        time.sleep(0.8)
+        watched.require()  # it may come back
+        watched.leaving = lambda: True
+        if there:
+            watched.require()
+        else:
+            with pytest.raises(ClusterError, match="has not answered"):
+                wait_for(watched.require, 60)
 
 
 def test_a_connection_is_no_sign_of_life(answering: str, standing: str) -> None:
@@ -113,7 +100,7 @@ def test_a_node_that_stands_still_is_named_and_the_head_is_not_blamed(
     answering: str, standing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LOOK_SECONDS", "GONE_SECONDS"):
-        monkeypatch.setattr(head_liveness, name, 0.3)
+        monkeypatch.setattr(interruption, name, 0.3)
     monkeypatch.setattr(HealthChecks.ask, "__defaults__", (0.3,))
     watched = HeadLiveness(answering, grpc.insecure_channel, pytest.fail)
     watched.nodes = {"good": answering, "bad": standing}
@@ -124,7 +111,7 @@ def test_a_node_that_stands_still_is_named_and_the_head_is_not_blamed(
 
 def test_a_signal_is_heard_while_the_main_thread_is_in_a_call_that_does_not_return() -> None:
     """Such as one of Ray's: it reaches another thread, and the main one runs no handler."""
-    stop, heard = interrupt.Stop(grace=60), []
+    stop, heard = interruption.Stop(grace=60), []
 
     def asks() -> None:
         time.sleep(0.2)
@@ -230,7 +217,7 @@ def test_the_end_of_the_object_store_ends_the_driver_with_a_line_and_not_as_a_vi
     code = f"""
 import socket, sys, time
 import grpc
-from dpaudit_ray.orchestration.head_liveness import HeadLiveness
+from dpaudit_ray.orchestration.interruption import HeadLiveness
 closed = HeadLiveness("127.0.0.1:1", grpc.insecure_channel, print)
 closed.guard("", {store!r})
 closed.close()
