@@ -24,12 +24,6 @@ SHELL = sorted(CLUSTER.glob("*.sh"))
 CRDS = SHARED / "reference" / "kuberay-crds"
 
 
-def ray_schema() -> dict[str, Any]:
-    import ray
-
-    return json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
-
-
 def crd_schema(kind: str) -> dict[str, Any]:
     file = CRDS / f"ray.io_{kind.lower()}s.yaml.gz"
     if not file.exists():
@@ -54,16 +48,14 @@ def closed(schema: Any) -> Any:
 
 
 @pytest.mark.parametrize("file", RAY_UP, ids=lambda p: p.name)
-def test_ray_up_files_fit_the_schema_in_rays_wheel(file: Path) -> None:
+def test_ray_up_files_fit_the_schema_in_rays_wheel_and_are_closed(file: Path) -> None:
+    import ray
+
+    schema = json.loads((Path(ray.__file__).parent / "autoscaler/ray-schema.json").read_text())
     config = yaml.safe_load(file.read_text())
-    jsonschema.validate(config, ray_schema())
+    jsonschema.validate(config, schema)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(config | {"max_wrokers": 3}, ray_schema())
-
-
-@pytest.mark.parametrize("file", RAY_UP, ids=lambda p: p.name)
-def test_ray_up_files_are_closed_and_name_their_nodes(file: Path) -> None:
-    config = yaml.safe_load(file.read_text())
+        jsonschema.validate(config | {"max_wrokers": 3}, schema)
     head, worker = config["head_start_ray_commands"][-1], config["worker_start_ray_commands"][-1]
     assert "RAY_AUTH_MODE=token ray start" in head
     assert "RAY_AUTH_MODE=token ray start" in worker
@@ -88,28 +80,33 @@ def test_kuberay_files_fit_the_published_schema(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", KUBERAY, ids=lambda p: p.name)
-def test_kuberay_files_want_a_token_and_share_storage(file: Path) -> None:
+def test_kuberay_files_want_a_token_share_storage_and_may_do_no_more_than_they_need(
+    file: Path,
+) -> None:
     import ray
 
     manifest = yaml.safe_load(file.read_text())
     cluster = manifest["spec"].get("rayClusterSpec", manifest["spec"])
+    scales = cluster.get("enableInTreeAutoscaling", False)
+    closed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert cluster["authOptions"]["mode"] == "token"
     assert cluster["rayVersion"] == ray.__version__
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    for spec in (group["template"]["spec"] for group in groups):
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        spec = group["template"]["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        asks = scales and group is cluster["headGroupSpec"]  # Ray's autoscaler runs there
+        assert spec.get("automountServiceAccountToken", True) is asks
         volumes = {volume["name"] for volume in spec["volumes"]}
         (container,) = spec["containers"]
+        assert container["securityContext"] == closed
         assert "/shared" in {mount["mountPath"] for mount in container["volumeMounts"]}
         assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
         assert container["resources"]["requests"] == container["resources"]["limits"]
-
-
-def test_the_cluster_that_stays_has_its_dashboard_on_loopback() -> None:
-    manifest = yaml.safe_load((CLUSTER / "kuberay" / "raycluster.yaml").read_text())
-    head = manifest["spec"]["headGroupSpec"]
-    assert head["rayStartParams"]["dashboard-host"] == "127.0.0.1"
+    assert not scales or cluster["autoscalerOptions"]["securityContext"] == closed
+    if manifest["kind"] == "RayCluster":  # which stays
+        assert cluster["headGroupSpec"]["rayStartParams"]["dashboard-host"] == "127.0.0.1"
 
 
 def test_the_job_runs_a_command_that_exists_and_is_given_time_to_stop() -> None:
@@ -137,23 +134,12 @@ def test_the_job_is_tried_again_only_where_that_may_heal(tmp_path: Path) -> None
         assert (f"exit code {code}, not tried again" in done.stderr) == (code in (2, 3))
 
 
-@pytest.mark.parametrize("file", KUBERAY, ids=lambda p: p.name)
-def test_kuberay_pods_may_do_no_more_than_they_need(file: Path) -> None:
-    manifest = yaml.safe_load(file.read_text())
-    cluster = manifest["spec"].get("rayClusterSpec", manifest["spec"])
-    scales = cluster.get("enableInTreeAutoscaling", False)
-    closed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        spec = group["template"]["spec"]
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert all(one["securityContext"] == closed for one in spec["containers"])
-        asks = scales and group is cluster["headGroupSpec"]  # Ray's autoscaler runs there
-        assert spec.get("automountServiceAccountToken", True) is asks
-    assert not scales or cluster["autoscalerOptions"]["securityContext"] == closed
-
-
 @pytest.mark.parametrize("file", SHELL, ids=lambda p: p.name)
-def test_shell_files_pass_shellcheck(file: Path) -> None:
+def test_shell_files_pass_shellcheck_and_start_ray_closed(file: Path) -> None:
+    text = file.read_text()
+    assert "RAY_AUTH_MODE=token" in text
+    assert "--dashboard-host=127.0.0.1" in text
+    assert text.index("umask 077") < text.index("openssl rand")
     beside = Path(sys.executable).parent / "shellcheck"
     program = str(beside) if beside.exists() else shutil.which("shellcheck")
     if program is None:
@@ -161,14 +147,6 @@ def test_shell_files_pass_shellcheck(file: Path) -> None:
     done = subprocess.run([program, str(file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert file.stat().st_mode & 0o100, f"{file.name} cannot be started"
-
-
-@pytest.mark.parametrize("file", SHELL, ids=lambda p: p.name)
-def test_shell_files_start_ray_closed(file: Path) -> None:
-    text = file.read_text()
-    assert "RAY_AUTH_MODE=token" in text
-    assert "--dashboard-host=127.0.0.1" in text
-    assert text.index("umask 077") < text.index("openssl rand")
 
 
 def test_the_image_holds_all_that_pip_needs_and_no_token() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -14,10 +15,9 @@ import pytest
 from dpaudit_ray import plan as planning
 from dpaudit_ray.orchestration.dispatcher import Dispatcher
 from dpaudit_ray.orchestration.driver import Driver, FailureBudget, Summary
-from dpaudit_ray.orchestration.executors import TRAINER, Cluster, Done, Node, WorkerDiedError
+from dpaudit_ray.orchestration.executors import TRAINER, Cluster, Done, Node, Work, WorkerDiedError
 from dpaudit_ray.orchestration.faults import FIRST, SHORTEST
-from dpaudit_ray.orchestration.head_liveness import GONE_SECONDS, HeadLiveness
-from dpaudit_ray.orchestration.interrupt import Stop
+from dpaudit_ray.orchestration.interruption import GONE_SECONDS, HeadLiveness, Stop
 from dpaudit_ray.orchestration.progress import Progress
 from dpaudit_ray.orchestration.workers import FAULTS_PER_NODE, Places, ResourceRequest
 from dpaudit_ray.plan import provenance
@@ -40,6 +40,7 @@ class PlayedCluster:
         self.fault: Fault = lambda trainer, node: ""
         self.seconds: Callable[[str], float] = lambda trainer: 1.0  # that a pack takes
         self.at: Callable[[int], None] = lambda packs: None  # called with the packs that are done
+        self.machine = lambda node: provenance.machine(())
         self.draining: set[str] = set()
         self.nodes_of: dict[str, str] = {}  # by trainer
         self.calls: dict[str, list[tuple[Future[Any], str, tuple[Any, ...]]]] = {}
@@ -85,7 +86,7 @@ class PlayedCluster:
         if node not in self.cpus or fault == "dies":
             answer.set_exception(WorkerDiedError("killed"))
         elif method == "ready":
-            answer.set_result((node, f"address-of-{node}", provenance.machine(())))
+            answer.set_result((node, f"address-of-{node}", self.machine(node)))
         elif fault == "fails":
             answer.set_result(Failure(arguments[0], "RuntimeError", "RuntimeError: CUDA", ""))
         elif fault != "hangs" and self.now - self.began[trainer] >= self.seconds(trainer):
@@ -117,10 +118,8 @@ class Run:
     def __call__(self, cluster: PlayedCluster) -> Summary:
         packs = list(self.plan.remaining(self.directory))
         places = Places(cluster, ResourceRequest({"CPU": 1.0}), None, self.lines.append)
-        dispatcher = Dispatcher(
-            cluster, self.sweep, self.plan, self.directory, len(packs), places, self.liveness,
-            self.lines.append,
-        )  # fmt: skip
+        work = Work(self.sweep, self.plan, self.directory, len(packs), self.lines.append)
+        dispatcher = Dispatcher(cluster, work, places, self.liveness)
         labels = [audit.label for audit in self.plan.audits]
         budget = FailureBudget(self.sweep.resources, labels, self.lines.append)
         summary = Driver(dispatcher, packs, budget, Stop(grace=60)).run()
@@ -250,6 +249,15 @@ def test_a_node_that_joins_is_given_packs(run: Run, cluster: PlayedCluster) -> N
     run(cluster)
     assert run.lines == []
     assert "c" in {node for _, node in cluster.done}
+
+
+def test_a_node_with_another_version_is_left_out(run: Run, cluster: PlayedCluster) -> None:
+    here = provenance.machine(())
+    other = dataclasses.replace(here, versions=here.versions | {"numba": "9.9"})
+    cluster.machine = lambda node: other if node == "a" else here
+    run(cluster)
+    assert {node for _, node in cluster.done} == {"b"}
+    assert len(run.told("node address-of-a is left out: it has numba 9.9, the driver")) == 1
 
 
 def test_packs_on_a_node_that_stands_still_are_run_elsewhere(

@@ -1,4 +1,4 @@
-"""A pool that follows the cluster: nodes have a GPU, do not see the storage, join, are lost."""
+"""A pool that follows the cluster: nodes that do not see the storage, and that are taken back."""
 
 from __future__ import annotations
 
@@ -38,26 +38,6 @@ def trainers(besides: Node | None = None) -> list[psutil.Process]:
     """Trainers on all nodes, or on all but one."""
     there = besides.actors("Trainer") if besides else []
     return [found for found in actors(os.getpid(), "Trainer") if found not in there]
-
-
-def test_trainers_with_a_gpu_stay_off_nodes_without(
-    around: Nodes, light: dict, pace: Pace, tmp_path: Path
-) -> None:
-    """The GPU is one that Ray is told of: a landscape audit computes on the CPU anyway."""
-    light["resources"] |= {"num_gpus": 0.5}
-    pace.slow(0.4)
-    sweep = write_sweep(tmp_path, pace.of(changed(light, "audit.trials", 10_000)))
-    storage = tmp_path / "runs"
-    with driver(around.head, sweep, storage) as run:
-        assert run.ends() == 2
-        assert "no node of this cluster fits a trainer of 1 CPU and 0.5 GPU" in run.output
-    node = around.joined(cpus=3, gpus=1)
-    with driver(around.head, sweep, storage) as run:
-        run.wait_for(lambda: run.packs > 3 and len(node.actors("Trainer")) == 2)
-        assert not trainers(besides=node)
-        run.process.terminate()
-        assert run.ends() == 4
-    around.leave(node)
 
 
 def alone(place: Path) -> list[str]:
@@ -107,27 +87,3 @@ def test_a_drained_node_is_given_no_more_and_its_loss_is_no_failure(
         pace.hurry()
         assert run.ends() == 0, run.output
     assert "Traceback" not in run.output
-
-
-def test_a_node_joins_and_is_lost(
-    around: Nodes, sweep_of_400: Path, quiet_400: str, pace: Pace, tmp_path: Path
-) -> None:
-    """Trainers without num_gpus take a node with a GPU as well as one without."""
-    pace.slow(0.4)
-    with driver(around.head, sweep_of_400, tmp_path / "runs") as run:
-        (first,) = run.wait_for(lambda: run.packs and trainers())
-        first.suspend()  # from here on only the new node works
-        before = run.packs
-        node = around.joined(gpus=1)
-        run.wait_for(lambda: node.actors("Trainer"))
-        run.wait_for(lambda: run.packs > before + 3)
-        around.lose(node)
-        assert run.packs < 80
-        run.wait_for(lambda: f"node {node.address} has left (" in run.output)
-        first.resume()
-        pace.hurry()
-        assert run.ends() == 0, run.output
-    assert "not a failure" in run.output
-    assert "worker lost" not in run.output
-    assert "Traceback" not in run.output
-    assert_same(tmp_path / "runs/tiny", quiet_400)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,21 +19,18 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import DpauditError, StorageError
 from dpaudit_ray.orchestration import ray_executor
-from dpaudit_ray.orchestration.executors import Checked, Done, Executor, WorkerDiedError
+from dpaudit_ray.orchestration.executors import Checked, Done, Executor, Work, WorkerDiedError
 from dpaudit_ray.orchestration.inline_executor import InlineExecutor
 from dpaudit_ray.orchestration.progress import Activity
 from dpaudit_ray.orchestration.ray_executor import RayExecutor
 from dpaudit_ray.orchestration.workers import ResourceRequest
-from dpaudit_ray.plan.model import Plan
 from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
-from dpaudit_ray.sweep.spec import Sweep
 from tests.head import Head
 from tests.orchestration.test_faults import assert_same
-from tests.pace import Pace
 
-Start = Callable[[Sweep, Plan, RunDirectory], Executor]
+Start = Callable[[Work], Executor]
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ def ray(shared_head: Head) -> Iterator[Any]:
 def on_ray(request: pytest.FixtureRequest) -> Start:
     ray = request.getfixturevalue("ray")
     resources = ResourceRequest({"CPU": 1.0})
-    return lambda *run: RayExecutor(ray, *run, "packs", resources)
+    return lambda work: RayExecutor(ray, work, resources)
 
 
 EXECUTORS: dict[str, Callable[[pytest.FixtureRequest], Start]] = {
@@ -68,7 +66,7 @@ class Running:
         self.run = RunDirectory.under(str(storage), sweep.name)
         self.plan = planning.open_run(sweep, self.run)
         self.packs = list(self.plan.remaining(self.run))
-        self.executor = start(sweep, self.plan, self.run)
+        self.executor = start(Work(sweep, self.plan, self.run, len(self.packs)))
         self.aggregator = self.executor.start("Aggregator", "x-aggregator")
         self.trainer = self.executor.start("Trainer", "x-trainer-0")
 
@@ -124,11 +122,10 @@ def test_a_pack_goes_from_a_trainer_to_the_aggregator(
 
 @each
 def test_a_failure_of_the_users_code_is_an_answer(
-    start: Start, light: dict, tmp_path: Path, pace: Pace
+    start: Start, light: dict, tmp_path: Path
 ) -> None:
-    failing = pace.of(light, "tests.orchestration.broken:Broken")
-    failing["mechanism"] |= {"there": "fails-everywhere", "broken": ""}
-    with running(start, failing, tmp_path) as opened:
+    light["mechanism"]["name"] = "tests.orchestration.broken:Broken"
+    with running(start, light, tmp_path) as opened:
         opened.answer("ready", ())
         failure = opened.answer("run_pack", opened.packs[0])
         assert isinstance(failure, Failure)
@@ -205,28 +202,18 @@ def test_only_actors_of_the_driver_that_had_the_run_are_ended(
     before, other = request.namespace(OLD), request.namespace("fedcba9876543210")
     counts = {before: 3, other: 2, "dpaudit-0123456-1.0000-0.0000": 1}
 
-    class Played:
-        """As much of Ray as is asked."""
-
-        class util:  # noqa: N801
-            """Of the module of that name."""
-
-            @staticmethod
-            def list_named_actors(all_namespaces: bool) -> list[dict[str, str]]:
-                return [
-                    {"name": f"x-trainer-{number}", "namespace": namespace}
-                    for namespace, count in counts.items()
-                    for number in range(count)
-                ]
-
-        @staticmethod
-        def get_actor(name: str, namespace: str) -> str:
-            return namespace
-
-        kill = staticmethod(killed.append)
-
+    actors = [
+        {"name": f"x-trainer-{number}", "namespace": namespace}
+        for namespace, count in counts.items()
+        for number in range(count)
+    ]
+    played = types.SimpleNamespace(
+        util=types.SimpleNamespace(list_named_actors=lambda all_namespaces: actors),
+        get_actor=lambda name, namespace: namespace,
+        kill=killed.append,
+    )
     sweep = spec.from_raw(light)
     run = RunDirectory.under(str(tmp_path), sweep.name)
-    executor = RayExecutor(Played, sweep, planning.make(sweep), run, "packs", request)
+    executor = RayExecutor(played, Work(sweep, planning.make(sweep), run, 0), request)
     assert executor.end_actors_of(owner) == ended
     assert killed == [before] * ended

@@ -1,107 +1,49 @@
-"""Trainers that hang or die, and damaged scores: nothing lost, estimates bit for bit the same.
+"""Damaged scores and a killed aggregator: nothing lost, estimates bit for bit the same.
 
-`tests/chaos` kills drivers, aggregators and nodes as well.
+`tests/chaos` kills trainers, drivers, aggregators and nodes, `test_dispatcher` plays their faults.
 """
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
+from dpaudit_ray.plan import outcomes
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import changed, dpaudit, write_sweep
-from tests.head import Head, wait_for
-from tests.pace import Pace
+from tests.command import write_sweep
+from tests.head import actors, wait_for
+from tests.plan import failing
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def lasting(light: dict, pace: Pace) -> dict:
-    """A light sweep of 120 packs, so that there is time to kill something where it is slow."""
-    return pace.of(changed(light, "audit.trials", 600))
-
-
-def contents(location: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    result = da.Result(str(location), complete=True)
-    return result.scores.reset_index(drop=True), result.estimates
+pytestmark = pytest.mark.cluster
 
 
 def assert_same(left: str | Path, right: str | Path) -> None:
-    for a, b in zip(contents(left), contents(right), strict=True):
-        pd.testing.assert_frame_equal(a, b, check_exact=True)
+    """Bit for bit: scores and estimates of two runs."""
+    a, b = (da.Result(str(location), complete=True) for location in (left, right))
+    scores = (result.scores.reset_index(drop=True) for result in (a, b))
+    pd.testing.assert_frame_equal(*scores, check_exact=True)
+    pd.testing.assert_frame_equal(a.estimates, b.estimates, check_exact=True)
 
 
 def start(sweep: dict, folder: Path, *more: str) -> subprocess.Popen:
-    file = folder / "sweep.yaml"
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(sweep))
-    command = [sys.executable, "-m", "dpaudit_ray", "run", str(file), "--storage-path", str(folder)]
-    command += more
+    file = write_sweep(folder, sweep)
+    command = [sys.executable, "-m", "dpaudit_ray", "run", file, "--storage-path", folder, *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def packs_done(folder: Path) -> int:
-    return len(list(folder.glob("tiny/scores/*/*.parquet")))
-
-
-@contextlib.contextmanager
-def once_packs_are_done(folder: Path, count: int, act: Callable[[], None]) -> Iterator[None]:
-    """Has `act` called while the block runs a sweep in `folder`, once it has so many packs."""
-
-    def wait_and_act() -> None:
-        wait_for(lambda: packs_done(folder) >= count)
-        act()
-
-    with ThreadPoolExecutor(1) as pool:
-        acted = pool.submit(wait_and_act)
-        yield
-        acted.result()
-
-
 def wait_for_packs(folder: Path, count: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 300
-    while packs_done(folder) < count:
+    def done() -> bool:
         assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline, f"only {packs_done(folder)} packs"
-        time.sleep(0.02)
+        return len(list(folder.glob("tiny/scores/*/*.parquet"))) >= count
 
-
-@pytest.fixture
-def quiet(lasting: dict, tmp_path: Path) -> Path:
-    """An undisturbed run to compare with."""
-    folder = tmp_path / "quiet"
-    return Path(da.run(lasting, storage_path=str(folder), executor="inline").location)
-
-
-def test_a_hung_trainer_is_replaced(
-    lasting: dict, tmp_path: Path, pace: Pace, quiet: Path, shared_head: Head
-) -> None:
-    """Stopped by SIGSTOP it lives, holds its packs and says nothing."""
-    lasting["resources"]["pack_deadline"] = 8.0
-    pace.slow(0.5)
-
-    def strike() -> None:
-        shared_head.processes("Trainer")[0].suspend()
-        pace.hurry()
-
-    with once_packs_are_done(tmp_path, 2, strike):
-        done = dpaudit("run", write_sweep(tmp_path, lasting), "--storage-path", tmp_path)
-    assert done.code == 0, done.err
-    assert "worker lost (1 of at most 100) with" in done.err
-    assert "was silent for 8 s" in done.err
-    assert_same(tmp_path / "tiny", quiet)
+    wait_for(done)
 
 
 def test_damaged_scores_are_set_aside_and_run_again(
@@ -129,3 +71,35 @@ def test_damaged_scores_are_set_aside_and_run_again(
     assert "Traceback" not in output
     assert [path.name for path in home.rglob("*") if path.is_file()] == ["key"]
     assert_same(tmp_path / "tiny", tmp_path / "quiet/tiny")
+
+
+def misses(location: Path) -> int:
+    """Failed packs on record."""
+    run = RunDirectory(str(location))
+    there = (location / "plan.json").exists()
+    return len(outcomes.failed(run, planning.require(run))) if there else 0
+
+
+def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aggregator is killed once a failure is on record and while packs are still running."""
+    # Packs 2, 9, 32 and 50 fail: never three in a row, whatever order they end in.
+    slow = failing.sweep("steady", 300) | {"seed": 1236}
+    monkeypatch.setenv(failing.FLAG, "1")
+    monkeypatch.setenv(failing.SECONDS, "0.05")
+    process = start(slow, tmp_path)
+    monkeypatch.delenv(failing.SECONDS)
+    wait_for(lambda: misses(tmp_path / "failing") or process.poll() is not None)
+    (aggregator,) = actors(process.pid, "Aggregator")
+    aggregator.kill()
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 3, output
+    assert "count as misses, until run --retry-failed" in output
+    other = da.run(slow, storage_path=str(tmp_path / "inline"), executor="inline")
+    assert set(other.estimates["trials"]) == {300}
+    assert_same(tmp_path / "failing", other.location)
+    monkeypatch.delenv(failing.FLAG)
+    again = da.run(slow, storage_path=str(tmp_path), executor="inline", retry_failed=True)
+    quiet = da.run(slow, storage_path=str(tmp_path / "quiet"), executor="inline")
+    assert_same(again.location, quiet.location)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpaudit_ray import plan as planning
+from dpaudit_ray.orchestration.executors import Work
 from dpaudit_ray.orchestration.workers import MachineCompatibility
 from dpaudit_ray.plan import provenance
 from dpaudit_ray.plan.model import Plan
@@ -15,9 +16,6 @@ from dpaudit_ray.plan.provenance import Code, Machine
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep.spec import from_raw
 from tests.command import changed
-from tests.head import head, wait_for
-from tests.orchestration.nodes import driver, nodes
-from tests.pace import Pace
 
 HERE = {"dpaudit": "1", "torch": "2", "numba": "3", "ray": "4"}
 CODE = Code({"own": "a" * 64}, HERE, "Abacus")
@@ -33,7 +31,7 @@ def machines(
 ) -> MachineCompatibility:
     tell = ([] if told is None else told).append
     sweep = from_raw(SWEEP | {"resources": resources})
-    return MachineCompatibility(Plan(0, "", (), None, (CODE,)), sweep, run, tell)
+    return MachineCompatibility(Work(sweep, Plan(0, "", (), None, (CODE,)), run, 0, tell))
 
 
 def machine(device: str = "Abacus", own: str | None = "a" * 64, **versions: str) -> Machine:
@@ -148,34 +146,3 @@ def test_a_run_in_this_process_records_it(tiny: dict, tmp_path: Path) -> None:
     _, plan = planning.read(RunDirectory(result.location))
     assert plan.code is not None
     assert plan.code[0].device == kind == provenance.device()
-
-
-@pytest.mark.cluster
-def test_real_nodes_with_another_version_or_kind(
-    sweep_of_400: Path, pace: Pace, tmp_path: Path
-) -> None:
-    """One has another numba, by its metadata, the other is of another kind, as torch is told."""
-    other = tmp_path / "other/numba-9.9.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: numba\nVersion: 9.9\n")
-    storage = tmp_path / "runs"
-    pace.slow(1.0)
-    with head(cpus=1, dashboard=False) as center, nodes(center) as around:
-        refused = around.join(inside=["env", f"PYTHONPATH={other.parent}"])
-        strange = around.join(inside=["env", "ATEN_CPU_CAPABILITY=avx2"])
-        for node in (refused, strange):
-            wait_for(lambda node=node: node.joined)
-        with driver(center, sweep_of_400, storage) as run:
-            told = "warning: trials run on several kinds of machine"
-            run.wait_for(lambda: told in run.output and "is left out" in run.output)
-            pace.hurry()
-            assert run.ends() == 0, run.output
-    assert (
-        run.output.count(f"node {refused.address} is left out: it has numba 9.9, the driver") == 1
-    )
-    assert run.output.count(told) == 1
-    kinds = json.loads((storage / "tiny/machines.json").read_text())
-    assert [kind for kind in kinds if strange.address in kinds[kind]] == [
-        f"{provenance.device()}, avx2"
-    ]
-    assert all(refused.address not in found for found in kinds.values())

@@ -8,7 +8,7 @@ import pytest
 
 from dpaudit_ray.orchestration import driver
 from dpaudit_ray.orchestration.driver import Driver, FailureBudget
-from dpaudit_ray.orchestration.interrupt import Stop
+from dpaudit_ray.orchestration.interruption import Stop
 from dpaudit_ray.orchestration.progress import (
     WINDOW_SECONDS,
     Activity,

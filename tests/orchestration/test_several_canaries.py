@@ -1,10 +1,13 @@
-"""Trainings of several canaries in sweeps: from plan to verdict, no score is taken for a trial."""
+"""Trainings of several canaries in sweeps: from plan to verdict, no score is taken for a trial.
+
+Independent trainings are judged as such by one-run bounds, canaries of one are not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -20,9 +23,18 @@ from dpaudit_ray.plan import outcomes
 from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.sweep import spec
+from jobs.studies.coverage import Nobody
 from tests.command import changed, dpaudit, inline, write_sweep
 
 SEVERAL = ["several-canaries", "one-run"]
+NAMES = ["one-run", "one-run-fdp"]
+
+
+class OneTraining(Nobody):
+    """An adversary whose trials are canaries of one training."""
+
+    name: str = "test_several_canaries:OneTraining"
+    one_run: ClassVar[bool] = True
 
 
 class Twenty(Adversary):
@@ -179,8 +191,55 @@ def test_one_training_is_no_run_of_independent_trials_for_the_verdict_either(
     twenty: dict[str, Any], tmp_path: Path
 ) -> None:
     """A single training cannot refute a claim by its canaries' hit rate."""
-    changed(twenty, "adversary", {"name": "test_one_run_sweeps:OneTraining"})
+    changed(twenty, "adversary", {"name": "test_several_canaries:OneTraining"})
     changed(twenty, "audit.estimators", ["one-run"])
     changed(twenty, "mechanism.leak", 3.0)
     found = verdict.of(opened(twenty, tmp_path))
     assert found.verdict is verdict.Verdict.INCONCLUSIVE
+
+
+def one_run_sweep(adversary: str, estimators: list[str]) -> dict[str, Any]:
+    return {
+        "name": "one-run",
+        "mechanism": {
+            "name": "jobs.studies.coverage:Coverage",
+            "sizes": [40],
+            "worlds": "randomised-response",
+            "epsilon": 3.0,
+        },
+        "adversary": {"name": adversary},
+        "audit": {"trials": 300, "delta": 1e-5, "estimators": estimators},
+        "resources": {"pack_size": 100},
+    }
+
+
+@pytest.mark.parametrize(
+    "adversary", ["jobs.studies.coverage:Nobody", "test_several_canaries:OneTraining"]
+)
+def test_what_the_trials_are_is_read_off_the_adversary(adversary, tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, one_run_sweep(adversary, NAMES))
+    assert inline(file, tmp_path).code == 0
+    run = Run.open(str(tmp_path / "one-run"))
+    rows = run.estimates.set_index("estimator")
+    scores = run.directory.scores(run.plan.audits[0].id)
+    one_training = adversary.startswith("test_one_run")
+    for name in NAMES:
+        expected = stats.estimate(
+            scores["score"], scores["member"], 1e-5, 0.95, name,
+            runs=np.zeros(300) if one_training else np.arange(300),
+        )  # fmt: skip
+        assert rows.loc[name, "epsilon_lower"] == expected.epsilon_lower
+        assert rows.loc[name, "status"] == expected.status
+
+
+def test_methods_for_many_trainings_are_refused_on_one() -> None:
+    spec.from_raw(one_run_sweep("jobs.studies.coverage:Nobody", [*NAMES, "accuracy"]))
+    with pytest.raises(SpecError, match="accuracy takes scores of many training runs"):
+        spec.from_raw(one_run_sweep("test_several_canaries:OneTraining", [*NAMES, "accuracy"]))
+
+
+def test_no_sweep_says_what_its_trials_are() -> None:
+    raw = one_run_sweep("jobs.studies.coverage:Nobody", [])
+    raw["audit"]["estimators"] = [{"name": "one-run", "independent": False}]
+    with pytest.raises(SpecError, match="independent: unknown key; known: guesses"):
+        spec.from_raw(raw)

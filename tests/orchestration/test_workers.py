@@ -15,7 +15,6 @@ from dpaudit_ray.orchestration.executors import Cluster, Node, NodeType
 from dpaudit_ray.orchestration.workers import (
     FAULTS_PER_NODE,
     PENDING,
-    Place,
     Places,
     Pool,
     ResourceRequest,
@@ -139,33 +138,30 @@ def test_a_node_at_fault_is_left_out_unless_it_is_the_last() -> None:
     for _ in range(FAULTS_PER_NODE):
         assert counted.room(ready=3).start == 3
         assert counted.avoided == set()
-        counted.fault(Place("a", "10.0.0.1"))
+        counted.fault("a", "10.0.0.1")
     assert counted.room(ready=3).start == 1
     assert counted.avoided == {"a"}
     assert len(told) == 1
     assert told[0].startswith("node 10.0.0.1 is left out: 2 of its trainers failed")
     for _ in range(2 * FAULTS_PER_NODE):
-        counted.fault(Place("b", "10.0.0.2"))
+        counted.fault("b", "10.0.0.2")
     assert counted.room(ready=1).start == 1
 
 
 def test_a_node_with_other_code_is_left_out_and_the_last_one_ends_the_run() -> None:
     counted = places(PlayedCluster(a={"CPU": 2}, b={"CPU": 2}), told := [])
     for _ in range(2):
-        counted.leave_out(Place("a", "10.0.0.1"), "it has torch 3")
+        counted.leave_out("a", "10.0.0.1", "it has torch 3")
     assert told == ["node 10.0.0.1 is left out: it has torch 3"]
     assert counted.leaving == {"a"}
     assert counted.room(ready=0).start == 2
     with pytest.raises(NoClusterError, match=r"^node 10.0.0.2 is left out: it has torch 3, and no"):
-        counted.leave_out(Place("b", "10.0.0.2"), "it has torch 3")
+        counted.leave_out("b", "10.0.0.2", "it has torch 3")
 
 
 def test_max_min_parts() -> None:
-    assert fair_part([]) == 1
-    assert fair_part([1.0]) == 0.5
-    assert fair_part([0.25]) == 0.75
-    assert fair_part([0.1, 5.0]) == pytest.approx(0.45)
-    assert fair_part([1.0, 1.0, 1.0]) == 0.25
+    parts = [fair_part(others) for others in ([], [1.0], [0.25], [0.1, 5.0], [1.0] * 3)]
+    assert parts == pytest.approx([1, 0.5, 0.75, 0.45, 0.25])
 
 
 def test_sweeps_share_a_cluster_without_passing_a_trainer_to_and_fro() -> None:
@@ -200,9 +196,9 @@ def test_a_node_that_nobody_answers_for_is_gone() -> None:
         cluster = PlayedCluster(a={"CPU": 2})
         cluster.address = raylet.getsockname()[:2]
         counted = places(cluster)
-        assert counted.alive(Place("a", "127.0.0.1"))
-        assert not counted.alive(Place("b", "127.0.0.1"))
-    assert not counted.alive(Place("a", "127.0.0.1"))
+        assert counted.alive("a")
+        assert not counted.alive("b")
+    assert not counted.alive("a")
 
 
 def test_who_holds_the_places_is_said_while_no_trainer_has_one() -> None:
@@ -243,7 +239,7 @@ class PlayedPool:
     def place(self, *nodes: str) -> None:
         """Gives trainers their places, in turn."""
         for worker, node in zip(self.pool.workers, nodes, strict=False):
-            worker.place = Place(node, node)
+            worker.node = node
             self.pool.changed(worker)
 
     def work(self, *packs: int) -> None:
@@ -256,16 +252,6 @@ class PlayedPool:
     def trusted(self) -> list[str]:
         """Trainers that may be given new packs."""
         return [worker.name for worker in self.pool.workers if worker.trusted]
-
-    def given(self) -> list[str]:
-        """Who is given the next packs, as long as there is a place for one."""
-        names = []
-        while self.pool.slots:
-            worker = self.pool.next()
-            worker.take(len(worker.packs), Pack(0, 0, 0))
-            self.pool.changed(worker)
-            names.append(worker.name)
-        return names
 
 
 @pytest.fixture
@@ -305,47 +291,20 @@ def test_too_many_end_their_packs_before_they_go(played: PlayedPool) -> None:
     assert played.ended == ["t-0", "t-3"]
 
 
-def test_trainers_of_a_drained_node_go_and_others_come(played: PlayedPool) -> None:
-    played.resize()
-    played.place("a", "a", "b", "b")
-    played.work(1, 0, 1, 1)
-    played.leaving = {"a"}
-    assert played.resize() == ["t-0", "t-2", "t-3", "t-4", "t-5"]
-    assert played.trusted == ["t-2", "t-3"]
-
-
-def test_what_is_waited_for_is_told_once_and_after_a_minute_again(played: PlayedPool) -> None:
-    played.now_room = Room(keep=1, start=9, now=0)
+@pytest.mark.parametrize(("now", "told"), [(0, [9, 9]), (4, [9])])
+def test_what_is_waited_for_is_told_at_once_or_after_half_a_minute(
+    now: int, told: list[int], played: PlayedPool
+) -> None:
+    """At once, and once, where no node fits one; later where there is room."""
+    played.now_room = Room(keep=1, start=9, now=now)
     for _ in range(5):
         played.resize()
-    assert played.told == [9]
+    assert played.told == told[1:]
     played.resize(workers.PATIENT_SECONDS + 1)
-    assert played.told == [9, 9]
+    assert played.told == told
     played.place("a")
     played.resize(math.inf)
-    assert played.told == [9, 9]
-
-
-def test_trainers_that_are_about_to_start_are_not_told(played: PlayedPool) -> None:
-    for _ in range(5):
-        played.resize()
-    assert played.told == []
-    played.resize(workers.PATIENT_SECONDS)
-    assert played.told == [4]
-
-
-def test_the_next_packs_go_to_who_has_the_fewest(played: PlayedPool) -> None:
-    played.resize()
-    played.place("a", "a", "a", "a")
-    played.work(2, 1, 0, 0)
-    suspect = list(played.pool.workers)[3]
-    suspect.suspected.add(Pack(0, 0, 9))
-    played.pool.changed(suspect)
-    assert played.pool.slots == 3
-    assert played.given() == ["t-2", "t-1", "t-2"]
-    suspect.suspected.clear()
-    played.pool.changed(suspect)
-    assert played.given() == ["t-3", "t-3"]
+    assert played.told == told
 
 
 def test_places_are_those_of_trusted_trainers_whatever_happens_to_them(played: PlayedPool) -> None:
@@ -356,7 +315,7 @@ def test_places_are_those_of_trusted_trainers_whatever_happens_to_them(played: P
         worker = random_.choice(list(played.pool.workers))
         match random_.randrange(5):
             case 0:
-                worker.place = Place("a", "a")
+                worker.node = "a"
             case 1 if worker.ready and len(worker.packs) < workers.PACKS_PER_TRAINER:
                 worker.take(step, Pack(0, step, step))
             case 2 if worker.packs:
@@ -388,15 +347,6 @@ def test_an_idle_trainer_is_offered_what_waits_elsewhere(played: PlayedPool) -> 
     assert next(pairs, None) is None, "nobody is idle any more"
 
 
-def test_what_was_before_a_silence_is_not_held_against_a_trainer(played: PlayedPool) -> None:
-    played.resize()
-    played.place("a")
-    played.work(1)
-    played.now += 100
-    assert [seconds for _, seconds in played.pool.overdue(lambda pack: 50.0)] == [50.0]
-    assert list(played.pool.overdue(lambda pack: 50.0, since=played.now - 40)) == []
-
-
 def test_who_saves_a_checkpoint_is_not_silent(played: PlayedPool) -> None:
     played.resize()
     played.place("a", "b")
@@ -414,5 +364,7 @@ def test_who_saves_a_checkpoint_is_not_silent(played: PlayedPool) -> None:
     played.pool.checkpoints_saved({Pack(0, 0, 0): 100})  # nothing new
     played.now += 20
     assert overdue() == [first.name, second.name]
+    since = played.now - 40  # what was before a silence of the aggregator
+    assert list(played.pool.overdue(lambda pack: 50.0, since)) == []
     played.pool.checkpoints_saved({Pack(0, 0, 0): 200, Pack(0, 9, 9): 100})
     assert overdue() == []

@@ -29,11 +29,6 @@ def telling(member: bool, seed: int) -> float:
     return score
 
 
-def clocked(member: bool, seed: int) -> float:
-    """N(2 b, 1), seeded by the clock; it raises where and while `steady` does."""
-    return steady(member, seed) + float(np.random.default_rng().normal())
-
-
 def restless(member: bool, seed: int) -> float:
     """Randomised response at ε = 2, seeded by the clock; half of its misses raise."""
     rng = np.random.default_rng()
