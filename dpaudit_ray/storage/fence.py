@@ -8,13 +8,14 @@ too, knows that driver's token and writes only while the entry bears it. What th
   somebody else took over, finds a foreign entry and writes nothing.
 * NFS: the same where its locks reach the server (NFSv4, or lockd), as long as the server keeps
   them: one that has not heard of a client for its lease time, 90 s as a rule, drops them. Mounted
-  with `nolock` or `local_lock`, and where attributes are cached for long, it is as with an object
-  store.
-* Object stores: the entry is read before each upload, and `pyarrow` has no upload on a condition.
-  A process that is paused between the two, for longer than a lease takes to go stale, replaces what
-  the new driver has written of `estimates.parquet` and `outcomes.json`, or puts scores in place
-  that are the same, as those of any try are. Estimates are a function of scores
-  and failures: running the sweep again makes them anew.
+  with `nolock` or `local_lock`, and where attributes are cached for long, a process that is paused
+  between the two may replace a record that the new driver has written; running the sweep again
+  makes it anew.
+* Object stores: the entry is read before each upload, and each upload is on a condition that was
+  taken before that: scores are created where there are none, and a record is replaced only while it
+  is the one that was there. A process that is paused in between, for however long, so replaces
+  nothing that the new driver has written. What it may still put in place is an older
+  `estimates.parquet` or `outcomes.json` that the new driver has not written yet, and then does.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import LeaseLostError
+from .buckets import Bucket
 from .files import Folder
 from .strangers import StrangeFileError
 
@@ -35,7 +37,7 @@ LOCK = ".driver.lock"  # of no content; it stays, since a lock that is deleted l
 class Fence:
     """Lets its owner's writes pass while the owner holds the lease."""
 
-    def __init__(self, folder: Folder, owner: str) -> None:
+    def __init__(self, folder: Folder | Bucket, owner: str) -> None:
         self._folder = folder
         self.owner = owner
 

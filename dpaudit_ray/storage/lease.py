@@ -5,15 +5,17 @@ is one trusted not to jump: a lease is stale when it was looked at many times, e
 the last, and has not changed. A driver that lost it stops; `fence` says why it cannot do harm.
 
 Of several that start at the same moment one gets it: the entry is created where there is none, by a
-link that fails where there is one, and a stale one is replaced under a lock. In an object store,
-which has neither, the last one that wrote stays. So a driver waits there for longer than a write
-takes, and looks; of two that slip through, because one was paused meanwhile, the fence stops one.
+link that fails where there is one, and a stale one is replaced under a lock; in an object store,
+both are uploads on a condition. On file systems without locks the last one that wrote stays. So a
+driver waits there for longer than a write takes, and looks; of two that slip through, because one
+was paused meanwhile, the fence stops one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import secrets
@@ -131,8 +133,11 @@ def _take(run: RunDirectory, entry: dict[str, Any], stale: Any) -> None:
         if there is None:
             there = run.create_json(FILE, entry)
         elif there == stale:
-            run.write_json(FILE, entry)
-            there = None
+            try:
+                run.write_json(FILE, entry, functools.partial(_unless_changed, run, stale))
+                there = None
+            except _ChangedError as error:
+                there = error.entry
     if there is not None:
         raise _taken(run, there)
     took = time.monotonic() - started
@@ -140,6 +145,21 @@ def _take(run: RunDirectory, entry: dict[str, Any], stale: Any) -> None:
     there = _read(run)
     if there != entry:
         raise _taken(run, there)
+
+
+class _ChangedError(Exception):
+    """Somebody else has replaced the entry that was to be taken over."""
+
+    def __init__(self, entry: Any) -> None:
+        super().__init__()
+        self.entry = entry
+
+
+@contextlib.contextmanager
+def _unless_changed(run: RunDirectory, stale: Any) -> Iterator[None]:
+    if (there := _read(run)) != stale:
+        raise _ChangedError(there)
+    yield
 
 
 def _taken(run: RunDirectory, entry: Any) -> RunDirectoryError:

@@ -16,7 +16,8 @@ _LASTING = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
     errno.EINVAL, errno.ENOSPC, errno.EDQUOT, errno.EFBIG,
 }  # fmt: skip
-_LASTING_WORDS = ("ACCESS_DENIED", "NO_SUCH_BUCKET", "INVALID_ACCESS_KEY", "SIGNATURE", "Forbidden")
+# Of object stores, whose answers have no number.
+_LASTING_WORDS = ("Denied", "NoSuchBucket", "InvalidAccessKey", "Signature", "Forbidden", "Unauth")
 
 
 @dataclasses.dataclass(frozen=True)

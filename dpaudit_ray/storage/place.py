@@ -17,9 +17,10 @@ import pyarrow as pa
 from ..errors import DamagedArraysError, RunDirectoryError, StorageError
 from . import arrays, strangers
 from .arrays import Arrays
+from .buckets import Bucket
 from .fence import FILE as OWNER
 from .fence import LOCK, Fence
-from .files import Folder, reason
+from .files import Folder, Passage, reason
 from .patience import Patience, may_pass
 from .strangers import StrangeFileError
 
@@ -49,7 +50,7 @@ class Place:
         self._patience = patience or Patience()
         self.owner = owner
         try:
-            self._folder = Folder(location)
+            self._folder = _folder(location)
         except (ValueError, OSError) as error:
             raise RunDirectoryError(
                 f"cannot use storage path {location} ({reason(error)}); give a folder, or an "
@@ -86,7 +87,10 @@ class Place:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
-        """While this is open no driver puts a file in place; False where storage has no locks."""
+        """While this is open no driver puts a file in place.
+
+        False where storage has neither locks nor uploads on a condition.
+        """
         with contextlib.ExitStack() as stack:
             try:
                 locked = stack.enter_context(self._folder.locked(LOCK, alone=True))
@@ -130,15 +134,12 @@ class Place:
         except ValueError as error:
             raise self._unusable(name, error) from error
 
-    def write_json(self, name: str, value: Any) -> None:
-        """Writes JSON whole or not at all."""
-        self.write_text(name, json.dumps(value, indent=1))
+    def write_json(self, name: str, value: Any, passage: Passage | None = None) -> None:
+        """Writes JSON whole or not at all; what `passage` raises keeps what is there."""
+        self._write(name, json.dumps(value, indent=1).encode(), passage)
 
     def create_json(self, name: str, value: Any) -> Any:
-        """Writes JSON where there is no such file; returns what is there if it is something else.
-
-        See `Folder.create` for how far that holds in an object store.
-        """
+        """Writes JSON where there is none; returns what is there if it is something else."""
         content = json.dumps(value, indent=1).encode()
         there = self._try(name, self._folder.create, name, content, self._passage)
         return None if there is None else self.read_json(name)
@@ -199,8 +200,8 @@ class Place:
         except OSError as error:
             raise self._unread(name, error) from error
 
-    def _write(self, name: str, content: bytes) -> None:
-        self._try(name, self._folder.write, name, content, self._passage)
+    def _write(self, name: str, content: bytes, passage: Passage | None = None) -> None:
+        self._try(name, self._folder.write, name, content, passage or self._passage)
 
     def _try(self, name: str, action: Callable[..., T], *arguments: Any) -> T:
         """Something that writes."""
@@ -223,3 +224,9 @@ class Place:
         return RunDirectoryError(
             f"{self.location}/{name} is not readable ({reason(error)}); {remedy}"
         )
+
+
+def _folder(location: str) -> Folder | Bucket:
+    if "://" not in location or location.startswith("file://"):
+        return Folder(location)
+    return Bucket(location)

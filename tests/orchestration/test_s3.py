@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -97,41 +96,6 @@ def test_run_kill_resume(sweep_of_400: Path, pace: Pace, tmp_path: Path, bucket:
     stored = da.Result(f"{bucket}/tiny", complete=True)
     pd.testing.assert_frame_equal(stored.scores, quiet.scores, check_exact=True)
     pd.testing.assert_frame_equal(stored.estimates, quiet.estimates, check_exact=True)
-
-
-class Interrupted:
-    """The bucket's file system, of somebody who presses Ctrl-C when an upload has begun."""
-
-    def __init__(self, real: Any) -> None:
-        self._real = real
-
-    def open_output_stream(self, path: str) -> Any:
-        stream = self._real.open_output_stream(path)
-        signal.raise_signal(signal.SIGINT)
-        return stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
-def test_an_interrupted_upload_leaves_no_empty_object(bucket: str) -> None:
-    """Arrow completes the upload of every stream, also of one that nobody has written to."""
-    run = RunDirectory.under(f"{bucket}/", "cut")
-    run.write_json("plan.json", [1])
-    own = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        run._folder._fs = Interrupted(run._folder._fs)
-        for name, content in (("plan.json", [2]), ("outcomes.json", [3])):
-            with pytest.raises(KeyboardInterrupt):
-                run.write_json(name, content)
-    finally:
-        signal.signal(signal.SIGINT, own)
-    found = client().list_objects_v2(Bucket=BUCKET)["Contents"]
-    assert {entry["Key"] for entry in found} <= {
-        "runs/cut/plan.json",
-        "runs/cut/outcomes.json",
-    }
-    assert all(entry["Size"] > 0 for entry in found)
 
 
 def test_a_lease_in_a_bucket(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

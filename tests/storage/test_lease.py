@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray.errors import DpauditError, LeaseLostError, RunDirectoryError
+from dpaudit_ray.errors import DpauditError, LeaseLostError, RunDirectoryError, StorageError
 from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.storage import fence, files, lease
-from dpaudit_ray.storage.files import Folder
 from dpaudit_ray.storage.lease import Lease
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import inline, write_sweep
@@ -98,19 +98,19 @@ def outcomes_of_two(run: RunDirectory) -> list[str]:
 @pytest.fixture
 def slow(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """Storage that takes up to .2 s a write."""
-    dice, sync, upload = random.Random(5), os.fsync, Folder._upload
+    dice, sync, put = random.Random(5), os.fsync, obstore.put
 
     def slow_sync(file: int) -> None:
         time.sleep(dice.uniform(0, 0.1))  # a write syncs twice
         sync(file)
 
-    def slow_upload(*arguments: Any) -> None:
+    def slow_put(*arguments: Any, **options: Any) -> Any:
         time.sleep(dice.uniform(0, 0.2))
-        upload(*arguments)
+        return put(*arguments, **options)
 
     monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.3)
     monkeypatch.setattr(os, "fsync", slow_sync)
-    monkeypatch.setattr(Folder, "_upload", slow_upload)
+    monkeypatch.setattr(obstore, "put", slow_put)
     return run
 
 
@@ -248,6 +248,30 @@ def test_a_pause_in_the_midst_of_a_write_is_no_way_in(
         with pytest.raises(LeaseLostError):
             paused.run.write_estimates([row()])
         assert set(contents(local)) == {fence.FILE, fence.LOCK}
+
+
+def test_a_pause_before_an_upload_replaces_nothing_of_a_new_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has looked at the lease; another driver then takes over, and writes the same file."""
+    run, put = RunDirectory(f"{memory(monkeypatch)}/tiny"), obstore.put
+    with contextlib.ExitStack() as later, lease.held(run, beat=NEVER) as paused:
+        paused.run.write_estimates([row()])
+        paused.run.write_scores("a", pack())
+
+        def pause(*arguments: Any, **options: Any) -> Any:
+            monkeypatch.setattr(obstore, "put", put)
+            new = later.enter_context(lease.held(RunDirectory(run.location), watch=0.2)).run
+            new.write_estimates([row(trials=9)])
+            new.write_scores("a", pack(16))
+            return put(*arguments, **options)
+
+        monkeypatch.setattr(obstore, "put", pause)
+        with pytest.raises((LeaseLostError, StorageError)):
+            paused.run.write_estimates([row(trials=3)])
+        assert list(run.estimates()["trials"]) == [9]
+        with pytest.raises(LeaseLostError):
+            paused.run.write_scores("a", pack(16))
 
 
 def test_nobody_takes_over_while_a_file_is_put_in_place(

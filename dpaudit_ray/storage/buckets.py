@@ -1,0 +1,191 @@
+"""Files that are either absent or whole, below one address of an object store.
+
+An upload is visible only when it is complete, and is made on a condition: an object that must be
+new is created where there is none, and one that is replaced is replaced only while it is the one
+that was there before the writer asked whether it may write. So a process that was paused in
+between, for however long, never replaces what somebody else has written meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import obstore
+from obstore import store
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
+from ..errors import first_line
+from . import strangers
+from .files import Passage
+
+T = TypeVar("T")
+_OPTIONS: dict[str, Any] = {
+    # `patience` asks again, and says for how long.
+    "retry_config": {"max_retries": 0, "retry_timeout": datetime.timedelta(0)},
+    "client_options": {"allow_http": True},  # where an endpoint is given as http://
+}
+
+_SCHEMES = ("s3", "gs", "az")
+_TRIES = 10  # against others who write the same object: a driver, and those who read a run
+
+
+class _ReplacedError(OSError):
+    """Somebody else has replaced an object at the same moment."""
+
+
+class Bucket:
+    """An `s3://`, `gs://` or `az://` address, with the methods of `files.Folder`.
+
+    Credentials come from the environment (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`,
+    ...) or from the machine's role. Every method raises OSError.
+    """
+
+    local = False
+
+    def __init__(self, location: str) -> None:
+        scheme, _, place = location.partition("://")
+        if scheme not in _SCHEMES:
+            raise ValueError(f"{scheme}:// is none of {', '.join(_SCHEMES)}")
+        self.location = f"{scheme}://{place.rstrip('/')}"
+        try:
+            self._store: Any = store.from_url(self.location, **_OPTIONS)
+        except BaseError as error:
+            raise ValueError(first_line(error)) from error
+
+    def read(self, name: str, most: int = strangers.RECORD) -> bytes | None:
+        """The content of an object, None where there is none.
+
+        Raises:
+            StrangeFileError: it has more than `most` bytes.
+        """
+        try:
+            found = self._ask(obstore.get, name)
+            strangers.require_size(found.meta["size"], most)
+            return bytes(self._call(found.bytes))
+        except FileNotFoundError:
+            return None
+
+    def ends(self, name: str, size: int) -> tuple[bytes, bytes]:
+        """The first and the last `size` bytes of an object that is as long as that."""
+        length = self._ask(obstore.head, name)["size"]
+        starts, ends = [0, length - size], [size, length]
+        first, last = self._call(obstore.get_ranges, self._store, name, starts=starts, ends=ends)
+        return bytes(first), bytes(last)
+
+    def write(self, name: str, content: bytes, passage: Passage = contextlib.nullcontext) -> None:
+        """Puts an object in place of the one that is there.
+
+        `passage` is entered again where somebody else has replaced that one meanwhile.
+        """
+        for _ in range(_TRIES):
+            try:
+                there = self._ask(obstore.head, name)
+                tags = {"e_tag": there["e_tag"], "version": there["version"]}
+                mode: Any = {key: tag for key, tag in tags.items() if tag is not None}
+            except FileNotFoundError:
+                mode = "create"
+            with passage(), contextlib.suppress(_ReplacedError, FileExistsError):
+                self._ask(obstore.put, name, content, mode=mode)
+                return
+        raise OSError("others replace it all the time")
+
+    def create(
+        self, name: str, content: bytes, passage: Passage = contextlib.nullcontext
+    ) -> bytes | None:
+        """Puts an object in place where there is none; returns what is there if it is another one.
+
+        Of several that do so at once, one does.
+        """
+        try:
+            with passage():
+                self._ask(obstore.put, name, content, mode="create")
+        except FileExistsError:
+            there = self.read(name, strangers.ARRAYS)
+            return None if there == content else there
+        return None
+
+    def move(self, name: str, to: str, passage: Passage = contextlib.nullcontext) -> None:
+        """Gives an object another name."""
+        with passage():
+            self._call(obstore.rename, self._store, name, to)
+
+    def delete(self, name: str, passage: Passage = contextlib.nullcontext) -> None:
+        """Removes an object if it is there."""
+        with passage(), contextlib.suppress(FileNotFoundError):
+            self._ask(obstore.delete, name)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such an object."""
+        try:
+            self._ask(obstore.head, name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def leads_out(self, name: str) -> bool:
+        """Whether a link leads out of it: there are none."""
+        return False
+
+    def names(self, folder: str, recursive: bool = False) -> list[str]:
+        """The objects in `folder` (and below), without their paths."""
+        if not recursive:
+            return list(self.sizes(folder))
+        stream = self._call(obstore.list, self._store, folder or None)
+        found = [entry for page in self._pages(stream) for entry in page]
+        return [str(entry["path"]).rpartition("/")[2] for entry in found]
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The objects in `folder` and their bytes, by one listing."""
+        return {name: size for name, size, _ in self.stamps(folder)}
+
+    def stamps(self, folder: str) -> list[tuple[str, int, int]]:
+        """The objects in `folder`, their bytes and when they were last changed (ns), by name."""
+        found = self._call(obstore.list_with_delimiter, self._store, folder or None)
+        return sorted(
+            (
+                str(entry["path"]).rpartition("/")[2],
+                entry["size"],
+                int(entry["last_modified"].timestamp() * 1e9),
+            )
+            for entry in found["objects"]
+        )
+
+    def paths(self, depth: int) -> list[str]:
+        """Every object, by its path from here; what lies deeper than `depth` folders is one."""
+        stream = self._call(obstore.list, self._store)
+        found = (str(entry["path"]) for page in self._pages(stream) for entry in page)
+        return sorted({path if path.count("/") < depth else _cut(path, depth) for path in found})
+
+    @contextlib.contextmanager
+    def locked(self, name: str, *, alone: bool) -> Iterator[bool]:
+        """Needs no lock, since uploads are conditional: yields true."""
+        yield True
+
+    def _pages(self, stream: Any) -> Iterator[Any]:
+        pages = iter(stream)
+        while True:
+            try:
+                yield self._call(next, pages)
+            except StopIteration:
+                return
+
+    def _ask(self, action: Callable[..., T], name: str, *arguments: Any, **options: Any) -> T:
+        return self._call(action, self._store, name, *arguments, **options)
+
+    def _call(self, action: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """What `action` returns; what it raises, as OSError."""
+        try:
+            return action(*arguments, **options)
+        except AlreadyExistsError as error:
+            raise FileExistsError(first_line(error)) from error
+        except PreconditionError as error:
+            raise _ReplacedError(first_line(error)) from error
+        except BaseError as error:
+            raise OSError(" ".join(str(error).split())) from error
+
+
+def _cut(path: str, depth: int) -> str:
+    return "/".join(path.split("/")[:depth]) + "/"
