@@ -17,7 +17,7 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
-from dpaudit_ray.errors import DpauditError, StorageError
+from dpaudit_ray.errors import StorageError
 from dpaudit_ray.orchestration import ray_executor
 from dpaudit_ray.orchestration.executors import Checked, Done, Executor, Work, WorkerDiedError
 from dpaudit_ray.orchestration.inline_executor import InlineExecutor
@@ -118,6 +118,30 @@ def test_a_pack_goes_from_a_trainer_to_the_aggregator(
         opened.ask("flush")
         assert set(opened.run.estimates()["trials"]) == {0, pack.size}
         assert opened.executor.wait(0.0) == []
+        an_error_of_ours_arrives_as_itself(opened)
+        if opened.executor.isolates:
+            a_worker_that_is_killed_answers_no_more(opened)
+
+
+def an_error_of_ours_arrives_as_itself(opened: Running) -> None:
+    """From the aggregator, through a trainer."""
+    scores = Path(opened.run.location) / "scores"
+    scores.rename(scores.with_name("moved"))
+    scores.write_text("no folder: nothing can be stored here")
+    with pytest.raises(StorageError):
+        opened.answer("run_pack", opened.packs[1])
+    scores.unlink()
+    scores.with_name("moved").rename(scores)
+
+
+def a_worker_that_is_killed_answers_no_more(opened: Running) -> None:
+    before = opened.done
+    opened.executor.kill(opened.trainer)
+    with pytest.raises(WorkerDiedError) as died:
+        opened.answer("run_pack", opened.packs[0])
+    assert not died.value.preempted
+    opened.executor.kill(opened.aggregator, restart=True)
+    assert opened.done == before, "it is started again"
 
 
 @each
@@ -136,34 +160,6 @@ def test_a_failure_of_the_users_code_is_an_answer(
         opened.ask("flush")
         misses = opened.packs[0].size
         assert set(opened.run.estimates()["trials"]) == {0, misses}
-
-
-@each
-def test_an_error_of_ours_arrives_as_itself(start: Start, light: dict, tmp_path: Path) -> None:
-    """From the aggregator, through a trainer."""
-    with running(start, light, tmp_path) as opened:
-        opened.answer("ready", ())
-        assert opened.done == 0
-        scores = Path(opened.run.location) / "scores"
-        scores.parent.mkdir(exist_ok=True)
-        scores.write_text("no folder: nothing can be stored here")
-        with pytest.raises(DpauditError) as raised:
-            opened.answer("run_pack", opened.packs[0])
-        assert isinstance(raised.value, StorageError)
-
-
-@each
-def test_a_worker_that_is_killed_answers_no_more(start: Start, light: dict, tmp_path: Path) -> None:
-    with running(start, light, tmp_path) as opened:
-        opened.answer("ready", ())
-        if not opened.executor.isolates:
-            pytest.skip("its workers are this process")
-        opened.executor.kill(opened.trainer)
-        with pytest.raises(WorkerDiedError) as died:
-            opened.answer("run_pack", opened.packs[0])
-        assert not died.value.preempted
-        opened.executor.kill(opened.aggregator, restart=True)
-        assert opened.done == 0, "it is started again"
 
 
 @each
