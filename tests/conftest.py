@@ -156,7 +156,6 @@ _LONGEST = (
     "test_elastic.py",
     "test_slurm.py",
     "test_prometheus.py",
-    "test_autoscaling.py",
     "test_chaos.py",
     "test_stops.py",
     "test_s3.py",

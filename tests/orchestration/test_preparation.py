@@ -269,27 +269,6 @@ def test_a_damaged_part_is_set_aside_and_made_again(
         )
 
 
-def test_killed_in_the_midst_of_it_twice_the_rest_is_the_same(
-    tmp_path: Path, log: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(shadows.SECONDS, "0.3")
-    for begun in (2, 4):  # the second part is lost with its driver, and so is the third
-        process = start(sweep(), tmp_path / "killed", "--executor", "inline")
-        wait_until(log, begun, process)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    monkeypatch.delenv(shadows.SECONDS)
-    location = tmp_path / "killed/prepared"
-    assert len(parts_of(location)) == 2
-    assert not (location / "scores").exists()
-    result = da.run(sweep(), storage_path=str(tmp_path / "killed"), executor="inline")
-    assert result.complete
-    assert made(log) == [0, 1, 1, 2, 2, 3], "what was stored is not made again"
-    assert_same(location, quiet)
-    for mine, theirs in zip(parts_of(location), parts_of(quiet), strict=True):
-        assert mine.read_bytes() == theirs.read_bytes()
-
-
 def wait_until(log: Path, begun: int, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 300
     while len(made(log)) < begun:
