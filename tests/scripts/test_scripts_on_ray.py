@@ -50,7 +50,7 @@ def test_layers_are_run_on_a_cluster(tmp_path: Path, shared_head: Head) -> None:
     told: list[str] = []
     with ray_executor.connected(shared_head.gcs) as ray:
         runner = RayRunner(ray, target)
-        options = Options(budget=120, layers=(0, 1), seed=3)
+        options = Options(budget=60, layers=(0, 1), seed=3)
         found = Audit(target, runner, options, told.append).verdict()
     assert found.verdict is not Verdict.VIOLATION, found.findings
     assert found.step_trials >= 20
