@@ -43,11 +43,9 @@ class AggregatorClient:
         self._seen: Progress = self.call("progress", Activity())
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What the aggregator's method returns.
+        """What the aggregator's method returns; an error of our own that it raised is raised here.
 
-        Raises:
-            DpauditError: an error of our own that it raised.
-            ClusterError: it cannot be brought back, or the head is gone.
+        So is ClusterError, where it cannot be brought back, or the head is gone.
         """
         return self._result(self._executor.call(self._aggregator, method, *arguments))
 

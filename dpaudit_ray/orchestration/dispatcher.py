@@ -96,11 +96,7 @@ class Dispatcher:
         self._hand(self._pool.next(), "check_pack", pack, finished)
 
     def give_up(self, failed: list[Failure]) -> None:
-        """Has the aggregator record packs whose trials are misses; returns when that is done.
-
-        Raises:
-            StorageError: they could not be recorded.
-        """
+        """Has the aggregator record packs whose trials are misses; returns when that is done."""
         self._client.call("give_up", failed)
 
     def try_again(self, packs: list[Pack]) -> None:
@@ -111,10 +107,8 @@ class Dispatcher:
     def wait(self, timeout: float) -> list[Outcome]:
         """Outcomes since the last call; waits up to `timeout` seconds for the first.
 
-        Raises:
-            StorageError: results can no longer be stored.
-            LeaseLostError: another driver stores them.
-            ClusterError: the aggregator cannot be brought back.
+        Raises StorageError where results can no longer be stored, LeaseLostError where another
+        driver stores them, ClusterError where the aggregator cannot be brought back.
         """
         self._liveness.require()
         self._hand_due()

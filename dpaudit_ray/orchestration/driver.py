@@ -84,10 +84,7 @@ class Driver:
     def run(self) -> Summary:
         """Returns when no pack is left that can still be run.
 
-        Raises:
-            ClusterError: more workers were lost than the sweep allows.
-            StorageError: results can no longer be stored.
-            LeaseLostError: another driver stores them.
+        Raises what `Dispatcher.wait` and `FailureBudget.lost` do.
         """
         try:
             self._look(force=True)
@@ -204,9 +201,8 @@ class Driver:
 class PackQueue:
     """Which pack is handed out next: what was lost, then what is new; none before what it awaits.
 
-    It takes packs in an order in which the parts that a pack waits for come before it.
-
-    `over` says of an audit that none of its packs is to be run any more.
+    Among `packs`, parts come before the packs that wait for them. `over` says of an audit that none
+    of its packs is to be run any more.
     """
 
     def __init__(self, packs: Iterable[Pack], over: Callable[[int], bool]) -> None:
@@ -258,9 +254,8 @@ class PackQueue:
 class FailureBudget:
     """What went wrong so far, and what follows from it: two budgets and a circuit breaker.
 
-    Failed packs (the user's code) and lost trainers (infrastructure) are counted apart.
-
-    A pack of which some trials failed counts among the failed ones, too.
+    Failed packs (the user's code) and lost trainers (infrastructure) are counted apart. A pack of
+    which some trials failed counts among the failed ones, too.
 
     `recorded` are failures of an earlier try that are not run again in this one. They are in a row
     where no later pack of their audit was done: `reached` has the first trial of its last one.
@@ -312,10 +307,8 @@ class FailureBudget:
     def lost(self, lost: Lost) -> list[Pack]:
         """Counts a trainer that died; returns the packs to run again.
 
-        Only what died by itself is held against the sweep's budget: nodes come and go.
-
-        Raises:
-            ClusterError: more were lost than the sweep allows.
+        Only what died by itself is held against the sweep's budget: nodes come and go. Raises
+        ClusterError where more did than the sweep allows.
         """
         for pack in lost.packs:
             self.trials_lost[pack.audit] += pack.size
@@ -375,7 +368,6 @@ def packs_to_check(plan: Plan, run: RunDirectory, failed: Iterable[Pack]) -> dic
     """What to run again before `failed`: a pack, and whether it is finished.
 
     As many trials of an audit as are retried, but no more than `RETRIED`, rounded up to a pack.
-
     The largest finished packs of an audit; where it has none, a failed one, which is run twice.
     """
     by_audit: dict[int, list[Pack]] = {}

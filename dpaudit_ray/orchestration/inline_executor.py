@@ -94,11 +94,7 @@ class _InlineTrainer(Trainer):
 
 
 def dispatcher(work: Work) -> Dispatcher:
-    """A dispatcher in this process.
-
-    Raises:
-        RunDirectoryError: what lies in the run directory is damaged.
-    """
+    """A dispatcher in this process. Raises RunDirectoryError where the run directory is damaged."""
     executor = InlineExecutor(work)
     places = Places(executor, REQUEST, None, work.tell)
     return Dispatcher(executor, work, places, HeadLiveness())

@@ -150,13 +150,9 @@ class HealthChecks:
 class HeadLiveness:
     """Watches whether the cluster's head, this node's daemon and those of trainers' nodes answer.
 
-    It asks from a thread of its own, until it is closed.
-
-    Args:
-        head: HOST:PORT of the cluster's head; without one, nothing is watched.
-        channel: opens a gRPC channel to HOST:PORT.
-        tell: takes the line for the user when this process cannot stop by itself, because a call
-            waits for the head, or the next one would end it.
+    It asks from a thread of its own, until it is closed; without a `head` (HOST:PORT), nothing is
+    watched. `channel` opens a gRPC channel. `tell` takes the line for the user when this process
+    cannot stop by itself: a call waits for the head, or the next one would end it.
     """
 
     def __init__(

@@ -227,9 +227,8 @@ def dispatcher(
     Once the sweep was asked to stop, which `leaving` tells, a head that does not answer is not
     waited for. Actors of the driver whose run was taken over, `before`, are ended.
 
-    Raises:
-        NoClusterError: the cluster can never hold a trainer.
-        RunDirectoryError: what lies in the run directory is damaged.
+    Raises NoClusterError where the cluster can never hold a trainer, RunDirectoryError where what
+    lies in the run directory is damaged.
     """
     from .actors import Trainer
 
@@ -265,10 +264,7 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
 
     A process that is connected already stays so, before and after. Ray's authentication is
     always decided here, and nothing is written into the user's home: a cluster of our own gets
-    a token that lives and dies with this process.
-
-    Raises:
-        NoClusterError: the cluster cannot be reached.
+    a token that lives and dies with this process. Raises NoClusterError.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     if address is not None and "://" in address:

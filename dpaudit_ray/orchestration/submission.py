@@ -55,13 +55,9 @@ Tell = Callable[[str], None]
 class SweepJob:
     """A sweep, checked as far as that needs no cluster, and the command that runs it on the head.
 
-    Args:
-        file: the sweep file, in the folder of `package`.
-        options: more options of `dpaudit run`.
-        python: that of the head; trainers take the one that Ray runs on.
-
-    Raises:
-        SpecError: the sweep file is not in the working directory, or results would be lost.
+    `options` are more of `dpaudit run`, `python` is that of the head (trainers take the one that
+    Ray runs on). Raises SpecError where the sweep file is not in the working directory, which
+    `package` sends, or where results would be lost.
     """
 
     def __init__(
@@ -102,15 +98,10 @@ class SweepJob:
 
 
 class Cluster:
-    """The Jobs API of a Ray head.
+    """The Jobs API of a Ray head, by its dashboard's address; `tell` takes a line for the user.
 
-    Args:
-        address: that of the dashboard, such as http://127.0.0.1:8265.
-        tell: takes a line for the user.
-
-    Raises:
-        SpecError: not an address of that kind.
-        NoClusterError: nobody answers there, or the token is missing or wrong.
+    Raises SpecError for another kind of address, NoClusterError where nobody answers there, or the
+    token is missing or wrong.
     """
 
     def __init__(self, address: str, tell: Tell = lambda line: None) -> None:
@@ -136,12 +127,9 @@ class Cluster:
         return f"ray job stop {submission} --address {self.address}"
 
     def submit(self, job: SweepJob) -> str:
-        """Starts a job, the next attempt at its run; one that is running already is left alone.
+        """Starts a job, the next attempt at its run, or finds the one that runs; returns its id.
 
         A cluster that is only just starting is asked again for `START_SECONDS`.
-
-        Returns:
-            The submission id.
 
         Raises:
             NoClusterError: the cluster does not take the job.
@@ -353,10 +341,8 @@ def _settings(metadata: Mapping[str, str]) -> dict[str, Any]:
 def require_dashboard(address: str, tell: Tell) -> None:
     """Asks a Ray dashboard for its version: fast, and it needs the token where there is one.
 
-    Ray's own client takes the same token afterwards, also where only its mode is not set.
-
-    Raises:
-        NoClusterError: nobody answers, or the token is missing or wrong.
+    Ray's own client takes the same token afterwards, also where only its mode is not set. Raises
+    NoClusterError where nobody answers, or the token is missing or wrong.
     """
     token = _token()
     code = _version_status(address, {"Authorization": f"Bearer {token}"} if token else {})

@@ -255,8 +255,7 @@ class Places:
     def leave_out(self, node: str, address: str, why: str) -> None:
         """Leaves out a node whose trainers would not compute what others do.
 
-        Raises:
-            NoClusterError: no node is left, and none can come.
+        Raises NoClusterError where no node is left, and none can come.
         """
         if node in self._left_out:
             return
@@ -510,11 +509,7 @@ class MachineCompatibility:
         return tuple(self._code.modules) if self._code else ()
 
     def admit(self, address: str, machine: Machine | None) -> str | None:
-        """Takes what a trainer says of its machine; why it may not train, None where it may.
-
-        Raises:
-            StorageError: a kind that is new to the run cannot be recorded.
-        """
+        """Takes what a trainer says of its machine; why it may not train, None where it may."""
         if machine is None:
             return "it has an older version of dpaudit"
         if self._code is not None and (why := provenance.unlike(self._code, machine)):
