@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,19 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory(str(tmp_path / "run"))
 
 
-def machines(
-    run: RunDirectory, told: list[str] | None = None, **resources: float
-) -> MachineCompatibility:
-    tell = ([] if told is None else told).append
-    sweep = from_raw(SWEEP | {"resources": resources})
-    return MachineCompatibility(Work(sweep, Plan(0, "", (), None, (CODE,)), run, 0, tell))
+Opened = Callable[..., MachineCompatibility]
+
+
+@pytest.fixture
+def machines(run: RunDirectory, tiny: dict) -> Opened:
+    """What a new driver of the same run knows; lines for the user are added to `told`."""
+
+    def opened(told: list[str] | None = None, **resources: float) -> MachineCompatibility:
+        sweep = from_raw(tiny | {"resources": resources})
+        tell = ([] if told is None else told).append
+        return MachineCompatibility(Work(sweep, Plan(0, "", (), None, (CODE,)), run, 0, tell))
+
+    return opened
 
 
 def machine(device: str = "Abacus", own: str | None = "a" * 64, **versions: str) -> Machine:
@@ -55,15 +63,17 @@ def machine(device: str = "Abacus", own: str | None = "a" * 64, **versions: str)
     ],
 )
 def test_a_machine_has_the_code_of_the_driver(
-    other: Machine | None, why: str | None, run: RunDirectory
+    other: Machine | None, why: str | None, machines: Opened
 ) -> None:
-    assert machines(run).modules == ("own",)
-    assert machines(run).admit("10.0.0.7", other) == why
+    assert machines().modules == ("own",)
+    assert machines().admit("10.0.0.7", other) == why
 
 
-def test_kinds_are_recorded_and_mixing_them_is_told_once(run: RunDirectory) -> None:
+def test_kinds_are_recorded_and_mixing_them_is_told_once(
+    run: RunDirectory, machines: Opened
+) -> None:
     told: list[str] = []
-    first = machines(run, told)
+    first = machines(told)
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
         first.admit(address, machine())
     assert told == []
@@ -79,28 +89,11 @@ def test_kinds_are_recorded_and_mixing_them_is_told_once(run: RunDirectory) -> N
     ]
 
 
-def test_kinds_of_a_run_that_is_resumed_count(run: RunDirectory) -> None:
-    machines(run).admit("10.0.0.1", machine())
+def test_kinds_of_a_run_that_is_resumed_count(machines: Opened) -> None:
+    machines().admit("10.0.0.1", machine())
     told: list[str] = []
-    machines(run, told).admit("10.0.0.1", machine("Slide rule"))
+    machines(told).admit("10.0.0.1", machine("Slide rule"))
     assert len(told) == 1
-
-
-SWEEP: dict[str, object] = {
-    "name": "threads",
-    "mechanism": {
-        "name": "dp-sgd",
-        "data": {"name": "breast_cancer"},
-        "model": {"name": "fcnn"},
-        "steps": 2,
-        "batch_size": 8,
-        "learning_rate": 0.1,
-        "clip_norm": 1.0,
-        "noise_multiplier": 1.0,
-    },
-    "adversary": {"name": "biased-dimension"},
-    "audit": {"trials": 4, "delta": 1e-5},
-}
 
 
 @pytest.mark.parametrize(
@@ -108,21 +101,21 @@ SWEEP: dict[str, object] = {
     [(1, "Abacus"), (0.5, "Abacus"), (2, "Abacus, 2 threads"), (4.0, "Abacus, 4 threads")],
 )
 def test_another_number_of_threads_is_told_as_another_kind(
-    cpus: float, kind: str, run: RunDirectory
+    cpus: float, kind: str, machines: Opened
 ) -> None:
     """Threads share the models out in other groups, which may change last bits."""
-    machines(run).admit("10.0.0.1", machine())
+    machines().admit("10.0.0.1", machine())
     told: list[str] = []
-    machines(run, told, num_cpus=cpus).admit("10.0.0.1", machine())
+    machines(told, num_cpus=cpus).admit("10.0.0.1", machine())
     mixed = [f"warning: trials run on several kinds of machine (Abacus; {kind})"]
     assert [line.partition(": scores")[0] for line in told] == (mixed if kind != "Abacus" else [])
 
 
 @pytest.mark.parametrize("damage", ["{", "[1]", '{"a": 3}', "3"])
-def test_a_damaged_record_is_made_again(damage: str, run: RunDirectory) -> None:
+def test_a_damaged_record_is_made_again(damage: str, run: RunDirectory, machines: Opened) -> None:
     run.write_text("machines.json", damage)
     told: list[str] = []
-    machines(run, told).admit("10.0.0.1", machine())
+    machines(told).admit("10.0.0.1", machine())
     assert told == []
     assert run.read_json("machines.json") == {"Abacus": ["10.0.0.1"]}
 
