@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -38,39 +38,26 @@ class Blow:
         return f"{self.second:6.1f} s {self.trials:6d} trials  {self.kind:10s} {self.victim}"
 
 
-@dataclasses.dataclass
 class Cluster:
-    """A head without CPUs and some nodes of one CPU; all of it can be had anew."""
+    """A head without CPUs and `size` nodes of one CPU; gone with the block, and can be had anew."""
 
-    size: int
-    stack: contextlib.ExitStack
-    head: Head
-    nodes: Nodes
+    def __init__(self, size: int) -> None:
+        self._size, self._stack = size, contextlib.ExitStack()
 
-    @classmethod
-    def of(cls, size: int) -> Cluster:
-        stack = contextlib.ExitStack()
-        center = stack.enter_context(head(cpus=0, dashboard=False))
-        around = stack.enter_context(nodes(center))
-        started = [around.join() for _ in range(size)]
-        wait_for(lambda: all(node.joined for node in started))
-        return cls(size, stack, center, around)
+    def __enter__(self) -> Cluster:
+        self.head: Head = self._stack.enter_context(head(cpus=0, dashboard=False))
+        self.nodes: Nodes = self._stack.enter_context(nodes(self.head))
+        joining = [self.nodes.join() for _ in range(self._size)]
+        wait_for(lambda: all(node.joined for node in joining))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def again(self) -> None:
         """Ends what is left of it, and starts one like it."""
-        self.stack.close()
-        fresh = Cluster.of(self.size)
-        self.stack, self.head, self.nodes = fresh.stack, fresh.head, fresh.nodes
-
-
-@contextlib.contextmanager
-def cluster(size: int) -> Iterator[Cluster]:
-    """Gone with the block."""
-    started = Cluster.of(size)
-    try:
-        yield started
-    finally:
-        started.stack.close()
+        self._stack.close()
+        self.__enter__()
 
 
 class Storm:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dpaudit_ray as da
-from tests.chaos.storm import Kind, Storm, cluster
+from tests.chaos.storm import Cluster, Kind, Storm
 from tests.command import changed, write_sweep
 from tests.long import long
 from tests.orchestration.test_failing_storage import faults
@@ -38,7 +38,7 @@ def survives(sweep: dict, folder: Path, size: int, weather: Weather) -> None:
     changed(sweep, "resources.max_worker_losses", 1000)
     quiet = da.run(sweep, storage_path=str(folder / "quiet"), executor="inline")
     trials = len(quiet.scores.drop_duplicates(["audit", "trial"]))
-    with cluster(size) as around:
+    with Cluster(size) as around:
         storm = Storm(around, write_sweep(folder, sweep), folder / "stormy", weather.seed)
         try:
             storm.rage(weather.kinds, trials, weather.pause)
