@@ -288,8 +288,8 @@ class Places:
         types = self._cluster.types
         if not types or any(kind.most < 0 for kind in types):
             return sys.maxsize
-        known = sum(kind.most * self._request.fits(kind.resources) for kind in types)
-        return max(self._held(), known)
+        later = sum(kind.most * self._request.fits(kind.resources) for kind in types)
+        return max(self._held(), later)
 
 
 @dataclasses.dataclass(eq=False)
