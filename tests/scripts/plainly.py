@@ -1,9 +1,10 @@
-"""A script run without any watch, from the same generators: called in a child process."""
+"""What tests call in a child process: a script without any watch, from the same generators."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import sys
 
 import torch
 
@@ -22,3 +23,8 @@ def run(request: dict) -> str:
         if p.requires_grad:
             digest.update(p.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def dynamo(_: dict) -> bool:
+    """Whether torch._dynamo has been imported."""
+    return "torch._dynamo" in sys.modules

@@ -143,7 +143,7 @@ from torch.utils.data import DataLoader, TensorDataset
 def main():
     model = nn.Linear(4, 2)
     data = TensorDataset(torch.ones(32, 4), torch.zeros(32, dtype=torch.long))
-    model, optimizer, loader = PrivacyEngine().make_private(
+    model, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(
         module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         data_loader=DataLoader(data, batch_size=8), noise_multiplier=1.0, max_grad_norm=1.0,
     )

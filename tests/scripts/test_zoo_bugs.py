@@ -6,15 +6,17 @@ seeds here are fixed, so a test that passes goes on passing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
-from dpaudit_ray.isolation import Sandbox
 from dpaudit_ray.report.verdict import Verdict
+from dpaudit_ray.scripts import canary_trials
 from dpaudit_ray.scripts.script_audit import Audit, Options
 from dpaudit_ray.scripts.script_findings import ScriptVerdict, Weight
 from dpaudit_ray.scripts.script_runs import LocalRunner
 from jobs.zoo.table import BUGS, Bug
-from tests.long import LONG
+from tests.long import long
 
 FOUND_BY = {
     "adaclip_batch": "scale",
@@ -50,25 +52,13 @@ FOUND_BY = {
     "wrong_rate": "sampling",
     "wrong_steps": "accounting",
 }
-# One for each look, or two where it sees by two ways. The others are found by the same looks.
+# One for each look. The others are found by the same looks.
 QUICK = {
-    "batchnorm",
-    "clip_after_mean",
-    "constant_seed",
-    "ghost_bias_norm",
-    "half_noise",
-    "memory_manager_break",
-    "noise_reused",
-    "nonprivate_model_trained",
-    "one_key_for_all",
-    "raw_gradients_left:left_behind",
-    "secret_size",
-    "shuffled",
-    "true_batch_size",
-    "wrong_rate",
-    "wrong_steps",
+    *("batchnorm", "clip_after_mean", "constant_seed", "half_noise", "memory_manager_break"),
+    *("nonprivate_model_trained", "one_key_for_all", "raw_gradients_left:left_behind"),
+    *("secret_size", "true_batch_size", "wrong_rate", "wrong_steps"),
 }
-QUICK_TWINS = {"shuffled", "skips_empty", "noise_reused"}
+QUICK_TWINS = {"skips_empty"}
 
 pytestmark = pytest.mark.slow
 
@@ -79,8 +69,12 @@ def audited(bug: Bug, twin: bool, layers: tuple[int, ...] = (0,)) -> ScriptVerdi
     return Audit(target, LocalRunner(target), options, lambda _: None).verdict()
 
 
-def named(bugs: list[Bug]) -> list:
-    return [pytest.param(bug, id=bug.name) for bug in bugs]
+def cases(bugs: Iterable[Bug], quick: set[str]) -> list:
+    """Bugs whose names are not in `quick` are run in `make long` only."""
+    return [
+        pytest.param(bug, id=bug.name, marks=() if bug.name in quick else long("by the same looks"))
+        for bug in bugs
+    ]
 
 
 def test_all_bugs_are_named() -> None:
@@ -89,31 +83,15 @@ def test_all_bugs_are_named() -> None:
 
 
 @pytest.mark.usefixtures("one_room")
-@pytest.mark.parametrize("bug", named([bug for bug in BUGS if bug.name in QUICK]))
-def test_a_bug_is_found(bug: Bug) -> None:
-    is_found(bug)
-
-
-@pytest.mark.skipif(not LONG, reason="by the same looks as the others; set DPAUDIT_LONG=1")
-@pytest.mark.usefixtures("one_room")
-@pytest.mark.parametrize("bug", named([b for b in BUGS if b.weight and b.name not in QUICK]))
-def test_another_bug_is_found(bug: Bug) -> None:
-    is_found(bug)
-
-
-def is_found(bug: Bug) -> None:
+@pytest.mark.parametrize("bug", cases([bug for bug in BUGS if bug.weight], QUICK))
+def test_a_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whether two runs seed their noise alike, the second run tells: it is one of layer 1.
+    monkeypatch.setattr(canary_trials, "steps_needed", lambda noise: 60)
     found = audited(bug, twin=False, layers=(0, 1) if bug.name == "constant_seed" else (0,))
-    told = [one for one in found.findings if one.weight is bug.weight]
-    assert FOUND_BY[bug.name] in {one.look for one in told}, found
+    looks = {finding.look for finding in found.findings if finding.weight is bug.weight}
+    assert FOUND_BY[bug.name] in looks, found
     if bug.weight is Weight.VIOLATION:
         assert found.verdict is Verdict.VIOLATION
-
-
-def twins(quick: bool) -> list:
-    """One bug for each twin that is a script of its own."""
-    own = {(bug.script, bug.twin): bug for bug in BUGS}.values()
-    return named([bug for bug in own if (bug.name in QUICK_TWINS) == quick])
 
 
 def no_alarm(bug: Bug, twin: bool = True) -> None:
@@ -123,16 +101,13 @@ def no_alarm(bug: Bug, twin: bool = True) -> None:
     assert {"noise and clipping", "sampling", "accounting"} <= done
 
 
+# Some bugs have their twin in common.
+TWINS = {(bug.script, bug.twin): bug for bug in BUGS}.values()
+
+
 @pytest.mark.usefixtures("one_room")
-@pytest.mark.parametrize("bug", twins(quick=True))
+@pytest.mark.parametrize("bug", cases(TWINS, QUICK_TWINS))
 def test_a_twin_raises_no_alarm(bug: Bug) -> None:
-    no_alarm(bug)
-
-
-@pytest.mark.skipif(not LONG, reason="as the others; set DPAUDIT_LONG=1")
-@pytest.mark.usefixtures("one_room")
-@pytest.mark.parametrize("bug", twins(quick=False))
-def test_no_other_twin_raises_an_alarm(bug: Bug) -> None:
     no_alarm(bug)
 
 
@@ -141,9 +116,12 @@ def test_too_much_noise_is_no_violation() -> None:
     no_alarm(next(bug for bug in BUGS if bug.weight is None), twin=False)
 
 
-def test_steps_as_trials_find_half_the_noise(one_room: Sandbox) -> None:
+@pytest.mark.usefixtures("one_room")
+def test_steps_as_trials_find_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without looking into a step: the two worlds of a step are twice as far apart as promised."""
+    monkeypatch.setattr(canary_trials, "steps_needed", lambda noise: 338)
     found = audited(next(bug for bug in BUGS if bug.name == "half_noise"), False, layers=(1,))
-    assert one_room
-    assert [(one.layer, one.weight) for one in found.findings] == [(1, Weight.VIOLATION)]
+    assert [(finding.layer, finding.weight) for finding in found.findings] == [
+        (1, Weight.VIOLATION)
+    ]
     assert 0 < found.step_trials <= 400

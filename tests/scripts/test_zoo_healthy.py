@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Iterable
 
 import pytest
 
@@ -14,12 +14,12 @@ from dpaudit_ray.scripts.script_runs import EndedRun, Target
 from dpaudit_ray.scripts.watch.run_state import RunRequest
 from jobs.zoo import common
 from jobs.zoo.alarms import LAYERS, SCRIPTS, Script, row
-from tests.long import LONG
+from tests.long import long
 from tests.scripts.conftest import ZOO
 
 SEED = 5
 BITWISE = ("mlp", "ghost", "memory_manager", "adam_schedule")
-QUICK = ("mlp", "ghost", "memory_manager")  # judged in the suite, the others in `make long`
+QUICK = ("mlp", "ghost")  # in the suite, the others in `make long`
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,13 @@ def looked_into(warm: Sandbox, name: str) -> EndedRun:
     return run(warm, name, looks=True)
 
 
-@pytest.mark.parametrize("name", BITWISE)
+def cases(names: Iterable[str]) -> list:
+    return [
+        pytest.param(name, marks=() if name in QUICK else long("as the others")) for name in names
+    ]
+
+
+@pytest.mark.parametrize("name", cases(BITWISE))
 def test_looking_changes_no_bit_of_the_parameters(warm: Sandbox, name: str) -> None:
     request = {"script": "healthy", "function": name, "seed": SEED}
     plain = warm.call("tests.scripts.plainly:run", request, Limits(300.0))
@@ -45,23 +51,13 @@ def test_looking_changes_no_bit_of_the_parameters(warm: Sandbox, name: str) -> N
     assert looked_into(warm, name).result["final"] == plain.value
 
 
-def no_alarm(warm: Sandbox, name: str) -> None:
+@pytest.mark.parametrize("name", cases(SCRIPTS))
+def test_a_healthy_script_raises_no_alarm(warm: Sandbox, name: str) -> None:
     """One run in a hundred may raise one, with other seeds."""
     seen = looked_into(warm, name)
     judged = single_run.judge(seen.record, seen.result, common.DELTA)
-    assert not [one for one in judged.findings if one.weight is Weight.VIOLATION]
+    assert not [finding for finding in judged.findings if finding.weight is Weight.VIOLATION]
     assert judged.complete, judged.looks
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_a_healthy_script_raises_no_alarm(warm: Sandbox, name: str) -> None:
-    no_alarm(warm, name)
-
-
-@pytest.mark.skipif(not LONG, reason="as the others; set DPAUDIT_LONG=1")
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in QUICK])
-def test_no_other_healthy_script_raises_an_alarm(warm: Sandbox, name: str) -> None:
-    no_alarm(warm, name)
 
 
 def test_watching_takes_a_small_share(warm: Sandbox) -> None:
@@ -72,30 +68,19 @@ def test_watching_takes_a_small_share(warm: Sandbox) -> None:
     told = looked_into(warm, "mlp").result
     assert 0 < told["watching"] < 4 + told["seconds"] / 3
     runs = (run(warm, "mlp", canary="steps", reseeds=True) for _ in range(3))
-    seen = next((each for each in runs if share(each) < 0.1), None)
+    seen = next((r for r in runs if r.result["watching"] / r.result["seconds"] < 0.1), None)
     assert seen is not None, "no one of three, however busy the machine is"
     # The claim is that of the run without canaries: nobody waits for its accountant again.
     assert [claim["epsilons"] for claim in seen.result["claims"]] == [[]]
-    rows = [one for one in seen.record if one["kind"] == "trial"]
-    assert [one["step"] for one in rows] == list(range(100))
-
-
-def share(seen: Any) -> float:
-    return float(seen.result["watching"] / seen.result["seconds"])
+    assert [trial["step"] for trial in seen.entries("trial")] == list(range(100))
 
 
 def test_what_every_optimizer_imports_is_there(warm: Sandbox) -> None:
     """PyTorch imports torch._dynamo at the first optimizer: a second for each run."""
-    assert warm.call("tests.scripts.test_zoo_healthy:dynamo", {}).value
+    assert warm.call("tests.scripts.plainly:dynamo", {}).value
 
 
-def dynamo(_: dict) -> bool:
-    import sys
-
-    return "torch._dynamo" in sys.modules
-
-
-@pytest.mark.skipif(not LONG, reason="the layers have tests of their own; set DPAUDIT_LONG=1")
+@long("the layers have tests of their own")
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_alarms_are_counted(layer: int) -> None:
     script = Script("mlp")
@@ -103,7 +88,7 @@ def test_alarms_are_counted(layer: int) -> None:
         judged = LAYERS[layer](script, 3, 30)
     finally:
         script.close()
-    assert not [one for one in judged.findings if one.weight is Weight.VIOLATION]
+    assert not [finding for finding in judged.findings if finding.weight is Weight.VIOLATION]
 
 
 def test_a_row_of_alarms() -> None:
