@@ -181,15 +181,12 @@ class ConvPoolRule(Rule[Pooled]):
         lanes = vector_code.lanes(_numpy_dtype(y.dtype), n // inputs * outputs)
         w, bias = self._stacked(theta, inputs, lanes)
         steps = self.steps
-        registers = vector_code.REGISTERS - SPARE_REGISTERS
-        rows, columns = tile(steps.positions(windows), registers)
-        static = (
-            tuple(map(static_size, (lanes, rows, columns, steps.across))),
-            tuple(map(static_size, (lanes, *self.window.size))),
-        )
+        rows, columns = tile(steps.positions(windows), vector_code.REGISTERS - SPARE_REGISTERS)
+        static = _static(lanes, rows, columns, steps.across), _static(lanes, *self.window.size)
         floor = np.array([0.0 if self.rectified else -math.inf], dtype=y.numpy().dtype)
         weights, out = (w.numpy(), bias.numpy()), (y.numpy(), marks.numpy())
-        loops.convolve_and_pool(images.numpy(), weights, floor, out, steps, static)
+        room = loops.line_room(out, bias.shape[1], steps)
+        loops.convolve_and_pool(images.numpy(), weights, floor, out, room, steps, static)
         return y, marks
 
     def _stacked(self, theta: Tensor, inputs: int, lanes: int) -> tuple[Tensor, Tensor]:
@@ -206,24 +203,13 @@ class ConvPoolRule(Rule[Pooled]):
         w = w.view(inputs, blocks, lanes, height, -1).permute(0, 1, 3, 4, 2)
         return w.contiguous(), bias
 
-    def laid_out(self, g: Tensor) -> Tensor:
-        channels_last = g.movedim(-3, -1)
-        if channels_last.stride(-1) == 1:
-            return channels_last.contiguous().movedim(-1, -3)
-        out = g.new_empty(channels_last.shape)
-        by_sample = g.flatten(0, -4).flatten(2)
-        into = out.flatten(0, -4).flatten(1, 2).numpy()
-        if by_sample.is_contiguous():
-            loops.to_channels_last(by_sample.numpy(), into)
-        else:  # a linear layer's gradients run feature by feature
-            loops.features_to_channels_last(by_sample.permute(1, 2, 0).numpy(), into)
-        return out.movedim(-1, -3)
-
     def input_gradient(self, theta: Tensor, kept: Pooled, g: Tensor) -> Tensor:
         channels, gradient = self.weight.shape[1], _with_room(kept.images.shape, g)
-        weight = self.padded_rows(theta).numpy()
-        static = self.static(g.dtype)
-        loops.input_gradients(_winners(g, kept.marks), weight, gradient.numpy(), self.steps, static)
+        weight, images, winners = (
+            self.padded_rows(theta).numpy(), gradient.numpy(), _winners(g, kept.marks)
+        )  # fmt: skip
+        room = (loops.scratch(images, winners, self.steps), *loops.image_room(images, weight))
+        loops.input_gradients(winners, weight, images, room, self.steps, self.static(g.dtype))
         left, _, top, _ = self.convolution.zero_pad
         gradient = gradient.view(-1, gradient.shape[2], gradient.shape[3] // channels, channels)
         inside = gradient[:, top : top + kept.size[0], left : left + kept.size[1]]
@@ -244,17 +230,18 @@ class ConvPoolRule(Rule[Pooled]):
         formed = parts[0].new_empty(n, batch, outputs, height, cut.parts * cut.lanes)
         biases = parts[0].new_empty(n, batch, outputs if self.bias is not None else 0)
         squares = parts[0].new_empty(n, batch)
-        start = 0
+        images, steps, static, start = (
+            kept.images.numpy(),
+            self.steps,
+            self.static(squares.dtype),
+            0,
+        )
         for g in parts:
             models = slice(start, start + len(g))
-            loops.sample_gradients(
-                kept.images.numpy(),
-                _winners(g, kept.marks[models]),
-                (formed[models].numpy(), biases[models].numpy(), squares[models].numpy()),
-                self.row,
-                self.steps,
-                self.static(g.dtype),
-            )
+            winners = _winners(g, kept.marks[models])
+            out = formed[models].numpy(), biases[models].numpy(), squares[models].numpy()
+            room = loops.scratch(images, winners, steps)
+            loops.sample_gradients(images, winners, out, self.row, room, steps, static)
             start = models.stop
         return _Samples(self, formed, biases, squares)
 
@@ -275,10 +262,7 @@ class ConvPoolRule(Rule[Pooled]):
         """Sizes that the loops on the way back are compiled for, of an input that fits."""
         cut = self.cut(dtype)
         lanes = vector_code.lanes(_numpy_dtype(dtype), self.weight.shape[0])
-        return (
-            tuple(map(static_size, (cut.lanes, cut.rows, cut.parts))),
-            tuple(map(static_size, (lanes, *self.window.size))),
-        )
+        return _static(cut.lanes, cut.rows, cut.parts), _static(lanes, *self.window.size)
 
     def padded_rows(self, theta: Tensor) -> Tensor:
         """Weights [n, o, height, row], with zeros behind a row: whole vectors."""
@@ -536,8 +520,12 @@ def _with_room(shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 def _winners(g: Tensor, marks: Tensor) -> loops.Winners:
-    """Gradients [..., o, h, w], as laid out, and marks [n, B, h, w, o] for the loops."""
-    return g.movedim(-3, -1).reshape(marks.shape).numpy(), marks.numpy()
+    """Gradients [..., o, h, w] and marks [n, B, h, w, o] for the loops, channels last."""
+    return g.movedim(-3, -1).reshape(marks.shape).contiguous().numpy(), marks.numpy()
+
+
+def _static(*sizes: int) -> Static:
+    return tuple(map(static_size, sizes))
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:

@@ -55,9 +55,17 @@ class Steps(NamedTuple):
 # Forth --------------------------------------------------------------------------------------------
 
 
+def line_room(pooled: Winners, channels: int, steps: Steps) -> tuple[Floats, Winners]:
+    """Makes room for one image convolved, and for a line of its outputs and marks."""
+    out, line = pooled[0], (pooled[0].shape[3], channels)
+    convolved = np.empty((*steps.positions(out.shape[2:4]), channels), dtype=out.dtype)
+    return convolved, (np.empty(line, out.dtype), np.empty(line, np.uint8))
+
+
+@compiled
 def convolve_and_pool(
     images: Floats, weights: tuple[Floats, Floats], floor: Floats, pooled: Winners,
-    steps: Steps, static: tuple[Static, Static],
+    room: tuple[Floats, Winners], steps: Steps, static: tuple[Static, Static],
 ) -> None:  # fmt: skip
     """Writes pooled convolutions and marks: the number of the window's winner, or DEAD.
 
@@ -67,22 +75,11 @@ def convolve_and_pool(
             models that share images side by side.
         floor: [1]; what is not above it is cut off: 0 for a ReLU.
         pooled: outputs and marks, [n, B, h, w, o].
+        room: `line_room`, for blocks · lanes channels.
         steps: through images and positions.
         static: those of `convolve` and `pool`.
     """
-    out, w = pooled[0], weights[0]
-    line = w.shape[1] * w.shape[4]
-    convolved = np.empty((*steps.positions(out.shape[2:4]), line), dtype=out.dtype)
-    lines = np.empty((out.shape[3], line), out.dtype), np.empty((out.shape[3], line), np.uint8)
-    _convolve_and_pool(images, weights, floor, pooled, (convolved, lines), steps, static)
-
-
-@compiled
-def _convolve_and_pool(
-    images: Floats, weights: tuple[Floats, Floats], floor: Floats, pooled: Winners,
-    scratch: tuple[Floats, Winners], steps: Steps, static: tuple[Static, Static],
-) -> None:  # fmt: skip
-    (w, bias), (convolved, lines) = weights, scratch
+    (w, bias), (convolved, lines) = weights, room
     apart = pooled[0].shape[4] % w.shape[4] == 0  # no vector holds channels of two models
     for m in range(images.shape[0]):
         for s in range(images.shape[1]):
@@ -221,9 +218,10 @@ def _places(cells: Sequence[int], row: int, steps: Sequence[int]) -> Integers:
     return places.reshape(-1)
 
 
+@compiled
 def sample_gradients(
-    images: Floats, winners: Winners, out: tuple[Floats, Floats, Floats], width: int, steps: Steps,
-    static: tuple[Static, Static],
+    images: Floats, winners: Winners, out: tuple[Floats, Floats, Floats], width: int,
+    room: Scratch, steps: Steps, static: tuple[Static, Static],
 ) -> None:  # fmt: skip
     """Writes every sample's gradients of weights and bias, and their squared norms.
 
@@ -235,14 +233,6 @@ def sample_gradients(
         steps: through images and positions.
         static: those of `gather` and `unpool`.
     """
-    _sample_gradients(images, winners, out, width, scratch(images, winners, steps), steps, static)
-
-
-@compiled
-def _sample_gradients(
-    images: Floats, winners: Winners, out: tuple[Floats, Floats, Floats], width: int,
-    room: Scratch, steps: Steps, static: tuple[Static, Static],
-) -> None:  # fmt: skip
     (g, marks), (formed, biases, squares) = winners, out
     sharing = len(marks) // images.shape[0]
     for m in range(len(marks)):
@@ -255,28 +245,21 @@ def _sample_gradients(
             squares[m, s] = _form(room.g, room, sample, width, steps, static[0])
 
 
-def input_gradients(
-    winners: Winners, w: Floats, images: Floats, steps: Steps, static: tuple[Static, Static]
-) -> None:
-    """Writes gradients of the images [n, B, H, row]; the others as in `sample_gradients`.
-
-    w is [n, o, height, padded width], with zeros behind a row.
-    """
-    room = (scratch(images, winners, steps), *_image_room(images, w))
-    _input_gradients(winners, w, images, room, steps, static)
-
-
-def _image_room(images: Floats, w: Floats) -> tuple[Floats, Integers]:
-    """Room for an image [H, row] with a vector behind it, and for a list of outputs."""
+def image_room(images: Floats, w: Floats) -> tuple[Floats, Integers]:
+    """Makes room for an image [H, row] with a vector behind it, and for a list of outputs."""
     image = np.empty(math.prod(images.shape[2:]) + w.shape[3], dtype=images.dtype)
     return image, np.empty(w.shape[1] + 1, dtype=np.int64)
 
 
 @compiled
-def _input_gradients(
+def input_gradients(
     winners: Winners, w: Floats, images: Floats, room: tuple[Scratch, Floats, Integers],
     steps: Steps, static: tuple[Static, Static],
 ) -> None:  # fmt: skip
+    """Writes gradients of the images [n, B, H, row]; the others as in `sample_gradients`.
+
+    w is [n, o, height, padded width], with zeros behind a row.
+    """
     (g, marks), (sample, image, listed) = winners, room
     tall, row = images.shape[2:]
     for m in range(len(marks)):
@@ -429,26 +412,6 @@ def _square(values: Floats) -> Any:
     return total
 
 
-@compiled
-def to_channels_last(x: Floats, out: Floats) -> None:
-    """x [N, c, positions] into out [N, positions, c]: four times as fast as torch's own copy."""
-    for n in range(x.shape[0]):
-        for p in range(x.shape[2]):
-            for c in range(x.shape[1]):
-                out[n, p, c] = x[n, c, p]
-
-
-@compiled
-def features_to_channels_last(x: Floats, out: Floats) -> None:
-    """x [c, positions, N] into out [N, positions, c]; a line of x's cache at a time."""
-    step = _LINE // x.itemsize
-    for first in range(0, x.shape[2], step):
-        for p in range(x.shape[1]):
-            for c in range(x.shape[0]):
-                for n in range(first, min(first + step, x.shape[2])):
-                    out[n, p, c] = x[c, p, n]
-
-
 # Back through all convolutions of a network, to their clipped sums --------------------------------
 
 _SAMPLES = 8  # at a time: per-sample gradients of `cnn4`, 36 KiB each, stay in a core's cache
@@ -490,7 +453,7 @@ def stage(
             np.empty((_SAMPLES, *shape), w.dtype),
             np.empty((_SAMPLES, biases), w.dtype),
         ),
-        image_room=_image_room(images, w),
+        image_room=image_room(images, w),
         width=width,
         edge=edge,
         steps=steps,

@@ -260,7 +260,6 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
         rule, passes = ctx.layer.rule, ctx.layer.passes
-        g = rule.laid_out(g)
         passes.record(Record(rule, ctx.kept, g, ctx.shared))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None

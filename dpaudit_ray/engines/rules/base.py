@@ -179,10 +179,6 @@ class Rule(ABC, Generic[K]):
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, K]:
         """Output [n, B, ...] from the input [B, ...] that all models see, and the same."""
 
-    def laid_out(self, g: Tensor) -> Tensor:
-        """The output's gradient in the order of memory that the layer reads it in."""
-        return g
-
     @abstractmethod
     def input_gradient(self, theta: Tensor, kept: K, g: Tensor) -> Tensor:
         """Gradient of the input [n*B, ...] from that of the output, `g`."""
