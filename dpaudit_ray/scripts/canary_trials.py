@@ -22,7 +22,7 @@ import numpy as np
 from ..stats import curve as curves
 from ..stats.claim_verdict import ClaimTest
 from ..stats.curve import Curve
-from .script_findings import ALPHA, Finding, Judgement, Look, Weight
+from .script_findings import ALPHA, Finding, Judgement, Weight
 
 ALTERNATIVE = 0.7  # of the accounted noise: what should have been found, were it so
 POWER = 0.8
@@ -76,12 +76,12 @@ class CanaryTrials:
             seen += self._separation()
             where = f"{self.count} {what}"
             violation = Finding(self.layer, name, Weight.VIOLATION, where, self.claim, seen)
-            return Judgement((violation,), (Look(self.layer, name, True, seen),))
+            return Judgement(self.layer, [violation]).look(name, seen)
         said = f"{self.count} {what}, {len(self.ins)} with the canary: nothing against {self.claim}"
         if needed is not None and self.count < needed:
             said += f"; {needed} would find noise of {ALTERNATIVE:g} of it"
         complete = needed is not None and self.count >= needed
-        return Judgement((), (Look(self.layer, name, True, said),), complete)
+        return Judgement(self.layer).look(name, said, complete=complete)
 
     def _separation(self) -> str:
         """How far apart the two worlds are, in standard deviations of the one without."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import module_files
 from ..errors import ScriptError
-from .script_findings import Judgement, finding
+from .script_findings import Judgement
 from .script_runs import EndedRun, Target
 from .watch.run_state import Entries
 
@@ -87,12 +87,11 @@ def accountant_names(result: Result) -> str:
 
 def judge_promise(result: Result, promised: float | None, delta: float) -> Judgement:
     """A violation where a promised ε is less than what the accountants say."""
-    claimed = claimed_epsilon(result, delta)
-    if promised is None or math.isnan(claimed) or claimed <= promised * (1 + 1e-3):
-        return Judgement()
-    values = {"promised": promised, "claimed": claimed, "delta": delta}
-    name = accountant_names(result)
-    return Judgement((finding("promise", f"epsilon={promised:g}", name=name, **values),))
+    judged, claimed = Judgement(), claimed_epsilon(result, delta)
+    if promised is not None and claimed > promised * (1 + 1e-3):
+        values = {"promised": promised, "claimed": claimed, "delta": delta}
+        judged.find("promise", f"epsilon={promised:g}", name=accountant_names(result), **values)
+    return judged
 
 
 def least_noise(result: Result, record: Entries) -> float | None:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 
 from .preflight import accounted_events, claimed_epsilon
-from .script_findings import Finding, Judgement, Look, finding
+from .script_findings import Finding, Judgement, finding
 from .watch.run_state import Entries
 
 _FEW = 10  # draws from which their spread says something
@@ -31,18 +31,15 @@ def judge(result: dict[str, Any], level: float, delta: float) -> Judgement:
         level: chance of a false alarm, for each of two kinds of tests.
         delta: δ of the promise.
     """
-    name = "sampling"
+    judged, name, said = Judgement(), "sampling", ""
     events = accounted_events(result)
     if not result["draws"]:
         if events and all(rate >= 1 for _, rate, _ in events):
-            said = "every record is in every step, as accounted"
-            return Judgement((), (Look(0, name, True, said),))
+            return judged.look(name, "every record is in every step, as accounted")
         why = "no loader was seen to draw: records are sampled by code of the script's own"
-        return Judgement.not_done(0, name, why)
+        return judged.look(name, why, done=False)
     if not events:
-        return Judgement.not_done(0, name, "nothing was accounted", complete=True)
-    findings: list[Finding] = []
-    said = ""
+        return judged.look(name, "nothing was accounted", done=False, complete=True)
     for draws in result["draws"]:
         rate = draws.get("rate") or max(rate for _, rate, _ in events)
         sizes = draws["sizes"]
@@ -50,18 +47,18 @@ def judge(result: dict[str, Any], level: float, delta: float) -> Judgement:
             # Without amplification a record may be in as many steps as were accounted.
             counted = sum(int(steps) for _, _, steps in events)
             if draws.get("most", 0) > counted:
-                values = {"counted": counted, "most": draws["most"]}
-                findings.append(finding("too often", "the sampler", **values))
+                judged.find("too often", "the sampler", counted=counted, most=draws["most"])
             said = f"every record may be in every of {len(sizes)} steps, as accounted"
         else:
-            findings += _judge_poisson(draws, rate, level / len(result["draws"]), result, delta)
+            share = level / len(result["draws"])
+            judged.findings += _judge_poisson(draws, rate, share, result, delta)
             most = max(draws["records"] * len(sizes), 1)
             said = f"{len(sizes)} draws at a rate of {sum(sizes) / most:.4g}"
     if lost := sum(1 for size in result["unused"] if size > 0):
-        findings.append(finding("draws lost", "the loop", count=lost))
+        judged.find("draws lost", "the loop", count=lost)
     if empty := sum(1 for size in result["unused"] if size == 0):
-        findings.append(finding("empty passed over", "the sampler", count=empty))
-    return Judgement(tuple(findings), (Look(0, name, True, said),))
+        judged.find("empty passed over", "the sampler", count=empty)
+    return judged.look(name, said)
 
 
 def _judge_poisson(
@@ -156,17 +153,15 @@ def delta_without_poisson(
 
 def judge_size(records: list[Entries], delta: float) -> Judgement:
     """The number of records as the secret, by the records of two runs, the second with one more."""
-    made = [
-        next((entry for entry in record if entry["kind"] == "made"), None) for record in records
-    ]
-    if len(made) < 2 or made[0] is None or made[1] is None or made[0]["records"] is None:
-        return Judgement.not_done(
-            0, _SIZE, "make_private was not called, or its data have no length"
-        )
-    first, second = made[0], made[1]
+    judged = Judgement()
+    made = [next((e for e in record if e["kind"] == "made"), {}) for record in records]
+    if len(made) < 2 or not all(made) or made[0]["records"] is None:
+        why = "make_private was not called, or its data have no length"
+        return judged.look(_SIZE, why, done=False)
+    first, second = made
     if second["records"] != first["records"] + 1:
         why = "the loader draws by a sampler of its own, which was left as it is"
-        return Judgement.not_done(0, _SIZE, why)
+        return judged.look(_SIZE, why, done=False)
     names = {"batch": "expected batch size", "batches": "number of batches", "noise": "noise"}
     changed = [
         f"{what} {first[key]:g} to {second[key]:g}"
@@ -175,7 +170,7 @@ def judge_size(records: list[Entries], delta: float) -> Judgement:
     ]
     said = f"with {first['records']} and {second['records']} records"
     if not changed:
-        return Judgement((), (Look(0, _SIZE, True, f"{said}: the same"),))
+        return judged.look(_SIZE, f"{said}: the same")
     seen = "; ".join(changed)
     if first["batch"] and second["batch"] and first["batch"] != second["batch"]:
         epsilon = epsilon_of_scales(first["size"], second["batch"] / first["batch"], delta)
@@ -183,8 +178,7 @@ def judge_size(records: list[Entries], delta: float) -> Judgement:
             f": the noise of {first['size']} parameters is scaled by it, and one step tells the "
             f"two apart with ε = {epsilon:.3g} at δ = {delta:g}"
         )
-    violation = finding("secret size", said, seen=seen)
-    return Judgement((violation,), (Look(0, _SIZE, True, f"{said}: {seen}"),))
+    return judged.find("secret size", said, seen=seen).look(_SIZE, f"{said}: {seen}")
 
 
 def epsilon_of_scales(dimension: int, ratio: float, delta: float) -> float:

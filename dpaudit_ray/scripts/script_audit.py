@@ -55,7 +55,7 @@ class Audit:
         self._progress = progress
         self._began = time.monotonic()
         self._runs = 0
-        self._parts: list[Judgement] = []
+        self._judged = Judgement()
         self._help: list[str] = []
         self._trials: dict[int, CanaryTrials] = {}
         self._output = ""
@@ -82,13 +82,13 @@ class Audit:
         elif claim is None:
             claim = preflight.claimed_epsilon(result, delta)
         if 0 in self._options.layers:
-            judgement = single_run.judge(first.record, result, delta)
-            self._parts += [judgement, preflight.judge_promise(result, promised, delta)]
-            if not judgement.complete:
-                whys = [look.said for look in judgement.looks if not look.done]
+            judged = single_run.judge(first.record, result, delta)
+            self._judged.add(judged).add(preflight.judge_promise(result, promised, delta))
+            if not judged.complete:
+                whys = [look.said for look in judged.looks if not look.done]
                 self._help += [f"L0 did not see everything: {why}" for why in whys]
         if self._options.secret_size and not self._decided:
-            self._parts.append(self._compare_sizes(delta))
+            self._compare_sizes(delta)
         if 1 in self._options.layers and not self._decided:
             self._try_steps()
         if 2 in self._options.layers and not self._decided:
@@ -101,8 +101,7 @@ class Audit:
 
     @property
     def _decided(self) -> bool:
-        findings = Judgement.from_parts(self._parts).findings
-        return any(item.weight is Weight.VIOLATION for item in findings)
+        return any(item.weight is Weight.VIOLATION for item in self._judged.findings)
 
     def _run(self, requests: Iterator[RunRequest]) -> Iterator[EndedRun]:
         """Runs in the order in which they were requested.
@@ -146,19 +145,18 @@ class Audit:
         seconds = self._options.budget + runs * self._seconds / self._runner.width
         return f"{math.ceil(seconds / 60)}min" if seconds > 90 else f"{math.ceil(seconds)}s"
 
-    def _compare_sizes(self, delta: float) -> Judgement:
+    def _compare_sizes(self, delta: float) -> None:
         """The number of records as the secret: the same run with one record more."""
         self._progress(f"{self._target}: the same with one record more")
         requests = (self._request("size", n, most_steps=1, one_more=bool(n)) for n in (0, 1))
         runs = sorted(self._run(requests), key=lambda run: run.request.one_more)
-        return sampling_check.judge_size([run.record for run in runs], delta)
+        self._judged.add(sampling_check.judge_size([run.record for run in runs], delta))
 
     def _try_steps(self) -> None:
         """L1: every step a trial."""
         taken = sum(self._result["steps"])
         if self._noise is None or not taken:
-            why = "no step was accounted"
-            self._parts.append(Judgement.not_done(1, "every step a trial", why))
+            self._not_done(1, "every step a trial", "no step was accounted")
             self._help.append("L1 needs an accountant that counts steps, or --delta and noise told")
             return
         needed = canary_trials.steps_needed(self._noise)
@@ -169,7 +167,7 @@ class Audit:
             self._progress(f"{self._target}: every step a trial, {planned} of them")
             self._fold_steps(layer, math.ceil(planned / taken))
         judgement = layer.judge(needed)
-        self._parts.append(judgement)
+        self._judged.add(judgement)
         if judgement.complete or judgement.findings:
             return
         if needed is None:
@@ -203,28 +201,26 @@ class Audit:
             elif not compared:
                 compared = True
                 assert run.result is not None
-                self._parts.append(single_run.same_seeds(self._result, run.result))
+                self._judged.add(single_run.same_seeds(self._result, run.result))
         if failed:
-            warning = Finding(
+            self._judged.findings.append(Finding(
                 1, "every step a trial", Weight.WARNING, f"{len(failed)} runs with canaries",
                 "runs that end", failed[0].ended.message,
                 "a step that fails counts as a wrong guess",
-            )  # fmt: skip
-            self._parts.append(Judgement((warning,)))
+            ))  # fmt: skip
 
     def _try_runs(self) -> None:
         """L2: whole runs as trials."""
         layer = canary_trials.run_trials(self._result["claims"], _MOST_RUN_TRIALS)
         if layer is None:
-            why = "the accountants give no ε"
-            self._parts.append(Judgement.not_done(2, "runs", why))
+            self._not_done(2, "runs", "the accountants give no ε")
             return
         needed = canary_trials.runs_needed(layer.curve)
         if needed > min(self._affordable_runs(), _MOST_RUN_TRIALS):
             why = f"perfect guesses of {needed} runs would refute the claim, and of no fewer"
             if needed <= _MOST_RUN_TRIALS:
                 why += f"; --budget {self._budget_for(needed)} pays for them"
-            self._parts.append(Judgement.not_done(2, "runs", why))
+            self._not_done(2, "runs", why)
             return
         layer = canary_trials.run_trials(self._result["claims"], needed)
         assert layer is not None
@@ -242,7 +238,10 @@ class Audit:
                 layer.fold([canary_trials.run_score(trials)], [run.request.member])
             else:
                 layer.miss(run.request.member)
-        self._parts.append(layer.judge(needed if layer.count >= needed else None))
+        self._judged.add(layer.judge(needed if layer.count >= needed else None))
+
+    def _not_done(self, layer: int, name: str, why: str) -> None:
+        self._judged.add(Judgement(layer).look(name, why, done=False))
 
     def _sum_up(self, claim: float, delta: float, accountant: str) -> ScriptVerdict:
         skipped = {0, 1} - set(self._options.layers)
@@ -253,15 +252,14 @@ class Audit:
             verdict = Verdict.CONSISTENT
         help_lines = [*self._help, *(f"L{layer} was left out by --layers" for layer in skipped)]
         counts = [self._trials[n].count if n in self._trials else 0 for n in (1, 2)]
-        all_parts = Judgement.from_parts(self._parts)
         return ScriptVerdict(
             script=str(self._target),
             verdict=verdict,
             claim=claim,
             delta=delta,
             accountant=accountant,
-            findings=all_parts.findings,
-            looks=all_parts.looks,
+            findings=tuple(self._judged.findings),
+            looks=tuple(self._judged.looks),
             help=tuple(help_lines) if verdict is Verdict.INCONCLUSIVE else (),
             runs=self._runs,
             step_trials=counts[0],

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -57,31 +55,37 @@ class Look:
         return self.said if self.done else f"not done: {self.said}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Judgement:
-    """What one layer says, or a part of it.
+    """What one layer says, or a part of it; a judge adds to it and returns it.
 
     `complete`: a violation of its kind would have been found.
     """
 
-    findings: tuple[Finding, ...] = ()
-    looks: tuple[Look, ...] = ()
+    layer: int = 0
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+    looks: list[Look] = dataclasses.field(default_factory=list)
     complete: bool = True
 
-    @classmethod
-    def from_parts(cls, parts: Iterable[Judgement]) -> Judgement:
-        """All that the parts say; complete where all of them are."""
-        parts = list(parts)
-        return cls(
-            tuple(itertools.chain.from_iterable(part.findings for part in parts)),
-            tuple(itertools.chain.from_iterable(part.looks for part in parts)),
-            all(part.complete for part in parts),
-        )
+    def find(self, code: str, where: str, **values: Any) -> Judgement:
+        """Adds a finding of layer L0, as `finding` makes it."""
+        self.findings.append(finding(code, where, **values))
+        return self
 
-    @classmethod
-    def not_done(cls, layer: int, name: str, why: str, complete: bool = False) -> Judgement:
-        """A look that saw nothing, and why."""
-        return cls((), (Look(layer, name, False, why),), complete)
+    def look(
+        self, name: str, said: str, *, done: bool = True, complete: bool | None = None
+    ) -> Judgement:
+        """Adds a look: what it saw, or why it was not `done` and so, usually, not `complete`."""
+        self.looks.append(Look(self.layer, name, done, said))
+        self.complete &= done if complete is None else complete
+        return self
+
+    def add(self, part: Judgement) -> Judgement:
+        """Adds all that a part says."""
+        self.findings += part.findings
+        self.looks += part.looks
+        self.complete &= part.complete
+        return self
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from scipy import special
 
 from . import sampling_check
 from .preflight import Result, accounted_events
-from .script_findings import ALPHA, Finding, Judgement, Look, finding
+from .script_findings import ALPHA, Finding, Judgement, finding
 from .watch.run_state import Entries
 
 _TESTS = 5  # noise, correlation, shape, rate of sampling, spread of sampling
@@ -27,15 +27,16 @@ _FAR = 20.0  # times the promised distance: no clipping at all
 
 def judge(record: Entries, result: Result, delta: float) -> Judgement:
     """All looks at one run, by its record and its result; `delta` is δ of the promise."""
-    return Judgement.from_parts([
-        _judge_noise(record, result),
-        _judge_forward(record) if result["made"] else Judgement(),
-        sampling_check.judge(result, SHARE, delta),
-        _judge_accounting(record, result),
-        _judge_updates(result),
-        _judge_release(record, result),
-        _judge_seeds(result),
-    ])  # fmt: skip
+    judged = _judge_noise(record, result)
+    if result["made"]:
+        judged.add(_judge_forward(record))
+    judged.add(sampling_check.judge(result, SHARE, delta))
+    _judge_accounting(record, result, judged)
+    _judge_updates(result, judged)
+    _judge_release(record, result, judged)
+    if constants := sorted({f"{name}({number})" for name, number in result["seeded"]}):
+        judged.find("fixed seed", ", ".join(constants[:3]))
+    return judged
 
 
 def _of_kind(record: Entries, kind: str) -> Entries:
@@ -51,7 +52,7 @@ def cut(record: Entries) -> str:
 
 def _judge_noise(record: Entries, result: Result) -> Judgement:
     """Noise and clipping, from steps that were taken again and again on copies."""
-    name = "noise and clipping"
+    judged, name = Judgement(), "noise and clipping"
     looks, given = _of_kind(record, "look"), _of_kind(record, "given")
     steps = [look for look in looks if look["replays"]]
     if not steps:
@@ -60,7 +61,7 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
             why = "a step repeated with the same generators gave another result"
         elif given:
             why = "noise was given as arrays; pass audited_step a function that draws it"
-        return Judgement.not_done(0, name, why)
+        return judged.look(name, why, done=False)
     # What make_private was given first, or else a function that gives releases.
     made, stream = (
         next((entry["noise"] for entry in _of_kind(record, kind)), None)
@@ -73,29 +74,24 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         ratio, short = _compare_distance(step, noise, level)
         ratios += [ratio] if ratio is not None else []
         findings += [short] if short is not None else []
-    findings = _first_of_each_look(findings)
-    findings += _correlated(steps) or _not_normal(steps)
+    judged.findings += _first_of_each_look(findings)
+    judged.findings += _correlated(steps) or _not_normal(steps)
     ghosts = _of_kind(record, "ghost")
-    findings += _first_of_each_look(
-        finding("ghost", _at(ghost), bound=ghost["bound"], longest=ghost["longest"],
-                what=ghost["what"])
-        for ghost in ghosts
-        if ghost["longest"] > ghost["bound"] * _SLACK
-    )  # fmt: skip
+    if long := [ghost for ghost in ghosts if ghost["longest"] > ghost["bound"] * _SLACK]:
+        values = {key: long[0][key] for key in ("bound", "longest", "what")}
+        judged.find("ghost", _at(long[0]), **values)
     if broken := [step for step in steps if not _finite(step)]:
-        counts = {"count": len(broken), "steps": len(steps)}
-        findings.append(finding("not finite", _at(broken[0]), **counts))
+        judged.find("not finite", _at(broken[0]), count=len(broken), steps=len(steps))
     said = f"{len(steps)} of {sum(result['steps'])} steps looked into"
     if any(ratios):
         said += f": noise over sensitivity is {1 / max(ratios):.3g} times what is accounted or more"
-    said_looks = [Look(0, name, True, said)]
+    judged.look(name, said)
     if not ghosts and any(step["ghost"] for step in steps):
-        why = "ghost clipping: its backward pass was not seen"
-        said_looks.append(Look(0, "clipping", False, why))
+        judged.look("clipping", "ghost clipping: its backward pass was not seen", done=False)
     if given:
         why = f"at {len(given)} steps noise was given as arrays; pass what draws it"
-        said_looks.append(Look(0, "noise given", False, why))
-    return Judgement(tuple(findings), tuple(said_looks), complete=len(said_looks) == 1)
+        judged.look("noise given", why, done=False)
+    return judged
 
 
 def _accounted_noise(result: Result, step: dict[str, Any]) -> float | None:
@@ -218,14 +214,13 @@ def _not_normal(steps: Entries) -> list[Finding]:
 
 def _judge_forward(record: Entries) -> Judgement:
     """Whether the network keeps records apart."""
-    forwards = _of_kind(record, "forward")
+    judged, forwards = Judgement(), _of_kind(record, "forward")
     passes = [entry for entry in forwards if "unseen" not in entry]
-    findings = []
     if any(entry["mixes"] for entry in passes):
         by = max(entry["by"] for entry in passes)
-        findings.append(finding("mixes", "the network's forward pass", by=by))
+        judged.find("mixes", "the network's forward pass", by=by)
     if learning := sorted({name for entry in passes for name in entry["buffers"]}):
-        findings.append(finding("buffers", ", ".join(learning[:4])))
+        judged.find("buffers", ", ".join(learning[:4]))
     carried = sorted({name for entry in passes for name in entry.get("carried", ())})
     said = f"{len(passes)} forward passes repeated with another record"
     if carried:
@@ -236,75 +231,60 @@ def _judge_forward(record: Entries) -> Judgement:
     elif not passes:
         said = "no forward pass of the network in training was seen"
         said = next((str(entry["unseen"]) for entry in forwards), said)
-    done = bool(passes) and not carried
-    return Judgement(tuple(findings), (Look(0, "records apart", done, said),), complete=done)
+    return judged.look("records apart", said, done=bool(passes) and not carried)
 
 
-def _judge_accounting(record: Entries, result: Result) -> Judgement:
+def _judge_accounting(record: Entries, result: Result, judged: Judgement) -> None:
     """Whether each release was accounted, and is of one draw of records."""
     taken, events = sum(result["steps"]), accounted_events(result)
     counted = sum(int(steps) for _, _, steps in events)
-    findings = []
     fixed = events and all(rate >= 1 for _, rate, _ in events)
     was_cut = cut(record)  # a script may account after its steps
     if taken > counted and not fixed and not was_cut:
-        findings.append(finding("not accounted", "the accountant", taken=taken, counted=counted))
+        judged.find("not accounted", "the accountant", taken=taken, counted=counted)
     for entry in _of_kind(record, "carried")[:1]:
-        counts = {"both": entry["both"], "drawn": entry["drawn"]}
-        findings.append(finding("carried sum", _at(entry), **counts))
+        judged.find("carried sum", _at(entry), both=entry["both"], drawn=entry["drawn"])
     said = f"{counted} of {taken} steps accounted"
     if was_cut:
         said += f", and no more seen: {was_cut}"
-    look = Look(0, "accounting", not was_cut, said)
-    return Judgement(tuple(findings), (look,), complete=not was_cut)
+    judged.look("accounting", said, done=not was_cut)
 
 
-def _judge_updates(result: Result) -> Judgement:
+def _judge_updates(result: Result, judged: Judgement) -> None:
     """Updates of parameters by anything but private steps."""
-    findings = []
     private = sum(result["steps"]) > 0
     for outside in result["outside"]:
         when, what, kind, *names = outside["key"]
         where = f"{kind}, {outside['steps']} steps"
         if when == "after" and (what == "private" or not private):
             listed = ", ".join(names) or "parameters of another model"
-            findings.append(finding("not private", where, names=listed))
+            judged.find("not private", where, names=listed)
         elif when in ("before", "after"):
-            findings.append(finding(when, where))
+            judged.find(when, where)
     if moved := result.get("moved"):
-        findings.append(finding("moved", f"between {moved} steps"))
+        judged.find("moved", f"between {moved} steps")
     if names := result["left"].get("outside"):
-        findings.append(finding("outside", "the returned model", names=", ".join(names[:4])))
+        judged.find("outside", "the returned model", names=", ".join(names[:4]))
     all_seen = not moved and not names
     said = f"{len(result['outside'])} other optimizers stepped"
     said += "" if all_seen else "; whether what they did is private was not seen"
-    return Judgement(tuple(findings), (Look(0, "updates", all_seen, said),), complete=all_seen)
+    judged.look("updates", said, done=all_seen)
 
 
-def _judge_release(record: Entries, result: Result) -> Judgement:
+def _judge_release(record: Entries, result: Result, judged: Judgement) -> None:
     """What the returned model carries beside its parameters."""
     if cut(record):
-        why = "the run was ended before it returned a model"
-        return Judgement.not_done(0, "release", why)
+        judged.look("release", "the run was ended before it returned a model", done=False)
+        return
     codes = {"gradients": "gradients", "others": "other gradients", "examples": "examples"}
-    findings = [
-        finding(code, "the returned model", names=", ".join(names[:4]))
-        for key, code in codes.items()
-        if (names := result["left"].get(key))
-    ]
-    return Judgement(
-        tuple(findings), (Look(0, "release", True, "the returned model was looked at"),)
-    )
-
-
-def _judge_seeds(result: Result) -> Judgement:
-    constants = sorted({f"{name}({number})" for name, number in result["seeded"]})
-    findings = [finding("fixed seed", ", ".join(constants[:3]))] if constants else []
-    return Judgement(tuple(findings))
+    for key, code in codes.items():
+        if names := result["left"].get(key):
+            judged.find(code, "the returned model", names=", ".join(names[:4]))
+    judged.look("release", "the returned model was looked at")
 
 
 def same_seeds(first: Result, second: Result) -> Judgement:
     """Generators of noise that two runs of the script seed alike."""
     pairs = zip(first["generators"], second["generators"], strict=False)
-    alike = [a for a, b in pairs if a == b]
-    return Judgement(tuple(finding("same seeds", "noise_generator", seed=a) for a in alike[:1]))
+    judged, seed = Judgement(), next((a for a, b in pairs if a == b), None)
+    return judged if seed is None else judged.find("same seeds", "noise_generator", seed=seed)
