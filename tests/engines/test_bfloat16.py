@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from dpaudit_ray.engines.packing.memory import GPU_MOST, Groups
 from dpaudit_ray.engines.packing.packed import PackedModel
@@ -52,6 +53,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "pooled": (lambda: image(nn.MaxPool2d(2), nn.ReLU(), width=36), (2, 8, 8)),
     "embedding": (Tokens, (7,)),
     "fallback": (lambda: vector(nn.PReLU(16)), (20,)),
+    "alone": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(20, 3))), (20,)),
     "grouped": (lambda: image(nn.Conv2d(4, 4, 3, groups=2), nn.Tanh(), width=64), (2, 8, 8)),
 }  # fmt: skip
 

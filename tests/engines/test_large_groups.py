@@ -116,7 +116,7 @@ def test_sums_that_cancel_are_not_taken_for_wrong_ones() -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         module[0].bias.fill_(-100)
-    for seed in range(20):
+    for seed in range(6):
         torch.manual_seed(seed)
         nn.init.normal_(module[2].bias)
         model = PackedModel(module)

@@ -60,7 +60,7 @@ def random_case(seed: int) -> tuple[nn.Module, Tensor, Tensor, Tensor, float]:
     return module, theta, x, y, clip
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_clipped_sums_equal_per_sample_autograd(seed: int) -> None:
     module, theta, x, y, clip = random_case(seed)
     fast = PackedModel(module).clipped_sums(theta, x, y, clip)
@@ -68,7 +68,7 @@ def test_clipped_sums_equal_per_sample_autograd(seed: int) -> None:
     torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_compiled_loops_equal_the_layer_rules(seed: int) -> None:
     """Small chains of Linear and ReLU are fused; the rules are their slow twin."""
     module, theta, x, y, clip = random_case(seed)
@@ -166,15 +166,6 @@ def test_same_parameters_as_opacus_after_20_steps() -> None:
         torch.testing.assert_close(row, slow, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("module", "said"),
-    [(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), "BatchNorm1d")],
-)
-def test_layers_without_a_rule_are_named(module: nn.Module, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        PackedModel(module)
-
-
 def test_shared_parameters_take_the_slow_way() -> None:
     """A shared layer's per-sample gradient is a sum over uses: its norm is not that of a use."""
     layer = nn.Linear(4, 4).double()
@@ -222,7 +213,7 @@ model = PackedModel(nn.Sequential(*layers))
 model._settled = True
 theta, x = model.initial.repeat(32, 1), torch.randn(512, 64)
 y, faults = torch.arange(512) % 2, []
-for _ in range(30):
+for _ in range(12):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     model.clipped_sums(theta, x, y, 1.0)
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -234,7 +225,7 @@ print(*faults)
 def test_memory_of_a_step_on_two_threads_is_kept_for_the_next() -> None:
     """Other heaps than the first go back to the kernel: some 4000 fresh pages a step."""
     done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
-    assert np.median([int(faults) for faults in done.stdout.split()[10:]]) < 1000
+    assert np.median([int(faults) for faults in done.stdout.split()[6:]]) < 1000
 
 
 def crowded(size: int, width: int) -> nn.Module:
@@ -265,11 +256,11 @@ def test_statistics_of_a_batch_are_found_wherever_they_begin(size: int, width: i
 def test_where_rows_count_no_more_go_together_than_were_tried() -> None:
     """Two models' rows are too many for the expert; so are more rows of one than a batch has."""
     module = CASES["expert-full-with-many-models"].make().double()
-    x, y = torch.randn(60, 8, dtype=torch.float64), torch.arange(60) % 3
+    x, y = torch.randn(30, 8, dtype=torch.float64), torch.arange(30) % 3
     model = PackedModel(module)
     model.settle(x[:12], y[:12])
     theta = model.initial + 0.1 * torch.randn(4, model.size).double()
-    weights = torch.rand(4, 60, dtype=torch.float64)
+    weights = torch.rand(4, 30, dtype=torch.float64)
     each = [
         model.clipped_sums(theta, *one, 0.3) for one in zip(x.split(1), y.split(1), strict=True)
     ]
