@@ -266,15 +266,13 @@ class OptimizerWatch(StepWatch):
 
     def _begin_trial(self) -> Change:
         """Decides whether the step has a canary; the change that puts it in."""
-        request, history = self.run.request, self.run.history()
+        history = self.run.history()
         # The rate at which the last step was accounted to sample a record.
         member = self.canary_is_in(history[-1][1] if history else self.run.rate or 1.0)
         params = list(self.optimizer.params)
-        at = self.number, self.steps
-        sign = 1.0 if request.coin(0.5, "sign", *at) else -1.0
-        v = random_direction([p.shape for p in params], request.derived("canary", *at))
+        v = self.canary(p.shape for p in params)
         bound = clipping_bound(self.optimizer)
-        scale = sign / (bound * self._unit_gradient())
+        scale = 1 / (bound * self._unit_gradient())
 
         def score() -> float:
             along: float = sum(
@@ -288,8 +286,8 @@ class OptimizerWatch(StepWatch):
         if not member:
             return unchanged
         if self.ghost:
-            return add_to_sum([sign * bound * w for w in v])
-        return append_row([sign * FAR * bound * w for w in v])
+            return add_to_sum([bound * w for w in v])
+        return append_row([FAR * bound * w for w in v])
 
     def _end_trial(self) -> None:
         trial, self._trial = self._trial, None

@@ -157,9 +157,7 @@ class Stream(StepWatch):
         for index in step_probe.spread_indices(rows):
             yield f"record {index} of the batch left out", ("without", index)
         if shapes is not None:
-            v = step_probe.random_direction(
-                [torch.Size(s) for s in shapes], self.run.request.derived("look")
-            )
+            v = step_probe.random_direction(shapes, self.run.request.derived("look"))
             far = [(step_probe.FAR * self.promise[1] * w).numpy() for w in v]
             yield "a gradient a thousand times too long", ("appended", far)
             near = [(step_probe.NEAR * self.promise[1] * w).numpy() for w in v]
@@ -174,23 +172,19 @@ class Stream(StepWatch):
 
         No score where the step is no trial.
         """
-        request, at, bound = self.run.request, (self.number, self.steps), self.promise[1]
-        if not request.canary or (shapes is None and rows < 1):
+        bound = self.promise[1]
+        if not self.run.request.canary or (shapes is None and rows < 1):
             return None, "nothing", False
         member = self.canary_is_in(self.promise[2])
         if shapes is None:
             return self._leave_out(released, rows, member)
-        sign = 1.0 if request.coin(0.5, "sign", *at) else -1.0
-        v = step_probe.random_direction(
-            [torch.Size(s) for s in shapes], request.derived("canary", *at)
-        )
+        v = self.canary(shapes)
         directions = [w.double().numpy().reshape(-1) for w in v]
 
         def score(release: Release) -> float:
-            pairs = zip(release, directions, strict=True)
-            return sign * sum(float(a @ b) for a, b in pairs) / bound
+            return sum(float(a @ b) for a, b in zip(release, directions, strict=True)) / bound
 
-        row = [(sign * step_probe.FAR * bound * w).numpy() for w in v]
+        row = [(step_probe.FAR * bound * w).numpy() for w in v]
         return score, ("appended", row) if member else "nothing", member
 
     def _leave_out(

@@ -58,10 +58,10 @@ def squared_lengths(release: Release) -> list[float]:
     return [square if np.isfinite(square) else float("inf") for square in squares]
 
 
-def random_direction(shapes: Sequence[torch.Size], seed: int) -> list[torch.Tensor]:
+def random_direction(shapes: Iterable[Sequence[int]], seed: int) -> list[torch.Tensor]:
     """A random direction of length one over all tensors, float32, by a generator of its own."""
     generator = torch.Generator().manual_seed(seed % 2**63)
-    drawn = [torch.randn(shape, generator=generator) for shape in shapes]
+    drawn = [torch.randn(tuple(shape), generator=generator) for shape in shapes]
     norm = torch.sqrt(sum((part.double().square().sum() for part in drawn), torch.zeros(())))
     return [part / norm.to(part.dtype) for part in drawn]
 
@@ -133,6 +133,12 @@ class StepWatch:
             return request.coin(0.5, "bit", self.number, self.steps)
         return request.member and request.coin(rate, "sampled", self.number, self.steps)
 
+    def canary(self, shapes: Iterable[Sequence[int]]) -> list[torch.Tensor]:
+        """The step's canary: a random direction of length one, with a random sign."""
+        request, at = self.run.request, (self.number, self.steps)
+        sign = 1.0 if request.coin(0.5, "sign", *at) else -1.0
+        return [sign * w for w in random_direction(shapes, request.derived("canary", *at))]
+
     def finish(self) -> None:
         """Counts the step."""
         self.steps += 1
@@ -170,12 +176,12 @@ class StepWatch:
             ghost: whether gradients come clipped.
         """
         actual = released(nothing, None)
-        entry: dict[str, Any] = {"sizes": [len(part) for part in actual], "replays": False}
+        entry: dict[str, Any] = {"replays": False}
         again = released(nothing, None)
         # Bit for bit, but for signs of zero; NaN equals NaN.
         if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(actual, again, strict=True)):
             draws, squares, mean, still = _draw_noise(released, nothing, actual, self.draw_seed)
-            entry |= {"replays": True, "draws": draws, "squares": squares}
+            entry = {"replays": True, "draws": draws, "squares": squares}
             entry["norms"] = squared_lengths(actual)
             if sum(squares) > 0:
                 # The step's own noise: its release less a mean of many.
@@ -191,7 +197,7 @@ class StepWatch:
             if empty is not None:
                 moved = difference(released(empty, None), actual)
                 entry["empty"] = squared_lengths(moved)
-        self._record_look(entry, names, ghost)
+        self._record_look(actual, names, ghost, **entry)
 
     def glance(
         self,
@@ -206,19 +212,19 @@ class StepWatch:
         other = difference(released(nothing, self.draw_seed), actual)
         moved = difference(released(change[1], None), actual)
         # Half of a difference's squares: as of two draws around their mean.
-        entry = {
-            "sizes": [len(part) for part in actual], "replays": True, "draws": 2,
-            "squares": [square / 2 for square in squared_lengths(other)],
-            "norms": squared_lengths(actual),
-            "shifts": [{"what": change[0], "squares": squared_lengths(moved)}], "bare": [],
-        }  # fmt: skip
-        self._record_look(entry, names, ghost)
+        squares = [square / 2 for square in squared_lengths(other)]
+        shifts = [{"what": change[0], "squares": squared_lengths(moved)}]
+        entry = {"replays": True, "draws": 2, "squares": squares, "shifts": shifts, "bare": []}
+        self._record_look(actual, names, ghost, norms=squared_lengths(actual), **entry)
 
-    def _record_look(self, entry: dict[str, Any], names: list[str] | None, ghost: bool) -> None:
-        names = names or [f"array {index}" for index in range(len(entry["sizes"]))]
+    def _record_look(
+        self, actual: Release, names: list[str] | None, ghost: bool, **entry: Any
+    ) -> None:
+        sizes = [len(part) for part in actual]
         self.run.recorder.put(
-            "look", step=self.steps, optimizer=self.number, names=names, ghost=ghost, **entry
-        )
+            "look", step=self.steps, optimizer=self.number, sizes=sizes, ghost=ghost,
+            names=names or [f"array {index}" for index in range(len(sizes))], **entry,
+        )  # fmt: skip
 
     def _correlations(
         self, noise: Release, squares: list[float], draws: int
