@@ -62,17 +62,14 @@ class Obstacle:
         """The layer at `path`; a dot at its end does no harm."""
         return cls(path.rstrip(".") or "the model itself", type(layer).__name__, why, whole)
 
-    def warn(self) -> None:
-        """Says, once in a process, what takes a slow way."""
-        warn_of_slow_way(self.path, self.kind, self.why, self.whole)
-
 
 @functools.cache
-def warn_of_slow_way(path: str, kind: str, why: str, whole: bool) -> None:
+def warn_of_slow_way(obstacle: Obstacle) -> None:
     """Says, once in a process for each layer, that it or the whole model is computed slowly."""
-    model = "the whole model's per-sample gradients go through autograd"
-    layer = "its per-sample gradients go through torch.func"
-    _LOG.warning("%s (%s) %s: %s, slowly", path, kind, why, model if whole else layer)
+    slow = "its per-sample gradients go through torch.func"
+    if obstacle.whole:
+        slow = "the whole model's per-sample gradients go through autograd"
+    _LOG.warning("%s (%s) %s: %s, slowly", obstacle.path, obstacle.kind, obstacle.why, slow)
 
 
 def find_obstacle(module: nn.Module) -> Obstacle | None:
@@ -112,8 +109,7 @@ def converted(
             layer = _layer(flat, layer_slots, passes, _rule(flat) or FunctionalRule)
             return nn.Sequential(nn.Unflatten(1, (-1, 1)), layer, nn.Flatten(1, 2))
         if (rule := _rule(module)) is None:
-            why = "has no rule of its own"
-            obstacles.append(Obstacle.at(path, module, why, whole=False))
+            obstacles.append(Obstacle.at(path, module, "has no rule of its own", whole=False))
         return _layer(module, layer_slots, passes, rule or FunctionalRule)
     for name, child in module.named_children():
         setattr(module, name, converted(child, slots, passes, obstacles, f"{path}{name}."))

@@ -25,6 +25,7 @@ from .conversion import (
     convolutions_in_loops,
     find_obstacle,
     refuse_layers,
+    warn_of_slow_way,
     whole_network_loops,
 )
 from .memory import (
@@ -120,7 +121,7 @@ class PackedModel:
         if has_loops and not way.loops:
             self._loops, self._passes.by_loops = None, False
         for obstacle in self._without_rule if way.obstacle is None else [way.obstacle]:
-            obstacle.warn()
+            warn_of_slow_way(obstacle)
 
     def _copy(self, groups: Groups | None, loops: bool) -> PackedModel:
         """Packs the module as it is now, unchecked."""

@@ -54,7 +54,7 @@ class Samplewise:
         """Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C) of every model i, float [n, p]."""
         out = torch.zeros_like(theta)
         for models in slices(len(theta), self._together(theta, len(y))):
-            for part in self._chunks(len(y), theta):
+            for part in slices(len(y), max(1, _numbers(theta) // theta.shape[1])):
                 gradients = self._of_models(theta[models], x[part], y[part]).to(theta.dtype)
                 norms = torch.linalg.vector_norm(gradients, dim=2)
                 factors = clip_norm / norms.clamp(min=clip_norm)
@@ -130,10 +130,6 @@ class Samplewise:
         """
         room = _numbers(theta) // (theta.shape[1] * max(1, examples))
         return max(1, min(room, _MODELS)) if self.stacked else 1
-
-    def _chunks(self, examples: int, theta: Tensor) -> Iterator[slice]:
-        step = max(1, _numbers(theta) // theta.shape[1])
-        return (slice(start, start + step) for start in range(0, examples, step))
 
     def _cast(self, values: Tensor) -> Tensor:
         return cast(values, self.compute)

@@ -12,11 +12,10 @@ rounding may move a maximum or a ReLU.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -114,7 +113,7 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
         SpecError: the module may not be audited, or no gradient of one example can be had.
     """
     for dtype in (torch.float32,) if candidate.large else (torch.float64, torch.float32):
-        with in_dtype(candidate.module, dtype), _generators_kept():
+        with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
             try:
                 few, labels = candidate.few(dtype)
                 batch = cast(candidate.x, dtype)
@@ -146,7 +145,7 @@ def _loops_are_right(candidate: Candidate) -> bool:
     for dtype in dict.fromkeys((candidate.dtype, torch.float64)):
         if dtype not in _BOUNDS:
             continue
-        with in_dtype(candidate.module, dtype), _generators_kept():
+        with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
             try:
                 expected = _expected(candidate, *candidate.few(dtype))
             except Exception:  # noqa: BLE001 (a user's code may not know float64)
@@ -358,9 +357,3 @@ def _error_among_many(
             by_itself = sums(alone, theta[models], copies, every_row)
             errors.append(relative_error(together[models], by_itself, least))
     return max(errors)
-
-
-@contextlib.contextmanager
-def _generators_kept() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        yield

@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves
 from ...errors import SpecError
 
 _FAR = 1e6  # an example so far from all others pulls any statistic of its batch
-_BOUNDS = {torch.float64: 1e-9}  # batches of other sizes may be summed in another order
-_BOUND = 1e-4  # in float32, and of tokens
+# Batches of other sizes may be summed in another order; the second in float32, and of tokens.
+_IN_FLOAT64, _BOUND = 1e-9, 1e-4
 
 
 def vet(module: nn.Module, x: Tensor, many: Tensor, thorough: bool = True) -> None:
@@ -39,34 +39,45 @@ def vet(module: nn.Module, x: Tensor, many: Tensor, thorough: bool = True) -> No
     Raises:
         SpecError: it mixes examples, draws random numbers, or keeps state.
     """
-    state = _State(module)
+    tensors = {name: tensor.detach().clone() for name, tensor in _tensors(module).items()}
+    plain = _numbers(module)
     try:
         first = _watched(module, x)
         _check_shape(first.outputs, len(x))
         if first.drew is not None:
             raise _refusal(first.drew, "draws random numbers, which no pack's seed covers; take "
                            "them out, or set their probability to 0")  # fmt: skip
-        state.check_tensors()
-        numbers = dict(_numbers(module))  # some are made by the first call
-        _check_numbers(state.numbers, numbers)
+        now = _tensors(module)
+        for name, before in tensors.items():
+            if name not in now or relative_error(now[name], before) > 0:
+                raise _keeping(name)
+        numbers = _numbers(module)  # some are made by the first call
+        _check_numbers(plain, numbers)
         again = _watched(module, x)
         if relative_error(again.outputs, first.outputs) > 0:
             where = _first_difference(first, again, slice(None), 0.0)
             raise _refusal(where, "gives another output when it is asked again: it draws random "
                            "numbers or keeps something from one batch to the next; take that "
                            "out")  # fmt: skip
-        _check_numbers(numbers, dict(_numbers(module)))
+        _check_numbers(numbers, _numbers(module))
         _check_other_last(module, x, first.outputs, thorough)
         if first.read is not None:
             raise _refusal(first.read, "decides by numbers that it reads from the batch (`if`, "
                            "`.item()`), so one example can change what happens to the others; "
                            "use torch.where on every example alone")  # fmt: skip
-        _check_alone(module, x, first.outputs, thorough)
+        for j in range(len(x) if thorough else 1):
+            alone = _called(module, x[j : j + 1])
+            _check_shape(alone, 1)
+            _check_same(module, (x, first.outputs), (x[j : j + 1], alone), slice(j, j + 1))
         if len(many) > len(x):
             _check_halves(module, many, len(x))
             _check_copies(module, many)
     finally:
-        state.restore()
+        with torch.no_grad():
+            for name, tensor in _tensors(module).items():
+                before = tensors.get(name, tensor)
+                if before.shape == tensor.shape and relative_error(tensor, before) > 0:
+                    tensor.copy_(before)
 
 
 def relative_error(values: Tensor, expected: Tensor, least_scale: float = 0.0) -> float:
@@ -123,31 +134,17 @@ def _check_shape(outputs: Any, rows: int) -> None:
 
 def _check_other_last(module: nn.Module, x: Tensor, outputs: Tensor, thorough: bool) -> None:
     """Whatever the last example is, the others' outputs stay."""
-    for last in _other_examples(x, thorough):
-        other = torch.cat([x[:-1], last])
+    last, real = x[-1:], x.is_floating_point()
+    others = [torch.full_like(last, math.nan)] if real else []
+    others += [x[:1]] if thorough else []
+    others += [last + _FAR, last - _FAR] if thorough and real else []
+    for example in others:
+        other = torch.cat([x[:-1], example])
         try:
-            others = _called(module, other)
+            outputs_then = _called(module, other)
         except Exception:  # noqa: BLE001 (a user's code may not take such values: no tokens)
             continue
-        _check_same(module, (x, outputs), (other, others), slice(0, len(x) - 1))
-
-
-def _other_examples(x: Tensor, thorough: bool) -> Iterator[Tensor]:
-    last = x[-1:]
-    if x.is_floating_point():
-        yield torch.full_like(last, math.nan)
-    if thorough:
-        yield x[:1]
-    if thorough and x.is_floating_point():
-        yield last + _FAR
-        yield last - _FAR
-
-
-def _check_alone(module: nn.Module, x: Tensor, outputs: Tensor, thorough: bool) -> None:
-    for j in range(len(x) if thorough else 1):
-        alone = _called(module, x[j : j + 1])
-        _check_shape(alone, 1)
-        _check_same(module, (x, outputs), (x[j : j + 1], alone), slice(j, j + 1))
+        _check_same(module, (x, outputs), (other, outputs_then), slice(0, len(x) - 1))
 
 
 def _check_halves(module: nn.Module, x: Tensor, few: int) -> None:
@@ -181,7 +178,7 @@ def _check_same(
 
     Both are a batch and its outputs; `other` has as many rows as `whole`, or only those.
     """
-    bound = _BOUNDS.get(whole[0].dtype, _BOUND)
+    bound = _IN_FLOAT64 if whole[0].dtype == torch.float64 else _BOUND
     outputs = other[1][rows] if len(other[0]) == len(whole[0]) else other[1]
     if relative_error(outputs, whole[1][rows]) <= bound:
         return
@@ -354,30 +351,6 @@ def _refusal(place: Place, problem: str) -> SpecError:
 # What a module keeps from one call to the next ----------------------------------------------------
 
 
-class _State:
-    """Parameters, buffers and plain numbers of a module, before it is called."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._tensors = {name: t.detach().clone() for name, t in _tensors(module)}
-        self.numbers = dict(_numbers(module))
-
-    def check_tensors(self) -> None:
-        """Raises SpecError for a tensor that has changed since."""
-        now = dict(_tensors(self._module))
-        for name, before in self._tensors.items():
-            if name not in now or relative_error(now[name], before) > 0:
-                raise _keeping(name)
-
-    def restore(self) -> None:
-        """Puts tensors back that were changed in place."""
-        with torch.no_grad():
-            for name, tensor in _tensors(self._module):
-                before = self._tensors.get(name, tensor)
-                if before.shape == tensor.shape and relative_error(tensor, before) > 0:
-                    tensor.copy_(before)
-
-
 def _check_numbers(before: dict[str, object], after: dict[str, object]) -> None:
     for name, value in before.items():
         if after.get(name) != value:
@@ -392,13 +365,15 @@ def _keeping(name: str) -> SpecError:
     )
 
 
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _numbers(module: nn.Module) -> Iterator[tuple[str, object]]:
-    for path, layer in module.named_modules():
-        for name, value in vars(layer).items():
-            if isinstance(value, int | float | str):
-                yield f"{path}.{name}".lstrip("."), value
+def _numbers(module: nn.Module) -> dict[str, object]:
+    """Plain numbers and strings that layers have as attributes, by their path."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, layer in module.named_modules()
+        for name, value in vars(layer).items()
+        if isinstance(value, int | float | str)
+    }
