@@ -69,35 +69,21 @@ class Shifted(nn.Embedding):
         return super().forward((x + 1) % 6)
 
 
-case(
-    "subclass-linear", VECTOR, SLOW,
-    lambda: nn.Sequential(Doubled(8, 5), nn.ReLU(), nn.Linear(5, 3)),
-    "0 (Doubled)",
-)  # fmt: skip
+case("subclass-linear", VECTOR, SLOW,
+    lambda: nn.Sequential(Doubled(8, 5), nn.ReLU(), nn.Linear(5, 3)), "0 (Doubled)")  # fmt: skip
 case("subclass-relu", VECTOR, EXACT, lambda: around(Squared()))
 case("subclass-pool", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 3, 3), nn.ReLU(), Sharp(2)))
-case(
-    "subclass-relu-pool", IMAGE, EXACT,
-    lambda: images(nn.Conv2d(2, 3, 3), Squared(), nn.MaxPool2d(2), Squared()),
-)  # fmt: skip
-case(
-    "subclass-conv", IMAGE, SLOW,
-    lambda: images(Standardised(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2)),
-    "Standardised",
-)  # fmt: skip
-case(
-    "subclass-flatten", VECTOR, EXACT,
-    lambda: nn.Sequential(Reversed(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)),
-)  # fmt: skip
+case("subclass-relu-pool", IMAGE, EXACT,
+    lambda: images(nn.Conv2d(2, 3, 3), Squared(), nn.MaxPool2d(2), Squared()))  # fmt: skip
+case("subclass-conv", IMAGE, SLOW,
+    lambda: images(Standardised(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2)), "Standardised")  # fmt: skip
+case("subclass-flatten", VECTOR, EXACT,
+    lambda: nn.Sequential(Reversed(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)))  # fmt: skip
 case("subclass-norm", IMAGE, SLOW, lambda: images(nn.Conv2d(2, 4, 3), Scaled(2, 4)))
-case(
-    "subclass-sequential", VECTOR, EXACT,
-    lambda: Backwards(nn.Linear(5, 3), nn.ReLU(), nn.Linear(8, 5)),
-)  # fmt: skip
-case(
-    "subclass-embedding", TOKENS, SLOW,
-    lambda: Made(tokens, embed=Shifted(6, 5), out=nn.Linear(5, 3)),
-)  # fmt: skip
+case("subclass-sequential", VECTOR, EXACT,
+    lambda: Backwards(nn.Linear(5, 3), nn.ReLU(), nn.Linear(8, 5)))  # fmt: skip
+case("subclass-embedding", TOKENS, SLOW,
+    lambda: Made(tokens, embed=Shifted(6, 5), out=nn.Linear(5, 3)))  # fmt: skip
 
 
 def own_forward() -> nn.Module:
@@ -120,41 +106,26 @@ def hooked(register: Callable[[nn.Sequential], object]) -> Callable[[], nn.Modul
     return make
 
 
-case(
-    "hook-forward", VECTOR, SLOW,
+case("hook-forward", VECTOR, SLOW,
     hooked(lambda net: net[0].register_forward_hook(lambda m, i, o: o * 3)),
-    "0 (Linear) has hooks",
-)  # fmt: skip
-case(
-    "hook-on-all", VECTOR, SLOW,
-    hooked(lambda net: net.register_forward_hook(lambda m, i, o: o * 3)),
-)  # fmt: skip
-case(
-    "hook-before", VECTOR, SLOW,
-    hooked(lambda net: net[1].register_forward_pre_hook(lambda m, i: (i[0] - 1,))),
-)  # fmt: skip
-case(
-    "hook-backward", VECTOR, SLOW,
-    hooked(lambda net: net[1].register_full_backward_hook(lambda m, gi, go: (gi[0] * 2,))),
-)  # fmt: skip
-case(
-    "hook-before-backward", VECTOR, SLOW,
-    hooked(lambda net: net[2].register_full_backward_pre_hook(lambda m, go: (go[0] * 2,))),
-)  # fmt: skip
-case(
-    "hook-on-parameter", VECTOR, SLOW,
-    hooked(lambda net: net[0].weight.register_hook(lambda g: g * 2)),
-)  # fmt: skip
-case(
-    "weight-norm", VECTOR, SLOW,
+    "0 (Linear) has hooks")  # fmt: skip
+case("hook-on-all", VECTOR, SLOW,
+    hooked(lambda net: net.register_forward_hook(lambda m, i, o: o * 3)))  # fmt: skip
+case("hook-before", VECTOR, SLOW,
+    hooked(lambda net: net[1].register_forward_pre_hook(lambda m, i: (i[0] - 1))))  # fmt: skip
+case("hook-backward", VECTOR, SLOW,
+    hooked(lambda net: net[1].register_full_backward_hook(lambda m, gi,
+    go: (gi[0] * 2))))  # fmt: skip
+case("hook-before-backward", VECTOR, SLOW,
+    hooked(lambda net: net[2].register_full_backward_pre_hook(lambda m,
+    go: (go[0] * 2))))  # fmt: skip
+case("hook-on-parameter", VECTOR, SLOW,
+    hooked(lambda net: net[0].weight.register_hook(lambda g: g * 2)))  # fmt: skip
+case("weight-norm", VECTOR, SLOW,
     lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 5)), nn.ReLU(),
-        nn.Linear(5, 3)),
-    "parametrised",
-)  # fmt: skip
-case(
-    "weight-norm-conv", IMAGE, SLOW,
-    lambda: images(parametrizations.weight_norm(nn.Conv2d(2, 3, 3))),
-)  # fmt: skip
+    nn.Linear(5, 3)), "parametrised")  # fmt: skip
+case("weight-norm-conv", IMAGE, SLOW,
+    lambda: images(parametrizations.weight_norm(nn.Conv2d(2, 3, 3))))  # fmt: skip
 
 
 def old_weight_norm() -> nn.Module:
@@ -166,12 +137,9 @@ def old_weight_norm() -> nn.Module:
 
 
 case("weight-norm-old", VECTOR, SLOW, old_weight_norm)
-case(
-    "spectral-norm", VECTOR, REFUSED,
+case("spectral-norm", VECTOR, REFUSED,
     lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(8, 5)), nn.ReLU(),
-        nn.Linear(5, 3)),
-    "changes its",
-)  # fmt: skip
+    nn.Linear(5, 3)), "changes its")  # fmt: skip
 
 
 class Symmetric(nn.Module):

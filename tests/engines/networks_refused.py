@@ -21,6 +21,7 @@ from tests.engines.networks import (
     around,
     case,
     expert,
+    hidden,
     images,
     tokens,
 )
@@ -37,11 +38,8 @@ def mixed(mix: Any) -> Any:
 
 case("mixes-mean", VECTOR, REFUSED, mixed(lambda h: h - h.mean(0)), MIXING)
 case("mixes-softmax", VECTOR, REFUSED, mixed(lambda h: torch.softmax(h, 0)), MIXING)
-case(
-    "mixes-batch-norm", VECTOR, REFUSED,
-    mixed(lambda h: F.batch_norm(h, None, None, training=True)),
-    MIXING,
-)  # fmt: skip
+case("mixes-batch-norm", VECTOR, REFUSED,
+    mixed(lambda h: F.batch_norm(h, None, None, training=True)), MIXING)  # fmt: skip
 case("mixes-maximum", VECTOR, REFUSED, mixed(lambda h: h / h.abs().max()), MIXING)
 case("mixes-order", VECTOR, REFUSED, mixed(lambda h: h.sort(0).values), MIXING)
 case("mixes-neighbours", VECTOR, REFUSED, mixed(lambda h: h + h.roll(1, 0)), MIXING)
@@ -49,11 +47,8 @@ case("mixes-attention", VECTOR, REFUSED, mixed(lambda h: torch.softmax(h @ h.t()
 case("mixes-detached", VECTOR, REFUSED, mixed(lambda h: h - h.mean(0).detach()), MIXING)
 case("mixes-by-where", VECTOR, REFUSED, mixed(lambda h: torch.where(h.sum() > 0, h, -h)), MIXING)
 case("mixes-by-count", VECTOR, REFUSED, mixed(lambda h: h * (1 + len(h))), MIXING)
-case(
-    "mixes-large-batches", VECTOR, REFUSED,
-    mixed(lambda h: h - h.mean(0) if len(h) > 5 else h),
-    MIXING,
-)  # fmt: skip
+case("mixes-large-batches", VECTOR, REFUSED,
+    mixed(lambda h: h - h.mean(0) if len(h) > 5 else h), MIXING)  # fmt: skip
 
 
 def crowded(room: int, function: Any) -> Any:
@@ -62,44 +57,30 @@ def crowded(room: int, function: Any) -> Any:
 
 
 case("mixes-where-an-expert-is-full", VECTOR, REFUSED, mixed(lambda h: expert(h, 5)), MIXING)
-case(
-    "mixes-large-batches-in-a-wide-network", VECTOR, REFUSED,
+case("mixes-large-batches-in-a-wide-network", VECTOR, REFUSED,
     lambda: Made(lambda self, x: self.out(crowded(5,
-        lambda h: h - h.mean(0))(torch.tanh(self.fc(x)))), fc=nn.Linear(8, 10_000),
-        out=nn.Linear(10_000, 3)),
-    MIXING,
-)  # fmt: skip
-case(
-    "mixes-more-than-two-in-a-large-network", VECTOR, REFUSED,
+    lambda h: h - h.mean(0))(torch.tanh(self.fc(x)))), fc=nn.Linear(8, 10_000),
+    out=nn.Linear(10_000, 3)), MIXING)  # fmt: skip
+case("mixes-more-than-two-in-a-large-network", VECTOR, REFUSED,
     lambda: Made(lambda self, x: self.out(crowded(2,
-        lambda h: h - h.mean(0))(torch.tanh(self.fc(x)))), fc=nn.Linear(8, 90_000),
-        out=nn.Linear(90_000, 3)),
-    MIXING,
-)  # fmt: skip
+    lambda h: h - h.mean(0))(torch.tanh(self.fc(x)))), fc=nn.Linear(8, 90_000),
+    out=nn.Linear(90_000, 3)), MIXING)  # fmt: skip
 case("mixes-cumulatively", VECTOR, REFUSED, mixed(lambda h: h.cumsum(0)), MIXING)
 case("decides-by-mean", VECTOR, REFUSED, mixed(lambda h: 2 * h if h.mean() > 0 else h))
 case("decides-by-item", VECTOR, REFUSED, mixed(lambda h: h * round(abs(h.sum().item()))))
-case(
-    "decides-by-any", VECTOR, REFUSED,
-    mixed(lambda h: h.clamp(max=1) if (h > 40).any() else h),
-    "reads from the batch",
-)  # fmt: skip
+case("decides-by-any", VECTOR, REFUSED,
+    mixed(lambda h: h.clamp(max=1) if (h > 40).any() else h), "reads from the batch")  # fmt: skip
 case("batch-norm", VECTOR, REFUSED, lambda: around(nn.BatchNorm1d(5)), "1 is a BatchNorm1d")
-case(
-    "batch-norm-without-statistics", VECTOR, REFUSED,
+case("batch-norm-without-statistics", VECTOR, REFUSED,
     lambda: around(nn.BatchNorm1d(5, track_running_stats=False).eval()),
-    "statistics of a batch",
-)  # fmt: skip
-case(
-    "batch-norm-deep", IMAGE, REFUSED,
+    "statistics of a batch")  # fmt: skip
+case("batch-norm-deep", IMAGE, REFUSED,
     lambda: Made(lambda self, x: self.out(self.body(x).mean((2, 3))),
-        body=nn.ModuleList([nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))])[0],
-        out=nn.Linear(4, 3)),
-)  # fmt: skip
-case(
-    "instance-norm-tracking", IMAGE, REFUSED,
-    lambda: images(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True)),
-)  # fmt: skip
+    body=nn.ModuleList([nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))])[0],
+    out=nn.Linear(4, 3)))  # fmt: skip
+case("instance-norm-tracking", IMAGE, REFUSED,
+    lambda: images(nn.Conv2d(2, 4, 3),
+    nn.InstanceNorm2d(4, track_running_stats=True)))  # fmt: skip
 
 # Random numbers and state -------------------------------------------------------------------------
 
@@ -123,11 +104,9 @@ def running_in_place(self: Any, x: Tensor) -> Tensor:
 case("random-dropout", VECTOR, REFUSED, mixed(lambda h: F.dropout(h, 0.3)), "draws random numbers")
 case("random-dropout-layer", VECTOR, REFUSED, lambda: around(nn.Dropout(0.3)), "p = 0.3")
 case("random-rrelu", VECTOR, REFUSED, lambda: around(nn.RReLU()), "1 (RReLU) draws random numbers")
-case(
-    "random-depth", VECTOR, REFUSED,
+case("random-depth", VECTOR, REFUSED,
     lambda: around(torchvision.ops.StochasticDepth(0.3, "row")),
-    "1 (StochasticDepth) draws",
-)  # fmt: skip
+    "1 (StochasticDepth) draws")  # fmt: skip
 case("random-noise", VECTOR, REFUSED, mixed(lambda h: h + 0.1 * torch.randn_like(h)), "draws")
 case("random-numpy", VECTOR, REFUSED, mixed(lambda h: h * np.random.rand()), "draws")
 case("random-python", VECTOR, REFUSED, mixed(lambda h: h * random.random()), "draws")
@@ -139,70 +118,43 @@ def own_generator() -> nn.Module:
 
 
 case("random-own-generator", VECTOR, REFUSED, own_generator, "asked again")
-case(
-    "random-transformer", SEQUENCE, REFUSED,
+case("random-transformer", SEQUENCE, REFUSED,
     lambda: Made(lambda self, x: self.out(self.encode(x).mean(1)),
-        encode=nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), out=nn.Linear(8, 3)),
-    "p = 0.1",
-)  # fmt: skip
+    encode=nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), out=nn.Linear(8, 3)),
+    "p = 0.1")  # fmt: skip
 case("gumbel", VECTOR, REFUSED, mixed(lambda h: F.gumbel_softmax(h, dim=1)), "draws")
 case("state-number", VECTOR, REFUSED, lambda: Made(counted, calls=0, out=nn.Linear(8, 3)), "calls")
-case(
-    "state-buffer", VECTOR, REFUSED,
-    lambda: Made(running, fc=nn.Linear(8, 5), out=nn.Linear(5, 3), mean=torch.zeros(5)),
-    "changes its mean",
-)  # fmt: skip
-case(
-    "state-buffer-in-place", VECTOR, REFUSED,
-    lambda: Made(running_in_place, fc=nn.Linear(8, 5), out=nn.Linear(5, 3), count=torch.zeros(())),
-    "count",
-)  # fmt: skip
-case(
-    "embedding-renormalised", TOKENS, REFUSED,
+case("state-buffer", VECTOR, REFUSED,
+    lambda: Made(running, **hidden(), mean=torch.zeros(5)), "changes its mean")  # fmt: skip
+case("state-buffer-in-place", VECTOR, REFUSED,
+    lambda: Made(running_in_place, **hidden(), count=torch.zeros(())), "count")  # fmt: skip
+case("embedding-renormalised", TOKENS, REFUSED,
     lambda: Made(tokens, embed=nn.Embedding(6, 5, max_norm=0.5), out=nn.Linear(5, 3)),
-    "max_norm",
-)  # fmt: skip
-case(
-    "embedding-functional-renormalised", TOKENS, REFUSED,
+    "max_norm")  # fmt: skip
+case("embedding-functional-renormalised", TOKENS, REFUSED,
     lambda: Made(lambda self, x: F.embedding(x.long(), self.w, max_norm=0.5).mean(1),
-        w=nn.Parameter(torch.randn(6, 3))),
-)  # fmt: skip
-case(
-    "embedding-by-frequency", TOKENS, REFUSED,
+    w=nn.Parameter(torch.randn(6, 3))))  # fmt: skip
+case("embedding-by-frequency", TOKENS, REFUSED,
     lambda: Made(tokens, embed=nn.Embedding(6, 5, scale_grad_by_freq=True), out=nn.Linear(5, 3)),
-    "max_norm",
-)  # fmt: skip
-case(
-    "frozen-whole", VECTOR, REFUSED,
+    "max_norm")  # fmt: skip
+case("frozen-whole", VECTOR, REFUSED,
     lambda: around(nn.ReLU()).requires_grad_(False),
-    "all of its parameters are frozen",
-)  # fmt: skip
-case(
-    "scripted", VECTOR, REFUSED,
+    "all of its parameters are frozen")  # fmt: skip
+case("scripted", VECTOR, REFUSED,
     lambda: torch.jit.script(around(nn.ReLU())),
-    "give the module that it was scripted",
-)  # fmt: skip
-case(
-    "decides-by-classes-seen", TOKENS, REFUSED,
+    "give the module that it was scripted")  # fmt: skip
+case("decides-by-classes-seen", TOKENS, REFUSED,
     lambda: Made(lambda self, x: self.out(F.one_hot(x.long()).sum((1, 2),
-        keepdim=True).flatten(1) * 1.0), out=nn.Linear(1, 3)),
-    "reads from the batch",
-)  # fmt: skip
-case(
-    "complex", VECTOR, REFUSED,
+    keepdim=True).flatten(1) * 1.0), out=nn.Linear(1, 3)), "reads from the batch")  # fmt: skip
+case("complex", VECTOR, REFUSED,
     lambda: Made(lambda self, x: (x.to(self.w.dtype) @ self.w).abs(),
-        w=nn.Parameter(torch.randn(8, 3, dtype=torch.complex64))),
-    "complex",
-)  # fmt: skip
+    w=nn.Parameter(torch.randn(8, 3, dtype=torch.complex64))), "complex")  # fmt: skip
 case("two-rows-per-example", SEQUENCE, REFUSED, lambda: nn.Linear(8, 3), "row of scores")
-case(
-    "scores-of-no-row", VECTOR, REFUSED,
+case("scores-of-no-row", VECTOR, REFUSED,
     lambda: Made(lambda self, x: self.out(x).sum(1), out=nn.Linear(8, 3)),
-    "row of scores",
-)  # fmt: skip
-case(
-    "a-tuple", VECTOR, REFUSED, lambda: Made(lambda self, x: (self.out(x), x), out=nn.Linear(8, 3))
-)
+    "row of scores")  # fmt: skip
+case("a-tuple", VECTOR, REFUSED,
+    lambda: Made(lambda self, x: (self.out(x), x), out=nn.Linear(8, 3)))  # fmt: skip
 
 
 def counted_from_the_first(self: Any, x: Tensor) -> Tensor:
@@ -215,17 +167,10 @@ def clamped(self: Any, x: Tensor) -> Tensor:
     return self.out(x)
 
 
-case(
-    "state-number-made-late", VECTOR, REFUSED,
-    lambda: Made(counted_from_the_first, out=nn.Linear(8, 3)),
-    "changes its calls",
-)  # fmt: skip
-case(
-    "state-weights-clamped", VECTOR, REFUSED,
-    lambda: Made(clamped, out=nn.Linear(8, 3)),
-    "changes its out.weight",
-)  # fmt: skip
+case("state-number-made-late", VECTOR, REFUSED,
+    lambda: Made(counted_from_the_first, out=nn.Linear(8, 3)), "changes its calls")  # fmt: skip
+case("state-weights-clamped", VECTOR, REFUSED,
+    lambda: Made(clamped, out=nn.Linear(8, 3)), "changes its out.weight")  # fmt: skip
 case("softmax-over-the-batch", VECTOR, REFUSED, lambda: around(nn.Softmax(0)), "1 (Softmax) gives")
-case(
-    "decides-by-list", VECTOR, REFUSED, mixed(lambda h: h * (2 if sum(h[:, 0].tolist()) > 0 else 1))
-)
+case("decides-by-list", VECTOR, REFUSED,
+    mixed(lambda h: h * (2 if sum(h[:, 0].tolist()) > 0 else 1)))  # fmt: skip

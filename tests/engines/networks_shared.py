@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from tests.engines.networks import EXACT, IMAGE, SLOW, TOKENS, VECTOR, Made, around, case
+from tests.engines.networks import EXACT, IMAGE, SLOW, TOKENS, VECTOR, Made, around, case, hidden
 
 # Sequentials that are not only called -------------------------------------------------------------
 
@@ -36,17 +36,13 @@ def block() -> nn.Sequential:
 case("sequential-indexed", IMAGE, EXACT, lambda: Made(indexed, net=block(), out=nn.Linear(27, 3)))
 case("sequential-sliced", IMAGE, EXACT, lambda: Made(halves, net=block(), out=nn.Linear(108, 3)))
 case("sequential-iterated", IMAGE, EXACT, lambda: Made(stepwise, net=block(), out=nn.Linear(27, 3)))
-case(
-    "sequential-by-name", IMAGE, EXACT,
+case("sequential-by-name", IMAGE, EXACT,
     lambda: Made(lambda self, x: self.out((self.net.c(x) + self.net.b(x)).flatten(1)),
-        net=nn.Sequential(torch.nn.modules.container.OrderedDict(c=nn.Conv2d(2, 3, 3),
-        b=nn.Conv2d(2, 3, 3))), out=nn.Linear(108, 3)),
-)  # fmt: skip
-case(
-    "sequential-called-and-indexed", IMAGE, SLOW,
+    net=nn.Sequential(torch.nn.modules.container.OrderedDict(c=nn.Conv2d(2, 3, 3),
+    b=nn.Conv2d(2, 3, 3))), out=nn.Linear(108, 3)))  # fmt: skip
+case("sequential-called-and-indexed", IMAGE, SLOW,
     lambda: Made(lambda self, x: self.out((self.net(x) + self.net[0](x)[:, :, :3, :3]).flatten(1)),
-        net=block(), out=nn.Linear(27, 3)),
-)  # fmt: skip
+    net=block(), out=nn.Linear(27, 3)))  # fmt: skip
 
 # Shared weights -----------------------------------------------------------------------------------
 
@@ -96,37 +92,25 @@ def weights_in_a_list() -> nn.Module:
     return made
 
 
-case(
-    "layer-twice-in-a-row", VECTOR, SLOW,
-    twice_in_a_row,
-    "shares a parameter (4.weight is 2.weight)",
-)  # fmt: skip
+case("layer-twice-in-a-row", VECTOR, SLOW,
+    twice_in_a_row, "shares a parameter (4.weight is 2.weight)")  # fmt: skip
 case("tied", VECTOR, SLOW, tied, "3.weight is 2.weight")
 case("tied-by-closure", VECTOR, SLOW, closure)
 case("tied-weight-by-closure", VECTOR, SLOW, closure_over_weight)
 case("tied-by-list", VECTOR, SLOW, in_a_list)
 case("tied-weight-by-list", VECTOR, SLOW, weights_in_a_list)
-case(
-    "applied-twice", VECTOR, SLOW,
+case("applied-twice", VECTOR, SLOW,
     lambda: Made(lambda self, x: self.out(self.mid(torch.tanh(self.mid(self.fc(x))))),
-        fc=nn.Linear(8, 5), mid=nn.Linear(5, 5), out=nn.Linear(5, 3)),
-)  # fmt: skip
-case(
-    "weight-used-directly", VECTOR, SLOW,
+    fc=nn.Linear(8, 5), mid=nn.Linear(5, 5), out=nn.Linear(5, 3)))  # fmt: skip
+case("weight-used-directly", VECTOR, SLOW,
     lambda: Made(lambda self, x: self.out(torch.tanh(F.linear(x, self.fc.weight, self.fc.bias))),
-        fc=nn.Linear(8, 5), out=nn.Linear(5, 3)),
-)  # fmt: skip
-case(
-    "weight-used-twice", VECTOR, SLOW,
+    **hidden()))  # fmt: skip
+case("weight-used-twice", VECTOR, SLOW,
     lambda: Made(lambda self, x: F.linear(torch.tanh(self.fc(x)), self.fc.weight.t())[:, :3],
-        fc=nn.Linear(8, 5)),
-)  # fmt: skip
-case(
-    "penalty-of-weights", VECTOR, SLOW,
-    lambda: Made(lambda self, x: self.out(x) * self.out.weight.norm(), out=nn.Linear(8, 3)),
-)  # fmt: skip
-case(
-    "tied-embedding", TOKENS, SLOW,
+    fc=nn.Linear(8, 5)))  # fmt: skip
+case("penalty-of-weights", VECTOR, SLOW,
+    lambda: Made(lambda self, x: self.out(x) * self.out.weight.norm(),
+    out=nn.Linear(8, 3)))  # fmt: skip
+case("tied-embedding", TOKENS, SLOW,
     lambda: Made(lambda self, x: F.linear(self.embed(x.long()).mean(1), self.embed.weight)[:, :3],
-        embed=nn.Embedding(6, 5)),
-)  # fmt: skip
+    embed=nn.Embedding(6, 5)))  # fmt: skip
