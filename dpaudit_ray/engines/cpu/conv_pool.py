@@ -356,22 +356,22 @@ class ConvChain:
     @classmethod
     def from_module(cls, module: nn.Module) -> ConvChain | None:
         """The network of a module whose layers have rules; None unless it is such a chain."""
-        if not isinstance(module, Chain):
-            return None
-        layers = list(module.merged)
-        count = sum(isinstance(layer, ConvPool) for layer in layers)
-        pooled = [layer for layer in layers[:count] if isinstance(layer, ConvPool)]
-        rest = layers[count:]
-        if not 0 < count == len(pooled) or len(rest) < 2 or len(rest) % 2 or not flattens(rest[0]):
-            return None
-        linear = tuple(
+        layers = list(module.merged) if isinstance(module, Chain) else []
+        pooled: list[ConvPoolRule] = []
+        while layers and isinstance(first := layers[0], ConvPool):
+            pooled.append(first.rule)
+            del layers[0]
+        head, activations = layers[1::2], layers[2::2]
+        linear = [
             layer.rule
-            for layer in rest[1::2]
+            for layer in head
             if isinstance(layer, Layer) and isinstance(layer.rule, LinearRule)
-        )
-        if len(linear) != len(rest) // 2 or not all(plain(layer, nn.ReLU) for layer in rest[2::2]):
+        ]
+        if not pooled or not layers or not flattens(layers[0]):
             return None
-        return cls(tuple(layer.rule for layer in pooled), linear)
+        if len(linear) != len(activations) + 1 or not all(plain(a, nn.ReLU) for a in activations):
+            return None
+        return cls(tuple(pooled), tuple(linear))
 
     def fits(self, theta: Tensor, x: Tensor) -> bool:
         """Whether the loops take these images; else it is the rules' turn."""
@@ -404,10 +404,9 @@ class ConvChain:
         for rows in slices(len(theta), at_once):
             group = theta[rows]
             weigh = weights[rows] if weights is not None else group.new_ones(len(group), len(y))
-            features, seen = self._convolved(group, images, sizes)
+            features, stages = self._convolved(group, images, sizes)
             head = _Head(self.linear, group, features)
             head.back(y)
-            stages = self._stages(group, seen)
             g = head.below.flatten(2).contiguous().numpy()
             factors = head.squares.numpy()
             loops.descend(stages, g, factors, weigh.contiguous().numpy(), clip_norm)
@@ -423,35 +422,21 @@ class ConvChain:
 
     def _convolved(
         self, theta: Tensor, images: Tensor, sizes: Sequence[Pair]
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """The last pooled outputs [n, B, h, w, o], and the images and marks of all stages."""
-        seen: list[tuple[Tensor, Tensor]] = []
+    ) -> tuple[Tensor, tuple[loops.Stage, ...]]:
+        """The last pooled outputs [n, B, h, w, o], and stages for the way back, the last first."""
+        stages: list[loops.Stage] = []
         y = images
         for rule, size in zip(self.convolutions, sizes, strict=True):
-            if seen:
+            if stages:
                 images = rule.images(y.flatten(0, 1).permute(0, 3, 1, 2), len(theta))
             y, marks = rule.pooled(theta, images, size)
-            seen.append((images, marks))
-        return y, seen
-
-    def _stages(
-        self, theta: Tensor, seen: Sequence[tuple[Tensor, Tensor]]
-    ) -> tuple[loops.Stage, ...]:
-        """The convolutions for the way back: the last one first."""
-        stages = []
-        for rule, (images, marks) in zip(self.convolutions, seen, strict=True):
             left, _, top, _ = rule.convolution.zero_pad
-            stage = loops.stage(
-                (images.numpy(), marks.numpy()),
-                rule.padded_rows(theta).numpy(),
-                0 if rule.bias is None else rule.weight.shape[0],
-                rule.row,
-                (top, left * rule.weight.shape[1]),
-                rule.steps,
-                rule.static(theta.dtype),
-            )
-            stages.append(stage)
-        return tuple(reversed(stages))
+            stages.insert(0, loops.stage(
+                (images.numpy(), marks.numpy()), rule.padded_rows(theta).numpy(),
+                0 if rule.bias is None else rule.weight.shape[0], rule.row,
+                (top, left * rule.weight.shape[1]), rule.steps, rule.static(theta.dtype),
+            ))  # fmt: skip
+        return y, tuple(stages)
 
 
 class _Head:

@@ -94,7 +94,6 @@ class _Emitter:
         self.zero = self.full(self.type, 0.0)
 
     def full(self, kind: Any, value: float) -> Any:
-        """A constant vector."""
         return ir.Constant(kind, [value] * self.lanes)
 
     def at(self, array: int, *offsets: Any) -> Any:
@@ -105,7 +104,6 @@ class _Emitter:
         return pointer
 
     def moved(self, pointer: Any, distance: Any) -> Any:
-        """A pointer so many entries behind another."""
         return self.builder.gep(pointer, [distance])
 
     def load(self, pointer: Any) -> Any:
@@ -113,7 +111,6 @@ class _Emitter:
         return self.builder.load(self._cast(pointer, self.type), align=1)
 
     def store(self, value: Any, pointer: Any) -> None:
-        """A vector to any address."""
         self.builder.store(value, self._cast(pointer, value.type), align=1)
 
     def splat(self, scalar: Any) -> Any:

@@ -81,11 +81,10 @@ class Conv2dRule(InputRule):
 
         That row makes the bias one more input.
         """
+        rows, columns = self.output_size(x.shape[2:])
         x = F.pad(x, self.zero_pad).contiguous() if any(self.zero_pad) else x.contiguous()
         count, channels, height, width = x.shape
         kernel, stride, dilation = self._kernel, self._stride, self._dilation
-        rows = (height - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
-        columns = (width - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
         view = x.as_strided(  # F.unfold takes more than twice as long on CPU
             (count, channels, *kernel, rows, columns),
             (channels * height * width, height * width, dilation[0] * width, dilation[1],
@@ -258,12 +257,8 @@ def geometry(layer: nn.Conv2d) -> tuple[Pair, Pair, Pair, Pair]:
     kernel, stride, dilation = (
         (int(p[0]), int(p[1])) for p in (layer.kernel_size, layer.stride, layer.dilation)
     )
-    padding = (0, 0)
-    if not needs_padding_first(layer) and not isinstance(layer.padding, str):
-        padding = (int(layer.padding[0]), int(layer.padding[1]))
-    elif not needs_padding_first(layer) and layer.padding == "same":
-        padding = (dilation[0] * (kernel[0] - 1) // 2, dilation[1] * (kernel[1] - 1) // 2)
-    return kernel, stride, dilation, padding
+    left, _, top, _ = padding_before(layer)
+    return kernel, stride, dilation, (0, 0) if needs_padding_first(layer) else (top, left)
 
 
 def as_2d(layer: nn.Conv1d, slots: Mapping[str, Slot]) -> tuple[nn.Conv2d, dict[str, Slot]]:
@@ -280,10 +275,9 @@ def as_2d(layer: nn.Conv1d, slots: Mapping[str, Slot]) -> tuple[nn.Conv2d, dict[
 
 def needs_padding_first(layer: nn.Conv2d) -> bool:
     """Whether padding is not the same number of zeros on both sides."""
-    uneven = layer.padding == "same" and any(
-        d * (k - 1) % 2 for k, d in zip(layer.kernel_size, layer.dilation, strict=True)
-    )
-    return uneven or (layer.padding_mode != "zeros" and any(padding_before(layer)))
+    left, right, top, bottom = padding_before(layer)
+    uneven = (left, top) != (right, bottom)
+    return uneven or (layer.padding_mode != "zeros" and any((left, top)))
 
 
 def padding_before(layer: nn.Conv2d) -> list[int]:
