@@ -42,9 +42,6 @@ case("transformer", SEQUENCE, SLOW,
     lambda: Made(lambda self, x: self.out(self.encode(x).mean(1)),
     encode=nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True),
     out=nn.Linear(8, 3)))  # fmt: skip
-case("lstm", SEQUENCE, SLOW,
-    lambda: Made(lambda self, x: self.out(self.run(x)[0][:, -1]),
-    run=nn.LSTM(8, 4, batch_first=True), out=nn.Linear(4, 3)))  # fmt: skip
 case("gru", SEQUENCE, SLOW,
     lambda: Made(lambda self, x: self.out(self.run(x)[1][0]), run=nn.GRU(8, 4, batch_first=True),
     out=nn.Linear(4, 3)))  # fmt: skip
@@ -57,10 +54,6 @@ case("rnn-cell", SEQUENCE, SLOW,
 case("bilinear", VECTOR, SLOW,
     lambda: Made(lambda self, x: self.out(self.pair(x[:, :4], x[:, 4:])), pair=nn.Bilinear(4, 4, 5),
     out=nn.Linear(5, 3)))  # fmt: skip
-case("parameter-list", VECTOR, SLOW,
-    lambda: Made(lambda self, x: torch.tanh(x @ self.ws[0]) @ self.ws[1],
-    ws=nn.ParameterList([nn.Parameter(torch.randn(8, 5)),
-    nn.Parameter(torch.randn(5, 3))])))  # fmt: skip
 case("parameter-dict", VECTOR, SLOW,
     lambda: Made(lambda self, x: torch.tanh(x @ self.ws["a"]) @ self.ws["b"],
     ws=nn.ParameterDict({"a": torch.randn(8, 5), "b": torch.randn(5, 3)})))  # fmt: skip

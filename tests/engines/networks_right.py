@@ -31,9 +31,6 @@ from tests.engines.networks import (
 case("conv", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3)))
 case("conv-strided", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3, stride=(2, 1), padding=1)))
 case("conv-dilated", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3, dilation=2)))
-case("conv-grouped", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3, groups=2)))
-case("conv-depthwise", IMAGE, EXACT,
-    lambda: images(nn.Conv2d(2, 4, 1), nn.Conv2d(4, 4, 3, groups=4), nn.ReLU()))  # fmt: skip
 case("conv-pool", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2)))
 case("conv-pool-overlapping", IMAGE, EXACT,
     lambda: images(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)))  # fmt: skip
@@ -47,9 +44,6 @@ for mode in ("zeros", "reflect", "replicate", "circular"):
         lambda mode=mode: images(nn.Conv2d(2, 3, 3, padding=1, padding_mode=mode),
         nn.Tanh()))  # fmt: skip
 case("conv-same", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 3, (3, 4), padding="same")))
-case("conv-1d", SIGNAL, EXACT,
-    lambda: nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(),
-    nn.Linear(18, 3)))  # fmt: skip
 case("conv-1d-transposed", SIGNAL, SLOW,
     lambda: nn.Sequential(nn.ConvTranspose1d(2, 3, 3), nn.Tanh(), nn.Flatten(),
     nn.Linear(42, 3)))  # fmt: skip

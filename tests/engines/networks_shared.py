@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from tests.engines.networks import EXACT, IMAGE, SLOW, TOKENS, VECTOR, Made, around, case, hidden
+from tests.engines.networks import EXACT, IMAGE, SLOW, VECTOR, Made, around, case
 
 # Sequentials that are not only called -------------------------------------------------------------
 
@@ -99,18 +99,9 @@ case("tied-by-closure", VECTOR, SLOW, closure)
 case("tied-weight-by-closure", VECTOR, SLOW, closure_over_weight)
 case("tied-by-list", VECTOR, SLOW, in_a_list)
 case("tied-weight-by-list", VECTOR, SLOW, weights_in_a_list)
-case("applied-twice", VECTOR, SLOW,
-    lambda: Made(lambda self, x: self.out(self.mid(torch.tanh(self.mid(self.fc(x))))),
-    fc=nn.Linear(8, 5), mid=nn.Linear(5, 5), out=nn.Linear(5, 3)))  # fmt: skip
-case("weight-used-directly", VECTOR, SLOW,
-    lambda: Made(lambda self, x: self.out(torch.tanh(F.linear(x, self.fc.weight, self.fc.bias))),
-    **hidden()))  # fmt: skip
 case("weight-used-twice", VECTOR, SLOW,
     lambda: Made(lambda self, x: F.linear(torch.tanh(self.fc(x)), self.fc.weight.t())[:, :3],
     fc=nn.Linear(8, 5)))  # fmt: skip
 case("penalty-of-weights", VECTOR, SLOW,
     lambda: Made(lambda self, x: self.out(x) * self.out.weight.norm(),
     out=nn.Linear(8, 3)))  # fmt: skip
-case("tied-embedding", TOKENS, SLOW,
-    lambda: Made(lambda self, x: F.linear(self.embed(x.long()).mean(1), self.embed.weight)[:, :3],
-    embed=nn.Embedding(6, 5)))  # fmt: skip
