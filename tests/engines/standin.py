@@ -81,13 +81,12 @@ class Distant(Tensor):
 class StandIn(TorchDispatchMode):
     """While it is on, tensors can be made on the stand-in.
 
-    By operation, how often the host waits for it, and how often numbers are sent to it.
+    `waits`: by operation, how often the host waits for it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
-        self.sent: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self,
@@ -102,8 +101,6 @@ class StandIn(TorchDispatchMode):
         asked = given.get("device")
         if distant and (func in WAITS or _comes_back(func, asked) or _by_mask(func, args)):
             self.waits[str(func)] += 1
-        if func in COPIES and _goes_there(flat, asked):
-            self.sent[str(func)] += 1
         if distant or (asked is not None and torch.device(asked).type == GPU.type):
             return _done(func, args, given)
         return func(*args, **given)
@@ -149,15 +146,6 @@ def standing_in() -> Iterator[StandIn]:
 
 def _comes_back(func: object, device: object) -> bool:
     return func in COPIES and device is not None and torch.device(str(device)).type == "cpu"
-
-
-def _goes_there(given: list[Any], device: object) -> bool:
-    """Whether a copy takes numbers from the host to the device."""
-    if device is not None:
-        there, sources = torch.device(str(device)).type == GPU.type, given[:1]
-    else:
-        there, sources = isinstance(given[0], Distant), given[1:2]
-    return there and not any(isinstance(one, Distant) for one in sources)
 
 
 def _by_mask(func: object, args: tuple[Any, ...]) -> bool:
