@@ -136,23 +136,13 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
 
 
 def _loops_are_right(candidate: Candidate) -> bool:
-    """In the dtype that they will have: they are compiled for it, in seconds, and for no other.
-
-    Where rounding moves a maximum in float32, or they are wrong, float64 decides.
-    """
+    """In the dtype that they will have: they are compiled for it, in seconds, and for no other."""
     make = candidate.packed
     assert not isinstance(make, Obstacle)
-    for dtype in dict.fromkeys((candidate.dtype, torch.float64)):
-        if dtype not in _BOUNDS:
-            continue
-        with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
-            try:
-                expected = _expected(candidate, *candidate.few(dtype))
-            except Exception:  # noqa: BLE001 (a user's code may not know float64)
-                continue
-            if _compared(candidate, [lambda: make(None, True)], expected) is None:
-                return True
-    return False
+    dtype = candidate.dtype if candidate.dtype in _BOUNDS else torch.float64
+    with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
+        expected = _expected(candidate, *candidate.few(dtype))
+        return _difference(candidate, [lambda: make(None, True)], expected) is None
 
 
 def _first_right(candidate: Candidate, expected: _Expected) -> Way:
@@ -267,8 +257,7 @@ def _compared(
             return Obstacle.at("", module, f"cannot be packed ({first_line(error):.80})")
         if (name := _differing_parameter(candidate, sums, expected)) is not None:
             path = name.rpartition(".")[0]
-            layer = module.get_submodule(path)
-            return Obstacle.at(path, layer, _OTHER_SUMS)
+            return Obstacle.at(path, module.get_submodule(path), _OTHER_SUMS)
         errors = map(relative_error, outputs, expected.outputs)
         if max(errors) > _BOUNDS[theta.dtype] or not torch.equal(x, expected.x):
             return Obstacle.at("", module, _OTHER_OUTPUTS)
