@@ -80,7 +80,7 @@ case("batch-norm-deep", IMAGE, REFUSED,
     out=nn.Linear(4, 3)))  # fmt: skip
 case("instance-norm-tracking", IMAGE, REFUSED,
     lambda: images(nn.Conv2d(2, 4, 3),
-    nn.InstanceNorm2d(4, track_running_stats=True)))  # fmt: skip
+    nn.InstanceNorm2d(4, track_running_stats=True)), "1 is a InstanceNorm2d")  # fmt: skip
 
 # Random numbers and state -------------------------------------------------------------------------
 
@@ -137,6 +137,7 @@ case("embedding-functional-renormalised", TOKENS, REFUSED,
 case("embedding-by-frequency", TOKENS, REFUSED,
     lambda: Made(tokens, embed=nn.Embedding(6, 5, scale_grad_by_freq=True), out=nn.Linear(5, 3)),
     "max_norm")  # fmt: skip
+case("no-parameters", VECTOR, REFUSED, nn.Flatten, "has no parameters to train")
 case("frozen-whole", VECTOR, REFUSED,
     lambda: around(nn.ReLU()).requires_grad_(False),
     "all of its parameters are frozen")  # fmt: skip

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -19,7 +17,6 @@ from dpaudit_ray.forecast.bench import WORKLOADS
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.plugins import parse
 from tests.engines.standin import GPU, distant, standing_in
-from tests.long import long
 
 
 def network(name: str) -> nn.Module:
@@ -83,43 +80,6 @@ def step(model: PackedModel, theta: Tensor, x: Tensor, y: Tensor) -> tuple[objec
     from dpaudit_ray.engines.packing.passes import Step
 
     return torch.zeros_like(theta), theta, Step(x, y, 1.0, {}), None
-
-
-RESIDENT = """
-import re, sys, torch
-sys.path.insert(0, "tests/engines")
-from test_footprint import network
-from dpaudit_ray.engines.packing.memory import Groups
-from dpaudit_ray.engines.packing.packed import PackedModel
-from dpaudit_ray.forecast.bench import WORKLOADS
-torch.set_num_threads(1)
-name, models, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-model = PackedModel(network(name), Groups(models, models))
-model._settled, model._loops = True, None
-x, y = torch.randn(batch, *WORKLOADS[name].shape), torch.zeros(batch, dtype=torch.long)
-theta = model.initial.repeat(models, 1)
-def resident(line):
-    return 1024 * int(re.search(line + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
-model.clipped_sums(theta[:1], x[:1], y[:1], 1.0)  # libraries and their threads
-open("/proc/self/clear_refs", "w").write("5")
-before = resident("VmRSS")
-model.clipped_sums(theta, x, y, 1.0)
-print(resident("VmHWM") - before, model.footprint.bytes("sums", models, x))
-"""
-
-
-@long("what a process takes of the kernel; the profiler's count of bytes is always compared")
-@pytest.mark.parametrize(("name", "models", "examples"), [("wrn16", 2, 16), ("mlp3", 256, 256)])
-def test_a_process_takes_as_much_as_estimated(name: str, models: int, examples: int) -> None:
-    """What the kernel has given it, at most: real tensors on a CPU, on the way of a GPU."""
-    arguments = [name, str(models), str(examples)]
-    done = subprocess.run(
-        [sys.executable, "-c", RESIDENT, *arguments],
-        capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    most, estimate = map(int, done.stdout.split())
-    assert 1 / 1.5 <= most / estimate <= 1.5
 
 
 def test_groups_follow_from_options_and_not_from_what_is_free(

@@ -166,27 +166,6 @@ def test_same_parameters_as_opacus_after_20_steps() -> None:
         torch.testing.assert_close(row, slow, rtol=1e-5, atol=1e-5)
 
 
-def test_shared_parameters_take_the_slow_way() -> None:
-    """A shared layer's per-sample gradient is a sum over uses: its norm is not that of a use."""
-    layer = nn.Linear(4, 4).double()
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(torch.tanh(self.layer(x)))
-
-    x, y = torch.randn(3, 4).double(), torch.tensor([0, 1, 2])
-    for module in (nn.Sequential(layer, nn.Tanh(), layer), Twice()):
-        model = PackedModel(module)
-        theta = model.initial + torch.randn(2, model.size).double()
-        found = model.clipped_sums(theta, x, y, 0.3)
-        slow = torch.stack([slow_clipped_sum(module, row, x, y, 0.3) for row in theta])
-        torch.testing.assert_close(found, slow, rtol=1e-10, atol=1e-10)
-
-
 def test_noise_is_standard_normal_and_keyed_by_the_whole_seed() -> None:
     """Fixed seed; both tests reject a right generator with probability below 1e-4 each."""
     first, second = torch.empty(100_000), torch.empty(100_000)

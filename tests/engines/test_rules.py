@@ -17,7 +17,6 @@ from dpaudit_ray.engines.packing.conversion import warn_of_slow_way
 from dpaudit_ray.engines.packing.memory import Groups
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules import ghost_norm
-from dpaudit_ray.errors import SpecError
 from tests.engines.test_packed import loss_of, slow_clipped_sum
 from tests.long import long, paired
 
@@ -228,33 +227,6 @@ def test_the_slow_way_is_said_once(
     assert [record.message.split(" has")[0] for record in caplog.records] == ["2 (Scale)"]
 
 
-class Looks(nn.Module):
-    """Gives several rows per example."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
-@pytest.mark.parametrize(
-    ("module", "said"),
-    [
-        (nn.Sequential(nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2)), r"1 is a BatchNorm2d.*GroupNorm"),
-        (nn.InstanceNorm2d(2, track_running_stats=True, affine=True), "InstanceNorm2d"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "p = 0.5"),
-        (nn.Embedding(3, 2, max_norm=1.0), "max_norm"),
-        (nn.ReLU(), "no parameters"),
-        (nn.Linear(2, 2).requires_grad_(False), "frozen"),
-    ],
-)
-def test_what_cannot_be_audited_is_refused(module: nn.Module, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        PackedModel(module)
-
-
 def test_groups_that_free_memory_makes_smaller_are_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -266,13 +238,6 @@ def test_groups_that_free_memory_makes_smaller_are_told(
     assert Groups(64, 64).fitted(1 << 24) == Groups(1, 1)
     (said,) = caplog.messages
     assert "which may change last bits of scores" in said
-
-
-def test_outputs_must_be_one_row_per_example() -> None:
-    model = PackedModel(Looks())
-    x = torch.randn(4, 3, 8)
-    with pytest.raises(SpecError, match="one row of scores"):
-        model.clipped_sums(model.initial[None], x, torch.tensor([0, 1, 0, 1]), 1.0)
 
 
 def test_running_out_of_memory_halves_the_models(

@@ -118,37 +118,41 @@ def test_ghost_clipping_that_was_not_seen() -> None:
     assert not single_run.judge([entry(ghost=True)], TOLD, 1e-5).complete
 
 
-def test_a_tensor_without_noise_that_records_move() -> None:
-    look = entry() | {
-        "names": ["weight", "bias"],
-        "sizes": [100_000, 10, 1],
-        "squares": [3e5, 0.0, 0.0],
-        "norms": [1e5, 1.0, 0.0],
-        "shifts": [{"what": "record 0 of the batch left out", "squares": [0.5, 0.5, 0.0]}],
-        "empty": [0.0, 0.0, 0.0],
-    }
+LEFT_OUT = "record 0 of the batch left out"
+BARE = entry() | {
+    "names": ["weight", "bias"],
+    "sizes": [100_000, 10, 1],
+    "squares": [3e5, 0.0, 0.0],
+    "norms": [1e5, 1.0, 0.0],
+    "shifts": [{"what": LEFT_OUT, "squares": [0.5, 0.5, 0.0]}],
+    "empty": [0.0, 0.0, 0.0],
+}
+FAR = {"what": "a gradient a thousand times too long", "squares": [1e6, 0.0]}
+
+
+@pytest.mark.parametrize(
+    ("look", "kind", "words"),
+    [
+        pytest.param(BARE, "noise", "bias", id="a tensor without noise that records move"),
+        pytest.param(entry(shifts=[FAR]), "clipping", "times as far", id="no clipping"),
+        # Adaptive clipping releases its bound: without noise, whoever moves it is seen.
+        pytest.param(
+            entry(shifts=[{"what": LEFT_OUT, "squares": [0.5, 1e-4]}]),
+            "noise",
+            "the clipping bound",
+            id="a bound that records move",
+        ),
+    ],
+)
+def test_what_is_seen_of_a_step(look: dict, kind: str, words: str) -> None:
     (one,) = found(look)
-    assert one.look == "noise"
-    assert "bias" in one.seen
+    assert one.look == kind
+    assert words in one.seen
 
 
 def test_records_that_move_nothing_are_no_finding() -> None:
-    still = {"what": "record 0 of the batch left out", "squares": [0.0, 0.0]}
+    still = {"what": LEFT_OUT, "squares": [0.0, 0.0]}
     assert found(entry(shifts=[still])) == []
-
-
-def test_no_clipping() -> None:
-    far = {"what": "a gradient a thousand times too long", "squares": [1e6, 0.0]}
-    (one,) = found(entry(shifts=[far]))
-    assert one.look == "clipping"
-    assert "times as far" in one.seen
-
-
-def test_a_bound_that_records_move() -> None:
-    """Adaptive clipping releases its bound: without noise, whoever moves it is seen."""
-    left_out = {"what": "record 0 of the batch left out", "squares": [0.5, 1e-4]}
-    (one,) = found(entry(shifts=[left_out]))
-    assert "the clipping bound" in one.seen
 
 
 def test_the_noise_of_each_step_is_that_of_its_accounting() -> None:
