@@ -112,13 +112,13 @@ case("hook-forward", VECTOR, SLOW,
 case("hook-on-all", VECTOR, SLOW,
     hooked(lambda net: net.register_forward_hook(lambda m, i, o: o * 3)))  # fmt: skip
 case("hook-before", VECTOR, SLOW,
-    hooked(lambda net: net[1].register_forward_pre_hook(lambda m, i: (i[0] - 1))))  # fmt: skip
+    hooked(lambda net: net[1].register_forward_pre_hook(lambda m, i: (i[0] - 1,))))  # fmt: skip
 case("hook-backward", VECTOR, SLOW,
     hooked(lambda net: net[1].register_full_backward_hook(lambda m, gi,
-    go: (gi[0] * 2))))  # fmt: skip
+    go: (gi[0] * 2,))))  # fmt: skip
 case("hook-before-backward", VECTOR, SLOW,
     hooked(lambda net: net[2].register_full_backward_pre_hook(lambda m,
-    go: (go[0] * 2))))  # fmt: skip
+    go: (go[0] * 2,))))  # fmt: skip
 case("hook-on-parameter", VECTOR, SLOW,
     hooked(lambda net: net[0].weight.register_hook(lambda g: g * 2)))  # fmt: skip
 case("weight-norm", VECTOR, SLOW,
