@@ -409,7 +409,8 @@ class ConvChain:
             head.back(y)
             g = head.below.flatten(2).contiguous().numpy()
             factors = head.squares.numpy()
-            loops.descend(stages, g, factors, weigh.contiguous().numpy(), clip_norm)
+            room = loops.window_room(stages)
+            loops.descend(stages, g, factors, weigh.contiguous().numpy(), clip_norm, room)
             for rule, stage in zip(reversed(self.convolutions), stages, strict=True):
                 rule.write(out[rows], torch.from_numpy(stage.sums), torch.from_numpy(stage.biases))
             head.write(out[rows])
@@ -427,14 +428,17 @@ class ConvChain:
         stages: list[loops.Stage] = []
         y = images
         for rule, size in zip(self.convolutions, sizes, strict=True):
+            below = (0, 0)
             if stages:
+                below = y.shape[2], y.shape[3] * y.shape[4]
                 images = rule.images(y.flatten(0, 1).permute(0, 3, 1, 2), len(theta))
             y, marks = rule.pooled(theta, images, size)
             left, _, top, _ = rule.convolution.zero_pad
             stages.insert(0, loops.stage(
                 (images.numpy(), marks.numpy()), rule.padded_rows(theta).numpy(),
-                0 if rule.bias is None else rule.weight.shape[0], rule.row,
-                (top, left * rule.weight.shape[1]), rule.steps, rule.static(theta.dtype),
+                biases=0 if rule.bias is None else rule.weight.shape[0], width=rule.row,
+                edge=(top, left * rule.weight.shape[1]), below=below, steps=rule.steps,
+                static=rule.static(theta.dtype),
             ))  # fmt: skip
         return y, tuple(stages)
 

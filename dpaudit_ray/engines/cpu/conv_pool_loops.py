@@ -14,12 +14,12 @@ Numba keeps compiled loops by the time stamp of their file: touch this one after
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba.extending import overload
+from numba import literal_unroll
 
 from .vector_code import DEAD, Static, compiled, convolve, gather, inlined, pool, scatter, unpool
 
@@ -426,45 +426,51 @@ class Stage(NamedTuple):
     sums: Floats  # Σ of clipped gradients, as w
     biases: Floats  # and [n, o] or [n, 0]
     room: Scratch
-    gradients: tuple[Floats, Floats, Floats]  # by sample: of windows, of w, of biases
+    gradients: tuple[Floats, Floats]  # by sample: of w, of biases
     image_room: tuple[Floats, Integers]
     width: int
     edge: tuple[int, int]  # rows and numbers of zeros around an image
+    below: tuple[int, int]  # rows, and numbers of a row, of the stage below's outputs; 0, 0 of none
     steps: Steps
     static: tuple[Static, Static]
 
 
-def stage(
-    seen: tuple[Floats, Bytes], w: Floats, biases: int, width: int, edge: tuple[int, int],
-    steps: Steps, static: tuple[Static, Static],
+def stage(  # noqa: PLR0913 (a layer's arrays and sizes, by name)
+    seen: tuple[Floats, Bytes], w: Floats, *, biases: int, width: int, edge: tuple[int, int],
+    below: tuple[int, int], steps: Steps, static: tuple[Static, Static],
 ) -> Stage:  # fmt: skip
     """Makes a stage of `seen`, images and marks, with `biases` o or 0, sums of zeros, and room."""
     (images, marks), n, shape = seen, len(seen[1]), w.shape[1:]
-    room = scratch(images, (w, marks), steps)
     return Stage(
         images=images,
         marks=marks,
         w=w,
         sums=np.zeros_like(w),
         biases=np.zeros((n, biases), w.dtype),
-        room=room,
+        room=scratch(images, (w, marks), steps),
         gradients=(
-            np.empty((_SAMPLES, len(room.g)), w.dtype),
             np.empty((_SAMPLES, *shape), w.dtype),
             np.empty((_SAMPLES, biases), w.dtype),
         ),
         image_room=image_room(images, w),
         width=width,
         edge=edge,
+        below=below,
         steps=steps,
         static=static,
     )
 
 
+def window_room(stages: Sequence[Stage]) -> Floats:
+    """Makes room for gradients of any stage's windows, of a few samples."""
+    return np.empty((_SAMPLES, max(len(stage.room.g) for stage in stages)), stages[0].w.dtype)
+
+
 @compiled
 def descend(
-    stages: tuple[Stage, ...], g: Floats, squares: Floats, weights: Floats, clip_norm: float
-) -> None:
+    stages: tuple[Stage, ...], g: Floats, squares: Floats, weights: Floats, clip_norm: float,
+    room: Floats,
+) -> None:  # fmt: skip
     """Adds clipped, weighted sums to those of all stages, the last one of the network first.
 
     A few samples go back through all stages at a time: their gradients are in cache when their
@@ -476,80 +482,45 @@ def descend(
         squares: [n, B], squared norms of the gradients of all other parameters; factors afterwards.
         weights: [n, B].
         clip_norm: C.
+        room: `window_room`.
     """
     n, batch = squares.shape
     for m in range(n):
         for first in range(0, batch, _SAMPLES):
             many = min(_SAMPLES, batch - first)
             for i in range(many):
-                _copy(g[m, first + i], stages[0].gradients[0][i])
-            _form_stages(stages, (m, first, many), squares)
+                _copy(g[m, first + i], room[i])
+            for stage in literal_unroll(stages):
+                for i in range(many):
+                    squares[m, first + i] += _form_at(stage, (m, first + i, i), room[i])
+                    if stage.below[0] > 0:
+                        _push_below(stage, m, room[i])
             for s in range(first, first + many):
                 norm = math.sqrt(squares[m, s])
                 squares[m, s] = weights[m, s] * (clip_norm / norm if norm > clip_norm else 1.0)
-            _sum_stages(stages, (m, many), squares[m, first : first + many])
-
-
-# Stages differ in type, so that numba has no loop over them: each step is compiled for the first
-# stage and calls itself for the others.
-
-
-def _form_stages(stages: Any, where: tuple[int, int, int], squares: Floats) -> None:
-    """Gradients of model m's samples, from the first of so many, at every stage, and squares."""
-    raise NotImplementedError
-
-
-@overload(_form_stages)
-def _form_stages_typed(stages: Any, where: Any, squares: Any) -> Callable[..., None]:
-    def at_last(stages: Any, where: Any, squares: Any) -> None:
-        m, first, many = where
-        for i in range(many):
-            squares[m, first + i] += _form_at(stages[0], m, first + i, i, False)
-
-    def at_others(stages: Any, where: Any, squares: Any) -> None:
-        m, first, many = where
-        for i in range(many):
-            squares[m, first + i] += _form_at(stages[0], m, first + i, i, True)
-            _push_to(stages[0], stages[1], m, i)
-        _form_stages(stages[1:], where, squares)
-
-    return at_last if len(stages) == 1 else at_others
-
-
-def _sum_stages(stages: Any, where: tuple[int, int], factors: Floats) -> None:
-    """Adds so many samples' gradients, by their factors, to the sums of model m at every stage."""
-    raise NotImplementedError
-
-
-@overload(_sum_stages)
-def _sum_stages_typed(stages: Any, where: Any, factors: Any) -> Callable[..., None]:
-    def at_last(stages: Any, where: Any, factors: Any) -> None:
-        _add_at(stages[0], where[0], where[1], factors)
-
-    def at_others(stages: Any, where: Any, factors: Any) -> None:
-        _add_at(stages[0], where[0], where[1], factors)
-        _sum_stages(stages[1:], where, factors)
-
-    return at_last if len(stages) == 1 else at_others
+            for stage in literal_unroll(stages):
+                _add_at(stage, m, many, squares[m, first : first + many])
 
 
 @inlined
-def _form_at(stage: Stage, m: int, s: int, i: int, pushes: bool) -> Any:
-    g, formed, biases = stage.gradients
+def _form_at(stage: Stage, where: tuple[int, int, int], g: Floats) -> Any:
+    """Gradients of model m's sample s, the i-th of a few, from those of its windows; squares."""
+    m, s, i = where
+    formed, biases = stage.gradients
     _copy(stage.marks[m, s].reshape(-1), stage.room.marks)
-    if pushes or _overlap(stage.steps):
-        _spread_windows(g[i], stage.room, stage.marks.shape[2:], stage.steps, stage.static[1])
+    if stage.below[0] > 0 or _overlap(stage.steps):
+        _spread_windows(g, stage.room, stage.marks.shape[2:], stage.steps, stage.static[1])
     image = stage.images[m // (len(stage.marks) // len(stage.images)), s]
     sample = (image, formed[i], biases[i])
-    return _form(g[i], stage.room, sample, stage.width, stage.steps, stage.static[0])
+    return _form(g, stage.room, sample, stage.width, stage.steps, stage.static[0])
 
 
 @inlined
-def _push_to(stage: Stage, lower: Stage, m: int, i: int) -> None:
-    """To the gradients of the pooled outputs below; those by position are in `room`."""
-    row, (tall, wide, outputs) = stage.images.shape[3], lower.marks.shape[2:]
+def _push_below(stage: Stage, m: int, g: Floats) -> None:
+    """Into g, the gradients of the outputs below; those by position are in the stage's `room`."""
+    row, (tall, run) = stage.images.shape[3], stage.below
     _push_down(stage.room, stage.w[m], stage.image_room, row, stage.steps, stage.static[0])
-    image, g, run = stage.image_room[0], lower.gradients[0][i], wide * outputs
+    image = stage.image_room[0]
     for r in range(tall):
         first = (stage.edge[0] + r) * row + stage.edge[1]
         _copy(image[first : first + run], g[r * run : (r + 1) * run])
@@ -557,7 +528,7 @@ def _push_to(stage: Stage, lower: Stage, m: int, i: int) -> None:
 
 @inlined
 def _add_at(stage: Stage, m: int, many: int, factors: Floats) -> None:
-    _, formed, biases = stage.gradients
+    formed, biases = stage.gradients
     sums, flat = stage.sums[m].reshape(-1), formed.reshape(len(formed), -1)
     for i in range(many):
         for k in range(len(sums)):
