@@ -31,7 +31,7 @@ from tests.engines.networks import (
 case("conv", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3)))
 case("conv-strided", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3, stride=(2, 1), padding=1)))
 case("conv-dilated", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3, dilation=2)))
-case("conv-pool", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2)))
+case("conv-pool", IMAGE, EXACT, lambda: images(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2)))
 case("conv-pool-overlapping", IMAGE, EXACT,
     lambda: images(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)))  # fmt: skip
 case("conv-pool-ceil", IMAGE, EXACT,
