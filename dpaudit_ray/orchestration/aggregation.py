@@ -14,22 +14,28 @@ a core. Packs are gathered into larger files there, too.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from .. import plan as planning
+from .. import stats
 from ..plan import compaction, outcomes, score_stream
-from ..plan.compaction import Stretch
+from ..plan.compaction import Bounds, Stretch
 from ..plan.model import Pack, Part, Plan
 from ..plan.outcomes import Failure, MissedTrials, TrialOutputs
+from ..plan.preparing import Prepared
+from ..plan.score_stream import ConsumedPack, RecentPacks
+from ..stats.budget import SweepBudget
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import EstimateRow, PackScores
 from ..sweep.spec import Sweep
-from .audit_state import AuditState, OpenSweep, Taken
 from .checkpoints import Checkpoints, Saved
-from .compactor import Gatherer
+from .compactor import Compactor
+from .consumers import Consumer, Estimates, LiveBound, MissedTally, StopRule
 from .progress import Activity, AuditProgress, Progress
 
 KEEP_UP_SECONDS = 1.0
@@ -46,7 +52,7 @@ class Aggregation:
         self._prepared = self._opened_sweep.prepared
         self._turn = threading.RLock()  # held by whoever reads or changes what was folded
         self._writing = threading.Lock()  # held by whoever flushes or gathers; the turn comes after
-        self._gatherer = Gatherer(run, plan)
+        self._compactor = Compactor(run, plan)
         self._checkpoints = Checkpoints(run, plan)
         self._outputs = TrialOutputs(run, plan)
         self._record = outcomes.Record(run, plan)
@@ -74,7 +80,7 @@ class Aggregation:
             if pack in self._failures:  # of a trainer that was taken for lost: a score after all
                 self._forget([pack])
             if self._audits[pack.audit].add(pack, scores):
-                self._gatherer.stored(pack, scores)
+                self._compactor.stored(pack, scores)
 
     def checkpoint(self, pack: Pack) -> Saved | None:
         """The last checkpoint of a pack that is whole."""
@@ -106,14 +112,14 @@ class Aggregation:
         Raises:
             StorageError: the record could not be written, and nothing was folded.
         """
-        told = list(failed)
-        failed = [failure for failure in told if not isinstance(failure.pack, Part)]
-        if len(failed) < len(told):
-            self._record.add_parts(failure for failure in told if isinstance(failure.pack, Part))
+        everything = list(failed)
+        packs = [failure for failure in everything if not isinstance(failure.pack, Part)]
+        if len(packs) < len(everything):
+            self._record.add_parts(f for f in everything if isinstance(f.pack, Part))
         with self._turn:
             new = {
                 failure.pack: failure
-                for failure in failed
+                for failure in packs
                 if failure.pack not in self._failures
                 and not self._audits[failure.pack.audit].holds(failure.pack)
             }
@@ -123,7 +129,7 @@ class Aggregation:
             self._failures |= new
             for pack in new:
                 self._audits[pack.audit].miss(pack)
-                self._gatherer.missed(pack)
+                self._compactor.missed(pack)
 
     def try_again(self, packs: Collection[Pack]) -> None:
         """Takes packs that are to be run again off the record; they are misses no more.
@@ -161,7 +167,7 @@ class Aggregation:
         with self._writing:
             for index in range(len(self._plan.audits)):
                 self._settled(index)
-            self._gatherer.work()
+            self._compactor.work()
         if time.monotonic() >= self._due:
             self.flush()
 
@@ -184,7 +190,7 @@ class Aggregation:
             self._record.set_derived(self._sweep, missed, enough)
             if complete and not self._run.complete:
                 self._run.set_complete(True)
-            self._gatherer.work()
+            self._compactor.work()
             cost = time.thread_time() - started
             self._due = time.monotonic() + max(FLUSH_SECONDS, cost / SHARE - cost)
 
@@ -213,5 +219,195 @@ class Aggregation:
     def _opened(self, index: int) -> AuditState:
         given_up = {(pack.first, pack.last) for pack in self._failures if pack.audit == index}
         files = self._run.score_files(self._plan.audits[index].id)
-        self._gatherer.opened(index, files, given_up)
+        self._compactor.opened(index, files, given_up)
         return AuditState(self._opened_sweep, index, given_up, files)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenSweep:
+    """What the audits of a sweep share; its budget takes as long as all audits together."""
+
+    sweep: Sweep
+    plan: Plan
+    run: RunDirectory
+    prepared: Prepared
+    recent: RecentPacks
+    budget: SweepBudget
+
+    @classmethod
+    def from_run(cls, sweep: Sweep, plan: Plan, run: RunDirectory) -> OpenSweep:
+        """The sweep of a run directory; no audit of it is read yet."""
+        return cls(sweep, plan, run, Prepared(run, plan), RecentPacks(), sweep.budget)
+
+    def estimates(self, index: int) -> Estimates:
+        """Estimators of audit number `index` before the first trial."""
+        parts = functools.partial(self.prepared.complete, index)
+        return Estimates(self.plan.audits[index], self.sweep.cells[index], self.budget, parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """Packs that the estimates are to know, the trials that were enough, and whether all are in.
+
+    `missed` has the trials that were missed one by one.
+    """
+
+    packs: list[ConsumedPack]
+    decided: int | None
+    complete: bool
+    missed: list[MissedTrials]
+
+
+class AuditState:
+    """What was folded of one audit. Estimates follow when they are settled: see `take`.
+
+    `given_up` are packs that count as misses, `files` the score files that are there.
+    """
+
+    def __init__(
+        self, opened: OpenSweep, index: int, given_up: set[Bounds], files: set[Bounds]
+    ) -> None:
+        plan, run = opened.plan, opened.run
+        self._audit, self._cell = plan.audits[index], opened.sweep.cells[index]
+        self._budget, self._run, self._recent = opened.budget, run, opened.recent
+        there = compaction.resolved(self._audit.packs, files)
+        self._finished = compaction.packs_of(self._audit, there)
+        self._missed = given_up - self._finished
+        self._there = self._finished | self._missed
+        self._done = sum(last - first + 1 for first, last in self._finished)
+        self._folded = 0  # packs of the prefix
+        self._estimates = opened.estimates(index)
+        self._live = LiveBound(self._audit)
+        # Where the claim is not Gaussian, only a bound for any curve may be held against it.
+        gaussian = self._cell.mechanism.claimed(self._cell.adversary, self._last_step).gaussian
+        self._alarm = self._live if gaussian else LiveBound(self._audit, curve="any")
+        self._rule = StopRule(opened.sweep, index, self._audit, self._live.state)
+        self._tally = MissedTally(self._audit.id)
+        self._consumers: list[Consumer] = [self._live, self._rule, self._tally]
+        if not gaussian:
+            self._consumers.append(self._alarm)
+        self._taken: list[ConsumedPack] = []  # those that the estimates do not know yet
+        self.decided: int | None = None  # trials that were enough; later ones are not folded
+        self._shown: tuple[stats.Estimate, float] | None = None  # kept until the next fold, as
+        self._rows: list[EstimateRow] | None = None  # are these: most audits are at rest
+        self._read = functools.partial(score_stream.read_stretch, run, plan, index)
+        for _ in self._advance(compaction.prefix(self._audit, there, self._missed)):
+            self.settle(self.take().packs)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no trial is missing, up to the one that was enough; a miss is missing."""
+        end = self._audit.trials if self.decided is None else self.decided
+        if any(first < end for first, _ in self._missed):
+            return False
+        return self.decided is not None or self._folded == len(self._audit.packs)
+
+    def holds(self, pack: Pack) -> bool:
+        """Whether the scores of a pack are stored."""
+        return (pack.first, pack.last) in self._finished
+
+    def add(self, pack: Pack, scores: PackScores) -> bool:
+        """Takes a pack that is stored; False where it has it, as of two tries stored at once."""
+        if self.holds(pack):
+            return False
+        self._finished.add((pack.first, pack.last))
+        self._there.add((pack.first, pack.last))
+        self._done += pack.size
+        if self.decided is None:
+            self._recent.put(self, scores)
+            self._go_on()
+        return True
+
+    def miss(self, pack: Pack) -> None:
+        """Takes a pack that was given up."""
+        if self.holds(pack):
+            return
+        self._missed.add((pack.first, pack.last))
+        self._there.add((pack.first, pack.last))
+        if self.decided is None:
+            self._go_on()
+
+    def take(self) -> Taken:
+        """What was folded since the last call, and how far it is now."""
+        packs, self._taken = self._taken, []
+        return Taken(packs, self.decided, self.complete, self._tally.kinds)
+
+    def settle(self, packs: list[ConsumedPack]) -> None:
+        """Lets the estimates know what was taken; nobody else needs them meanwhile."""
+        for pack in packs:
+            self._estimates.fold(pack)
+            self._rows = None
+
+    def rows(self) -> list[EstimateRow]:
+        """The audit's part of estimates.parquet."""
+        if self._rows is None or (self._audit.trials == 0 and not self._rows):
+            self._rows = self._estimates.rows()
+        return self._rows
+
+    def progress(self, index: int, activity: Activity) -> AuditProgress:
+        """What is shown of it now."""
+        audit = self._audit
+        if self._shown is None:
+            self._shown = self._live_bounds()
+        bound, together = self._shown
+        return AuditProgress(
+            audit.label,
+            audit.trials,
+            self._done,
+            bound.epsilon_lower,
+            audit.claim,
+            activity.failed.get(index, 0) + sum(kind.trials for kind in self._tally.kinds),
+            activity.lost.get(index, 0),
+            self.decided,
+            bound.status,
+            together,
+        )
+
+    @property
+    def _last_step(self) -> int:
+        return self._audit.horizons[-1]
+
+    def _live_bounds(self) -> tuple[stats.Estimate, float]:
+        """The bound that is shown, and the ε that an alarm may compare with the claim."""
+        cell = self._cell
+        bound = self._live.state.bound(cell.audit.delta, cell.audit.confidence)
+        alarm = self._alarm.state.bound(cell.audit.delta, self._budget.each_audit)
+        shown = bound.given(cell.mechanism.trade_off(cell.adversary, self._last_step))
+        if self._audit.mixed:
+            shown = dataclasses.replace(shown, status=stats.Status.MIXED)
+        return shown, alarm.epsilon_lower
+
+    def _go_on(self) -> None:
+        """Folds every pack that is next in trial order."""
+        for _ in self._advance(self._next()):
+            pass
+
+    def _next(self) -> Iterable[Stretch]:
+        numbers = range(self._folded, len(self._audit.packs))
+        ready = itertools.takewhile(lambda n: self._audit.packs[n] in self._there, numbers)
+        some = [(n, self._audit.packs[n]) for n in itertools.islice(ready, compaction.FEWEST)]
+        if len(some) == compaction.FEWEST:  # they waited for a late one; some may be gathered
+            there = compaction.stored(self._run, self._audit)
+            return compaction.prefix(self._audit, there, self._missed, self._folded)
+        return [Stretch(None if pack in self._missed else pack, n, n + 1) for n, pack in some]
+
+    def _advance(self, stretches: Iterable[Stretch]) -> Iterator[ConsumedPack]:
+        """Folds packs, until they are enough; yields what was folded."""
+        ahead = score_stream.read_ahead(self._audit)
+        for packs in score_stream.in_order(self._read, stretches, ahead, self._kept):
+            for pack in self._rule.cut(packs):
+                self._taken.append(pack)
+                self._folded = compaction.number(self._audit, pack.last) + 1
+                for consumer in self._consumers:
+                    consumer.fold(pack)
+                self._shown = None
+                yield pack
+                if self._rule.enough():
+                    self.decided = pack.last + 1
+                    return
+
+    def _kept(self, packs: Stretch) -> PackScores | None:
+        """The pack of a file of its own, where it came a short while ago."""
+        if packs.file != self._audit.packs[packs.start]:
+            return None
+        return self._recent.take(self, self._audit.packs[packs.start][0])

@@ -13,7 +13,7 @@ from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores
 
 
-class Gatherer:
+class Compactor:
     """Is told of packs in any thread, and works in one at a time.
 
     Nothing rests on it: storage that will not have it ends it, and packs stay in their files.

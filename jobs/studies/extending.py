@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit_ray.orchestration.estimates import Estimating
+from dpaudit_ray.orchestration.consumers import Estimates
 from dpaudit_ray.plan.model import PlannedAudit
 from dpaudit_ray.stats import Status
 from dpaudit_ray.stats.budget import SweepBudget
@@ -51,7 +51,7 @@ class Extending(Coverage):
             done = size
         return [best]
 
-    def _declared(self, times: int) -> Estimating:
+    def _declared(self, times: int) -> Estimates:
         """The estimators of an audit that was declared so many times."""
         declared = tuple(self.sizes[:times])
         level = {"delta": self.delta, "confidence": self.confidence}
@@ -61,7 +61,7 @@ class Extending(Coverage):
         claims = {"gaussian": (math.inf,)}
         plan = PlannedAudit("study", "", "", declared[-1], (1,), claims, (), declared)
         cell = Cell(mechanism=self, adversary=Nobody(), audit=audit, label="")
-        return Estimating(plan, cell, SweepBudget())
+        return Estimates(plan, cell, SweepBudget())
 
     def _read(self, rows: list[dict[str, Any]]) -> float:
         """The bound that is read off one look, of the kind that the method gives: on μ or on ε."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...errors import DamagedArraysError, DpauditError, first_line
 from ...mechanisms.base import Recorded
-from ...orchestration.audit_state import AuditState, OpenSweep, Taken
+from ...orchestration.aggregation import AuditState, OpenSweep, Taken
 from ...plan import (
     compaction,
     outcomes,
