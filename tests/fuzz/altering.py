@@ -12,9 +12,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tests.long import LONG
+
 Draw = Callable[[st.SearchStrategy[Any]], Any]
+RANDOM = settings(
+    max_examples=2400 if LONG else 75,
+    derandomize=not LONG,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)
+EVIL = "from pathlib import Path\nPath('evil').touch()\nraise SystemExit(1)\n"
 
 NASTY: list[Any] = [
     *(None, True, False, -1, 0, 1, 2, 3, 10**9, 10**30, -(10**30), 0.5, 1.5, -0.0),

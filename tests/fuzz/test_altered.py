@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpaudit_ray import api
@@ -27,17 +27,9 @@ from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage import lease
 from dpaudit_ray.storage.run_directory import PackScores, RunDirectory
 from tests.command import Outcome, dpaudit, inline, write_sweep
-from tests.fuzz.altering import altered, snapshot, tree
+from tests.fuzz.altering import EVIL, RANDOM, altered, snapshot, tree
+from tests.long import LONG
 
-LONG = "DPAUDIT_LONG" in os.environ
-RANDOM = settings(
-    max_examples=2400 if LONG else 75,
-    derandomize=not LONG,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    print_blob=True,
-)
 SMALL: dict[str, Any] = {
     "name": "small",
     "seed": 1,
@@ -69,7 +61,6 @@ FUNCTION = {
     "audit": SMALL["audit"] | {"accountants": ["rdp"], "stop_when": {"within": 0.1}},
 }  # fmt: skip
 GOOD = "def train(member, seed, noise=2.0):\n    return float(member) + seed % 7 * noise / 50\n"
-EVIL = "from pathlib import Path\nPath('evil').touch()\nraise SystemExit(1)\n"
 
 
 def _data() -> bytes:

@@ -9,11 +9,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.command import dpaudit
-from tests.fuzz.altering import altered, snapshot
+from tests.fuzz.altering import EVIL, RANDOM, altered, snapshot
 from tests.long import LONG
 from tests.report.handed import LANDSCAPE, played, sweep
 
@@ -21,7 +21,6 @@ FILES = [
     *("plan.json", "sweep.yaml", "estimates.parquet", "outcomes.json"),
     *("machines.json", "scores/*/0-7.parquet", "scores/*/24-31.parquet"),
 ]
-EVIL = "from pathlib import Path\nPath('evil').touch()\nraise SystemExit(1)\n"
 AUDIT = {"trials": 32, "delta": 1e-5, "record_every": 2, "estimators": ["accuracy", "eps-delta"]}
 
 
@@ -37,14 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return made
 
 
-@settings(
-    max_examples=400 if LONG else 20,
-    derandomize=not LONG,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    print_blob=True,
-)
+@settings(RANDOM, max_examples=400 if LONG else 20)
 @given(st.data(), st.integers(0, 1), st.sampled_from(FILES))
 def test_a_run_that_is_checked(
     runs: tuple[Path, Path],
