@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from dpaudit_ray.errors import DpauditError
-from dpaudit_ray.orchestration.submission import Cluster, SweepJob
+from dpaudit_ray.orchestration.submission import JobsClient, SweepJob
 from dpaudit_ray.orchestration.working_dir_package import WorkingDirPackage
 from dpaudit_ray.sweep import spec
 
@@ -42,7 +42,7 @@ def submit_all(chosen: argparse.Namespace) -> int:
     """All sweeps are checked before the first one is submitted."""
     package = WorkingDirPackage(Path(chosen.working_dir))
     jobs = [SweepJob(spec.load(file), file, chosen.storage_path, package) for file in chosen.sweeps]
-    cluster = Cluster(chosen.address, _tell)
+    cluster = JobsClient(chosen.address, _tell)
     submitted = [cluster.submit(job) for job in jobs]
     codes = [cluster.follow(submission, sys.stdout.write) for submission in submitted]
     return next((code for code in codes if code), 0)

@@ -346,7 +346,7 @@ def test_a_job_is_trusted_with_as_much(folder: Path, monkeypatch: pytest.MonkeyP
         def stop_command(self, submission: str) -> str:
             return f"stop {submission}"
 
-    monkeypatch.setattr(submission, "Cluster", Cluster)
+    monkeypatch.setattr(submission, "JobsClient", Cluster)
     write_sweep(folder, function("own_names:train"))
     where = ("--address", Cluster.address, "--storage-path", "/shared/runs", "--no-wait")
     more = ("--trust", "own_names", "--accept-changed-code")

@@ -146,7 +146,7 @@ def submit(  # noqa: PLR0913 (options of a command line)
     trust: Trusted = None,
 ) -> None:
     """Runs a sweep as a Ray job; again: resumes it, or follows it while it runs."""
-    from ..orchestration.submission import Cluster, SweepJob
+    from ..orchestration.submission import JobsClient, SweepJob
     from ..orchestration.working_dir_package import Withheld, WorkingDirPackage
     from ..sweep import spec
     from ..sweep.yamlfile import parse_changes
@@ -161,7 +161,7 @@ def submit(  # noqa: PLR0913 (options of a command line)
     options += ["--accept-changed-code"] * accept_changed_code
     options += [] if trust is None else ["--trust", trust]
     job = SweepJob(prepared, sweep, storage_path, package, options, python)
-    cluster = Cluster(address, terminal.complain)
+    cluster = JobsClient(address, terminal.complain)
     submission = cluster.submit(job)
     stop = cluster.stop_command(submission)
     terminal.complain(f"stop it: {stop}; the same command resumes it then")

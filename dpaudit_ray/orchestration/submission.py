@@ -97,7 +97,7 @@ class SweepJob:
         self.environment = {"RAY_JOB_STOP_WAIT_TIME_S": f"{wait:.0f}", "PYTHONUNBUFFERED": "1"}
 
 
-class Cluster:
+class JobsClient:
     """The Jobs API of a Ray head, by its dashboard's address; `tell` takes a line for the user.
 
     Raises SpecError for another kind of address, NoClusterError where nobody answers there, or the

@@ -204,8 +204,8 @@ def test_a_token_file_is_enough_the_mode_need_not_be_set(cluster: Head, place: P
     (place / ".ray").mkdir()
     (place / ".ray" / "auth_token").write_text(cluster.token + "\n")
     code = (
-        "from dpaudit_ray.orchestration.submission import Cluster; "
-        f"Cluster({cluster.dashboard!r})._client.list_jobs()"
+        "from dpaudit_ray.orchestration.submission import JobsClient; "
+        f"JobsClient({cluster.dashboard!r})._client.list_jobs()"
     )
     environment["HOME"] = str(place)
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=400)

@@ -16,8 +16,8 @@ import ray.job_submission
 from dpaudit_ray.errors import ClusterError, Exit, NoClusterError, RunDirectoryError
 from dpaudit_ray.orchestration import submission
 from dpaudit_ray.orchestration.submission import (
-    Cluster,
     JobLog,
+    JobsClient,
     SweepJob,
     job_metadata,
     metadata_difference,
@@ -104,7 +104,7 @@ def test_a_running_job_is_followed_and_the_next_attempt_counts_on(
     jobs: Jobs, prepared: Any
 ) -> None:
     told: list[str] = []
-    cluster = Cluster(ADDRESS, told.append)
+    cluster = JobsClient(ADDRESS, told.append)
     first = cluster.submit(prepared())
     assert cluster.submit(prepared()) == first
     assert told[-1] == f"already running as job {first}"
@@ -125,7 +125,7 @@ def test_a_running_job_is_followed_and_the_next_attempt_counts_on(
 def test_other_settings_than_those_of_the_job_that_runs_are_refused(
     jobs: Jobs, prepared: Any, change: dict[str, Any], said: str
 ) -> None:
-    cluster = Cluster(ADDRESS)
+    cluster = JobsClient(ADDRESS)
     first = cluster.submit(prepared())
     with pytest.raises(RunDirectoryError) as refused:
         cluster.submit(prepared(**change))
@@ -136,7 +136,7 @@ def test_other_settings_than_those_of_the_job_that_runs_are_refused(
 
 
 def test_one_id_per_run_whatever_its_path_is_called(jobs: Jobs, prepared: Any) -> None:
-    cluster = Cluster(ADDRESS)
+    cluster = JobsClient(ADDRESS)
     first = cluster.submit(prepared("/shared/runs"))
     for same in (
         "/shared/runs/",
@@ -161,7 +161,7 @@ NOT_YET = "No available agent to submit job, please try again later."
 def test_a_cluster_that_has_no_agent_yet_is_asked_again(jobs: Jobs, prepared: Any) -> None:
     jobs.refusals = [NOT_YET] * 3
     told: list[str] = []
-    assert Cluster(ADDRESS, told.append).submit(prepared()) == jobs.jobs[0].submission_id
+    assert JobsClient(ADDRESS, told.append).submit(prepared()) == jobs.jobs[0].submission_id
     assert [line for line in told if "not ready" in line] == told[:1]
 
 
@@ -180,7 +180,7 @@ def test_refusals_are_told(
     monkeypatch.setattr(submission, "START_SECONDS", seconds)
     jobs.refusals = [refusal] * 10**5
     with pytest.raises(NoClusterError, match=rf"does not take the job \(.*{said}\)"):
-        Cluster(ADDRESS).submit(prepared())
+        JobsClient(ADDRESS).submit(prepared())
     assert 10**5 - len(jobs.refusals) >= asked
     assert asked > 1 or len(jobs.refusals) == 10**5 - 1
 
@@ -188,12 +188,12 @@ def test_refusals_are_told(
 def test_of_two_that_submit_together_one_follows_the_other(
     jobs: Jobs, prepared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = Cluster(ADDRESS)
+    cluster = JobsClient(ADDRESS)
     first = cluster.submit(prepared())
     seen = iter([[], []])  # the other's job was not there yet
     monkeypatch.setattr(jobs, "list_jobs", lambda self: next(seen, jobs.jobs))
     told: list[str] = []
-    assert Cluster(ADDRESS, told.append).submit(prepared()) == first
+    assert JobsClient(ADDRESS, told.append).submit(prepared()) == first
     assert told == [f"already running as job {first}"]
 
 
@@ -246,7 +246,7 @@ def test_the_command_line_returns_it(
     command = ("submit", "sweep.yaml", "--address", ADDRESS, "--storage-path", "/shared/runs")
     for code, exit_code in [(1, 4), (137, 4), (70, 70)]:
         ended = Job("", "", {}, "FAILED", code, "Killed")
-        monkeypatch.setattr(submission.Cluster, "_info", lambda self, name, ended=ended: ended)
+        monkeypatch.setattr(submission.JobsClient, "_info", lambda self, name, ended=ended: ended)
         outcome = dpaudit(*command)
         assert outcome.code == exit_code
         assert "Traceback" not in outcome.err
@@ -254,7 +254,7 @@ def test_the_command_line_returns_it(
 
 
 def followed(jobs: Jobs, prepared: Any, status: str, code: int | None, message: str = "") -> int:
-    cluster, seen = Cluster(ADDRESS), list[str]()
+    cluster, seen = JobsClient(ADDRESS), list[str]()
     name = cluster.submit(prepared())
     job = jobs.jobs[0]
     job.status, job.driver_exit_code, job.message = status, code, message
