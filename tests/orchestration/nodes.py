@@ -54,7 +54,7 @@ class Nodes:
         self.head, self._folder = head, folder
         self.all: list[Node] = []
 
-    def join(self, cpus: int = 1, gpus: int = 0, inside: Sequence[str | Path] = ()) -> Node:
+    def join(self, cpus: int = 1, inside: Sequence[str | Path] = ()) -> Node:
         """Starts a node, perhaps `inside` another command, and does not wait for it."""
         number = next(_hosts)
         address, log = f"127.0.0.{number}", self._folder / f"{number}.log"
@@ -62,7 +62,7 @@ class Nodes:
             *inside,
             *("ray", "start", "--block", f"--address={self.head.gcs}", f"--num-cpus={cpus}"),
             *(f"--node-ip-address={address}", f"--temp-dir={self._folder}/{number}"),
-            *(f"--num-gpus={gpus}", f"--object-store-memory={SMALL}", "--disable-usage-stats"),
+            *("--num-gpus=0", f"--object-store-memory={SMALL}", "--disable-usage-stats"),
             *(f"--dashboard-agent-listen-port={free_port()}",),
             *("--min-worker-port=0", "--max-worker-port=0"),
         ]
@@ -73,9 +73,9 @@ class Nodes:
         self.all.append(node := Node(address, process, log))
         return node
 
-    def joined(self, cpus: int = 1, gpus: int = 0, inside: Sequence[str | Path] = ()) -> Node:
+    def joined(self, cpus: int = 1, inside: Sequence[str | Path] = ()) -> Node:
         """Starts a node; returns when it has joined."""
-        node = self.join(cpus, gpus, inside)
+        node = self.join(cpus, inside)
         wait_for(lambda: node.joined)
         return node
 
