@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from tests.head import Head, head, wait_for
-from tests.orchestration.nodes import Driver, Node, Nodes, actors, drained, ids, nodes, tree
+from tests.head import Head, actors, head, tree, wait_for
+from tests.orchestration.nodes import Driver, Node, Nodes, drained, ids, nodes
 
 Kind = Literal["trainer", "node", "drain", "aggregator", "driver", "pause", "gcs"]
 IN_A_ROW = 4  # blows that may follow each other without any progress between them

@@ -19,9 +19,9 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray.errors import Exit
 from tests.command import changed, write_sweep
-from tests.head import head, wait_for
+from tests.head import actors, head, tree, wait_for
 from tests.long import long
-from tests.orchestration.nodes import Driver, Node, Nodes, actors, nodes, tree
+from tests.orchestration.nodes import Driver, Node, Nodes, nodes
 from tests.orchestration.test_faults import assert_same
 from tests.pace import Pace
 

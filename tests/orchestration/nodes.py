@@ -19,7 +19,7 @@ import psutil
 from dpaudit_ray import plan as planning
 from dpaudit_ray.plan import compaction
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.head import Head, actors, free_port, kill_tree, tree, wait_for
+from tests.head import Head, actors, free_port, kill_tree, wait_for
 
 _hosts = itertools.count(2)  # 127.0.0.1 is the head's
 SMALL = 80 * 1024 * 1024  # bytes of object store: the least that Ray takes
@@ -83,13 +83,6 @@ class Nodes:
         """Takes a node away without a warning; the head notices in some seconds."""
         self.all.remove(node)
         node.kill()
-
-    def leave(self, node: Node) -> None:
-        """Takes a node away in good order: the head knows at once."""
-        left = tree(node.process.pid)
-        node.process.terminate()
-        psutil.wait_procs(left, timeout=20)
-        self.lose(node)
 
 
 def finished(storage: Path) -> list[tuple[int, int]]:

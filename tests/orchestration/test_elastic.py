@@ -15,8 +15,8 @@ import pytest
 
 import dpaudit_ray as da
 from tests.command import changed, write_sweep
-from tests.head import Head, head, wait_for
-from tests.orchestration.nodes import SMALL, Node, Nodes, actors, drained, driver, nodes, tree
+from tests.head import Head, actors, head, tree, wait_for
+from tests.orchestration.nodes import SMALL, Node, Nodes, drained, driver, nodes
 from tests.orchestration.test_faults import assert_same
 from tests.pace import Pace
 
@@ -72,7 +72,7 @@ def test_a_node_that_does_not_see_the_storage_trains_too(
         near.resume()
         pace.hurry()
         assert run.ends() == 0, run.output
-    around.leave(node)
+    around.lose(node)
     assert_same(runs / "tiny", quiet_400)
 
 

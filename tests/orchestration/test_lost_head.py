@@ -13,8 +13,8 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray.orchestration.interruption import GONE_SECONDS, LEAVE_SECONDS
-from tests.head import head
-from tests.orchestration.nodes import driver, tree
+from tests.head import head, tree
+from tests.orchestration.nodes import driver
 from tests.orchestration.test_faults import assert_same
 from tests.pace import Pace
 
