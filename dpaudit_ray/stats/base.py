@@ -144,16 +144,8 @@ def make(
     Raises:
         ValueError: unknown method or option, or an option outside its bounds.
     """
-    methods = estimators()
-    if isinstance(method, str):
-        if method not in methods:
-            if method in RETIRED:
-                raise ValueError(f"method {method!r} was taken out; use {RETIRED[method]}")
-            raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
-        name, cls = method, methods[method]
-    else:
-        name, cls = method.name, method
-    fields = option_names(cls)
+    cls = _method_class(method)
+    name, fields = cls.name, option_names(cls)
     if unknown := options.keys() - {*fields, *(("family",) if takes_family(cls) else ())}:
         takes = ", ".join(sorted(fields)) or "no options"
         raise ValueError(f"{name} does not take {', '.join(sorted(unknown))}; it takes {takes}")
@@ -171,6 +163,17 @@ def make(
     if cls.by_run:
         options["canaries"] = canaries
     return cls(planned=planned, **options)
+
+
+def _method_class(method: str | type[Estimator]) -> type[Estimator]:
+    methods = estimators()
+    if not isinstance(method, str):
+        return method
+    if method in RETIRED:
+        raise ValueError(f"method {method!r} was taken out; use {RETIRED[method]}")
+    if method not in methods:
+        raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
+    return methods[method]
 
 
 def option_names(method: type[Estimator]) -> list[str]:
@@ -224,17 +227,15 @@ def estimate(
         ValueError: an argument outside its bounds; the message names value and bound.
     """
     values, bits = checked(scores, members)
-    state = make(method, planned=len(values), **options)
     check_level(delta, confidence)
     if trade_off not in tuple(TradeOff):
         raise ValueError(f"trade_off must be one of {', '.join(TradeOff)}, got {trade_off!r}")
+    independent, canaries = False, 1
     if runs is not None:
-        canaries = check_runs(runs, len(values), type(state))
+        canaries = check_runs(runs, len(values), _method_class(method))
         independent = canaries == 1 < len(values)
-        state = make(
-            method, planned=len(values), independent=independent, canaries=canaries, **options
-        )
-    elif not state.one_run:
+    state = make(method, len(values), independent=independent, canaries=canaries, **options)
+    if runs is None and not state.one_run:
         check_apart(values, bits)
     check_coins(bits, state)
     state.fold(values, bits)

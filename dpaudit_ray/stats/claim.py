@@ -1,10 +1,32 @@
-"""The e-process of a claim: do trials contradict an accountant's curve, whatever the mechanism is?
+"""Bets against a claim: payoffs of guesses with abstention, at many thresholds, against any (ε, δ).
 
-A claim is a curve δ(ε); every point of it bounds the payoff of a guess with abstention
-(`payoffs`). Four ways of betting share the stake, none of which assumes a trade-off curve for the
-true mechanism: plain guessing with every stake at once, constant stakes at many points of the
-curve, the same on diverged trials alone, and the mixture that past trials recommend
-(`Portfolio`). Reaching 1/alpha refutes the claim, at any look.
+A slot guesses "in" above a threshold (`up`), "out" below one (`down`), or both with a gap between
+them, and abstains elsewhere; diverged trials are guessed by slots of their own. Under (ε, δ)-DP
+with fair bits the payoff
+
+    Y = 1[guess right] - e^ε 1[guess wrong]
+
+has mean at most δ/2 for one direction and δ for both, whatever happened before. All thresholds
+of an epoch are nested, so what a trial did to every slot is one of a few dozen outcomes, and
+counts of outcomes serve every ε, every δ and every bet.
+
+`Wagers.log_wealth` stakes constant shares; its average over slots and stakes is a supermartingale.
+`Portfolio` bets on all points of a claim at once. One slot against one (ε, δ), with everything
+staked, multiplies the wealth by
+
+    V = 1 + (Y - δ) / (e^ε + δ),
+
+which is 0 for a wrong guess and has mean at most 1. Every mixture of such bets and of cash has
+mean at most 1 as well, and every bet that adds up payoffs of several points of the curve is one.
+A mixture that would have grown over the epochs so far is bet on the next: it tends to the best
+single-round bet against the claim (Cover 1991 for portfolios; Waudby-Smith, Ramdas 2024 for bets
+as tests). Two cautions share the stake, since little is known at first.
+
+A claim is a curve δ(ε), whose every point bounds such payoffs. Four ways of betting share the stake
+of its e-process (`Claim`), none of which assumes a trade-off curve for the true mechanism: plain
+guessing with every stake at once, constant stakes at many points of the curve, the same on diverged
+trials alone, and the mixture that past trials recommend. Reaching 1/alpha refutes the claim, at any
+look.
 """
 
 from __future__ import annotations
@@ -16,17 +38,282 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from . import gdp
-from .base import Estimator
+from .base import Estimator, Members, Scores
 from .curve import Curve, gaussian
 from .e_process import log_mixture
 from .lower_bound import Estimate, Status
-from .payoffs import LOSSES, PLAIN, WINS, Portfolio, Wagered
 
 Floats = npt.NDArray[np.float64]
-_POINTS = 12  # of a curve, for constant stakes
+Counts = npt.NDArray[np.int64]
+# Distance of a threshold from the midpoint of the two classes, in standard deviations.
+OFFSETS = np.linspace(0.0, 3.3, 12)
+STAKES = np.array([0.02, 0.08, 0.2, 0.45, 0.75, 0.95])  # share of the stake lost by a wrong guess
+_FIRST_EPOCH = 32  # trials that only place the first thresholds
+_K = len(OFFSETS)
+# Outcomes: up and down, right and wrong, by the highest threshold that was passed ...
+_UP_RIGHT, _UP_WRONG, _DOWN_RIGHT, _DOWN_WRONG = (np.arange(_K) + _K * i for i in range(4))
+DIVERGED_RIGHT, DIVERGED_WRONG, MISSED = range(4 * _K, 4 * _K + 3)  # ... and the others
+OUTCOMES = 4 * _K + 3
+PLAIN = 2 * _K  # the slot that guesses every finite trial, around the midpoint
+_LEARNT_POINTS = 16  # of the curve that a portfolio bets on
+_BETS = 12  # that are added to the mixture, one after another
+_WORTH = 1.0  # nats of growth below which a further bet is taken for noise
+_LARGEST_SHARE = 0.95  # share that one bet may take
+_STEPS = 24  # of bisection: a share is right to 1e-7
+_CONSTANT_POINTS = 12  # of a curve, for constant stakes
 _BOLD = 3  # the largest stakes: for diverged trials, which are rare and nearly sure
+_CAUTIONS = np.array([0.4, 1.0])  # shares of what was learnt that are staked
+
+
+def _slots() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Floats]:
+    """Outcomes that each slot wins and loses by, bool [slots, outcomes], and its share of δ."""
+    wins, losses, shares = [], [], []
+    for up, down, diverged in ((1, 0, 0), (0, 1, 0), (1, 1, 0), (1, 1, 1)):
+        for k in range(_K):
+            win, loss = np.zeros((2, OUTCOMES), dtype=np.bool_)
+            if up:
+                win[_UP_RIGHT[k:]], loss[_UP_WRONG[k:]] = True, True
+            if down:
+                win[_DOWN_RIGHT[k:]], loss[_DOWN_WRONG[k:]] = True, True
+            win[DIVERGED_RIGHT], loss[DIVERGED_WRONG] = bool(diverged), bool(diverged)
+            wins.append(win)
+            losses.append(loss)
+            shares.append((up + down) / 2)
+    win, loss = np.zeros((2, OUTCOMES), dtype=np.bool_)
+    win[DIVERGED_RIGHT], loss[DIVERGED_WRONG] = True, True
+    lost = np.array([*losses, loss])
+    lost[:, MISSED] = True
+    return np.array([*wins, win]), lost, np.array([*shares, 0.5])
+
+
+WINS, LOSSES, SHARES = _slots()
+
+
+@dataclasses.dataclass
+class Wagers:
+    """Outcomes of trials 32 to 63, 64 to 127, ...: `epochs` are int64 [OUTCOMES] each.
+
+    Thresholds are placed by the mean and spread of both worlds' past scores at the start of an
+    epoch: fixed trial numbers, so that any split of the stream gives the same counts. Nothing is
+    guessed before the first, nor while one world was not seen. A diverged trial is guessed to be of
+    the world in which more have diverged so far; one that counts as a miss is wrong in every slot.
+    """
+
+    trials: int = 0
+    epochs: list[Counts] = dataclasses.field(default_factory=list)
+    centre: float = math.nan
+    spread: float = math.nan
+    _end: int = _FIRST_EPOCH
+    _origin: float = math.nan
+    _moments: Floats = dataclasses.field(default_factory=lambda: np.zeros((3, 2)))
+    _diverged: Counts = dataclasses.field(default_factory=lambda: np.zeros(2, dtype=np.int64))
+
+    def fold(self, scores: Scores, members: Members) -> None:
+        """Adds trials in order."""
+        start = 0
+        while start < len(scores):
+            stop = min(len(scores), start + self._end - self.trials)
+            part, bits = scores[start:stop], members[start:stop]
+            self._count(self._outcomes(part, bits))
+            self._remember(part, bits)
+            self._advance(stop - start)
+            start = stop
+
+    def miss(self, trials: int) -> None:
+        """Adds trials that are wrong in every slot."""
+        while trials > 0:
+            taken = min(trials, self._end - self.trials)
+            self._count(np.full(taken, MISSED))
+            self._advance(taken)
+            trials -= taken
+
+    @property
+    def counts(self) -> Counts:
+        """Outcomes of all epochs together, int64 [OUTCOMES]."""
+        return np.sum(self.epochs, axis=0) if self.epochs else np.zeros(OUTCOMES, dtype=np.int64)
+
+    def _advance(self, trials: int) -> None:
+        self.trials += trials
+        if self.trials == self._end:
+            self._place()
+            self._end *= 2
+            self.epochs.append(np.zeros(OUTCOMES, dtype=np.int64))
+
+    def _count(self, outcomes: npt.NDArray[np.int64]) -> None:
+        if self.epochs and self._placed:
+            self.epochs[-1] += np.bincount(outcomes, minlength=OUTCOMES)
+
+    @property
+    def _placed(self) -> bool:
+        """Whether this epoch has thresholds: without them nothing is guessed."""
+        return not (math.isnan(self.centre) or math.isnan(self.spread))
+
+    def _outcomes(self, scores: Scores, members: Members) -> npt.NDArray[np.int64]:
+        """Number of the outcome of each trial, int64 [n], below OUTCOMES."""
+        finite = np.isfinite(scores)
+        with np.errstate(invalid="ignore", over="ignore"):
+            distance = np.where(finite, scores - self.centre, 0.0)[:, None]
+            passed_up = (distance >= self.spread * OFFSETS).sum(axis=1)
+            passed_down = (distance < -self.spread * OFFSETS).sum(axis=1)
+        up = np.where(members, _UP_RIGHT[passed_up - 1], _UP_WRONG[passed_up - 1])
+        down = np.where(members, _DOWN_WRONG[passed_down - 1], _DOWN_RIGHT[passed_down - 1])
+        before = [
+            np.cumsum(np.concatenate([[seen], ~finite & (members == bool(world))]))[:-1]
+            for world, seen in enumerate(self._diverged)
+        ]
+        right = (before[1] >= before[0]) == members
+        diverged = np.where(right, DIVERGED_RIGHT, DIVERGED_WRONG)
+        return np.where(finite, np.where(passed_up > 0, up, down), diverged)
+
+    def _remember(self, scores: Scores, members: Members) -> None:
+        """Counts, sums and sums of squares per world, from the first finite score as origin."""
+        finite = np.isfinite(scores)
+        if math.isnan(self._origin) and finite.any():
+            self._origin = float(scores[finite][0])
+        for world in (0, 1):
+            inside = members == bool(world)
+            self._diverged[world] += int((~finite & inside).sum())
+            with np.errstate(over="ignore", invalid="ignore"):
+                x = scores[finite & inside] - self._origin
+                for power in (0, 1, 2):
+                    terms = np.concatenate([[self._moments[power, world]], x**power])
+                    # cumsum adds strictly in order, so a split stream sums to the same bits
+                    self._moments[power, world] = np.cumsum(terms)[-1]
+
+    def _place(self) -> None:
+        """Puts the thresholds between the worlds, or where all of one world has diverged, beyond
+        the finite scores: those are a sign of the other."""
+        count, total, square = self._moments
+        if count.min() == 0:
+            if (count + self._diverged).min() > 0:
+                self.centre, self.spread = (math.inf if count[1] == 0 else -math.inf), 1.0
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            means = total / count
+            within = float(np.sum(square - count * means**2) / count.sum())
+            self.centre = float(means.mean()) + self._origin
+            self.spread = math.sqrt(max(within, 0.0)) if math.isfinite(within) else math.nan
+
+    def log_wealth(self, epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> Floats:
+        """Log wealth of constant stakes, float64 [len(epsilons), slots, stakes].
+
+        Every entry is the logarithm of a supermartingale if the mechanism is (ε, δ)-DP.
+        """
+        shrink = np.exp(-np.asarray(epsilons, dtype=np.float64))[:, None, None]
+        d = np.asarray(deltas, dtype=np.float64)[:, None, None] * SHARES[:, None]
+        share, counts = STAKES * shrink / (1 + d * shrink), self.counts
+        right, wrong = (WINS @ counts)[:, None], (LOSSES @ counts)[:, None]
+        quiet = int(counts.sum()) - right - wrong
+        gain = right * np.log1p(share * (1 - d)) + wrong * np.log1p(-STAKES)
+        return np.asarray(gain + quiet * np.log1p(-share * d))
+
+
+@dataclasses.dataclass(frozen=True)
+class Portfolio:
+    """Bets against one claim: `values` float64 [bets, OUTCOMES]."""
+
+    values: Floats
+
+    @classmethod
+    def from_curve(cls, curve: Curve) -> Portfolio:
+        """All slots against some points of the curve."""
+        few = curve.thinned(_LEARNT_POINTS)
+        shrink = np.exp(-few.epsilons)[:, None]
+        quiet = 1 / (1 + few.deltas[:, None] * SHARES * shrink)
+        right = quiet * (1 + shrink)
+        values = np.where(WINS, right[..., None], np.where(LOSSES, 0.0, quiet[..., None]))
+        return cls(values.reshape(-1, OUTCOMES))
+
+    def log_wealth(self, epochs: list[Counts]) -> float:
+        """Natural logarithm of the wealth after these epochs, from a stake of 1."""
+        logs = np.zeros(len(_CAUTIONS))
+        learnt = np.zeros(OUTCOMES, dtype=np.int64)
+        for counts in epochs:
+            if counts.any():
+                gain = _CAUTIONS[:, None] * (self.mixture(learnt) - 1)
+                logs = logs + np.log1p(gain) @ counts
+            learnt = learnt + counts
+        return float(special.logsumexp(logs)) - float(np.log(len(_CAUTIONS)))
+
+    def mixture(self, counts: Counts) -> Floats:
+        """Factors on each outcome of a mixture that grows on these counts, float64 [OUTCOMES].
+
+        From cash on, the bet that promises most is added at its best share (Frank, Wolfe 1956),
+        until what it adds could be noise. Every outcome keeps some cash.
+        """
+        mixed, total = np.ones(OUTCOMES), int(counts.sum())
+        for _ in range(_BETS if total else 0):
+            promise = self.values @ (counts / mixed)
+            best = self.values[int(np.argmax(promise))]
+            share = _best_share(mixed, best, counts)
+            added = (1 - share) * mixed + share * best
+            if float(np.log(added / mixed) @ counts) < _WORTH:
+                break
+            mixed = added
+        return mixed
+
+
+def _best_share(mixed: Floats, bet: Floats, counts: Counts) -> float:
+    """The share of `bet` in [0, _LARGEST] at which the mixture grows most, by bisection."""
+    low, high = 0.0, _LARGEST_SHARE
+    difference = bet - mixed
+    for _ in range(_STEPS):
+        share = (low + high) / 2
+        slope = float((difference / (mixed + share * difference)) @ counts)
+        low, high = (share, high) if slope > 0 else (low, share)
+    return low
+
+
+class Wagered:
+    """Mixin: an estimator whose state is a table of wagers."""
+
+    def __post_init__(self) -> None:
+        self._wagers = Wagers()
+
+    def _fold(self, scores: Scores, members: Members) -> None:
+        self._wagers.fold(scores, members)
+
+    def _miss(self, members: Members) -> None:
+        self._wagers.miss(len(members))
+
+
+@dataclasses.dataclass
+class EpsDeltaAnytime(Wagered, Estimator):
+    """Time-uniform bound on ε that assumes no curve.
+
+    It certifies more than the best Clopper-Pearson bound under a simultaneous band.
+    """
+
+    name: ClassVar[str] = "eps-delta-anytime"
+    status: ClassVar[Status] = Status.CERTIFIED
+    interim_valid: ClassVar[bool] = True
+    curve_free_place: ClassVar[int] = 3
+    after_look_place: ClassVar[int] = 2
+
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        wagers, level = self._wagers, (delta, confidence)
+        epsilon = refuted_epsilon(wagers, delta, 1 - confidence)
+        return self._estimate(epsilon, math.nan, level, wagers.trials, wagers.centre)
+
+
+def refuted_epsilon(wagers: Wagers, delta: float, alpha: float) -> float:
+    """The largest ε whose wealth has reached 1/alpha; 0 when not even ε = 0 is refuted."""
+
+    from scipy import optimize  # as long to import as all else of this package
+
+    def excess(epsilon: float) -> float:
+        wealth = wagers.log_wealth([epsilon], [delta])
+        return float(special.logsumexp(wealth)) - math.log(wealth.size) + math.log(alpha)
+
+    if excess(0.0) < 0:
+        return 0.0
+    high = 1.0
+    while excess(high) >= 0:  # each right guess earns at most e^-ε: this ends
+        high *= 2
+    return float(optimize.brentq(excess, 0.0, high, xtol=1e-10))
 
 
 @dataclasses.dataclass
@@ -69,7 +356,7 @@ class Claim(Wagered, Estimator):
 
     def _constant(self, curve: Curve) -> tuple[float, float]:
         """Constant stakes at points of the curve: in all slots, and on diverged trials alone."""
-        few = curve.thinned(_POINTS)
+        few = curve.thinned(_CONSTANT_POINTS)
         wealth = self._wagers.log_wealth(few.epsilons, few.deltas)
         return _mean(wealth), _mean(wealth[:, -1, -_BOLD:])
 

@@ -212,37 +212,31 @@ def _ramps(normal: Floats) -> Floats:
 def _average(
     ramps: Floats, inside: Counts, seen: Counts, start: Floats | None
 ) -> tuple[Floats, Floats]:
-    """Posterior mean of P(in): each ramp's by the probit approximation, then by evidence."""
+    """Posterior mean of P(in): each ramp's by the probit approximation, then by evidence.
+
+    Ramps are fitted by Newton's method; `a`, `b`, `c` are the entries of the information matrix.
+    """
     theta = np.zeros((2, len(ramps), 1)) if start is None else start
     for _ in range(_NEWTON_STEPS):
-        step, (a, b, c), fitted = _newton(ramps, inside, seen, theta)
+        fitted = theta[0] + theta[1] * ramps
+        chance = special.expit(fitted)
+        rest, weight = inside - seen * chance, seen * chance * (1 - chance)
+        slope = rest.sum(1, keepdims=True) - theta[0] / _LEVEL_SD**2
+        rise = (rest * ramps).sum(1, keepdims=True) - theta[1] / _RISE_SD**2
+        a = weight.sum(1, keepdims=True) + _LEVEL_SD**-2
+        b = (weight * ramps).sum(1, keepdims=True)
+        c = (weight * ramps**2).sum(1, keepdims=True) + _RISE_SD**-2
+        area = a * c - b * b
+        step = np.array([(c * slope - b * rise) / area, (a * rise - b * slope) / area])
         furthest = float(np.abs(step).max())
         if furthest < _CLOSE:
             break
         theta = theta + step * min(1.0, _NEWTON_REACH / furthest)
-    area = a * c - b * b
     variance = (c - 2 * b * ramps + a * ramps**2) / area
     prior = (theta[0] / _LEVEL_SD) ** 2 + (theta[1] / _RISE_SD) ** 2
     log_sum = np.maximum(fitted, 0) + np.log(1 + np.exp(-np.abs(fitted)))  # a fifth of logaddexp
     likelihood = (inside * fitted - seen * log_sum).sum(1, keepdims=True)
     evidence = _FAVOUR + likelihood - prior / 2 - np.log(_LEVEL_SD * np.sqrt(area))
-    weight = np.exp(evidence - evidence.max())
+    shares = np.exp(evidence - evidence.max())
     chances = special.expit(fitted / np.sqrt(1 + np.pi / 8 * variance))
-    return (weight * chances).sum(0) / weight.sum(), theta
-
-
-def _newton(
-    ramps: Floats, inside: Counts, seen: Counts, theta: Floats
-) -> tuple[Floats, tuple[Floats, Floats, Floats], Floats]:
-    """Newton step [2, ramps, 1], the information matrix's entries, and the fitted log odds."""
-    fitted = theta[0] + theta[1] * ramps
-    chance = special.expit(fitted)
-    rest, weight = inside - seen * chance, seen * chance * (1 - chance)
-    slope = rest.sum(1, keepdims=True) - theta[0] / _LEVEL_SD**2
-    rise = (rest * ramps).sum(1, keepdims=True) - theta[1] / _RISE_SD**2
-    a = weight.sum(1, keepdims=True) + _LEVEL_SD**-2
-    b = (weight * ramps).sum(1, keepdims=True)
-    c = (weight * ramps**2).sum(1, keepdims=True) + _RISE_SD**-2
-    area = a * c - b * b
-    step = np.array([(c * slope - b * rise) / area, (a * rise - b * slope) / area])
-    return step, (a, b, c), fitted
+    return (shares * chances).sum(0) / shares.sum(), theta

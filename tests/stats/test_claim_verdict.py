@@ -9,11 +9,10 @@ import pytest
 from scipy import special
 
 from dpaudit_ray.stats import gdp
-from dpaudit_ray.stats.claim import Claim
+from dpaudit_ray.stats.claim import LOSSES, OUTCOMES, PLAIN, WINS, Claim, Portfolio, Wagers
 from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import Curve, Responses, gaussian
 from dpaudit_ray.stats.fixed_horizon import DeclaredTest, _Boundary
-from dpaudit_ray.stats.payoffs import LOSSES, OUTCOMES, PLAIN, WINS, Portfolio, Wagers
 from tests.long import LONG
 from tests.stats.reference import drawn_costs, gaussian_trials
 

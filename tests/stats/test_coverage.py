@@ -16,7 +16,7 @@ import pytest
 from scipy import special
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import claim, gdp, multi_canary, threshold_rates
+from dpaudit_ray.stats import claim, gdp, group_sequential, multi_canary, threshold_rates
 from dpaudit_ray.stats.paper import algorithm_4
 from tests.long import LONG, long
 from tests.stats.reference import (
@@ -127,8 +127,14 @@ def test_time_uniform_bounds_survive_looking(method):
         wrong = False
         for first in range(0, 400, 20):
             state.fold(scores[first : first + 20], members[first : first + 20])
-            # Evidence against the truth is the same as a bound above it.
-            if method == "claim":
+            # To refute the truth is the same as a bound above it.
+            if method == "group-sequential" and state._seen:
+                spent = group_sequential.spend(
+                    state._ends[: len(state._seen)] / 400, 0.05, state.spending
+                )
+                rate = special.ndtr(mu / 2)
+                wrong |= group_sequential._excess(rate, state._seen, spent) <= 0
+            elif method == "claim":
                 wrong |= state.evidence(truth) >= TWENTY
             elif method == "eps-delta-anytime":
                 wealth = state._wagers.log_wealth([4.0], [DELTA])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +16,7 @@ from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats.one_run import epsilon_lower, hits_of
 from dpaudit_ray.stats.one_run_adaptive import GRID, STEP, Evidence, needed, predicted
 from dpaudit_ray.stats.paper import largest_of_pairs
-from tests.long import LONG
+from tests.long import LONG, paired
 
 Floats = npt.NDArray[np.float64]
 Bits = npt.NDArray[np.bool_]
@@ -103,14 +104,21 @@ def in_common(rng: np.random.Generator, bits: Bits, mu: float) -> Floats:
 World = Callable[[np.random.Generator, Bits, float], Floats]
 
 
-@pytest.mark.parametrize("world", [gaussian, in_common])
-@pytest.mark.parametrize("mu", [0.0, 0.5, 1.5])
-@pytest.mark.parametrize("method", ["one-run", "one-run-fdp"])
-@pytest.mark.parametrize("guesses", [0, 100, (80, 20)], ids=str)
+CHOICES = list(
+    itertools.product(["one-run", "one-run-fdp"], [0, 100, (80, 20)], [gaussian, in_common])
+)
+
+
+@pytest.mark.parametrize(
+    ("choice", "mu"),
+    paired(CHOICES, [0.0, 0.5, 1.5], "each is tested at one μ"),
+    ids=lambda value: value if isinstance(value, float) else f"{value[:2]}-{value[2].__name__}",
+)
 def test_certified_choices_keep_their_level(
-    method: str, guesses: int | tuple[int, int], mu: float, world: World
+    choice: tuple[str, int | tuple[int, int], World], mu: float
 ) -> None:
     """Trainings of 200 canaries, a thousand of them at length."""
+    method, guesses, world = choice
     rng, wrong = np.random.default_rng(2), 0
     truth = mu if method == "one-run-fdp" else float(gdp.epsilon(mu, DELTA))
     for _ in range(RUNS):

@@ -20,12 +20,11 @@ from dpaudit_ray.stats import (
     multi_canary,
     one_run,
     one_run_fdp,
-    payoffs,
     power,
     profile,
     threshold_rates,
 )
-from dpaudit_ray.stats.payoffs import Portfolio
+from dpaudit_ray.stats.claim import Portfolio
 from tests.stats.reference import gaussian_trials, laplace_trials
 
 approx = pytest.approx
@@ -226,11 +225,11 @@ def test_wagers_by_their_loop():
     and one for these alone; a diverged trial is guessed by what diverged before it."""
     scores, members = gaussian_trials(np.random.default_rng(6), 200, 1.5)
     scores[[10, 40, 77, 150]] = [np.nan, np.nan, -np.inf, np.inf]
-    table = payoffs.Wagers()
+    table = claim.Wagers()
     table.fold(scores[:180], members[:180])
     table.miss(20)
-    epsilon, delta, k = 0.7, 0.01, len(payoffs.OFFSETS)
-    log_wealth = np.zeros((4 * k + 1, len(payoffs.STAKES)))
+    epsilon, delta, k = 0.7, 0.01, len(claim.OFFSETS)
+    log_wealth = np.zeros((4 * k + 1, len(claim.STAKES)))
     centre = spread = math.nan
     for i in range(32, 200):
         if i in (32, 64, 128):
@@ -242,7 +241,7 @@ def test_wagers_by_their_loop():
         guess_lost = np.sum(lost & members[:i]) >= np.sum(lost & ~members[:i])
         for slot in range(4 * k + 1):
             side, offset = divmod(slot, k)
-            cut = payoffs.OFFSETS[offset] * spread
+            cut = claim.OFFSETS[offset] * spread
             guess = None
             if not np.isfinite(scores[i]):
                 guess = guess_lost if side >= 3 else None
@@ -254,7 +253,7 @@ def test_wagers_by_their_loop():
             right = not wrong and guess is not None
             payoff = float(right) - math.exp(epsilon) * float(wrong)
             mean = delta * (1.0 if side in (2, 3) else 0.5)
-            stake = payoffs.STAKES / (math.exp(epsilon) + mean)
+            stake = claim.STAKES / (math.exp(epsilon) + mean)
             log_wealth[slot] += np.log1p(stake * (payoff - mean))
     np.testing.assert_allclose(table.log_wealth([epsilon], [delta])[0], log_wealth, atol=1e-9)
 
@@ -266,13 +265,13 @@ def test_claim_evidence_by_its_average():
     state = stats.make("claim", 300)
     state.fold(scores, members)
     curve = claim.gaussian(0.5)
-    table = payoffs.Wagers()
+    table = claim.Wagers()
     table.fold(scores, members)
     few = curve.thinned(12)
     wealth = np.exp(table.log_wealth(few.epsilons, few.deltas))
     hits, misses = (
-        table.counts @ payoffs.WINS[payoffs.PLAIN],
-        table.counts @ payoffs.LOSSES[payoffs.PLAIN],
+        table.counts @ claim.WINS[claim.PLAIN],
+        table.counts @ claim.LOSSES[claim.PLAIN],
     )
     rate = special.ndtr(0.25)
     plain = integrate.quad(lambda p: p**hits * (1 - p) ** misses, rate, 1, epsabs=0)[0]
@@ -285,14 +284,14 @@ def test_claim_evidence_by_its_average():
 def test_portfolio_by_its_loop():
     """Wealth trial by trial, each epoch betting the mixture learnt on those before."""
     scores, members = gaussian_trials(np.random.default_rng(17), 400, 2.0)
-    table, curve = payoffs.Wagers(), claim.gaussian(0.6)
+    table, curve = claim.Wagers(), claim.gaussian(0.6)
     table.fold(scores, members)
     portfolio = Portfolio.from_curve(curve)
-    wealth, past = np.ones(2), np.zeros(payoffs.OUTCOMES, dtype=np.int64)
+    wealth, past = np.ones(2), np.zeros(claim.OUTCOMES, dtype=np.int64)
     for counts in table.epochs:
         mixture_ = portfolio.mixture(past)
         assert (mixture_ > 0).all()
-        for outcome in np.repeat(np.arange(payoffs.OUTCOMES), counts):
+        for outcome in np.repeat(np.arange(claim.OUTCOMES), counts):
             wealth *= 1 + np.array([0.4, 1.0]) * (mixture_[outcome] - 1)
         past += counts
     assert portfolio.log_wealth(table.epochs) == approx(math.log(wealth.mean()))
