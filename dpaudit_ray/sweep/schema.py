@@ -61,7 +61,11 @@ def entries(kind: str) -> list[Entry]:
         all_entries = [_entry(n, type(a), []) for n, a in accounting.accountants().items()]
     else:
         classes = plugins.registry(_base(kind))
-        all_entries = [_entry(name, cls, _with_variants(cls)) for name, cls in classes.items()]
+        # The class and the subclasses that it builds for some of its options.
+        all_entries = [
+            _entry(name, cls, [cls, *(child for child in cls.__subclasses__() if child.is_variant)])
+            for name, cls in classes.items()
+        ]
     return sorted(all_entries, key=lambda entry: entry.name)
 
 
@@ -71,32 +75,20 @@ def _base(kind: str) -> type[Plugin]:
     return base
 
 
-def _with_variants(cls: type[Plugin]) -> list[type[BaseModel]]:
-    """The class and the subclasses that it builds for some of its options."""
-    return [cls, *(child for child in cls.__subclasses__() if child.is_variant)]
-
-
 def _entry(name: str, cls: type, models: list[type[BaseModel]]) -> Entry:
     options: dict[str, Option] = {}
     for model in models:
-        for option in _options(model):
-            first = options.setdefault(option.name, option)
-            if option.takes != first.takes:
-                both = f"{first.takes} | {option.takes}"
-                options[option.name] = dataclasses.replace(first, takes=both)
+        properties = model.model_json_schema().get("properties", {})
+        for field_name, field in model.model_fields.items():
+            key, required = field.alias or field_name, field.is_required()
+            default = None if required else field.get_default(call_default_factory=True)
+            takes = _takes(properties[key])
+            first = options.setdefault(key, Option(key, takes, _plain(default), required))
+            if takes != first.takes:
+                options[key] = dataclasses.replace(first, takes=f"{first.takes} | {takes}")
     options.pop("name", None)
     text = inspect.getdoc(cls) or ""
     return Entry(name, text.partition("\n")[0], text, tuple(options.values()))
-
-
-def _options(model: type[BaseModel]) -> list[Option]:
-    properties = model.model_json_schema().get("properties", {})
-    options = []
-    for name, field in model.model_fields.items():
-        key, required = field.alias or name, field.is_required()
-        default = None if required else field.get_default(call_default_factory=True)
-        options.append(Option(key, _takes(properties[key]), _plain(default), required))
-    return options
 
 
 def _takes(schema: dict[str, Any]) -> str:

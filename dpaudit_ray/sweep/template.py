@@ -75,7 +75,12 @@ def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
         raise DataError(f"--data-path: nothing is at {place.absolute()}; give a file or a folder")
     below = place.resolve().is_relative_to(beside.resolve())
     shown = os.path.relpath(place, beside) if below else str(place.absolute())
-    candidates = (name,) if name else _candidates(place)
+    if name:
+        candidates: tuple[str, ...] = (name,)
+    elif place.is_dir():
+        candidates = tuple(n for n, folder in _FOLDERS.items() if (place / folder).is_dir())
+    else:
+        candidates = ("npz",) if place.suffix == ".npz" else _FILE_READERS
     for candidate in candidates:
         key = "root" if "root" in _data_fields(candidate) else "path"
         try:
@@ -90,6 +95,11 @@ def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
     )
 
 
+def _data_fields(name: str) -> dict[str, Any]:
+    classes = registry(Data)
+    return dict(classes[name].model_fields) if name in classes else {}
+
+
 def _parse_data(options: dict[str, Any]) -> Data:
     name = options["name"]
     for key, field in _data_fields(name).items():
@@ -101,21 +111,10 @@ def _parse_data(options: dict[str, Any]) -> Data:
         raise SpecError("--data", error.problem) from error
 
 
-def _data_fields(name: str) -> dict[str, Any]:
-    classes = registry(Data)
-    return dict(classes[name].model_fields) if name in classes else {}
-
-
-def _candidates(place: Path) -> tuple[str, ...]:
-    if place.is_dir():
-        return tuple(name for name, folder in _FOLDERS.items() if (place / folder).is_dir())
-    return ("npz",) if place.suffix == ".npz" else _FILE_READERS
-
-
 def sweep_text(name: str, data: DataEntry, model: str | None) -> str:
     """A commented sweep file. `model` is a name, or the import path of a module of the user's."""
     chosen = model or data.model
-    module = {"name": "module", "path": chosen}
+    options = {"name": "module", "path": chosen} if ":" in chosen else {"name": chosen}
     steps = 20 if data.images else 100
     template = string.Template(
         importlib.resources.files(__package__).joinpath("sweep_template.yaml").read_text("utf-8")
@@ -124,21 +123,20 @@ def sweep_text(name: str, data: DataEntry, model: str | None) -> str:
         words=data.words,
         name=name,
         data=dump_yaml(data.options, in_one_line=True).strip(),
-        model=dump_yaml(module if ":" in chosen else {"name": chosen}, in_one_line=True).strip(),
+        model=dump_yaml(options, in_one_line=True).strip(),
         steps=steps,
         batch_size=max(1, min(100, data.records // 5)),
         delta=f"1e-{max(5, math.ceil(math.log10(data.records)))}",
         record_every=steps // 2,
     )
-    return "".join(_aligned(line) for line in filled.splitlines())
+    lines = []
+    for line in filled.splitlines():
+        code, mark, comment = line.rpartition("  # ")
+        lines.append(f"{code:<{_COMMENT_COLUMN}} # {comment}\n" if mark else f"{line}\n")
+    return "".join(lines)
 
 
 def folder_name(*parts: str) -> str:
     """The parts as the name of a folder."""
     joined = "-".join(re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in parts)
     return joined.strip("-._")[:100] or "audit"
-
-
-def _aligned(line: str) -> str:
-    code, mark, comment = line.rpartition("  # ")
-    return f"{code:<{_COMMENT_COLUMN}} # {comment}\n" if mark else f"{line}\n"

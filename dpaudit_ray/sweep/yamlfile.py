@@ -118,7 +118,9 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
         strangers.require_size(len(text), strangers.SWEEP)
         raw = _load(text, source)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise _invalid(error, source) from error
+        mark = getattr(error, "problem_mark", None)
+        where = _position(mark) if mark else source
+        raise SpecError("", f"not valid YAML: {_problem(error)}", place=where) from error
     if not isinstance(raw, dict):
         raise SpecError("", f"{source} must hold a mapping with name, mechanism, adversary, audit")
     return raw
@@ -161,12 +163,6 @@ def dump_yaml(value: Mapping[str, Any], in_one_line: bool = False) -> str:
         dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width,
         default_flow_style=in_one_line,
     )  # fmt: skip
-
-
-def _invalid(error: Exception, source: str) -> SpecError:
-    mark = getattr(error, "problem_mark", None)
-    where = _position(mark) if mark else source
-    return SpecError("", f"not valid YAML: {_problem(error)}", place=where)
 
 
 def _problem(error: Exception) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.sweep import yamlfile
-from dpaudit_ray.sweep.yamlfile import dump_yaml, parse_value, parse_yaml, read_text
+from dpaudit_ray.sweep.yamlfile import dump_yaml, parse_value, parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -123,16 +122,3 @@ def test_what_is_no_mapping_is_refused(text: str) -> None:
 def test_an_override_that_is_not_yaml_names_set() -> None:
     with pytest.raises(SpecError, match=r"^--set: '\{' is not a YAML value"):
         parse_value("{")
-
-
-def test_unreadable_files_are_told(tmp_path: Path) -> None:
-    binary = tmp_path / "binary.yaml"
-    binary.write_bytes(b"\x00\xff\xfe" * 9)
-    for path, reason in [
-        (tmp_path / "missing.yaml", "No such file"),
-        (tmp_path, "Is a directory"),
-        (binary, "not UTF-8 text"),
-    ]:
-        with pytest.raises(SpecError, match=reason) as error:
-            read_text(path)
-        assert str(path) in str(error.value)
