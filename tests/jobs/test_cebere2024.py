@@ -12,14 +12,13 @@ from torch import nn
 
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.report.figures import whole_run
-from dpaudit_ray.report.tables import Run
 from dpaudit_ray.sweep import spec
-from tests.command import inline, refused
+from tests.command import refused
+from tests.jobs.small import JOBS, names, noise_images, run_small, sets
 from tests.long import long
 
-FOLDER = Path(__file__).resolve().parents[2] / "jobs/cebere2024"
+FOLDER, EVERY = JOBS / "cebere2024", names("cebere2024")
 PAIRS = "grid.mechanism.steps, adversary.period"
-EVERY = sorted(file.stem for file in FOLDER.glob("*.yaml"))
 TRAINED = [name for name in EVERY if not name.startswith("landscape")]
 ON_TABLES = [name for name in TRAINED if name.startswith("housing")]
 ON_IMAGES = [name for name in TRAINED if name not in ON_TABLES]
@@ -42,11 +41,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file like CIFAR-10's, of 30 images of noise."""
-    rng = np.random.default_rng(0)
-    file = tmp_path_factory.mktemp("data") / "images.npz"
-    x = rng.integers(0, 256, size=(30, 32, 32, 3), dtype=np.uint8)
-    np.savez(file, x=x, y=np.arange(30, dtype=np.uint8) % 10)
-    return file
+    return noise_images(tmp_path_factory.mktemp("data"), (30, 32, 32, 3), 10)
 
 
 def settings(name: str, table: Path, images: Path) -> list[str]:
@@ -54,29 +49,28 @@ def settings(name: str, table: Path, images: Path) -> list[str]:
     if name not in TRAINED:
         return []
     if name in ON_TABLES:
-        return ["--set", f"mechanism.data.path={table}"]
-    weights = ["--set", "mechanism.model.weights=none"] * (name == "alexnet")
-    return ["--set", f"mechanism.data={{name: npz, path: {images}}}", *weights]
+        return [f"mechanism.data.path={table}"]
+    weights = ["mechanism.model.weights=none"] * (name == "alexnet")
+    return [f"mechanism.data={{name: npz, path: {images}}}", *weights]
 
 
 def with_steps(name: str, steps: int, every: int) -> list[str]:
     """T and how often scores are recorded; where the sweep pairs T with k, for k = 1 and 5."""
     if name.endswith(("periods", "simulated")):
-        return ["--set", f"{PAIRS}=[[{steps}, 1], [{5 * steps}, 5]]", "--set",
-                f"audit.record_every={every}"]  # fmt: skip
-    return ["--set", f"mechanism.steps={steps}", "--set", f"audit.record_every={every}"]
+        length = f"{PAIRS}=[[{steps}, 1], [{5 * steps}, 5]]"
+    else:
+        length = f"mechanism.steps={steps}"
+    return [length, f"audit.record_every={every}"]
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINED if name not in LARGE])
 def test_every_sweep_file_runs(name: str, table: Path, images: Path, tmp_path: Path) -> None:
-    short = ["--set", "audit.trials=8", *with_steps(name, 2, 1)]
+    short = ["audit.trials=8", *with_steps(name, 2, 1)]
     if name in ON_IMAGES:
-        short += ["--set", "audit.trials=2", "--set", "mechanism.batch_size=2"]
+        short += ["audit.trials=2", "mechanism.batch_size=2"]
     if name == "canary_norm":
-        short += ["--set", "grid.mechanism.model.name=[convnet]"]
-    done = inline(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *short)
-    assert done.code == 0, done.err
-    run = Run.open(str(next(tmp_path.iterdir())))
+        short += ["grid.mechanism.model.name=[convnet]"]
+    run = run_small(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *short)
     assert run.sweep.name == f"cebere2024-{name.replace('_', '-')}"
     assert len(run.estimates)
 
@@ -88,14 +82,13 @@ def test_every_sweep_file_runs_with_200_trials(
     name: str, table: Path, images: Path, tmp_path: Path
 ) -> None:
     """On images one or two steps with small batches."""
-    few = ["--set", "audit.trials=200"]
+    few = ["audit.trials=200"]
     if name in ON_IMAGES:
-        few += ["--set", "mechanism.batch_size=2"]
+        few += ["mechanism.batch_size=2"]
         few += with_steps(name, 1 if name == "resnet_periods" else 2, 1)
     if name in RESNET:  # eleven million parameters each
-        few += ["--set", "resources.pack_size=20"]
-    done = inline(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *few)
-    assert done.code == 0, done.err
+        few += ["resources.pack_size=20"]
+    run_small(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *few)
 
 
 def test_every_period_has_the_same_claim(table: Path) -> None:
@@ -107,17 +100,8 @@ def test_every_period_has_the_same_claim(table: Path) -> None:
 
 def test_the_report_averages_repetitions(table: Path, images: Path, tmp_path: Path) -> None:
     name = "housing_repetitions"
-    short = [
-        "--set",
-        "audit.trials=30",
-        "--set",
-        "grid.mechanism.seed=[1, 2]",
-        *with_steps(name, 4, 2),
-    ]
-    assert (
-        inline(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *short).code == 0
-    )
-    run = Run.open(str(tmp_path / "cebere2024-housing-repetitions"))
+    short = ["audit.trials=30", "grid.mechanism.seed=[1, 2]", *with_steps(name, 4, 2)]
+    run = run_small(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *short)
     (panel,) = whole_run.panels_of_run(run)
     assert [(line.label, len(line.audits)) for line in panel.lines] == [
         ("biased-dimension choice=simulated", 2),
@@ -130,7 +114,7 @@ def test_the_report_averages_repetitions(table: Path, images: Path, tmp_path: Pa
 
 
 def test_a_period_must_divide_the_steps(table: Path, tmp_path: Path) -> None:
-    changes = ["--set", f"mechanism.data.path={table}", "--set", f"{PAIRS}=[[252, 5]]"]
+    changes = sets(f"mechanism.data.path={table}", f"{PAIRS}=[[252, 5]]")
     line = refused("run", FOLDER / "housing_periods.yaml", "--storage-path", tmp_path, *changes)
     assert line == (
         "adversary.period: is 5, which does not divide the 252 steps: training would end between "
@@ -152,17 +136,16 @@ class WrongHead(Model):
 
 
 def test_a_head_must_fit_its_frozen_body(images: Path, tmp_path: Path) -> None:
-    changes = ["--set", f"mechanism.data={{name: npz, path: {images}}}"]
-    changes += ["--set", "mechanism.batch_size=2"]
-    model = f"mechanism.model={{name: '{__name__}:WrongHead'}}"
-    line = refused(
-        "run", FOLDER / "alexnet.yaml", "--storage-path", tmp_path, *changes, "--set", model
-    )
+    changes = sets(
+        f"mechanism.data={{name: npz, path: {images}}}", "mechanism.batch_size=2",
+        f"mechanism.model={{name: '{__name__}:WrongHead'}}",
+    )  # fmt: skip
+    line = refused("run", FOLDER / "alexnet.yaml", "--storage-path", tmp_path, *changes)
     assert line.startswith("mechanism.model: wrong-head does not run on examples of shape")
 
 
 def test_images_that_do_not_fit_the_frozen_body(table: Path, tmp_path: Path) -> None:
-    changes = ["--set", f"mechanism.data={{name: california_housing, path: {table}}}"]
-    more = ["--set", "mechanism.model.weights=none"]
-    line = refused("run", FOLDER / "alexnet.yaml", "--storage-path", tmp_path, *changes, *more)
+    data = f"mechanism.data={{name: california_housing, path: {table}}}"
+    changes = sets(data, "mechanism.model.weights=none")
+    line = refused("run", FOLDER / "alexnet.yaml", "--storage-path", tmp_path, *changes)
     assert line.startswith("mechanism.model")

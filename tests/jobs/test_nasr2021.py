@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
-from dpaudit_ray.report.tables import Run
 from dpaudit_ray.sweep import spec
-from tests.command import inline
+from tests.jobs.small import JOBS, names, noise_images, run_small
 
-FOLDER = Path(__file__).resolve().parents[2] / "jobs/nasr2021"
+FOLDER = JOBS / "nasr2021"
 PLACES = "grid.mechanism.data, mechanism.model"
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file like MNIST's, of 40 images of noise."""
-    rng = np.random.default_rng(0)
-    file = tmp_path_factory.mktemp("data") / "images.npz"
-    x = rng.integers(0, 256, size=(40, 28, 28, 1), dtype=np.uint8)
-    np.savez(file, x=x, y=np.arange(40, dtype=np.uint8) % 4)
-    return file
+    return noise_images(tmp_path_factory.mktemp("data"), (40, 28, 28, 1), 4)
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in FOLDER.glob("*.yaml")))
+@pytest.mark.parametrize("name", names("nasr2021"))
 def test_every_sweep_file_runs(name: str, images: Path, tmp_path: Path) -> None:
     raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
     data = f"{{name: npz, path: {images}}}"
@@ -44,12 +38,8 @@ def test_every_sweep_file_runs(name: str, images: Path, tmp_path: Path) -> None:
         sets.append(f"grid.adversary=[api-access, {{name: api-access, {start}}}, {query}]")
     if "record_every" in raw["audit"]:
         sets.append("audit.record_every=2")
-    arguments = [part for each in sets for part in ("--set", each)]
-    done = inline(FOLDER / f"{name}.yaml", tmp_path, *arguments)
-    assert done.code == 0, done.err
-    run = Run.open(str(next(tmp_path.iterdir())))
+    run = run_small(FOLDER / f"{name}.yaml", tmp_path, *sets)
     assert len(run.plan.audits) == len(run.sweep.cells)
-    assert run.directory.complete
 
 
 def test_the_figures_are_slices_of_the_first() -> None:

@@ -8,16 +8,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from dpaudit_ray.report.tables import Run
-from tests.command import dpaudit, inline
+from tests.command import dpaudit
 from tests.conftest import SHARED
+from tests.jobs.small import JOBS, names, run_small
 from tests.long import long
 
-FOLDER = Path(__file__).resolve().parents[2] / "jobs/yuan2021"
+FOLDER, FILES = JOBS / "yuan2021", names("yuan2021")
 CANCER = SHARED / "data/risk_factors_cervical_cancer.csv"
-
-
-FILES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.endswith("_bank")])
@@ -34,13 +31,9 @@ def test_every_sweep_file_runs(name: str, tmp_path: Path) -> None:
             sets.append(f"grid.{key}=[{values[0]}, {values[1]}, {values[-1]}]")
     if "crafts" not in raw["adversary"]:
         sets.append("mechanism.training.model.width=80")
-    arguments = [part for each in sets for part in ("--set", each)]
-    done = inline(FOLDER / f"{name}.yaml", tmp_path, *arguments)
-    assert done.code == 0, done.err
-    location = next(tmp_path.iterdir())
-    assert Run.open(str(location)).directory.complete
+    location = run_small(FOLDER / f"{name}.yaml", tmp_path, *sets).directory.location
     assert dpaudit("report", location).code == 0
-    figures = {file.name for file in (location / "figures").iterdir()}
+    figures = {file.name for file in (Path(location) / "figures").iterdir()}
     exact = raw["mechanism"].get("backend") == "exact"
     wanted = {"distribution-1.png", "evolution-closed-form.png"} if exact else {"accuracy.png"}
     if exact and not name.startswith("figure5"):
@@ -70,10 +63,7 @@ def test_on_the_bank_it_is_the_same_sweep_but_for_its_data(name: str) -> None:
 )
 def test_trends_on_the_real_data_are_those_of_the_paper(name: str, tmp_path: Path) -> None:
     """More noise, or a larger clip norm, lowers bounds; the last layer tells more."""
-    data = ("--set", f"mechanism.training.data.path={CANCER}")
-    done = inline(FOLDER / f"{name}.yaml", tmp_path, *data)
-    assert done.code == 0, done.err
-    run = Run.open(str(next(tmp_path.iterdir())))
+    run = run_small(FOLDER / f"{name}.yaml", tmp_path, f"mechanism.training.data.path={CANCER}")
     last = run.estimates[run.estimates["step"] == 17].drop_duplicates(["audit", "estimator"])
     table = last.pivot_table(index="audit", columns="estimator", values="epsilon_lower")
     claims = last.groupby("audit")["epsilon_upper"].first()
