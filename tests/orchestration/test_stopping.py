@@ -44,7 +44,7 @@ def test_storage_that_fails_one_write_in_five_changes_nothing(
     tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     da.run(tiny, storage_path=str(tmp_path / "quiet"), executor="inline")
-    write, dice, failed = files._write_local, random.Random(1), []
+    write, dice, failed = files._write, random.Random(1), []
 
     def flaky(path: Path, *how: Any) -> None:
         if dice.random() < 0.2:
@@ -52,7 +52,7 @@ def test_storage_that_fails_one_write_in_five_changes_nothing(
             raise OSError(5, "Input/output error")
         write(path, *how)
 
-    monkeypatch.setattr(files, "_write_local", flaky)
+    monkeypatch.setattr(files, "_write", flaky)
     assert da.run(tiny, storage_path=str(tmp_path / "flaky"), executor="inline").complete
     assert failed
     assert_same(tmp_path / "flaky/tiny", tmp_path / "quiet/tiny")

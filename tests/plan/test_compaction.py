@@ -249,7 +249,7 @@ def test_a_late_pack_brings_back_many_that_were_gathered_meanwhile(
     """They wait in memory as far as that goes; then they are read file by file, not one by one."""
     sweep, plan, run = opened(tmp_path / "many")
     aggregation = Aggregation(sweep, plan, run)
-    aggregation._ahead._limit = 1000
+    aggregation._opened_sweep.recent._limit = 1000
     first, *others = plan.remaining(run)
     for pack in others:
         aggregation.fold(pack, large.scores(plan, pack))

@@ -86,7 +86,7 @@ def test_a_run_from_before_digests_resumes_on_trust(reading: dict, tmp_path: Pat
     assert "data" not in json.loads(plan_file(tmp_path).read_text())
 
 
-@pytest.mark.parametrize("data", [None, ["data.npz"], [{"file": "data.npz"}]])
+@pytest.mark.parametrize("data", ["data.npz", ["data.npz"], [{"file": "data.npz"}]])
 def test_a_damaged_record_is_told(data: Any, reading: dict, tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, reading)
     assert inline(sweep, tmp_path).code == 0
