@@ -84,7 +84,7 @@ class Result:
         """The run's verdict in a sentence, why, and what would help; takes seconds."""
         from .report import answer
 
-        return answer.of(self.run)
+        return answer.current(self.run)
 
     def verdict(self) -> Verdict:
         """VIOLATION, CONSISTENT or INCONCLUSIVE, as `dpaudit verify` says."""

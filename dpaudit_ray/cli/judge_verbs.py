@@ -14,8 +14,8 @@ import typer
 from ..errors import Exit, SpecError
 from . import tables, terminal
 from .arguments import AsJson, RunPath, TrustedToRead, Wide, complete_run
-from .number_format import duration
 from .read_verbs import open_run
+from .terminal import duration
 
 if TYPE_CHECKING:
     from ..report.check import Checked
@@ -122,7 +122,7 @@ def verify(  # noqa: PLR0913 (options of a command line)
 def _verify_run(location: str, as_json: bool) -> Verdict:
     from ..report import verdict
 
-    judged = verdict.of(open_run(location))
+    judged = verdict.judge(open_run(location))
     if as_json:
         terminal.show_json(dataclasses.asdict(judged))
     else:

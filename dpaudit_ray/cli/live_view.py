@@ -32,7 +32,7 @@ from ..orchestration.progress import AuditProgress, Progress, Speed
 from ..printable import printable
 from ..sweep.grid import shorten_labels
 from . import terminal
-from .number_format import ALARM, duration, marked, plural, speed
+from .terminal import ALARM, duration, marked, plural, speed
 
 PLAIN_SECONDS = 5.0  # between two lines of a log
 _REFRESH_SECONDS = 0.25

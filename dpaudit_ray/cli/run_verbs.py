@@ -103,16 +103,15 @@ def plan(
     from ..plan import provenance
     from ..sweep import spec
     from ..sweep.yamlfile import parse_changes
-    from . import plan_tables
 
     seconds = None if budget is None else designs.parse_duration(budget)
     prepared = spec.load(sweep, parse_changes(changes))
     measured = Benchmark.read(bench_file) if bench_file is not None else None
     outlook = forecast.forecast(prepared, storage_path, measured, terminal.complain)
-    plan_tables.show_plan(prepared.name, outlook)
+    tables.show_plan(prepared.name, outlook)
     if seconds is not None:
-        plan_tables.show_designs(prepared, outlook, seconds)
-    plan_tables.show_code(provenance.sweep_code(prepared))
+        tables.show_designs(prepared, outlook, seconds)
+    tables.show_code(provenance.sweep_code(prepared))
 
 
 @app.command()

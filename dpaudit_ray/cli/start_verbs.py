@@ -12,7 +12,7 @@ import typer
 from ..errors import SpecError, closest
 from . import terminal
 from .arguments import AsJson
-from .number_format import Figure
+from .terminal import Figure
 
 if TYPE_CHECKING:
     from ..forecast.bench import Benchmark

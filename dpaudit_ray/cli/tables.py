@@ -1,20 +1,23 @@
-"""Tables of estimates and verdicts for `dpaudit run`, `status`, `report` and `verify`."""
+"""Tables of estimates, verdicts, plans and designs, and the sentences that explain them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import terminal
-from .number_format import Bound, Figure, number, plural
+from .terminal import Bound, Figure, duration, number, plural
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..forecast.forecast import AuditOutlook, Outlook
+    from ..plan.provenance import Code
     from ..report.answer import Answer
     from ..report.tables import Run
-    from ..report.verdict import AuditVerdict, RunVerdict
+    from ..report.verdict import RunVerdict
+    from ..sweep.spec import Sweep
 
 # Columns that a narrow terminal does without, the first ones first.
 _SPARE = ("together", "loss", "accuracy", "mu", "ratio", "eps any", "bound")
@@ -27,6 +30,15 @@ _VERDICT_COLUMNS = (
     "trials; evidence: log10 of the e-value against the claim, which is refuted once that is what "
     "is needed; refuted: after so many trials"
 )
+_MAX_ADVICE = 3  # sentences
+_MAX_CLAIMS = 3  # for which designs are compared
+_RANK_MAX_EPSILON = 4.0  # up to which `rank` needs 1.5 times fewer trials than `accuracy`
+_COSTLY_FACTOR = 20  # times as many trials: another design may be cheaper
+
+Columns = dict[str, list[Any] | None]  # values by name; None for a column that is left out
+
+
+# Estimates and the answer ------------------------------------------------------------------------
 
 
 def show_overview(run: Run, answer: Answer | None) -> None:
@@ -37,24 +49,27 @@ def show_overview(run: Run, answer: Answer | None) -> None:
     rows = overview(run)
     estimators = {row["estimator"] for row in rows}
     by = f": lower bounds by {', '.join(estimators)}" if len(estimators) == 1 else ""
-    columns: dict[str, list[Any] | None] = {
-        "audit": [row["label"] for row in rows],
+
+    def column(name: str) -> list[Any]:
+        return [row[name] for row in rows]
+
+    columns: Columns = {
+        "audit": column("label"),
         "verdict": [str(audit.verdict) for audit in answer.audits] if answer else None,
         "trials": [progress_figure(row) for row in rows],
-        "bound": [row["estimator"] for row in rows] if len(estimators) > 1 else None,
-        "mu": [row["mu_lower"] for row in rows],
+        "bound": column("estimator") if len(estimators) > 1 else None,
+        "mu": column("mu_lower"),
         "eps": [_bound(row) for row in rows],
         "status": [row["status"] or "none yet" for row in rows],
-        "eps any": [row["epsilon_lower_free"] for row in rows],
-        "claim": [row["epsilon_upper"] for row in rows],
-        "ratio": [row["ratio"] for row in rows],
+        "eps any": column("epsilon_lower_free"),
+        "claim": column("epsilon_upper"),
+        "ratio": column("ratio"),
     }
-    for name in UTILITY:
-        values = [row[name] for row in rows]
-        columns[name] = None if all(map(math.isnan, values)) else values
+    columns |= {name: None if all(map(math.isnan, column(name))) else column(name)
+                for name in UTILITY}  # fmt: skip
     columns["note"] = _notes(rows)
     terminal.explain_left_out(_show(f"{run.sweep.name}{by}", columns))
-    _explain(run, rows)
+    _explain_words(run, rows)
     strongest = best(run)
     if strongest is not None and run.sweep.budget.parts > 1:
         terminal.explain(
@@ -65,63 +80,109 @@ def show_overview(run: Run, answer: Answer | None) -> None:
 
 def show_answer(run: Run, answer: Answer | None) -> None:
     """Prints the run's verdict, why, and what would help: to be read if nothing else is."""
+    verify = f"`dpaudit verify {run.directory.location}`"
     if answer is None:
-        terminal.explain(f"so many trials are judged by `dpaudit verify {run.directory.location}`")
+        terminal.explain(f"so many trials are judged by {verify}")
         return
     terminal.explain(answer.sentence)
     if not answer.derived:
-        terminal.explain(
-            "  that is what verdict.json says: nobody derived it here, "
-            f"`dpaudit verify {run.directory.location}` does"
-        )
+        terminal.explain(f"  that is what verdict.json says: nobody derived it here, {verify} does")
     for line in answer.help:
         terminal.explain(f"  it would help: {line}")
 
 
 def show_estimates(run: Run, table: pd.DataFrame) -> None:
     """Prints a block per audit with every step, estimator and claim of `all_estimates`."""
-    estimates = table.to_dict("records")
     left_out: dict[str, None] = {}
+    ratios = table["epsilon_lower"] / table["epsilon_upper"].where(table["epsilon_upper"] > 0)
+    table = table.assign(ratio=ratios)
     for audit in run.plan.audits:
-        of_audit = [row for row in estimates if row["audit"] == audit.id]
-        claims = {(row["step"], row["accountant"]): row["epsilon_upper"] for row in of_audit}
+        of_audit = table[table["audit"] == audit.id]
+        keys = zip(of_audit["step"], of_audit["accountant"], strict=True)
+        claims = dict(zip(keys, of_audit["epsilon_upper"], strict=True))
         first, *others = audit.claims
-        rows = [row for row in of_audit if row["accountant"] == first]
-        columns: dict[str, list[Any] | None] = {
-            "step": [row["step"] for row in rows],
-            "trials": [row["trials"] for row in rows],
-            "estimator": [row["estimator"] for row in rows],
-            "mu": [row["mu_lower"] for row in rows],
+        kept = of_audit[of_audit["accountant"] == first]
+        rows = kept.to_dict("records")
+        columns: Columns = {
+            "step": kept["step"].tolist(),
+            "trials": kept["trials"].tolist(),
+            "estimator": kept["estimator"].tolist(),
+            "mu": kept["mu_lower"].tolist(),
             "eps": [_bound(row) for row in rows],
-            "status": [row["status"] for row in rows],
-            "together": [row["epsilon_lower_together"] for row in rows],
-            "eps any": [row["epsilon_lower_free"] for row in rows],
+            "status": kept["status"].tolist(),
+            "together": kept["epsilon_lower_together"].tolist(),
+            "eps any": kept["epsilon_lower_free"].tolist(),
         }
         for name in audit.claims:
             head = f"<= {name}" if others else "claim"
-            columns[head] = [claims[row["step"], name] for row in rows]
-        columns["ratio"] = [
-            row["epsilon_lower"] / row["epsilon_upper"] if row["epsilon_upper"] > 0 else None
-            for row in rows
-        ]
-        columns["note"] = _notes(rows)
+            columns[head] = [claims[step, name] for step in kept["step"]]
+        columns |= {"ratio": kept["ratio"].tolist(), "note": _notes(rows)}
         left_out |= dict.fromkeys(_show(audit.label, columns))
         terminal.say("")
     terminal.explain_left_out(tuple(left_out))
     if any(len(audit.claims) > 1 for audit in run.plan.audits):
         terminal.explain("<= NAME: the claim, by that accountant; ratio: eps over the first claim")
-    _explain(run, estimates)
+    _explain_words(run, table.to_dict("records"))
+
+
+def progress_figure(row: dict[str, Any]) -> Figure:
+    """Trials that are done, and beside them those that are planned, where these are more."""
+    done, planned = number(row["done"]), number(row["trials"])
+    return Figure(planned if row["done"] == row["trials"] else f"{done}/{planned}")
+
+
+def _show(title: str, columns: Columns) -> tuple[str, ...]:
+    """Prints the columns that are there, and returns those for which there was no room."""
+    present = {name: values for name, values in columns.items() if values is not None}
+    rows = list(zip(*present.values(), strict=True))
+    return terminal.show_table(title, tuple(present), rows, _SPARE)
+
+
+def _bound(row: dict[Any, Any]) -> Bound:
+    return Bound(row["epsilon_lower"], row["epsilon_lower"] > row["epsilon_upper"])
+
+
+def _notes(rows: Sequence[dict[Any, Any]]) -> list[Any] | None:
+    """The flags of single rows in words; None where no row has any."""
+    flags = {"interim": "interim", "above_claim": "above its claim"}
+    notes = [", ".join(text for key, text in flags.items() if row[key]) for row in rows]
+    return notes if any(notes) else None
+
+
+def _explain_words(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
+    """Prints what the words in the rows mean, and the level of their bounds."""
+    from ..report import words
+    from ..stats import Status
+
+    statuses = {row["status"] for row in rows}
+    sentences = [words.CERTIFIED, *words.conditions(statuses, run.sweep.cells)]
+    sentences += [words.MIXED] * (Status.MIXED in statuses) + [words.ANY]
+    if run.sweep.budget.audits:
+        sentences.append(words.single(run.sweep.budget))
+    sentences += [_ABOVE_CLAIM] * any(_bound(row).above_claim for row in rows)
+    sentences += [words.INTERIM] * any(row["interim"] for row in rows)
+    sentences += [words.ABOVE] * any(row["above_claim"] for row in rows)
+    for sentence in sentences:
+        terminal.explain(sentence)
+
+
+# Verdicts ----------------------------------------------------------------------------------------
 
 
 def show_verdict(judged: RunVerdict) -> None:
     """Prints the verdict, a line per audit, and on what it rests."""
-    from ..report import power, verdict
+    from ..report import verdict
 
     title = str(judged.verdict)
     if judged.audits:
         columns = ("audit", "verdict", "accountant", "claim", "noise", "found", "evidence",
                    "needed", "trials", "refuted", "power")  # fmt: skip
-        rows = [_verdict_row(audit) for audit in judged.audits]
+        rows = [
+            (a.label, a.verdict, a.accountant, a.claim, a.noise_multiplier,
+             a.effective_noise or Figure("any"), a.evidence, a.needed, a.trials,
+             a.refuted_after or Figure("never"), Figure(f"{a.power:.0%}"))
+            for a in judged.audits
+        ]  # fmt: skip
         terminal.explain_left_out(terminal.show_table(title, columns, rows, _SPARE_IN_VERDICTS))
         terminal.explain(_VERDICT_COLUMNS)
         if any(audit.mixed for audit in judged.audits):
@@ -145,18 +206,15 @@ def show_verdict(judged: RunVerdict) -> None:
         terminal.explain(
             f"wrong about a true claim in at most {1 - judged.confidence:.0%} of runs, whenever "
             "and however often it is asked; a claim is also refuted by tests for the declared "
-            f"number of trials; power: the chance to find {power.ALTERNATIVE:g} of the claimed "
+            f"number of trials; power: the chance to find {verdict.ALTERNATIVE:g} of the claimed "
             "noise"
         )
         title = ""
     if judged.exact:
-        exact_rows = [
-            (a.label, a.verdict, a.accountant, a.claim, a.epsilon, a.step) for a in judged.exact
-        ]
-        exact_columns = ("audit", "verdict", "accountant", "claim", "exact", "step")
-        terminal.explain_left_out(
-            terminal.show_table(title, exact_columns, exact_rows, _SPARE_IN_VERDICTS)
-        )
+        exact = [(a.label, a.verdict, a.accountant, a.claim, a.epsilon, a.step)
+                 for a in judged.exact]  # fmt: skip
+        heads = ("audit", "verdict", "accountant", "claim", "exact", "step")
+        terminal.explain_left_out(terminal.show_table(title, heads, exact, _SPARE_IN_VERDICTS))
         terminal.explain(
             f"exact, no trials: eps of {plural(len(judged.exact), 'audit')} is computed at every "
             f"recorded step; above the claim by more than {verdict.EXACT_TOLERANCE:g} is a "
@@ -182,55 +240,174 @@ def why_rows_differ(judged: RunVerdict) -> str | None:
     return None
 
 
-def progress_figure(row: dict[str, Any]) -> Figure:
-    """Trials that are done, and beside them those that are planned, where these are more."""
-    done, planned = number(row["done"]), number(row["trials"])
-    return Figure(planned if row["done"] == row["trials"] else f"{done}/{planned}")
+# Plans, advice, and designs for a budget ---------------------------------------------------------
 
 
-def _verdict_row(audit: AuditVerdict) -> tuple[object, ...]:
-    return (
-        audit.label, audit.verdict, audit.accountant, audit.claim, audit.noise_multiplier,
-        audit.effective_noise or Figure("any"), audit.evidence, audit.needed, audit.trials,
-        audit.refuted_after or Figure("never"), Figure(f"{audit.power:.0%}"),
-    )  # fmt: skip
-
-
-def _show(title: str, columns: dict[str, list[Any] | None]) -> tuple[str, ...]:
-    """Prints the columns that are there, and returns those for which there was no room."""
-    present = {name: values for name, values in columns.items() if values is not None}
-    rows = list(zip(*present.values(), strict=True))
-    return terminal.show_table(title, tuple(present), rows, _SPARE)
-
-
-def _bound(row: dict[Any, Any]) -> Bound:
-    return Bound(row["epsilon_lower"], row["epsilon_lower"] > row["epsilon_upper"])
-
-
-def _notes(rows: Sequence[dict[Any, Any]]) -> list[Any] | None:
-    """The flags of single rows in words; None where no row has any."""
-    flags = {"interim": "interim", "above_claim": "above its claim"}
-    notes = [", ".join(text for key, text in flags.items() if row[key]) for row in rows]
-    return notes if any(notes) else None
-
-
-def _explain(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
-    """Prints what the words in the rows mean, and the level of their bounds."""
+def show_plan(name: str, outlook: Outlook) -> None:
+    """Prints a line per audit, what the columns mean, and the time that is left."""
     from ..report import words
     from ..stats import Status
 
-    statuses = {row["status"] for row in rows}
-    terminal.explain(words.CERTIFIED)
-    for condition in words.conditions(statuses, run.sweep.cells):
-        terminal.explain(condition)
-    if Status.MIXED in statuses:
-        terminal.explain(words.MIXED)
-    terminal.explain(words.ANY)
-    if run.sweep.budget.audits:
-        terminal.explain(words.single(run.sweep.budget))
-    if any(_bound(row).above_claim for row in rows):
-        terminal.explain(_ABOVE_CLAIM)
-    if any(row["interim"] for row in rows):
-        terminal.explain(words.INTERIM)
-    if any(row["above_claim"] for row in rows):
-        terminal.explain(words.ABOVE)
+    columns = ("audit", "trials", "packs", "done", "eps claim", "max eps", "power", "needed",
+               "time")  # fmt: skip
+    rows = [
+        (a.label, a.trials, a.packs, a.packs_done, a.claim, a.largest_certifiable,
+         None if a.power is None else Figure(f"{a.power:.0%}"), a.trials_needed,
+         duration(a.seconds) if a.sampled else None)
+        for a in outlook.audits
+    ]  # fmt: skip
+    terminal.show_table(
+        f"{name}: {outlook.trials:,} trials in {outlook.packs:,} packs, "
+        f"{outlook.packs_done:,} packs done",
+        columns,
+        rows,
+    )
+    sampled = [audit for audit in outlook.audits if audit.sampled]
+    if sampled:
+        terminal.explain(
+            "max eps: if every guess is right; power: chance of a bound of 90 % of a tight claim; "
+            "needed: trials that would give it 4 times in 5"
+        )
+        # All are converted from the μ of `accuracy`.
+        assumed = [audit.label for audit in sampled if audit.status is not Status.CERTIFIED]
+        if assumed:
+            more = f" and {len(assumed) - 3} more" if len(assumed) > 3 else ""
+            labels = ", ".join(assumed[:3])
+            terminal.explain(f"max eps and power are if-gaussian for {labels}{more}")
+            terminal.explain(words.IF_GAUSSIAN)
+        _explain_ceiling(outlook)
+        show_advice(outlook)
+    for preparation in outlook.preparations:
+        first, *others = preparation.audits
+        waiting = f"{first} and {len(others)} more wait" if others else f"{first} waits"
+        terminal.say(
+            f"{waiting} for a preparation: {preparation.done} of {preparation.parts} parts done, "
+            f"about {duration(preparation.seconds)} with one trainer"
+        )
+    if outlook.problem is None and any(math.isnan(audit.seconds) for audit in sampled):
+        terminal.explain("time ?: packs can be timed once what they wait for is done")
+    if sampled:
+        terminal.say(
+            f"left to do: about {duration(outlook.wall_seconds)} on this machine with "
+            f"{plural(outlook.workers, 'trainer')}, {duration(outlook.seconds)} with one"
+        )
+    if exact := len(outlook.audits) - len(sampled):
+        terminal.say(f"exact, no trials: `dpaudit run` computes eps of {plural(exact, 'audit')}")
+    if outlook.problem is not None:
+        terminal.say(f"time unknown: the calibration pack fails on this machine: {outlook.problem}")
+
+
+def _explain_ceiling(outlook: Outlook) -> None:
+    """Prints where Clopper-Pearson bounds on two rates cannot reach the claim."""
+    short = [a for a in outlook.audits if (a.ceiling_of_rates or a.claim) < a.claim]
+    if short:
+        lowest = min(short, key=lambda audit: audit.ceiling_of_rates or 0.0)
+        more = f", and of {len(short) - 1} more less than their claim" * (len(short) > 1)
+        terminal.explain(
+            f"eps-delta, paper-eps-delta: at most {lowest.ceiling_of_rates:.4f} of "
+            f"{lowest.label} with {lowest.trials:,} trials, however good the attack{more}"
+        )
+
+
+def show_code(code: Code) -> None:
+    """Prints the user's modules that a sweep runs: its file is code as much as they are."""
+    if code.modules:
+        names = ", ".join(f"{name} ({digest[:12]})" for name, digest in code.modules.items())
+        terminal.explain(
+            f"runs code: {names}; with a sweep file of somebody else's, read them first, or say "
+            "which may run: --trust"
+        )
+
+
+def show_advice(outlook: Outlook) -> None:
+    """Prints a sentence for audits of little power; those with the same numbers share it."""
+    from ..forecast.forecast import USUAL_POWER
+    from ..stats import Status
+
+    weak: dict[tuple[object, ...], list[AuditOutlook]] = {}
+    for audit in outlook.audits:
+        if audit.power is not None and audit.power < USUAL_POWER:
+            numbers = (audit.claim, audit.trials, audit.trainings, audit.trials_needed)
+            weak.setdefault(numbers, []).append(audit)
+    for audits in list(weak.values())[:_MAX_ADVICE]:
+        first, more = audits[0], f" and {len(audits) - 1} more" * (len(audits) > 1)
+        advice = "; ".join(_advice(first, sum(audit.needed_seconds for audit in audits)))
+        terminal.explain(f"power {first.power:.0%}, {first.label}{more}: {advice}")
+    if len(weak) > _MAX_ADVICE:
+        terminal.say(f"{len(weak) - _MAX_ADVICE} more designs of little power are not shown")
+    if any(audit.status is not Status.CERTIFIED for audits in weak.values() for audit in audits):
+        terminal.explain(
+            "power takes the attack to see all that the claim allows, which most do not; against "
+            "dp-sgd, biased-dimension at period 1 does"
+        )
+
+
+def _advice(audit: AuditOutlook, seconds: float) -> Iterator[str]:
+    """Sentences on the power of an audit, and on what would raise it in `seconds` of a trainer."""
+    if audit.claim == 0:
+        yield "nothing is claimed to leak, so no bound comes near; `verify` tests the claim"
+        return
+    if not audit.claim < math.inf:
+        yield "the claim is infinite, so no bound comes near; more noise, or another accountant"
+        return
+    if audit.trainings <= 1:
+        yield (
+            "power is that of one bit from each training, and all trials are canaries of one; "
+            "`dpaudit plan --budget 10min` compares what such designs show"
+        )
+        return
+    shown = f"{audit.likely:.2f} of the {audit.claim:.2f}" if audit.likely else "nothing"
+    yield f"{audit.trials:,} trials show {shown}, 4 times in 5"
+    needed = audit.trials_needed
+    if needed is None:
+        yield "no number of trials shows 90 % of such a claim: take more noise, or fewer steps"
+        return
+    time = "" if math.isnan(seconds) else f", about {duration(seconds)} with one trainer"
+    yield f"{needed:,} show 90 %: --set audit.trials={needed}{time}"
+    if audit.claim <= _RANK_MAX_EPSILON:
+        yield "estimators: [rank] takes 1.5 times fewer for a claim this small"
+    if needed > _COSTLY_FACTOR * audit.trials:
+        yield "`dpaudit plan --budget 1h` looks for a cheaper design, of more canaries each"
+
+
+def show_designs(sweep: Sweep, outlook: Outlook, budget: float) -> None:
+    """Prints designs that `budget` seconds pay for, for the first audits whose claims differ."""
+    by_claim: dict[float, tuple[AuditOutlook, tuple[float, float]]] = {}
+    for audit, cell in zip(outlook.audits, sweep.cells, strict=True):
+        if audit.sampled and audit.training_seconds > 0 and 0 < audit.claim < math.inf:
+            level = (cell.audit.delta, cell.audit.confidence)
+            by_claim.setdefault(round(audit.claim, 3), (audit, level))
+    if not by_claim:
+        terminal.say("no design to compare: no training is left to be timed, or no claim is finite")
+        return
+    for audit, level in list(by_claim.values())[:_MAX_CLAIMS]:
+        _show_designs_for(audit, level, budget * outlook.workers)
+    terminal.explain(
+        "eps: typical of canaries as visible as the claim allows that do not interfere, read "
+        "off mu but for one-run; `adversary: one-run` and `biased-dimension` with count have "
+        "several canaries in each training"
+    )
+    if len(by_claim) > _MAX_CLAIMS:
+        terminal.say(f"{len(by_claim) - _MAX_CLAIMS} more claims are not shown")
+
+
+def _show_designs_for(audit: AuditOutlook, level: tuple[float, float], budget: float) -> None:
+    from ..forecast import designs
+
+    seconds = audit.training_seconds
+    affordable = designs.affordable(audit.claim, level, seconds, budget)
+    if not affordable:
+        terminal.say(f"{audit.label}: a training takes {duration(seconds)}, more than the budget")
+        return
+    best = designs.recommended(affordable)
+    rows = [
+        (d.trainings, d.canaries, d.method, d.epsilon, duration(d.seconds),
+         "recommended" if d == best else "")
+        for d in affordable
+    ]  # fmt: skip
+    terminal.show_table(
+        f"{audit.label}: designs of at most {duration(budget)} of trainer time, "
+        f"claim {audit.claim:.3f}",
+        ("trainings", "canaries each", "method", "eps", "trainer time", ""),
+        rows,
+    )

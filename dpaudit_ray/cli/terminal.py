@@ -9,31 +9,92 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import functools
 import json
 import math
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 import typer
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..printable import lines, printable
-from .number_format import ALARM, Bound, Figure, number
 
+ALARM = "bold red"  # style of a bound above its claim
 VERBATIM: Any = {"markup": False, "emoji": False, "highlight": False}  # labels are user text
 _UNLIMITED = 10_000  # columns: rich must neither cut nor wrap what has been fitted
 _SENTENCE_WIDTH = 100
 _FOLDED_WIDTH = 12  # columns for which the first column has spare ones left out
 _GAP = 2  # columns between columns
 _all_columns = contextvars.ContextVar("_all_columns", default=False)
+
+
+# Numbers, times and marks as people read them -----------------------------------------------------
+
+
+class Figure(str):
+    """A number that is text already, such as 40/90 or 3m 20s: tables align it as a number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A lower bound; one above its claim is red, and marked where there are no colours."""
+
+    value: float
+    above_claim: bool
+
+    def __str__(self) -> str:
+        return marked(number(self.value), self.above_claim)
+
+
+def marked(bound: str, above_claim: bool) -> str:
+    """The text of a bound, with a mark where it is above its claim."""
+    return f"! {bound}" if above_claim else bound
+
+
+def number(value: Any) -> str:
+    """A value as people read it: 1,234 or 0.500; – for NaN and None; text as it is."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return "–" if math.isnan(value) else f"{value:,.3f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return printable(str(value))
+
+
+def duration(seconds: float) -> Figure:
+    """Seconds as 8s, 3m 20s or 5h 07m; ? where they are not known."""
+    if not math.isfinite(seconds):
+        return Figure("?")
+    if 0 < seconds < 1:
+        return Figure("<1s")
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return Figure(f"{rest}s")
+    return Figure(
+        f"{minutes}m {rest:02d}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"
+    )
+
+
+def speed(per_second: float) -> str:
+    """A rate with two digits, or with all that are before the point; ? where it is not known."""
+    if math.isnan(per_second):
+        return "?"
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 audit`, `2,000 audits`."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
+
+
+# What is printed ---------------------------------------------------------------------------------
 
 
 def show_all_columns(wide: bool) -> bool:
@@ -78,11 +139,7 @@ def add(text: str) -> None:
 
 def pass_on(text: str) -> None:
     """Prints the output of another process, as it comes, to standard output."""
-    try:
-        sys.stdout.write(lines(text))
-        sys.stdout.flush()
-    except OSError:
-        silence(sys.stdout)
+    _put(lines(text), sys.stdout, newline=False)
 
 
 def show_json(value: Any) -> None:
@@ -107,26 +164,31 @@ def show_table(
     too narrow, labels of audits first lose what all of them have, which is said above the table;
     then columns of `spare` are left out, its first ones first; then the first column is folded.
     """
-    parts = [_Column(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
-    first, legend = parts[0], ""
-    if first.name == "audit" and _total(parts) > width():
+    cells = [[_cell(row[i]) for row in rows] for i in range(len(columns))]
+    widths = {i: _width(name, cells[i]) for i, name in enumerate(columns)}
+    ranks = [i for name in spare for i in widths if columns[i] == name]
+    legend, folded = "", False
+    if columns[0] == "audit" and _total(widths) > width():
         from ..sweep.grid import shorten_labels  # loads pydantic, for which --help has no time
 
-        legend, labels = shorten_labels([number(label) for label in first.values])
-        parts[0] = first = _Column(first.name, labels)
-    kept = _fitting(parts, spare)
-    if kept is None:
-        first.folded = _FOLDED_WIDTH
-        kept = _fitting(parts, spare) or [part for part in parts if part.name not in spare]
-        first.folded = max(len(first.name), first.folded + int(width()) - _total(kept))
+        legend, labels = shorten_labels([cell.plain for cell in cells[0]])
+        cells[0] = [Text(label) for label in labels]
+        widths[0] = _width(columns[0], cells[0])
+    kept = _fitting(widths, ranks)
+    if _total(kept) > width():
+        folded = True
+        kept = _fitting(widths | {0: _FOLDED_WIDTH}, ranks)
+        kept[0] = max(len(columns[0]), _FOLDED_WIDTH + int(width()) - _total(kept))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for part in kept:
+    for i, columns_wide in kept.items():
+        is_text = any(isinstance(r[i], str) and not isinstance(r[i], Figure) for r in rows)
+        fold = folded and i == 0
         table.add_column(
-            part.name, justify="left" if part.is_text else "right", width=part.width,
-            no_wrap=not part.folded, overflow="fold" if part.folded else "crop",
+            columns[i], justify="left" if is_text else "right", width=columns_wide,
+            no_wrap=not fold, overflow="fold" if fold else "crop",
         )  # fmt: skip
-    for row in zip(*(part.values for part in kept), strict=True):
-        table.add_row(*map(_cell, row))
+    for row in zip(*(cells[i] for i in kept), strict=True):
+        table.add_row(*row)
     for above in (title, legend):
         if above:
             say(above)
@@ -136,7 +198,7 @@ def show_table(
         console.print(table)
     for line in captured.get().splitlines():
         _put(line.rstrip(), sys.stdout)
-    return tuple(part.name for part in parts if part not in kept)
+    return tuple(name for i, name in enumerate(columns) if i not in kept)
 
 
 def explain_left_out(columns: Sequence[str]) -> None:
@@ -145,53 +207,34 @@ def explain_left_out(columns: Sequence[str]) -> None:
         explain(f"not shown in {width():.0f} columns: {', '.join(columns)}; --wide shows all")
 
 
-@dataclasses.dataclass(eq=False)
-class _Column:
-    """A column of a table; `folded`: cells have lines of that many columns, where that is not 0."""
-
-    name: str
-    values: list[Any]
-    folded: int = 0
-
-    @functools.cached_property
-    def natural_width(self) -> int:
-        return max(map(cell_len, (self.name, *map(_text, self.values))))
-
-    @property
-    def width(self) -> int:
-        return self.folded or self.natural_width
-
-    @property
-    def is_text(self) -> bool:
-        return any(isinstance(v, str) and not isinstance(v, Figure) for v in self.values)
-
-
-def _total(columns: Sequence[_Column]) -> int:
-    """Columns of the terminal that a table takes."""
-    return sum(column.width for column in columns) + _GAP * (len(columns) - 1)
-
-
-def _fitting(columns: Sequence[_Column], spare: Sequence[str]) -> list[_Column] | None:
-    """The columns without as few spare ones as possible; None where the table does not fit."""
-    kept = list(columns)
-    for name in (None, *spare):
-        kept = [column for column in kept if column.name != name]
-        if _total(kept) <= width():
-            return kept
-    return None
-
-
-def _text(value: Any) -> str:
-    return str(value) if isinstance(value, Bound) else number(value)
-
-
 def _cell(value: Any) -> Text:
-    return Text(_text(value), ALARM if isinstance(value, Bound) and value.above_claim else "")
+    if isinstance(value, Bound):
+        return Text(str(value), ALARM if value.above_claim else "")
+    return Text(number(value))
 
 
-def _put(text: str, stream: TextIO) -> None:
+def _width(name: str, cells: Sequence[Text]) -> int:
+    return max(Text(name).cell_len, *(cell.cell_len for cell in cells), 0)
+
+
+def _total(widths: Mapping[int, int]) -> int:
+    """Columns of the terminal that a table takes."""
+    return sum(widths.values()) + _GAP * (len(widths) - 1)
+
+
+def _fitting(widths: Mapping[int, int], spare: Sequence[int]) -> dict[int, int]:
+    """The columns without as few spare ones as it takes to fit, or without all of those."""
+    kept = dict(widths)
+    for number in spare:
+        if _total(kept) <= width():
+            break
+        del kept[number]
+    return kept
+
+
+def _put(text: str, stream: TextIO, newline: bool = True) -> None:
     try:
-        typer.echo(text, file=stream)
+        typer.echo(text, stream, newline)
     except OSError:
         silence(stream)
 

@@ -15,14 +15,16 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ..errors import DpauditError, RunDirectoryError, StorageError
 from ..plan import outcomes
 from ..storage import seal
 from ..storage.run_directory import RunDirectory
 from ..version import __version__
-from . import power, verdict
+from . import verdict
 from .tables import Run
-from .verdict import AuditVerdict, ExactVerdict, RunVerdict, Verdict
+from .verdict import ALTERNATIVE, AuditVerdict, ExactVerdict, RunVerdict, Verdict
 
 FILE = "verdict.json"
 QUICK_TRIALS = 200_000  # up to so many are judged while somebody waits for something else
@@ -58,29 +60,41 @@ class Answer:
     derived: bool = True
 
 
-def of(run: Run) -> Answer:
+def current(run: Run) -> Answer:
     """The answer that is kept, if it is of the trials that are there; else it is computed."""
-    return kept(run) or worded(run, verdict.of(run, thorough=False))
+    return kept(run) or _compute(run)
 
 
 def keep(run: Run) -> Answer:
     """The same; and the run directory has it from then on. Raises StorageError."""
-    if (known := kept(run)) is not None:
-        return known
-    files = _files(run)
-    found = worded(run, verdict.of(run, thorough=False))
-    content = {"of": _basis(run)} | dataclasses.asdict(found)
+    if (before := kept(run)) is not None:
+        return before
+    files = _stamps(run)
+    computed = _compute(run)
+    content = {"of": _basis(run)} | dataclasses.asdict(computed)
     digest = _digest(content)
-    sealed = {"digest": digest, "seal": seal.of(digest + files)}
-    run.directory.write_json(FILE, content | sealed)
-    return found
+    run.directory.write_json(FILE, content | {"digest": digest, "seal": seal.of(digest + files)})
+    return computed
+
+
+def quick(run: Run) -> Answer | None:
+    """The answer where it is kept, or found while somebody waits, and then kept if it can be.
+
+    Where it takes long, what was `recorded`; None where nothing was.
+    """
+    if sum(map(run.done, run.plan.audits)) > QUICK_TRIALS:
+        return kept(run) or recorded(run)
+    try:
+        return keep(run)
+    except StorageError:  # a reader may not be allowed to write
+        return current(run)
 
 
 def kept(run: Run) -> Answer | None:
     """What an earlier call of this user kept of the same scores; None where there is none."""
-    found, raw = _recorded(run)
-    believed = found is not None and seal.holds(raw["digest"] + _files(run), raw.get("seal"))
-    return found if believed else None
+    stored, raw = _stored(run)
+    believed = stored is not None and seal.holds(raw["digest"] + _stamps(run), raw.get("seal"))
+    return stored if believed else None
 
 
 def recorded(run: Run) -> Answer | None:
@@ -88,20 +102,8 @@ def recorded(run: Run) -> Answer | None:
 
     Who edits it by hand is not believed; who forges its digest, too, is found by `dpaudit check`.
     """
-    found, _ = _recorded(run)
-    return None if found is None else dataclasses.replace(found, derived=False)
-
-
-def _recorded(run: Run) -> tuple[Answer | None, Any]:
-    """The answer in the file, and all that the file holds."""
-    with contextlib.suppress(DpauditError, ValueError, TypeError, KeyError):
-        raw = run.directory.read_json(FILE)
-        if not _is_sound(raw) or raw["of"] != _basis(run):
-            return None, None
-        found = _from_json(raw)
-        if [one.label for one in found.audits] == [audit.label for audit in run.plan.audits]:
-            return found, raw
-    return None, None
+    stored, _ = _stored(run)
+    return None if stored is None else dataclasses.replace(stored, derived=False)
 
 
 def sound(directory: RunDirectory) -> bool:
@@ -112,53 +114,43 @@ def sound(directory: RunDirectory) -> bool:
         if isinstance(error.__cause__, OSError):  # it says nothing about what is in it
             raise
         return False
-    return raw is None or _is_sound(raw)
+    return raw is None or _has_digest(raw)
 
 
-def _is_sound(raw: Any) -> bool:
-    known = isinstance(raw, dict) and "digest" in raw
-    beside = ("digest", "seal")
-    return known and raw["digest"] == _digest({k: v for k, v in raw.items() if k not in beside})
+def _stored(run: Run) -> tuple[Answer | None, Any]:
+    """The answer in the file, if it is of as many trials, and all that the file holds."""
+    with contextlib.suppress(DpauditError, ValueError, TypeError, KeyError):
+        raw = run.directory.read_json(FILE)
+        if _has_digest(raw) and raw["of"] == _basis(run):
+            stored = TypeAdapter(Answer).validate_python(raw)
+            if [entry.label for entry in stored.audits] == [a.label for a in run.plan.audits]:
+                return stored, raw
+    return None, None
 
 
-def quick(run: Run) -> Answer | None:
-    """The answer where it is kept, or found while somebody waits, and then kept if it can be.
-
-    Where it takes long, what was `recorded`; None where nothing was.
-    """
-    trials = sum(run.done(audit) for audit in run.plan.audits)
-    if trials > QUICK_TRIALS:
-        return kept(run) or recorded(run)
-    try:
-        return keep(run)
-    except StorageError:  # a reader may not be allowed to write
-        return of(run)
-
-
-def _from_json(raw: dict[str, Any]) -> Answer:
-    audits = tuple(
-        AuditAnswer(str(one["label"]), Verdict(one["verdict"]), str(one["reason"]))
-        for one in raw["audits"]
-    )
-    told = tuple(map(str, raw["help"]))
-    return Answer(Verdict(raw["verdict"]), str(raw["sentence"]), told, audits, int(raw["judged"]))
+def _has_digest(raw: Any) -> bool:
+    """Whether the content of the file is what its digest is of."""
+    if not isinstance(raw, dict) or "digest" not in raw:
+        return False
+    content = {key: value for key, value in raw.items() if key not in ("digest", "seal")}
+    return bool(raw["digest"] == _digest(content))
 
 
 def _basis(run: Run) -> str:
     """Changes when the answer may: with plan, trials, failures, estimates, and this package."""
-    known = [
+    basis = [
         __version__,
         run.plan.fingerprint,
         [[audit.trials, run.done(audit), audit.mixed] for audit in run.plan.audits],
-        sorted(str(each.pack) for each in outcomes.failed(run.directory, run.plan)),
-        [dataclasses.astuple(each) for each in outcomes.read(run.directory, run.plan).missed],
+        sorted(str(failure.pack) for failure in outcomes.failed(run.directory, run.plan)),
+        [dataclasses.astuple(kind) for kind in outcomes.read(run.directory, run.plan).missed],
         run.directory.complete,
         run.estimates.to_csv(index=False),
     ]
-    return _digest(known)
+    return _digest(basis)
 
 
-def _files(run: Run) -> str:
+def _stamps(run: Run) -> str:
     """Changes with every score file that is written anew, whatever its name."""
     return _digest([run.directory.stamps(audit.id) for audit in run.plan.audits])
 
@@ -167,136 +159,126 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()
 
 
-def worded(run: Run, found: RunVerdict) -> Answer:
+# In words ----------------------------------------------------------------------------------------
+
+
+def _compute(run: Run) -> Answer:
+    return worded(run, verdict.judge(run, thorough=False))
+
+
+def worded(run: Run, judged: RunVerdict) -> Answer:
     """A verdict in words."""
-    sampled, exact = iter(found.audits), iter(found.exact)
+    sampled, exact = iter(judged.audits), iter(judged.exact)
     lost: collections.Counter[int] = collections.Counter()
-    for each in outcomes.failed(run.directory, run.plan):
-        lost[each.pack.audit] += each.pack.size
-    audits = tuple(
-        _sampled(run, index, lost[index], next(sampled))
-        if cell.mechanism.sampled
-        else _exact(next(exact))
-        for index, cell in enumerate(run.sweep.cells)
-    )
-    sentence = f"{found.verdict}: {_said(run, found, audits)}"
-    judged = sum(one.trials for one in found.audits)
-    return Answer(found.verdict, sentence, tuple(_help(run, found)), audits, judged)
+    for failure in outcomes.failed(run.directory, run.plan):
+        lost[failure.pack.audit] += failure.pack.size
+    audits = []
+    for index, cell in enumerate(run.sweep.cells):
+        audit = next(sampled) if cell.mechanism.sampled else next(exact)
+        if isinstance(audit, ExactVerdict):
+            reason = _reason_exact(audit)
+        else:
+            reason = _reason(run, index, lost[index], audit)
+        audits.append(AuditAnswer(run.plan.audits[index].label, audit.verdict, reason))
+    sentence = f"{judged.verdict}: {_sentence(run, judged, audits)}"
+    trials = sum(audit.trials for audit in judged.audits)
+    return Answer(judged.verdict, sentence, tuple(_help(run, judged)), tuple(audits), trials)
 
 
-def _sampled(run: Run, index: int, failed: int, one: AuditVerdict) -> AuditAnswer:
-    audit, ended = run.plan.audits[index], run.decided.get(index)
-    if ended is not None and one.verdict is Verdict.INCONCLUSIVE:
-        said = f"`stop_when` ended it after {ended:,} of {one.planned:,} trials"
-        return AuditAnswer(audit.label, one.verdict, said)
-    return AuditAnswer(audit.label, one.verdict, _reason(run.done(audit), failed, one))
-
-
-def _exact(one: ExactVerdict) -> AuditAnswer:
-    if one.epsilon != one.epsilon:
-        said = "nothing is computed yet"
-    elif one.verdict is Verdict.VIOLATION:
-        said = f"ε is {one.epsilon:.4f} at step {one.step}, above the claim of {one.claim:.4f}"
-    else:
-        said = f"ε is {one.epsilon:.4f} where the claim is {one.claim:.4f}"
-    return AuditAnswer(one.label, one.verdict, said)
-
-
-def _reason(done: int, failed: int, one: AuditVerdict) -> str:
-    """Why a sampled audit has its verdict."""
-    if one.verdict is Verdict.VIOLATION:
-        said = f"refuted after {one.refuted_after:,} of {one.planned:,} trials"
-        if one.effective_noise is None:
-            return said
+def _reason_exact(audit: ExactVerdict) -> str:
+    if audit.epsilon != audit.epsilon:
+        return "nothing is computed yet"
+    if audit.verdict is Verdict.VIOLATION:
         return (
-            f"{said}: no more private than with noise multiplier {one.effective_noise:.3g} where "
-            f"{one.noise_multiplier:.3g} is claimed"
+            f"ε is {audit.epsilon:.4f} at step {audit.step}, above the claim of {audit.claim:.4f}"
         )
-    if one.verdict is Verdict.CONSISTENT:
+    return f"ε is {audit.epsilon:.4f} where the claim is {audit.claim:.4f}"
+
+
+def _reason(run: Run, index: int, failed: int, audit: AuditVerdict) -> str:
+    """Why a sampled audit has its verdict; so many of its trials have failed."""
+    if audit.verdict is Verdict.VIOLATION:
+        reason = f"refuted after {audit.refuted_after:,} of {audit.planned:,} trials"
+        if audit.effective_noise is not None:
+            reason += (
+                f": no more private than with noise multiplier {audit.effective_noise:.3g} where "
+                f"{audit.noise_multiplier:.3g} is claimed"
+            )
+        return reason
+    if audit.verdict is Verdict.CONSISTENT:
         return (
-            f"{one.trials:,} trials do not refute the claim, and would have refuted it with "
-            f"{power.ALTERNATIVE:g} of the claimed noise"
+            f"{audit.trials:,} trials do not refute the claim, and would have refuted it with "
+            f"{ALTERNATIVE:g} of the claimed noise"
         )
-    return _why_open(done, failed, one)
-
-
-def _why_open(done: int, failed: int, one: AuditVerdict) -> str:
-    if one.trials == 0:
+    if (ended := run.decided.get(index)) is not None:
+        return f"`stop_when` ended it after {ended:,} of {audit.planned:,} trials"
+    done = run.done(run.plan.audits[index])
+    if audit.trials == 0:
         return "not run" if done == 0 else f"{done:,} trials are done, none of them the first ones"
-    if one.above:
+    if audit.above:
         return (
             "a bound is above its claim even together with all others, while the test of the "
             "whole claim does not refute it"
         )
     if failed:
-        return f"{failed:,} of {one.planned:,} trials failed, and {done:,} are done"
-    if one.trials < one.planned:
-        used = f", {one.trials:,} of them usable before a gap" if one.trials < done else ""
-        return f"{done:,} of {one.planned:,} trials are done{used}"
-    if one.lopsided:
-        outside, inside = one.diverged
+        return f"{failed:,} of {audit.planned:,} trials failed, and {done:,} are done"
+    if audit.trials < audit.planned:
+        used = f", {audit.trials:,} of them usable before a gap" if audit.trials < done else ""
+        return f"{done:,} of {audit.planned:,} trials are done{used}"
+    if audit.lopsided:
+        outside, inside = audit.diverged
         return f"diverging depends on the canary: {inside:,} trainings with it, {outside:,} without"
-    if one.mixed:
+    if audit.mixed:
         return "the code was changed while it ran"
     return (
-        f"the audit is too weak to tell: with {power.ALTERNATIVE:g} of the claimed noise it would "
-        f"have shown that with a chance of {one.power:.0%}"
+        f"the audit is too weak to tell: with {ALTERNATIVE:g} of the claimed noise it would "
+        f"have shown that with a chance of {audit.power:.0%}"
     )
 
 
-def _said(run: Run, found: RunVerdict, audits: tuple[AuditAnswer, ...]) -> str:
-    if found.verdict is Verdict.VIOLATION:
-        refuted = [one for one in audits if one.verdict is Verdict.VIOLATION]
-        if not refuted:
+def _sentence(run: Run, judged: RunVerdict, audits: list[AuditAnswer]) -> str:
+    """What follows the verdict, of the first audit that has it where one speaks for all."""
+    alike = [audit for audit in audits if audit.verdict is judged.verdict]
+    first = ""
+    if alike:
+        first = f"{alike[0].label}: " * (len(audits) > 1) + alike[0].reason
+    if judged.verdict is Verdict.VIOLATION:
+        if not alike:
             return "all audits together refute their claims, though none does alone"
-        more = f" (and {len(refuted) - 1} more audits)" * (len(refuted) > 1)
-        return f"{_named(refuted[0], audits)}{refuted[0].reason}{more}"
-    if found.verdict is Verdict.CONSISTENT:
-        if not found.audits:
+        return first + f" (and {len(alike) - 1} more audits)" * (len(alike) > 1)
+    if judged.verdict is Verdict.CONSISTENT:
+        if not judged.audits:
             return "every ε that was computed is within its claim"
-        shown = sum(one.verdict is Verdict.CONSISTENT for one in audits)
-        who = f"{shown} of {len(audits)} audits" if shown < len(audits) else "all audits"
+        who = f"{len(alike)} of {len(audits)} audits" if len(alike) < len(audits) else "all audits"
         who = "the audit" if len(audits) == 1 else who
         return (
-            f"no claim is refuted, and with {power.ALTERNATIVE:g} of the claimed noise {who} would "
+            f"no claim is refuted, and with {ALTERNATIVE:g} of the claimed noise {who} would "
             "have shown it"
         )
-    lacking = [one for one in audits if one.verdict is Verdict.INCONCLUSIVE]
-    if len(audits) > 1 and (partial := _partial(run)):
-        return f"no claim is refuted; {partial}"
-    return f"no claim is refuted, but {_named(lacking[0], audits)}{lacking[0].reason}"
+    done = sum(map(run.done, run.plan.audits))
+    if len(audits) > 1 and done < run.plan.trials and not run.directory.complete:
+        return f"no claim is refuted; {done:,} of {run.plan.trials:,} trials are done"
+    return f"no claim is refuted, but {first}"
 
 
-def _named(one: AuditAnswer, audits: tuple[AuditAnswer, ...]) -> str:
-    return f"{one.label}: " if len(audits) > 1 else ""
-
-
-def _partial(run: Run) -> str:
-    """How much of the run is done, where that is not all."""
-    planned = sum(audit.trials for audit in run.plan.audits)
-    done = sum(run.done(audit) for audit in run.plan.audits)
-    partial = done < planned and not run.directory.complete
-    return f"{done:,} of {planned:,} trials are done" if partial else ""
-
-
-def _help(run: Run, found: RunVerdict) -> Iterator[str]:
+def _help(run: Run, judged: RunVerdict) -> Iterator[str]:
     """What would help, the nearest first."""
-    if found.verdict is Verdict.VIOLATION:
+    if judged.verdict is Verdict.VIOLATION:
         yield "run it with another `seed`: chance does not repeat itself, a leak does"
         return
     if outcomes.only_failed(run.directory, run.plan, run.decided):
         yield "all that is left has failed; mend the cause, then `dpaudit run --retry-failed`"
     elif not run.directory.complete:
         yield "`dpaudit run` with the same sweep file goes on"
-    if found.verdict is Verdict.CONSISTENT:
+    if judged.verdict is Verdict.CONSISTENT:
         return
-    weak = [one for one in found.audits if one.weak]
-    if trials := [one.enough for one in weak if one.enough is not None]:
+    weak = [audit for audit in judged.audits if audit.weak]
+    if trials := [audit.enough for audit in weak if audit.enough is not None]:
         yield f"more trials: about {min(trials):,} (`--set audit.trials={min(trials)}`)"
     if weak:
         yield (
             "an adversary that sees or does more (biased-dimension is the strongest on dp-sgd), "
             "or a claim with less noise"
         )
-    if any(one.above for one in found.audits):
+    if any(audit.above for audit in judged.audits):
         yield "a run with another `seed` decides whether that was chance"

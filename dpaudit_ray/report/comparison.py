@@ -118,7 +118,7 @@ def compare(left: Run, right: Run) -> Comparison:
 
 
 def _sides(run: Run) -> tuple[Verdict, list[Side]]:
-    judged = verdict.of(run)
+    judged = verdict.judge(run)
     sampled, exact = iter(judged.audits), iter(judged.exact)
     sides = []
     for audit, cell, entry in zip(run.plan.audits, run.sweep.cells, overview(run), strict=True):

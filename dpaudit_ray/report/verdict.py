@@ -3,31 +3,39 @@
 Every audit is judged once, at its last recorded step, by `stats.claim_verdict`: an e-process that
 may be looked at for ever, and sharper tests for the declared number of trials. The verdict may be
 asked for at any time. Audits share the error, and so do the two ways of refuting; e-values of all
-audits are averaged as well, since evidence that no single audit has may lie in several.
+audits are averaged as well, since evidence that no single audit has may lie in several. What tells
+CONSISTENT from INCONCLUSIVE is power: the chance that a broken promise would have been found.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 
 import numpy as np
+from scipy import special
 
 from .. import accounting
-from ..mechanisms.base import Claimed
 from ..plan import claims, score_stream
+from ..stats import gdp
 from ..stats.budget import average_evidence
-from ..stats.claim_verdict import EVIDENCE_SHARE
-from ..stats.curve import Curve
-from . import power
-from .power import Test
+from ..stats.claim_verdict import EVIDENCE_SHARE, ClaimTest, RunTest
 from .tables import EXACT, Run
 
 # By which a computed ε may exceed a claim of the same δ: a finer grid moves none by more than this,
 # nor do the accountants' own roundings. Of an ε in the millions, a float keeps less than that.
 EXACT_TOLERANCE, _ROUNDING = 1e-5, 1e-9
+# Noise this much smaller than claimed would have been found ...
+ALTERNATIVE = 0.7
+REQUIRED_POWER = 0.8  # ... with at least this probability
+SIMULATIONS = 50
+_AGREE = 20  # are enough where all end alike: at a power of 0.8, once in a hundred
+_LONG = 50_000  # trials: a longer audit is imagined as long as this first
+_MORE = (2, 4, 8, 16)  # times the trials, that are tried
+_MOST = 200_000
+Test = ClaimTest | RunTest
 MIXED = (
     "the code was changed while an audit ran: a violation is one of some version of it, and no "
     "version is CONSISTENT"
@@ -54,9 +62,7 @@ class AuditVerdict:
     (out, in); where they are `lopsided`, diverging depends on the bit and nothing is CONSISTENT;
     nor is anything whose trials more than one version of the code computed (`mixed`), or that has
     a bound `above` its claim which holds together with all others of the run. `enough` trials
-    would give the audit of a run that is nearest to it the power that it lacks; None if none that
-    were tried do. `remark` is what the claim
-    takes for granted.
+    would give the audit of a run that is nearest to it the power that it lacks; None if none X
     """
 
     label: str
@@ -82,7 +88,7 @@ class AuditVerdict:
     def weak(self) -> bool:
         """Whether all trials are done, and more power is what it lacks."""
         open_yet = self.verdict is Verdict.INCONCLUSIVE
-        return open_yet and self.trials == self.planned and self.power < power.REQUIRED_POWER
+        return open_yet and self.trials == self.planned and self.power < REQUIRED_POWER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +122,7 @@ class RunVerdict:
     needed: float = math.inf
 
 
-def of(run: Run, thorough: bool = True) -> RunVerdict:
+def judge(run: Run, thorough: bool = True) -> RunVerdict:
     """Judges every audit on the finished prefix of its trials.
 
     The run is CONSISTENT when every mechanism in it has an audit that is: an adversary that is
@@ -127,84 +133,67 @@ def of(run: Run, thorough: bool = True) -> RunVerdict:
     confidence = min(cell.audit.confidence for cell in run.sweep.cells)
     sampled = [index for index, cell in enumerate(run.sweep.cells) if cell.mechanism.sampled]
     alpha = (1 - confidence) / max(len(sampled), 1)
-    tests = {index: _tested(run, index) for index in sampled}
-    found: dict[int, AuditVerdict | ExactVerdict] = {
-        index: _audit(run, index, tests[index], (alpha, thorough))
-        if index in tests
-        else _exact(run, index)
-        for index in range(len(run.plan.audits))
-    }
-    if (nearest := _nearest(found)) is not None:
-        index, one = nearest
-        found[index] = dataclasses.replace(one, enough=power.enough(tests[index], alpha))
+    tests = {index: _test(run, index) for index in sampled}
+    audits = {index: _judge_audit(run, index, tests[index], alpha, thorough) for index in sampled}
+    exact = {i: _judge_exact(run, i) for i in range(len(run.plan.audits)) if i not in audits}
+    weak = [index for index, audit in audits.items() if audit.weak]
+    if weak:
+        nearest = max(weak, key=lambda index: audits[index].power)
+        enough = trials_needed(tests[nearest], alpha)
+        audits[nearest] = dataclasses.replace(audits[nearest], enough=enough)
     evidence = average_evidence([test.latest for test in tests.values()] or [0.0])
     needed = -math.log(EVIDENCE_SHARE * (1 - confidence))
+    verdicts = {i: audit.verdict for i, audit in audits.items()}
+    verdicts |= {i: audit.verdict for i, audit in exact.items()}
     return RunVerdict(
-        _together(run, [one.verdict for one in found.values()], evidence >= needed),
+        _together(run, verdicts, evidence >= needed),
         confidence,
-        tuple(one for one in found.values() if isinstance(one, AuditVerdict)),
-        tuple(one for one in found.values() if isinstance(one, ExactVerdict)),
+        tuple(audits.values()),
+        tuple(exact.values()),
         evidence / math.log(10),
         needed / math.log(10),
     )
 
 
-def _nearest(found: Mapping[int, AuditVerdict | ExactVerdict]) -> tuple[int, AuditVerdict] | None:
-    """The audit that lacks the least power, of those that are done and say nothing for it."""
-    judged = [(i, one) for i, one in found.items() if isinstance(one, AuditVerdict)]
-    return max((each for each in judged if each[1].weak), key=lambda e: e[1].power, default=None)
-
-
-def _together(run: Run, verdicts: list[Verdict], refuted: bool) -> Verdict:
-    """What the verdicts on all audits, in their order, say about the run.
+def _together(run: Run, verdicts: Mapping[int, Verdict], refuted: bool) -> Verdict:
+    """What the verdicts on all audits, by their numbers, say about the run.
 
     `refuted`: their evidence together refutes the claims, whether or not that of one does.
     """
-    if refuted or Verdict.VIOLATION in verdicts:
+    if refuted or Verdict.VIOLATION in verdicts.values():
         return Verdict.VIOLATION
-    mechanisms = [cell.mechanism.model_dump_json() for cell in run.sweep.cells]
-    shown = {
-        mechanism
-        for mechanism, verdict in zip(mechanisms, verdicts, strict=True)
-        if verdict is Verdict.CONSISTENT
-    }
-    return Verdict.CONSISTENT if shown == set(mechanisms) else Verdict.INCONCLUSIVE
+    shown = dict[str, bool]()
+    for index, cell in enumerate(run.sweep.cells):
+        mechanism = cell.mechanism.model_dump_json()
+        consistent = verdicts[index] is Verdict.CONSISTENT
+        shown[mechanism] = shown.get(mechanism, False) or consistent
+    return Verdict.CONSISTENT if all(shown.values()) else Verdict.INCONCLUSIVE
 
 
-def _exact(run: Run, index: int) -> ExactVerdict:
+def _judge_exact(run: Run, index: int) -> ExactVerdict:
     """Compares at every recorded step: no look costs anything where nothing is random."""
     audit = run.plan.audits[index]
     accountant = next(iter(audit.claims))
-    rows = run.estimates[
-        (run.estimates["audit"] == audit.id)
-        & (run.estimates["estimator"] == EXACT)
-        & (run.estimates["accountant"] == accountant)
-    ]
-    if len(rows) == 0:
-        last = audit.horizons[-1]
-        return ExactVerdict(
-            audit.label, Verdict.INCONCLUSIVE, audit.claim, accountant, math.nan, last
-        )
-    claimed = rows["epsilon_upper"].to_numpy()
-    excess = rows["epsilon_lower"].to_numpy() - claimed * (1 + _ROUNDING)
-    within = excess.max() <= EXACT_TOLERANCE
-    shown = rows.iloc[-1 if within else int(np.argmax(excess))]
-    return ExactVerdict(
-        label=audit.label,
-        verdict=Verdict.CONSISTENT if within else Verdict.VIOLATION,
-        claim=float(shown["epsilon_upper"]),
-        accountant=accountant,
-        epsilon=float(shown["epsilon_lower"]),
-        step=int(shown["step"]),
-    )
+    table = run.estimates[run.estimates["audit"] == audit.id]
+    rows = table[(table["estimator"] == EXACT) & (table["accountant"] == accountant)]
+    verdict, claim, epsilon = Verdict.INCONCLUSIVE, audit.claim, math.nan
+    step = audit.horizons[-1]
+    if len(rows):
+        excess = (rows["epsilon_lower"] - rows["epsilon_upper"] * (1 + _ROUNDING)).to_numpy()
+        within = excess.max() <= EXACT_TOLERANCE
+        verdict = Verdict.CONSISTENT if within else Verdict.VIOLATION
+        shown = rows.iloc[-1 if within else int(np.argmax(excess))]
+        claim, epsilon = float(shown["epsilon_upper"]), float(shown["epsilon_lower"])
+        step = int(shown["step"])
+    return ExactVerdict(audit.label, verdict, claim, accountant, epsilon, step)
 
 
-def _tested(run: Run, index: int) -> Test:
+def _test(run: Run, index: int) -> Test:
     """The claim test after all trials of the prefix, looking after every pack."""
-    audit = run.plan.audits[index]
-    claimed, family = _claimed(run, index)
-    curve = family(claimed.noise_multiplier)
-    test = claims.test(audit, curve)
+    audit, cell = run.plan.audits[index], run.sweep.cells[index]
+    claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
+    family = claims.curves(claimed, next(iter(audit.claims)), cell.audit.delta)
+    test = claims.test(audit, family(claimed.noise_multiplier))
     for pack in score_stream.up_to_looks(audit, run.prefix(audit), lambda: test.due):
         score_stream.feed(test, pack)
         test.look()
@@ -212,35 +201,29 @@ def _tested(run: Run, index: int) -> Test:
     return test
 
 
-def _claimed(run: Run, index: int) -> tuple[Claimed, Callable[[float], Curve]]:
-    """What one audit claims, and its curve for each noise multiplier."""
+def _judge_audit(run: Run, index: int, test: Test, alpha: float, thorough: bool) -> AuditVerdict:
+    """`alpha` is the error that this audit may spend."""
     audit, cell = run.plan.audits[index], run.sweep.cells[index]
     claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
-    return claimed, claims.curves(claimed, next(iter(audit.claims)), cell.audit.delta)
-
-
-def _audit(run: Run, index: int, test: Test, asked: tuple[float, bool]) -> AuditVerdict:
-    """`asked`: the error that this audit may spend, and whether its noise is wanted in any case."""
-    audit, (alpha, thorough) = run.plan.audits[index], asked
-    claimed, family = _claimed(run, index)
+    noise, accountant = claimed.noise_multiplier, next(iter(audit.claims))
     refuted_after, done = test.refuted_after(alpha), test.trials == audit.trials
-    chance = power.of(test, alpha) if done or thorough else 0.0
-    above, strong = run.above(audit), chance >= power.REQUIRED_POWER
-    unclear = test.lopsided or audit.mixed or above
+    chance = chance_to_refute(test, alpha) if done or thorough else 0.0
+    above, strong = run.above(audit), chance >= REQUIRED_POWER
+    verdict, effective_noise = Verdict.INCONCLUSIVE, None
     if refuted_after is not None:
         verdict = Verdict.VIOLATION
-    else:
-        consistent = done and strong and not unclear
-        verdict = Verdict.CONSISTENT if consistent else Verdict.INCONCLUSIVE
-    noise = claimed.noise_multiplier
-    wanted = thorough or verdict is Verdict.VIOLATION
+    elif done and strong and not (test.lopsided or audit.mixed or above):
+        verdict = Verdict.CONSISTENT
+    if thorough or verdict is Verdict.VIOLATION:
+        family = claims.curves(claimed, accountant, cell.audit.delta)
+        effective_noise = test.effective_noise(family, noise, alpha)
     return AuditVerdict(
         label=audit.label,
         verdict=verdict,
         claim=audit.claim,
-        accountant=next(iter(audit.claims)),
+        accountant=accountant,
         noise_multiplier=noise,
-        effective_noise=test.effective_noise(family, noise, alpha) if wanted else None,
+        effective_noise=effective_noise,
         evidence=test.best / math.log(10),
         needed=-math.log10(EVIDENCE_SHARE * alpha),
         trials=test.trials,
@@ -251,5 +234,70 @@ def _audit(run: Run, index: int, test: Test, asked: tuple[float, bool]) -> Audit
         lopsided=test.lopsided,
         mixed=audit.mixed,
         above=above,
-        remark=accounting.remark(claimed.training, next(iter(audit.claims))),
+        remark=accounting.remark(claimed.training, accountant),
     )
+
+
+# Power -------------------------------------------------------------------------------------------
+
+
+def chance_to_refute(test: Test, alpha: float) -> float:
+    """Chance that this adversary would have refuted the claim, had the noise been less.
+
+    Simulated at a fixed seed with Gaussian scores, as far apart as the adversary's hit rate says
+    they would be with ALTERNATIVE times the noise. Each takes as long as the audit's own test.
+    0 where the claim allows scores as far apart: it is refuted with probability alpha at most.
+    """
+    if isinstance(test, RunTest):
+        return test.share_found(ALTERNATIVE, alpha, SIMULATIONS)
+    mu = _imagined(test)
+    if mu is None:
+        return 0.0
+    if test.planned > _LONG and _share_found(test, mu, _LONG, alpha) == 1:
+        return 1.0  # so few trials would have done
+    return _share_found(test, mu, test.planned, alpha)
+
+
+def trials_needed(test: Test, alpha: float) -> int | None:
+    """A number of trials that would give this adversary the required power; None: none tried did.
+
+    Doubled until it does, so up to twice as many as are needed.
+    """
+    if isinstance(test, RunTest) or (mu := _imagined(test)) is None:
+        return None
+    for size in (more * test.planned for more in _MORE):
+        if size <= _MOST and _share_found(test, mu, size, alpha, REQUIRED_POWER) >= REQUIRED_POWER:
+            return size
+    return None
+
+
+def _imagined(test: ClaimTest) -> float | None:
+    """μ of the scores with ALTERNATIVE times the noise; None where that keeps the claim."""
+    hits = test.hits
+    if hits.guesses == 0:
+        return None
+    rate = min(hits.hits / hits.guesses, 1 - 0.5 / hits.guesses)
+    mu = 2 * float(special.ndtri(max(rate, 0.5))) / ALTERNATIVE
+    kept = np.asarray(gdp.delta(test.curve.epsilons, mu)) <= test.curve.deltas
+    return None if kept.all() else mu
+
+
+def _share_found(
+    test: ClaimTest, mu: float, trials: int, alpha: float, required: float = 0.0
+) -> float:
+    """Share of simulated audits of so many trials that refute the claim.
+
+    No more of them are simulated than show that it is below `required`, where it is.
+    """
+    rng = np.random.default_rng(0)
+    refuted = 0
+    for tried in range(1, SIMULATIONS + 1):
+        members = rng.random(trials) < 0.5
+        imagined = ClaimTest(test.curve, trials)
+        imagined.fold(rng.normal(size=trials) + mu * members, members)
+        imagined.look(now=True)
+        refuted += imagined.refuted_after(alpha) is not None
+        hopeless = (SIMULATIONS - (tried - refuted)) / SIMULATIONS < required
+        if hopeless or (tried == _AGREE and refuted in (0, tried)):
+            break
+    return refuted / tried

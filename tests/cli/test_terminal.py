@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dpaudit_ray.cli import number_format, terminal
+from dpaudit_ray.cli import terminal
 from dpaudit_ray.cli.live_view import Display, View
-from dpaudit_ray.cli.number_format import Bound
+from dpaudit_ray.cli.terminal import Bound
 from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
 
 
@@ -38,7 +38,7 @@ def progress(done: int, trials: int = 100, label: str = "loss") -> Progress:
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert number_format.duration(seconds) == text
+    assert terminal.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_durations(seconds: float, text: str) -> None:
     ],
 )
 def test_figures(value: object, text: str) -> None:
-    assert number_format.number(value) == text
+    assert terminal.number(value) == text
 
 
 def test_tables_show_labels_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:

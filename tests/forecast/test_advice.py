@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dpaudit_ray import stats
-from dpaudit_ray.cli import plan_tables, terminal
-from dpaudit_ray.cli.number_format import duration
+from dpaudit_ray.cli import tables, terminal
+from dpaudit_ray.cli.terminal import duration
 from dpaudit_ray.forecast.forecast import AuditOutlook, Outlook
 
 LEVEL = (1e-5, 0.95)
@@ -20,7 +20,7 @@ def told(monkeypatch: pytest.MonkeyPatch, *audits: AuditOutlook) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(terminal, "explain", lines.append)
     monkeypatch.setattr(terminal, "say", lines.append)
-    plan_tables.show_advice(Outlook(audits, workers=2))
+    tables.show_advice(Outlook(audits, workers=2))
     return lines
 
 

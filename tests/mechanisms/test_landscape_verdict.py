@@ -52,7 +52,7 @@ def sweep(**mechanism: Any) -> dict[str, Any]:
 
 def judged(raw: dict[str, Any], folder: Path) -> verdict.RunVerdict:
     assert inline(write_sweep(folder, raw), folder).code == 0
-    return verdict.of(Run.open(str(folder / "land")))
+    return verdict.judge(Run.open(str(folder / "land")))
 
 
 def test_an_exact_epsilon_below_the_claim_is_consistent(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_tight_claim_is_not_refuted_by_rounding(noise: float, tmp_path: Path) 
 def test_what_is_not_computed_yet_is_inconclusive(tmp_path: Path) -> None:
     judged(sweep(), tmp_path)
     (tmp_path / "land/estimates.parquet").unlink()
-    found = verdict.of(Run.open(str(tmp_path / "land")))
+    found = verdict.judge(Run.open(str(tmp_path / "land")))
     assert found.verdict is Verdict.INCONCLUSIVE
     assert math.isnan(found.exact[0].epsilon)
     assert dpaudit("verify", tmp_path / "land").code == 5

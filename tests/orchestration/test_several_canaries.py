@@ -118,10 +118,10 @@ def test_a_healthy_training_is_no_violation_and_a_leaking_one_is(
     twenty: dict[str, Any], tmp_path: Path
 ) -> None:
     """Pooled, luck that 20 canaries share would look like a violation every third time."""
-    healthy = verdict.of(opened(twenty, tmp_path))
+    healthy = verdict.judge(opened(twenty, tmp_path))
     assert healthy.verdict is not verdict.Verdict.VIOLATION
     changed(twenty, "mechanism.leak", 2.5)
-    leaking = verdict.of(opened(twenty | {"name": "leaking"}, tmp_path))
+    leaking = verdict.judge(opened(twenty | {"name": "leaking"}, tmp_path))
     assert leaking.verdict is verdict.Verdict.VIOLATION
     assert leaking.audits[0].effective_noise is not None
     assert leaking.audits[0].effective_noise < 1
@@ -194,7 +194,7 @@ def test_one_training_is_no_run_of_independent_trials_for_the_verdict_either(
     changed(twenty, "adversary", {"name": "test_several_canaries:OneTraining"})
     changed(twenty, "audit.estimators", ["one-run"])
     changed(twenty, "mechanism.leak", 3.0)
-    found = verdict.of(opened(twenty, tmp_path))
+    found = verdict.judge(opened(twenty, tmp_path))
     assert found.verdict is verdict.Verdict.INCONCLUSIVE
 
 

@@ -108,7 +108,7 @@ def test_a_gathered_run_shows_what_one_with_a_file_per_pack_does(
     assert list(plan.remaining(run)) == []
     again.flush()
     assert_same(run, alone)
-    assert verdict.of(Run.open(run.location)) == verdict.of(Run.open(alone.location))
+    assert verdict.judge(Run.open(run.location)) == verdict.judge(Run.open(alone.location))
 
 
 def test_a_run_that_was_never_gathered_is_when_it_is_opened(

@@ -86,7 +86,7 @@ def test_everything_that_is_said_rests_on_the_same_trials(broken: Path) -> None:
     missed = sum(len(p.members) for p in packs if isinstance(p, MissedPack))
     assert missed == sum(f.pack.size for f in outcomes.failed(run, plan)) > 0
     reading = Run.open(str(broken))
-    assert verdict.of(reading).audits[0].trials == 300
+    assert verdict.judge(reading).audits[0].trials == 300
     free = replayed(broken, curve_free_method())
     assert set(rows(broken)["epsilon_lower_free"]) == {free} != {0.0}
     html = Path(page.write(reading)).read_text()

@@ -52,7 +52,7 @@ def run_of(sweep: dict[str, Any], folder: Path, mu: float) -> Run:
 
 
 def test_a_healthy_run(sweep: dict[str, Any], tmp_path: Path) -> None:
-    found = answer.of(run_of(sweep, tmp_path, CLAIMED))
+    found = answer.current(run_of(sweep, tmp_path, CLAIMED))
     assert found.verdict is Verdict.CONSISTENT
     assert found.sentence.startswith("CONSISTENT: no claim is refuted, and with 0.7 of the claimed")
     assert found.help == ()
@@ -60,7 +60,7 @@ def test_a_healthy_run(sweep: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_a_broken_run(sweep: dict[str, Any], tmp_path: Path) -> None:
-    found = answer.of(run_of(sweep, tmp_path, 2 * CLAIMED))
+    found = answer.current(run_of(sweep, tmp_path, 2 * CLAIMED))
     assert found.verdict is Verdict.VIOLATION
     said = re.search(r"refuted after (\d+) of 600 trials: no more private than with noise mult"
                      r"iplier ([\d.]+) where 0.5 is claimed", found.sentence)  # fmt: skip
@@ -71,10 +71,10 @@ def test_a_broken_run(sweep: dict[str, Any], tmp_path: Path) -> None:
 
 def test_a_weak_audit_says_what_would_help(sweep: dict[str, Any], tmp_path: Path) -> None:
     sweep["mechanism"]["noise_multiplier"] = 1.0
-    found = answer.of(run_of(sweep, tmp_path / "few", 0.8))
+    found = answer.current(run_of(sweep, tmp_path / "few", 0.8))
     assert found.verdict is Verdict.INCONCLUSIVE
     assert re.search(r"more trials: about [\d,]+ \(`--set audit.trials=\d+`\)", found.help[0])
-    blind = answer.of(run_of(sweep, tmp_path / "blind", 0.0))
+    blind = answer.current(run_of(sweep, tmp_path / "blind", 0.0))
     assert "with a chance of 0%" in blind.sentence
     assert not any("more trials" in line for line in blind.help)
 
@@ -85,7 +85,7 @@ def test_a_partial_run(sweep: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / f"scores/{run.plan.audits[0].id}/200-299.parquet").unlink()
     run.directory.set_complete(False)
     Aggregation.rebuild(run.directory).flush()
-    found = answer.of(Run.open(str(tmp_path)))
+    found = answer.current(Run.open(str(tmp_path)))
     assert before.verdict is Verdict.CONSISTENT
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "500 of 600 trials are done, 200 of them usable before a gap" in found.sentence
@@ -104,15 +104,15 @@ def test_a_failed_run(sweep: dict[str, Any], tmp_path: Path) -> None:
     )
     begun = Run.open(str(tmp_path))
     begun.directory.set_complete(False)
-    assert "100 of 600 trials failed, and 0 are done" in answer.of(begun).sentence
-    assert answer.of(begun).help[0] == "`dpaudit run` with the same sweep file goes on"
+    assert "100 of 600 trials failed, and 0 are done" in answer.current(begun).sentence
+    assert answer.current(begun).help[0] == "`dpaudit run` with the same sweep file goes on"
     outcomes.Record(run.directory, run.plan).set_failed(
         [Failure(pack, *why) for pack in failed_packs]
     )
     run.directory.set_complete(False)
     Aggregation.rebuild(run.directory).flush()
     failed = Run.open(str(tmp_path))
-    found = answer.of(failed)
+    found = answer.current(failed)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "600 of 600 trials failed, and 0 are done" in found.sentence
     assert "dpaudit run --retry-failed" in found.help[0]
@@ -146,7 +146,7 @@ def test_no_trial_bounds_nothing(sweep: dict[str, Any], tmp_path: Path) -> None:
     (row,) = overview(run)
     assert row["epsilon_lower"] != row["epsilon_lower"]
     assert row["status"] == ""
-    assert answer.of(run).sentence == "INCONCLUSIVE: no claim is refuted, but not run"
+    assert answer.current(run).sentence == "INCONCLUSIVE: no claim is refuted, but not run"
     html = Path(page.write(run)).read_text()
     assert "no trial was run" not in html
     assert "there is nothing to show" in html
@@ -157,9 +157,9 @@ def test_it_is_computed_once_for_the_same_trials(
 ) -> None:
     run = run_of(sweep, tmp_path, CLAIMED)
     found = answer.keep(run)
-    monkeypatch.setattr(verdict, "of", lambda *_, **__: pytest.fail("computed again"))
+    monkeypatch.setattr(verdict, "judge", lambda *_, **__: pytest.fail("computed again"))
     again = Run.open(str(tmp_path))
-    assert answer.of(again) == answer.quick(again) == found
+    assert answer.current(again) == answer.quick(again) == found
     monkeypatch.undo()
     stored = tmp_path / answer.FILE
     whole = json.loads(stored.read_text())
@@ -168,7 +168,7 @@ def test_it_is_computed_once_for_the_same_trials(
     for damaged in ("", "3", '"x"', "[]", "{}", '{"of": 1}', edited):
         stored.write_text(damaged)
         assert answer.kept(again) is None
-        assert answer.of(again) == found
+        assert answer.current(again) == found
         assert not answer.sound(again.directory)
 
 
@@ -215,7 +215,7 @@ def test_other_scores_of_as_many_trials_are_judged_anew(
     run_of(sweep, tmp_path / "other", 2 * CLAIMED)
     for file in (tmp_path / "other/scores").rglob("*.parquet"):
         file.replace(tmp_path / "run" / file.relative_to(tmp_path / "other"))
-    after = answer.of(Run.open(str(tmp_path / "run")))
+    after = answer.current(Run.open(str(tmp_path / "run")))
     assert (before.verdict, after.verdict) == (Verdict.CONSISTENT, Verdict.VIOLATION)
 
 
@@ -228,12 +228,12 @@ def test_who_may_not_write_is_told_all_the_same(
         raise StorageError("read only")
 
     monkeypatch.setattr(RunDirectory, "write_json", refusing)
-    assert answer.quick(run) == answer.of(run)
+    assert answer.quick(run) == answer.current(run)
     assert not (tmp_path / answer.FILE).exists()
     monkeypatch.undo()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / answer.seal.__name__ / "x"))
     (tmp_path / answer.seal.__name__).write_text("no folder")
-    assert answer.quick(run) == answer.of(run), "a home without a key costs time only"
+    assert answer.quick(run) == answer.current(run), "a home without a key costs time only"
     assert answer.kept(run) is None
 
 
@@ -287,10 +287,10 @@ def test_it_is_computed_anew_where_what_it_rests_on_has_changed(
     run = run_of(sweep, tmp_path, CLAIMED)
     run.directory.set_complete(False)
     assert answer.keep(Run.open(str(tmp_path))).verdict is Verdict.CONSISTENT
-    assert "dpaudit run" in answer.of(Run.open(str(tmp_path))).help[0]
+    assert "dpaudit run" in answer.current(Run.open(str(tmp_path))).help[0]
     run.directory.set_complete(True)
     complete = Run.open(str(tmp_path))
-    assert answer.of(complete).help == ()
+    assert answer.current(complete).help == ()
     answer.keep(complete)
     assert answer.kept(complete) is not None
     raised = complete.estimates.assign(epsilon_lower_together=99.0)
@@ -306,7 +306,7 @@ def test_a_bound_above_its_claim_is_never_beside_consistent(
     """Bounds and the test of the claim spend their errors apart, so they may differ."""
     run = run_of(sweep, tmp_path, CLAIMED)
     monkeypatch.setattr(Run, "above", lambda *_: True)
-    found = answer.of(run)
+    found = answer.current(run)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "does not refute it" in found.sentence
     assert "never CONSISTENT" in words.ABOVE
@@ -324,7 +324,7 @@ def test_it_is_the_same_everywhere(
     sweep: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of(sweep, tmp_path, 2 * CLAIMED)
-    said = answer.of(run).sentence
+    said = answer.current(run).sentence
     status = dpaudit("status", tmp_path)
     assert one_line(said) in one_line(status.out)
     assert json.loads(dpaudit("status", tmp_path, "--json").out)["verdict"]["sentence"] == said

@@ -15,7 +15,7 @@ import dpaudit_ray as da
 from dpaudit_ray.cli.main import main
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims
-from dpaudit_ray.report import power, verdict
+from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.stats import claim, curve
@@ -56,7 +56,7 @@ def quiet_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 def judged(sweep: dict, folder: Path) -> verdict.RunVerdict:
     result = da.run(sweep, storage_path=str(folder), executor="inline")
-    return verdict.of(Run.open(result.location))
+    return verdict.judge(Run.open(result.location))
 
 
 def test_a_true_claim_is_consistent(strong: dict, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_partial_run_is_never_consistent(strong: dict, tmp_path: Path) -> None
     run = Run.open(result.location)
     last = run.plan.audits[0].packs[-1]
     (Path(result.location) / f"scores/{run.plan.audits[0].id}/{last[0]}-{last[1]}.parquet").unlink()
-    assert verdict.of(Run.open(result.location)).verdict is Verdict.INCONCLUSIVE
+    assert verdict.judge(Run.open(result.location)).verdict is Verdict.INCONCLUSIVE
 
 
 def test_true_claims_are_not_refuted(
@@ -103,7 +103,7 @@ def test_true_claims_are_not_refuted(
     At most 5 % may be refuted; 200 fixed seeds with 17 or more, or 100 with 11, would have
     probability 2 to 3 % at exactly 5 %, and the test is far more careful than that.
     """
-    monkeypatch.setattr(power, "SIMULATIONS", 1)
+    monkeypatch.setattr(verdict, "SIMULATIONS", 1)
     monkeypatch.setattr(ClaimTest, "effective_noise", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     strong["audit"] |= {"trials": 400}
@@ -111,7 +111,7 @@ def test_true_claims_are_not_refuted(
     refuted = 0
     for seed in range(200 if LONG else 100):
         run = made_up_run(strong, tmp_path / str(seed), mu, seed)
-        refuted += verdict.of(run).verdict is Verdict.VIOLATION
+        refuted += verdict.judge(run).verdict is Verdict.VIOLATION
     assert refuted <= (16 if LONG else 10)
 
 
@@ -137,7 +137,7 @@ def test_a_training_that_diverges_with_the_canary_only_is_a_violation(
 def test_one_that_diverges_alike_in_both_worlds_is_none(strong: dict, tmp_path: Path) -> None:
     strong["audit"] |= {"trials": 5000}
     run = made_up_run(strong, tmp_path, np.sqrt(20) / 4, 4, diverged=(0.05, 0.05))
-    found = verdict.of(run)
+    found = verdict.judge(run)
     assert found.verdict is not Verdict.VIOLATION
     assert min(found.audits[0].diverged) > 50
     assert not found.audits[0].lopsided
@@ -150,7 +150,7 @@ def test_a_leak_that_no_number_of_these_trials_could_refute_is_not_consistent(
     strong["mechanism"] |= {"steps": 250, "noise_multiplier": 4.0}
     strong["audit"] |= {"trials": 1000, "record_every": 250}
     run = made_up_run(strong, tmp_path, 3.95, 5, diverged=(0.0, 0.05))
-    found = verdict.of(run).audits[0]
+    found = verdict.judge(run).audits[0]
     assert found.lopsided
     assert found.power >= 0.8
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -162,11 +162,14 @@ def test_audits_are_judged_together_by_averaged_evidence(tiny: dict, tmp_path: P
     tiny["audit"] |= {"trials": 300, "record_every": 6}
     sigma, steps = tiny["mechanism"]["noise_multiplier"], tiny["mechanism"]["steps"]
     run = made_up_run(tiny, tmp_path, 1.2 * np.sqrt(steps) / sigma, 6)
-    found = verdict.of(run)
+    found = verdict.judge(run)
     mean = np.log10(np.mean([10**audit.evidence for audit in found.audits]))
     assert found.evidence <= mean + 1e-9, "the latest evidence, which is at most the largest"
     assert found.needed == pytest.approx(np.log10(1 / (0.3 * 0.05)))
-    assert verdict._together(run, [Verdict.CONSISTENT] * 12, True) is Verdict.VIOLATION
+    assert (
+        verdict._together(run, dict.fromkeys(range(12), Verdict.CONSISTENT), True)
+        is Verdict.VIOLATION
+    )
 
 
 @pytest.mark.parametrize("accountant", ["gaussian", "pld", "rdp", "prv"])
@@ -239,18 +242,18 @@ def test_power_is_simulated_for_as_long_as_it_matters(
         made[planned] += 1
         return ClaimTest(claimed, planned)
 
-    monkeypatch.setattr(power, "ClaimTest", counted)
-    monkeypatch.setattr(power, "_LONG", 300)
+    monkeypatch.setattr(verdict, "ClaimTest", counted)
+    monkeypatch.setattr(verdict, "_LONG", 300)
     if imagined is not None:
-        monkeypatch.setattr(power, "_imagined", lambda _: imagined)
-    assert power.of(test, alpha=0.05) == chance
+        monkeypatch.setattr(verdict, "_imagined", lambda _: imagined)
+    assert verdict.chance_to_refute(test, alpha=0.05) == chance
     assert made == sizes
 
 
 def test_scores_that_a_claim_allows_refute_it_as_seldom_as_it_may() -> None:
     """What is said without simulation, simulated: at most 5 % (9 of 50 come once in a thousand)."""
     test = ClaimTest(curve.gaussian(1.0), planned=900)
-    assert power._share_found(test, 1.0, 900, 0.05) * power.SIMULATIONS <= 8
+    assert verdict._share_found(test, 1.0, 900, 0.05) * verdict.SIMULATIONS <= 8
 
 
 def test_trials_that_would_do() -> None:
@@ -259,10 +262,14 @@ def test_trials_that_would_do() -> None:
     members = rng.random(100) < 0.5
     test = ClaimTest(curve.gaussian(1.0), planned=100)
     test.fold(rng.normal(size=100) + 0.8 * members, members)
-    found = power.enough(test, alpha=0.05)
+    found = verdict.trials_needed(test, alpha=0.05)
     assert found is not None
-    mu = power._imagined(test)
-    assert power._share_found(test, mu, found, 0.05) >= 0.8 > power.of(test, alpha=0.05)
+    mu = verdict._imagined(test)
+    assert (
+        verdict._share_found(test, mu, found, 0.05)
+        >= 0.8
+        > verdict.chance_to_refute(test, alpha=0.05)
+    )
 
 
 def test_power_in_between_takes_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +277,6 @@ def test_power_in_between_takes_all_draws(monkeypatch: pytest.MonkeyPatch) -> No
     members = rng.random(300) < 0.5
     test = ClaimTest(curve.gaussian(2.0), planned=300)
     test.fold(rng.normal(size=300) + 1.7 * members, members)
-    chance = power.of(test, alpha=0.05)
+    chance = verdict.chance_to_refute(test, alpha=0.05)
     assert 0 < chance < 1
     assert chance * 50 == pytest.approx(round(chance * 50))

@@ -208,9 +208,9 @@ def test_a_verdict_says_what_its_claim_takes_for_granted(
     raw = sampled(trials=40, accountants=["gaussian"])
     raw["mechanism"] |= {"sample_rate": 1.0, "options": {"rate": 0.999}}
     run = Run.open(da.run(raw, storage_path=str(tmp_path), executor="inline").location)
-    assert verdict.of(run).audits[0].remark == ""
+    assert verdict.judge(run).audits[0].remark == ""
     shuffled = Claimed(1.0, 10, 0.2, accounting.Sampling.SHUFFLE)
     monkeypatch.setattr(type(run.sweep.cells[0].mechanism), "claimed", lambda *_: shuffled)
-    assert verdict.of(run).audits[0].remark.startswith("no amplification by this sampling")
+    assert verdict.judge(run).audits[0].remark.startswith("no amplification by this sampling")
     said = words.conditions({"certified"}, run.sweep.cells)
     assert said[0].startswith("claim by gaussian: no amplification by this sampling")

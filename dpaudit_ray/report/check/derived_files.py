@@ -282,7 +282,7 @@ class DerivedFiles:
         if len(others):
             table = pd.concat([table, others], ignore_index=True)
         run = Run(self._run, self._sweep, self._plan, table)
-        answered = answer.worded(run, verdict.of(run, thorough=False))
+        answered = answer.worded(run, verdict.judge(run, thorough=False))
         if not answer.sound(self._run):
             self._findings.differs(answer.FILE, "digest", "another", "that of its content")
         recorded = answer.recorded(Run(self._run, self._sweep, self._plan, self._stored))
