@@ -31,6 +31,25 @@ def complete_run(incomplete: str) -> list[str]:
     return _paths(incomplete, lambda path: all((path / name).is_file() for name in _RUN_FILES))
 
 
+def _paths(incomplete: str, fits: Callable[[Path], bool]) -> list[str]:
+    """Fitting paths in the folder that is typed, and in its folders that begin as typed."""
+    folder, slash, begun = incomplete.rpartition("/")
+    base = Path(folder + slash).expanduser()
+    near = _entries(base, begun)
+    below = [inside for path in near if not fits(path) for inside in _entries(path)]
+    return [f"{folder}{slash}{path.relative_to(base)}" for path in (*near, *below) if fits(path)]
+
+
+def _entries(folder: Path, begun: str = "") -> list[Path]:
+    """What lies in a folder under a name that begins so; hidden files only where that is typed."""
+    try:
+        entries = sorted(itertools.islice(folder.iterdir(), _MAX_ENTRIES))
+    except OSError:
+        return []
+    names = [path for path in entries if path.name.startswith(begun)]
+    return [path for path in names if begun.startswith(".") or not path.name.startswith(".")]
+
+
 def complete_change(incomplete: str) -> list[str]:
     """Keys for `--set`: those of the sweep file on the line."""
     from ..errors import DpauditError
@@ -54,24 +73,6 @@ def _dotted_keys(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
             yield from _dotted_keys(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
-
-
-def _paths(incomplete: str, fits: Callable[[Path], bool]) -> list[str]:
-    """Fitting paths in the folder that is typed, and in its folders that begin as typed."""
-    folder, slash, begun = incomplete.rpartition("/")
-    near = [folder + slash + name for name in _names(folder + slash, begun)]
-    below = (f"{name}/{inside}" for name in near if not fits(Path(name)) for inside in _names(name))
-    return [path for path in (*near, *below) if fits(Path(path).expanduser())]
-
-
-def _names(folder: str, begun: str = "") -> list[str]:
-    try:
-        with os.scandir(Path(folder or ".").expanduser()) as entries:
-            names = [entry.name for entry in itertools.islice(entries, _MAX_ENTRIES)]
-    except OSError:
-        return []
-    hidden = begun.startswith(".")
-    return sorted(n for n in names if n.startswith(begun) and (hidden or not n.startswith(".")))
 
 
 def _trust(reads: bool) -> Callable[[typer.Context, str | None], str | None]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,12 +14,11 @@ from ..errors import Exit, SpecError
 from . import tables, terminal
 from .arguments import AsJson, RunPath, TrustedToRead, Wide, complete_run
 from .read_verbs import open_run
-from .terminal import duration
+from .terminal import duration, plural
 
 if TYPE_CHECKING:
     from ..report.check import Checked
-    from ..report.comparison import Comparison, Pair, Side
-    from ..report.verdict import Verdict
+    from ..report.comparison import Comparison
     from ..scripts.script_audit import Options
     from ..scripts.script_findings import ScriptVerdict
     from ..scripts.script_runs import Target
@@ -35,128 +33,99 @@ _WHAT = typer.Argument(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class _ScriptOptions:
-    """Options of `verify` that only a script takes, as they were given."""
-
-    budget: str | None
-    delta: float | None
-    layers: str | None
-    address: str | None
-    memory: float | None
-    seed: int | None
-    secret_size: bool | None
-    junit: Path | None
-    html: Path | None
-
-    def parse(self) -> Options:
-        """Raises SpecError for a value outside its bounds."""
-        from ..forecast.designs import parse_duration
-        from ..scripts.script_audit import Options
-
-        layers: tuple[int, ...] = (0, 1, 2)
-        if self.layers is not None:
-            names = {name.strip() for name in self.layers.split(",")}
-            if not names <= {"0", "1", "2"}:
-                raise SpecError("--layers", f"is {self.layers!r}; name some of 0,1,2")
-            layers = tuple(sorted(map(int, names)))
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise SpecError("--delta", f"must lie between 0 and 1, got {self.delta:g}")
-        if self.memory is not None and not self.memory > 0:
-            raise SpecError("--memory", f"must be above 0, got {self.memory:g}")
-        budget = parse_duration(self.budget or "10min")
-        return Options(budget, layers, self.memory, self.seed or 0, bool(self.secret_size))
-
-
 @app.command()
 def verify(  # noqa: PLR0913 (options of a command line)
+    context: typer.Context,
     what: Annotated[str, _WHAT],
     as_json: AsJson = False,
     trust: TrustedToRead = None,
     wide: Wide = False,
-    budget: Annotated[
-        str | None, typer.Option(help="Script: time it may take: 90s, 10min, 1h. Default 10min.")
-    ] = None,
+    budget: Annotated[str, typer.Option(help="Script: time it may take: 90s, 10min.")] = "10min",
     delta: Annotated[
         float | None, typer.Option(help="Script: δ, where no @audited(delta=...) tells.")
     ] = None,
-    layers: Annotated[
-        str | None, typer.Option(help="Script: 0 one run, 1 steps, 2 runs. Default 0,1,2.")
-    ] = None,
+    layers: Annotated[str, typer.Option(help="Script: 0 one run, 1 steps, 2 runs.")] = "0,1,2",
     address: Annotated[str | None, typer.Option(help="Script: a Ray cluster to join.")] = None,
     memory: Annotated[float | None, typer.Option(help="Script: GiB that a run may take.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Script: of all coins. Default 0.")] = None,
+    seed: Annotated[int, typer.Option(help="Script: of all coins.")] = 0,
     secret_size: Annotated[
-        bool | None,
-        typer.Option("--secret-size", help="Script: the number of records is secret, too."),
-    ] = None,
+        bool, typer.Option("--secret-size", help="Script: the number of records is secret, too.")
+    ] = False,
     junit: Annotated[Path | None, typer.Option(help="Script: writes a JUnit file.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Script: the page. Default SCRIPT-audit.html.")
     ] = None,
 ) -> None:
     """Says whether trials contradict the claim: exit 1 violation, 0 none, 5 inconclusive."""
+    from ..report import verdict
     from ..report.verdict import Verdict
+    from ..scripts import report_export
     from ..scripts.script_runs import Target
 
-    options = _ScriptOptions(
-        budget, delta, layers, address, memory, seed, secret_size, junit, html
-    )  # fmt: skip
     target = Target.from_text(what, delta)
-    if target is not None:
-        verdict = _verify_script(target, options, as_json)
+    if target is None:
+        _refuse_script_options(context, what)
+        of_run = verdict.judge(open_run(what))
+        if as_json:
+            terminal.show_json(dataclasses.asdict(of_run))
+        else:
+            tables.show_verdict(of_run)
+        said = of_run.verdict
     else:
-        given = [name for name, value in vars(options).items() if value is not None]
-        if given:
-            key = f"--{given[0].replace('_', '-')}"
-            raise SpecError(key, f"is for scripts, and {what} is a run directory")
-        verdict = _verify_run(what, as_json)
-    exit_codes = {
-        Verdict.VIOLATION: Exit.VIOLATION,
-        Verdict.CONSISTENT: Exit.COMPLETE,
-        Verdict.INCONCLUSIVE: Exit.INCONCLUSIVE,
-    }
-    raise typer.Exit(exit_codes[verdict])
+        options = _script_options(budget, delta, layers, memory, seed, secret_size)
+        judged = _audit_script(target, options, address)
+        page = html or Path(f"{target.script.stem}-{target.function}-audit.html")
+        report_export.write(page, report_export.html(judged))
+        if junit is not None:
+            report_export.write(junit, report_export.junit(judged))
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            report_export.write(Path(summary), report_export.markdown(judged), append=True)
+        if as_json:
+            terminal.show_json(dataclasses.asdict(judged))
+        else:
+            _show_script(judged)
+            terminal.say(f"report: {page}")
+        said = judged.verdict
+    codes = {Verdict.VIOLATION: Exit.VIOLATION, Verdict.CONSISTENT: Exit.COMPLETE}
+    raise typer.Exit(codes.get(said, Exit.INCONCLUSIVE))
 
 
-def _verify_run(location: str, as_json: bool) -> Verdict:
-    from ..report import verdict
-
-    judged = verdict.judge(open_run(location))
-    if as_json:
-        terminal.show_json(dataclasses.asdict(judged))
-    else:
-        tables.show_verdict(judged)
-    return judged.verdict
+def _refuse_script_options(context: typer.Context, run: str) -> None:
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and name not in ("what", "as_json", "trust", "wide"):
+            option = f"--{name.replace('_', '-')}"
+            raise SpecError(option, f"is for scripts, and {run} is a run directory")
 
 
-def _verify_script(target: Target, options: _ScriptOptions, as_json: bool) -> Verdict:
-    from ..scripts import report_export
+def _script_options(
+    budget: str, delta: float | None, layers: str, gib: float | None, seed: int, secret_size: bool
+) -> Options:
+    """Raises SpecError for a value outside its bounds."""
+    from ..forecast.designs import parse_duration
+    from ..scripts.script_audit import Options
+
+    names = {name.strip() for name in layers.split(",")}
+    if not names <= {"0", "1", "2"}:
+        raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")
+    if delta is not None and not 0 < delta < 1:
+        raise SpecError("--delta", f"must lie between 0 and 1, got {delta:g}")
+    if gib is not None and not gib > 0:
+        raise SpecError("--memory", f"must be above 0, got {gib:g}")
+    return Options(parse_duration(budget), tuple(sorted(map(int, names))), gib, seed, secret_size)
+
+
+def _audit_script(target: Target, options: Options, address: str | None) -> ScriptVerdict:
     from ..scripts.script_audit import Audit
     from ..scripts.script_runs import LocalRunner, RayRunner
 
-    parsed = options.parse()
-    with contextlib.ExitStack() as stack:
-        if options.address or os.environ.get("RAY_ADDRESS"):
-            from ..orchestration import ray_executor
+    if not (address or os.environ.get("RAY_ADDRESS")):
+        return Audit(target, LocalRunner(target), options, terminal.add).verdict()
+    from ..orchestration import ray_executor
 
-            ray = stack.enter_context(ray_executor.connected(options.address))
-            runner: LocalRunner | RayRunner = RayRunner(ray, target)
-        else:
-            runner = LocalRunner(target)
-        judged = Audit(target, runner, parsed, terminal.add).verdict()
-    page = options.html or Path(f"{target.script.stem}-{target.function}-audit.html")
-    report_export.write(page, report_export.html(judged))
-    if options.junit is not None:
-        report_export.write(options.junit, report_export.junit(judged))
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        report_export.write(Path(summary), report_export.markdown(judged), append=True)
-    if as_json:
-        terminal.show_json(dataclasses.asdict(judged))
-    else:
-        _show_script(judged)
-        terminal.say(f"report: {page}")
-    return judged.verdict
+    with ray_executor.connected(address) as ray:
+        return Audit(target, RayRunner(ray, target), options, terminal.add).verdict()
 
 
 def _show_script(judged: ScriptVerdict) -> None:
@@ -207,10 +176,7 @@ def _show_check(checked: Checked) -> None:
         terminal.explain(f"told: {line}")
     for line in checked.unchecked:
         terminal.explain(f"not checked: {line}")
-    counts = [
-        f"{count:,} {name.removesuffix('s') if count == 1 else name}"
-        for name, count in checked.derived.items()
-    ]
+    counts = [plural(count, name.removesuffix("s")) for name, count in checked.derived.items()]
     derived = f"{', '.join(counts) or 'nothing'}{', the verdict' * bool(checked.verdict)}"
     took = duration(checked.seconds)
     if not checked.in_order:
@@ -244,7 +210,8 @@ def compare(
     from ..report.comparison import comparison_figure
 
     comparison = compare_runs(open_run(run), open_run(other))
-    names = _short_names(comparison.locations)
+    first, second = (place.rstrip("/").rpartition("/")[2] for place in comparison.locations)
+    names = (first, second) if first != second else comparison.locations
     if as_json:
         raw = dataclasses.asdict(comparison)
         for entry, pair in zip(raw["pairs"], comparison.pairs, strict=True):
@@ -263,12 +230,6 @@ def compare(
         raise SpecError(
             "--figure", f"{figure} cannot be written ({error.strerror}); give another file"
         ) from error
-
-
-def _short_names(locations: tuple[str, str]) -> tuple[str, str]:
-    """The last parts of two places, or all of them where those are alike."""
-    first, second = (location.rstrip("/").rpartition("/")[2] for location in locations)
-    return (first, second) if first != second else locations
 
 
 def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
@@ -293,33 +254,25 @@ def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
 def _show_pairs(comparison: Comparison) -> None:
     from ..storage.scores import UTILITY
 
-    sides = [side for pair in comparison.pairs for side in (pair.one, pair.other)]
-    measured = [name for name in UTILITY if not all(math.isnan(side.entry[name]) for side in sides)]
+    entries = [side.entry for pair in comparison.pairs for side in pair.sides]
+    measured = [name for name in UTILITY if not all(math.isnan(entry[name]) for entry in entries)]
     columns = ["audit", "run", "trials", "bound", "mu", "eps", "status", "eps any", "claim"]
     columns += ["right", "from", "to", *measured, "verdict", "note"]
-    rows = [row for pair in comparison.pairs for row in _pair_rows(pair, measured)]
+    rows = []
+    for pair in comparison.pairs:
+        same, differs = pair.one.label == pair.other.label, "differs" if pair.differs else ""
+        labels, notes = (pair.one.label, "" if same else pair.other.label), ("", differs)
+        for number, side, label, note in zip((1, 2), pair.sides, labels, notes, strict=True):
+            entry = side.entry
+            rows.append((
+                label, number, tables.progress_figure(entry), entry["estimator"],
+                entry["mu_lower"], entry["epsilon_lower"], entry["status"] or "none yet",
+                entry["epsilon_lower_free"], entry["epsilon_upper"], side.rate, side.low,
+                side.high, *(entry[name] for name in measured), side.verdict, note,
+            ))  # fmt: skip
     terminal.show_table("", columns, rows)
     terminal.explain(
         "right: rate of right guesses, with the ends of its two-sided interval at the audit's "
         "confidence; differs: these do not meet, or an exact eps is another one; where they meet "
         "nothing is shown. A lower bound has one end only: one that is larger is no difference"
     )
-
-
-def _pair_rows(pair: Pair, measured: list[str]) -> list[list[Any]]:
-    second_label = pair.other.label if pair.other.label != pair.one.label else ""
-    differs = "differs" if pair.differs else ""
-    return [
-        _side_row(1, pair.one.label, pair.one, measured, ""),
-        _side_row(2, second_label, pair.other, measured, differs),
-    ]
-
-
-def _side_row(number: int, label: str, side: Side, measured: list[str], note: str) -> list[Any]:
-    entry = side.entry
-    return [
-        label, number, tables.progress_figure(entry), entry["estimator"], entry["mu_lower"],
-        entry["epsilon_lower"], entry["status"] or "none yet", entry["epsilon_lower_free"],
-        entry["epsilon_upper"], side.rate, side.low, side.high,
-        *(entry[name] for name in measured), side.verdict, note,
-    ]  # fmt: skip

@@ -16,8 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -28,7 +27,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from ..orchestration.progress import AuditProgress, Progress, Speed
+from ..orchestration.progress import Progress, Speed
 from ..printable import printable
 from ..sweep.grid import shorten_labels
 from . import terminal
@@ -50,18 +49,14 @@ class State(enum.IntEnum):
     DONE = enum.auto()
 
 
-_STATE_WORDS = {
+_COUNTED = {  # in the order in which they are counted
     State.DONE: "done",
     State.RUNNING: "running",
     State.WAITING: "waiting",
     State.STOPPED: "given up",
 }
-_NO_BOUND_WORDS = {
-    State.RUNNING: "runs",
-    State.STOPPED: "given up",
-    State.WAITING: "waits",
-    State.DONE: "–",
-}
+_COUNTED_AT_THE_END = _COUNTED | dict.fromkeys((State.RUNNING, State.WAITING), "not finished")
+_WITHOUT_BOUND = dict(zip(State, ("runs", "given up", "waits", "–"), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +91,9 @@ class View:
         # Two thirds of the screen at most: earlier output stays in sight.
         rows = min(max(height * 2 // 3, 8) - 4, height - 5)
         if rows > 0:
-            legend, labels = _labels(progress, width)
+            legend, labels = "", [printable(audit.label) for audit in progress.audits]
+            if max(map(cell_len, labels), default=0) + _NUMBER_COLUMNS > width:
+                legend, labels = shorten_labels(labels)
             if legend:
                 lines.append(_Shortened(legend, "dim"))
             shown, hidden = list(range(len(labels))), []
@@ -105,7 +102,7 @@ class View:
                 shown, hidden = shown[:rows], shown[rows:]
             lines.append(_table(progress, labels, shown, width))
             if hidden:
-                counted = _counted(progress, hidden)
+                counted = _counted(progress, hidden, _COUNTED)
                 lines.append(_one_line(Text(f"+{len(hidden)} more: {counted}", style="dim")))
         return Group(*lines)
 
@@ -133,11 +130,10 @@ class View:
 
 def final_line(progress: Progress, seconds: float) -> Text:
     """The sentence that stays on the screen in place of the picture, since tables follow."""
-    indices = list(range(len(progress.audits)))
-    unfinished = dict.fromkeys((State.RUNNING, State.WAITING), "not finished")
+    count = len(progress.audits)
     took = "" if progress.activity.pack_seconds is None else f" in {duration(seconds)}"
-    counted = _counted(progress, indices, unfinished)
-    return _totals(progress, f"{took}; {plural(len(indices), 'audit')}: {counted}")
+    counted = _counted(progress, range(count), _COUNTED_AT_THE_END)
+    return _totals(progress, f"{took}; {plural(count, 'audit')}: {counted}")
 
 
 def audit_state(progress: Progress, index: int) -> State:
@@ -157,11 +153,8 @@ def _urgency(progress: Progress, index: int) -> tuple[int, bool, int]:
     return (min(state, State.STOPPED) if above else state, not above, index)
 
 
-def _counted(
-    progress: Progress, indices: list[int], words: Mapping[State, str] = MappingProxyType({})
-) -> str:
-    """Numbers of audits by state; `words` replace the usual ones for some states."""
-    words = {**_STATE_WORDS, **words}
+def _counted(progress: Progress, indices: Sequence[int], words: Mapping[State, str]) -> str:
+    """Numbers of audits by the word for their state."""
     counts = Counter(words[audit_state(progress, index)] for index in indices)
     parts = [f"{counts[word]} {word}" for word in dict.fromkeys(words.values()) if counts[word]]
     above = sum(progress.audits[index].above for index in indices)
@@ -175,39 +168,26 @@ def _totals(progress: Progress, more: str) -> Text:
     return text.append(more, style=Style(bold=False))
 
 
-def _labels(progress: Progress, width: int) -> tuple[str, list[str]]:
-    """A legend and the labels; these are whole, without a legend, where there is room."""
-    labels = [printable(audit.label) for audit in progress.audits]
-    if max(map(cell_len, labels), default=0) + _NUMBER_COLUMNS <= width:
-        return "", labels
-    return shorten_labels(labels)
-
-
 def _table(progress: Progress, labels: list[str], shown: list[int], width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="underline")
     table.add_column("audit", min_width=12)
-    table.add_column("trials", justify="right", no_wrap=True)
-    table.add_column("ε ≥" if width < _NARROW else "ε ≥ (any time)", justify="right", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    table.add_column("claim", justify="right", no_wrap=True)
+    for head in ("trials", "ε ≥" if width < _NARROW else "ε ≥ (any time)", "status", "claim"):
+        table.add_column(head, justify="left" if head == "status" else "right", no_wrap=True)
     for index in shown:
         audit, state = progress.audits[index], audit_state(progress, index)
         style = ALARM if audit.above else "dim" * (state in (State.WAITING, State.DONE))
-        bound, status = "–", _NO_BOUND_WORDS[state]
+        bound, status = "–", _WITHOUT_BOUND[state]
         if audit.done and not math.isnan(audit.epsilon_lower):
             bound = marked(f"{audit.epsilon_lower:.2f}", audit.above)
             status = str(audit.status)
-        cells = (_done(audit), bound, status, f"{audit.claim:.2f}")
+        done = f"{audit.done:,} / {audit.trials:,}"
+        if audit.waits:
+            done = f"prepared {audit.parts_done:,} / {audit.parts:,}"
+        elif audit.decided is not None:
+            done = f"{audit.done:,} enough"
+        cells = (done, bound, status, f"{audit.claim:.2f}")
         table.add_row(_Shortened(labels[index]), *map(Text, cells), style=style)
     return table
-
-
-def _done(audit: AuditProgress) -> str:
-    if audit.waits:
-        return f"prepared {audit.parts_done:,} / {audit.parts:,}"
-    if audit.decided is not None:
-        return f"{audit.done:,} enough"
-    return f"{audit.done:,} / {audit.trials:,}"
 
 
 def _one_line(text: Text) -> Text:

@@ -1,5 +1,5 @@
-"""Numbers of one audit beside its bounds: how often its bits are guessed right, and what its models
-are worth."""
+"""What an audit's scores say beside its bounds: how often its bits are guessed right, what its
+models are worth, and the whole trade-off curve, whether it is Gaussian, with ε at every δ."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
-from ..plan import score_stream
+from .. import imports
+from ..plan import claims, score_stream
 from ..plan.model import PlannedAudit
 from ..plan.score_stream import ConsumedPack, Trials
-from ..stats import clopper_pearson_lower, clopper_pearson_upper
+from ..stats import clopper_pearson_lower, clopper_pearson_upper, gdp, profile
+from ..stats.base import checked
+from ..stats.curve import Curve
 from ..stats.guess_count_bound import GuessCounter
+from ..stats.profile import MuProfile
+from ..stats.threshold_rates import Worlds
 from ..storage.scores import UTILITY
+from ..sweep.cell import Cell
+
+Floats = npt.NDArray[np.float64]
+_DELTAS = np.logspace(-8, -1, 29)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,3 +110,93 @@ def mean_utilities(audit: PlannedAudit, packs: Iterable[ConsumedPack]) -> dict[s
     measured = utilities(audit, Trials.of(audit, packs))
     means = {utility.measure: utility.mean for utility in measured if utility.canary == "any"}
     return dict.fromkeys(UTILITY, math.nan) | means
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservedTradeOff:
+    """Observed error rates at every threshold, and μ of the fit.
+
+    Estimates, not bounds: a few trials trace a curve that is better than the true one here and
+    worse there. `alpha` and `beta` are false-positive and false-negative rates, float64 [n],
+    alpha increasing.
+    """
+
+    alpha: Floats
+    beta: Floats
+    mu: float
+
+    @classmethod
+    def from_scores(cls, scores: npt.ArrayLike, members: npt.ArrayLike) -> ObservedTradeOff:
+        """Fits μ where both errors together are rarest: the point that most trials speak for."""
+        worlds = Worlds.observed(*checked(scores, members))
+        if min(worlds.sizes) == 0:
+            return cls(np.empty(0), np.empty(0), 0.0)
+        thresholds = np.concatenate([[np.inf], worlds.midpoints()[::-1], [-np.inf]])
+        counts = zip(worlds.errors(thresholds), worlds.sizes, strict=True)
+        alpha, beta = (np.asarray(errors / trials, dtype=np.float64) for errors, trials in counts)
+        # One half of an error per world: a perfect attack has no finite μ.
+        floor = 0.5 / min(worlds.sizes)
+        error = max(float((alpha + beta).min()) / 2, floor)
+        return cls(alpha, beta, max(-2 * float(special.ndtri(error)), 0.0))
+
+    @property
+    def saturated(self) -> bool:
+        """Whether some threshold errs nowhere: no number of trials so far shows an end."""
+        return bool(len(self.alpha)) and float((self.alpha + self.beta).min()) == 0
+
+    @property
+    def gap(self) -> float:
+        """Largest distance of the curve from the fit, in α or β, whichever is less.
+
+        Both curves are steep at one end, where a difference of one trial in α is a large one in β.
+        """
+        if len(self.alpha) == 0:
+            return 0.0
+        upwards = np.abs(self.beta - gaussian_trade_off(self.alpha, self.mu))
+        sideways = np.abs(self.alpha - gaussian_trade_off(self.beta, self.mu))  # its own inverse
+        return float(np.max(np.minimum(upwards, sideways)))
+
+
+def gaussian_trade_off(alpha: npt.ArrayLike, mu: float) -> Floats:
+    """G_μ(α) = Φ(Φ⁻¹(1 - α) - μ): the fewest misses of a μ-GDP mechanism (Dong et al., 2022)."""
+    return np.asarray(1 - gdp.true_positive_rate(alpha, mu), dtype=np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Curves that the last step's scores trace, at the audit's confidence.
+
+    `epsilons` are lower bounds at `deltas`, valid together; `claim` is the claimed curve.
+    """
+
+    tradeoff: ObservedTradeOff
+    mu: MuProfile
+    deltas: Floats
+    epsilons: Floats
+    claim: Curve
+
+    @property
+    def gaussian(self) -> bool:
+        """False when no single μ fits: then no ε converted from a μ should be believed."""
+        return self.mu.gaussian
+
+    @classmethod
+    def from_trials(cls, cell: Cell, audit: PlannedAudit, trials: Trials) -> Profile:
+        """Computes the curves from an audit's scores at its last step."""
+        scores, members, confidence = trials.with_errors(), trials.members, cell.audit.confidence
+        # No world of so many trials is larger, but by a chance of 1 in 16,000: one calibration
+        # does for all audits of that many, and a larger world has its own (`stats.error_rates`).
+        size = math.ceil(len(scores) / 2 + 2 * math.sqrt(len(scores)))
+        accountant = next(iter(audit.claims))
+        if ":" in accountant and imports.is_data(accountant):  # its one recorded point
+            claim = Curve(np.array([audit.claim]), np.array([cell.audit.delta]))
+        else:
+            training = cell.mechanism.claimed(cell.adversary, audit.horizons[-1]).training
+            claim = claims.at_points(training, np.linspace(0.0, 2 * audit.claim, 60), accountant)
+        return cls(
+            ObservedTradeOff.from_scores(scores, members),
+            profile.mu_profile(scores, members, confidence, size=size),
+            _DELTAS,
+            profile.epsilon_curve(scores, members, _DELTAS, confidence, size=size),
+            claim,
+        )

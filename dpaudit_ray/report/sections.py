@@ -21,10 +21,9 @@ from ..stats import Status
 from ..storage.scores import UTILITY
 from ..sweep.cell import Cell
 from . import answer, words
-from .curves import Profile
 from .figures import one_audit, whole_run
 from .markup import embedded
-from .measures import HitRate, utilities
+from .measures import HitRate, Profile, utilities
 from .tables import Run, all_estimates, best, overview
 
 Said = dict[str, Any]  # by the names that the template has for it
@@ -137,7 +136,7 @@ def _profile(view: AuditView) -> Said:
     if not (_has_curve(view) and view.audit.independent):
         return {"profile": None, "hits": None}
     trials = view.trials
-    curves = Profile.from_scores(view.run, view.audit, trials.with_errors(), trials.members)
+    curves = Profile.from_trials(view.cell, view.audit, trials)
     sure = curves.claim.epsilons[0] == 0  # not of an accountant that may not be imported
     most = (1 + float(curves.claim.deltas[0])) / 2 if sure else math.nan
     return {

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 
+from ...plan import outcomes
 from ...storage.run_directory import RunDirectory
 from . import derived_files, plan_files
 from .derived_files import ESTIMATES, DerivedFiles
 from .findings import Checked, Difference, Findings
 from .plan_files import Opened
-from .score_files import ScoreFiles
+from .score_files import check_scores
 
 __all__ = ["Checked", "Difference", "check_run"]
 
@@ -36,28 +37,26 @@ def check_run(location: str) -> Checked:
 def _check_rest(opened: Opened, findings: Findings) -> tuple[str, str]:
     """The verdict, and how far a partial run is; both empty where they cannot be told."""
     derived_files.check_names(opened, findings)
-    failed = derived_files.given_up(opened, findings)
+    failed = None
+    with findings.reading(outcomes.FILE):
+        failed = outcomes.failed(opened.run, opened.plan)
     wrong = derived_files.check_preparations(opened, findings)
-    audits = range(len(opened.plan.audits))
-    scores = ScoreFiles(opened.run, opened.plan, findings)
-    good = [index for index in audits if scores.check(index) and index not in wrong]
-    scores.end()
+    whole = [i for i in check_scores(opened.run, opened.plan, findings) if i not in wrong]
+    derived = None
     if not opened.whole:
         findings.cannot("estimates and verdict", "the sweep is not the one that was run")
-        return "", ""
-    if failed is None:
+    elif failed is None:
         findings.cannot("estimates and verdict", "they rest on records that are damaged")
-        return "", ""
-    derived = None
-    with findings.reading(ESTIMATES):
-        derived = DerivedFiles(opened, failed, findings)
+    else:
+        with findings.reading(ESTIMATES):
+            derived = DerivedFiles(opened, failed, findings)
     if derived is None:
         return "", ""
-    for index in good:
+    for index in whole:
         derived.check_audit(index)
     derived.check_records()
     partial = derived.check_completeness()
-    if len(good) < len(audits):
+    if len(whole) < len(opened.plan.audits):
         findings.cannot("the verdict", "it rests on the files that differ")
         return "", partial
     return derived.check_verdict(), partial

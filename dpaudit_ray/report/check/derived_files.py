@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -43,7 +43,7 @@ _WHOLE = ("step", "trials")  # columns of whole numbers
 def check_names(opened: Opened, findings: Findings) -> None:
     """Every file is one that a run has; those of others are named, and refused among its own.
 
-    Files of scores are held against the plan by `ScoreFiles`.
+    Files of scores are held against the plan by `check_scores`.
     """
     plan = opened.plan
     waited = {audit.preparation.id for audit in plan.audits if audit.preparation}
@@ -51,7 +51,11 @@ def check_names(opened: Opened, findings: Findings) -> None:
     for name in opened.run.files(DEPTH):
         kind = contents.kind(name)
         if kind is Kind.CODE:
-            _check_code(opened, name, findings)
+            with findings.reading(name):
+                text = opened.run.read_text(name) or ""
+                content = {"SHA-256": hashlib.sha256(text.encode()).hexdigest()}
+                findings.compare(name, content, {"SHA-256": digest(name)})
+                findings.derived["modules"] += 1
         elif kind is Kind.FOREIGN:
             findings.differs(name, "", "a file", "one that this run has written")
         elif kind is Kind.LEFT:
@@ -67,21 +71,6 @@ def check_names(opened: Opened, findings: Findings) -> None:
         findings.told.append(
             f"{OWNER}: a driver is at work, or was killed; its changes meanwhile may be told here"
         )
-
-
-def _check_code(opened: Opened, name: str, findings: Findings) -> None:
-    with findings.reading(name):
-        text = opened.run.read_text(name) or ""
-        content = {"SHA-256": hashlib.sha256(text.encode()).hexdigest()}
-        findings.compare(name, content, {"SHA-256": digest(name)})
-        findings.derived["modules"] += 1
-
-
-def given_up(opened: Opened, findings: Findings) -> list[Failure] | None:
-    """Packs that count as misses; None where a record is damaged that estimates rest on."""
-    with findings.reading(outcomes.FILE):
-        return outcomes.failed(opened.run, opened.plan)
-    return None
 
 
 def check_preparations(opened: Opened, findings: Findings) -> set[int]:
@@ -140,9 +129,8 @@ class DerivedFiles:
             self._findings.differs(ESTIMATES, f"row {place}", "an empty value", "what a bound has")
         stored = stored[~empty].astype(dict.fromkeys(_WHOLE, "int64"))
         for name in sorted(set(stored["audit"]) - {audit.id for audit in self._plan.audits}):
-            self._findings.differs(
-                ESTIMATES, "", f"rows of {name!r:.60}", "of an audit of the plan"
-            )
+            rows = f"rows of {name!r:.60}"
+            self._findings.differs(ESTIMATES, "", rows, "of an audit of the plan")
         return stored
 
     def check_audit(self, index: int) -> None:
@@ -163,7 +151,8 @@ class DerivedFiles:
     def _compare_estimates(self, index: int) -> None:
         audit = self._plan.audits[index]
         files = self._run.score_files(audit.id)
-        lost = self._given_up(index)
+        packs = (failure.pack for failure in self._failed)
+        lost = {(pack.first, pack.last) for pack in packs if pack.audit == index}
         state = AuditState(self._opened, index, lost, files)
         taken, rows = state.take(), state.rows()
         stored = self._stored[self._stored["audit"] == audit.id]
@@ -186,24 +175,19 @@ class DerivedFiles:
         derived = {_key(row): row for row in map(vars, rows)}
         there = {_key(row): row for row in stored.to_dict("records")}
         if len(there) < len(stored):
-            self._findings.differs(ESTIMATES, "", f"{len(stored)} rows",
-                                   f"{len(there)}, of one each", audit.label)  # fmt: skip
+            apart = f"{len(stored)} rows", f"{len(there)}, of one each"
+            self._findings.differs(ESTIMATES, "", *apart, audit.label)
         self._take_for_certified(index, there, derived)
         self._findings.derived["estimates"] += len(there.keys() & derived.keys())
         self._findings.compare(ESTIMATES, there, derived, audit.label)
-
-    def _given_up(self, index: int) -> set[Bounds]:
-        packs = (failure.pack for failure in self._failed)
-        return {(pack.first, pack.last) for pack in packs if pack.audit == index}
 
     def _name_lacking(self, audit: PlannedAudit, lost: set[Bounds], written: int) -> bool:
         """Names the packs that written estimates rest on, and that are not there."""
         there = compaction.finished(self._run, audit) | lost
         lacking = [pack for pack in audit.packs if pack[0] < written and pack not in there]
+        apart = "", "no such file", "the scores that its estimates rest on", audit.label
         for first, last in lacking:
-            self._findings.differs(f"scores/{audit.id}/{first}-{last}.parquet", "", "no such file",
-                                   "the scores that its estimates rest on",
-                                   audit.label)  # fmt: skip
+            self._findings.differs(f"scores/{audit.id}/{first}-{last}.parquet", *apart)
         return bool(lacking)
 
     def _rows_after(self, index: int, trials: int) -> list[EstimateRow]:
@@ -240,8 +224,8 @@ class DerivedFiles:
         for index, derived in self._derived.items():
             audit = self._plan.audits[index]
             stored = [kind for kind in kinds if kind.audit == audit.id]
-            there = _missed(stored) | _decision(recorded.get(index))
-            here = _missed(derived.taken.missed) | _decision(derived.taken.decided)
+            there = _outcomes(stored, recorded.get(index))
+            here = _outcomes(derived.taken.missed, derived.taken.decided)
             self._findings.compare(outcomes.FILE, there, here, audit.label)
             self._findings.derived["missed trials"] += sum(k.trials for k in derived.taken.missed)
             self._findings.derived["decisions"] += derived.taken.decided is not None
@@ -287,7 +271,8 @@ class DerivedFiles:
             self._findings.differs(answer.FILE, "digest", "another", "that of its content")
         recorded = answer.recorded(Run(self._run, self._sweep, self._plan, self._stored))
         if recorded is not None:
-            self._findings.compare(answer.FILE, _fields(recorded), _fields(answered))
+            told = vars(dataclasses.replace(recorded, derived=True))
+            self._findings.compare(answer.FILE, told, vars(answered))
         return answered.verdict.value
 
 
@@ -296,18 +281,10 @@ def _key(row: Mapping[Any, Any]) -> str:
     return f"step {step}, {estimator}, {accountant}"
 
 
-def _decision(trials: int | None) -> dict[str, str]:
-    return {} if trials is None else {"trials that were enough": str(trials)}
-
-
-def _missed(kinds: list[outcomes.MissedTrials]) -> dict[str, str]:
-    return {
+def _outcomes(missed: Iterable[outcomes.MissedTrials], decided: int | None) -> dict[str, str]:
+    """What a record tells of one audit, by what it is of."""
+    told = {
         f"trials missed by {kind.kind}": f"{kind.trials} from trial {kind.first} on"
-        for kind in kinds
+        for kind in missed
     }
-
-
-def _fields(answered: answer.Answer) -> dict[str, Any]:
-    fields = {field.name: getattr(answered, field.name) for field in dataclasses.fields(answered)}
-    del fields["derived"]
-    return fields
+    return told if decided is None else told | {"trials that were enough": str(decided)}

@@ -75,18 +75,14 @@ class Findings:
         self._rounded = 0  # values that are not the same bit for bit
         self._furthest = 0.0  # relative
 
-    def add(self, differences: Iterable[Difference]) -> int:
-        """Takes differences; returns how many."""
-        before = self.different
+    def add(self, differences: Iterable[Difference]) -> None:
+        """Takes differences."""
         for difference in differences:
             self.different += 1
             if len(self.differences) < KEPT:
                 self.differences.append(difference)
-        return self.different - before
 
-    def differs(
-        self, file: str, place: str, stored: object, derived: object, audit: str = ""
-    ) -> None:
+    def differs(self, file: str, place: str, stored: Any, derived: Any, audit: str = "") -> None:
         """Adds one difference; values are shown with all their digits."""
         words = (value if isinstance(value, str) else repr(value) for value in (stored, derived))
         self.add([Difference(file, audit, place, *words)])

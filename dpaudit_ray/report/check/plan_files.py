@@ -6,7 +6,6 @@ The sweep says what follows; where its plan says otherwise, the rest is checked 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +49,11 @@ def opened(run: RunDirectory, findings: Findings) -> Opened | None:
     """
     if run.read_text(PLAN) is None and run.read_text(SWEEP) is None:
         record.require(run)
-    plan = _stored_plan(run, findings)
+    plan = None
+    with findings.reading(PLAN):
+        plan = record.load(run)
+        if plan is None:
+            findings.differs(PLAN, "", "no such file", "a plan")
     sweep, whole = _stored_sweep(run, findings)
     if plan is None or sweep is None:
         findings.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
@@ -75,15 +78,6 @@ def opened(run: RunDirectory, findings: Findings) -> Opened | None:
                                  audit.fingerprint, audit.label)  # fmt: skip
     _tell_provenance(sweep, plan, findings)
     return Opened(run, filled, plan, whole)
-
-
-def _stored_plan(run: RunDirectory, findings: Findings) -> Plan | None:
-    plan = None
-    with findings.reading(PLAN):
-        plan = record.load(run)
-        if plan is None:
-            findings.differs(PLAN, "", "no such file", "a plan")
-    return plan
 
 
 def _stored_sweep(run: RunDirectory, findings: Findings) -> tuple[Sweep | None, bool]:
@@ -119,12 +113,16 @@ class _Planning:
     def audit(self, index: int) -> PlannedAudit:
         """The audit as the sweep has it, as far as that can be told."""
         audit, cell, findings = self._plan.audits[index], self._sweep.cells[index], self._findings
-        claimed, derived = self._claims(index), self._fields(index)
-        stored = {name: getattr(audit, name) for name in derived}
+        claims_again, derived = self._claims(index), dict[str, Any]()
+        for name, derive in self._fields(index).items():
+            try:
+                derived[name] = derive()
+            except DpauditError as error:
+                findings.cannot(f"its {name}", first_line(error), audit.label)
         place = f"audits.{index}."
         findings.compare(
             PLAN,
-            {place + name: value for name, value in stored.items()},
+            {place + name: getattr(audit, name) for name in derived},
             {place + name: value for name, value in derived.items()},
             audit.label,
         )
@@ -138,42 +136,34 @@ class _Planning:
             findings.cannot("its fingerprint", "takes code of its author's", audit.label)
         findings.derived["audits"] += 1
         findings.derived["bits"] += audit.trials
-        return dataclasses.replace(audit, **derived, claims=claimed)
+        return dataclasses.replace(audit, **derived, claims=claims_again)
 
-    def _fields(self, index: int) -> dict[str, Any]:
-        """What follows from the sweep alone, by the names of `PlannedAudit`."""
-        audit, cell = self._plan.audits[index], self._sweep.cells[index]
-        trials = cell.audit.trials if audit.trials or not isinstance(cell.mechanism, Unread) else 0
-        sampled = cell.mechanism.sampled
-        fields: dict[str, Any] = {
-            "label": printable(cell.label),
-            "trials": trials if sampled else 0,
-            "mixed": audit.mixed and len(self._plan.code or ()) > 1,
+    def _fields(self, index: int) -> dict[str, Callable[[], Any]]:
+        """How to derive what follows from the sweep alone, by the names of `PlannedAudit`."""
+        audit, cell, sweep = self._plan.audits[index], self._sweep.cells[index], self._sweep
+        sampled, files = cell.mechanism.sampled, self._plan.data
+        untold = not audit.trials and isinstance(cell.mechanism, Unread)  # whether it is sampled
+        fields: dict[str, Callable[[], Any]] = {
+            "label": lambda: printable(cell.label),
+            "trials": lambda: cell.audit.trials if sampled and not untold else 0,
+            "mixed": lambda: audit.mixed and len(self._plan.code or ()) > 1,
         }
         if not cell.unread:
-            fields["fingerprint"] = cell.fingerprint
-            fields["id"] = planner.identifier(index, cell)
-            fields["horizons"] = cell.horizons
-            fields["canaries"] = cell.canaries if sampled else 1
-            if (files := self._plan.data) is not None:
-                awaited = functools.partial(preparing.planned, cell, self._sweep.seed, files)
-                fields |= self._told("preparation", index, awaited)
-        if not cell.unread or self._sweep.resources.pack_size != "auto":
-            fields |= self._told("packs", index, functools.partial(self._packs, audit, cell))
+            fields |= {
+                "fingerprint": lambda: cell.fingerprint,
+                "id": lambda: planner.identifier(index, cell),
+                "horizons": lambda: cell.horizons,
+                "canaries": lambda: cell.canaries if sampled else 1,
+            }
+            if files is not None:
+                fields["preparation"] = lambda: preparing.planned(cell, sweep.seed, files)
+        if not cell.unread or sweep.resources.pack_size != "auto":
+            fields["packs"] = lambda: self._packs(audit, cell)
         if not isinstance(self._filled.cells[index].mechanism, Recorded):
             reads = cell.foreign or cell.mechanism.claim_reads_data
             if audit.claimed is not None or not reads:  # versions before did not record it
-                fields["claimed"] = claims.asked(cell) if reads else None
+                fields["claimed"] = lambda: claims.asked(cell) if reads else None
         return fields
-
-    def _told(self, name: str, index: int, tell: Callable[[], Any]) -> dict[str, Any]:
-        """The value by its name, or nothing where it takes what is not here."""
-        try:
-            return {name: tell()}
-        except DpauditError as error:
-            label = self._plan.audits[index].label
-            self._findings.cannot(f"its {name}", first_line(error), label)
-            return {}
 
     def _packs(self, audit: PlannedAudit, cell: Cell) -> tuple[tuple[int, int], ...]:
         """Cuts trials anew for every number of them that was declared, as it was.
@@ -207,16 +197,17 @@ class _Planning:
                          {f"audits.{index}.claims": ", ".join(names)}, audit.label)  # fmt: skip
         derived: dict[str, tuple[float, ...]] = {}
         for name in names:
-            unknown = audit.claims.get(name, (math.nan,) * len(audit.horizons))
+            derived[name] = audit.claims.get(name, (math.nan,) * len(audit.horizons))
             if ":" in name and is_data(name):
                 findings.cannot(f"claims by {name}", "they take code of its author's to tell")
-                derived[name] = unknown
                 continue
-            ask = functools.partial(claims.by, claims.asked(cell), cell.audit.delta, name)
-            for values in self._told(f"claims by {name}", index, ask).values():
-                findings.derived["claims"] += len(values)
-                unknown = self._compared(audit, name, values)
-            derived[name] = unknown
+            try:
+                values = claims.by(claims.asked(cell), cell.audit.delta, name)
+            except DpauditError as error:
+                findings.cannot(f"its claims by {name}", first_line(error), audit.label)
+                continue
+            findings.derived["claims"] += len(values)
+            derived[name] = self._compared(audit, name, values)
         return derived
 
     def _compared(

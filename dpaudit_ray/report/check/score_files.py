@@ -5,10 +5,9 @@ Files are read by several threads, each of which keeps what it finds and nothing
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -25,6 +24,42 @@ _READERS = 8  # of files that may hold 2**20 scores each
 _NAMED = 20  # trials of one file
 
 
+def check_scores(run: RunDirectory, plan: Plan, findings: Findings) -> list[int]:
+    """Reads all files of scores; returns the audits whose files estimates may rest on."""
+    good: list[int] = []
+    undigested: list[Difference] = []
+    digested = False
+    for index, audit in enumerate(plan.audits):
+        before, scores = findings.different, _AuditScores(run, plan.seed, audit)
+        files = run.score_files(audit.id)
+        chosen = compaction.resolved(audit.packs, files)
+        starts, ends = ({pack[end] for pack in audit.packs} for end in (0, 1))
+        foreign = {file for file in files if file[0] not in starts or file[1] not in ends}
+        for file in sorted(foreign):
+            findings.add([scores.difference(file, "", "a file", "of any pack of its plan")])
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="check") as readers:
+            for read in readers.map(scores.read, chosen):
+                findings.add(read.differences)
+                findings.derived["packs"] += read.packs
+                findings.derived["trials"] += read.trials
+                digested |= read.digest is True
+                if read.digest is False:
+                    missing = "no SHA-256", "one as other files have"
+                    undigested.append(scores.difference(read.file, "", *missing))
+        for file in sorted(files - foreign - {segment.file for segment in chosen}):
+            findings.add(scores.compared_twice(file, chosen))
+        if findings.different == before:
+            good.append(index)
+    if digested:
+        findings.add(undigested)
+    elif undigested:
+        findings.cannot(
+            f"that {len(undigested):,} score files are as they were written",
+            "they were written before they had a digest, and are known by what they give only",
+        )
+    return good
+
+
 @dataclasses.dataclass(frozen=True)
 class _Read:
     """What one file has: differences, packs and trials, and whether it states a digest.
@@ -39,118 +74,64 @@ class _Read:
     digest: bool | None = None
 
 
-class ScoreFiles:
-    """The score files of a run."""
+@dataclasses.dataclass(frozen=True)
+class _AuditScores:
+    """The score files of one audit."""
 
-    def __init__(self, run: RunDirectory, plan: Plan, findings: Findings) -> None:
-        self._run, self._plan, self._findings = run, plan, findings
-        self._digested = self._undigested = 0
-        self._without: list[Difference] = []  # a digest; the first of them
+    run: RunDirectory
+    seed: int
+    audit: PlannedAudit
 
-    def check(self, index: int) -> bool:
-        """Reads all files of an audit; whether they are what its estimates may rest on."""
-        audit, before = self._plan.audits[index], self._findings.different
-        files = self._run.score_files(audit.id)
-        chosen = compaction.resolved(audit.packs, files)
-        starts, ends = ({pack[end] for pack in audit.packs} for end in (0, 1))
-        foreign = {file for file in files if file[0] not in starts or file[1] not in ends}
-        for file in sorted(foreign):
-            self._findings.differs(_name(audit, file), "", "a file", "of any pack of its plan",
-                                   audit.label)  # fmt: skip
-        for read in self._read_all(audit, chosen):
-            self._findings.add(read.differences)
-            self._findings.derived["packs"] += read.packs
-            self._findings.derived["trials"] += read.trials
-            self._digested += read.digest is True
-            self._undigested += read.digest is False
-            if read.digest is False and len(self._without) < _NAMED:
-                self._without.append(
-                    _difference(audit, read.file, "", "no SHA-256", "one as other files have")
-                )
-        for file in sorted(files - foreign - {segment.file for segment in chosen}):
-            self._findings.add(self._compared_twice(audit, file, chosen))
-        return self._findings.different == before
+    def difference(self, file: Bounds, place: str, stored: str, derived: str = "") -> Difference:
+        name = f"scores/{self.audit.id}/{file[0]}-{file[1]}.parquet"
+        return Difference(name, self.audit.label, place, stored, derived)
 
-    def end(self) -> None:
-        """Says where digests are missing; that is no difference where no file has one."""
-        if self._digested:
-            self._findings.add(self._without)
-        elif self._undigested:
-            self._findings.cannot(
-                f"that {self._undigested:,} score files are as they were written",
-                "they were written before they had a digest, and are known by what they give only",
-            )
-
-    def _read_all(self, audit: PlannedAudit, chosen: Iterable[Stretch]) -> Iterator[_Read]:
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="check") as readers:
-            waiting: collections.deque[Future[_Read]] = collections.deque()
-            for segment in chosen:
-                waiting.append(readers.submit(self._read, audit, segment))
-                if len(waiting) > 4 * _READERS:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-
-    def _read(self, audit: PlannedAudit, segment: Stretch) -> _Read:
+    def read(self, segment: Stretch) -> _Read:
         assert segment.file is not None
-        scores = self._scores(audit, segment.file)
+        scores = self._scores(segment.file)
         if isinstance(scores, Difference):
             return _Read(segment.file, [scores])
-        trials = audit.packs[segment.stop - 1][1] - audit.packs[segment.start][0] + 1
-        differences = list(self._differences(audit, segment.file, scores))
-        packs = segment.stop - segment.start
-        return _Read(segment.file, differences, packs, trials, bool(scores.stated))
+        packs = self.audit.packs[segment.start : segment.stop]
+        trials = packs[-1][1] - packs[0][0] + 1
+        differences = list(self._differences(segment.file, scores))
+        return _Read(segment.file, differences, len(packs), trials, bool(scores.stated))
 
-    def _scores(self, audit: PlannedAudit, file: Bounds) -> PackScores | Difference:
+    def _scores(self, file: Bounds) -> PackScores | Difference:
         """The content of a file, or why it cannot be read."""
         try:
-            return self._run.read_scores(audit.id, *file, len(audit.horizons))
+            return self.run.read_scores(self.audit.id, *file, len(self.audit.horizons))
         except DamagedScoresError as error:
-            return _difference(audit, file, "", first_line(error.__cause__ or error))
+            return self.difference(file, "", first_line(error.__cause__ or error))
 
-    def _differences(
-        self, audit: PlannedAudit, file: Bounds, scores: PackScores
-    ) -> Iterator[Difference]:
+    def _differences(self, file: Bounds, scores: PackScores) -> Iterator[Difference]:
         """Where the content of a file is not what the plan commits to, or what was written."""
-        if scores.steps != audit.horizons:
-            yield _difference(audit, file, "steps", repr(scores.steps), repr(audit.horizons))
-        bits = seeds.bits(self._plan.seed, audit.fingerprint, *file)
+        steps = self.audit.horizons
+        if scores.steps != steps:
+            yield self.difference(file, "steps", repr(scores.steps), repr(steps))
+        bits = seeds.bits(self.seed, self.audit.fingerprint, *file)
         wrong = np.flatnonzero(scores.members != bits)
         for row in wrong[:_NAMED].tolist():
             stored = f"member {bool(scores.members[row])}"
-            yield _difference(audit, file, f"trial {file[0] + row}", stored, str(bits[row]))
+            yield self.difference(file, f"trial {file[0] + row}", stored, str(bits[row]))
         if len(wrong) > _NAMED:
-            yield _difference(audit, file, "", f"{len(wrong) - _NAMED} more other bits")
-        if scores.stated and scores.stated != (digest := scores.digest(audit.id)):
+            yield self.difference(file, "", f"{len(wrong) - _NAMED} more other bits")
+        if scores.stated and scores.stated != (digest := scores.digest(self.audit.id)):
             stored = f"scores of SHA-256 {digest[:16]}..."
-            yield _difference(audit, file, "", stored, f"{scores.stated[:16]}..., as written")
+            yield self.difference(file, "", stored, f"{scores.stated[:16]}..., as written")
 
-    def _compared_twice(
-        self, audit: PlannedAudit, file: Bounds, chosen: Iterable[Stretch]
-    ) -> Iterator[Difference]:
+    def compared_twice(self, file: Bounds, chosen: Iterable[Stretch]) -> Iterator[Difference]:
         """How a file differs from those that hold its packs too, as a crash may leave them."""
-        scores = self._scores(audit, file)
+        scores = self._scores(file)
         if isinstance(scores, Difference):
             yield scores
             return
         for segment in chosen:
-            low = max(audit.packs[segment.start][0], file[0])
-            high = min(audit.packs[segment.stop - 1][1], file[1])
+            low = max(self.audit.packs[segment.start][0], file[0])
+            high = min(self.audit.packs[segment.stop - 1][1], file[1])
             if low > high or segment.file is None:
                 continue
-            other = self._scores(audit, segment.file)
+            other = self._scores(segment.file)
             if isinstance(other, Difference):
                 continue
             if difference := other.part(low, high).difference(scores.part(low, high)):
-                stored = f"trials {low}-{high} twice: this one {difference}"
-                yield _difference(audit, file, "", stored)
-
-
-def _difference(
-    audit: PlannedAudit, file: Bounds, place: str, stored: str, derived: str = ""
-) -> Difference:
-    return Difference(_name(audit, file), audit.label, place, stored, derived)
-
-
-def _name(audit: PlannedAudit, file: Bounds) -> str:
-    return f"scores/{audit.id}/{file[0]}-{file[1]}.parquet"
+                yield self.difference(file, "", f"trials {low}-{high} twice: this one {difference}")

@@ -13,7 +13,7 @@ from scipy import special
 
 from ...plan.score_stream import Trials
 from ...stats import Status, profile
-from ..curves import ObservedTradeOff, Profile, gaussian_trade_off
+from ..measures import ObservedTradeOff, Profile, gaussian_trade_off
 from .primitives import (
     ALARM,
     COLOURS,

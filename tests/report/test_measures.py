@@ -11,8 +11,7 @@ from scipy import special
 
 from dpaudit_ray import accounting
 from dpaudit_ray.plan.score_stream import Trials
-from dpaudit_ray.report.curves import ObservedTradeOff, Profile, gaussian_trade_off
-from dpaudit_ray.report.measures import HitRate
+from dpaudit_ray.report.measures import HitRate, ObservedTradeOff, Profile, gaussian_trade_off
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import error_rates, gdp
 from dpaudit_ray.stats.guess_count_bound import GuessCounter
@@ -24,9 +23,8 @@ def test_audits_of_one_size_share_their_calibration(tiny: dict, tmp_path: Path) 
     tiny["grid"]["mechanism.seed"] = [1, 2, 3]
     run = Run.open(str(played(tiny, tmp_path, 10_000)))
     error_rates.local_level.cache_clear()
-    for audit in run.plan.audits:
-        trials = Trials.of(audit, run.prefix(audit))
-        Profile.from_scores(run, audit, trials.with_errors(), trials.members)
+    for cell, audit in zip(run.sweep.cells, run.plan.audits, strict=True):
+        Profile.from_trials(cell, audit, Trials.of(audit, run.prefix(audit)))
     assert error_rates.local_level.cache_info().misses == 2
 
 
