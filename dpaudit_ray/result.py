@@ -95,7 +95,7 @@ class Result:
         from .report.figures import whole_run
         from .report.figures.primitives import Picture
 
-        return Picture(whole_run.bars_figure(whole_run.panels_of_run(self.run)))
+        return Picture(whole_run.bars_figure(whole_run.bounds_table(self.run)))
 
     def report(self) -> str:
         """Writes report.html and figures/ into the run directory; returns the report's address."""

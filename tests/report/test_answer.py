@@ -316,8 +316,8 @@ def test_a_bound_above_its_claim_is_never_beside_consistent(
 def test_a_bar_above_its_claim_looks_otherwise(
     sweep: dict[str, Any], mu: float, kind: str, tmp_path: Path
 ) -> None:
-    (panel,) = whole_run.panels_of_run(run_of(sweep, tmp_path, mu))
-    assert [line.kind for line in panel.lines] == [kind]
+    bounds = whole_run.bounds_table(run_of(sweep, tmp_path, mu))
+    assert whole_run.last_bounds(bounds)["kind"].tolist() == [kind]
 
 
 def test_it_is_the_same_everywhere(

@@ -6,91 +6,87 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dpaudit_ray.report.figures import whole_run
-from dpaudit_ray.report.figures.whole_run import Line, Panel, is_axis, panels_of_run
+from dpaudit_ray.report.figures.whole_run import is_axis
 from dpaudit_ray.report.tables import Run
-from tests.report.handed import played
+from tests.report.handed import LANDSCAPE, played, sweep
 
 
-def grouped(raw: dict, folder: Path) -> tuple[Run, list[Panel]]:
-    """A finished run whose scores are drawn: what is exact takes no pack."""
+def bounds_of(raw: dict, folder: Path) -> tuple[Run, pd.DataFrame]:
+    """A finished run whose scores are drawn (what is exact takes no pack), and its bounds."""
     run = Run.open(str(played(raw, folder, 10_000)))
-    return run, panels_of_run(run)
+    return run, whole_run.bounds_table(run)
 
 
 def test_repetitions_are_one_line_and_claims_one_panel(tiny: dict, tmp_path: Path) -> None:
     tiny["audit"]["trials"] = 20
     tiny["grid"]["mechanism.noise_multiplier"] = [2.0, 3.0]
     tiny["grid"]["mechanism.seed"] = [0, 4]
-    run, panels = grouped(tiny, tmp_path)
-    assert [panel.title for panel in panels] == ["noise_multiplier=2.0", "noise_multiplier=3.0"]
-    for panel in panels:
-        assert [line.label for line in panel.lines] == ["biased-dimension", "loss"]
-        assert panel.horizons == (3, 6)
-        assert panel.claims == pytest.approx(panel.lines[0].audits[0].claims["gaussian"])
-    for line in (line for panel in panels for line in panel.lines):
-        assert len(line.audits) == 2
-        for audit in line.audits:
-            rows = run.estimates[run.estimates["audit"] == audit.id].set_index("estimator")
-            accuracy = rows.loc["accuracy"].set_index("step")["epsilon_lower"]
-            np.testing.assert_array_equal(line.bounds[audit.id], accuracy.loc[[3, 6]])
-    assert whole_run.amplification_figure(run, panels) is None, "the claim grows with the steps"
+    run, bounds = bounds_of(tiny, tmp_path)
+    titles = ["noise_multiplier=2.0", "noise_multiplier=3.0"]
+    assert bounds["title"].unique().tolist() == titles
+    for _, panel in bounds.groupby("panel"):
+        assert panel["label"].unique().tolist() == ["biased-dimension", "loss"]
+        assert panel["step"].unique().tolist() == [3, 6]
+    assert (bounds.groupby("line")["audit"].nunique() == 2).all()
+    for audit in run.plan.audits:
+        rows = run.estimates.query("audit == @audit.id and estimator == 'accuracy'")
+        mine = bounds[bounds["audit"] == audit.id]
+        np.testing.assert_array_equal(mine["bound"], rows.sort_values("step")["epsilon_lower"])
+        assert tuple(mine["claim"]) == audit.claims["gaussian"]
+    assert whole_run.amplification_figure(run, bounds) is None, "the claim grows with the steps"
 
 
 def test_a_run_that_records_one_step_has_no_evolution(tiny: dict, tmp_path: Path) -> None:
     tiny["audit"] |= {"trials": 10, "record_every": 6}
-    _, panels = grouped(tiny, tmp_path)
-    assert whole_run.evolution_figure(panels) is None
-    assert whole_run.bars_figure(panels).startswith(b"\x89PNG")
+    _, bounds = bounds_of(tiny, tmp_path)
+    assert whole_run.evolution_figure(bounds) is None
+    assert whole_run.bars_figure(bounds).startswith(b"\x89PNG")
 
 
 def test_amplification_is_the_last_epsilon_over_the_first(tmp_path: Path) -> None:
     """Landscapes insert the canary once; their grid is noise by batch size."""
-    sweep = {
-        "name": "landscape",
-        "mechanism": {"name": "landscape", "steps": 3, "batch_size": 1, "noise_multiplier": 1.0,
-                      "clip_norm": 1.0, "backend": "exact"},
-        "adversary": "landscape",
-        "audit": {"trials": 1, "delta": 1e-5, "record_every": 1},
-        "grid": {"mechanism.noise_multiplier": [2.0, 4.0], "mechanism.batch_size": [1, 4]},
-    }  # fmt: skip
-    run, panels = grouped(sweep, tmp_path)
-    assert [panel.title for panel in panels] == ["noise_multiplier=2.0", "noise_multiplier=4.0"]
-    assert whole_run.amplification_figure(run, panels) is not None
-    exact, read_as_gaussian = (
-        panels_of_run(run, name)[0].lines[0] for name in ("exact", "exact-gdp")
+    raw = sweep(
+        mechanism=LANDSCAPE | {"steps": 3, "clip_norm": 1.0, "backend": "exact"},
+        audit={"trials": 1, "delta": 1e-5, "record_every": 1},
+        grid={"mechanism.noise_multiplier": [2.0, 4.0], "mechanism.batch_size": [1, 4]},
     )
-    assert exact.last[0] < read_as_gaussian.last[0]
+    run, bounds = bounds_of(raw, tmp_path)
+    assert bounds["title"].unique().tolist() == ["noise_multiplier=2.0", "noise_multiplier=4.0"]
+    assert whole_run.amplification_figure(run, bounds) is not None
+    as_gaussian = whole_run.bounds_table(run, "exact-gdp")
+    assert bounds["bound"].iloc[2] < as_gaussian["bound"].iloc[2]
 
 
-def test_amplification_averages_repetitions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_amplification_averages_repetitions(tmp_path: Path) -> None:
     """Wherever the seeds stand in the grid, a cell is the mean of its own repetitions."""
-    sweep = {
-        "name": "landscape",
-        "mechanism": {"name": "landscape", "steps": 3, "batch_size": 1, "noise_multiplier": 1.0},
-        "adversary": "landscape",
-        "audit": {"trials": 400, "delta": 1e-5, "record_every": 1},
-        "grid": {
+    raw = sweep(
+        mechanism=LANDSCAPE | {"steps": 3},
+        audit={"trials": 100, "delta": 1e-5, "record_every": 1},
+        grid={
             "mechanism.noise_multiplier": [0.5, 1.0],
             "mechanism.seed": [1, 2, 3],
             "mechanism.batch_size": [1, 4],
         },
-    }
-    run, panels = grouped(sweep, tmp_path)
-    assert len(run.plan.audits) == 12
-    kept = []
-    monkeypatch.setattr(Line, "kept", property(lambda line: kept.append(line) or 0.5))
-    assert whole_run.amplification_figure(run, panels) is not None
+        resources={"pack_size": 100},
+    )
+    run, bounds = bounds_of(raw, tmp_path)
+    assert whole_run.amplification_figure(run, bounds) is not None
     cells = dict(zip((audit.id for audit in run.plan.audits), run.sweep.cells, strict=True))
-    mechanisms = [[cells[audit.id].mechanism for audit in line.audits] for line in kept]
+    mechanisms = [
+        [cells[audit].mechanism for audit in line["audit"].unique()]
+        for _, line in bounds.groupby("line")
+    ]
     assert [{(m.noise_multiplier, m.batch_size) for m in line} for line in mechanisms] == [
         {(0.5, 1)}, {(0.5, 4)}, {(1.0, 1)}, {(1.0, 4)},
     ]  # fmt: skip
     assert all([m.seed for m in line] == [1, 2, 3] for line in mechanisms)
+    means = [line.groupby("step")["bound"].mean() for _, line in bounds.groupby("line")]
+    expected = [float(mean[3] / mean[1]) if mean[1] > 0 else np.nan for mean in means]
+    np.testing.assert_allclose(whole_run.share_kept(bounds), expected)
 
 
 @pytest.mark.parametrize(

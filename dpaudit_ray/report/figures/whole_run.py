@@ -48,95 +48,76 @@ _BINS = 60
 # Which audits stand together ---------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """Audits that differ in `mechanism.seed` only, and the bounds that stand for them.
+def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
+    """The bounds of a run beside their claims: a row for each audit and recorded step.
 
-    `bounds` is indexed by step, with one column per repetition; NaN where there is none yet.
-    `status` is that of the bounds at the last step, empty without any.
+    Audits that differ in `mechanism.seed` only are one line, and lines that claim the same at the
+    same steps one panel. Rows are sorted by these, which are numbered as in the sweep file.
+
+    Args:
+        run: the run.
+        estimator: whose bounds; every audit's own for None.
+
+    Returns:
+        Columns `panel`, `title` (what the labels of its lines share), `line`, `label` (without
+        that), `audit`, `step`, `bound` (NaN where there is none yet), `claim` (by the first
+        accountant), and `status`, that of the line's last bounds, empty without any.
     """
-
-    label: str
-    audits: tuple[PlannedAudit, ...]
-    bounds: pd.DataFrame
-    status: str = ""
-
-    @property
-    def last(self) -> list[float]:
-        """The bound of every repetition at the last step, as far as there is one."""
-        return [float(v) for v in self.bounds.iloc[-1] if not np.isnan(v)]
-
-    @property
-    def claim(self) -> float:
-        """ε of the first accountant at the last step."""
-        return self.audits[0].claim
-
-    @property
-    def mean(self) -> float:
-        """Mean bound over repetitions at the last step, 0 where there is none."""
-        return float(np.mean(self.last)) if self.last else 0.0
-
-    @property
-    def kind(self) -> str:
-        """How its bar is drawn: the status of its bound, or that this is above its claim."""
-        return _ABOVE if self.mean > self.claim else self.status
-
-    @property
-    def kept(self) -> float:
-        """Mean bound at the last step over that at the first; NaN where the first is 0."""
-        first, last = self.bounds.iloc[0].mean(), self.bounds.iloc[-1].mean()
-        return float(last / first) if first > 0 else math.nan
-
-
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """Lines whose mechanisms claim the same at the same steps; `title` is what all share."""
-
-    title: str
-    lines: tuple[Line, ...]
-
-    @property
-    def horizons(self) -> tuple[int, ...]:
-        """Recorded steps."""
-        return self.lines[0].audits[0].horizons
-
-    @property
-    def claims(self) -> tuple[float, ...]:
-        """ε of the first accountant at each horizon."""
-        return next(iter(self.lines[0].audits[0].claims.values()))
-
-
-def panels_of_run(run: Run, estimator: str | None = None) -> list[Panel]:
-    """All audits of a run, in the order of its sweep file; every one's own estimator for None."""
-    together: dict[object, list[Line]] = {}
-    for line in _lines_of_run(run, estimator):
-        first = line.audits[0]
-        claims = next(iter(first.claims.items()))
-        together.setdefault((first.horizons, claims), []).append(line)
-    return [_panel(group) for group in together.values()]
-
-
-def _lines_of_run(run: Run, estimator: str | None) -> Iterable[Line]:
-    groups: dict[str, list[tuple[PlannedAudit, str]]] = {}
+    rows, lines, panels = list[tuple[Any, ...]](), dict[str, int](), dict[Any, int]()
+    labels, statuses = dict[int, str](), dict[int, str]()
     for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):
         mechanism = dict(cell.mechanism.identity())
-        seed = mechanism.pop("seed", 0)
+        seed = f"seed={mechanism.pop('seed', 0)}"
         settings = cell.audit.model_dump(mode="json", exclude={"trials"})
         key = json.dumps([mechanism, cell.adversary.identity(), settings], sort_keys=True)
-        parts = [part for part in audit.label.split(LABEL_SEPARATOR) if part != f"seed={seed}"]
-        groups.setdefault(key, []).append((audit, LABEL_SEPARATOR.join(parts)))
-    for repetitions in groups.values():
-        audits = tuple(audit for audit, _ in repetitions)
-        # A lone audit keeps its whole label.
-        label = repetitions[0][1] if len(audits) > 1 else audits[0].label
-        rows = {audit.id: _rows(run, audit, estimator) for audit in audits}
-        bounds = {
-            id: table.set_index("step")["epsilon_lower"].reindex(list(audits[0].horizons))
-            for id, table in rows.items()
-        }
-        statuses = rows[audits[0].id].sort_values("step")["status"]
-        status = str(statuses.iloc[-1]) if len(statuses) else ""
-        yield Line(label, audits, pd.DataFrame(bounds), status)
+        line = lines.setdefault(key, len(lines))
+        bounds = _rows(run, audit, estimator).sort_values("step").set_index("step")
+        if line in labels:
+            parts = audit.label.split(LABEL_SEPARATOR)
+            labels[line] = LABEL_SEPARATOR.join(part for part in parts if part != seed)
+        else:
+            labels[line] = audit.label
+            statuses[line] = str(bounds["status"].iloc[-1]) if len(bounds) else ""
+        accountant, claims = next(iter(audit.claims.items()))
+        panel = panels.setdefault((audit.horizons, accountant, claims), len(panels))
+        rows += [
+            (panel, line, audit.id, step, bounds["epsilon_lower"].get(step, math.nan), claim)
+            for step, claim in zip(audit.horizons, claims, strict=True)
+        ]
+    table = pd.DataFrame(rows, columns=["panel", "line", "audit", "step", "bound", "claim"])
+    table = table.sort_values(["panel", "line"], kind="stable")
+    titles = dict[int, str]()
+    for panel in panels.values():
+        numbers = table.loc[table["panel"] == panel, "line"].unique()
+        titles[panel], short = shared_parts([labels[number] for number in numbers])
+        titles[panel] = titles[panel] if len(numbers) > 1 else short[0]
+        labels |= dict(zip(numbers, short, strict=True))
+    named = {"title": table["panel"].map(titles), "label": table["line"].map(labels)}
+    return table.assign(**named, status=table["line"].map(statuses))
+
+
+def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
+    """The lines of a `bounds_table` at their last step.
+
+    Adds `mean`, over repetitions, 0 where there is no bound; `repetitions`; and `kind`: the status
+    of the bounds, or that their mean is above its claim.
+    """
+    last = table[table["step"] == table.groupby("line")["step"].transform("max")]
+    by_line = last.groupby("line")
+    last = last.assign(
+        mean=by_line["bound"].transform("mean").fillna(0.0),
+        repetitions=by_line["audit"].transform("size"),
+    )
+    return last.assign(kind=last["status"].mask(last["mean"] > last["claim"], _ABOVE))
+
+
+def share_kept(table: pd.DataFrame) -> list[float]:
+    """Of every line of a `bounds_table`: its last bound over its first; NaN where that is 0."""
+    shares = []
+    for _, line in table.groupby("line"):
+        first, *_, last = line.groupby("step")["bound"].mean()
+        shares.append(last / first if first > 0 else math.nan)
+    return shares
 
 
 def _rows(run: Run, audit: PlannedAudit, estimator: str | None) -> pd.DataFrame:
@@ -144,15 +125,6 @@ def _rows(run: Run, audit: PlannedAudit, estimator: str | None) -> pd.DataFrame:
     rows = run.estimates[run.estimates["audit"] == audit.id]
     name = estimator or representative(run, audit)
     return rows[rows["estimator"] == name].drop_duplicates("step")
-
-
-def _panel(group: list[Line]) -> Panel:
-    """Moves what all labels share into the title; a lone line is its title."""
-    if len(group) == 1:
-        return Panel(group[0].label, tuple(group))
-    shared, labels = shared_parts([line.label for line in group])
-    short = zip(group, labels, strict=True)
-    return Panel(shared, tuple(dataclasses.replace(line, label=label) for line, label in short))
 
 
 # All figures -------------------------------------------------------------------------------------
@@ -186,8 +158,8 @@ def all_figures(run: Run, entries: Entries) -> Iterator[Drawing]:
 
 @figure
 def _bounds(run: Run, entries: Entries) -> Iterator[Drawing]:
-    panels = panels_of_run(run)
-    yield Drawing("overview", "Lower bound and claim of every audit", bars_figure(panels))
+    content = bars_figure(bounds_table(run))
+    yield Drawing("overview", "Lower bound and claim of every audit", content)
     yield from _of_estimator(run, None, "", ("Lower bounds and claims", "Last bound over first",
                                              "Last bounds and claims"))  # fmt: skip
 
@@ -207,12 +179,12 @@ def _of_estimator(
     run: Run, estimator: str | None, what: str, texts: tuple[str, str, str]
 ) -> Iterator[Drawing]:
     """Bounds over steps, kept over a grid, and over a key, by one estimator."""
-    panels, suffix = panels_of_run(run, estimator), f"-{estimator}" if estimator else ""
+    bounds, suffix = bounds_table(run, estimator), f"-{estimator}" if estimator else ""
     small = estimator == "closed-form"  # far below its claim
     over_steps, kept, over_key = texts
     for name, text, content in (
-        ("evolution", f"{over_steps} over steps{what}", evolution_figure(panels, small)),
-        ("amplification", f"{kept}{what}", amplification_figure(run, panels)),
+        ("evolution", f"{over_steps} over steps{what}", evolution_figure(bounds, small)),
+        ("amplification", f"{kept}{what}", amplification_figure(run, bounds)),
         ("trend", f"{over_key} over what the sweep varies{what}", trend_figure(run, estimator)),
     ):
         if content is not None:
@@ -280,88 +252,90 @@ def _accuracies(run: Run, entries: Entries) -> Iterator[Drawing]:
 # What each figure looks like ---------------------------------------------------------------------
 
 
-def bars_figure(panels: Sequence[Panel]) -> bytes:
+def bars_figure(bounds: pd.DataFrame) -> bytes:
     """A PNG with one bar per line: the mean lower bound, a dot per repetition, the claim as a mark.
 
-    Bars of one panel stand together below its title; what is not certified is pale.
+    Bars of one panel stand together below its title; what is not certified is pale. `bounds` is a
+    `bounds_table`.
     """
-    rows: list[tuple[str, Line | None]] = []
-    for panel in panels:
-        if len(panel.lines) > 1 and panel.title:
-            rows.append((panel.title, None))
-        rows += [(line.label, line) for line in panel.lines]
-    heights = range(len(rows) - 1, -1, -1)
-    shown = {y: line for y, (_, line) in zip(heights, rows, strict=True) if line is not None}
-    with canvas(9, 0.9 + 0.34 * len(rows)) as (figure, (axes,)):
-        _bars(axes, shown)
-        claims = [line.claim for line in shown.values()]
-        axes.plot(claims, list(shown), **CLAIM, label="claim")
-        repeated = [(x, y) for y, line in shown.items() if len(line.audits) > 1 for x in line.last]
-        if repeated:
-            axes.plot(*zip(*repeated, strict=True), "o", color=COLOURS[1], ms=3,
+    last = last_bounds(bounds)
+    names, places = list[tuple[str, str]](), dict[int, int]()  # with their weight, from above
+    for _, panel in last.groupby("panel"):
+        if panel["line"].nunique() > 1 and panel["title"].iloc[0]:
+            names.append((panel["title"].iloc[0], "bold"))
+        for line, label in dict(zip(panel["line"], panel["label"], strict=True)).items():
+            places[line] = len(names)
+            names.append((label, "normal"))
+    last = last.assign(y=len(names) - 1 - last["line"].map(places))
+    lines = last.drop_duplicates("line")
+    with canvas(9, 0.9 + 0.34 * len(names)) as (figure, (axes,)):
+        for kind in lines["kind"].unique():
+            bars = lines[lines["kind"] == kind]
+            axes.barh(
+                bars["y"],
+                bars["mean"],
+                color=ALARM if kind == _ABOVE else COLOURS[0],
+                hatch="//" if kind == _ABOVE else None,
+                alpha=1.0 if kind in (Status.CERTIFIED, _ABOVE) else 0.45,
+                height=0.6,
+                label=f"lower bound ({kind})" if kind else "no bound yet",
+            )
+        axes.plot(lines["claim"], lines["y"], **CLAIM, label="claim")
+        repeated = last[(last["repetitions"] > 1) & last["bound"].notna()]
+        if len(repeated):
+            axes.plot(repeated["bound"], repeated["y"], "o", color=COLOURS[1], ms=3,
                       label="repetitions")  # fmt: skip
-        named_rows(axes, dict(zip(heights, (label for label, _ in rows), strict=True)))
-        for tick, (_, line) in zip(axes.get_yticklabels(), rows, strict=True):
-            tick.set_fontweight("bold" if line is None else "normal")
+        heights = range(len(names) - 1, -1, -1)
+        named_rows(axes, dict(zip(heights, (name for name, _ in names), strict=True)))
+        for tick, (_, weight) in zip(axes.get_yticklabels(), names, strict=True):
+            tick.set_fontweight(weight)
         axes.set_xlabel("ε")
         figure.legend(loc="outside upper right", ncols=4, frameon=False)
         return png(figure)
 
 
-def _bars(axes: Any, shown: Mapping[int, Line]) -> None:
-    for kind in dict.fromkeys(line.kind for line in shown.values()):
-        bars = {y: line.mean for y, line in shown.items() if line.kind == kind}
-        axes.barh(
-            list(bars),
-            list(bars.values()),
-            color=ALARM if kind == _ABOVE else COLOURS[0],
-            hatch="//" if kind == _ABOVE else None,
-            alpha=1.0 if kind in (Status.CERTIFIED, _ABOVE) else 0.45,
-            height=0.6,
-            label=f"lower bound ({kind})" if kind else "no bound yet",
-        )
-
-
-def evolution_figure(panels: Sequence[Panel], small: bool = False) -> bytes | None:
+def evolution_figure(bounds: pd.DataFrame, small: bool = False) -> bytes | None:
     """A PNG with the bounds over steps, one panel per claim; None when one step alone is recorded.
 
     A line is the mean over repetitions, with the range of them shaded. `small`: bounds are far
     below their claims, so that only a logarithmic axis shows both.
     """
-    shown = [panel for panel in panels if len(panel.horizons) > 1]
-    if not shown:
+    panels = [panel for _, panel in bounds.groupby("panel") if panel["step"].nunique() > 1]
+    if not panels:
         return None
-    columns = min(_COLUMNS, len(shown))
-    rows = math.ceil(len(shown) / columns)
+    columns = min(_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
     with canvas(max(2.7 * columns, 6.0), 2.9 * rows, rows, columns) as (figure, grid):
-        for axes, panel in zip(grid, shown, strict=False):
-            claim = {"series": "claim", "x": panel.horizons, "y": panel.claims}
-            lines(axes, pd.DataFrame(claim), color="black")
+        for axes, panel in zip(grid, panels, strict=False):
+            claim = panel.drop_duplicates("step").rename(columns={"step": "x", "claim": "y"})
+            lines(axes, claim.assign(series="claim"), color="black")
             lines(axes, _evolution(panel), marker="o", ms=2.5)
-            axes.set_title(panel.title, fontsize=8)
+            axes.set_title(panel["title"].iloc[0], fontsize=8)
             axes.set_xlabel("step")
             axes.set_ylabel("ε")
             if small:
                 logarithmic(axes, "y")
             else:
                 axes.set_ylim(bottom=0)
-        _legends(figure, grid[: len(shown)])
-        for axes in grid[len(shown) :]:
+        _legends(figure, grid[: len(panels)])
+        for axes in grid[len(panels) :]:
             axes.set_visible(False)
         return png(figure)
 
 
-def _evolution(panel: Panel) -> pd.DataFrame:
-    tables = []
-    for line in panel.lines:
-        name = line.label if len(panel.lines) > 1 else "lower bound"
-        if line.status not in ("", Status.CERTIFIED):
-            name = f"{name} ({line.status})"
-        y, spread = line.bounds.mean(axis=1), line.bounds if len(line.audits) > 1 else None
-        low, high = (math.nan,) * 2 if spread is None else (spread.min(axis=1), spread.max(axis=1))
-        table = {"series": name, "x": line.bounds.index, "y": y, "low": low, "high": high}
-        tables.append(pd.DataFrame(table))
-    return pd.concat(tables)
+def _evolution(panel: pd.DataFrame) -> pd.DataFrame:
+    """Mean and range over repetitions at each step of each line, as `lines` draws them."""
+    by_step = panel.groupby(["line", "step"], as_index=False)
+    means = by_step.agg(
+        label=("label", "first"), status=("status", "first"), x=("step", "first"),
+        y=("bound", "mean"), low=("bound", "min"), high=("bound", "max"), audits=("audit", "size"),
+    )  # fmt: skip
+    several = means["audits"] > 1
+    means = means.assign(low=means["low"].where(several), high=means["high"].where(several))
+    alone = panel["line"].nunique() == 1
+    certain = means["status"].isin(("", Status.CERTIFIED))
+    names = pd.Series("lower bound", means.index) if alone else means["label"]
+    return means.assign(series=names.where(certain, names + " (" + means["status"] + ")"))
 
 
 def _legends(figure: Any, grid: Sequence[Any]) -> None:
@@ -377,7 +351,7 @@ def _legends(figure: Any, grid: Sequence[Any]) -> None:
         legend(axes, size=6)
 
 
-def amplification_figure(run: Run, panels: Sequence[Panel]) -> bytes | None:
+def amplification_figure(run: Run, bounds: pd.DataFrame) -> bytes | None:
     """A PNG with the bound at the last step over that at the first, on a grid of two numbers.
 
     None unless the canary is inserted in the first step only (the claim stays what it is), which
@@ -387,20 +361,21 @@ def amplification_figure(run: Run, panels: Sequence[Panel]) -> bytes | None:
     grid = dict(run.sweep.raw.get("grid") or {})
     keys = {k: v for k, v in grid.items() if len(v) > 1 and k != "mechanism.seed"}
     numbers = all(type(x) in (int, float) for values in keys.values() for x in values)
-    once = all(len(p.claims) > 1 and max(p.claims) <= min(p.claims) * (1 + 1e-9) for p in panels)
-    firsts = {line.audits[0].id: line for panel in panels for line in panel.lines}
+    by_panel = bounds.groupby("panel")
+    constant = by_panel["claim"].max() <= by_panel["claim"].min() * (1 + 1e-9)
+    once = bool((constant & (by_panel["step"].nunique() > 1)).all())
     cells = math.prod(len(values) for values in keys.values())
-    if len(keys) != 2 or not numbers or not once or len(firsts) != cells:
+    if len(keys) != 2 or not numbers or not once or bounds["line"].nunique() != cells:
         return None
     (upper, ups), (side, sides) = keys.items()
-    ratios = [firsts[audit.id].kept for audit in run.plan.audits if audit.id in firsts]
-    table = pd.DataFrame(np.reshape(ratios, (len(ups), len(sides))).T, index=sides, columns=ups)
+    shares = np.reshape(share_kept(bounds), (len(ups), len(sides))).T
+    table = pd.DataFrame(shares, index=sides, columns=ups)
     with canvas(1.6 + 0.7 * len(ups), 1.3 + 0.5 * len(sides)) as (figure, (axes,)):
         heat_map(axes, table)
         axes.set_xlabel(upper.rpartition(".")[2])
         axes.set_ylabel(side.rpartition(".")[2])
-        steps = panels[0].horizons
-        axes.set_title(f"ε at step {steps[-1]} over ε at step {steps[0]}", fontsize=9)
+        steps = bounds.loc[bounds["panel"] == 0, "step"]
+        axes.set_title(f"ε at step {steps.max()} over ε at step {steps.min()}", fontsize=9)
         return png(figure)
 
 
@@ -415,20 +390,20 @@ def trend_figure(run: Run, estimator: str | None = None) -> bytes | None:
     if len(many) != 1 or cells != len(run.plan.audits):
         return None
     (key,), name = many, many[0].rpartition(".")[2]
-    groups: dict[str, list[tuple[float, float, float]]] = {}
+    rows = []
     for audit, values in zip(run.plan.audits, itertools.product(*grid.values()), strict=True):
-        others = [
-            part for part in audit.label.split(LABEL_SEPARATOR) if part.partition("=")[0] != name
-        ]
+        parts = audit.label.split(LABEL_SEPARATOR)
+        others = LABEL_SEPARATOR.join(part for part in parts if part.partition("=")[0] != name)
         bounds = _rows(run, audit, estimator).set_index("step")["epsilon_lower"]
         x, y = dict(zip(grid, values, strict=True))[key], bounds.get(audit.horizons[-1], math.nan)
-        groups.setdefault(LABEL_SEPARATOR.join(others) or "lower bound", []).append(
-            (float(x), float(y), audit.claim)
-        )
-    rows = [(series, *point) for series, points in groups.items() for point in sorted(points)]
+        rows.append((others or "lower bound", float(x), float(y), audit.claim))
     table = pd.DataFrame(rows, columns=["series", "x", "y", "claim"])
+    table = table.sort_values("x", kind="stable")
     # One entry in the legend: claims are mostly one.
-    styles = {series: {"label": "_claim" if n else "claim"} for n, series in enumerate(groups)}
+    styles = {
+        series: {"label": "_claim" if n else "claim"}
+        for n, series in enumerate(table["series"].unique())
+    }
     with canvas(7.5, 3.6) as (figure, (axes,)):
         lines(axes, table.assign(y=table["claim"]), styles, color="black", lw=1, ls="-")
         lines(axes, table.assign(y=table["y"].where(table["y"] > 0)), marker="o", ms=3)
