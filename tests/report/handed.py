@@ -1,4 +1,4 @@
-"""Sweeps of what trains nothing, and runs of them whose scores are drawn here."""
+"""Sweeps of what trains nothing, and runs whose scores are drawn here: what is true is known."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dpaudit_ray import seeds
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan.model import Pack, Plan
 from dpaudit_ray.plan.outcomes import Failure
+from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
@@ -74,3 +75,20 @@ def drawn(plan: Plan, pack: Pack, missed: bool, mu: float) -> PackScores:
     scores[3] = np.nan
     why = {pack.first + 3: "ValueError: boom"}
     return PackScores(pack.first, bits, audit.horizons, scores, missed=why)
+
+
+def made_up_run(
+    sweep: dict, folder: Path, mu: float, seed: int, diverged: tuple[float, float] = (0.0, 0.0)
+) -> Run:
+    """A finished run whose scores are N(mu b, 1), a share of which (out, in) has diverged."""
+    parsed = spec.from_raw(sweep | {"seed": seed})
+    directory = RunDirectory(str(folder))
+    plan = planning.open_run(parsed, directory)
+    rng = np.random.default_rng(seed)
+    for pack in plan.remaining(directory):
+        audit = plan.audits[pack.audit]
+        members = seeds.bits(plan.seed, audit.fingerprint, pack.first, pack.last)
+        scores = rng.normal(size=(pack.size, 1)) + mu * members[:, None]
+        scores[rng.random(pack.size) < np.where(members, diverged[1], diverged[0])] = np.nan
+        directory.write_scores(audit.id, PackScores(pack.first, members, audit.horizons, scores))
+    return Run.open(directory.location)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
+import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray.cli.main import main
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims
 from dpaudit_ray.report import verdict
@@ -21,8 +22,9 @@ from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.stats import claim, curve
 from dpaudit_ray.stats.claim import Claim
 from dpaudit_ray.stats.claim_verdict import ClaimTest
+from tests.command import dpaudit
 from tests.long import LONG
-from tests.report.made_up import made_up_run
+from tests.report.handed import DP_SGD, made_up_run
 
 QUIET = """
 from dpaudit_ray.mechanisms.base import Claimed
@@ -36,22 +38,27 @@ class Quiet(DpSgd):
 """
 
 
+STRONG = {
+    "name": "tiny",
+    "seed": 3,
+    "mechanism": DP_SGD | {"steps": 20, "learning_rate": 1e-3, "noise_multiplier": 4.0},
+    "adversary": {"name": "biased-dimension", "choice": "simulated"},
+    "audit": {"trials": 1500, "delta": 1e-5, "record_every": 20},
+    "resources": {"pack_size": 100},
+}
+
+
 @pytest.fixture
-def strong(tiny: dict) -> dict:
+def strong() -> dict:
     """Real DP-SGD under an adversary that is nearly tight."""
-    tiny["mechanism"] |= {"steps": 20, "learning_rate": 1e-3, "noise_multiplier": 4.0}
-    tiny["audit"] |= {"trials": 1500, "record_every": 20}
-    tiny["grid"] = {"adversary": [{"name": "biased-dimension", "choice": "simulated"}]}
-    tiny["resources"]["pack_size"] = 100
-    return tiny
+    return copy.deepcopy(STRONG)
 
 
-@pytest.fixture
-def quiet_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "quiet.py").write_text(QUIET)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield
-    sys.modules.pop("quiet", None)
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of it, to be read only."""
+    folder = str(tmp_path_factory.mktemp("healthy"))
+    return Path(da.run(STRONG, storage_path=folder, executor="inline").location)
 
 
 def judged(sweep: dict, folder: Path) -> verdict.RunVerdict:
@@ -59,25 +66,40 @@ def judged(sweep: dict, folder: Path) -> verdict.RunVerdict:
     return verdict.judge(Run.open(result.location))
 
 
-def test_a_true_claim_is_consistent(strong: dict, tmp_path: Path) -> None:
-    found = judged(strong, tmp_path)
-    assert found.verdict is Verdict.CONSISTENT
-    audit = found.audits[0]
+def test_a_true_claim_is_consistent_and_ends_in_exit_0(healthy: Path) -> None:
+    (audit,) = verdict.judge(Run.open(str(healthy))).audits
     assert audit.power >= 0.8
     assert audit.refuted_after is None
     assert audit.effective_noise is None or audit.effective_noise > 4.0
+    outcome = dpaudit("verify", healthy)
+    assert (outcome.code, outcome.out.partition("\n")[0]) == (0, "CONSISTENT")
 
 
-@pytest.mark.usefixtures("quiet_module")
-def test_too_little_noise_is_a_violation(strong: dict, tmp_path: Path) -> None:
+def test_too_little_noise_is_a_violation_and_ends_in_exit_1(
+    strong: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "quiet.py").write_text(QUIET)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "quiet", raising=False)
     strong["mechanism"]["name"] = "quiet:Quiet"
-    found = judged(strong, tmp_path)
-    assert found.verdict is Verdict.VIOLATION
-    audit = found.audits[0]
+    (audit,) = judged(strong, tmp_path).audits
+    assert audit.verdict is Verdict.VIOLATION
     assert audit.refuted_after is not None
     assert 0 < audit.refuted_after <= audit.trials
     assert audit.effective_noise is not None
     assert 4.0 < audit.effective_noise < audit.noise_multiplier == pytest.approx(4.0 / 0.7)
+    assert dpaudit("verify", tmp_path / "tiny").code == 1
+
+
+def test_a_partial_run_is_never_consistent_and_ends_in_exit_5(
+    healthy: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(healthy, tmp_path / "partial"))
+    (last,) = run.glob("scores/*/1400-1499.parquet")
+    last.unlink()
+    outcome = dpaudit("verify", run, "--json")
+    assert outcome.code == 5
+    assert json.loads(outcome.out)["verdict"] == "INCONCLUSIVE"
 
 
 def test_a_weak_adversary_or_few_trials_are_inconclusive(tiny: dict, tmp_path: Path) -> None:
@@ -85,14 +107,6 @@ def test_a_weak_adversary_or_few_trials_are_inconclusive(tiny: dict, tmp_path: P
     found = judged(tiny, tmp_path)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert all(audit.power < 0.8 for audit in found.audits)
-
-
-def test_a_partial_run_is_never_consistent(strong: dict, tmp_path: Path) -> None:
-    result = da.run(strong, storage_path=str(tmp_path), executor="inline")
-    run = Run.open(result.location)
-    last = run.plan.audits[0].packs[-1]
-    (Path(result.location) / f"scores/{run.plan.audits[0].id}/{last[0]}-{last[1]}.parquet").unlink()
-    assert verdict.judge(Run.open(result.location)).verdict is Verdict.INCONCLUSIVE
 
 
 def test_true_claims_are_not_refuted(
@@ -123,15 +137,15 @@ def test_the_budget_is_shared_by_all_audits(tiny: dict, tmp_path: Path) -> None:
 
 
 def test_a_training_that_diverges_with_the_canary_only_is_a_violation(
-    strong: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    strong: dict, tmp_path: Path
 ) -> None:
     """At its claim in all else; 5 % of the in runs are NaN, which was CONSISTENT once."""
     strong["audit"] |= {"trials": 5000}
     run = made_up_run(strong, tmp_path, np.sqrt(20) / 4, 3, diverged=(0.0, 0.05))
-    assert exit_code(["verify", run.directory.location]) == 1
-    shown = capsys.readouterr().out
-    assert shown.startswith("VIOLATION")
-    assert "with the canary diverged and 0 without it" in shown
+    outcome = dpaudit("verify", run.directory.location)
+    assert outcome.code == 1
+    assert outcome.out.startswith("VIOLATION")
+    assert "with the canary diverged and 0 without it" in outcome.out
 
 
 def test_one_that_diverges_alike_in_both_worlds_is_none(strong: dict, tmp_path: Path) -> None:
@@ -188,32 +202,13 @@ def test_curves_of_all_accountants_bound_the_exact_one(accountant: str) -> None:
         assert state.evidence(curve) >= np.log(20)
 
 
-@pytest.mark.usefixtures("quiet_module")
-def test_exit_codes_of_the_command_line(
-    strong: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """0 and 1 on real training; 5 on a run that is cut short."""
-    expected = {"dp-sgd": 0, "quiet:Quiet": 1}
-    for name, code in expected.items():
-        strong["mechanism"]["name"] = name
-        folder = tmp_path / str(code)
-        result = da.run(strong, storage_path=str(folder), executor="inline")
-        assert exit_code(["verify", result.location]) == code
-    printed = capsys.readouterr().out
-    assert printed.startswith("CONSISTENT")
-    assert "VIOLATION" in printed
-    audit = Run.open(str(tmp_path / "0/tiny")).plan.audits[0]
-    (tmp_path / f"0/tiny/scores/{audit.id}/100-199.parquet").unlink()
-    assert exit_code(["verify", str(tmp_path / "0/tiny"), "--json"]) == 5
-    assert '"verdict": "INCONCLUSIVE"' in capsys.readouterr().out
-
-
-def exit_code(arguments: list[str]) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["dpaudit", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-    return int(stopped.value.code or 0)
+def folded(trials: int, shift: float, claimed: float = 1.0) -> ClaimTest:
+    """The test of a claim of so large a μ, after trials whose worlds are `shift` apart."""
+    rng = np.random.default_rng(0)
+    members = rng.random(trials) < 0.5
+    test = ClaimTest(curve.gaussian(claimed), planned=trials)
+    test.fold(rng.normal(size=trials) + shift * members, members)
+    return test
 
 
 @pytest.mark.parametrize(
@@ -232,10 +227,7 @@ def test_power_is_simulated_for_as_long_as_it_matters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Twenty draws that all agree are enough, and so are fewer trials if they would have done."""
-    rng = np.random.default_rng(0)
-    members = rng.random(900) < 0.5
-    test = ClaimTest(curve.gaussian(1.0), planned=900)
-    test.fold(rng.normal(size=900) + shift * members, members)
+    test = folded(900, shift)
     made: Counter[int] = Counter()
 
     def counted(claimed: curve.Curve, planned: int) -> ClaimTest:
@@ -258,10 +250,7 @@ def test_scores_that_a_claim_allows_refute_it_as_seldom_as_it_may() -> None:
 
 def test_trials_that_would_do() -> None:
     """Doubled until they do: the number below it does not."""
-    rng = np.random.default_rng(0)
-    members = rng.random(100) < 0.5
-    test = ClaimTest(curve.gaussian(1.0), planned=100)
-    test.fold(rng.normal(size=100) + 0.8 * members, members)
+    test = folded(100, 0.8)
     found = verdict.trials_needed(test, alpha=0.05)
     assert found is not None
     mu = verdict._imagined(test)
@@ -272,11 +261,8 @@ def test_trials_that_would_do() -> None:
     )
 
 
-def test_power_in_between_takes_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    members = rng.random(300) < 0.5
-    test = ClaimTest(curve.gaussian(2.0), planned=300)
-    test.fold(rng.normal(size=300) + 1.7 * members, members)
+def test_power_in_between_takes_all_draws() -> None:
+    test = folded(300, 1.7, claimed=2.0)
     chance = verdict.chance_to_refute(test, alpha=0.05)
     assert 0 < chance < 1
     assert chance * 50 == pytest.approx(round(chance * 50))

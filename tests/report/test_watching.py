@@ -20,6 +20,7 @@ from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage import lease
 from dpaudit_ray.storage.run_directory import PackScores, RunDirectory
 from tests.command import dpaudit, inline, refused, write_sweep
+from tests.report.handed import played
 
 REFRESH = re.compile(r'<meta http-equiv="refresh" content="(\d+)">')
 
@@ -162,10 +163,9 @@ class TestPage:
         assert f"{file} is written anew" in lines[0]
 
     def test_without_news_it_is_left_alone(
-        self, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, light: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert inline(sweep, tmp_path).code == 0
-        (tmp_path / "tiny/_SUCCESS").unlink()
+        played(light, tmp_path, 2)
         written: list[float | None] = []
         write = page.write
 
@@ -178,16 +178,15 @@ class TestPage:
         page.follow(str(tmp_path / "tiny"), lambda line: None, lambda seconds: next(pauses))
         assert written == [page.AGAIN_SECONDS, None]
 
-    def test_the_verb(self, sweep: Path, tmp_path: Path) -> None:
-        assert inline(sweep, tmp_path).code == 0
+    def test_a_run_can_keep_its_page_by_itself_and_so_can_the_verb(
+        self, sweep: Path, tmp_path: Path
+    ) -> None:
+        assert inline(sweep, tmp_path, "--report").code == 0
+        html = (tmp_path / "tiny/report.html").read_text()
+        assert html.count("90 / 90") == 2
+        assert not REFRESH.findall(html)
         outcome = dpaudit("report", tmp_path / "tiny", "--watch")
         assert (outcome.code, outcome.out) == (0, f"{tmp_path}/tiny/report.html\n")
         said = refused("report", tmp_path / "tiny", "--watch", "--format", "csv")
         assert said == "--watch: writes a page, not csv; leave out --format"
         assert "nowhere" in refused("report", tmp_path / "nowhere", "--watch")
-
-    def test_a_run_can_keep_its_page_by_itself(self, sweep: Path, tmp_path: Path) -> None:
-        assert inline(sweep, tmp_path, "--report").code == 0
-        html = (tmp_path / "tiny/report.html").read_text()
-        assert html.count("90 / 90") == 2
-        assert not REFRESH.findall(html)
