@@ -158,7 +158,7 @@ def _explain_words(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
     sentences = [words.CERTIFIED, *words.conditions(statuses, run.sweep.cells)]
     sentences += [words.MIXED] * (Status.MIXED in statuses) + [words.ANY]
     if run.sweep.budget.audits:
-        sentences.append(words.single(run.sweep.budget))
+        sentences.append(words.level(run.sweep.budget))
     sentences += [_ABOVE_CLAIM] * any(_bound(row).above_claim for row in rows)
     sentences += [words.INTERIM] * any(row["interim"] for row in rows)
     sentences += [words.ABOVE] * any(row["above_claim"] for row in rows)

@@ -158,14 +158,14 @@ def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
 
 
 def _apart(old: Code, new: Code) -> Iterator[str]:
-    for name in sorted(old.versions.keys() | new.versions.keys()):
-        before, now = (code.versions.get(name, "none") for code in (old, new))
-        if before != now:
-            yield f"{name} {before} -> {now}"
-    for name in sorted(old.modules.keys() | new.modules.keys()):
-        before, now = (code.modules.get(name, "none")[:12] for code in (old, new))
-        if before != now:
-            yield f"{name} (SHA-256) {before} -> {now}"
+    for said, before, now in (
+        ("", old.versions, new.versions),
+        (" (SHA-256)", {k: v[:12] for k, v in old.modules.items()},
+         {k: v[:12] for k, v in new.modules.items()}),
+    ):  # fmt: skip
+        for name in sorted(before.keys() | now.keys()):
+            if before.get(name) != now.get(name):
+                yield f"{name}{said} {before.get(name, 'none')} -> {now.get(name, 'none')}"
     if old.device != new.device:
         yield f"{old.device} -> {new.device}"
 
@@ -180,11 +180,12 @@ def _partners(left: Run, right: Run) -> dict[int, int]:
     audit of its run has it, then those with the fewest differences first.
     """
     first, second = ([audit.label for audit in run.plan.audits] for run in (left, right))
+    kinds = [
+        [(cell.mechanism.name, cell.adversary.name) for cell in run.sweep.cells]
+        for run in (left, right)
+    ]
     alike = [
-        (i, j)
-        for i in range(len(first))
-        for j in range(len(second))
-        if _names(left, i) == _names(right, j)
+        (i, j) for i, one in enumerate(kinds[0]) for j, other in enumerate(kinds[1]) if one == other
     ]
     partners = {
         i: j
@@ -199,11 +200,6 @@ def _partners(left: Run, right: Run) -> dict[int, int]:
     return partners
 
 
-def _names(run: Run, index: int) -> tuple[str, str]:
-    cell = run.sweep.cells[index]
-    return cell.mechanism.name, cell.adversary.name
-
-
 # Its figure --------------------------------------------------------------------------------------
 
 
@@ -214,26 +210,9 @@ def comparison_figure(comparison: Comparison, names: tuple[str, str]) -> bytes:
         comparison: with at least one pair.
         names: what the runs are called.
     """
-    from .figures.primitives import canvas, named_rows, png  # matplotlib takes a while to load
+    # matplotlib takes a while to load
+    from .figures.primitives import CLAIM, COLOURS, canvas, intervals, named_rows, png
 
-    table = _table(comparison)
-    rated = bool(table["value"].notna().any())
-    size = (10 if rated else 7, 1.3 + 0.5 * len(comparison.pairs))
-    with canvas(*size, 1, 2 if rated else 1, sharey=True) as (figure, panels):
-        _draw_bounds(panels[0], table, names)
-        if rated:
-            _draw_rates(panels[1], table)
-        places = range(len(comparison.pairs) - 1, -1, -1)
-        for axes in panels:
-            named_rows(axes, dict(zip(places, map(_label, comparison.pairs), strict=True)))
-        panels[0].set_ylim(-0.6, len(comparison.pairs) - 0.4)
-        entries = panels[0].get_legend_handles_labels()
-        figure.legend(*entries, loc="outside upper right", ncols=3, frameon=False)
-        return png(figure)
-
-
-def _table(comparison: Comparison) -> pd.DataFrame:
-    """A row for each side of each pair: its run, its height, bound, claim and rate."""
     rows = [
         (run, place + _OFFSETS[run], side.entry["epsilon_lower"], side.entry["epsilon_upper"],
          side.rate, side.low, side.high)
@@ -241,34 +220,34 @@ def _table(comparison: Comparison) -> pd.DataFrame:
         for run, side in enumerate(pair.sides)
     ]  # fmt: skip
     columns = ["run", "y", "bound", "claim", "value", "low", "high"]
-    return pd.DataFrame(rows, columns=columns).replace([np.inf, -np.inf], np.nan)
-
-
-def _draw_bounds(axes: Any, table: pd.DataFrame, names: tuple[str, str]) -> None:
-    from .figures.primitives import CLAIM, COLOURS
-
-    for run, name in enumerate(names):
-        rows, colour = table[table["run"] == run], COLOURS[run]
-        axes.hlines(rows["y"], rows["bound"], rows["claim"], color=colour, lw=1, alpha=0.4)
-        axes.plot(rows["bound"], rows["y"], ">", color=colour, ms=5, label=name)
-    axes.plot(table["claim"], table["y"], **CLAIM | {"ms": 9, "mew": 1.6}, label="claim")
-    axes.set_xlim(left=0)
-    axes.set_xlabel("ε: lower bound and claim")
-
-
-def _draw_rates(axes: Any, table: pd.DataFrame) -> None:
-    from .figures.primitives import COLOURS, intervals
-
-    for run in (0, 1):
-        intervals(axes, table[table["run"] == run], color=COLOURS[run])
-    axes.axvline(0.5, color="grey", lw=0.8, ls=":")
-    axes.set_xlabel("rate of right guesses, with its interval")
+    table = pd.DataFrame(rows, columns=columns).replace([np.inf, -np.inf], np.nan)
+    rated = bool(table["value"].notna().any())
+    size = (10 if rated else 7, 1.3 + 0.5 * len(comparison.pairs))
+    with canvas(*size, 1, 2 if rated else 1, sharey=True) as (figure, panels):
+        bounds, rates = panels[0], panels[-1]
+        for run, name in enumerate(names):
+            side, colour = table[table["run"] == run], COLOURS[run]
+            bounds.hlines(side["y"], side["bound"], side["claim"], color=colour, lw=1, alpha=0.4)
+            bounds.plot(side["bound"], side["y"], ">", color=colour, ms=5, label=name)
+            if rated:
+                intervals(rates, side, color=colour)
+        bounds.plot(table["claim"], table["y"], **CLAIM | {"ms": 9, "mew": 1.6}, label="claim")
+        bounds.set_xlim(left=0)
+        bounds.set_xlabel("ε: lower bound and claim")
+        if rated:
+            rates.axvline(0.5, color="grey", lw=0.8, ls=":")
+            rates.set_xlabel("rate of right guesses, with its interval")
+        places = range(len(comparison.pairs) - 1, -1, -1)
+        for axes in panels:
+            named_rows(axes, dict(zip(places, map(_label, comparison.pairs), strict=True)))
+        bounds.set_ylim(-0.6, len(comparison.pairs) - 0.4)
+        entries = bounds.get_legend_handles_labels()
+        figure.legend(*entries, loc="outside upper right", ncols=3, frameon=False)
+        return png(figure)
 
 
 def _label(pair: Pair) -> str:
     """The label of both, or each where they have two; and whether they differ."""
     labels = dict.fromkeys(side.label for side in pair.sides)
-    text = "\n".join(
-        label if len(label) <= _LONGEST else f"{label[:_LONGEST]}…" for label in labels
-    )
+    text = "\n".join(x if len(x) <= _LONGEST else f"{x[:_LONGEST]}…" for x in labels)
     return f"{text} (differs)" if pair.differs else text

@@ -190,38 +190,31 @@ def _reading(view: RunView) -> Said:
     return {
         "words": words,
         "conditions": words.conditions(statuses, run.sweep.cells),
-        "level": words.single(budget) if budget.audits else "",
+        "level": words.level(budget) if budget.audits else "",
         "best": best(run) if budget.parts > 1 else None,
         "mixed": any(audit.mixed for audit in run.plan.audits),
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class Failed:
-    """Failures of one kind: what happened to what, and what is known of the first."""
-
-    label: str
-    what: str
-    message: str
-    detail: str
-
-
 @of_run
 def _failed(view: RunView) -> Said:
     """All that has failed and was not done since: packs by kind, single trials, preparations."""
-    run = view.run
-    failed, recorded = list[Failed](), outcomes.failed(run.directory, run.plan)
+    run, failed = view.run, list[dict[str, str]]()
+
+    def add(label: str, what: str, message: str = "", detail: str = "") -> None:
+        failed.append({"label": label, "what": what, "message": message, "detail": detail})
+
+    recorded = outcomes.failed(run.directory, run.plan)
     for kind in outcomes.by_kind(recorded, run.plan):
         packs = "a pack" if kind.packs == 1 else f"{kind.packs:,} packs"
         what = f"{packs} of trials {kind.first:,}-{kind.last:,} failed" if kind.trials else "failed"
         detail = next(first.traceback for first in recorded if first.kind == kind.kind)
-        failed.append(Failed(kind.label, what, kind.message, detail))
+        add(kind.label, what, kind.message, detail)
     labels = {audit.id: audit.label for audit in run.plan.audits}
     for miss in outcomes.read(run.directory, run.plan).missed:
         what = f"{miss.trials:,} trials were missed" if miss.trials > 1 else "a trial was missed"
         detail = f"what was printed is in {outcomes.output_folder(run.directory, miss)}"
-        what = f"{what}, trial {miss.first:,} first"
-        failed.append(Failed(labels[miss.audit], what, miss.message, detail))
+        add(labels[miss.audit], f"{what}, trial {miss.first:,} first", miss.message, detail)
     for line in outcomes.part_lines(outcomes.failed_parts(run.directory, run.plan), run.plan):
-        failed.append(Failed("preparation", line, "", ""))
+        add("preparation", line)
     return {"failed": failed}

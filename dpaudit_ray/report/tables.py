@@ -17,7 +17,6 @@ from ..plan.model import Plan, PlannedAudit
 from ..plan.score_stream import ConsumedPack
 from ..stats import Status
 from ..storage.run_directory import RunDirectory
-from ..sweep.audit import AuditSpec
 from ..sweep.spec import Sweep
 from .measures import mean_utilities
 
@@ -39,19 +38,15 @@ class Run:
         directory = RunDirectory(location)
         sweep, plan = planning.read(directory)
         estimates = directory.estimates(plan_consistency.estimates(sweep, plan))
-        own = {one.name for cell in sweep.cells for one in cell.audit.estimators}
-        own |= {name for cell in sweep.cells for name in cell.mechanism.exact_estimators}
-        plan_consistency.check_estimates(estimates, plan, directory, own)
+        names = {spec.name for cell in sweep.cells for spec in cell.audit.estimators}
+        names |= {name for cell in sweep.cells for name in cell.mechanism.exact_estimators}
+        plan_consistency.check_estimates(estimates, plan, directory, names)
         return cls(directory, sweep, plan, estimates)
 
     def done(self, audit: PlannedAudit) -> int:
         """Finished trials of an audit."""
         finished = compaction.finished(self.directory, audit)
         return sum(last - first + 1 for first, last in finished)
-
-    def settings(self, audit: PlannedAudit) -> AuditSpec:
-        """The audit's level and estimators."""
-        return self.sweep.cells[self.plan.audits.index(audit)].audit
 
     def prefix(self, audit: PlannedAudit) -> Iterator[ConsumedPack]:
         """The trials that the audit's estimates rest on."""
@@ -124,12 +119,11 @@ def best(run: Run) -> dict[str, Any] | None:
     1 - confidence although it was picked. None where nothing is certified (yet).
     """
     table = all_estimates(run)
-    found = table[(table["status"] == Status.CERTIFIED) & (table["epsilon_lower_together"] > 0)]
-    if len(found) == 0:
-        return None
-    largest = found.sort_values("epsilon_lower_together", ascending=False, kind="stable").head(1)
-    (row,) = largest.to_dict("records")
-    return {str(key): value for key, value in row.items()}
+    bounds = table[(table["status"] == Status.CERTIFIED) & (table["epsilon_lower_together"] > 0)]
+    bounds = bounds.sort_values("epsilon_lower_together", ascending=False, kind="stable")
+    for row in bounds.head(1).to_dict("records"):
+        return {str(key): value for key, value in row.items()}
+    return None
 
 
 def overview(run: Run) -> list[dict[str, Any]]:

@@ -38,41 +38,36 @@ BEYOND = (
 
 
 def conditions(statuses: Collection[str], cells: Collection[Cell]) -> list[str]:
-    """What the ε of these statuses are certified given, and what the claims take for granted."""
-    said = {
+    """What the ε of these statuses are certified given, and what the claims take for granted.
+
+    Of claims: by which accountants, and what, at the last step of each audit.
+    """
+    of_status = {
         Status.IF_GAUSSIAN: IF_GAUSSIAN,
         Status.IF_CLAIMED: IF_CLAIMED,
         Status.IF_ASSUMED: IF_ASSUMED,
     }
-    found = [text for status, text in said.items() if status in statuses]
-    if Status.IF_ASSUMED in statuses:
-        found += sorted(_assumptions(cells))
-    return [*found, *sorted(_claims(cells))]
-
-
-def _assumptions(cells: Collection[Cell]) -> set[str]:
-    asked = {one.name: one for cell in cells for one in cell.audit.estimators if not one.unread}
-    said = {name: one.method.assumes for name, one in asked.items()}
-    return {f"{name} assumes: {text}" for name, text in said.items() if text}
-
-
-def _claims(cells: Collection[Cell]) -> set[str]:
-    """Of the last step of each audit: by which accountants, and what."""
-    found = set()
+    sentences = [text for status, text in of_status.items() if status in statuses]
+    assumptions, remarks = set[str](), set[str]()
     for cell in cells:
+        for spec in cell.audit.estimators:
+            if not spec.unread and spec.method.assumes:
+                assumptions.add(f"{spec.name} assumes: {spec.method.assumes}")
         training = cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).training
         for name in cell.audit.accountants:
             if ":" in name and imports.is_data(name):
                 continue
             if remark := accounting.remark(training, name):
-                found.add(f"claim by {name}: {remark}")
-    return found
+                remarks.add(f"claim by {name}: {remark}")
+    if Status.IF_ASSUMED in statuses:
+        sentences += sorted(assumptions)
+    return [*sentences, *sorted(remarks)]
 
 
-def single(budget: SweepBudget) -> str:
+def level(budget: SweepBudget) -> str:
     """At which level the printed bounds hold, and where another one is used."""
-    levels = {audit.confidence for audit in budget.audits}
-    own = "its audit's confidence" if len(levels) > 1 else _percent(budget.confidence)
+    several = len({audit.confidence for audit in budget.audits}) > 1
+    own = "its audit's confidence" if several else _percent(budget.confidence)
     one = f"each bound holds at {own} by itself"
     if budget.parts == 1:
         return one

@@ -18,19 +18,14 @@ NAN, INF = float("nan"), float("inf")
 # (key, value, the beginning of the line after "dpaudit: "). Keys of the adversary drop the grid.
 TYPES: list[tuple[str, Any, str]] = [
     ("mechanism.steps", "6", "mechanism.steps: must be a whole number, got '6'"),
-    ("mechanism.steps", 6.0, "mechanism.steps: must be a whole number, got 6.0"),
     ("mechanism.steps", True, "mechanism.steps: must be a whole number, got True"),
-    ("mechanism.steps", None, "mechanism.steps: must be a whole number, got None"),
     ("mechanism.noise_multiplier", True, "mechanism.noise_multiplier: must be a number, got True"),
-    ("mechanism.noise_multiplier", "4", "mechanism.noise_multiplier: must be a number, got '4'"),
     ("mechanism.data.path", 3, "mechanism.data.path: unknown key; known: name"),
     ("mechanism.data", {"name": "npz", "path": 3}, "mechanism.data.path: must be text, got 3"),
     ("audit.trials", "ten", "audit.trials: must be a whole number, got 'ten'"),
-    ("audit.trials", 10.0, "audit.trials: must be a whole number, got 10.0"),
     ("audit.estimators", "accuracy", "audit.estimators: must be a list, got 'accuracy'"),
     ("audit.accountants", "rdp", "audit.accountants: must be a list, got 'rdp'"),
     ("audit", [1], "audit: must be a mapping, got [1]"),
-    ("mechanism", [], "mechanism: must be a name or a mapping with a name, got []"),
     ("mechanism.model", 3, "mechanism.model: must be a name or a mapping with a name, got 3"),
     ("adversary", {"name": 3}, "adversary: must be a name or a mapping with a name"),
     ("adversary", {"choice": "random"}, "adversary: must be a name or a mapping with a name"),
@@ -42,7 +37,6 @@ TYPES: list[tuple[str, Any, str]] = [
     ("resources.memory", 1.5, "resources.memory: must be a whole number of bytes or text such as"),
     ("resources.label_selector", {"kind": 3}, "resources.label_selector.kind: must be text, got 3"),
     ("seed", "x", "seed: must be a whole number, got 'x'"),
-    ("seed", None, "seed: must be a whole number, got None"),
     ("name", 3, "name: must be text, got 3"),
 ]
 BOUNDS: list[tuple[str, Any, str]] = [
@@ -56,16 +50,13 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("mechanism.noise_multiplier", -1.0, "mechanism.noise_multiplier: must be greater than 0, got"),
     ("mechanism.noise_multiplier", 0, "mechanism.noise_multiplier: must be greater than 0, got 0"),
     ("mechanism.noise_multiplier", NAN, "mechanism.noise_multiplier: must be finite, got nan"),
-    ("mechanism.noise_multiplier", INF, "mechanism.noise_multiplier: must be finite, got inf"),
     ("mechanism.clip_norm", INF, "mechanism.clip_norm: must be finite, got inf"),
-    ("mechanism.learning_rate", NAN, "mechanism.learning_rate: must be finite, got nan"),
     ("mechanism.batch_size", 0, "mechanism.batch_size: must be at least 1, got 0"),
     ("mechanism.batch_size", 570, "mechanism.batch_size: is 570, but breast_cancer has 569"),
     ("adversary.period", 7, "adversary.period: is 7, but there are only 6 steps"),
     ("adversary.period", 0, "adversary.period: must be at least 1, got 0"),
     ("audit.delta", 0, "audit.delta: must be greater than 0, got 0"),
     ("audit.delta", 1, "audit.delta: must be less than 1, got 1"),
-    ("audit.delta", -1e-5, "audit.delta: must be greater than 0, got -1e-05"),
     ("audit.delta", NAN, "audit.delta: must be finite, got nan"),
     ("audit.confidence", 95, "audit.confidence: must be less than 1, got 95"),
     ("audit.trials", 0, "audit.trials: must be at least 1, got 0"),
@@ -79,8 +70,6 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("resources.max_concurrent_trainers", 0, "resources.max_concurrent_trainers: must be auto or"),
     ("resources.max_worker_losses", -1, "resources.max_worker_losses: must be at least 0, got -1"),
     ("resources.num_cpus", 0, "resources.num_cpus: must be greater than 0, got 0"),
-    ("resources.num_cpus", INF, "resources.num_cpus: must be finite, got inf"),
-    ("resources.num_gpus", -1, "resources.num_gpus: must be at least 0, got -1"),
     ("seed", -1, "seed: must be at least 0, got -1"),
 ]
 NAMES: list[tuple[str, Any, str]] = [
@@ -94,8 +83,6 @@ NAMES: list[tuple[str, Any, str]] = [
     ("stepz", 1, "stepz: unknown key; known: name, seed, mechanism"),
     ("mechanism.stepz", 1, "mechanism.stepz: unknown key; did you mean steps? known: name, data"),
     ("mechanism.data.foo", 1, "mechanism.data.foo: unknown key; known: name"),
-    ("adversary.foo", 1, "adversary.foo: unknown key; known: name, period"),
-    ("audit.foo", 1, "audit.foo: unknown key; known: trials, delta"),
     ("resources.foo", 1, "resources.foo: unknown key; known: num_cpus"),
     *(("name", name, "name: names a folder: up to 100 letters") for name in
       ("a/b", "../x", "..", "", "a b", "-x", "x" * 101)),
@@ -115,13 +102,11 @@ ESTIMATORS: list[tuple[Any, str]] = [
 GRIDS: list[tuple[Any, str]] = [
     ([1], "grid: must map dotted keys to lists of values, got [1]"),
     ({"adversary": []}, "grid.adversary: must be a list of at least one value, got []"),
-    ({"adversary": "loss"}, "grid.adversary: must be a list of at least one value, got 'loss'"),
     ({"foo": [1]}, "grid.foo: must start with one of mechanism, adversary, audit"),
     ({"resources.num_cpus": [1]}, "grid.resources.num_cpus: must start with one of mechanism"),
     ({3: [4]}, "grid.3: must start with one of"),
     ({"audit.": [1]}, "grid.audit.: has an empty part"),
     ({"mechanism.stepz": [1]}, "mechanism.stepz: unknown key"),
-    ({"mechanism.data.foo": [1]}, "mechanism.data.foo: unknown key"),
     (
         {"mechanism.steps.x": [5]},
         "grid.mechanism.steps.x: steps is 6, no mapping that could hold x",

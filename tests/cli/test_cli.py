@@ -41,37 +41,38 @@ def sweep(tiny: dict, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the finished run is kept for copying, once there is one."""
+    """Where runs are kept for copying, once there are any."""
     return tmp_path_factory.mktemp("kept")
+
+
+def copy_of(kind: str, kept: Path, tmp_path: Path, make: Callable[[Path], Outcome]) -> Path:
+    if not (kept / kind).exists():
+        code = {"finished": 0, "stopped": 4, "failed": 3}[kind]
+        assert make(kept / kind).code == code
+    return Path(shutil.copytree(kept / kind / "tiny", tmp_path / kind / "tiny"))
 
 
 @pytest.fixture
 def finished(sweep: Path, kept: Path, tmp_path: Path) -> Path:
     """The run directory of a complete run."""
-    if not (kept / "tiny").exists():
-        assert inline(sweep, kept).code == 0
-    return Path(shutil.copytree(kept / "tiny", tmp_path / "finished/tiny"))
+    return copy_of("finished", kept, tmp_path, lambda place: inline(sweep, place))
 
 
 @pytest.fixture
-def stopped(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stopped(sweep: Path, kept: Path, tmp_path: Path) -> Path:
     """The run directory of a run that was stopped by Ctrl-C after four packs."""
-    outcome = broken_off(sweep, tmp_path / "stopped", monkeypatch, KeyboardInterrupt())
-    assert outcome.code == 4, outcome
-    return tmp_path / "stopped/tiny"
+    error = KeyboardInterrupt()
+    return copy_of("stopped", kept, tmp_path, lambda place: broken_off(sweep, place, error))
 
 
 @pytest.fixture
-def failed(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def failed(sweep: Path, kept: Path, tmp_path: Path) -> Path:
     """The run directory of a run whose first audit failed in its fifth pack."""
-    outcome = broken_off(sweep, tmp_path / "failed", monkeypatch, ValueError("boom\nand more"))
-    assert outcome.code == 3, outcome
-    return tmp_path / "failed/tiny"
+    error = ValueError("boom\nand more")
+    return copy_of("failed", kept, tmp_path, lambda place: broken_off(sweep, place, error))
 
 
-def broken_off(
-    sweep: Path, storage: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> Outcome:
+def broken_off(sweep: Path, storage: Path, error: BaseException) -> Outcome:
     """`dpaudit run`, with an error in the fifth pack of the first audit."""
     train = PackTrainer.train
 
@@ -80,7 +81,7 @@ def broken_off(
             raise error
         return train(self, pack)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PackTrainer, "train", breaking)
         return inline(sweep, storage)
 
@@ -158,15 +159,8 @@ def test_certified_never_stands_in_one_line_with_an_epsilon_that_nobody_certifie
     assert all(entry["epsilon_lower_free"] is not None for entry in entries)
 
 
-def test_run_on_a_finished_run_changes_nothing(finished: Path, sweep: Path, kept: Path) -> None:
-    assert inline(sweep, finished.parent).code == 0
-    assert_same_results(finished, kept / "tiny")
-
-
-def test_ctrl_c_ends_in_exit_4_and_one_line(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcome = broken_off(sweep, tmp_path, monkeypatch, KeyboardInterrupt())
+def test_ctrl_c_ends_in_exit_4_and_one_line(sweep: Path, tmp_path: Path) -> None:
+    outcome = broken_off(sweep, tmp_path, KeyboardInterrupt())
     assert outcome.code == 4
     assert outcome.err == (
         "dpaudit: stopped; finished packs are safe: run the same command to resume\n"
@@ -190,10 +184,8 @@ def test_an_incomplete_run_is_resumed_to_the_same_result(
     assert dpaudit("status", run).out.splitlines()[-1] == "complete"
 
 
-def test_a_failed_pack_ends_in_exit_3_with_audit_and_trials(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcome = broken_off(sweep, tmp_path, monkeypatch, ValueError("boom\nand more"))
+def test_a_failed_pack_ends_in_exit_3_with_audit_and_trials(sweep: Path, tmp_path: Path) -> None:
+    outcome = broken_off(sweep, tmp_path, ValueError("boom\nand more"))
     assert outcome.code == 3
     assert outcome.err == (
         "dpaudit: biased-dimension: trials 40-49 failed: ValueError: boom; traceback in "
@@ -324,10 +316,16 @@ def test_an_extension_that_fails_is_not_complete(
     assert "not complete" in status.out
 
 
-def test_a_deleted_score_file_is_made_again(finished: Path, sweep: Path, kept: Path) -> None:
-    (audit_folder(finished, SECOND) / "20-29.parquet").unlink()
+@pytest.mark.parametrize("damage", ["none", "a score file is gone", "estimates are cut"])
+def test_run_on_a_finished_run_makes_what_is_lacking_and_changes_nothing(
+    damage: str, finished: Path, sweep: Path, kept: Path
+) -> None:
+    if damage.startswith("a score"):
+        (audit_folder(finished, SECOND) / "20-29.parquet").unlink()
+    elif damage.startswith("estimates"):
+        cut(finished / "estimates.parquet")
     assert inline(sweep, finished.parent).code == 0
-    assert_same_results(finished, kept / "tiny")
+    assert_same_results(finished, kept / "finished/tiny")
 
 
 def test_a_recorded_sweep_can_be_run_again(
@@ -390,7 +388,7 @@ def test_plan_and_run_refuse_a_run_of_another_sweep(
         line = refused(verb, sweep, "--storage-path", finished.parent, "--set", change)
         assert line.startswith(f"{finished} holds another sweep (")
         assert line.endswith(f"; {remedy}"), "a new name alone would repeat the same trials"
-    assert_same_results(finished, kept / "tiny")
+    assert_same_results(finished, kept / "finished/tiny")
 
 
 # status and report ---------------------------------------------------------------------------
@@ -429,11 +427,11 @@ def test_a_run_is_read_where_no_working_directory_is_left(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    for verb, codes in (("status", (0,)), ("report", (0,)), ("verify", (0, 5))):
-        outcome = dpaudit(verb, finished)
-        assert outcome.code in codes, outcome
-        assert outcome.out
-        assert outcome.err == ""
+    assert dpaudit("status", finished).code == 0
+    assert dpaudit("verify", finished).code in (0, 5)
+    report = dpaudit("report", finished)
+    assert (report.code, report.out, report.err) == (0, f"{finished}/report.html\n", "")
+    assert (finished / "report.html").stat().st_size > 10_000
 
 
 def test_status_and_reports_of_a_partial_run_are_marked_interim(stopped: Path) -> None:
@@ -517,12 +515,6 @@ def test_reports_hold_the_same_numbers_in_every_format(finished: Path) -> None:
         assert cells[4:6] == [f"{lower:.3f}", row["status"]]
 
 
-def test_report_writes_a_page_and_says_where(finished: Path) -> None:
-    outcome = dpaudit("report", finished)
-    assert (outcome.code, outcome.out) == (0, f"{finished}/report.html\n")
-    assert (finished / "report.html").stat().st_size > 10_000
-
-
 @pytest.mark.parametrize("verb", ["status", "report"])
 def test_a_folder_that_is_no_run_is_told(verb: str, sweep: Path, tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere", sweep, sweep / "below"):
@@ -573,17 +565,10 @@ def test_a_damaged_file_is_told_and_nothing_else_is_touched(
     assert before.items() <= after.items()
 
 
-def test_damaged_estimates_are_rebuilt_by_run(finished: Path, sweep: Path, kept: Path) -> None:
-    cut(finished / "estimates.parquet")
-    assert inline(sweep, finished.parent).code == 0
-    assert_same_results(finished, kept / "tiny")
-
-
 def test_damaged_failures_are_told(finished: Path) -> None:
-    (finished / "outcomes.json").write_text("[3]")
-    assert refused("status", finished).endswith("the rest is made again from the scores")
-    (finished / "outcomes.json").write_text("{")
-    assert refused("status", finished).endswith("the rest is made again from the scores")
+    for content in ("[3]", "{"):
+        (finished / "outcomes.json").write_text(content)
+        assert refused("status", finished).endswith("the rest is made again from the scores")
 
 
 @pytest.mark.parametrize("below", ["x", "x/y"])
@@ -638,10 +623,6 @@ def test_wrong_usage_is_one_line(arguments: list[str], problem: str) -> None:
         ("=3", "--set: takes key=value, got '=3'"),
         ("audit.trials={", "--set: '{' is not a YAML value"),
         ("audit.trials=", "audit.trials: must be a whole number, got None"),
-        ("audit.trials=ten", "audit.trials: must be a whole number, got 'ten'"),
-        ("audit.delta=.nan", "audit.delta: must be finite, got nan"),
-        ("audit.foo=1", "audit.foo: unknown key; known: trials"),
-        ("a.b=1", "a: unknown key; known: name"),
         ("audit.trials.x=1", "audit.trials.x: trials is 90, no mapping that could hold x"),
         ("mechanism..steps=1", "mechanism..steps: has an empty part"),
         ("adversary.period=2", "adversary.period: is set by the grid in every audit; set grid.ad"),

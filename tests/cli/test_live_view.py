@@ -58,8 +58,9 @@ def drawn(view: View, width: int, height: int) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-@pytest.mark.parametrize("width", [20, 40, 60, 80, 140, 300])
-@pytest.mark.parametrize("height", [3, 5, 10, 24, 40])
+@pytest.mark.parametrize(
+    ("width", "height"), [(20, 3), (40, 5), (60, 10), (80, 24), (140, 40), (300, 5), (20, 40)]
+)
 def test_pictures_fit(width: int, height: int) -> None:
     for progress in (twenty_audits(), Progress(twenty_audits().audits[:1])):
         lines = shown(progress, width, height)
@@ -100,12 +101,12 @@ def test_nothing_is_said_of_the_pace_that_is_not_known() -> None:
     assert view.log_line.startswith("24920/40000 trials, ?/s, ETA ?; model=")
 
 
-@pytest.mark.parametrize("width", range(1, 30))
-def test_labels_lose_their_shorten(width: int) -> None:
+def test_labels_lose_their_middle() -> None:
     label = "clip_norm=1.0, 模型, noise=2.5"
-    short = shorten(label, width)
-    assert cell_len(short) <= width
-    assert short.endswith(label[-max(1, width // 2) :]) or "…" in short
+    for width in range(1, 30):
+        short = shorten(label, width)
+        assert cell_len(short) <= width
+        assert short.endswith(label[-max(1, width // 2) :]) or "…" in short
 
 
 def verdict(*audits: Verdict, together: Verdict) -> RunVerdict:

@@ -22,41 +22,19 @@ def progress(done: int, trials: int = 100, label: str = "loss") -> Progress:
     return Progress((AuditProgress(label, trials, done, 1.5, 5.545),))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0s"),
-        (0.4, "<1s"),
-        (8.2, "8s"),
-        (59.4, "59s"),
-        (59.6, "1m 00s"),
-        (200, "3m 20s"),
-        (3599.7, "1h 00m"),
-        (18_420, "5h 07m"),
-        (math.nan, "?"),
-        (math.inf, "?"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert terminal.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1234567, "1,234,567"),
-        (0.5, "0.500"),
-        (1234.5, "1,234.500"),
-        (math.nan, "–"),
-        (None, "–"),
-        (math.inf, "inf"),
-        (np.float64(2.0), "2.000"),
-        (True, "True"),
+def test_durations_and_numbers_are_as_people_read_them() -> None:
+    durations = {
+        0.0: "0s", 0.4: "<1s", 8.2: "8s", 59.4: "59s", 59.6: "1m 00s", 200: "3m 20s",
+        3599.7: "1h 00m", 18_420: "5h 07m", math.nan: "?", math.inf: "?",
+    }  # fmt: skip
+    assert {seconds: terminal.duration(seconds) for seconds in durations} == durations
+    numbers = [
+        (1234567, "1,234,567"), (0.5, "0.500"), (1234.5, "1,234.500"), (math.nan, "–"),
+        (None, "–"), (math.inf, "inf"), (np.float64(2.0), "2.000"), (True, "True"),
         ("gaussian", "gaussian"),
-    ],
-)
-def test_figures(value: object, text: str) -> None:
-    assert terminal.number(value) == text
+    ]  # fmt: skip
+    for value, text in numbers:
+        assert terminal.number(value) == text
 
 
 def test_tables_show_labels_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
