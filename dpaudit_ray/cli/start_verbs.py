@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import SpecError, closest
+from ..errors import SpecError, suggestion
 from . import terminal
 from .arguments import AsJson
 from .terminal import Figure
@@ -176,14 +176,12 @@ def list_names(
 
 
 def _unknown(key: str, problem: str, name: str, names: dict[str, Any]) -> SpecError:
-    meant = closest(name, names)
-    hint = f"; did you mean {meant}?" if meant else ";"
-    return SpecError(key, f"{problem}{hint} known: {', '.join(names)}")
+    return SpecError(key, f"{problem}{suggestion(name, names)}known: {', '.join(names)}")
 
 
 def _show_entry(kind: str, entry: Entry, as_json: bool) -> None:
     if as_json:
-        terminal.show_json(_plain(entry) | {"text": entry.text})
+        terminal.show_json(dataclasses.asdict(entry))
         return
     terminal.say(f"{entry.name} ({_KEYS[kind]})\n\n{entry.text}\n")
     if not entry.options:
@@ -198,11 +196,8 @@ def _show_entry(kind: str, entry: Entry, as_json: bool) -> None:
 
 def _written(value: Any) -> str:
     """A default as one would write it in the file."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
-    options = [dataclasses.asdict(option) for option in entry.options]
-    return {"name": entry.name, "line": entry.line, "options": options}
+    return {key: value for key, value in dataclasses.asdict(entry).items() if key != "text"}
