@@ -55,9 +55,8 @@ def apart(module: nn.Module, monkeypatch: pytest.MonkeyPatch, groups: Groups) ->
     return model
 
 
-@pytest.mark.parametrize(
-    "way", ["layers", pytest.param("network", marks=long("the cases below have such a network"))]
-)
+@long("a network as the cases below; its digest is compared in float32")
+@WAYS
 def test_the_convnet_of_the_paper(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both blocks, models that share the first one's input, a batch that fills no vector."""
     torch.manual_seed(0)

@@ -6,8 +6,6 @@ seeds here are fixed, so a test that passes goes on passing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from dpaudit_ray.report.verdict import Verdict
@@ -58,8 +56,6 @@ QUICK = {
     *("nonprivate_model_trained", "one_key_for_all", "raw_gradients_left:left_behind"),
     *("secret_size", "true_batch_size", "wrong_rate", "wrong_steps"),
 }
-QUICK_TWINS = {"skips_empty"}
-
 pytestmark = pytest.mark.slow
 
 
@@ -69,21 +65,20 @@ def audited(bug: Bug, twin: bool, layers: tuple[int, ...] = (0,)) -> ScriptVerdi
     return Audit(target, LocalRunner(target), options, lambda _: None).verdict()
 
 
-def cases(bugs: Iterable[Bug], quick: set[str]) -> list:
-    """Bugs whose names are not in `quick` are run in `make long` only."""
-    return [
-        pytest.param(bug, id=bug.name, marks=() if bug.name in quick else long("by the same looks"))
-        for bug in bugs
-    ]
-
-
 def test_all_bugs_are_named() -> None:
     assert {bug.name for bug in BUGS if bug.weight} == set(FOUND_BY)
     assert {FOUND_BY[name] for name in QUICK} == set(FOUND_BY.values()), "every look finds one"
 
 
 @pytest.mark.usefixtures("one_room")
-@pytest.mark.parametrize("bug", cases([bug for bug in BUGS if bug.weight], QUICK))
+@pytest.mark.parametrize(
+    "bug",
+    [
+        pytest.param(bug, id=bug.name, marks=() if bug.name in QUICK else long("by the same looks"))
+        for bug in BUGS
+        if bug.weight
+    ],
+)
 def test_a_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whether two runs seed their noise alike, the second run tells: it is one of layer 1.
     monkeypatch.setattr(canary_trials, "steps_needed", lambda noise: 60)
@@ -105,8 +100,9 @@ def no_alarm(bug: Bug, twin: bool = True) -> None:
 TWINS = {(bug.script, bug.twin): bug for bug in BUGS}.values()
 
 
+@long("as healthy scripts, of which some are always run")
 @pytest.mark.usefixtures("one_room")
-@pytest.mark.parametrize("bug", cases(TWINS, QUICK_TWINS))
+@pytest.mark.parametrize("bug", TWINS, ids=lambda bug: bug.name)
 def test_a_twin_raises_no_alarm(bug: Bug) -> None:
     no_alarm(bug)
 
