@@ -137,9 +137,9 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
 
 def _loops_are_right(candidate: Candidate) -> bool:
     """In the dtype that they will have: they are compiled for it, in seconds, and for no other."""
-    make = candidate.packed
-    assert not isinstance(make, Obstacle)
-    dtype = candidate.dtype if candidate.dtype in _BOUNDS else torch.float64
+    make, dtype = candidate.packed, candidate.dtype
+    if isinstance(make, Obstacle) or dtype not in _BOUNDS:
+        return False
     with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
         expected = _expected(candidate, *candidate.few(dtype))
         return _difference(candidate, [lambda: make(None, True)], expected) is None
