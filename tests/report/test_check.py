@@ -141,6 +141,19 @@ def written(name: str, place: str, content: str) -> Change:
     return change
 
 
+def in_a_file(pattern: str, change: Callable[[Path], object], place: str = "") -> Change:
+    def changed(run: Path) -> str:
+        file = next(run.glob(pattern))
+        change(file)
+        return f"{file.relative_to(run)}: {place}" if place else str(file.relative_to(run))
+
+    return changed
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-40])
+
+
 def one_bit(run: Path) -> str:
     def flipped(table: pa.Table) -> pa.Table:
         bit = not table["member"][4].as_py()
@@ -149,21 +162,9 @@ def one_bit(run: Path) -> str:
     return f"{change_pack(run, flipped)}: gradient=threshold, trial 22"
 
 
-def a_truncated_pack(run: Path) -> str:
-    file = audit_folder(run) / "20-29.parquet"
-    file.write_bytes(file.read_bytes()[:-40])
-    return str(file.relative_to(run))
-
-
-def a_deleted_pack(run: Path) -> str:
-    file = audit_folder(run, 1) / "50-59.parquet"
-    file.unlink()
-    return f"{file.relative_to(run)}: gradient=constant: no such file there, not the scores that"
-
-
 def a_pack_that_its_estimates_do_not_know(run: Path) -> str:
     """And a lie that all is there."""
-    a_deleted_pack(run)
+    (audit_folder(run, 1) / "50-59.parquet").unlink()
     Aggregation.rebuild(RunDirectory(str(run))).flush()
     return "_SUCCESS: complete there, not while gradient=constant is not"
 
@@ -172,12 +173,6 @@ def a_pack_of_no_plan(run: Path) -> str:
     folder = audit_folder(run)
     shutil.copy(folder / "20-29.parquet", folder / "20-28.parquet")
     return str((folder / "20-28.parquet").relative_to(run))
-
-
-def a_foreign_file(run: Path) -> str:
-    file = audit_folder(run) / "notes.txt"
-    file.write_text("mine")
-    return str(file.relative_to(run))
 
 
 def scores_of_no_audit(run: Path) -> str:
@@ -194,31 +189,12 @@ def a_pack_that_is_twice_and_other(run: Path) -> str:
     return f"scores/{id}/0-9.parquet"
 
 
-def one_claim(raw: Any) -> None:
-    raw["audits"][1]["claims"]["rdp"][0] *= 0.999
-
-
-def another_cut(raw: Any) -> None:
-    raw["audits"][0]["packs"][:2] = [[0, 4], [5, 19]]
-
-
 def another_seed(raw: Any) -> None:
     raw["seed"] = 4
     keys = ("id", "label", "fingerprint", "trials", "horizons", "claims", "packs", "declared")
     for audit in raw["audits"]:
         planned = planning.PlannedAudit(**{key: audit[key] for key in keys})
         audit["bits_sha256"] = planned.commitment(4)
-
-
-def no_plan(run: Path) -> str:
-    (run / "plan.json").unlink()
-    return "plan.json: no such file"
-
-
-def the_sweep(run: Path) -> str:
-    file = run / "sweep.yaml"
-    file.write_text(file.read_text().replace("noise_multiplier: 2.0", "noise_multiplier: 4.0"))
-    return "sweep.yaml: fingerprint"
 
 
 def the_number_of_trials(run: Path) -> str:
@@ -243,21 +219,6 @@ def one_status(run: Path) -> str:
     )
 
 
-def one_number_of_trials(run: Path) -> str:
-    return f"{change_estimates(run, 'trials', 3, 59)}: gradient=threshold, step 3, "
-
-
-def a_missing_bound(run: Path) -> str:
-    file = run / "estimates.parquet"
-    pq.write_table(pq.read_table(file).slice(1), file)
-    return "estimates.parquet: gradient=threshold, step 3, accuracy, gaussian: nothing there"
-
-
-def truncated_estimates(run: Path) -> str:
-    (run / "estimates.parquet").write_bytes((run / "estimates.parquet").read_bytes()[:50])
-    return "estimates.parquet: "
-
-
 def a_missed_trial(run: Path) -> str:
     entry = {"audit": audit_folder(run, 0).name, "kind": "ValueError", "trials": 2, "first": 3}
     content = {"missed": [entry | {"message": "ValueError: boom"}]}
@@ -275,12 +236,15 @@ CHANGES = {
     "one_step": in_a_pack(lambda table: table.set_column(
         3, table.schema.field(3), pa.array([2, 6] * 10, pa.int32()))),
     "another_schema": in_a_pack(lambda table: table.append_column("more", table["score"])),
-    "one_claim": in_the_plan("gradient=constant, claim after step 3 by rdp", one_claim),
+    "one_claim": in_the_plan("gradient=constant, claim after step 3 by rdp",
+                             lambda raw: raw["audits"][1]["claims"]["rdp"].__setitem__(0, 9.0)),
     "one_label": in_the_plan("harmless, audits.0.label: harmless there",
                              lambda raw: raw["audits"][0].update(label="harmless")),
     "one_commitment": in_the_plan("the bits of 000-landscape-",
                                   lambda raw: raw["audits"][0].update(bits_sha256="0" * 64)),
-    "another_cut": in_the_plan("gradient=threshold, audits.0.packs", another_cut),
+    "another_cut": in_the_plan(
+        "gradient=threshold, audits.0.packs",
+        lambda raw: raw["audits"][0]["packs"].__setitem__(slice(2), [[0, 4], [5, 19]])),
     "another_seed": in_the_plan("seed: 4 there, not 3", another_seed),
     "a_decision": written("outcomes.json",
                           "gradient=threshold, trials that were enough: 20 there, not nothing",
@@ -288,16 +252,29 @@ CHANGES = {
     "a_damaged_decision": written("outcomes.json", "", "[1]"),
     "a_failure_of_no_pack": written("outcomes.json", "", FAILED),
     "other_code": written(f"code/{'ab' * 32}.py", "SHA-256", "x = 1\n"),
+    "a_truncated_pack": in_a_file("scores/000*/20-29.parquet", cut),
+    "a_deleted_pack": in_a_file("scores/001*/50-59.parquet", Path.unlink,
+                                "gradient=constant: no such file there, not the scores that"),
+    "a_foreign_file": in_a_file(
+        "scores/000*", lambda folder: (folder / "notes.txt").write_text("mine")),
+    "no_plan": in_a_file("plan.json", Path.unlink, "no such file"),
+    "the_sweep": in_a_file("sweep.yaml", lambda file: file.write_text(
+        file.read_text().replace("noise_multiplier: 2.0", "noise_multiplier: 4.0")), "fingerprint"),
+    "one_number_of_trials": lambda run:
+        f"{change_estimates(run, 'trials', 3, 59)}: gradient=threshold, step 3, ",
+    "a_missing_bound": in_a_file(
+        "estimates.parquet", lambda file: pq.write_table(pq.read_table(file).slice(1), file),
+        "gradient=threshold, step 3, accuracy, gaussian: nothing there"),
+    "truncated_estimates": in_a_file("estimates.parquet", cut),
     "the_verdict": lambda run: change_json(run, "verdict.json",
                                            lambda raw: raw.update(verdict="VIOLATION")),
 }  # fmt: skip
 CHANGES |= {
     change.__name__: change
     for change in (
-        one_bit, a_truncated_pack, a_deleted_pack, a_pack_that_its_estimates_do_not_know,
-        a_pack_of_no_plan, a_foreign_file, scores_of_no_audit, a_pack_that_is_twice_and_other,
-        no_plan, the_sweep, the_number_of_trials, one_bound, one_status, one_number_of_trials,
-        a_missing_bound, truncated_estimates, a_missed_trial,
+        a_pack_of_no_plan, scores_of_no_audit,
+        one_bit, a_pack_that_its_estimates_do_not_know, a_pack_that_is_twice_and_other,
+        the_number_of_trials, one_bound, one_status, a_missed_trial,
     )
 }  # fmt: skip
 
