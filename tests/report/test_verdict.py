@@ -205,6 +205,7 @@ def test_audits_are_judged_together_by_averaged_evidence(tiny: dict, tmp_path: P
     """Twelve audits, none of which is refuted by itself, all of them too well told apart."""
     tiny["grid"] = {"adversary": [{"name": "loss", "example": i} for i in range(12)]}
     tiny["audit"] |= {"trials": 300, "record_every": 6}
+    tiny["resources"]["pack_size"] = 100
     sigma, steps = tiny["mechanism"]["noise_multiplier"], tiny["mechanism"]["steps"]
     run = made_up_run(tiny, tmp_path, 1.2 * np.sqrt(steps) / sigma, 6)
     found = verdict.judge(run)
