@@ -417,7 +417,9 @@ def test_a_run_without_any_finished_pack(sweep: Path, tmp_path: Path) -> None:
         report = dpaudit("report", directory.location, "--format", form)
         assert (report.code, report.err) == (0, "")
     assert json.loads(dpaudit("report", directory.location, "--format", "json").out) == []
-    assert "Interim" in (tmp_path / "runs/tiny/report.html").read_text()
+    page = (tmp_path / "runs/tiny/report.html").read_text()
+    assert "Interim" in page
+    assert page.count("No finished trials yet") == 2
 
 
 def test_a_run_is_read_where_no_working_directory_is_left(

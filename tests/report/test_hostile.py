@@ -46,6 +46,7 @@ def test_labels_are_shown_as_they_are_written(sweep: dict[str, Any], tmp_path: P
     page = (run / "report.html").read_text()
     assert not set("\x1b\u202e") & set(page)
     assert page.count("<script>") == 1  # ours
+    assert "&lt;script&gt;alert" in page
     assert "<h3>{{ 7 * 7 }}</h3>" in page
     table = dpaudit("report", run, "--format", "table").out
     for label in labels:

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import outcomes, score_stream
@@ -22,9 +21,7 @@ from dpaudit_ray.plan.score_stream import MissedPack
 from dpaudit_ray.report import page
 from dpaudit_ray.report.tables import Run, all_estimates, overview
 from dpaudit_ray.stats.threshold_rates import Worlds
-from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import EstimateRow
-from dpaudit_ray.sweep import spec
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 PROBE = """
@@ -123,25 +120,6 @@ def test_missed_trials_are_errors_of_the_profile(trained: Run) -> None:
     bits = np.concatenate([pack.members for pack in missed])
     assert false_positives.min() >= (~bits).sum()
     assert false_negatives.min() >= bits.sum()
-
-
-def test_a_run_without_trials_still_has_a_report(tiny: dict, tmp_path: Path) -> None:
-    sweep = spec.from_raw(tiny)
-    directory = RunDirectory.under(str(tmp_path), sweep.name)
-    planning.open_run(sweep, directory)
-    html = Path(page.write(Run.open(directory.location))).read_text()
-    assert html.count("No finished trials yet") == 2
-
-
-def test_text_from_the_sweep_cannot_become_markup(tiny: dict, tmp_path: Path) -> None:
-    tiny["grid"]["adversary"] = [{"name": "loss", "example": 3}]
-    directory = RunDirectory.under(str(tmp_path), "tiny")
-    planning.open_run(spec.from_raw(tiny), directory)
-    plan_text = directory.read_text(planning.FILE) or ""
-    directory.write_text(planning.FILE, plan_text.replace("loss example=3", "<b>loss</b>"))
-    html = Path(page.write(Run.open(directory.location))).read_text()
-    assert "<b>loss</b>" not in html
-    assert "&lt;b&gt;loss" in html
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine (apt install chromium)")

@@ -206,8 +206,15 @@ def _distributions(run: Run, entries: Entries) -> Iterator[Drawing]:
     for number, (quantity, by_label) in enumerate(quantities.items(), start=1):
         rest = f" ({len(by_label) - _MOST} audits more are left out)" * (len(by_label) > _MOST)
         shown = dict(itertools.islice(by_label.items(), _MOST))
-        yield Drawing(f"distribution-{number}", f"How often: {quantity}{rest}",
-                      shares_figure(quantity, shown))  # fmt: skip
+        largest = max(float(numbers.max(initial=0.0)) for numbers in shown.values())
+        with canvas(9, 3.6) as (figure, (axes,)):
+            histograms(axes, shown, np.linspace(0.0, largest or 1.0, _BINS + 1), shares=True)
+            logarithmic(axes, "y")  # tails count
+            axes.set_xlabel(quantity)
+            axes.set_ylabel("share")
+            figure.legend(loc="outside right upper", frameon=False, fontsize=7)
+            text = f"How often: {quantity}{rest}"
+            yield Drawing(f"distribution-{number}", text, png(figure))
 
 
 def _prepared(run: Run, audit: PlannedAudit) -> tuple[Arrays, ...] | None:
@@ -420,21 +427,6 @@ def is_axis(key: str, values: list[Any]) -> bool:
     """Whether the values of a key of the grid are numbers, and enough of them for a line."""
     plain = all(type(value) in (int, float) and abs(value) < _HUGE for value in values)
     return plain and len(values) >= _FEWEST and not key.endswith("seed")
-
-
-def shares_figure(quantity: str, values: Mapping[str, Floats]) -> bytes:
-    """A PNG: shares of numbers in bins that all audits share; logarithmic, since tails count.
-
-    `values` are finite, float64 [n], by label.
-    """
-    largest = max(float(numbers.max(initial=0.0)) for numbers in values.values())
-    with canvas(9, 3.6) as (figure, (axes,)):
-        histograms(axes, values, np.linspace(0.0, largest or 1.0, _BINS + 1), shares=True)
-        logarithmic(axes, "y")
-        axes.set_xlabel(quantity)
-        axes.set_ylabel("share")
-        figure.legend(loc="outside right upper", frameon=False, fontsize=7)
-        return png(figure)
 
 
 def _intervals_figure(table: pd.DataFrame, labels: Sequence[str], what: str) -> bytes:
