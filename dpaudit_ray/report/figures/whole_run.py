@@ -213,8 +213,8 @@ def _distributions(run: Run, entries: Entries) -> Iterator[Drawing]:
             axes.set_xlabel(quantity)
             axes.set_ylabel("share")
             figure.legend(loc="outside right upper", frameon=False, fontsize=7)
-            text = f"How often: {quantity}{rest}"
-            yield Drawing(f"distribution-{number}", text, png(figure))
+            content = png(figure)
+        yield Drawing(f"distribution-{number}", f"How often: {quantity}{rest}", content)
 
 
 def _prepared(run: Run, audit: PlannedAudit) -> tuple[Arrays, ...] | None:
