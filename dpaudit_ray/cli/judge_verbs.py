@@ -70,7 +70,7 @@ def verify(  # noqa: PLR0913 (options of a command line)
             terminal.show_json(dataclasses.asdict(of_run))
         else:
             tables.show_verdict(of_run)
-        said = of_run.verdict
+        outcome = of_run.verdict
     else:
         options = _script_options(budget, delta, layers, memory, seed, secret_size)
         judged = _audit_script(target, options, address)
@@ -85,9 +85,9 @@ def verify(  # noqa: PLR0913 (options of a command line)
         else:
             _show_script(judged)
             terminal.say(f"report: {page}")
-        said = judged.verdict
+        outcome = judged.verdict
     codes = {Verdict.VIOLATION: Exit.VIOLATION, Verdict.CONSISTENT: Exit.COMPLETE}
-    raise typer.Exit(codes.get(said, Exit.INCONCLUSIVE))
+    raise typer.Exit(codes.get(outcome, Exit.INCONCLUSIVE))
 
 
 def _refuse_script_options(context: typer.Context, run: str) -> None:

@@ -158,14 +158,14 @@ def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
 
 
 def _apart(old: Code, new: Code) -> Iterator[str]:
-    for said, before, now in (
+    for kind, before, now in (
         ("", old.versions, new.versions),
         (" (SHA-256)", {k: v[:12] for k, v in old.modules.items()},
          {k: v[:12] for k, v in new.modules.items()}),
     ):  # fmt: skip
         for name in sorted(before.keys() | now.keys()):
             if before.get(name) != now.get(name):
-                yield f"{name}{said} {before.get(name, 'none')} -> {now.get(name, 'none')}"
+                yield f"{name}{kind} {before.get(name, 'none')} -> {now.get(name, 'none')}"
     if old.device != new.device:
         yield f"{old.device} -> {new.device}"
 
@@ -185,7 +185,10 @@ def _partners(left: Run, right: Run) -> dict[int, int]:
         for run in (left, right)
     ]
     alike = [
-        (i, j) for i, one in enumerate(kinds[0]) for j, other in enumerate(kinds[1]) if one == other
+        (i, j)
+        for i, kind in enumerate(kinds[0])
+        for j, other in enumerate(kinds[1])
+        if kind == other
     ]
     partners = {
         i: j

@@ -26,7 +26,7 @@ from .markup import embedded
 from .measures import HitRate, Profile, utilities
 from .tables import Run, all_estimates, best, overview
 
-Said = dict[str, Any]  # by the names that the template has for it
+Content = dict[str, Any]  # by the names that the template has for it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,41 +50,41 @@ class RunView:
     """A run, as its sections take it: `audits` has what was said of each audit."""
 
     run: Run
-    audits: list[Said]
+    audits: list[Content]
 
 
-_OF_AUDIT: list[Callable[[AuditView], Said]] = []
-_OF_RUN: list[Callable[[RunView], Said]] = []
+_OF_AUDIT: list[Callable[[AuditView], Content]] = []
+_OF_RUN: list[Callable[[RunView], Content]] = []
 
 
-def of_audit(section: Callable[[AuditView], Said]) -> Callable[[AuditView], Said]:
+def of_audit(section: Callable[[AuditView], Content]) -> Callable[[AuditView], Content]:
     """Marks a section of every audit; what is returned stands in `audit` in the template."""
     _OF_AUDIT.append(section)
     return section
 
 
-def of_run(section: Callable[[RunView], Said]) -> Callable[[RunView], Said]:
+def of_run(section: Callable[[RunView], Content]) -> Callable[[RunView], Content]:
     """Marks a section of the run; what is returned stands at the top of the template."""
     _OF_RUN.append(section)
     return section
 
 
-def all_sections(run: Run) -> Said:
+def all_sections(run: Run) -> Content:
     """Everything that the page says; writes the figures of the run beside it."""
     table, audits = all_estimates(run), []
     for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):  # trials of one at once
         trials, rows = Trials.of(audit, run.prefix(audit)), table[table["audit"] == audit.id]
         view = AuditView(run, audit, cell, trials, rows)
-        audits.append({name: said for part in _OF_AUDIT for name, said in part(view).items()})
+        audits.append({key: value for part in _OF_AUDIT for key, value in part(view).items()})
     whole = RunView(run, audits)
-    return {name: said for part in _OF_RUN for name, said in part(whole).items()}
+    return {key: value for part in _OF_RUN for key, value in part(whole).items()}
 
 
 # Of each audit -----------------------------------------------------------------------------------
 
 
 @of_audit
-def _numbers(view: AuditView) -> Said:
+def _numbers(view: AuditView) -> Content:
     level, audit = view.cell.audit, view.audit
     final = view.estimates[view.estimates["step"] == audit.horizons[-1]]
     free = final[final["free_estimator"] != ""][["epsilon_lower_free", "free_estimator"]]
@@ -104,7 +104,7 @@ def _numbers(view: AuditView) -> Said:
 
 
 @of_audit
-def _bounds(view: AuditView) -> Said:
+def _bounds(view: AuditView) -> Content:
     """The figure of bounds and scores, once there is something to draw."""
     shown = view.trials.shown
     if not len(view.estimates) or (view.cell.mechanism.sampled and not len(shown.members)):
@@ -114,7 +114,7 @@ def _bounds(view: AuditView) -> Said:
 
 
 @of_audit
-def _counts(view: AuditView) -> Said:
+def _counts(view: AuditView) -> Content:
     """How many trainings of each world gave what."""
     shown = view.trials.shown
     if not _has_curve(view):
@@ -131,7 +131,7 @@ def _counts(view: AuditView) -> Said:
 
 
 @of_audit
-def _profile(view: AuditView) -> Said:
+def _profile(view: AuditView) -> Content:
     """Curves of the scores and right guesses; bands and bounds take trials for independent."""
     if not (_has_curve(view) and view.audit.independent):
         return {"profile": None, "hits": None}
@@ -158,12 +158,12 @@ def _has_curve(view: AuditView) -> bool:
 
 
 @of_run
-def _answer(view: RunView) -> Said:
+def _answer(view: RunView) -> Content:
     """The verdict with its reasons, and the table of all audits."""
     answered, rows = answer.keep(view.run), overview(view.run)
     audits = [
-        said | {"row": row, "verdict": audit.verdict, "reason": audit.reason}
-        for said, row, audit in zip(view.audits, rows, answered.audits, strict=True)
+        entry | {"row": row, "verdict": audit.verdict, "reason": audit.reason}
+        for entry, row, audit in zip(view.audits, rows, answered.audits, strict=True)
     ]
     return {
         "answer": answered,
@@ -174,7 +174,7 @@ def _answer(view: RunView) -> Said:
 
 
 @of_run
-def _figures(view: RunView) -> Said:
+def _figures(view: RunView) -> Content:
     pictures = []
     for drawing in whole_run.all_figures(view.run, view.audits):
         view.run.directory.write_figure(f"{drawing.name}.png", drawing.content)
@@ -183,7 +183,7 @@ def _figures(view: RunView) -> Said:
 
 
 @of_run
-def _reading(view: RunView) -> Said:
+def _reading(view: RunView) -> Content:
     """What the words mean, and at which level bounds hold."""
     run, budget = view.run, view.run.sweep.budget
     statuses = {*run.estimates["status"], Status.IF_GAUSSIAN}
@@ -197,7 +197,7 @@ def _reading(view: RunView) -> Said:
 
 
 @of_run
-def _failed(view: RunView) -> Said:
+def _failed(view: RunView) -> Content:
     """All that has failed and was not done since: packs by kind, single trials, preparations."""
     run, failed = view.run, list[dict[str, str]]()
 

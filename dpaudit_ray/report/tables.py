@@ -143,13 +143,14 @@ def _entry(run: Run, audit: PlannedAudit, table: pd.DataFrame) -> dict[str, Any]
     first = representative(run, audit)
     mechanism = run.sweep.cells[run.plan.audits.index(audit)].mechanism
     mine = table[(table["step"] == audit.horizons[-1]) & (table["estimator"] == first)]
-    used = int(mine["trials"].iloc[0]) if len(mine) else 0
+    row = next(iter(mine.head(1).to_dict("records")), None)
+    used = 0 if row is None else int(row["trials"])
     if mechanism.sampled and used == 0:
-        mine = mine[:0]  # no trial bounds nothing: not even 0
+        row = None  # no trial bounds nothing: not even 0
     numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
-    found = {name: float(mine[name].iloc[0]) if len(mine) else math.nan for name in numbers}
-    ratio = found["epsilon_lower"] / audit.claim if audit.claim > 0 else math.nan
-    status = str(mine["status"].iloc[0]) if len(mine) else ""
+    bounds = {name: math.nan if row is None else float(row[name]) for name in numbers}
+    ratio = bounds["epsilon_lower"] / audit.claim if audit.claim > 0 else math.nan
+    status = "" if row is None else str(row["status"])
     above = bool(table["above_claim"].any())
     return {
         "audit": audit.id,
@@ -159,11 +160,11 @@ def _entry(run: Run, audit: PlannedAudit, table: pd.DataFrame) -> dict[str, Any]
         "used": used,
         "estimator": first,
         "status": status,
-        **found,
-        "free_estimator": str(mine["free_estimator"].iloc[0]) if len(mine) else "",
+        **bounds,
+        "free_estimator": "" if row is None else str(row["free_estimator"]),
         "epsilon_upper": audit.claim,
         "ratio": ratio,
-        "interim": bool(mine["interim"].iloc[0]) if len(mine) else first not in _anytime(run),
+        "interim": first not in _anytime(run) if row is None else bool(row["interim"]),
         "above_claim": above,
         "beyond": mechanism.sampled and ratio > 1 and not above and status != Status.PAPER,
         **mean_utilities(audit, run.prefix(audit) if mechanism.measured else ()),
@@ -188,6 +189,10 @@ def representative(run: Run, audit: PlannedAudit) -> str:
 
 def _anytime(run: Run) -> set[str]:
     """Estimators that may be looked at before all trials are in."""
-    asked = [one for cell in run.sweep.cells for one in cell.audit.estimators if ":" in one.name]
-    own = {one.name for one in asked if not one.unread and one.method.interim_valid}
-    return own | {name for name, cls in stats.estimators().items() if cls.interim_valid}
+    specs = [spec for cell in run.sweep.cells for spec in cell.audit.estimators]
+    foreign = {
+        spec.name
+        for spec in specs
+        if ":" in spec.name and not spec.unread and spec.method.interim_valid
+    }
+    return foreign | {name for name, cls in stats.estimators().items() if cls.interim_valid}

@@ -67,12 +67,12 @@ def conditions(statuses: Collection[str], cells: Collection[Cell]) -> list[str]:
 def level(budget: SweepBudget) -> str:
     """At which level the printed bounds hold, and where another one is used."""
     several = len({audit.confidence for audit in budget.audits}) > 1
-    own = "its audit's confidence" if several else _percent(budget.confidence)
-    one = f"each bound holds at {own} by itself"
+    confidence = "its audit's confidence" if several else _percent(budget.confidence)
+    alone = f"each bound holds at {confidence} by itself"
     if budget.parts == 1:
-        return one
+        return alone
     return (
-        f"{one}; marks, and the best of several, are from bounds at {_percent(budget.each)}: "
+        f"{alone}; marks, and the best of several, are from bounds at {_percent(budget.each)}: "
         f"all {budget.parts:,} together hold at {_percent(budget.confidence)}"
     )
 

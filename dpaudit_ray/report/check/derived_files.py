@@ -271,8 +271,8 @@ class DerivedFiles:
             self._findings.differs(answer.FILE, "digest", "another", "that of its content")
         recorded = answer.recorded(Run(self._run, self._sweep, self._plan, self._stored))
         if recorded is not None:
-            told = vars(dataclasses.replace(recorded, derived=True))
-            self._findings.compare(answer.FILE, told, vars(answered))
+            stored = vars(dataclasses.replace(recorded, derived=True))
+            self._findings.compare(answer.FILE, stored, vars(answered))
         return answered.verdict.value
 
 
@@ -283,8 +283,8 @@ def _key(row: Mapping[Any, Any]) -> str:
 
 def _outcomes(missed: Iterable[outcomes.MissedTrials], decided: int | None) -> dict[str, str]:
     """What a record tells of one audit, by what it is of."""
-    told = {
+    entries = {
         f"trials missed by {kind.kind}": f"{kind.trials} from trial {kind.first} on"
         for kind in missed
     }
-    return told if decided is None else told | {"trials that were enough": str(decided)}
+    return entries if decided is None else entries | {"trials that were enough": str(decided)}
