@@ -77,6 +77,12 @@ class Unread:
     """A class that was not imported: what it computes is known from the run's record only."""
 
 
+def not_imported(name: str) -> SpecError:
+    """The error of whoever asks an `Unread` for what takes its code, `module:Class`."""
+    module = name.partition(":")[0]
+    return SpecError(name, f"was not imported, and this needs its code; --trust {module}")
+
+
 def parts(plugin: Plugin) -> Iterator[Plugin]:
     """A plug-in and all that its options hold."""
     yield plugin
@@ -274,8 +280,7 @@ def _stand_in(base: Any) -> Any:
     """A class of this kind with any options, all of whose methods say that it was not imported."""
 
     def lacking(self: Plugin, *_: Any, **__: Any) -> Any:
-        module = self.name.partition(":")[0]
-        raise SpecError(self.name, f"was not imported, and this needs its code; --trust {module}")
+        raise not_imported(self.name)
 
     content = {
         **dict.fromkeys(base.__abstractmethods__, lacking),

@@ -239,6 +239,7 @@ class Adversary(Plugin):
 
     kind: ClassVar[str] = "adversary"
     home: ClassVar[str] = "dpaudit_ray.adversaries"
+    attacks: ClassVar[str] = ""  # what a mechanism that it can attack is `attacked_as`
     one_run: ClassVar[bool] = False  # True: a trial is a canary, and all are in one training
     # True: every trial of an audit inserts one and the same `GradientCanary`, whatever the model.
     fixed_gradient: ClassVar[bool] = False
@@ -301,8 +302,10 @@ class Adversary(Plugin):
         return 1
 
 
-class FinalModelAdversary(Adversary, Generic[C]):
-    """An adversary under `final_model` access, for the canary type it crafts."""
+class CanaryAdversary(Adversary, Generic[C]):
+    """Base of adversaries against DP-SGD, for the canary type they craft."""
+
+    attacks: ClassVar[str] = "dp-sgd"
 
     def begin(self, public: PublicKnowledge, rng: np.random.Generator) -> Tensor | None:
         """Chooses θ_0, float [p]; None for that of the mechanism.
@@ -315,6 +318,21 @@ class FinalModelAdversary(Adversary, Generic[C]):
     @abstractmethod
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> C:
         """Chooses the canary before training; `rng` is the adversary's own randomness."""
+
+    def observer(self, canary: C, public: PublicKnowledge, models: int) -> Observer | None:
+        """A fresh observer for a pack of `models` trainings; None: it sees final models only."""
+        return None
+
+    def score(self, canary: C, observed: FinalModel) -> Tensor:
+        """Float [n], higher = more confident that the canary was in; [n, m] of several canaries.
+
+        Called where there is no observer.
+        """
+        raise NotImplementedError(f"{self.name} has neither an observer nor score()")
+
+
+class FinalModelAdversary(CanaryAdversary[C], Generic[C]):
+    """An adversary under `final_model` access: `score` is handed nothing but what is released."""
 
     @abstractmethod
     def score(self, canary: C, observed: FinalModel) -> Tensor:
@@ -365,12 +383,8 @@ class SavedObserver(Observer, Protocol):
         """Goes on from that state, in place of what it has seen."""
 
 
-class TrajectoryAdversary(Adversary, Generic[C]):
+class TrajectoryAdversary(CanaryAdversary[C], Generic[C]):
     """An adversary under `trajectory` access: it sees every intermediate model and update."""
-
-    @abstractmethod
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> C:
-        """Chooses the canary before training; `rng` is the adversary's own randomness."""
 
     @abstractmethod
     def observer(self, canary: C, public: PublicKnowledge, models: int) -> Observer:

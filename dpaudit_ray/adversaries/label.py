@@ -10,7 +10,7 @@ Where a factor is unknown, labels are known up to all of them turned, and the pr
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ class Label(Adversary):
     or by the whole `gradient` that is released, which is the best there is.
     """
 
+    attacks: ClassVar[str] = "label-gradient"
     name: Literal["label"] = "label"
     layer: Literal["last", "second-last", "input"] = "last"
     neuron: Annotated[int | Literal["all"], BeforeValidator(_neuron)] = 0

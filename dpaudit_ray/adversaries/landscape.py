@@ -6,7 +6,7 @@ It has no canary to craft: ∇* = C is the largest gradient there is. It sees th
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
@@ -27,6 +27,7 @@ class LandscapeAdversary(Adversary):
     worlds after one step. `searched` tries others and takes the best for the last step (Alg. 5).
     """
 
+    attacks: ClassVar[str] = "landscape"
     name: Literal["landscape"] = "landscape"
     threshold: Annotated[
         float | Literal["optimal", "searched"], BeforeValidator(_threshold)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .base import Adversary
 
@@ -10,4 +10,5 @@ from .base import Adversary
 class Own(Adversary):
     """For `mechanism: function`, whose function inserts its canary and scores the result."""
 
+    attacks: ClassVar[str] = "function"
     name: Literal["own"] = "own"

@@ -10,14 +10,14 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ..accounting import Adjacency, Sampling, Training
 from ..errors import SpecError
-from ..plugins import Plugin, Unread
+from ..plugins import Plugin, Unread, not_imported, registry
 from ..stats import TradeOff
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ class Mechanism(Plugin):
     # describe them there; else "".
     exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType({"exact": ""})
     for_free: ClassVar[frozenset[str]] = frozenset()  # options that change no training's time
+    attacked_as: ClassVar[str] = ""  # what adversaries that can attack it say in `attacks`
 
     @property
     def auto_pack_size(self) -> int:
@@ -230,9 +231,15 @@ class Mechanism(Plugin):
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
         """The steps at which scores are recorded, increasing; the last is the full run."""
 
-    @abstractmethod
     def check(self, adversary: Adversary) -> None:
         """Raises SpecError when this adversary cannot attack this mechanism."""
+        if self.attacked_as == adversary.attacks:
+            return
+        from ..adversaries.base import Adversary as Base
+
+        can = [n for n, cls in registry(Base).items() if cls.attacks == self.attacked_as]
+        remedy = f"; use {', '.join(sorted(can))}" if can else ""
+        raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}{remedy}")
 
     def datasets(self) -> Mapping[str, Dataset]:
         """The data sets that it will load, by `Data.key`; each node gets them once."""
@@ -260,7 +267,14 @@ class Mechanism(Plugin):
         return TradeOff.UNKNOWN
 
     @abstractmethod
-    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
+    def open(
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: tuple[Arrays, ...] = (),
+    ) -> Session:
         """Prepares the mechanism for packs.
 
         Args:
@@ -268,6 +282,7 @@ class Mechanism(Plugin):
             seed: the sweep's seed; everything public (initialisation, batches) derives from it.
             craft_seed: 128-bit seed of the adversary's own choices.
             gpu: compute on the trainer's GPU.
+            prepared: the parts of its preparation, in order; one that has none may leave it out.
         """
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
@@ -290,17 +305,6 @@ class Mechanism(Plugin):
             Arrays of numbers by name, which are stored.
         """
         raise NotImplementedError(f"{self.name} has a preparation, and no prepare_part()")
-
-    def open_prepared(
-        self,
-        adversary: Adversary,
-        seed: int,
-        craft_seed: int,
-        gpu: bool,
-        prepared: tuple[Arrays, ...],
-    ) -> Session:
-        """`open` for an audit with a preparation: `prepared` has its parts, in order."""
-        raise NotImplementedError(f"{self.name} has a preparation, and no open_prepared()")
 
     def exact(
         self,
@@ -351,7 +355,7 @@ class Recorded(Unread, Mechanism):
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """What was recorded. Raises SpecError where nothing was."""
         if self.releases is None:
-            self._lacking()
+            raise not_imported(self.name)
         return self.releases[self.steps.index(horizon)]
 
     def identity(self) -> dict[str, Any]:
@@ -360,16 +364,12 @@ class Recorded(Unread, Mechanism):
 
     def check(self, adversary: Adversary) -> None:
         """Raises SpecError: its code was not imported."""
-        self._lacking()
+        raise not_imported(self.name)
 
     def check_inputs(self) -> None:
         """Raises SpecError: its code was not imported."""
-        self._lacking()
+        raise not_imported(self.name)
 
-    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
+    def open(self, *_: Any, **__: Any) -> Session:
         """Raises SpecError: its code was not imported."""
-        self._lacking()
-
-    def _lacking(self) -> NoReturn:
-        module = self.name.partition(":")[0]
-        raise SpecError(self.name, f"was not imported, and this needs its code; --trust {module}")
+        raise not_imported(self.name)

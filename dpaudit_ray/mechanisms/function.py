@@ -33,7 +33,6 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from .. import imports, module_files
 from ..adversaries.base import Adversary
-from ..adversaries.own import Own
 from ..errors import ClusterError, SpecError
 from ..isolation import Ended, Limits, Sandbox
 from ..stats import TradeOff
@@ -79,6 +78,7 @@ class Function(Mechanism):
     for_free: ClassVar[frozenset[str]] = frozenset({"trial_seconds", "trial_gib"})
 
     uses_gpu: ClassVar[bool] = False
+    attacked_as: ClassVar[str] = "function"
 
     name: Literal["function"] = "function"
     path: str = Field(pattern=r"^[\w.]+:[\w.]+$")
@@ -138,13 +138,6 @@ class Function(Mechanism):
             )
         return (self.steps,)
 
-    def check(self, adversary: Adversary) -> None:
-        """The function is its own adversary."""
-        if not isinstance(adversary, Own):
-            raise SpecError(
-                "adversary.name", f"{adversary.name} cannot attack {self.name}; must be own"
-            )
-
     def check_inputs(self) -> None:
         """Imports the function, and holds the options against what it takes."""
         self._train()
@@ -165,10 +158,6 @@ class Function(Mechanism):
         """The curve that the user states; nothing is known of code that is only called."""
         return TradeOff(self.curve)
 
-    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
-        """Nothing is shared between trials but the function itself."""
-        return self._opened(gpu)
-
     def preparation(self, adversary: Adversary) -> Preparation | None:
         """The arrays that `prepare` gives; the options of the training are no part of it."""
         if self.prepare is None:
@@ -181,20 +170,18 @@ class Function(Mechanism):
         arrays: Arrays = prepare(part, seeds.part % 2**63)
         return arrays
 
-    def open_prepared(
+    def open(
         self,
         adversary: Adversary,
         seed: int,
         craft_seed: int,
         gpu: bool,
-        prepared: tuple[Arrays, ...],
+        prepared: tuple[Arrays, ...] = (),
     ) -> Session:
-        """Every call gets what was prepared."""
-        return self._opened(gpu, prepared)
-
-    def _opened(self, gpu: bool, prepared: tuple[Arrays, ...] | None = None) -> Session:
+        """Trials share nothing but the function itself, and what was prepared."""
         train = self._train()
-        call = Call(self.path, self.options, self.measures, prepared)
+        given = None if self.prepare is None else prepared
+        call = Call(self.path, self.options, self.measures, given)
         if not self.isolated:
             return SharedProcess(call, train)
         return IsolatedProcesses(call, Limits(self.trial_seconds, self.trial_gib), gpu)

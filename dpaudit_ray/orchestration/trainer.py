@@ -246,11 +246,8 @@ class PackTrainer:
             adversary, seed = self._sweep.cells[index].adversary, self._brief.seed
             craft_seed = seeds.derive("craft", seed, audit.fingerprint)
             opening = adversary, seed, craft_seed, self._sweep.resources.num_gpus > 0
-            if audit.preparation is None:
-                session = mechanism.open(*opening)
-            else:
-                session = mechanism.open_prepared(*opening, self._fetch(index))
-            self._opened = (index, session)
+            parts = () if audit.preparation is None else (self._fetch(index),)
+            self._opened = (index, mechanism.open(*opening, *parts))
         return self._opened[1]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd, preparation, session
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd, session
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.sweep import spec
 
@@ -29,6 +29,6 @@ def opened(
     training = DpSgdTraining.prepare(options.recipe, 3, gpu=False, dtype=dtype)
     prepared = ()
     if (plan := against.shadow_plan) is not None:
-        shadows = preparation.train_shadows
+        shadows = session.train_shadows
         prepared = tuple(shadows(training, plan, i, seed=11 + i) for i in range(plan.parts))
     return session.open_session(training, against, 4, prepared)

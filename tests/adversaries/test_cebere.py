@@ -18,7 +18,7 @@ from dpaudit_ray.adversaries.loss import Loss
 from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
-from dpaudit_ray.mechanisms.dp_sgd.session import FinalModelSession
+from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.plugins import parse
 
@@ -79,7 +79,7 @@ def test_scores_are_higher_where_the_canary_is_in(
     quiet = dataclasses.replace(
         training, recipe=training.recipe.model_copy(update={"noise_multiplier": 1e-3})
     )
-    session = FinalModelSession.craft(quiet, adversary, seed=3)
+    session = DpSgdSession.craft(quiet, adversary, seed=3)
     members = np.arange(12) % 2 == 0
     scores = session.run(members, 8, (training.recipe.steps,))[:, 0]
     assert scores[members].min() > scores[~members].max()
@@ -88,7 +88,7 @@ def test_scores_are_higher_where_the_canary_is_in(
 def test_the_norm_of_the_canary_is_that_of_its_own_gradient(training: DpSgdTraining) -> None:
     """The slow twin asks autograd, model by model. It is not clipped."""
     adversary = Loss(statistic="gradient-norm", example=7)
-    session = FinalModelSession.craft(training, adversary, seed=3)
+    session = DpSgdSession.craft(training, adversary, seed=3)
     members = np.array([True, False])
     steps = (1, training.recipe.steps)
     scores = session.run(members, 8, steps)
@@ -105,7 +105,7 @@ def test_the_norm_of_the_canary_is_that_of_its_own_gradient(training: DpSgdTrain
 
 def test_both_statistics_insert_the_same_example(training: DpSgdTraining) -> None:
     one, two = (
-        FinalModelSession.craft(training, Loss(statistic=kind), seed=3).canary
+        DpSgdSession.craft(training, Loss(statistic=kind), seed=3).canary
         for kind in ("loss", "gradient-norm")
     )
     assert torch.equal(one.x, two.x)

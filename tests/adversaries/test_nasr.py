@@ -132,7 +132,7 @@ def test_poison_makes_shadows_lose_and_stays_in_range(tiny: dict) -> None:
     means = []
     for ascent in (0, 3, 30):
         session = opened(tiny, STATIC | {"ascent": ascent})
-        theta, canary = session.shadowed.theta, session.canary
+        theta, canary = session.training.shadows, session.canary
         means.append(np.mean([float(loss(session.training, r, canary.x, canary.y)) for r in theta]))
     assert means[0] < means[1] < means[2]
     others = session.training.reserved[0]
@@ -144,7 +144,7 @@ def test_poison_makes_shadows_lose_and_stays_in_range(tiny: dict) -> None:
 
 def test_what_is_poisoned_is_a_record_of_the_shadows(tiny: dict) -> None:
     session = opened(tiny, STATIC | {"ascent": 0})
-    x, y = session.shadowed.records
+    x, y = session.training.reserved
     (place,) = (x == session.canary.x).all(1).nonzero()[:, 0]
     assert y[place] == session.canary.y[0]
     assert not (session.training.x == session.canary.x).all(1).any()
@@ -259,7 +259,7 @@ def test_records_in_reserve_are_nobody_elses(seed: int, tiny: dict) -> None:
     assert not private & held
     assert not private & own
     assert not held & own
-    assert rows(session.shadowed.records[0]) == own
+    assert rows(session.training.reserved[0]) == own
     assert not rows(session.canary.x) & (private | held)
 
 

@@ -13,7 +13,7 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.data.tabular import BreastCancer
-from dpaudit_ray.mechanisms.dp_sgd import preparation
+from dpaudit_ray.mechanisms.dp_sgd import session as sessions
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from tests.adversaries import networks
@@ -48,14 +48,14 @@ def test_audits_share_the_shadows_they_ask_for(
     assert ids[0] == ids[1] != ids[2]
     assert ids[3] is None
     trained: list[int] = []
-    part = preparation.train_shadows
+    part = sessions.train_shadows
 
     def counted(training: Any, adversary: Any, number: int, seed: int) -> Any:
         made = part(training, adversary, number, seed)
         trained.append(len(made["theta"]))
         return made
 
-    monkeypatch.setattr(preparation, "train_shadows", counted)
+    monkeypatch.setattr(sessions, "train_shadows", counted)
     result = da.run(asked, storage_path=str(tmp_path), executor="inline")
     assert result.complete
     assert sorted(trained) == [5, 8, 16, 16]

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpaudit_ray.adversaries.base import Canary, PublicKnowledge, UpdateObserver
 from dpaudit_ray.adversaries.watched_dimension import WatchedDimension
 from dpaudit_ray.mechanisms.base import Session
-from dpaudit_ray.mechanisms.dp_sgd.session import TrajectorySession
+from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.sweep import spec
 from tests.long import long
@@ -130,7 +130,7 @@ class Asked:
 def test_an_observer_of_updates_sees_what_moves_the_models(engine: str, tiny: dict) -> None:
     schedule = {"name": "step", "every": 2}
     session = opened(tiny, Asking.model_fields["name"].default, engine=engine, schedule=schedule)
-    assert isinstance(session, TrajectorySession)
+    assert isinstance(session, DpSgdSession)
     session.run(np.array([True, False]), 5, (6,))
     asked = session.adversary._asked
     assert [step for step, _, _ in asked.updates] == [1, 2, 3, 4, 5, 6]

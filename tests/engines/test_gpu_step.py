@@ -99,7 +99,7 @@ def opened(asked: DpSgd, adversary: Adversary, gpu: bool) -> Session:
         return asked.open(*known)
     seeds = [PartSeeds(3, 100 + part) for part in range(before.parts)]
     parts = tuple(asked.prepare_part(adversary, i, s, gpu) for i, s in enumerate(seeds))
-    return asked.open_prepared(*known, parts)
+    return asked.open(*known, parts)
 
 
 def scored(asked: DpSgd, adversary: Adversary, gpu: bool) -> np.ndarray:

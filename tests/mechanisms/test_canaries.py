@@ -24,7 +24,7 @@ from dpaudit_ray.adversaries.base import (
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd, validation
 from dpaudit_ray.mechanisms.dp_sgd.recipe import Recipe
-from dpaudit_ray.mechanisms.dp_sgd.session import FinalModelSession, TrajectorySession
+from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.models.base import Model
 
@@ -141,10 +141,10 @@ class Several(FinalModelAdversary[SampleCanary]):
 
 def test_a_canary_of_several_examples_is_refused(training: DpSgdTraining) -> None:
     with pytest.raises(SpecError, match="crafted 2 examples with 2 labels for 1 secret bit"):
-        FinalModelSession.craft(training, Several(), 0)
+        DpSgdSession.craft(training, Several(), 0)
     with pytest.raises(SpecError, match="crafted 0 examples"):
-        FinalModelSession.craft(training, Several(rows=0), 0)
-    FinalModelSession.craft(training, Several(rows=1), 0)
+        DpSgdSession.craft(training, Several(rows=0), 0)
+    DpSgdSession.craft(training, Several(rows=1), 0)
 
 
 @dataclasses.dataclass
@@ -220,7 +220,7 @@ def test_a_score_that_works_in_place_changes_no_training(options: DpSgd) -> None
     members, found = np.arange(6) % 2 == 0, []
     for rude in (False, True):
         training = DpSgdTraining.prepare(options.recipe, seed=1, gpu=False)
-        session = FinalModelSession.craft(training, InPlace(rude=rude), 0)
+        session = DpSgdSession.craft(training, InPlace(rude=rude), 0)
         found.append(session.run(members, 8, (1, 3, 6)))
     np.testing.assert_array_equal(*found)
 
@@ -254,7 +254,7 @@ class Watching(TrajectoryAdversary[Canary]):
 def test_an_observer_that_works_in_place_changes_no_training(training: DpSgdTraining) -> None:
     members, found = np.arange(6) % 2 == 0, []
     for rude in (False, True):
-        session = TrajectorySession.craft(training, Watching(rude=rude), 0)
+        session = DpSgdSession.craft(training, Watching(rude=rude), 0)
         found.append(session.run(members, 8, (1, 3, 6)))
     np.testing.assert_array_equal(*found)
 
@@ -275,7 +275,7 @@ def test_scores_of_another_shape_are_refused(
     training: DpSgdTraining, shape: tuple[int, ...]
 ) -> None:
     """None is spread over trials."""
-    session = TrajectorySession.craft(training, Watching(shape=shape), 0)
+    session = DpSgdSession.craft(training, Watching(shape=shape), 0)
     with pytest.raises(SpecError, match=r"the scores of Observer .* of shape \(4,\), one"):
         session.run(np.ones(4, dtype=np.bool_), 8, (6,))
 
@@ -286,6 +286,6 @@ def test_what_is_no_tensor_of_scores_is_refused(training: DpSgdTraining, scores:
         def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
             return scores  # type: ignore[return-value]
 
-    session = FinalModelSession.craft(training, Odd(), 0)
+    session = DpSgdSession.craft(training, Odd(), 0)
     with pytest.raises(SpecError, match="the scores of Odd are"):
         session.run(np.ones(4, dtype=np.bool_), 8, (6,))

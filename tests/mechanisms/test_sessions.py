@@ -23,7 +23,7 @@ from dpaudit_ray.adversaries.base import (
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
-from dpaudit_ray.mechanisms.dp_sgd.session import FinalModelSession, TrajectorySession
+from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 
 
@@ -93,7 +93,7 @@ def test_a_changing_canary_is_held_to_the_clip_norm(options: DpSgd) -> None:
 def test_a_trajectory_adversary_sees_every_step_of_every_model(options: DpSgd) -> None:
     training = opened(options)
     adversary = Watching()
-    session = TrajectorySession.craft(training, adversary, seed=3)
+    session = DpSgdSession.craft(training, adversary, seed=3)
     members = np.array([True, False, True])
     middle = options.steps // 2
     scores = session.run(members, 8, (middle, options.steps))
@@ -139,7 +139,7 @@ def test_an_unknown_start_differs_by_trial_and_is_not_shown(options: DpSgd, sche
     assert len({tuple(row.tolist()) for row in starts}) == 4
     assert torch.equal(starts, training.starts(4, seed=6))
     assert torch.equal(starts[:2], training.starts(2, seed=6))
-    session = FinalModelSession.craft(training, Start(), seed=3)
+    session = DpSgdSession.craft(training, Start(), seed=3)
     assert np.isfinite(session.run(np.array([True, False]), 8, (options.steps,))).all()
 
 
@@ -162,7 +162,7 @@ def test_opacus_takes_the_same_steps(options: DpSgd, kind: str) -> None:
 
 def scores_of(options: DpSgd, models: int) -> tuple[np.ndarray, np.ndarray]:
     training = DpSgdTraining.prepare(options.recipe, seed=1, gpu=False)
-    session = FinalModelSession.craft(training, BiasedDimension(choice="simulated"), seed=3)
+    session = DpSgdSession.craft(training, BiasedDimension(choice="simulated"), seed=3)
     members = np.arange(models) % 2 == 0
     scores = session.run(members, 12345, (options.steps,))[:, 0]
     return scores[members], scores[~members]
@@ -195,7 +195,7 @@ def test_scores_do_not_depend_on_how_a_pack_is_split(options: DpSgd) -> None:
         training = opened(options)
         split = dataclasses.replace(training)
         split.model._groups = groups
-        session = FinalModelSession.craft(split, BiasedDimension(), seed=3)
+        session = DpSgdSession.craft(split, BiasedDimension(), seed=3)
         found.append(session.run(np.arange(16) % 2 == 0, 77, (options.steps,)))
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-9, atol=1e-12)

@@ -14,7 +14,7 @@ from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.adversaries.loss import Loss
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
-from dpaudit_ray.mechanisms.dp_sgd.session import FinalModelSession
+from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.report.tables import Run
 from tests.command import changed, dpaudit, inline, write_sweep
 
@@ -71,7 +71,7 @@ def test_scores_that_are_not_one_for_each_canary_are_refused(options: DpSgd) -> 
         def score(self, canary: SampleCanary, observed: FinalModel) -> torch.Tensor:
             return super().score(canary, observed)[:, 0]
 
-    session = FinalModelSession.craft(options.training(1, gpu=False), Short(), 2)
+    session = DpSgdSession.craft(options.training(1, gpu=False), Short(), 2)
     with pytest.raises(SpecError, match=r"shape \(2, 2\), one for each canary"):
         session.run(np.array([True, False, True, True]), 5, (options.steps,))
 

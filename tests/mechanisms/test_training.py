@@ -24,7 +24,7 @@ from dpaudit_ray.adversaries.loss import Loss
 from dpaudit_ray.engines.noise import CpuNoise
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
-from dpaudit_ray.mechanisms.dp_sgd.session import FinalModelSession
+from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 
 
@@ -68,7 +68,7 @@ def test_update_is_equation_2(training: DpSgdTraining, period: int, kind: str) -
 
 
 def test_horizons_are_runs_that_end_there(training: DpSgdTraining, options: DpSgd) -> None:
-    session = FinalModelSession.craft(training, BiasedDimension(), seed=2)
+    session = DpSgdSession.craft(training, BiasedDimension(), seed=2)
     members = np.array([True, False, True])
     every = session.run(members, 4, (1, 3, 6))
     short = dataclasses.replace(
@@ -76,12 +76,12 @@ def test_horizons_are_runs_that_end_there(training: DpSgdTraining, options: DpSg
         recipe=training.recipe.model_copy(update={"steps": 3}),
         batches=training.batches[:3],
     )
-    stopped = FinalModelSession(short, BiasedDimension(), session.canary).run(members, 4, (3,))
+    stopped = DpSgdSession(short, BiasedDimension(), session.canary).run(members, 4, (3,))
     np.testing.assert_array_equal(every[:, 1], stopped[:, 0])
 
 
 def test_the_same_pack_gives_the_same_scores(training: DpSgdTraining) -> None:
-    session = FinalModelSession.craft(training, Loss(), seed=2)
+    session = DpSgdSession.craft(training, Loss(), seed=2)
     members = np.array([True, False] * 5)
     np.testing.assert_array_equal(session.run(members, 4, (6,)), session.run(members, 4, (6,)))
     assert not np.array_equal(session.run(members, 4, (6,)), session.run(members, 5, (6,)))
@@ -105,7 +105,7 @@ def test_a_canary_above_the_clip_norm_is_refused(training: DpSgdTraining) -> Non
             return observed.final[:, 0]
 
     with pytest.raises(SpecError, match="above the clip norm"):
-        FinalModelSession.craft(training, Loud(), seed=0)
+        DpSgdSession.craft(training, Loud(), seed=0)
 
 
 def test_simulated_choice_takes_the_dimension_that_moves_least(training: DpSgdTraining) -> None:
@@ -144,7 +144,7 @@ def test_biased_dimension_separates_the_worlds_as_the_claim_says(options: DpSgd)
     """
     quiet = options.model_copy(update={"learning_rate": 1e-6, "noise_multiplier": 2.0})
     training = DpSgdTraining.prepare(quiet.recipe, seed=1, gpu=False)
-    session = FinalModelSession.craft(training, BiasedDimension(choice="simulated"), seed=3)
+    session = DpSgdSession.craft(training, BiasedDimension(choice="simulated"), seed=3)
     members = np.random.default_rng(5).permutation(400) % 2 == 1
     scores = session.run(members, 77, (6,))[:, 0]
     gap = scores[members].mean() - scores[~members].mean()

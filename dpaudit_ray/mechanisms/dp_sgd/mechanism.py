@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from ...accounting import Adjacency
-from ...adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
+from ...adversaries.base import Adversary
 from ...data.base import Data, Dataset
 from ...errors import SpecError
 from ...plugins import Plugin
@@ -46,6 +46,7 @@ class DpSgd(Recipe, Mechanism):
 
     revision: ClassVar[int] = 2
     several_gpus: ClassVar[bool] = False
+    attacked_as: ClassVar[str] = "dp-sgd"
     for_free: ClassVar[frozenset[str]] = frozenset(
         {"learning_rate", "clip_norm", "noise_multiplier", "epsilon", "delta", "accountant", "seed"}
     )
@@ -101,14 +102,13 @@ class DpSgd(Recipe, Mechanism):
 
     def check(self, adversary: Adversary) -> None:
         """Refuses a period that does not divide the steps, and adversaries of other mechanisms."""
+        super().check(adversary)
         validation.check_period(adversary, self.steps, self.sampling)
         adversary.check_steps(self.steps)
         if adversary.chooses_start:
             validation.check_known_start(self.model)
         if adversary.frozen:
             validation.check_frozen(adversary, self)
-        if not isinstance(adversary, FinalModelAdversary | TrajectoryAdversary):
-            raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}")
 
     def datasets(self) -> Mapping[str, Dataset]:
         """The training data, and what is held out where it is other data."""
@@ -181,11 +181,18 @@ class DpSgd(Recipe, Mechanism):
 
         return DpSgdTraining.prepare(self.recipe, seed, gpu)
 
-    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
-        """Prepares the training and lets the adversary craft its canary."""
+    def open(
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: tuple[Arrays, ...] = (),
+    ) -> Session:
+        """Prepares the training; the canary is the one that was prepared, or is crafted now."""
         from . import session
 
-        return session.open_session(self.training(seed, gpu), adversary, craft_seed)
+        return session.open_session(self.training(seed, gpu), adversary, craft_seed, prepared)
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
         """Shadow models, or the canary of an adversary that is `crafted_once`."""
@@ -197,22 +204,9 @@ class DpSgd(Recipe, Mechanism):
 
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
         """Trains a pack of shadows, or crafts the canary."""
-        from . import preparation, session
+        from . import session
 
         training = self.training(seeds.sweep, gpu)
         if (plan := adversary.shadow_plan) is not None:
-            return preparation.train_shadows(training, plan, part, seeds.part)
+            return session.train_shadows(training, plan, part, seeds.part)
         return session.craft_canary(training, adversary, seeds.part)
-
-    def open_prepared(
-        self,
-        adversary: Adversary,
-        seed: int,
-        craft_seed: int,
-        gpu: bool,
-        prepared: tuple[Arrays, ...],
-    ) -> Session:
-        """`open` with the canary, or the shadow models, that were prepared."""
-        from . import session
-
-        return session.open_session(self.training(seed, gpu), adversary, craft_seed, prepared)

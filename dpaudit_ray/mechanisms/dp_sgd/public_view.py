@@ -22,7 +22,6 @@ from ...engines.packing.samplewise import Samplewise, in_dtype, placed
 from ...engines.rules.base import trained
 from ...engines.rules.losses import losses
 from ...errors import SpecError
-from .preparation import Shadows
 from .sampling import Sizes
 from .training import DpSgdTraining
 from .updates import Constant
@@ -41,9 +40,9 @@ class PublicView:
     Its methods have no docstrings here: `PublicKnowledge` says what they return.
     """
 
-    def __init__(self, training: DpSgdTraining, shadowed: Shadows | None = None) -> None:
+    def __init__(self, training: DpSgdTraining) -> None:
         recipe = training.recipe
-        self._training, self._shadowed = training, shadowed
+        self._training = training
         self._one_each = OneEach(training.module)
         self.clip_norm, self.noise_multiplier = recipe.clip_norm, recipe.noise
         self.batch_size, self.rate = recipe.batch_size, recipe.rate
@@ -59,11 +58,12 @@ class PublicView:
 
     @property
     def shadows(self) -> Tensor | None:
-        return None if self._shadowed is None else self._shadowed.theta.clone()
+        shadows = self._training.shadows
+        return None if shadows is None else shadows.clone()
 
     @property
     def outside(self) -> tuple[Tensor, Tensor] | None:
-        records = self._training.reserved if self._shadowed is None else self._shadowed.records
+        records = self._training.reserved
         return None if records is None else (records[0].clone(), records[1].clone())
 
     def batch(self, step: int) -> tuple[Tensor, Tensor] | None:

@@ -1,16 +1,15 @@
 """Sessions: a training by DP-SGD against one adversary, under what its threat model lets it see.
 
-A `FinalModelSession` shows where training ended, a `TrajectorySession` every step. A
-`FrozenSession` takes all steps at θ_0, where the adversary chose the data so that nothing moves.
+And what an adversary has prepared before any trial: shadow models, trainings of its own in parts,
+or a canary that is expensive to craft.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +19,10 @@ from torch import Tensor
 from ...adversaries.base import (
     Adversary,
     Canary,
+    CanaryAdversary,
     ChangingCanary,
-    FinalModelAdversary,
     FrozenAdversary,
-    GradientCanary,
-    SampleCanary,
-    TrajectoryAdversary,
+    ShadowPlan,
     TrajectoryObserver,
     UpdateObserver,
 )
@@ -34,8 +31,6 @@ from ...errors import SpecError
 from ...seeds import derive
 from ..base import Arrays, Checkpoints, Measured, ResumableSession, Session
 from .checkpointing import PackCheckpoints
-from .data_split import HeldOut
-from .preparation import Shadows, load_shadows
 from .public_view import PublicView
 from .recipe import MEASURES
 from .sampling import Sizes
@@ -43,7 +38,6 @@ from .training import DpSgdTraining
 
 Scores = npt.NDArray[np.float64]
 Members = npt.NDArray[np.bool_]
-A = TypeVar("A", FinalModelAdversary[Any], TrajectoryAdversary[Any])
 _START = "start"  # the name of θ_0 among stored arrays, where the adversary chooses it
 
 
@@ -54,22 +48,30 @@ def open_session(
 
     Where no canary was, it is crafted now.
     """
-    if isinstance(adversary, FrozenAdversary):
-        return FrozenSession.craft(training, adversary, seed)
-    shadowed = None
+    if adversary.frozen:
+        return FrozenSession.craft(training, cast(FrozenAdversary, adversary), seed)
+    attack = cast(CanaryAdversary[Any], adversary)
     if (plan := adversary.shadow_plan) is not None:
-        shadowed = load_shadows(training, plan, prepared)
-    if shadowed is not None or not prepared:
-        return _crafting_session(training, adversary, seed, shadowed)
-    device = training.initial.device
-    tensors = {n: torch.from_numpy(np.array(a)).to(device) for n, a in prepared[0].items()}
-    if _START in tensors:
-        training = training.starting(tensors.pop(_START))
-    (kind,) = (k for k in adversary.stored_canaries if set(_fields(k)) == set(tensors))
-    canary = kind(**tensors)
-    training.check_claim(canary)
-    session: Session = _kind_of_session(adversary)(training, adversary, canary)
-    return session
+        theta = np.concatenate([part["theta"] for part in prepared])
+        training = dataclasses.replace(
+            training,
+            shadows=torch.from_numpy(theta).to(training.initial),
+            reserved=_shadow_records(training, plan),
+        )
+    elif prepared:
+        device = training.initial.device
+        tensors = {n: torch.from_numpy(np.array(a)).to(device) for n, a in prepared[0].items()}
+        if _START in tensors:
+            training = training.starting(tensors.pop(_START))
+        (kind,) = (
+            kind
+            for kind in adversary.stored_canaries
+            if {field.name for field in dataclasses.fields(kind)} == set(tensors)
+        )
+        canary = kind(**tensors)
+        training.check_claim(canary)
+        return DpSgdSession(training, attack, canary)
+    return DpSgdSession.craft(training, attack, seed)
 
 
 def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Arrays:
@@ -78,37 +80,37 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
     Raises:
         SpecError: it is more than tensors.
     """
-    session = _crafting_session(training, adversary, seed, None)
+    session = DpSgdSession.craft(training, cast(CanaryAdversary[Any], adversary), seed)
     canary = session.canary
     if isinstance(canary, ChangingCanary) or type(canary) not in adversary.stored_canaries:
         raise SpecError(
             "adversary.name",
             f"crafts a {type(canary).__name__}, which is more than tensors; leave out crafted_once",
         )
-    tensors = {name: getattr(canary, name) for name in _fields(type(canary))}
+    tensors = {field.name: getattr(canary, field.name) for field in dataclasses.fields(canary)}
     if session.training is not training:
         tensors[_START] = session.training.initial
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
 
-def _crafting_session(
-    training: DpSgdTraining, adversary: Adversary, seed: int, shadowed: Shadows | None
-) -> FinalModelSession | TrajectorySession:
-    session: FinalModelSession | TrajectorySession
-    session = _kind_of_session(adversary).craft(training, adversary, seed, shadowed)
-    return session
+def train_shadows(training: DpSgdTraining, plan: ShadowPlan, part: int, seed: int) -> Arrays:
+    """Trains one pack of shadows; returns their final models: theta, float [at most 16, p]."""
+    records = _shadow_records(training, plan)
+    elsewhere = training.elsewhere(*records, derive("shadow batches", seed))
+    nobody = training.initial.new_zeros(plan.models_of(part))
+    *_, last = elsewhere.run(nobody, seed, None, 1)
+    return {"theta": last.cpu().numpy().copy()}
 
 
-def _kind_of_session(adversary: Adversary) -> Any:
-    if isinstance(adversary, FinalModelAdversary):
-        return FinalModelSession
-    if isinstance(adversary, TrajectoryAdversary):
-        return TrajectorySession
-    raise TypeError(f"{adversary.name} passed no check() of this mechanism")
-
-
-def _fields(kind: type[GradientCanary | SampleCanary]) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind)]
+def _shadow_records(training: DpSgdTraining, plan: ShadowPlan) -> tuple[Tensor, Tensor]:
+    """What shadows are trained on. Raises SpecError where nothing is in reserve for them."""
+    if plan.data is not None:
+        return training.loaded(plan.data.load())
+    if training.reserved is None:
+        raise SpecError(
+            "mechanism.reserved", "is needed by this adversary's shadow models; give a share"
+        )
+    return training.reserved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,68 +129,27 @@ class _FinalModels:
 
 
 @dataclasses.dataclass(frozen=True)
-class _MovingSession(ResumableSession, Generic[A]):
-    """DP-SGD against one adversary, whose canary is crafted."""
+class DpSgdSession(ResumableSession):
+    """DP-SGD against one adversary, whose canary is crafted.
+
+    An adversary without an observer sees θ_0 and θ at a horizon, each of which is judged alone. An
+    observer is told of every step, and its scores at a horizon are of the steps up to there. It
+    gets copies: two of θ a step cost 1 % of a step of `fcnn`, less of others.
+    """
 
     training: DpSgdTraining
-    adversary: A
+    adversary: CanaryAdversary[Any]
     canary: Canary
-    shadowed: Shadows | None = None
 
     @classmethod
-    def craft(
-        cls, training: DpSgdTraining, adversary: A, seed: int, shadowed: Shadows | None = None
-    ) -> Self:
+    def craft(cls, training: DpSgdTraining, adversary: CanaryAdversary[Any], seed: int) -> Self:
         """Crafts the canary; refuses one that breaks the sensitivity of the claim."""
         rng = np.random.default_rng(seed)
-        if isinstance(adversary, FinalModelAdversary):
-            start = adversary.begin(PublicView(training, shadowed), rng)
-            training = training if start is None else training.starting(start)
-        canary = adversary.craft(PublicView(training, shadowed), rng)
+        if (start := adversary.begin(PublicView(training), rng)) is not None:
+            training = training.starting(start)
+        canary = adversary.craft(PublicView(training), rng)
         training.check_claim(canary, adversary.canaries * (2 if adversary.replaces else 1))
-        return cls(training, adversary, canary, shadowed)
-
-    @abstractmethod
-    def run(
-        self,
-        members: Members,
-        seed: int,
-        horizons: tuple[int, ...],
-        checkpoints: Checkpoints | None = None,
-    ) -> Scores | Measured:
-        """Trains a pack; see `Session.run`."""
-
-    def _record(self, members: int, horizons: int, saved: PackCheckpoints) -> _Record:
-        training = self.training
-        measured = None if training.held_out is None else (training.model, training.held_out)
-        return _Record((members, horizons), self.adversary.canaries, measured, saved.recorded)
-
-    def _bits(self, members: Members) -> Tensor:
-        """Secret bits [n], or [n, m] where each of n trainings has m canaries."""
-        bits, canaries = torch.from_numpy(members), self.adversary.canaries
-        return (bits if canaries == 1 else bits.view(-1, canaries)).to(self.training.initial)
-
-    def _inside(self, bits: Tensor) -> Tensor:
-        """What is inserted for these bits; both of each pair where canaries replace."""
-        if not self.adversary.replaces:
-            return bits
-        rows = bits.view(len(bits), -1)
-        return torch.cat([rows, 1 - rows], 1)
-
-    def _inserted_canary(self) -> Canary:
-        """A copy of the canary that scorers hold; a changing one is called anew anyway."""
-        if isinstance(self.canary, GradientCanary):
-            return GradientCanary(self.canary.direction.clone())
-        if isinstance(self.canary, SampleCanary):
-            return SampleCanary(self.canary.x.clone(), self.canary.y.clone())
-        return self.canary
-
-
-class FinalModelSession(_MovingSession[FinalModelAdversary[Any]]):
-    """DP-SGD against an adversary that sees only where training ended.
-
-    Every horizon is judged alone, from θ_0 and θ there.
-    """
+        return cls(training, adversary, canary)
 
     def run(
         self,
@@ -197,52 +158,35 @@ class FinalModelSession(_MovingSession[FinalModelAdversary[Any]]):
         horizons: tuple[int, ...],
         checkpoints: Checkpoints | None = None,
     ) -> Scores | Measured:
-        training, adversary = self.training, self.adversary
-        saved = PackCheckpoints(checkpoints, training.trainer, self.canary)
-        record = self._record(len(members), len(horizons), saved)
-        column = {step: i for i, step in enumerate(horizons)}
-        bits, canary = self._bits(members), self._inserted_canary()
-        path = training.run(self._inside(bits), seed, canary, adversary.period, checkpoints=saved)
-        for step, theta in enumerate(path, start=saved.step):
-            if step == saved.step:
-                continue
-            if step in column:
-                observed = _FinalModels(training.initial.clone(), theta.clone(), training.model)
-                scores = adversary.score(self.canary, observed)
-                record.put(column[step], _checked(scores, bits, adversary), theta)
-            saved.offer(step, theta, record.arrays)
-            if step == horizons[-1]:
-                break
-        return record.result
+        training, adversary, canaries = self.training, self.adversary, self.adversary.canaries
+        bits = torch.from_numpy(members).to(training.initial)
+        bits = bits if canaries == 1 else bits.view(-1, canaries)
+        inside = bits
+        if adversary.replaces:  # one of each pair is always in
+            rows = bits.view(len(bits), -1)
+            inside = torch.cat([rows, 1 - rows], 1)
+        inserted = self.canary
+        if not isinstance(inserted, ChangingCanary):  # a copy of what scorers hold
+            tensors: Any = {k: v.clone() for k, v in vars(inserted).items() if torch.is_tensor(v)}
+            inserted = dataclasses.replace(inserted, **tensors)
 
-
-class TrajectorySession(_MovingSession[TrajectoryAdversary[Any]]):
-    """DP-SGD against an adversary that watches every step.
-
-    A score at a horizon is that of the steps up to there. The observer gets copies: two of θ a
-    step cost 1 % of a step of `fcnn`, less of others.
-    """
-
-    def run(
-        self,
-        members: Members,
-        seed: int,
-        horizons: tuple[int, ...],
-        checkpoints: Checkpoints | None = None,
-    ) -> Scores | Measured:
-        training, adversary = self.training, self.adversary
-        bits, public = self._bits(members), PublicView(training, self.shadowed)
-        observer = adversary.observer(self.canary, public, len(bits))
+        observer = adversary.observer(self.canary, PublicView(training), len(bits))
         saved = PackCheckpoints(checkpoints, training.trainer, self.canary, observer)
-        record = self._record(len(members), len(horizons), saved)
+        shape = (len(members), len(horizons))
+        record = _Record(shape, canaries, training, saved.recorded)
         column = {step: i for i, step in enumerate(horizons)}
-        canary, inside = self._inserted_canary(), self._inside(bits)
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
-        path = training.run(inside, seed, canary, adversary.period, watch, saved)
+        path = training.run(inside, seed, inserted, adversary.period, watch, saved)
         watcher = observer if isinstance(observer, TrajectoryObserver) else None
         for step, theta in _watched(path, watcher, saved.step):
             if step in column:
-                record.put(column[step], _checked(observer.scores(), bits, observer), theta)
+                if observer is None:
+                    final = _FinalModels(training.initial.clone(), theta.clone(), training.model)
+                    scores = adversary.score(self.canary, final)
+                else:
+                    scores = observer.scores()
+                checked = _checked(scores, bits, adversary if observer is None else observer)
+                record.put(column[step], checked, theta)
             saved.offer(step, theta, record.arrays)
             if step == horizons[-1]:
                 break
@@ -253,12 +197,15 @@ def _watched(
     path: Iterator[Tensor], observer: TrajectoryObserver | None, start: int
 ) -> Iterator[tuple[int, Tensor]]:
     """Walks `path` from after step `start` on; yields each step and θ once it was seen."""
-    last = next(path).clone()
+    first = next(path)
+    if observer is None:
+        yield from enumerate(path, start=start + 1)
+        return
+    last = first.clone()
     before, after = torch.empty_like(last), torch.empty_like(last)
     for step, theta in enumerate(path, start=start + 1):
-        if observer is not None:
-            observer.see(step, before.copy_(last), after.copy_(theta))
-            last.copy_(theta)
+        observer.see(step, before.copy_(last), after.copy_(theta))
+        last.copy_(theta)
         yield step, theta
 
 
@@ -277,7 +224,7 @@ def _checked(scores: Any, bits: Tensor, scorer: object) -> Scores:
 
 
 class _Record:
-    """Scores of a pack at its horizons and, with `held_out`, the utility of its models there.
+    """Scores of a pack at its horizons and, with records held out, the utility of its models there.
 
     Float64 [n, horizons] each; NaN where training has not come yet. `arrays` has them by name, and
     goes on from those that are `saved`. `canaries` scores belong to each model.
@@ -287,12 +234,13 @@ class _Record:
         self,
         shape: tuple[int, int],
         canaries: int,
-        measured: tuple[PackedModel, HeldOut] | None,
+        training: DpSgdTraining,
         saved: Mapping[str, Scores],
     ) -> None:
-        self._canaries, self._measured = canaries, measured
-        names = ("scores", *(MEASURES if measured is not None else ()))
-        self.arrays = {name: np.full(shape, np.nan) for name in names}
+        self._canaries, self._model, self._held_out = canaries, training.model, training.held_out
+        self.arrays = {"scores": np.full(shape, np.nan)}
+        if training.held_out is not None:
+            self.arrays |= {name: np.full(shape, np.nan) for name in MEASURES}
         for name, values in self.arrays.items():
             if name in saved:
                 values[:] = saved[name]
@@ -300,19 +248,18 @@ class _Record:
     def put(self, column: int, scores: Scores, theta: Tensor) -> None:
         """Keeps scores [n] at horizon number `column`, and measures models, [n / canaries, p]."""
         self.arrays["scores"][:, column] = scores
-        if self._measured is not None:
-            model, held_out = self._measured
-            utility = held_out.measured(model, theta)
+        if self._held_out is not None:
+            utility = self._held_out.measured(self._model, theta)
             for name, values in zip(MEASURES, utility, strict=True):
                 self.arrays[name][:, column] = np.repeat(values, self._canaries)
 
     @property
     def result(self) -> Scores | Measured:
         """What the pack came to: the scores alone where nothing else was measured."""
-        if self._measured is None:
-            return self.arrays["scores"]
-        utility = {name: values for name, values in self.arrays.items() if name != "scores"}
-        return Measured(self.arrays["scores"], utility)
+        scores = self.arrays["scores"]
+        if self._held_out is None:
+            return scores
+        return Measured(scores, {name: self.arrays[name] for name in MEASURES})
 
 
 @dataclasses.dataclass(frozen=True)

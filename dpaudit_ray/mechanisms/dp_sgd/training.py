@@ -88,6 +88,7 @@ class DpSgdTraining:
     loaded: Callable[[Dataset], tuple[Tensor, Tensor]]  # other data, as the model sees it
     held_out: HeldOut | None = None
     reserved: tuple[Tensor, Tensor] | None = None  # x [m, ...] and y [m] that only adversaries have
+    shadows: Tensor | None = None  # models [s, p] that an adversary trained on them
     views: Views | None = None
 
     @classmethod

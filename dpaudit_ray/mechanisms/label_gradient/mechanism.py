@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,8 @@ class LabelGradient(Mechanism):
             "extrapolated": "",
         }
     )
+
+    attacked_as: ClassVar[str] = "label-gradient"
 
     name: Literal["label-gradient"] = "label-gradient"
     training: Annotated[SerializeAsAny[Mechanism], nested(Mechanism)]
@@ -110,10 +112,7 @@ class LabelGradient(Mechanism):
 
     def check(self, adversary: Adversary) -> None:
         """Refuses other adversaries, and trainings whose batches are not known and alike."""
-        if not isinstance(adversary, Label):
-            raise SpecError(
-                "adversary.name", f"{adversary.name} cannot attack {self.name}; use label"
-            )
+        super().check(adversary)
         target = self.target
         required = {
             "sampling": (isinstance(target.sampling, Fixed | Shuffle), "fixed or shuffle"),
@@ -130,7 +129,7 @@ class LabelGradient(Mechanism):
                 "mechanism.batches",
                 f"is {self.steps}, but the training has {target.steps} steps; use at most that",
             )
-        if not self.sampled and (self.seed or adversary.record != "random"):
+        if not self.sampled and (self.seed or cast(Label, adversary).record != "random"):
             raise SpecError(
                 "mechanism.seed" if self.seed else "adversary.record",
                 "is for sampled trials; with backend: exact nothing is drawn, leave it out",
@@ -157,8 +156,7 @@ class LabelGradient(Mechanism):
 
     def check_records(self, adversary: Adversary) -> None:
         """Holds a batch against the attacked layer."""
-        if isinstance(adversary, Label):
-            adversary.check_widths(self.shape.sizes, self.target.batch_size)
+        cast(Label, adversary).check_widths(self.shape.sizes, self.target.batch_size)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """The steps that can have one record: where batches are shuffled, one in each epoch.
@@ -178,12 +176,8 @@ class LabelGradient(Mechanism):
         and g_1, and both statistics are linear in it. Records that are drawn make a mixture. The
         models are given, as they came; that of all trainings is another mixture.
         """
-        alone = isinstance(adversary, Label) and adversary.record == "largest"
+        alone = cast(Label, adversary).record == "largest"
         return TradeOff.GAUSSIAN if alone else TradeOff.UNKNOWN
-
-    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
-        """Has a preparation, so this is not called."""
-        raise NotImplementedError(f"{self.name} is opened with its target")
 
     def preparation(self, adversary: Adversary) -> Preparation:
         """The target: once for all layers, statistics and backends that attack it."""
@@ -196,19 +190,18 @@ class LabelGradient(Mechanism):
         training = self.target.training(seeds.sweep, gpu)
         return Target.trained(training, self.shape, self.steps, seeds.part).arrays
 
-    def open_prepared(
+    def open(
         self,
         adversary: Adversary,
         seed: int,
         craft_seed: int,
         gpu: bool,
-        prepared: tuple[Arrays, ...],
+        prepared: tuple[Arrays, ...] = (),
     ) -> Session:
         """Trials on the batches of the target."""
         from .release import Trials
 
-        assert isinstance(adversary, Label)
-        return Trials.from_target(prepared[0], adversary, self.noise)
+        return Trials.from_target(prepared[0], cast(Label, adversary), self.noise)
 
     def exact(
         self,
@@ -220,9 +213,9 @@ class LabelGradient(Mechanism):
         """For `backend: exact`, closed forms of all batches so far; nothing before the target."""
         from .release import closed_forms
 
-        if self.sampled or not prepared or not isinstance(adversary, Label):
+        if self.sampled or not prepared:
             return {}
-        return closed_forms(prepared[0], adversary, self.noise, horizons, delta)
+        return closed_forms(prepared[0], cast(Label, adversary), self.noise, horizons, delta)
 
     def distributions(
         self, adversary: Adversary, delta: float, prepared: tuple[Arrays, ...]
@@ -230,9 +223,9 @@ class LabelGradient(Mechanism):
         """For `backend: exact`: the bound of every label, and the attacked gradients' entries."""
         from . import release
 
-        if self.sampled or not isinstance(adversary, Label):
+        if self.sampled:
             return {}
-        return release.distributions(prepared[0], adversary, self.noise, delta)
+        return release.distributions(prepared[0], cast(Label, adversary), self.noise, delta)
 
     @property
     def noise(self) -> Noise:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,7 @@ class Landscape(Mechanism):
     uses_torch: ClassVar[bool] = False
     uses_gpu: ClassVar[bool] = False
     several_gpus: ClassVar[bool] = False
+    attacked_as: ClassVar[str] = "landscape"
     exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"exact": "", "exact-gdp": "with μ read as Gaussian"}
     )
@@ -80,21 +81,18 @@ class Landscape(Mechanism):
 
     def check(self, adversary: Adversary) -> None:
         """Refuses other adversaries, and what this landscape does not have."""
-        if not isinstance(adversary, LandscapeAdversary):
-            raise SpecError(
-                "adversary.name",
-                f"{adversary.name} cannot attack {self.name}, which has no data; use landscape",
-            )
+        super().check(adversary)
+        threshold = cast(LandscapeAdversary, adversary).threshold
         if adversary.period != 1:
             raise SpecError(
                 "adversary.period",
                 f"is {adversary.period}, but a landscape has its canary in the first step only; "
                 "leave it out",
             )
-        if self.gradient == "constant" and adversary.threshold != "optimal":
+        if self.gradient == "constant" and threshold != "optimal":
             raise SpecError(
                 "adversary.threshold",
-                f"is {adversary.threshold}, but a constant gradient has no threshold; leave it "
+                f"is {threshold}, but a constant gradient has no threshold; leave it "
                 "out, or use mechanism.gradient: threshold",
             )
         if self.gradient != "linear" and self.width != "tuned":
@@ -108,11 +106,11 @@ class Landscape(Mechanism):
                 "mechanism.seed",
                 f"is {self.seed}, but exact densities are drawn from nothing; leave it out",
             )
-        if self._tunes_width and adversary.threshold == "searched":
+        if self._tunes_width and threshold == "searched":
             raise SpecError(
                 "adversary.threshold", "is searched, which needs a number as mechanism.width"
             )
-        if self._tunes_width or adversary.threshold == "searched" or not self.sampled:
+        if self._tunes_width or threshold == "searched" or not self.sampled:
             self._check_grid()
 
     def check_inputs(self) -> None:
@@ -132,7 +130,7 @@ class Landscape(Mechanism):
         alike = horizon == 1 or self.gradient == "constant"
         return TradeOff.GAUSSIAN if alike else TradeOff.UNKNOWN
 
-    def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
+    def open(self, adversary: Adversary, *_: Any, **__: Any) -> Session:
         """Settles threshold and width; needs no GPU."""
         return _Sampled(self.process(adversary))
 
@@ -158,8 +156,6 @@ class Landscape(Mechanism):
         """The process that this adversary shapes, with all its numbers settled."""
         from . import exact
 
-        if not isinstance(adversary, LandscapeAdversary):
-            raise TypeError(f"{adversary.name} passed no check() of this mechanism")
         start = Process(
             batch_size=self.batch_size,
             noise_multiplier=self.noise_multiplier,
@@ -169,7 +165,7 @@ class Landscape(Mechanism):
             threshold=math.nan,
             width=math.nan,
         )
-        chosen = adversary.threshold
+        chosen = cast(LandscapeAdversary, adversary).threshold
         threshold = start.canary / 2 if isinstance(chosen, str) else float(chosen)
         width = start.step_noise * (1.0 if self.width == "tuned" else float(self.width))
         process = dataclasses.replace(start, threshold=threshold, width=width)
