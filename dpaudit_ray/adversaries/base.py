@@ -81,43 +81,23 @@ class PublicKnowledge(Protocol):
     any θ one likes: one's own, simulated, or seen by an observer.
     """
 
+    clip_norm: float  # C
+    noise_multiplier: float  # σ: the noise on a sum of clipped gradients has deviation σC
+    batch_size: int  # |B|, by which sums are divided: the expected size where batches vary
+    sample_rate: float  # the chance that a step has the canary; 1 where batches are fixed
+    hidden_coins: bool  # whether every record joins a step by a coin of its own, unknown to all
+    classes: int  # number of classes
+    examples: int  # number of training examples
+
     @property
     def initial(self) -> Tensor:
         """θ_0, float [p]."""
 
-    @property
-    def clip_norm(self) -> float:
-        """C."""
-
-    @property
-    def noise_multiplier(self) -> float:
-        """σ: the noise on a sum of clipped gradients has standard deviation σC."""
-
-    @property
-    def batch_size(self) -> int:
-        """|B|, by which sums are divided: the expected size where batches vary."""
-
-    @property
-    def sample_rate(self) -> float:
-        """The chance that a step has the canary; 1 where batches are fixed."""
-
-    @property
-    def hidden_coins(self) -> bool:
-        """Whether every record joins every step by a coin of its own, and nobody knows how."""
-
     def rate(self, step: int) -> float:
         """The learning rate of `step`, from 1 on."""
 
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-
     def example(self, index: int) -> tuple[Tensor, Tensor]:
         """Training example `index` as x [1, ...] and y [1]."""
-
-    @property
-    def examples(self) -> int:
-        """Number of training examples."""
 
     def batch(self, step: int) -> tuple[Tensor, Tensor] | None:
         """The others in the batch of `step` (from 1): x [m, ...], y [m]; None where secret."""

@@ -31,6 +31,8 @@ def test_text_is_a_class_and_bits(name: str, tmp_path: Path) -> None:
     assert data.x.dtype == np.float32
     assert np.array_equal(data.x, X)
     assert data.y.tolist() == Y.tolist()
+    from_zero = "".join(f"{y},{','.join(map(str, x))}\n" for x, y in zip(X, Y, strict=True))
+    assert load(tmp_path, from_zero).y.tolist() == Y.tolist()
 
 
 def test_quoted_classes_do(tmp_path: Path) -> None:
@@ -39,11 +41,6 @@ def test_quoted_classes_do(tmp_path: Path) -> None:
     data = Location(path=str(tmp_path / "bangkok")).load()
     assert np.array_equal(data.x, X)
     assert data.y.tolist() == Y.tolist()
-
-
-def test_classes_from_zero_stay(tmp_path: Path) -> None:
-    text = "".join(f"{y},{','.join(map(str, x))}\n" for x, y in zip(X, Y, strict=True))
-    assert load(tmp_path, text).y.tolist() == Y.tolist()
 
 
 def test_arrays_do_as_well(tmp_path: Path) -> None:
@@ -83,29 +80,18 @@ def test_what_is_no_such_text_is_told(content: str | bytes, problem: str, tmp_pa
         load(tmp_path, content)
     assert str(error.value).startswith(f"{tmp_path}/dataset_purchase: {problem}")
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"text", gzip.compress(TEXT.encode())[:40]], ids=["empty", "text", "cut"]
-)
-@pytest.mark.filterwarnings("error")
-def test_a_damaged_archive_is_told(content: bytes, tmp_path: Path) -> None:
-    with pytest.raises(DataError) as error:
-        load(tmp_path, content, "purchase.gz")
-    assert str(error.value).startswith(f"{tmp_path}/purchase.gz: not a CSV table (")
+    for damaged in (b"", b"text", gzip.compress(TEXT.encode())[:40]):
+        with pytest.raises(DataError, match=r"purchase.gz: not a CSV table \("):
+            load(tmp_path, damaged, "purchase.gz")
 
 
 @pytest.mark.parametrize(
     ("arrays", "problem"),
     [
-        ({"x": X}, "array y is missing"),
         ({"x": X + 0.5, "y": Y}, "feature 1 of record 1 is "),
         ({"x": np.where(X, np.nan, 0), "y": Y}, "feature "),
         ({"x": X[:, 0], "y": Y}, "x must be records [N, features], got int64 (30,)"),
-        ({"x": X.astype(str), "y": Y}, "x must be records [N, features], got <U"),
         ({"x": X, "y": Y + 0.5}, "y must be integer classes [N], got float64"),
-        ({"x": X, "y": Y[:-1]}, "x has 30 rows and y has 29"),
-        ({"x": X[:0], "y": Y[:0]}, "holds no data"),
     ],
 )
 @pytest.mark.filterwarnings("error")

@@ -5,6 +5,7 @@ The same scores as on a CPU with the same noise; and, in a step, nothing that th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from dpaudit_ray.engines.packing.selfcheck import FASTEST
 from dpaudit_ray.mechanisms.base import Measured, PartSeeds, Session
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd, steps
 from dpaudit_ray.mechanisms.dp_sgd import session as sessions
+from dpaudit_ray.mechanisms.dp_sgd.canary_insertion import Insertion
 from dpaudit_ray.mechanisms.dp_sgd.session import FrozenSession
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.models.networks.blocks import BasicBlock, PreActivationBlock
@@ -278,11 +280,11 @@ def one_step(asked: DpSgd, gpu: bool, kind: str, mode: StandIn | None) -> torch.
     session = sessions.open_session(training, parse(Adversary, kind, "adversary"), 5)
     assert not isinstance(session, FrozenSession)
     inside = torch.tensor([1.0, 0, 1]).to(theta)
-    insertion = training._insertion(session.canary, inside, 1, 7)
-    inserted = insertion.at(1, theta)
+    coins = itertools.repeat(np.ones(3, np.bool_))  # fixed batches have the canary always
+    inserted = Insertion(session.canary, inside, 1, coins, training.clip_norm).at(1, theta)
     assert inserted is not None
     _ = inserted.rows  # looked up once for a whole training
-    engine = training._steps(7)
+    engine = steps.PackedSteps(training.recipe, training.model, 7, theta.device)
     x, y = training._examples(training.batches[0], 1)
     engine.step(theta.clone(), x, y, inserted)
     if mode is not None:

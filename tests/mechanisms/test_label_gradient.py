@@ -20,8 +20,7 @@ from dpaudit_ray.adversaries.label import Label, crafted_records
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.sampling import Fixed, Indices, Shuffle, Sizes
 from dpaudit_ray.mechanisms.label_gradient import LabelGradient
-from dpaudit_ray.mechanisms.label_gradient.release import Noise, Release, Trials
-from dpaudit_ray.mechanisms.label_gradient.target import Shape, Target
+from dpaudit_ray.mechanisms.label_gradient.release import Noise, Release, Shape, Target, Trials
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats import label as bounds
@@ -108,7 +107,7 @@ def test_a_release_is_the_sum_that_training_clips(layer: str) -> None:
     step = kept.steps - 1
     theta = torch.from_numpy(kept.arrays["theta"][step])[None]
     batch = kept.batch(step)
-    release, columns = Release.with_columns(kept, step, adversary, mechanism.noise)
+    release, columns = Release.from_step(kept, step, adversary, mechanism.noise)
     for y in (batch.y, np.where(np.arange(BATCH) == 3, 1 - batch.y, batch.y)):
         x = torch.from_numpy(kept.arrays["x"][step])
         whole = training.sums(theta, x, torch.from_numpy(y), 1.0)[0].numpy()
@@ -150,7 +149,7 @@ def test_the_noise_in_the_span_is_that_of_the_whole_gradient() -> None:
     """A hundred thousand noisy gradients of all attacked weights, solved by least squares."""
     mechanism, _, kept = target()
     adversary = Label(layer="second-last", neuron="all")
-    release, columns = Release.with_columns(kept, 2, adversary, mechanism.noise)
+    release, columns = Release.from_step(kept, 2, adversary, mechanism.noise)
     rng, y = np.random.default_rng(3), np.tile(release.y, (4000, 1))
     few = release.solutions(release.sums(y, rng))
     known = np.isfinite(few[0])
@@ -249,7 +248,7 @@ def test_labels_are_rebuilt_without_noise(layer: str, neuron: int | str) -> None
         adversary = Label(
             layer=layer, neuron=neuron, positives="majority" if share[step] > 0.5 else "minority"
         )
-        release, columns = Release.with_columns(kept, step, adversary, Noise(1.0, 1e-9, True))
+        release, columns = Release.from_step(kept, step, adversary, Noise(1.0, 1e-9, True))
         solved = release.solutions(release.sums(release.y[None], np.random.default_rng(1)))
         named = adversary.labels(solved)[0]
         if layer == "second-last" and neuron != "all":
@@ -276,7 +275,7 @@ def test_crafted_records_tell_all_labels_of_the_first_layer() -> None:
         made = crafted_records(batch.model.weights[0], 15, np.random.default_rng(0))
         answers = batch.model.run(made).inputs[1]
         np.testing.assert_allclose(answers, np.tile(answers[0], (15, 1)), atol=1e-9)
-        release = Release.from_step(kept, step, adversary, Noise(1.0, 1e-9, True))
+        release, _ = Release.from_step(kept, step, adversary, Noise(1.0, 1e-9, True))
         solved = release.solutions(release.sums(release.y[None], np.random.default_rng(1)))
         np.testing.assert_array_equal(adversary.labels(solved)[0], release.y)
     with pytest.raises(ValueError, match=r"count must lie in 1\.\.22, got 23"):

@@ -36,7 +36,7 @@ def slow(landscape, member: bool, steps: int, normals: np.ndarray) -> float:
 def test_each_run_follows_equation_3(gradient: str, first: str) -> None:
     landscape = process(2.0, 3, gradient, first, clip=1.5)
     members = np.arange(40) % 2 == 0
-    found = landscape.sample(members, (1, 6), seed=5)
+    found = landscape.run(members, 5, (1, 6))
     normals = np.random.default_rng(5).normal(size=(6, 40))
     for step, column in ((1, 0), (6, 1)):
         expected = [slow(landscape, m, step, normals[:, i]) for i, m in enumerate(members)]
@@ -58,7 +58,7 @@ def test_samples_have_the_exact_law(sigma: float, batch: int, gradient: str, fir
     landscape = process(sigma, batch, gradient, first, width=3.0)
     steps = (2, 25)
     for member in (False, True):
-        theta = landscape.sample(np.full(TRIALS // 4, member), steps, seed=11)
+        theta = landscape.run(np.full(TRIALS // 4, member), 11, steps)
         for column, worlds in enumerate(evolve(landscape, steps)):
             exact = Mass(worlds.panels, worlds.densities[int(member)])
             found = stats.kstest(theta[:, column], lambda x, m=exact: m.split(x)[0])
@@ -71,7 +71,7 @@ def test_sampled_mu_agrees_within_its_error(sigma: float, batch: int) -> None:
     landscape = process(sigma, batch)
     (exact,) = powers(landscape, 25)
     members = np.arange(2 * TRIALS) % 2 == 0
-    theta = landscape.sample(members, (25,), seed=2)[:, 0]
+    theta = landscape.run(members, 2, (25,))[:, 0]
     fpr = np.mean(theta[~members] > exact.threshold)
     fnr = np.mean(theta[members] <= exact.threshold)
     mu = -stats.norm.ppf(fpr) - stats.norm.ppf(fnr)
@@ -92,9 +92,9 @@ def test_the_sign_pushes_away_from_the_threshold() -> None:
 def test_horizons_are_columns_of_one_run_and_seeds_repeat() -> None:
     landscape = process(2.0, 4)
     members = np.random.default_rng(0).random(100) < 0.5
-    every = landscape.sample(members, tuple(range(1, 26)), seed=3)
-    assert np.array_equal(every[:, [4, 24]], landscape.sample(members, (5, 25), seed=3))
-    assert not np.array_equal(every, landscape.sample(members, tuple(range(1, 26)), seed=4))
+    every = landscape.run(members, 3, tuple(range(1, 26)))
+    assert np.array_equal(every[:, [4, 24]], landscape.run(members, 3, (5, 25)))
+    assert not np.array_equal(every, landscape.run(members, 4, tuple(range(1, 26))))
 
 
 def test_five_thousand_trials_of_25_steps_take_milliseconds() -> None:
@@ -102,6 +102,6 @@ def test_five_thousand_trials_of_25_steps_take_milliseconds() -> None:
     times = []
     for seed in range(5):
         started = time.perf_counter()
-        process(1.0, 4).sample(members, tuple(range(1, 26)), seed)
+        process(1.0, 4).run(members, seed, tuple(range(1, 26)))
         times.append(time.perf_counter() - started)
     assert min(times) < 0.1

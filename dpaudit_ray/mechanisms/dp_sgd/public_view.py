@@ -7,6 +7,7 @@ first example. Else by that, one model after another.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -85,8 +86,9 @@ class PublicView:
         records = self.outside
         if records is None:
             raise SpecError("mechanism.reserved", "is needed to pretrain on; give a share")
-        shorter = self._training.with_options(steps=steps, schedule=Constant())
-        elsewhere = shorter.elsewhere(*records, seed)
+        changes = {"steps": steps, "schedule": Constant()}
+        recipe = self._training.recipe.model_copy(update=changes)
+        elsewhere = dataclasses.replace(self._training, recipe=recipe).elsewhere(*records, seed)
         *_, last = elsewhere.simulate(1, noisy=False, seed=seed)
         return last[0]
 

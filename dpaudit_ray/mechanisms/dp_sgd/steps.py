@@ -74,11 +74,8 @@ class PackedSteps:
         self._state: State = {}
         self._taken = 0
 
+    @ours()
     def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
-        with ours():
-            return self._step(theta, x, y, inserted)
-
-    def _step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
         recipe = self._recipe
         if self._update is None:
             self._update = torch.empty_like(theta)

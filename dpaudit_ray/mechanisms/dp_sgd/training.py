@@ -142,10 +142,6 @@ class DpSgdTraining:
             loaded=loaded,
         )
 
-    def with_options(self, **options: object) -> DpSgdTraining:
-        """The same training by a recipe with other options; batches stay."""
-        return dataclasses.replace(self, recipe=self.recipe.model_copy(update=options))
-
     def elsewhere(self, x: Tensor, y: Tensor, seed: int) -> DpSgdTraining:
         """The same training on other records, with batches drawn from `seed`."""
         batches = _batches(self.recipe, len(y), seed, self.initial.device)
@@ -189,8 +185,8 @@ class DpSgdTraining:
         theta = self.starts(runs, seed)
         yield theta
         state: State = {}
-        for step, batch in enumerate(self.batches, start=1):
-            sums = self.sums(theta, *self._examples(batch, step), math.inf)
+        for step in range(1, len(self.batches) + 1):
+            sums = self.sums(theta, *self.batch(step), math.inf)
             theta = theta.clone()
             whole = Noisy(sums, self.recipe.batch_size, self.recipe.rate(step), step)
             self.recipe.optimizer.move(theta, whole, state)
@@ -238,28 +234,42 @@ class DpSgdTraining:
                 is sampled.
             watch: told of every step, in tensors of its own.
         """
-        steps = self._steps(seed)
+        recipe, device = self.recipe, self.initial.device
+        steps: Steps
+        if recipe.engine == "opacus":
+            steps = OpacusSteps(recipe, self.module, seed, device)
+        else:
+            steps = PackedSteps(recipe, self.model, seed, device)
         theta = self.starts(len(inside), seed)
         done = 0 if checkpoints is None else checkpoints.step
         theta = theta if checkpoints is None else checkpoints.begin(steps, theta)
         yield theta
-        insertion = None if canary is None else self._insertion(canary, inside, period, seed)
-        secret = self._secret_batches(len(inside), seed)
+        insertion = None
+        if canary is not None:
+            # The coins depend on the pack alone: neither on a bit, nor on what other packs toss.
+            rng = np.random.default_rng(derive("coins", seed))
+            sizes = Sizes(self.examples, recipe.batch_size)
+            coins = recipe.sampling.coins(sizes, tuple(inside.shape), rng)
+            insertion = Insertion(canary, inside, period, coins, self.clip_norm)
+        secret: list[Iterator[Tensor]] = []  # batches for each model, where nobody knows them
+        if recipe.batches == "secret":
+            drawn = (derive("secret batches", seed, i) for i in range(len(inside)))
+            secret = [iter(_batches(recipe, self.examples, key, device)) for key in drawn]
         for past in [*secret, *([] if insertion is None else [insertion.coins])]:
             collections.deque(itertools.islice(past, done), maxlen=0)
         for step, batch in enumerate(self.batches[done:], start=done + 1):
             inserted = None if insertion is None else insertion.at(step, theta)
             before = None if watch is None else theta.clone()
             if secret and isinstance(steps, OpacusSteps):
-                turns = (
-                    (i, theta, *self._examples(next(drawn), step), inserted)
-                    for i, drawn in enumerate(secret)
-                )
-                sums = torch.stack([steps.turn(*turn) for turn in turns])
+                turns = [
+                    steps.turn(i, theta, *self._examples(next(own), step), inserted)
+                    for i, own in enumerate(secret)
+                ]
+                sums = torch.stack(turns)
             else:
                 sums = steps.step(theta, *self._examples(batch, step), inserted)
             if watch is not None and before is not None:
-                watch(step, before, sums / self.recipe.batch_size)
+                watch(step, before, sums / recipe.batch_size)
             yield theta
 
     def _examples(self, batch: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -267,30 +277,9 @@ class DpSgdTraining:
             x = self.x[batch]  # indexed by a list: a copy
             return x if self.views is None else self.views.draw(x, step), self.y[batch]
 
-    def _insertion(self, canary: Canary, inside: Tensor, period: int, seed: int) -> Insertion:
-        """The coins depend on the pack alone: neither on a bit, nor on what other packs toss."""
-        rng = np.random.default_rng(derive("coins", seed))
-        sizes = Sizes(self.examples, self.recipe.batch_size)
-        coins = self.recipe.sampling.coins(sizes, tuple(inside.shape), rng)
-        return Insertion(canary, inside, period, coins, self.clip_norm)
-
-    def _secret_batches(self, models: int, seed: int) -> list[Iterator[Tensor]]:
-        """Batches for each model, where nobody knows them; none where all models share theirs."""
-        if self.recipe.batches == "known":
-            return []
-        device = self.initial.device
-        drawn = [derive("secret batches", seed, i) for i in range(models)]
-        return [iter(_batches(self.recipe, self.examples, key, device)) for key in drawn]
-
     def check_claim(self, canary: Canary, coins: int = 1) -> None:
         """Raises SpecError for a canary that breaks the sensitivity of the claim."""
         check_claim(canary, len(self.initial), self.clip_norm, coins)
-
-    def _steps(self, seed: int) -> Steps:
-        device = self.initial.device
-        if self.recipe.engine == "opacus":
-            return OpacusSteps(self.recipe, self.module, seed, device)
-        return PackedSteps(self.recipe, self.model, seed, device)
 
 
 def _features(

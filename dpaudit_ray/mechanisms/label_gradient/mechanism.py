@@ -19,11 +19,11 @@ from ...stats import Estimate, TradeOff
 from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session, recorded_steps
 from ..dp_sgd import DpSgd
 from ..dp_sgd.sampling import Fixed, Shuffle
-from .release import Noise
+from . import release
+from .release import Noise, Shape, Target, Trials
 
 if TYPE_CHECKING:
     from ...data.base import Dataset
-    from .target import Shape
 
 
 class LabelGradient(Mechanism):
@@ -185,8 +185,6 @@ class LabelGradient(Mechanism):
 
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
         """Trains the target."""
-        from .target import Target
-
         training = self.target.training(seeds.sweep, gpu)
         return Target.trained(training, self.shape, self.steps, seeds.part).arrays
 
@@ -199,8 +197,6 @@ class LabelGradient(Mechanism):
         prepared: tuple[Arrays, ...] = (),
     ) -> Session:
         """Trials on the batches of the target."""
-        from .release import Trials
-
         return Trials.from_target(prepared[0], cast(Label, adversary), self.noise)
 
     def exact(
@@ -211,18 +207,16 @@ class LabelGradient(Mechanism):
         prepared: tuple[Arrays, ...] = (),
     ) -> dict[int, tuple[Estimate, ...]]:
         """For `backend: exact`, closed forms of all batches so far; nothing before the target."""
-        from .release import closed_forms
-
         if self.sampled or not prepared:
             return {}
-        return closed_forms(prepared[0], cast(Label, adversary), self.noise, horizons, delta)
+        return release.closed_forms(
+            prepared[0], cast(Label, adversary), self.noise, horizons, delta
+        )
 
     def distributions(
         self, adversary: Adversary, delta: float, prepared: tuple[Arrays, ...]
     ) -> Mapping[str, npt.NDArray[np.float64]]:
         """For `backend: exact`: the bound of every label, and the attacked gradients' entries."""
-        from . import release
-
         if self.sampled:
             return {}
         return release.distributions(prepared[0], cast(Label, adversary), self.noise, delta)
@@ -236,7 +230,6 @@ class LabelGradient(Mechanism):
     def shape(self) -> Shape:
         """The shape of the target's network."""
         from ..dp_sgd.initialization import network
-        from .target import Shape
 
         data = self.target.data.load()
         shape = tuple(data.x.shape[1:])

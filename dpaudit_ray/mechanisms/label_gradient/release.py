@@ -1,22 +1,217 @@
-"""A release, the noisy sum of clipped gradients, to an attacker of labels: bounds and trials."""
+"""A release, the noisy sum of clipped gradients, to an attacker of labels: bounds and trials.
+
+The target of the attack is a network that DP-SGD trains once. What an attacker knows of a step is
+computed here, in float64: the batch, the model before it, and the derivatives of its logit, record
+by record.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from ...adversaries.label import Label, crafted_records
 from ...errors import SpecError
 from ...stats import Estimate, Status, gdp
 from ...stats import label as bounds
 from ..base import Arrays, Measured
-from .target import Target
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..dp_sgd.training import DpSgdTraining
 
 Floats = npt.NDArray[np.float64]
+# Each with its derivative.
+ACTIVATIONS: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]]] = {
+    "relu": (lambda z: np.maximum(z, 0.0), lambda z: np.asarray(z > 0, dtype=np.float64)),
+    "tanh": (np.tanh, lambda z: 1 - np.tanh(z) ** 2),
+    "sigmoid": (special.expit, lambda z: np.asarray(special.expit(z) * special.expit(-z))),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Shape of a chain of layers: widths from the input to the logit, and the activation."""
+
+    sizes: tuple[int, ...]
+    activation: str
+
+    @classmethod
+    def from_module(cls, module: nn.Module) -> Shape:
+        """Reads the shape of a torch module.
+
+        Raises:
+            SpecError: it is no chain of linear layers with biases, one activation and one logit.
+        """
+        from torch import nn
+
+        from ...engines.packing.conversion import find_obstacle
+
+        kinds = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
+        layers = list(module._modules.values()) if type(module) is nn.Sequential else []
+        layers = layers[1:] if layers and type(layers[0]) is nn.Flatten else layers
+        linear = [p for p in layers[::2] if type(p) is nn.Linear and p.bias is not None]
+        between = {kinds.get(type(layer), "") for layer in layers[1::2]}
+        plain = find_obstacle(module) is None and len(layers) % 2 == 1
+        plain &= len(linear) == len(layers[::2]) >= 2
+        if not plain or len(between) != 1 or "" in between or linear[-1].out_features != 1:
+            raise SpecError(
+                "mechanism.training.model",
+                "is not a chain of fully connected layers with one activation between them "
+                "(ReLU, tanh or sigmoid) and one logit; use mlp3 or fcnn",
+            )
+        sizes = [linear[0].in_features, *(layer.out_features for layer in linear)]
+        return cls(tuple(sizes), between.pop())
+
+    def network(self, theta: npt.NDArray[np.floating]) -> Network:
+        """The network with parameters [p], in the order of torch's."""
+        start, weights, biases = 0, [], []
+        values = np.asarray(theta, dtype=np.float64)
+        for into, out in zip(self.sizes, self.sizes[1:], strict=False):
+            weights.append(values[start : start + into * out].reshape(out, into))
+            biases.append(values[start + into * out : start + (into + 1) * out])
+            start += (into + 1) * out
+        return Network(tuple(weights), tuple(biases), self.activation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """A forward and backward pass of N records through a network, layer by layer.
+
+    `inputs` [N, in] of every layer; `derivatives` [N, out] of the logit by what each layer gives
+    before its activation; `probabilities` [N] of label 1.
+    """
+
+    inputs: tuple[Floats, ...]
+    derivatives: tuple[Floats, ...]
+    probabilities: Floats
+
+    def columns(self, layer: int, neuron: int | None) -> Floats:
+        """Derivatives of each logit by a layer's weights, or those into one of its neurons: [d, N].
+
+        Yuan et al., the matrix C of equation 1, and of equation 4 with its W_J.
+        """
+        values, slopes = self.inputs[layer], self.derivatives[layer]
+        if neuron is not None:
+            return (slopes[:, neuron, None] * values).T
+        return (slopes[:, :, None] * values[:, None, :]).reshape(len(values), -1).T
+
+    @property
+    def norms(self) -> Floats:
+        """Norms of the derivatives by all parameters, biases too: float64 [N]."""
+        squares = sum(
+            (slopes**2).sum(axis=1) * ((values**2).sum(axis=1) + 1)
+            for values, slopes in zip(self.inputs, self.derivatives, strict=True)
+        )
+        return np.asarray(np.sqrt(squares))
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Fully connected layers of `weights` [out, in] and `biases` [out]."""
+
+    weights: tuple[Floats, ...]
+    biases: tuple[Floats, ...]
+    activation: str
+
+    def run(self, x: npt.NDArray[np.floating]) -> Pass:
+        """Runs records x [N, ...] forward and back, in float64."""
+        values = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
+        activated, slope = ACTIVATIONS[self.activation]
+        inputs, before = [values], []
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            before.append(inputs[-1] @ weight.T + bias)
+            inputs.append(activated(before[-1]))
+        slopes = [np.ones_like(before[-1])]
+        for weight, z in zip(self.weights[:0:-1], before[-2::-1], strict=True):
+            slopes.append((slopes[-1] @ weight) * slope(z))
+        chances = special.expit(before[-1][:, 0])
+        return Pass(tuple(inputs[:-1]), tuple(slopes[::-1]), chances)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A step of the target: the model before it, its `records` by number, their x [N, d], y [N]."""
+
+    model: Network
+    x: Floats
+    y: npt.NDArray[np.int64]
+    records: npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A trained target, as arrays: `theta` [steps, p], `x` [steps, N, d], `y`, `records`."""
+
+    arrays: Arrays
+
+    @classmethod
+    def trained(cls, training: DpSgdTraining, shape: Shape, steps: int, seed: int) -> Target:
+        """Trains without a canary, and keeps what is needed of the first `steps`.
+
+        Raises:
+            SpecError: it diverged, or a batch has a record twice.
+        """
+        thetas: list[npt.NDArray[np.floating]] = []
+        for step, theta in enumerate(training.run(training.initial.new_zeros(1), seed, None, 1)):
+            if step == steps:
+                break
+            thetas.append(theta[0].cpu().numpy().copy())
+            if not np.isfinite(thetas[-1]).all():
+                raise SpecError(
+                    "mechanism.training.learning_rate",
+                    f"is {training.recipe.learning_rate:g}, with which the target has diverged "
+                    f"before step {step + 1}; lower it",
+                )
+        batches = training.batches[:steps]
+        size = training.recipe.batch_size
+        if any(not len(set(batch.tolist())) == len(batch) == size for batch in batches):
+            raise SpecError(
+                "mechanism.training.sampling",
+                f"is {training.recipe.sampling.address}, which has batches with a record twice, or "
+                f"of another size than {size}; use fixed or shuffle",
+            )
+        return cls(
+            {
+                "theta": np.stack(thetas),
+                "x": np.stack([training.x[batch].cpu().numpy() for batch in batches]),
+                "y": np.stack([training.y[batch].cpu().numpy() for batch in batches]),
+                "records": np.stack([batch.cpu().numpy() for batch in batches]),
+                "sizes": np.array(shape.sizes),
+                "activation": np.array(list(ACTIVATIONS).index(shape.activation)),
+                "seed": np.array(seed % 2**63),
+            }
+        )
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that are kept."""
+        return len(self.arrays["theta"])
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of its network."""
+        sizes = tuple(map(int, self.arrays["sizes"]))
+        return Shape(sizes, list(ACTIVATIONS)[int(self.arrays["activation"])])
+
+    def batch(self, step: int) -> Batch:
+        """The batch and the model of step number `step`, from 0 on."""
+        arrays = self.arrays
+        model = self.shape.network(arrays["theta"][step])
+        x = arrays["x"][step].reshape(len(arrays["x"][step]), -1).astype(np.float64)
+        return Batch(model, x, arrays["y"][step], arrays["records"][step])
+
+    def crafting(self, step: int) -> np.random.Generator:
+        """Randomness of the records that an attacker crafts for a step: the same on every call."""
+        return np.random.default_rng([int(self.arrays["seed"]), step])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +245,10 @@ class Release:
     records: npt.NDArray[np.int64]
 
     @classmethod
-    def from_step(cls, target: Target, step: int, adversary: Label, noise: Noise) -> Release:
-        """The release of a step as `adversary` sees it."""
-        return cls.with_columns(target, step, adversary, noise)[0]
-
-    @classmethod
-    def with_columns(
+    def from_step(
         cls, target: Target, step: int, adversary: Label, noise: Noise
     ) -> tuple[Release, Floats]:
-        """The same, and its columns by the attacked weights, [d, N]."""
+        """A step's release as `adversary` sees it; its columns by the attacked weights, [d, N]."""
         batch = target.batch(step)
         x = batch.x
         if adversary.crafts:
@@ -121,8 +311,9 @@ def closed_forms(
     estimates: dict[int, tuple[Estimate, ...]] = {}
     best, first = np.zeros(3), (0.0, 0)  # closed forms and μ; the first batch's, and its size
     squares: dict[int, float] = {}
+    statuses = {"extrapolated": Status.APPROXIMATE}
     for step in range(1, target.steps + 1):
-        release = Release.from_step(target, step - 1, adversary, noise)
+        release, _ = Release.from_step(target, step - 1, adversary, noise)
         labels = release.bounds(delta)
         for record, mu in zip(release.records, labels.mu, strict=True):
             squares[int(record)] = squares.get(int(record), 0.0) + float(np.square(mu))
@@ -132,8 +323,16 @@ def closed_forms(
         if step == 1:
             first = float(largest[0]), len(release.records)
         if step in horizons:
-            grown = first[0] * bounds.growth(first[1], step)
-            estimates[step] = _stated(best, grown, delta)
+            values = {
+                "exact": float(gdp.epsilon(best[2], delta)),
+                "closed-form": float(best[0]),
+                "complement": float(best[1]),
+                "extrapolated": float(first[0] * bounds.growth(first[1], step)),
+            }
+            estimates[step] = tuple(
+                Estimate(name, statuses.get(name, Status.CERTIFIED), value, math.nan, delta, 1.0, 0)
+                for name, value in values.items()
+            )
     return estimates
 
 
@@ -145,7 +344,7 @@ def distributions(
     """
     target, epsilons, entries = Target(prepared), [], []
     for step in range(target.steps):
-        release, columns = Release.with_columns(target, step, adversary, noise)
+        release, columns = Release.from_step(target, step, adversary, noise)
         epsilon = release.bounds(delta).epsilon
         epsilons.append(epsilon[np.isfinite(epsilon)])
         entries.append(np.abs(columns @ release.coefficients(release.y)) / len(release.y))
@@ -153,18 +352,6 @@ def distributions(
         "ε of each label (Algorithm 2)": np.concatenate(epsilons),
         "size of a mean gradient's entries": np.concatenate(entries),
     }
-
-
-def _stated(best: Floats, grown: float, delta: float) -> tuple[Estimate, ...]:
-    def estimate(name: str, status: Status, epsilon: float) -> Estimate:
-        return Estimate(name, status, float(epsilon), math.nan, delta, 1.0, 0)
-
-    return (
-        estimate("exact", Status.CERTIFIED, gdp.epsilon(best[2], delta)),
-        estimate("closed-form", Status.CERTIFIED, best[0]),
-        estimate("complement", Status.CERTIFIED, best[1]),
-        estimate("extrapolated", Status.APPROXIMATE, grown),
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +374,7 @@ class Trials:
         """
         target = Target(prepared)
         steps = range(target.steps)
-        releases = tuple(Release.from_step(target, step, adversary, noise) for step in steps)
+        releases = tuple(Release.from_step(target, step, adversary, noise)[0] for step in steps)
         labels = [release.bounds(0.0) for release in releases]
         by_whole = adversary.statistic == "gradient"
         distances = np.stack([bound.mu if by_whole else bound.mu_direction for bound in labels])
@@ -214,9 +401,15 @@ class Trials:
             solved = release.solutions(sums)
             signs = 1 - 2 * release.y[records]  # of the coefficient, with the label as it is
             if self.adversary.statistic == "gradient":
-                scores[rows] = self._ratio(b, records, members[rows], rng)
+                # Log likelihood ratios of the whole release: along g_1 - g_0 it is N(b μ, 1), no
+                # more. Drawn there, as far apart as the closed form has it: no check of that.
+                mu = self.distances[b][records]
+                scores[rows] = mu * (members[rows] * mu + rng.normal(size=len(mu))) - mu**2 / 2
             else:
-                scores[rows] = -signs * solved[trials, records] * self._scale(b)[records]
+                # Over the standard deviation of each coefficient, from μ and how far worlds differ.
+                turned, kept = (release.coefficients(y) for y in (1 - release.y, release.y))
+                scale = self.distances[b] / np.abs(turned - kept)
+                scores[rows] = -signs * solved[trials, records] * scale[records]
             named = self.adversary.labels(solved)
             count = (named >= 0).sum(axis=1)
             determined[rows] = (named >= 0).mean(axis=1)
@@ -234,23 +427,3 @@ class Trials:
             return np.tile(np.array(largest)[:, None], (1, trials))
         able = np.argwhere(np.isfinite(self.distances))
         return able[rng.integers(len(able), size=trials)].T
-
-    def _scale(self, batch: np.intp) -> Floats:
-        """One over the standard deviation of each coefficient, from μ and how far worlds differ."""
-        release = self.releases[batch]
-        apart = np.abs(release.coefficients(1 - release.y) - release.coefficients(release.y))
-        return np.asarray(self.distances[batch] / apart)
-
-    def _ratio(
-        self,
-        batch: np.intp,
-        records: npt.NDArray[np.intp],
-        members: npt.NDArray[np.bool_],
-        rng: np.random.Generator,
-    ) -> Floats:
-        """Log likelihood ratios of the whole release: along g_1 - g_0 it is N(b μ, 1), no more.
-
-        Drawn along that direction, as far apart as the closed form has it: no check of that.
-        """
-        mu = self.distances[batch][records]
-        return np.asarray(mu * (members * mu + rng.normal(size=len(mu))) - mu**2 / 2)

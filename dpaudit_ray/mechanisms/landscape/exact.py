@@ -31,7 +31,7 @@ from numpy.polynomial import legendre
 from scipy import optimize, sparse, special
 
 from ...stats import gdp
-from .process import Floats, Gradient, Process
+from .mechanism import Floats, Process
 
 ORDER = 12  # nodes per panel
 REACH = 14.0  # standard deviations of noise that are kept: e^-98 lies outside
@@ -70,7 +70,7 @@ class Panels:
         low, high = reach(process, steps)
         longest = process.step_noise / refine
         inner = longest
-        if process.gradient is Gradient.LINEAR:  # noise is short against what a step stretches
+        if process.gradient == "linear":  # noise is short against what a step stretches
             inner = longest / (1 + process.clip_norm / process.width)
         corners = [low, *(b for b in process.breaks if low < b < high), high]
         parts = []
@@ -236,14 +236,9 @@ def _z(below: Floats, above: Floats) -> Floats:
     return np.asarray(np.where(below < above, z, -z))
 
 
-def hockey_stick(p: Mass, q: Mass, epsilon: float) -> float:
-    """∫ max(p - e^ε q, 0): the δ at ε in the direction that p is the likelier world."""
-    return _Crossings.between(p, q).delta(epsilon)
-
-
 def _epsilon(p: Mass, q: Mass, delta: float) -> float:
     """The smallest ε ≥ 0 at which the hockey-stick divergence is at most δ."""
-    crossings = _Crossings.between(p, q)
+    crossings = Crossings.between(p, q)
 
     def excess(epsilon: float) -> float:
         return crossings.delta(epsilon) - delta
@@ -257,7 +252,7 @@ def _epsilon(p: Mass, q: Mass, delta: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Crossings:
+class Crossings:
     """Finds where p / q crosses e^ε: between which nodes, then on a straight line in the log."""
 
     p: Mass
@@ -266,13 +261,14 @@ class _Crossings:
     ratio: Floats  # log p / q there
 
     @classmethod
-    def between(cls, p: Mass, q: Mass) -> _Crossings:
+    def between(cls, p: Mass, q: Mass) -> Crossings:
         shown, hidden = p.density.ravel(), q.density.ravel()
         matters = shown > RAREST * shown.max()
         ratio = np.log(shown[matters]) - np.log(np.maximum(hidden[matters], _FLOOR))
         return cls(p, q, p.panels.nodes.ravel()[matters], ratio)
 
     def delta(self, epsilon: float) -> float:
+        """∫ max(p - e^ε q, 0): the δ at ε in the direction that p is the likelier world."""
         excess = self.ratio - epsilon
         inside = excess > 0
         if not np.any(inside):
@@ -318,7 +314,11 @@ def best_threshold(process: Process, steps: int) -> float:
     """
     tests = process.first_noise * special.ndtri(1 - _RATES)
     tried = [process.threshold, *map(float, tests)]
-    return max(tried, key=lambda threshold: _final_mu(process, threshold, steps))
+
+    def mu(threshold: float) -> float:
+        return final_power(dataclasses.replace(process, threshold=threshold), steps).mu
+
+    return max(tried, key=mu)
 
 
 @functools.lru_cache(maxsize=64)
@@ -344,7 +344,3 @@ def best_width(process: Process, steps: int) -> float:
         options={"xatol": 1e-2},
     )
     return math.exp(refined.x if refined.fun < losses[best] else scanned[best])
-
-
-def _final_mu(process: Process, threshold: float, steps: int) -> float:
-    return final_power(dataclasses.replace(process, threshold=threshold), steps).mu
