@@ -17,6 +17,7 @@ from dpaudit_ray.adversaries.base import GradientCanary
 from dpaudit_ray.adversaries.likelihood import Projected, Reading
 from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
+from tests.adversaries.networks import TinyCnn
 from tests.adversaries.shadowed import PRECISE, opened
 
 MLP = {"name": "mlp3", "width": 8}
@@ -263,9 +264,6 @@ def test_records_in_reserve_are_nobody_elses(seed: int, tiny: dict) -> None:
     assert not rows(session.canary.x) & (private | held)
 
 
-ATTACKS = ["api-access", "static-poison", "intermediate-poison", "adaptive-poison", "gradient"]
-
-
 def test_every_attack_runs_with_its_defaults(tiny: dict, tmp_path: Path) -> None:
     """On a table with two networks, and on images with a tiny convolutional one."""
     rng = np.random.default_rng(0)
@@ -273,18 +271,25 @@ def test_every_attack_runs_with_its_defaults(tiny: dict, tmp_path: Path) -> None
     np.savez(tmp_path / "images.npz", **images)
     small = {"steps": 2, "batch_size": 16, "reserved": 0.5}
     table = tiny["mechanism"] | small
-    pictures = table | {"data": {"name": "npz", "path": str(tmp_path / "images.npz")}}
-    mechanisms = [
-        table,
-        table | {"model": "mlp3"},
-        pictures | {"model": "tests.adversaries.networks:TinyCnn"},
+    pictures = table | {
+        "data": {"name": "npz", "path": str(tmp_path / "images.npz")},
+        "model": TinyCnn.model_fields["name"].default,
+    }
+    wide = table | {"model": "mlp3"}
+    pairs = [
+        [table, "api-access"],
+        [table, "intermediate-poison"],
+        [wide, "gradient"],
+        [wide, "adaptive-poison"],
+        [pictures, "static-poison"],
+        [pictures, "adaptive-poison"],
     ]
     tiny["audit"] |= {"trials": 4, "record_every": 2, "estimators": ["accuracy"]}
-    tiny["grid"] = {"mechanism": mechanisms, "adversary": ATTACKS}
+    tiny["grid"] = {"mechanism, adversary": pairs}
     told: list[str] = []
     result = da.run(tiny, storage_path=str(tmp_path), executor="inline", tell=told.append)
     assert result.complete, told
     scores = result.scores
-    assert len(scores) == 3 * 5 * 4
+    assert len(scores) == 4 * len(pairs)
     assert np.isfinite(scores["score"]).all()
     assert scores.groupby("audit")["score"].nunique().min() == 4

@@ -89,7 +89,7 @@ def test_bad_input_is_one_line(change: dict[str, Any], said: str, tmp_path: Path
 
 def test_other_adversaries_and_horizons_are_refused(tmp_path: Path) -> None:
     other = sweep() | {"adversary": "loss"}
-    assert "must be own" in refused("run", write_sweep(tmp_path, other))
+    assert "loss cannot attack function; use own" in refused("run", write_sweep(tmp_path, other))
     early = sweep()
     early["audit"]["record_every"] = 2
     assert "scored at its end" in refused("run", write_sweep(tmp_path, early))

@@ -99,12 +99,6 @@ def test_the_sweep_files_of_the_paper_are_whole(file: Path) -> None:
         assert cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).releases == 1
 
 
-def test_sampled_sweep_of_the_paper_runs_with_few_trials(tmp_path: Path) -> None:
-    outcome = inline(JOBS / "landscape.yaml", tmp_path, "--set", "audit.trials=200")
-    assert outcome.code == 0
-    assert RunDirectory(str(tmp_path / "cebere2024-landscape")).complete
-
-
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
