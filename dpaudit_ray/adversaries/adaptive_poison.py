@@ -53,7 +53,6 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
         return AdaptiveCanary(public, self.poison(public, rng), ranges(public), self)
 
     def observer(self, canary: ChangingCanary, public: PublicKnowledge, models: int) -> LossPath:
-        """An observer of the query's losses along the way."""
         assert isinstance(canary, AdaptiveCanary)
         return LossPath(public, canary.query, self.statistic, public.initial.new_zeros(models))
 

@@ -32,16 +32,13 @@ class RecordCanary(FinalModelAdversary[SampleCanary]):
 
     @property
     def reserves(self) -> float | None:
-        """Half of the data, where the sweep does not say."""
         return 0.5
 
     @property
     def chooses_start(self) -> bool:
-        """True for a pretrained start."""
         return self.start == "pretrained"
 
     def begin(self, public: PublicKnowledge, rng: np.random.Generator) -> Tensor | None:
-        """Pretrains θ_0, where the options say so."""
         if self.start == "drawn":
             return None
         return public.pretrained(self.start_steps, int(rng.integers(2**63)))
@@ -61,7 +58,6 @@ class ApiAccess(RecordCanary):
     name: Literal["api-access"] = "api-access"
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
-        """Draws a record from those that are not trained on."""
         return self.added(public, rng)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:

@@ -38,7 +38,6 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
 
     @property
     def canaries(self) -> int:
-        """The number of dimensions that are biased."""
         return self.count
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:

@@ -71,7 +71,6 @@ class CraftedQuery(RecordCanary):
         return last
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        """Minus the query's loss, float [n]."""
         assert isinstance(canary, QueriedSample)
         return -observed.losses(canary.query_x, canary.query_y)[:, 0]
 

@@ -41,7 +41,6 @@ class Gradient(TrajectoryAdversary[GradientCanary]):
     statistic: Statistic = "likelihood-ratio"
 
     def check_steps(self, steps: int) -> None:
-        """Refuses to observe more steps than there are."""
         if self.observe is not None and self.observe > steps:
             raise SpecError(
                 "adversary.observe",
@@ -49,11 +48,9 @@ class Gradient(TrajectoryAdversary[GradientCanary]):
             )
 
     def check_size(self, parameters: int) -> None:
-        """Refuses to mark more parameters than there are, or an odd number of them."""
         check_marked(self.parameters, parameters)
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
-        """Simulates a training without noise, and marks what it moves least."""
         import torch
 
         path = public.simulate(1, noisy=False, seed=int(rng.integers(2**63)))
@@ -62,7 +59,6 @@ class Gradient(TrajectoryAdversary[GradientCanary]):
         return watermark(public, moved, self.parameters)
 
     def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
-        """An observer of what every step shows along the watermark, added up."""
         reading = Reading(self.period, self.subtract, self.statistic)
         return Projected.along(canary, public, models, reading)
 

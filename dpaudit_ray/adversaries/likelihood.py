@@ -70,15 +70,12 @@ class Sums:
     shown: Tensor
 
     def scores(self) -> Tensor:
-        """The sums."""
         return self.shown.clone()
 
     def state(self) -> dict[str, Tensor]:
-        """The sums."""
         return {"shown": self.shown}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from these."""
         self.shown = state["shown"]
 
 
@@ -104,7 +101,6 @@ class Projected(Sums):
         return cls(public.initial.new_zeros(models), public, reading, indices, weights)
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
-        """Adds what `step` shows, where the canary may be in it."""
         if step % self.reading.period:
             return
         total = self._part(update) * self.public.batch_size

@@ -25,14 +25,12 @@ class Loss(FinalModelAdversary[SampleCanary]):
     statistic: Literal["loss", "gradient-norm"] = "loss"
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
-        """Takes `example` (or a random one) and moves its label to another class."""
         index = int(rng.integers(public.examples)) if self.example is None else self.example
         x, y = public.example(index)
         shift = int(rng.integers(1, public.classes))
         return SampleCanary(x, (y + shift) % public.classes)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        """Minus the statistic of the canary under the final model."""
         if self.statistic == "loss":
             return -observed.losses(canary.x, canary.y)[:, 0]
         norms: Tensor = observed.gradients(canary.x, canary.y).norm(dim=1)

@@ -37,7 +37,6 @@ class MaliciousDataset(FrozenAdversary):
     statistic: Statistic = "likelihood-ratio"
 
     def check_size(self, parameters: int) -> None:
-        """Refuses to mark more parameters than there are, or an odd number of them."""
         check_marked(self.parameters, parameters)
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
@@ -52,11 +51,9 @@ class MaliciousDataset(FrozenAdversary):
         return (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
 
     def step_score(self, along: Tensor, public: PublicKnowledge) -> Tensor:
-        """The log likelihood ratio of what the step shows, or that itself."""
         return self._reading.score(along, public)
 
     def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
-        """An observer of what every step shows along the watermark, added up."""
         return Projected.along(canary, public, models, self._reading)
 
     @property

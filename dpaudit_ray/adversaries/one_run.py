@@ -53,12 +53,10 @@ class OneRun(Adversary):
 
     @property
     def canaries(self) -> int:
-        """The number of coins in each training."""
         return self.count
 
     @property
     def replaces(self) -> bool:
-        """Whether a coin picks one of two canaries."""
         return self.adjacency == "replace"
 
     @classmethod
@@ -75,7 +73,6 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
     which: Literal["dirac", "random"] = Field(alias="kind")
 
     def check_size(self, parameters: int) -> None:
-        """Refuses more canaries than there are parameters, or memory for."""
         if self.which == "dirac" and self.count > parameters:
             raise SpecError(
                 "adversary.canaries",
@@ -144,7 +141,6 @@ class Products(Sums):
     period: int
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
-        """Adds what `step` shows, where canaries may be in it."""
         if step % self.period == 0:
             scale = self.public.batch_size / self.public.clip_norm**2
             self.shown += scale * (self.directions @ update.t()).t()
@@ -158,11 +154,9 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
 
     @property
     def reserves(self) -> float | None:
-        """Half of the data."""
         return 0.5
 
     def check_reserve(self, records: int) -> None:
-        """Refuses more canaries than there are records for."""
         if self._records > records:
             raise SpecError(
                 "adversary.canaries",
@@ -175,7 +169,6 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
         return self.count * (2 if self.replaces else 1)
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
-        """Different records of the reserve, drawn at random."""
         import torch
 
         outside = public.outside

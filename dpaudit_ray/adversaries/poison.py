@@ -62,11 +62,9 @@ class StaticPoison(Poisoner, FinalModelAdversary[SampleCanary]):
     name: Literal["static-poison"] = "static-poison"
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
-        """Makes the poison."""
         return self.poison(public, rng)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        """Minus the loss of the poison, float [n]."""
         return -observed.losses(canary.x, canary.y)[:, 0]
 
 
@@ -81,11 +79,9 @@ class IntermediatePoison(Poisoner, TrajectoryAdversary[SampleCanary]):
     statistic: Literal["mean", "max"] = "mean"
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
-        """Makes the poison."""
         return self.poison(public, rng)
 
     def observer(self, canary: SampleCanary, public: PublicKnowledge, models: int) -> LossPath:
-        """An observer of the poison's losses along the way."""
         return LossPath(public, canary, self.statistic, public.initial.new_zeros(models))
 
 
@@ -100,7 +96,6 @@ class LossPath:
     steps: int = 0
 
     def see(self, step: int, before: Tensor, after: Tensor) -> None:
-        """Adds the loss under θ_t."""
         losses = self.public.losses(after, self.query.x, self.query.y)[:, 0]
         if self.statistic == "mean":
             self.seen = self.seen + losses
@@ -113,9 +108,7 @@ class LossPath:
         return -self.seen if self.statistic == "max" else -self.seen / max(self.steps, 1)
 
     def state(self) -> dict[str, Tensor]:
-        """The sum or the largest loss, and over how many steps."""
         return {"seen": self.seen, "steps": self.seen.new_tensor(float(self.steps))}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from there."""
         self.seen, self.steps = state["seen"], int(state["steps"])

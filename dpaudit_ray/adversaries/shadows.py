@@ -30,15 +30,12 @@ class Shadowed(Adversary):
 
     @property
     def reserves(self) -> float | None:
-        """Half of the data, where the sweep has no other for the shadows."""
         return 0.5 if self.shadow_data is None else None
 
     def datasets(self) -> Mapping[str, Dataset]:
-        """Records for the shadows, where they are others than the mechanism's."""
         data = self.shadow_data
         return {} if data is None else {data.key: data.load()}
 
     @property
     def shadow_plan(self) -> ShadowPlan:
-        """The shadows that the options ask for."""
         return ShadowPlan(self.shadows, self.shadow_data, self.allow_overlap)

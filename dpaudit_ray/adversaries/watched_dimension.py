@@ -23,11 +23,9 @@ class WatchedDimension(TrajectoryAdversary[GradientCanary]):
     subtract: bool = True
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
-        """Picks the dimension d and returns C e_d."""
         direction = public.initial.new_zeros(len(public.initial))
         direction[int(rng.integers(len(direction)))] = public.clip_norm
         return GradientCanary(direction)
 
     def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
-        """An observer that adds up log likelihood ratios, one sum for each model."""
         return Projected.along(canary, public, models, Reading(self.period, self.subtract))

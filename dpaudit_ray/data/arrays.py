@@ -12,17 +12,11 @@ from ..errors import DataError
 from .base import Data, Dataset, checked, existing_file, require_finite, scaled_images, standardized
 
 # numpy, zipfile and zlib each raise their own for a damaged or foreign file.
+# (TypeError: a bare .npy is no archive.)
 _DAMAGE = (
-    TypeError,  # a bare .npy is no archive
-    ValueError,
-    OSError,
-    EOFError,
-    KeyError,
-    RuntimeError,
-    MemoryError,
-    BadZipFile,
+    TypeError, ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError, BadZipFile,
     zlib.error,
-)
+)  # fmt: skip
 _REMEDY = "write one with numpy.savez(path, x=..., y=...)"
 
 
@@ -38,7 +32,6 @@ class Npz(Data):
     standardize: bool = False
 
     def read(self) -> Dataset:
-        """Reads the file without unpickling anything."""
         x, y, source = read_npz(self.path, self.name)
         return checked(self._features(x, source), labels(y, source), source)
 

@@ -48,7 +48,6 @@ class BreastCancer(Data):
     name: Literal["breast_cancer"] = "breast_cancer"
 
     def read(self) -> Dataset:
-        """Reads the copy inside scikit-learn; needs no network."""
         x, y = _patients()
         return checked(standardized(x), y.astype(np.int64), self.name)
 
@@ -74,17 +73,17 @@ class CaliforniaHousing(Data):
 
     def read(self) -> Dataset:
         """Reads the CSV at `path`, or asks scikit-learn for its cached or downloaded copy."""
-        x, target = self._downloaded() if self.path is None else self._from_csv(self.path)
+        if self.path is None:
+            x, target = self._downloaded()
+        else:
+            remedy = (
+                "give mechanism.data.path a CSV with scikit-learn's columns, or leave it out to "
+                "let scikit-learn download the data"
+            )
+            table = Table(existing_file(self.path, self.name, remedy), remedy)
+            x, target = table.numbers(_HOUSING), table.numbers([_TARGET])[:, 0]
         y = (target > np.median(target)).astype(np.int64)
         return checked(standardized(x), y, self.name)
-
-    def _from_csv(self, path: str) -> tuple[np.ndarray, np.ndarray]:
-        remedy = (
-            "give mechanism.data.path a CSV with scikit-learn's columns, or leave it out to let "
-            "scikit-learn download the data"
-        )
-        table = Table(existing_file(path, self.name, remedy), remedy)
-        return table.numbers(_HOUSING), table.numbers([_TARGET])[:, 0]
 
     def _downloaded(self) -> tuple[np.ndarray, np.ndarray]:
         from sklearn.datasets import fetch_california_housing
@@ -120,11 +119,12 @@ class Bank(Data):
         table = Table(file, remedy, sep=";", keep_default_na=False, na_values=[""])
         names = [n for n in _BANK_NUMBERS if not (self.drop_duration and n == "duration")]
         numbers = standardized(table.numbers(names))
-        words = [_one_hot(table.words(name)) for name in _BANK_WORDS]
+        # Each value of a word is a column of 0 and 1, in alphabetical order.
+        words = [np.equal(w[:, None], np.unique(w)) for w in map(table.words, _BANK_WORDS)]
         y = table.words("y")
         if not np.isin(y, ["no", "yes"]).all():
             raise DataError(f"{file}: column y must hold yes and no; {remedy}")
-        x = np.concatenate([numbers, *words], axis=1)
+        x = np.concatenate([numbers, *words], axis=1, dtype=np.float32)
         return checked(x, (y == "yes").astype(np.int64), str(file))
 
 
@@ -139,7 +139,6 @@ class CervicalCancer(Data):
     path: str
 
     def read(self) -> Dataset:
-        """Reads UCI's `risk_factors_cervical_cancer.csv`."""
         remedy = "give mechanism.data.path UCI's risk_factors_cervical_cancer.csv"
         file = existing_file(self.path, self.name, remedy)
         table = Table(file, remedy)
@@ -156,22 +155,17 @@ class CervicalCancer(Data):
         return checked(standardized(filled), y.astype(np.int64), str(file))
 
 
-def _one_hot(words: npt.NDArray[np.str_]) -> npt.NDArray[np.float32]:
-    """Words [N] as 0 and 1, [N, values], the values in alphabetical order."""
-    return np.equal(words[:, None], np.unique(words)).astype(np.float32)
-
-
 class Table:
-    """A CSV file with a header, read strictly; gzipped where its name ends in .gz."""
+    """A CSV file with a header, read strictly; gzipped where its name ends in .gz.
+
+    `remedy` ends messages; `options` are those of pandas.read_csv.
+
+    Raises:
+        DataError: the file is no such table, or an empty one.
+    """
 
     def __init__(self, file: Path, remedy: str, **options: Any) -> None:
-        """`remedy` ends messages; `options` are those of pandas.read_csv.
-
-        Raises:
-            DataError: the file is no such table, or an empty one.
-        """
-        self._file = file
-        self._remedy = remedy
+        self._file, self._remedy = file, remedy
         self._content = read_csv(file, **options)
         if len(self._content) == 0:
             raise DataError(f"{file}: holds no rows; {remedy}")

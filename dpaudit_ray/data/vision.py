@@ -15,15 +15,8 @@ from .base import Data, Dataset, checked, scaled_images
 
 # torchvision raises any of these for a file that is missing, damaged or cannot be fetched.
 _FAILURES = (
-    OSError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AssertionError,
-    EOFError,
-)
+    OSError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AssertionError, EOFError,
+)  # fmt: skip
 
 
 class _Images(Data):
@@ -44,18 +37,23 @@ class _Images(Data):
     normalize: bool = False
 
     def files(self) -> tuple[Path, ...]:
-        """The unpacked files that it reads."""
         folder = self._root / self.folder
         trained = self.split == "train" or self.normalize
         tested = self.test_parts if self.split == "test" else ()
         return tuple(folder / part for part in (*(self.parts if trained else ()), *tested))
 
     def read(self) -> Dataset:
-        """Has torchvision check and read the files."""
         train = self.split == "train"
         x, y = self._read(train)
         if self.normalize:
-            _normalize(x, x if train else self._read(train=True)[0])
+            trained = x if train else self._read(train=True)[0]
+            for channel in range(x.shape[1]):
+                pixels = trained[:, channel].copy()
+                shift = pixels.mean(dtype=np.float64)
+                pixels -= shift
+                scale = pixels.std(dtype=np.float64) or 1.0
+                x[:, channel] -= shift
+                x[:, channel] /= scale
         return checked(x, y, str(self._root / self.folder))
 
     def _read(self, train: bool) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
@@ -63,7 +61,20 @@ class _Images(Data):
             source = self._source(train)
             pixels, y = np.asarray(source.data), np.asarray(source.targets, np.int64)
         except _FAILURES as error:
-            raise DataError(self._problem(error)) from error
+            folder, why = self._root / self.folder, reason(error)
+            if all(file.is_file() for file in self.files()):
+                problem = f"damaged files in {folder} ({why}); replace them"
+            elif self.download:
+                problem = (
+                    f"no complete copy in {folder} and the download failed ({why}); put the files "
+                    "there"
+                )
+            else:
+                problem = (
+                    f"no complete copy in {folder}; give mechanism.data.root the folder that holds "
+                    f"{self.folder}, or set download: true"
+                )
+            raise DataError(f"{self.name}: {problem}") from error
         return scaled_images(pixels[..., None] if pixels.ndim == 3 else pixels), y
 
     @property
@@ -73,20 +84,6 @@ class _Images(Data):
     @abstractmethod
     def _source(self, train: bool) -> Any:
         """torchvision's training or test set: uint8 `data` [N, H, W(, channels)] and `targets`."""
-
-    def _problem(self, error: Exception) -> str:
-        folder = self._root / self.folder
-        if all(file.is_file() for file in self.files()):
-            return f"{self.name}: damaged files in {folder} ({reason(error)}); replace them"
-        if self.download:
-            return (
-                f"{self.name}: no complete copy in {folder} and the download failed "
-                f"({reason(error)}); put the files there"
-            )
-        return (
-            f"{self.name}: no complete copy in {folder}; give mechanism.data.root the folder that "
-            f"holds {self.folder}, or set download: true"
-        )
 
 
 class Cifar10(_Images):
@@ -123,14 +120,3 @@ class Mnist(_Images):
         from torchvision.datasets import MNIST
 
         return MNIST(self._root, train=train, download=self.download)
-
-
-def _normalize(x: npt.NDArray[np.float32], trained: npt.NDArray[np.float32]) -> None:
-    """Gives every channel of `trained`, [N, channels, H, W], mean 0 and deviation 1; changes x."""
-    for channel in range(x.shape[1]):
-        pixels = trained[:, channel].copy()
-        shift = pixels.mean(dtype=np.float64)
-        pixels -= shift
-        scale = pixels.std(dtype=np.float64) or 1.0
-        x[:, channel] -= shift
-        x[:, channel] /= scale

@@ -345,11 +345,9 @@ class Recorded(Unread, Mechanism):
 
     @property
     def sampled(self) -> bool:
-        """Whether trials were planned."""
         return self.trials > 0
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
-        """The steps that were recorded."""
         return self.steps
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
@@ -363,13 +361,10 @@ class Recorded(Unread, Mechanism):
         return self.options | {"name": self.name}
 
     def check(self, adversary: Adversary) -> None:
-        """Raises SpecError: its code was not imported."""
         raise not_imported(self.name)
 
     def check_inputs(self) -> None:
-        """Raises SpecError: its code was not imported."""
         raise not_imported(self.name)
 
     def open(self, *_: Any, **__: Any) -> Session:
-        """Raises SpecError: its code was not imported."""
         raise not_imported(self.name)

@@ -116,7 +116,6 @@ class Function(Mechanism):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """The measures that the user states."""
         return self.measures
 
     @property
@@ -126,7 +125,6 @@ class Function(Mechanism):
 
     @property
     def trial_limit(self) -> float | None:
-        """The limit that the user states."""
         return self.trial_seconds
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
@@ -139,7 +137,6 @@ class Function(Mechanism):
         return (self.steps,)
 
     def check_inputs(self) -> None:
-        """Imports the function, and holds the options against what it takes."""
         self._train()
         if self.prepare is not None:
             imports.preparing(self.prepare, "mechanism.prepare")
@@ -165,7 +162,6 @@ class Function(Mechanism):
         return Preparation(self.parts, {"name": self.name, "prepare": self.prepare})
 
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
-        """Calls `prepare`."""
         prepare = imports.preparing(str(self.prepare), "mechanism.prepare")
         arrays: Arrays = prepare(part, seeds.part % 2**63)
         return arrays
@@ -178,7 +174,6 @@ class Function(Mechanism):
         gpu: bool,
         prepared: tuple[Arrays, ...] = (),
     ) -> Session:
-        """Trials share nothing but the function itself, and what was prepared."""
         train = self._train()
         given = None if self.prepare is None else prepared
         call = Call(self.path, self.options, self.measures, given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -63,7 +63,6 @@ class AlexNet(Model):
         return AlexNetBody(self._state())
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The head, for the outputs of `body`."""
         from torch import nn
 
         if shape != (_FEATURES,):
@@ -74,42 +73,39 @@ class AlexNet(Model):
         return nn.Sequential(nn.Flatten(), nn.Linear(_FEATURES, outputs(classes)))
 
     def _state(self) -> dict[str, Tensor] | None:
+        """The body's weights; None for random ones."""
+        import torch
+        from torchvision.models import AlexNet_Weights
+
         from .networks.blocks import body_state
 
         if self.weights == "none":
             return None
-        source, state = self._downloaded() if self.path is None else self._from_file(self.path)
+        if self.path is None:
+            source, default = self.name, AlexNet_Weights.DEFAULT
+            try:
+                state = default.get_state_dict(progress=False, check_hash=True, weights_only=True)
+            except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+                raise DataError(
+                    f"{self.name}: the weights are not in torch's cache and the download failed "
+                    f"({reason(error)}); give a copy with weights: file and path"
+                ) from error
+        else:
+            source = str(file := existing_file(self.path, self.name, _REMEDY))
+            try:
+                with warnings.catch_warnings():  # about foreign pickles; the error below tells
+                    warnings.simplefilter("ignore")
+                    state = torch.load(file, map_location="cpu", weights_only=True)
+            except (
+                Exception
+            ) as error:  # torch raises whatever it meets in a damaged or foreign file
+                raise DataError(
+                    f"{file}: not a readable file of weights without code; {_REMEDY}"
+                ) from error
+            if not isinstance(state, dict):
+                kind = type(state).__name__
+                raise DataError(f"{file}: holds a {kind}, no state dict; {_REMEDY}")
         try:
             return body_state(state)
         except ValueError as error:
             raise DataError(f"{source}: not AlexNet's weights: {error}; {_REMEDY}") from error
-
-    def _downloaded(self) -> tuple[str, dict[str, Any]]:
-        from torchvision.models import AlexNet_Weights
-
-        weights = AlexNet_Weights.DEFAULT
-        try:
-            return self.name, weights.get_state_dict(
-                progress=False, check_hash=True, weights_only=True
-            )
-        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-            raise DataError(
-                f"{self.name}: the weights are not in torch's cache and the download failed "
-                f"({reason(error)}); give a copy with weights: file and path"
-            ) from error
-
-    def _from_file(self, path: str) -> tuple[str, dict[str, Any]]:
-        import torch
-
-        file = existing_file(path, self.name, _REMEDY)
-        try:
-            with warnings.catch_warnings():  # about foreign pickles; the error below tells
-                warnings.simplefilter("ignore")
-                state = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises whatever it meets in a damaged or foreign file
-            raise DataError(
-                f"{file}: not a readable file of weights without code; {_REMEDY}"
-            ) from error
-        if not isinstance(state, dict):
-            raise DataError(f"{file}: holds a {type(state).__name__}, no state dict; {_REMEDY}")
-        return str(file), state

@@ -22,7 +22,6 @@ class ConvNet(Model):
     name: Literal["convnet"] = "convnet"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Takes images of at least 16 x 16 pixels; the first linear layer fits their size."""
         from torch import nn
 
         channels, height, width = image(shape, self.name, least=16)
@@ -56,7 +55,6 @@ class Cnn4(Model):
     name: Literal["cnn4"] = "cnn4"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Takes images of at least 14 x 14 pixels; the first linear layer fits their size."""
         from torch import nn
 
         channels, height, width = image(shape, self.name, least=14)

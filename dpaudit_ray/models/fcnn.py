@@ -22,7 +22,6 @@ class Fcnn(Model):
     name: Literal["fcnn"] = "fcnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Flattens examples of any shape."""
         from torch import nn
 
         return nn.Sequential(
@@ -51,7 +50,6 @@ class Mlp3(Model):
         return 2 * self.width**2
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Flattens examples of any shape."""
         from torch import nn
 
         return nn.Sequential(

@@ -25,11 +25,9 @@ class ResNet18(Model):
 
     @property
     def parameters(self) -> int:
-        """The count for 3 channels and 10 classes."""
         return 11_173_962
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Takes images of at least 8 x 8 pixels."""
         from torch import nn
 
         from .networks.blocks import BasicBlock, conv3x3, initialized
@@ -66,7 +64,6 @@ class Wrn16(Model):
 
     @property
     def parameters(self) -> int:
-        """The count for 3 channels and 10 classes."""
         count, before = 9 * 3 * 16, 16
         for width in (16 * self.width, 32 * self.width, 64 * self.width):
             count += 9 * before * width + 3 * 9 * width * width
@@ -76,7 +73,6 @@ class Wrn16(Model):
         return count + 2 * before + 10 * before + 10
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Takes images of at least 8 x 8 pixels."""
         from torch import nn
 
         from .networks.blocks import PreActivationBlock, conv3x3, initialized

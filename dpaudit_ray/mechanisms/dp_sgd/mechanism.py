@@ -58,7 +58,6 @@ class DpSgd(Recipe, Mechanism):
         return {} if self.epsilon is None else {"noise": self.noise}
 
     def given(self, worked_out: Mapping[str, float]) -> Self:
-        """These options with the noise that was worked out elsewhere."""
         copy = self.model_copy()
         copy._noise = worked_out.get("noise")
         return copy
@@ -70,7 +69,6 @@ class DpSgd(Recipe, Mechanism):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Accuracy and loss, if anything is held out."""
         return () if self.held_out is None else MEASURES
 
     def for_audit(self, delta: float, accountant: str) -> Self:
@@ -88,20 +86,16 @@ class DpSgd(Recipe, Mechanism):
 
     @property
     def claim_parts(self) -> tuple[Plugin, ...]:
-        """The sampling scheme."""
         return (self.sampling,)
 
     @property
     def auto_pack_size(self) -> int:
-        """The number of models that have room, by their parameters."""
         return self.model.pack_size
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
-        """Multiples of `record_every` up to the last step, which is always recorded."""
         return recorded_steps(self.steps, record_every or self.steps)
 
     def check(self, adversary: Adversary) -> None:
-        """Refuses a period that does not divide the steps, and adversaries of other mechanisms."""
         super().check(adversary)
         validation.check_period(adversary, self.steps, self.sampling)
         adversary.check_steps(self.steps)
@@ -111,12 +105,10 @@ class DpSgd(Recipe, Mechanism):
             validation.check_frozen(adversary, self)
 
     def datasets(self) -> Mapping[str, Dataset]:
-        """The training data, and what is held out where it is other data."""
         used = [self.data, *([self.held_out] if isinstance(self.held_out, Data) else [])]
         return {data.key: data.load() for data in used}
 
     def check_inputs(self) -> None:
-        """Loads the data, holds the batch size against it, and holds the model against autograd."""
         from .data_split import divide
 
         data, _ = self.data.load(), self.sizes
@@ -131,7 +123,6 @@ class DpSgd(Recipe, Mechanism):
         return validation.check_model(self.model, data, batch)
 
     def check_records(self, adversary: Adversary) -> None:
-        """Holds it against the model's size, and its shadows' records against the private ones."""
         if type(adversary).check_size is not Adversary.check_size:
             adversary.check_size(len(self._first_parameters(self.data.load())))
         if adversary.reserves is not None:
@@ -189,13 +180,11 @@ class DpSgd(Recipe, Mechanism):
         gpu: bool,
         prepared: tuple[Arrays, ...] = (),
     ) -> Session:
-        """Prepares the training; the canary is the one that was prepared, or is crafted now."""
         from . import session
 
         return session.open_session(self.training(seed, gpu), adversary, craft_seed, prepared)
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
-        """Shadow models, or the canary of an adversary that is `crafted_once`."""
         if (plan := adversary.shadow_plan) is not None:
             return Preparation(plan.parts, {"mechanism": self.identity(), **plan.identity})
         if not adversary.crafted_once:
@@ -203,7 +192,6 @@ class DpSgd(Recipe, Mechanism):
         return Preparation(1, {"mechanism": self.identity(), "adversary": adversary.identity()})
 
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
-        """Trains a pack of shadows, or crafts the canary."""
         from . import session
 
         training = self.training(seeds.sweep, gpu)

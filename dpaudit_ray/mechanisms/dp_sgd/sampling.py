@@ -97,13 +97,11 @@ class Fixed(Sampler):
     name: Literal["fixed"] = "fixed"
 
     def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
-        """Full batches of a new order in every epoch."""
         return _shuffled(sizes, rng)
 
     def coins(
         self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
     ) -> Iterator[Coins]:
-        """The canary is in every batch: nothing is drawn."""
         return itertools.repeat(np.ones(shape, np.bool_))
 
     def rate(self, sizes: Sizes) -> float:
@@ -122,19 +120,16 @@ class Poisson(Sampler):
     name: Literal["poisson"] = "poisson"
 
     def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
-        """Batches that are independent of each other."""
         while True:
             yield np.flatnonzero(rng.random(sizes.examples) < sizes.rate)
 
     def coins(
         self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
     ) -> Iterator[Coins]:
-        """Coins of chance q, as any record's."""
         while True:
             yield rng.random(shape) < sizes.rate
 
     def rate(self, sizes: Sizes) -> float:
-        """q."""
         return sizes.rate
 
 
@@ -149,13 +144,11 @@ class Shuffle(Sampler):
     name: Literal["shuffle"] = "shuffle"
 
     def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
-        """Full batches of a new order in every epoch."""
         return _shuffled(sizes, rng)
 
     def coins(
         self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
     ) -> Iterator[Coins]:
-        """Each canary is in exactly one batch of every epoch."""
         return _once_an_epoch(sizes, shape, rng)
 
 
@@ -170,11 +163,9 @@ class BallsAndBins(Sampler):
     name: Literal["balls-and-bins"] = "balls-and-bins"
 
     def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
-        """N // |B| batches in every epoch."""
         return map(np.flatnonzero, _once_an_epoch(sizes, (sizes.examples,), rng))
 
     def coins(
         self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
     ) -> Iterator[Coins]:
-        """Each canary is in exactly one batch of every epoch."""
         return _once_an_epoch(sizes, shape, rng)

@@ -297,7 +297,6 @@ class FrozenSession:
         return cls(training, adversary, others)
 
     def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores:
-        """Draws what each step shows along the canary; scores float64 [n, horizons]."""
         recipe, adversary, public = self.training.recipe, self.adversary, PublicView(self.training)
         noise = np.random.default_rng(derive("frozen", seed))
         tosses = np.random.default_rng(derive("coins", seed))

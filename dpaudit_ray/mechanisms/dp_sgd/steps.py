@@ -197,7 +197,6 @@ class OpacusSteps:
         return gradient * self._recipe.batch_size
 
     def state(self) -> dict[str, Array]:
-        """Torch's generator, and what its optimizer remembers of each model."""
         arrays = {"generator": self._optimizer.generator.get_state().numpy()}
         for model, remembered in self._states.items():
             for index, parameter in enumerate(self._parameters):

@@ -71,11 +71,9 @@ class Sgd(Optimizer):
     name: Literal["sgd"] = "sgd"
 
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
-        """Moves θ in one pass over it."""
         theta.sub_(noisy.summed, alpha=noisy.rate / noisy.batch_size)
 
     def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
-        """Returns a `torch.optim.SGD`."""
         from torch import optim
 
         return optim.SGD(parameters, lr=rate)
@@ -88,14 +86,12 @@ class Momentum(Optimizer):
     momentum: float = Field(default=0.9, ge=0, lt=1)
 
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
-        """Keeps v in sums, as the gradients come."""
         if "velocity" not in state:
             state["velocity"] = theta.new_zeros(theta.shape)
         velocity = state["velocity"].mul_(self.momentum).add_(noisy.summed)
         theta.sub_(velocity, alpha=noisy.rate / noisy.batch_size)
 
     def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
-        """Returns a `torch.optim.SGD`."""
         from torch import optim
 
         return optim.SGD(parameters, lr=rate, momentum=self.momentum)
@@ -118,7 +114,6 @@ class Adam(Optimizer):
     eps: float = Field(default=1e-8, gt=0)
 
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
-        """Corrects both moments, which start at zero."""
         if not state:
             state.update(m=theta.new_zeros(theta.shape), v=theta.new_zeros(theta.shape))
         first, second, gradient, (slow, slower) = *state.values(), noisy.mean, self.betas
@@ -128,7 +123,6 @@ class Adam(Optimizer):
         theta.addcdiv_(first, root, value=-noisy.rate / (1 - slow**noisy.number))
 
     def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
-        """Returns a `torch.optim.Adam`."""
         from torch import optim
 
         return optim.Adam(parameters, lr=rate, betas=self.betas, eps=self.eps)
@@ -177,7 +171,6 @@ class Constant(Schedule):
     name: Literal["constant"] = "constant"
 
     def factor(self, step: int, steps: int) -> float:
-        """1."""
         return 1.0
 
 
@@ -203,7 +196,6 @@ class Cosine(Falling):
     name: Literal["cosine"] = "cosine"
 
     def factor(self, step: int, steps: int) -> float:
-        """final + (1 - final) (1 + cos π progress) / 2."""
         angle = math.pi * self.progress(step, steps)
         return self.final + (1 - self.final) * (1 + math.cos(angle)) / 2
 
@@ -214,7 +206,6 @@ class Linear(Falling):
     name: Literal["linear"] = "linear"
 
     def factor(self, step: int, steps: int) -> float:
-        """1 - (1 - final) progress."""
         return 1 - (1 - self.final) * self.progress(step, steps)
 
 
@@ -231,5 +222,4 @@ class Step(Schedule):
         return self.every + 1
 
     def factor(self, step: int, steps: int) -> float:
-        """A power of `gamma`."""
         return self.gamma ** (step // self.every)

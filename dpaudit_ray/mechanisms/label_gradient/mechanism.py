@@ -59,7 +59,6 @@ class LabelGradient(Mechanism):
 
     @property
     def sampled(self) -> bool:
-        """False for the exact backend."""
         return self.backend == "sampled"
 
     @property
@@ -82,21 +81,17 @@ class LabelGradient(Mechanism):
         return ("accuracy", "determined") if self.sampled else ()
 
     def for_audit(self, delta: float, accountant: str) -> Self:
-        """A copy whose training is for that audit."""
         training = self.training.for_audit(delta, accountant)
         return self.model_copy(update={"training": training})
 
     def worked_out(self) -> Mapping[str, float]:
-        """The noise of the training."""
         return self.training.worked_out()
 
     def given(self, worked_out: Mapping[str, float]) -> Self:
-        """A copy whose training has the noise that was worked out."""
         return self.model_copy(update={"training": self.training.given(worked_out)})
 
     @property
     def claim_parts(self) -> tuple[Plugin, ...]:
-        """The training, and what decides there."""
         return (self.training, *self.training.claim_parts)
 
     @property
@@ -111,7 +106,6 @@ class LabelGradient(Mechanism):
         return recorded_steps(self.steps, record_every or 1)
 
     def check(self, adversary: Adversary) -> None:
-        """Refuses other adversaries, and trainings whose batches are not known and alike."""
         super().check(adversary)
         target = self.target
         required = {
@@ -136,11 +130,9 @@ class LabelGradient(Mechanism):
             )
 
     def datasets(self) -> Mapping[str, Dataset]:
-        """The data sets of the training."""
         return self.training.datasets()
 
     def check_inputs(self) -> None:
-        """Checks the training, and that its labels are binary."""
         try:
             self.training.check_inputs()
         except SpecError as error:
@@ -155,7 +147,6 @@ class LabelGradient(Mechanism):
         _ = self.shape
 
     def check_records(self, adversary: Adversary) -> None:
-        """Holds a batch against the attacked layer."""
         cast(Label, adversary).check_widths(self.shape.sizes, self.target.batch_size)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
@@ -184,7 +175,6 @@ class LabelGradient(Mechanism):
         return Preparation(1, {"target": self.training.identity(), "steps": self.steps})
 
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
-        """Trains the target."""
         training = self.target.training(seeds.sweep, gpu)
         return Target.trained(training, self.shape, self.steps, seeds.part).arrays
 
@@ -196,7 +186,6 @@ class LabelGradient(Mechanism):
         gpu: bool,
         prepared: tuple[Arrays, ...] = (),
     ) -> Session:
-        """Trials on the batches of the target."""
         return Trials.from_target(prepared[0], cast(Label, adversary), self.noise)
 
     def exact(

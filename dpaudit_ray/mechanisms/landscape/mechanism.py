@@ -148,7 +148,6 @@ class Landscape(Mechanism):
 
     @property
     def sampled(self) -> bool:
-        """False for the exact backend."""
         return self.backend == "sampled"
 
     @property
@@ -157,11 +156,9 @@ class Landscape(Mechanism):
         return max(256, min(5000, 5_000_000 // self.steps))
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
-        """Multiples of `record_every` up to the last step, which is always recorded."""
         return recorded_steps(self.steps, record_every or self.steps)
 
     def check(self, adversary: Adversary) -> None:
-        """Refuses other adversaries, and what this landscape does not have."""
         super().check(adversary)
         threshold = cast(LandscapeAdversary, adversary).threshold
         if adversary.period != 1:
@@ -212,7 +209,6 @@ class Landscape(Mechanism):
         return TradeOff.GAUSSIAN if alike else TradeOff.UNKNOWN
 
     def open(self, adversary: Adversary, *_: Any, **__: Any) -> Session:
-        """Settles threshold and width; needs no GPU."""
         return self.process(adversary)
 
     def exact(
