@@ -77,7 +77,15 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         DpauditError: one line for the user; see `dpaudit_ray.errors`.
     """
     phase("reading the sweep")
-    prepared = _load(sweep, overrides or {})
+    if isinstance(sweep, Sweep):
+        prepared = sweep
+    elif isinstance(sweep, Mapping):
+        prepared = spec.from_raw(sweep, overrides=overrides or {})
+    elif isinstance(sweep, str | Path):
+        prepared = spec.load(sweep, overrides or {})
+    else:
+        kind = type(sweep).__name__
+        raise SpecError("sweep", f"is a {kind}; give a sweep file's path, its content or a Sweep")
     if executor == "inline":
         _require_gpu(prepared)
     directory = RunDirectory.under(storage_path, prepared.name, patience.OPENING)
@@ -93,7 +101,11 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         running = held.run.patient(patience.RUNNING)
         quarantine.set_aside(running, plan, tell)
         job = _Job(prepared, plan, running, held, stop, show or notebook_progress(), tell, phase)
-        with _reported(directory) if report else contextlib.nullcontext():
+        with contextlib.ExitStack() as beside:
+            if report:
+                from .report import page
+
+                beside.enter_context(page.beside(directory))
             return job.run(executor, address, retry_failed)
 
 
@@ -144,7 +156,9 @@ class _Job:
             chosen.try_again([failure.pack for failure in granted])
             left = [failure for failure in recorded if failure not in granted]
             result = self._drive(chosen, self._remaining(left), left)
-            return self._given_up_again(chosen, granted, result)
+            chosen.give_up(granted)  # packs whose turn did not come once more are misses again
+            chosen.flush()
+            return dataclasses.replace(result, failures=self._failures())
 
     def _tell_where_it_resumes(self, retry_failed: bool) -> None:
         """Tells the number of trials that are done, where some are and some are left to run."""
@@ -177,14 +191,6 @@ class _Job:
         refused = {pack.audit for pack in checking.different}
         return [failure for failure in failed if failure.pack.audit not in refused]
 
-    def _given_up_again(
-        self, dispatcher: Dispatcher, granted: list[Failure], result: Result
-    ) -> Result:
-        """Packs whose turn did not come once more are misses again."""
-        dispatcher.give_up(granted)
-        dispatcher.flush()
-        return dataclasses.replace(result, failures=self._failures())
-
     def _failures(self) -> tuple[Failure, ...]:
         of_packs = outcomes.failed(self.directory, self.plan)
         return (*of_packs, *outcomes.failed_parts(self.directory, self.plan))
@@ -205,15 +211,14 @@ class _Job:
             for index, cell in enumerate(self.sweep.cells)
             if (rule := cell.audit.stop_when) is not None and rule.hours is not None
         }
-        budget = self._budget(recorded)
-        show, require = self.show, self.lease.require
-        summary = Driver(dispatcher, remaining, budget, self.stop, show, hours, require).run()
+        how = self._budget(recorded), self.stop, self.show, hours, self.lease.require
+        summary = Driver(dispatcher, remaining, *how).run()
         self.directory.require_owned()
         complete = self.directory.complete
-        now_failed = self._failures()
-        stopped = summary.stopped and not complete
-        before = tuple(recorded)
-        return Result(self.directory.location, complete, now_failed, summary.lost, stopped, before)
+        return Result(
+            self.directory.location, complete, self._failures(), summary.lost,
+            stopped=summary.stopped and not complete, earlier=tuple(recorded),
+        )  # fmt: skip
 
     def _conclude(self, dispatcher: Dispatcher, result: Result) -> None:
         """Tells the metrics of refuted claims: those of all trials, and not of live bounds only."""
@@ -254,12 +259,6 @@ class _Job:
             dispatcher.close()
 
 
-def _reported(directory: RunDirectory) -> contextlib.AbstractContextManager[None]:
-    from .report import page
-
-    return page.beside(directory)
-
-
 def check_inputs(sweep: Sweep) -> None:
     """Loads every data set once, so that a missing file is told before anything starts."""
     cells = list(enumerate(sweep.cells))
@@ -287,14 +286,3 @@ def _require_gpu(sweep: Sweep) -> None:
                 "executor inline has no other; use --set resources.num_gpus=0, or --executor ray "
                 "on a cluster that has them",
             )
-
-
-def _load(sweep: str | Path | Mapping[str, Any] | Sweep, overrides: Mapping[str, Any]) -> Sweep:
-    if isinstance(sweep, Sweep):
-        return sweep
-    if isinstance(sweep, Mapping):
-        return spec.from_raw(sweep, overrides=overrides)
-    if not isinstance(sweep, str | Path):
-        kind = type(sweep).__name__
-        raise SpecError("sweep", f"is a {kind}; give a sweep file's path, its content or a Sweep")
-    return spec.load(sweep, overrides)

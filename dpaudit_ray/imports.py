@@ -18,13 +18,10 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import module_files
 from .errors import SpecError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -166,7 +163,12 @@ def network(path: str, key: str) -> Callable[..., Any]:
     from torch import nn
 
     factory = _callable(path, key)
-    gives = factory if isinstance(factory, type) else _return_type(factory)
+    gives: Any = factory
+    if not isinstance(factory, type):
+        try:
+            gives = typing.get_type_hints(factory).get("return")
+        except Exception:  # noqa: BLE001 (an annotation is an expression, which may raise anything)
+            gives = None
     if isinstance(gives, type):
         if not issubclass(gives, nn.Module):
             raise SpecError(key, f"{path} gives a {gives.__name__}, no torch.nn.Module")
@@ -205,14 +207,6 @@ def _callable(path: str, key: str) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = value
     return function
-
-
-def _return_type(function: Callable[..., Any]) -> type[nn.Module] | Any:
-    """The annotated type; None where there is none that can be understood."""
-    try:
-        return typing.get_type_hints(function).get("return")
-    except Exception:  # noqa: BLE001 (an annotation is an expression, which may raise anything)
-        return None
 
 
 def _is_users(function: Any) -> bool:

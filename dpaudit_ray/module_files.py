@@ -59,12 +59,8 @@ def module_file(name: str) -> Path | None:
 
 
 def _find_spec(name: str, folders: list[str] | None) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        spec: ModuleSpec | None = None if find is None else find(name, folders)
-        if spec is not None:
-            return spec
-    return None
+    finds = (finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    return next((spec for find in finds if (spec := find(name, folders)) is not None), None)
 
 
 def _with_parents(name: str) -> Iterator[str]:
@@ -118,14 +114,11 @@ def installed_imports(files: Mapping[str, Path]) -> list[str]:
 
     Python's own library is not among them.
     """
+    found: dict[str, bool] = {}  # packages, and whether they are installed
     names = dict.fromkeys(
         name for module, file in files.items() for name in imported_names(module, file)
     )
-    return [name for name in names if _is_installed(name.partition(".")[0])]
-
-
-def _is_installed(package: str) -> bool:
-    if package in sys.stdlib_module_names:
-        return False
-    file = module_file(package)
-    return file is not None and not is_users(file)
+    for package in {name.partition(".")[0] for name in names} - sys.stdlib_module_names:
+        file = module_file(package)
+        found[package] = file is not None and not is_users(file)
+    return [name for name in names if found.get(name.partition(".")[0])]

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
-from pydantic.fields import FieldInfo
 
 from . import imports
 from .errors import REQUIRED, SpecError, UnknownKeyError, suggestion, together, unknown_name
@@ -63,7 +62,8 @@ class Plugin(Strict):
         nested = {
             key: value.identity()
             for key, field in type(self).model_fields.items()
-            if isinstance(value := getattr(self, key), Plugin) and not _left_out(value, field)
+            if isinstance(value := getattr(self, key), Plugin)
+            and not (value == field.default and value.revision == 1)
         }
         revised = {"revision": self.revision} if self.revision > 1 else {}
         return options | nested | revised | {"name": self.address}
@@ -294,11 +294,6 @@ def _stand_in(base: Any) -> Any:
 
 def _at_home(cls: type[Plugin]) -> bool:
     return f"{cls.__module__}.".startswith(f"{cls.home}.")
-
-
-def _left_out(value: Plugin, field: FieldInfo) -> bool:
-    """Whether a plug-in is the default of its field, computed as it ever was."""
-    return value == field.default and value.revision == 1
 
 
 def _default_name(cls: type[Plugin]) -> str | None:

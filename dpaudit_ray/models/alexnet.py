@@ -82,7 +82,7 @@ class AlexNet(Model):
         if self.weights == "none":
             return None
         if self.path is None:
-            source, default = self.name, AlexNet_Weights.DEFAULT
+            source, default = str(self.name), AlexNet_Weights.DEFAULT
             try:
                 state = default.get_state_dict(progress=False, check_hash=True, weights_only=True)
             except (OSError, RuntimeError, pickle.UnpicklingError) as error:

@@ -119,13 +119,10 @@ def test_a_trial_that_raises_is_a_miss_and_its_pack_goes_on(failed: Path) -> Non
         assert found.loc[name, "epsilon_lower"] == twin.bound(**LEVEL).epsilon_lower, name
     assert found["epsilon_lower"].max() > 0
     assert (failed / "_SUCCESS").exists()
-
-
-def test_only_packs_that_missed_a_trial_have_the_column(failed: Path) -> None:
-    files = {file: pd.read_parquet(file) for file in failed.glob("scores/*/*.parquet")}
-    marked = [table for table in files.values() if "missed" in table]
+    tables = [pd.read_parquet(file) for file in failed.glob("scores/*/*.parquet")]
+    marked = [table for table in tables if "missed" in table]
     assert len(marked) >= 3
-    assert all((table["missed"] != "").any() for table in marked)
+    assert all((table["missed"] != "").any() for table in marked), "others have no such column"
 
 
 def test_everything_that_is_said_rests_on_the_same_trials(failed: Path) -> None:
@@ -258,34 +255,9 @@ def test_a_pack_that_misses_all_has_failed(pack_size: int, tmp_path: Path) -> No
 
 
 def test_failed_packs_and_missed_trials_go_together(tmp_path: Path) -> None:
-    options = {"options": {"first": 0}}
-    file = write_sweep(tmp_path, sweep("raising_in_a_pack", trials=60, pack_size=2, **options))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpaudit_ray.orchestration.driver.SAME_FAILURES", 10**6)
-        assert inline(file, tmp_path).code == 3
-    settings, plan, run = opened(tmp_path / "own")
-    packs = outcomes.failed(run, plan)
-    alone = sum(each.trials for each in outcomes.read(run, plan).missed)
-    assert len(packs) >= 3
-    assert alone >= 3
-    trials = score_stream.Trials.of(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
-    assert int(trials.missed.sum()) == alone + 2 * len(packs)
-    assert len(trials.missed) == 60
-
-
-def test_too_many_of_them_stop_the_sweep(tmp_path: Path) -> None:
-    few = sweep("some_raise")
-    few["resources"]["max_trial_failures"] = 1
-    done = inline(write_sweep(tmp_path, few), tmp_path)
-    assert "2 packs failed (2 of them in some trials only), more than resources." in done.err
-    assert done.code == 3
-    assert not (tmp_path / "own/_SUCCESS").exists()
-
-
-def test_a_retry_compares_which_trials_were_missed(tmp_path: Path) -> None:
     """Done packs are run again first; what they miss is the same, so failed ones may follow."""
     options = {"options": {"first": 0}}
-    file = write_sweep(tmp_path, sweep("raising_in_a_pack", trials=30, pack_size=2, **options))
+    file = write_sweep(tmp_path, sweep("raising_in_a_pack", trials=40, pack_size=2, **options))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpaudit_ray.orchestration.driver.SAME_FAILURES", 10**6)
         assert inline(file, tmp_path).code == 3
@@ -293,17 +265,29 @@ def test_a_retry_compares_which_trials_were_missed(tmp_path: Path) -> None:
         again = inline(file, tmp_path, "--retry-failed")
     assert "run again" not in again.err
     assert contents(tmp_path / "own") == before
+    settings, plan, run = opened(tmp_path / "own")
+    packs = outcomes.failed(run, plan)
+    alone = sum(each.trials for each in outcomes.read(run, plan).missed)
+    assert len(packs) >= 3
+    assert alone >= 3
+    trials = score_stream.Trials.of(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
+    assert int(trials.missed.sum()) == alone + 2 * len(packs)
+    assert len(trials.missed) == 40
 
 
-def test_of_many_outputs_the_first_are_kept(
+def test_too_many_of_them_stop_the_sweep_and_of_outputs_the_first_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outcomes, "MOST_OUTPUTS", 3)
-    file = write_sweep(tmp_path, sweep("some_raise"))
-    assert inline(file, tmp_path).code == 3
-    assert len(list(tmp_path.glob("own/missed/*/*.txt"))) == 3
+    few = sweep("some_raise")
+    few["resources"]["max_trial_failures"] = 1
+    done = inline(write_sweep(tmp_path, few), tmp_path)
+    assert "2 packs failed (2 of them in some trials only), more than resources." in done.err
+    assert done.code == 3
+    assert not (tmp_path / "own/_SUCCESS").exists()
     content = json.loads((tmp_path / "own/outcomes.json").read_text())
     assert sum(kind["trials"] for kind in content["missed"]) > 3
+    assert len(list(tmp_path.glob("own/missed/*/*.txt"))) == 3
 
 
 def test_measures_of_missed_trials_are_nobodys(tmp_path: Path) -> None:
@@ -331,14 +315,11 @@ def test_apart_or_together_the_scores_are_the_same() -> None:
     assert run(apart, 20).tobytes() == run(together, 20).tobytes()
 
 
-def test_trials_share_no_state() -> None:
-    apart = IsolatedProcesses(Call(f"{TRAININGS}:counted", {}, ()), Limits(), gpu=False)
-    assert run(apart).tolist() == [[1.0]] * 4
-
-
-def test_threads_are_those_of_the_trainer() -> None:
+def test_trials_share_no_state_and_have_the_trainers_threads() -> None:
     import torch
 
+    apart = IsolatedProcesses(Call(f"{TRAININGS}:counted", {}, ()), Limits(), gpu=False)
+    assert run(apart).tolist() == [[1.0]] * 4
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -397,8 +378,6 @@ def test_what_is_preloaded_is_installed() -> None:
         ({"isolated": False, "trial_seconds": 5.0}, "mechanism.trial_seconds: is 5, but isolated"),
         ({"isolated": False, "trial_gib": 0.5}, "mechanism.trial_gib: is 0.5, but isolated"),
         ({"trial_seconds": 0.0}, "mechanism.trial_seconds"),
-        ({"trial_gib": -1.0}, "mechanism.trial_gib"),
-        ({"isolated": "yes"}, "mechanism.isolated"),
     ],
 )
 def test_bad_input_is_one_line(change: dict[str, Any], said: str, tmp_path: Path) -> None:

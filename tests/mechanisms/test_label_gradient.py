@@ -21,11 +21,10 @@ from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.sampling import Fixed, Indices, Shuffle, Sizes
 from dpaudit_ray.mechanisms.label_gradient import LabelGradient
 from dpaudit_ray.mechanisms.label_gradient.release import Noise, Release, Shape, Target, Trials
-from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats import label as bounds
 from dpaudit_ray.sweep import spec
-from tests.command import dpaudit, inline, write_sweep
+from tests.command import dpaudit, inline, refused, write_sweep
 
 EXACT = ("exact", "closed-form", "complement", "extrapolated")
 BATCH = 20
@@ -118,13 +117,6 @@ def test_a_release_is_the_sum_that_training_clips(layer: str) -> None:
         np.testing.assert_allclose(mine, whole[at : at + len(mine)], atol=2e-6)
 
 
-def test_batches_of_an_epoch_share_no_record() -> None:
-    _, _, kept = target()
-    first = [batch.records for batch in map(kept.batch, range(kept.steps))][:5]
-    assert len(np.unique(first)) == 5 * BATCH
-    assert kept.steps == 8
-
-
 @pytest.mark.parametrize("layer", ["last", "second-last"])
 @pytest.mark.parametrize("whole", [True, False])
 def test_closed_forms_are_what_trials_give(layer: str, whole: bool) -> None:
@@ -180,8 +172,8 @@ def test_exact_bounds_are_in_order_and_below_the_claim(tmp_path: Path) -> None:
     done = inline(file, tmp_path)
     assert done.code == 0, done.err
     found = pd.read_parquet(tmp_path / "labels/estimates.parquet")
+    assert set(found["estimator"]) == {"accuracy", *EXACT}
     exact = found[found["estimator"].isin(EXACT)]
-    assert set(exact["estimator"]) == set(EXACT)
     assert sorted(set(exact["step"])) == list(range(1, 9))
     for _, rows in exact.groupby(["audit", "step"]):
         values = rows.set_index("estimator")["epsilon_lower"]
@@ -198,10 +190,15 @@ def test_exact_bounds_are_in_order_and_below_the_claim(tmp_path: Path) -> None:
         assert bounded[7] == pytest.approx(claims[7])
     verdict = dpaudit("verify", tmp_path / "labels")
     assert verdict.code in (0, 5), verdict.err
+    assert dpaudit("report", tmp_path / "labels").code == 0
+    figures = {f.name for f in (tmp_path / "labels/figures").iterdir()}
+    assert {"overview.png", "evolution.png"} <= figures
 
 
 def test_one_target_serves_all_audits_and_is_made_again_when_lost(tmp_path: Path) -> None:
     file = write_sweep(tmp_path, sweep())
+    told = dpaudit("plan", file, "--storage-path", tmp_path)
+    assert "waits for a preparation: 0 of 1 parts done" in told.out + told.err
     assert inline(file, tmp_path).code == 0
     run = tmp_path / "labels"
     (prepared,) = (run / "preparations").iterdir()
@@ -216,13 +213,6 @@ def test_one_target_serves_all_audits_and_is_made_again_when_lost(tmp_path: Path
     assert (run / "preparations" / prepared.name).exists()
     for name, content in stored.items():
         assert (run / name).read_bytes() == content, name
-
-
-def test_a_plan_says_what_exact_audits_wait_for(tmp_path: Path) -> None:
-    file = write_sweep(tmp_path, sweep(mechanism__backend="exact", grid={}))
-    told = dpaudit("plan", file)
-    assert told.code == 0, told.err
-    assert "waits for a preparation: 0 of 1 parts done" in told.out + told.err
 
 
 @pytest.mark.cluster
@@ -326,6 +316,10 @@ def test_a_neuron_that_is_dead_everywhere_is_refused() -> None:
         ({"mechanism__batches": 9}, "is 9, but the training has 8 steps"),
         ({"mechanism__training__model": {"name": "resnet18"}}, "training.model: resnet18 needs"),
         ({"mechanism__training__epsilon": 2.0}, "mechanism.training.epsilon"),
+        (
+            {"mechanism__training__data": {"name": "npz", "path": "three.npz"}},
+            "npz has 3 classes; labels must be 0 or 1",
+        ),
         ({"mechanism__backend": "exact", "mechanism__seed": 1}, "mechanism.seed: is for sampled"),
     ],
 )
@@ -334,32 +328,9 @@ def test_bad_input_is_told_in_a_line(changes: dict[str, Any], words: str, tmp_pa
     raw = sweep(grid={}, **changed)
     if "adversary__name" in changes:
         raw["adversary"] = {"name": changes["adversary__name"]}
-    done = inline(write_sweep(tmp_path, raw), tmp_path)
-    assert done.code == 2
-    (line,) = done.err.strip().splitlines()
-    assert words in line
-
-
-def test_labels_that_are_not_binary(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    np.savez(tmp_path / "three.npz", x=rng.normal(size=(60, 5)), y=np.arange(60) % 3)
-    data = {"name": "npz", "path": str(tmp_path / "three.npz")}
-    raw = sweep(grid={}, mechanism__training__data=data)
-    done = inline(write_sweep(tmp_path, raw), tmp_path)
-    assert done.code == 2
-    assert "npz has 3 classes; labels must be 0 or 1" in done.err
-
-
-def test_the_report_draws_bounds_over_batches(tmp_path: Path) -> None:
-    file = write_sweep(tmp_path, sweep())
-    assert inline(file, tmp_path).code == 0
-    done = dpaudit("report", tmp_path / "labels")
-    assert done.code == 0, done.err
-    figures = {f.name for f in (tmp_path / "labels/figures").iterdir()}
-    assert {"overview.png", "evolution.png"} <= figures
-    run = Run.open(str(tmp_path / "labels"))
-    assert run.directory.complete
-    assert set(run.estimates["estimator"]) == {"accuracy", *EXACT}
+    three = {"x": np.random.default_rng(0).normal(size=(60, 5)), "y": np.arange(60) % 3}
+    np.savez(tmp_path / "three.npz", **three)
+    assert words in refused("run", write_sweep(tmp_path, raw), "--executor", "inline")
 
 
 @pytest.mark.parametrize("sigma", [0.03, 0.1, 0.1215, 0.5])
@@ -385,12 +356,6 @@ class Scaled(nn.Sequential):
         return super().forward(x) * 0.01
 
 
-def _hooked() -> nn.Module:
-    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
-    module[2].register_forward_hook(lambda *seen: 0.01 * seen[2])
-    return module
-
-
 def _tied() -> nn.Module:
     same = nn.Linear(4, 4)
     return nn.Sequential(same, nn.ReLU(), same, nn.ReLU(), nn.Linear(4, 1))
@@ -400,7 +365,6 @@ def _tied() -> nn.Module:
     "made",
     [
         lambda: Scaled(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)),
-        _hooked,
         _tied,
         lambda: nn.Sequential(
             nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), nn.ReLU(), nn.Linear(3, 1)
@@ -413,10 +377,7 @@ def _tied() -> nn.Module:
 def test_networks_that_are_no_chain_are_refused(made: Any) -> None:
     with pytest.raises(SpecError, match="is not a chain of fully connected layers"):
         Shape.from_module(made())
-
-
-def test_one_activation_may_be_used_twice() -> None:
-    tanh = nn.Tanh()
+    tanh = nn.Tanh()  # used twice, which is a chain
     module = nn.Sequential(nn.Linear(4, 3), tanh, nn.Linear(3, 2), tanh, nn.Linear(2, 1))
     assert Shape.from_module(module).sizes == (4, 3, 2, 1)
 
@@ -454,7 +415,7 @@ def test_a_target_that_diverges_fails_its_preparation(tmp_path: Path) -> None:
     assert dpaudit("report", tmp_path / "labels").code == 0
 
 
-@pytest.mark.parametrize("noise", [1e-6, 2e-6, 1.0])
+@pytest.mark.parametrize("noise", [1e-6, 1.0])
 def test_a_claim_in_the_millions_is_not_violated_by_rounding(noise: float, tmp_path: Path) -> None:
     raw = sweep(
         grid={}, mechanism__backend="exact", mechanism__training__clip_norm=0.1,
