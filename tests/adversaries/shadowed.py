@@ -1,11 +1,14 @@
-"""A session as a trainer opens it, with shadow models where the adversary has some."""
+"""A session as a trainer opens it, with shadow models where the adversary has some; slow twins."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd, session
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.sweep import spec
@@ -32,3 +35,33 @@ def opened(
         shadows = session.train_shadows
         prepared = tuple(shadows(training, plan, i, seed=11 + i) for i in range(plan.parts))
     return session.open_session(training, against, 4, prepared)
+
+
+def shown(session: Any, bits: np.ndarray, seed: int = 5) -> list[tuple[int, Tensor, Tensor]]:
+    """What an observer of updates sees of every step: its number, θ before it, and the update."""
+    training, seen = session.training, list[tuple[int, Tensor, Tensor]]()
+    inside = torch.from_numpy(bits).to(training.initial)
+    path = training.run(
+        inside,
+        seed,
+        session.canary,
+        1,
+        lambda *step: seen.append((step[0], *map(torch.clone, step[1:]))),
+    )
+    list(path)
+    return seen
+
+
+def loss(training: DpSgdTraining, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Of all these examples together in one model [p], by plain autograd."""
+    named = dict(training.module.named_parameters())
+    parts = torch.split(row, [one.numel() for one in named.values()])
+    values = {k: one.view(named[k].shape) for k, one in zip(named, parts, strict=True)}
+    return losses(torch.func.functional_call(training.module, values, (x,)), y).sum()
+
+
+def gradient(training: DpSgdTraining, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Of the same by all parameters, float [p]."""
+    leaf = row.clone().requires_grad_()
+    (found,) = torch.autograd.grad(loss(training, leaf, x, y), leaf)
+    return found

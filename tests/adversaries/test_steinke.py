@@ -16,7 +16,7 @@ from dpaudit_ray.adversaries.base import Adversary, FinalModelAdversary, Traject
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.plugins import parse
 from dpaudit_ray.sweep import spec
-from tests.adversaries.shadowed import PRECISE, opened
+from tests.adversaries.shadowed import PRECISE, opened, shown
 from tests.command import refused, write_sweep
 
 CANARIES = 6
@@ -48,14 +48,12 @@ def test_the_kind_says_what_is_seen(kind: str) -> None:
 def test_a_score_is_what_updates_show_along_a_canary(kind: str, sampling: str, tiny: dict) -> None:
     """Two models with six canaries each, against loops over steps, models and canaries."""
     session = opened(tiny, attack(kind), PRECISE, sampling=sampling, clip_norm=0.7)
-    training, bits = session.training, np.random.default_rng(0).random(2 * CANARIES) < 0.5
+    bits = np.random.default_rng(0).random(2 * CANARIES) < 0.5
     directions = session.canary.direction.to_dense()
     np.testing.assert_allclose(directions.norm(dim=1), 0.7, rtol=1e-12)
     if kind == "dirac":
         assert (directions != 0).sum(0).max() == 1
-    inside = torch.from_numpy(bits).view(2, CANARIES).to(training.initial)
-    updates: list[Tensor] = []
-    list(training.run(inside, 5, session.canary, 1, lambda *one: updates.append(one[2].clone())))
+    updates = [update for *_, update in shown(session, bits.reshape(2, CANARIES))]
     expected = [
         sum(float(update[i] @ directions[j]) * 64 / 0.7**2 for update in updates)
         for i in range(2)

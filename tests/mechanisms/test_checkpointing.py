@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpaudit_ray.adversaries.watched_dimension import WatchedDimension
-from dpaudit_ray.mechanisms.base import ResumableSession
+from dpaudit_ray.mechanisms.base import PartSeeds, ResumableSession
 from dpaudit_ray.storage import arrays
 from dpaudit_ray.storage.arrays import Arrays
 from dpaudit_ray.sweep import spec
@@ -44,7 +44,10 @@ def session(tiny: dict[str, Any], **changes: Any) -> Any:
     adversary = changes.pop("adversary", "biased-dimension")
     raw["mechanism"] |= changes
     cell = spec.from_raw(raw | {"grid": {"adversary": [adversary]}}).cells[0]
-    return cell.mechanism.open(cell.adversary, 3, 4, gpu=False)
+    mechanism, against = cell.mechanism, cell.adversary
+    parts = range(0 if (made := mechanism.preparation(against)) is None else made.parts)
+    given = tuple(mechanism.prepare_part(against, i, PartSeeds(3, i), False) for i in parts)
+    return mechanism.open(against, 3, 4, False, given)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -52,6 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     "random start": {"model": {"name": "fcnn", "initialization": "random"}},
     "momentum, watched": {"optimizer": "momentum", "adversary": "watched-dimension"},
     "adam, poisson": {"optimizer": "adam", "sampling": "poisson"},
+    "adaptive poison": {"adversary": {"name": "adaptive-poison", "shadows": 3, "ascent": 10}},
     "loss, shuffle": {"sampling": "shuffle", "adversary": "loss", "schedule": "cosine"},
     "opacus, secret": {
         "engine": "opacus", "batches": "secret", "sampling": "poisson", "optimizer": "adam",
