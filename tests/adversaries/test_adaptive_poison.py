@@ -16,7 +16,7 @@ from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.public_view import OneEach
 from dpaudit_ray.models.base import Model
-from tests.adversaries.shadowed import PRECISE, opened
+from tests.trainings import PRECISE, opened
 
 ADAPTIVE = {"name": "adaptive-poison", "shadows": 3, "ascent": 10}
 

@@ -12,7 +12,7 @@ import dpaudit_ray as da
 from dpaudit_ray.adversaries.crafted_query import gap
 from dpaudit_ray.mechanisms.dp_sgd import session as sessions
 from dpaudit_ray.storage import arrays
-from tests.adversaries.shadowed import PRECISE, opened
+from tests.trainings import PRECISE, opened
 
 SMALL = {"name": "crafted-query", "rehearsals": 8, "ascent": 5, "rate": 0.1}
 

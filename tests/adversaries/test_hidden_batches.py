@@ -12,7 +12,7 @@ from scipy import stats
 
 import dpaudit_ray as da
 from dpaudit_ray.adversaries.hidden import Others
-from tests.adversaries.shadowed import PRECISE, opened, shown
+from tests.trainings import PRECISE, opened, shown
 
 Floats = npt.NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from dpaudit_ray.adversaries.base import GradientCanary
 from dpaudit_ray.adversaries.likelihood import Projected, Reading
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from tests.adversaries.networks import TinyCnn
-from tests.adversaries.shadowed import PRECISE, gradient, loss, opened, shown
+from tests.trainings import PRECISE, gradient, loss, opened, shown
 
 MLP = {"name": "mlp3", "width": 8}
 

@@ -16,8 +16,8 @@ from dpaudit_ray.adversaries.base import Adversary, FinalModelAdversary, Traject
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.plugins import parse
 from dpaudit_ray.sweep import spec
-from tests.adversaries.shadowed import PRECISE, opened, shown
 from tests.command import refused, write_sweep
+from tests.trainings import PRECISE, opened, shown
 
 CANARIES = 6
 WHITE, BLACK = ("dirac", "random"), ("natural", "mislabelled")

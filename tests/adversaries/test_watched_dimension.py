@@ -17,8 +17,8 @@ from dpaudit_ray.mechanisms.base import Session
 from dpaudit_ray.mechanisms.dp_sgd.public_view import PublicView
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.sweep import spec
-from tests.adversaries.shadowed import gradient, loss
 from tests.long import long
+from tests.trainings import gradient, loss
 
 Floats = npt.NDArray[np.float64]
 

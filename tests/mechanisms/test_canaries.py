@@ -27,6 +27,7 @@ from dpaudit_ray.mechanisms.dp_sgd.recipe import Recipe
 from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.models.base import Model
+from tests.trainings import along, path
 
 
 @pytest.fixture
@@ -74,13 +75,11 @@ def test_steps_below_the_last_place_show_no_more_than_the_claim(
     Added after θ was rounded, the canary showed μ of -0.01, 16 and 10.6.
     """
     training = DpSgdTraining.prepare(small_steps(options, units), seed=1, gpu=False)
-    direction = torch.zeros_like(training.initial)
-    direction[31] = training.clip_norm
     assert float(training.initial[31]) == 0.75
-    inside = (torch.arange(600) % 2).float()
-    *_, final = (t.clone() for t in training.run(inside, 5, GradientCanary(direction), 1))
+    inside = np.arange(600) % 2 == 1
+    final = path(training, inside, along(training, 31))[-1]
     moved = -(final[:, 31] - 0.75).double().numpy()
-    groups = moved[inside.bool().numpy()], moved[~inside.bool().numpy()]
+    groups = moved[inside], moved[~inside]
     gap = groups[0].mean() - groups[1].mean()
     mu = gap / np.sqrt((groups[0].var(ddof=1) + groups[1].var(ddof=1)) / 2)
     error = math.sqrt(4 / 600 + mu**2 / 1200)
@@ -95,7 +94,7 @@ def test_a_step_with_its_canary_is_rounded_once(options: DpSgd, engine: str) -> 
     training = DpSgdTraining.prepare(options.model_copy(update=change).recipe, seed=1, gpu=False)
     size = len(training.initial)
     direction = torch.full((size,), training.clip_norm / math.sqrt(size))
-    *_, found = training.run(torch.ones(1), 5, GradientCanary(direction), 1)
+    found = path(training, [1], GradientCanary(direction))[-1]
     batch = training.batches[0]
     theta = training.initial[None]
     sums = training.model.clipped_sums(theta, training.x[batch], training.y[batch], 1.0)
@@ -145,6 +144,10 @@ def test_a_canary_of_several_examples_is_refused(training: DpSgdTraining) -> Non
     with pytest.raises(SpecError, match="crafted 0 examples"):
         DpSgdSession.craft(training, Several(rows=0), 0)
     DpSgdSession.craft(training, Several(rows=1), 0)
+    with pytest.raises(SpecError, match="its last dimension must be"):
+        training.check_claim(GradientCanary(torch.zeros(3)))
+    with pytest.raises(SpecError, match="above the clip norm"):
+        training.check_claim(GradientCanary(torch.full_like(training.initial, 1.0)))
 
 
 @dataclasses.dataclass
@@ -169,24 +172,18 @@ def test_an_example_without_a_norm_is_refused(training: DpSgdTraining, entry: fl
         training.check_claim(SampleCanary(training.x[:1] * 0 + entry, training.y[:1]))
 
 
-def test_a_gradient_of_another_size_is_refused(training: DpSgdTraining) -> None:
-    with pytest.raises(SpecError, match="its last dimension must be"):
-        training.check_claim(GradientCanary(torch.zeros(3)))
-
-
 @pytest.mark.parametrize("engine", ["packed", "opacus"])
 @pytest.mark.parametrize("entry", [1.0, 1e20, math.nan])
 def test_who_has_no_canary_does_not_feel_it(options: DpSgd, engine: str, entry: float) -> None:
     """Bit for bit: a row beyond 1.8e19 has a square beyond float32, and 0 times that is NaN."""
     changed = options.model_copy(update={"engine": engine})
     training = DpSgdTraining.prepare(changed.recipe, seed=1, gpu=False)
-    inside = torch.tensor([0.0, 1.0, 0.0])
+    inside = [0, 1, 0]
     for canary in (
         SampleCanary(training.x[:1] * 0 + entry, training.y[:1]),
         GradientCanary(torch.full_like(training.initial, 0.01)),
     ):
-        *_, found = (t.clone() for t in training.run(inside, 5, canary, 1))
-        *_, alone = (t.clone() for t in training.run(inside, 5, None, 1))
+        found, alone = (path(training, inside, one)[-1] for one in (canary, None))
         assert torch.equal(found[[0, 2]], alone[[0, 2]])
         assert entry != 1 or not torch.equal(found[1], alone[1])
 
@@ -263,10 +260,7 @@ def test_a_canary_that_works_in_place_on_the_models_changes_no_training(
     training: DpSgdTraining,
 ) -> None:
     canary = GradientCanary(torch.full_like(training.initial, 0.01))
-    ends = []
-    for inserted in (canary, Changing(canary)):
-        *_, end = (t.clone() for t in training.run(torch.ones(3), 5, inserted, 1))
-        ends.append(end)
+    ends = (path(training, [1, 1, 1], inserted)[-1] for inserted in (canary, Changing(canary)))
     assert torch.equal(*ends)
 
 

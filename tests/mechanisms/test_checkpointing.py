@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpaudit_ray.adversaries.watched_dimension import WatchedDimension
-from dpaudit_ray.mechanisms.base import PartSeeds, ResumableSession
+from dpaudit_ray.mechanisms.base import Measured, PartSeeds, ResumableSession
 from dpaudit_ray.storage import arrays
 from dpaudit_ray.storage.arrays import Arrays
 from dpaudit_ray.sweep import spec
@@ -50,8 +50,16 @@ def session(tiny: dict[str, Any], **changes: Any) -> Any:
     return mechanism.open(against, 3, 4, False, given)
 
 
+def numbers(found: Any) -> np.ndarray:
+    """Scores, and the utility where some is measured."""
+    return (
+        np.stack([found.scores, *found.utility.values()]) if isinstance(found, Measured) else found
+    )
+
+
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {},
+    "held out": {"held_out": 0.3},
     "random start": {"model": {"name": "fcnn", "initialization": "random"}},
     "momentum, watched": {"optimizer": "momentum", "adversary": "watched-dimension"},
     "adam, poisson": {"optimizer": "adam", "sampling": "poisson"},
@@ -66,7 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_cut_off_and_gone_on_it_has_the_same_scores(case: str, tiny: dict[str, Any]) -> None:
     members, seed = np.arange(8) % 3 == 0, 12345678901234567890
-    whole = session(tiny, **CASES[case]).run(members, seed, HORIZONS)
+    whole = numbers(session(tiny, **CASES[case]).run(members, seed, HORIZONS))
     assert np.isfinite(whole).all()
     found = None
     for after in (1, 5, 12):  # steps 1, 6 (scored), 18 (scored)
@@ -78,7 +86,7 @@ def test_cut_off_and_gone_on_it_has_the_same_scores(case: str, tiny: dict[str, A
         found = cut.found
     assert found[0] == 18
     last = Cut(-1, found)
-    rest = session(tiny, **CASES[case]).run(members, seed, HORIZONS, last)
+    rest = numbers(session(tiny, **CASES[case]).run(members, seed, HORIZONS, last))
     assert rest.tobytes() == whole.tobytes()
     assert last.found[0] == STEPS
 

@@ -25,6 +25,7 @@ from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
+from tests.trainings import along, path
 
 
 def opened(options: DpSgd, dtype: torch.dtype = torch.float64) -> DpSgdTraining:
@@ -72,14 +73,13 @@ def test_a_changing_canary_sees_the_models_and_joins_those_it_is_in(options: DpS
     training = opened(options)
     canary = LeastMoved(training.clip_norm)
     inside = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
-    path = [theta.clone() for theta in training.run(inside, 5, canary, 2)]
-    quiet = [theta.clone() for theta in training.run(torch.zeros_like(inside), 5, canary, 2)]
+    thetas, quiet = (path(training, coins, canary, period=2) for coins in (inside, 0 * inside))
     half = len(canary.seen) // 2
     assert [step for step, _ in canary.seen[:half]] == list(range(2, options.steps + 1, 2))
     for step, theta in canary.seen[:half]:
-        assert torch.equal(theta, path[step - 1])
-    moved = (path[2] - quiet[2]) * options.batch_size / options.learning_rate
-    expected = -inside[:, None] * LeastMoved(training.clip_norm).at(2, path[1]).direction
+        assert torch.equal(theta, thetas[step - 1])
+    moved = (thetas[2] - quiet[2]) * options.batch_size / options.learning_rate
+    expected = -inside[:, None] * LeastMoved(training.clip_norm).at(2, thetas[1]).direction
     torch.testing.assert_close(moved, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -97,25 +97,21 @@ def test_a_trajectory_adversary_sees_every_step_of_every_model(options: DpSgd) -
     members = np.array([True, False, True])
     middle = options.steps // 2
     scores = session.run(members, 8, (middle, options.steps))
-    inside = torch.from_numpy(members).to(training.initial)
-    path = [t.clone() for t in training.run(inside, 8, LeastMoved(training.clip_norm), 1)]
+    thetas = path(training, members, LeastMoved(training.clip_norm), seed=8)
     steps = adversary._watcher.steps
     assert [step for step, _, _ in steps] == list(range(1, options.steps + 1))
     for step, before, after in steps:
-        assert torch.equal(before, path[step - 1])
-        assert torch.equal(after, path[step])
-    expected = sum(theta[:, 0] for theta in path[1 : middle + 1])
+        assert torch.equal(before, thetas[step - 1])
+        assert torch.equal(after, thetas[step])
+    expected = sum(theta[:, 0] for theta in thetas[1 : middle + 1])
     np.testing.assert_array_equal(scores[:, 0], expected.numpy())
 
 
 def test_several_samples_each_with_its_own_bit(options: DpSgd) -> None:
     training = opened(options)
     x, y = training.x[:3], 1 - training.y[:3]
-    inside = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    *_, together = (t.clone() for t in training.run(inside, 4, SampleCanary(x, y), 1))
-    two = SampleCanary(x[[0, 2]], y[[0, 2]])
-    bits = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    *_, alone = (t.clone() for t in training.run(bits, 4, two, 1))
+    together = path(training, [[1, 0, 1], [0, 0, 0]], SampleCanary(x, y))[-1]
+    alone = path(training, [1, 0], SampleCanary(x[[0, 2]], y[[0, 2]]))[-1]
     torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-12)
 
 
@@ -151,12 +147,8 @@ def test_opacus_takes_the_same_steps(options: DpSgd, kind: str) -> None:
     for engine in ("packed", "opacus"):
         training = opened(tiny_noise.model_copy(update={"engine": engine}))
         x, y = training.example(4)
-        direction = torch.zeros_like(training.initial)
-        direction[2] = training.clip_norm
-        canary = GradientCanary(direction) if kind == "gradient" else SampleCanary(x, 1 - y)
-        inside = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
-        *_, end = (t.clone() for t in training.run(inside, 2, canary, 1))
-        ends.append(end)
+        canary = along(training, 2) if kind == "gradient" else SampleCanary(x, 1 - y)
+        ends.append(path(training, [1, 0, 1], canary)[-1])
     torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-7)
 
 

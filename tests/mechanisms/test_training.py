@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,10 +12,7 @@ import torch
 from dpaudit_ray import stats
 from dpaudit_ray.adversaries.base import (
     Adversary,
-    FinalModel,
     FinalModelAdversary,
-    GradientCanary,
-    PublicKnowledge,
     SampleCanary,
 )
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
@@ -26,6 +22,7 @@ from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
+from tests.trainings import along, path
 
 
 @pytest.fixture
@@ -33,22 +30,14 @@ def training(options: DpSgd) -> DpSgdTraining:
     return DpSgdTraining.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
 
 
-def last(path: Iterator[torch.Tensor]) -> torch.Tensor:
-    *_, final = (theta.clone() for theta in path)
-    return final
-
-
 @pytest.mark.parametrize("period", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["gradient", "sample"])
 def test_update_is_equation_2(training: DpSgdTraining, period: int, kind: str) -> None:
     """Two models, one with the canary, stepped by hand: noise sigma C on the sum, fixed |B|."""
-    size = len(training.initial)
-    direction = torch.zeros(size, dtype=torch.float64)
-    direction[5] = training.clip_norm
     x, y = training.example(7)
-    canary = GradientCanary(direction) if kind == "gradient" else SampleCanary(x, 1 - y)
-    inside = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    fast = last(training.run(inside, seed=9, canary=canary, period=period))
+    gradient = along(training, 5)
+    canary = gradient if kind == "gradient" else SampleCanary(x, 1 - y)
+    fast = path(training, [0, 1], canary, 9, period)[-1]
 
     options, noise = training.recipe, CpuNoise(9)
     theta = training.initial.repeat(2, 1)
@@ -57,7 +46,7 @@ def test_update_is_equation_2(training: DpSgdTraining, period: int, kind: str) -
         noise.fill(z)
         sums = training.model.clipped_sums(theta, training.x[batch], training.y[batch], 1.0)
         if t % period == 0 and kind == "gradient":
-            sums[1] += direction
+            sums[1] += gradient.direction
         elif t % period == 0:
             sums[1] += training.model.clipped_sums(theta[1:], x, 1 - y, 1.0)[0]
         theta = theta - options.learning_rate / options.batch_size * (
@@ -87,27 +76,6 @@ def test_the_same_pack_gives_the_same_scores(training: DpSgdTraining) -> None:
     assert not np.array_equal(session.run(members, 4, (6,)), session.run(members, 5, (6,)))
 
 
-def test_batches_are_full_and_without_repeats_within_an_epoch(training: DpSgdTraining) -> None:
-    per_epoch = training.examples // training.recipe.batch_size
-    epoch = torch.cat(training.batches[:per_epoch])
-    assert [len(b) for b in training.batches] == [training.recipe.batch_size] * 6
-    assert len(set(epoch.tolist())) == len(epoch)
-
-
-def test_a_canary_above_the_clip_norm_is_refused(training: DpSgdTraining) -> None:
-    class Loud(FinalModelAdversary[GradientCanary]):
-        name: str = "loud"
-
-        def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
-            return GradientCanary(torch.full_like(known.initial, known.clip_norm))
-
-        def score(self, canary: GradientCanary, observed: FinalModel) -> torch.Tensor:
-            return observed.final[:, 0]
-
-    with pytest.raises(SpecError, match="above the clip norm"):
-        DpSgdSession.craft(training, Loud(), seed=0)
-
-
 def test_simulated_choice_takes_the_dimension_that_moves_least(training: DpSgdTraining) -> None:
     """The slow twin: simulate, keep the whole trajectory, rank as Algorithm 3 says."""
     strategies = ("noiseless-per-step", "noiseless-final", "noisy-per-step", "noisy-final")
@@ -133,7 +101,7 @@ def test_noiseless_simulation_neither_clips_nor_adds_noise(training: DpSgdTraini
     for batch in training.batches:
         sums = training.model.clipped_sums(theta, training.x[batch], training.y[batch], math.inf)
         theta = theta - 0.1 / 64 * sums
-    torch.testing.assert_close(last(training.simulate(1, False, 0)), theta)
+    torch.testing.assert_close([*training.simulate(1, False, 0)][-1], theta)
 
 
 def test_biased_dimension_separates_the_worlds_as_the_claim_says(options: DpSgd) -> None:

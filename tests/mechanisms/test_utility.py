@@ -17,7 +17,6 @@ from dpaudit_ray.mechanisms.base import Measured
 from dpaudit_ray.mechanisms.dp_sgd.data_split import HeldOut
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, inline, refused, write_sweep
-from tests.mechanisms.test_checkpointing import Cut, CutError
 
 HORIZONS = (2, 4)
 
@@ -103,17 +102,6 @@ def test_other_data_change_no_score(tiny: dict[str, Any], tmp_path: Path) -> Non
     assert measured.utility["accuracy"].shape == (6, 2)
 
 
-def test_cut_off_and_gone_on_it_is_worth_the_same(tiny: dict[str, Any]) -> None:
-    members = np.arange(6) % 2 == 0
-    whole = session(tiny, held_out=0.3).run(members, 7, HORIZONS)
-    cut = Cut(3)
-    with pytest.raises(CutError):
-        session(tiny, held_out=0.3).run(members, 7, HORIZONS, cut)
-    rest = session(tiny, held_out=0.3).run(members, 7, HORIZONS, Cut(-1, cut.found))
-    for name in ("accuracy", "loss"):
-        assert rest.utility[name].tobytes() == whole.utility[name].tobytes()
-
-
 def test_canaries_of_one_training_share_what_it_is_worth(tiny: dict[str, Any]) -> None:
     raw = changed(tiny, "grid.adversary", [{"name": "biased-dimension", "count": 3}])
     raw["audit"]["estimators"] = ["several-canaries"]
@@ -123,44 +111,35 @@ def test_canaries_of_one_training_share_what_it_is_worth(tiny: dict[str, Any]) -
     assert len(np.unique(rows[:, 0, 1])) == 4
 
 
-class TestRun:
-    """From a sweep file to the report."""
+def test_scores_and_every_view_show_it(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny["mechanism"] |= {"held_out": 0.3}
+    tiny["audit"] |= {"record_every": 5}
+    assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
+    done = tmp_path / "tiny"
+    files = sorted((done / "scores").glob("*/*.parquet"))
+    scores = pd.concat(map(pd.read_parquet, files))
+    assert list(scores)[5:] == ["accuracy", "loss"]
+    assert scores["accuracy"].between(0, 1).all()
+    assert scores.groupby("step")["loss"].mean().is_monotonic_decreasing  # it learns
+    result = da.api.Result(str(done), True)
+    row = result.overview.iloc[0]
+    last = result.scores.query("audit == @row.audit and step == step.max()")
+    assert row["accuracy"] == pytest.approx(last["accuracy"].mean())
+    shown = dpaudit("status", done)
+    assert "accuracy" in shown.out
+    assert f"{row['accuracy']:.3f}" in shown.out
+    assert dpaudit("report", done).code == 0
+    html = (done / "report.html").read_text()
+    assert f"accuracy {row['accuracy']:.4f} ±" in html
+    assert "with the canary in" in html
 
-    @pytest.fixture
-    def done(self, tiny: dict[str, Any], tmp_path: Path) -> Path:
-        tiny["mechanism"] |= {"held_out": 0.3}
-        tiny["audit"] |= {"record_every": 5}
-        assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
-        return tmp_path / "tiny"
 
-    def test_scores_have_columns_of_it(self, done: Path) -> None:
-        files = sorted((done / "scores").glob("*/*.parquet"))
-        scores = pd.concat(map(pd.read_parquet, files))
-        assert list(scores)[5:] == ["accuracy", "loss"]
-        assert scores["accuracy"].between(0, 1).all()
-        assert scores.groupby("step")["loss"].mean().is_monotonic_decreasing  # it learns
-
-    def test_every_view_shows_it(self, done: Path) -> None:
-        result = da.api.Result(str(done), True)
-        row = result.overview.iloc[0]
-        last = result.scores.query("audit == @row.audit and step == step.max()")
-        assert row["accuracy"] == pytest.approx(last["accuracy"].mean())
-        shown = dpaudit("status", done)
-        assert "accuracy" in shown.out
-        assert f"{row['accuracy']:.3f}" in shown.out
-        assert dpaudit("report", done).code == 0
-        html = (done / "report.html").read_text()
-        assert f"accuracy {row['accuracy']:.4f} ±" in html
-        assert "with the canary in" in html
-
-    def test_nothing_is_said_where_nothing_is_held_out(
-        self, tiny: dict[str, Any], tmp_path: Path
-    ) -> None:
-        assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
-        told = json.loads(dpaudit("status", tmp_path / "tiny", "--json").out)
-        assert [(row["accuracy"], row["loss"]) for row in told["audits"]] == 2 * [(None, None)]
-        dpaudit("report", tmp_path / "tiny")
-        assert "held-out" not in (tmp_path / "tiny/report.html").read_text()
+def test_nothing_is_said_where_nothing_is_held_out(tiny: dict[str, Any], tmp_path: Path) -> None:
+    assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
+    told = json.loads(dpaudit("status", tmp_path / "tiny", "--json").out)
+    assert [(row["accuracy"], row["loss"]) for row in told["audits"]] == 2 * [(None, None)]
+    dpaudit("report", tmp_path / "tiny")
+    assert "held-out" not in (tmp_path / "tiny/report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -212,10 +191,8 @@ def test_a_function_tells_what_its_model_is_worth(tmp_path: Path) -> None:
     scores = da.api.Result(str(tmp_path / "own"), True).scores
     assert list(scores)[5:] == ["accuracy"]
     assert np.array_equal(scores["accuracy"], 0.75 + 0.01 * scores["member"])
-
-
-def test_a_function_that_does_not_fails_in_one_line(tmp_path: Path) -> None:
-    done = inline(write_sweep(tmp_path, function("worthless", ["accuracy"])), tmp_path)
+    other = function("worthless", ["accuracy"]) | {"name": "other"}
+    done = inline(write_sweep(tmp_path, other), tmp_path)
     assert done.code == 3
     assert "not score, {'accuracy': ...}" in done.err
 

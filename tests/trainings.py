@@ -1,4 +1,4 @@
-"""A session as a trainer opens it, with shadow models where the adversary has some; slow twins."""
+"""Trainings by DP-SGD as tests open them, what they show, and slow twins of what they compute."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpaudit_ray.adversaries.base import Canary, GradientCanary
 from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd, session
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
@@ -35,6 +36,21 @@ def opened(
         shadows = session.train_shadows
         prepared = tuple(shadows(training, plan, i, seed=11 + i) for i in range(plan.parts))
     return session.open_session(training, against, 4, prepared)
+
+
+def path(
+    training: DpSgdTraining, inside: Any, canary: Canary | None, seed: int = 5, period: int = 1
+) -> list[Tensor]:
+    """θ_0 to θ_T [n, p], copies; `inside` are numbers or bits, [n] or [n, m]."""
+    coins = torch.as_tensor(inside).to(training.initial)
+    return [theta.clone() for theta in training.run(coins, seed, canary, period)]
+
+
+def along(training: DpSgdTraining, place: int) -> GradientCanary:
+    """C along one parameter."""
+    direction = torch.zeros_like(training.initial)
+    direction[place] = training.clip_norm
+    return GradientCanary(direction)
 
 
 def shown(session: Any, bits: np.ndarray, seed: int = 5) -> list[tuple[int, Tensor, Tensor]]:
