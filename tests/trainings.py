@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpaudit_ray.adversaries.base import Canary, GradientCanary
 from dpaudit_ray.engines.rules.losses import losses
@@ -68,15 +68,16 @@ def shown(session: Any, bits: np.ndarray, seed: int = 5) -> list[tuple[int, Tens
     return seen
 
 
-def loss(training: DpSgdTraining, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def loss(training: DpSgdTraining | nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Of all these examples together in one model [p], by plain autograd."""
-    named = dict(training.module.named_parameters())
+    module = training if isinstance(training, nn.Module) else training.module
+    named = dict(module.named_parameters())
     parts = torch.split(row, [one.numel() for one in named.values()])
     values = {k: one.view(named[k].shape) for k, one in zip(named, parts, strict=True)}
-    return losses(torch.func.functional_call(training.module, values, (x,)), y).sum()
+    return losses(torch.func.functional_call(module, values, (x,)), y).sum()
 
 
-def gradient(training: DpSgdTraining, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def gradient(training: DpSgdTraining | nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Of the same by all parameters, float [p]."""
     leaf = row.clone().requires_grad_()
     (found,) = torch.autograd.grad(loss(training, leaf, x, y), leaf)

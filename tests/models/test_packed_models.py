@@ -7,35 +7,17 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
 
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.plugins import parse
+from tests.trainings import gradient
 
+CIFAR = (3, 32, 32)
 SHAPES = {
-    "fcnn": (8,),
-    "mlp3": (60,),
-    "cnn4": (1, 28, 28),
-    "convnet": (3, 32, 32),
-    "wrn16": (3, 32, 32),
-    "resnet18": (3, 32, 32),
-}
-
-
-def per_sample(module: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
-    found = []
-    for i in range(len(y)):
-        outputs = module(x[i : i + 1])
-        if outputs.shape[1] == 1:
-            target = y[i : i + 1].to(outputs.dtype)
-            loss = F.binary_cross_entropy_with_logits(outputs[:, 0], target)
-        else:
-            loss = F.cross_entropy(outputs, y[i : i + 1])
-        parts = torch.autograd.grad(loss, list(module.parameters()))
-        found.append(torch.cat([part.flatten() for part in parts]))
-    return found
+    "fcnn": (8,), "mlp3": (60,), "cnn4": (1, 28, 28), "convnet": CIFAR, "wrn16": CIFAR,
+    "resnet18": CIFAR,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -50,8 +32,8 @@ def test_clipped_sums_of_every_network(name: str) -> None:
     theta = torch.stack([packed.initial, packed.initial * 1.1])
     fast = packed.clipped_sums(theta, x, y, 0.5)
     for row, sums in zip(theta, fast, strict=True):
-        nn.utils.vector_to_parameters(row, module.parameters())
-        slow = sum(g * min(1.0, 0.5 / float(g.norm())) for g in per_sample(module, x, y))
+        each = [gradient(module, row, x[i : i + 1], y[i : i + 1]) for i in range(2)]
+        slow = sum(g * min(1.0, 0.5 / float(g.norm())) for g in each)
         torch.testing.assert_close(sums, slow, rtol=1e-10, atol=1e-10)
 
 

@@ -91,8 +91,6 @@ def test_two_classes_have_one_logit(name: str) -> None:
         ({"name": "fcnn"}, 256),
         ({"name": "mlp3"}, 256),
         ({"name": "mlp3", "width": 4096}, 4),
-        ({"name": "cnn4"}, 256),
-        ({"name": "convnet"}, 256),
         ({"name": "alexnet"}, 256),
         ({"name": "resnet18"}, 12),
         ({"name": "wrn16"}, 48),
@@ -104,19 +102,16 @@ def test_a_pack_has_room_for_its_models(options: dict[str, Any], models: int) ->
     """256 of ResNet-18 would take 11 GB for θ alone, and as much for each of its copies."""
     model = plugins.parse(Model, options, "mechanism.model")
     assert model.pack_size == models
+    assert model.name != "resnet18" or model.parameters == 11_173_962
     assert models * model.parameters * 4 <= 512 << 20
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("width", [1, 4])
 def test_wide_networks_count_as_in_their_paper_without_being_built(width: int) -> None:
     options = {"name": "wrn16", "width": width}
     model = plugins.parse(Model, options, "mechanism.model")
     assert model.parameters == wide(16, width, 10)
     assert model.parameters == sum(p.numel() for p in build(options, CIFAR, 10).parameters())
-
-
-def test_resnet18_counts_without_being_built() -> None:
-    assert plugins.parse(Model, "resnet18", "mechanism.model").parameters == 11_173_962
 
 
 def test_resnet18_is_torchvisions_with_another_stem() -> None:
@@ -153,20 +148,14 @@ def test_data_that_is_no_such_image_is_told(
         f"mechanism.model: {options['name']} needs images [channels, height, width] of at least "
         f"{least} x {least} pixels, but mechanism.data gives {list(shape)}; use another of the two"
     )
-
-
-@pytest.mark.parametrize(("name", "least"), [("convnet", 16), ("cnn4", 14), ("wrn16", 8)])
-def test_the_smallest_images_do(name: str, least: int) -> None:
-    network = build({"name": name}, (2, least, least + 1), 3)
-    assert network(torch.rand(2, 2, least, least + 1)).shape == (2, 3)
+    smallest = (2, least, least + 1)
+    assert build(options, smallest, 3)(torch.rand(2, *smallest)).shape == (2, 3)
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"name": "wrn16", "groups": 32}, "groups: must be 1, 2, 4, 8 or 16, got 32"),
-        ({"name": "wrn16", "width": 0}, "width: must be at least 1, got 0"),
-        ({"name": "resnet18", "groups": 3}, "groups: must be 1, 2, 4, 8, 16, 32 or 64, got 3"),
         ({"name": "mlp3", "width": 1.5}, "width: must be a whole number, got 1.5"),
         ({"name": "convnet", "width": 2}, "width: unknown key"),
     ],
