@@ -249,5 +249,6 @@ def test_what_is_not_as_published_is_told(
     table = bank() if data is Bank else request.getfixturevalue(names[data])
     with pytest.raises(DataError) as error:
         load(tmp_path, change(table), data)
-    assert str(error.value).startswith(f"{tmp_path}/data.csv: {problem}")
+    sources = {f"{tmp_path}/data.csv", data.model_fields["name"].default}
+    assert str(error.value).startswith(tuple(f"{source}: {problem}" for source in sources))
     assert "\n" not in str(error.value)

@@ -337,9 +337,8 @@ def test_bad_input_is_told_in_a_line(changes: dict[str, Any], words: str, tmp_pa
 def test_closed_forms_stay_below_the_exact_bound_with_little_noise(sigma: float) -> None:
     """Answers rarer than any float: none of it may become infinite."""
     _, _, kept = target()
-    release = Release.from_step(
-        kept, 0, Label(layer="second-last", neuron="all"), Noise(1, sigma, True)
-    )
+    attacked = Label(layer="second-last", neuron="all")
+    release, _ = Release.from_step(kept, 0, attacked, Noise(1, sigma, True))
     found = release.bounds(1e-5)
     exact = bounds.epsilon(found.mu, 1e-5)
     for each in (found.epsilon, found.epsilon_complement):
@@ -466,8 +465,10 @@ def test_a_sampler_of_ones_own_is_read_as_recorded(tmp_path: Path) -> None:
 def test_a_whole_layer_dominates_its_neurons() -> None:
     _, _, kept = target()
     noise = Noise(1.0, 1.0, True)
-    whole = Release.from_step(kept, 3, Label(layer="second-last", neuron="all"), noise).bounds(1e-5)
-    one = Release.from_step(kept, 3, Label(layer="second-last", neuron=1), noise).bounds(1e-5)
+    whole, one = (
+        Release.from_step(kept, 3, Label(layer="second-last", neuron=n), noise)[0].bounds(1e-5)
+        for n in ("all", 1)
+    )
     seen = np.isfinite(one.mu_direction)
     assert (one.mu_direction[seen] <= whole.mu_direction[seen] + 1e-9).all()
     np.testing.assert_allclose(one.mu, whole.mu)
