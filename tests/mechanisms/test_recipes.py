@@ -276,7 +276,7 @@ def test_trainers_are_given_the_noise_that_keeps_an_epsilon(
     told = mechanism.worked_out()
     assert told == {"noise": mechanism.recipe.noise_multiplier}
     monkeypatch.setattr(
-        "dpaudit_ray.mechanisms.dp_sgd.noise_calibration.calibrate_noise",
+        "dpaudit_ray.mechanisms.dp_sgd.recipe.calibrate_noise",
         lambda *_: pytest.fail("again"),
     )
     again = spec.from_raw(tiny).cells[0].mechanism.given(told)

@@ -8,6 +8,8 @@ and where it is sampled; |B| is the expected size, so that none gives the canary
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_validator
@@ -18,9 +20,12 @@ from ...data.base import Data
 from ...errors import SpecError
 from ...models.base import Model
 from ...plugins import Strict, carried, nested, parse
-from . import noise_calibration
 from .sampling import Fixed, Sampler, Sizes
 from .updates import Constant, Optimizer, Schedule, Sgd
+
+_LARGEST = 1e6  # noise multiplier; above it, no gradient survives
+_DIGITS = 6  # of the answer: fewer than accountants of different versions agree to
+_ITERATIONS = 50  # a few are enough, but for accountants that jump
 
 MEASURES = ("accuracy", "loss")  # of trained models, on records that are held out
 
@@ -126,7 +131,7 @@ class Recipe(Strict):
         if self.epsilon is None or self.delta is None or self.accountant is None:
             raise SpecError("mechanism.delta", "is required beside epsilon outside of an audit")
         target = (self.epsilon, self.delta, self.accountant)
-        return noise_calibration.calibrate_noise(*target, self.steps, *self.sampled_at)
+        return calibrate_noise(*target, self.steps, *self.sampled_at)
 
     @property
     def sampled_at(self) -> tuple[float, Sampling]:
@@ -185,3 +190,46 @@ def _count(share: Data | float | None, name: str, examples: int) -> int:
             f"is {share:g}, which is none of {examples} examples; take at least one",
         )
     return count
+
+
+@functools.lru_cache(maxsize=1024)
+def calibrate_noise(
+    epsilon: float, delta: float, accountant: str, steps: int, rate: float, sampling: Sampling
+) -> float:
+    """A noise multiplier whose claim is at most ε, rounded up to six digits.
+
+    The least one with the Gaussian accountant; by others the claim is at most 0.01 below ε, and at
+    most 1 % of it. They are asked by secants in log σ, from where the central limit theorem points,
+    or the closed form where sampling adds nothing: one answer may take seconds.
+
+    Raises:
+        SpecError: no noise keeps ε, or the accountant cannot tell.
+    """
+    tolerance = min(0.01, epsilon / 100)
+    aim, power, tried = math.log(epsilon - tolerance / 2), 1.0, list[tuple[float, float]]()
+    try:
+        if accountant != "gaussian" and sampling is Sampling.POISSON:
+            noise = accounting.clt_noise_multiplier(epsilon, steps, delta, rate, tolerance)
+        else:
+            noise = accounting.noise_multiplier(epsilon, steps, delta, rate, sampling=sampling)
+        while accountant != "gaussian":
+            claim = accounting.epsilon(noise, steps, delta, rate, accountant, sampling=sampling)
+            if epsilon - tolerance <= claim <= epsilon:
+                break
+            if noise == _LARGEST or len(tried) == _ITERATIONS:
+                raise ValueError(f"with {noise:.3g} it still claims {claim:.3g}")
+            tried.append((math.log(noise), math.log(claim)))
+            if len(tried) > 1:
+                (x, y), (at, there) = tried[-2:]
+                power = min(max((y - there) / (at - x), 0.2), 5.0)
+            noise = min(noise * math.exp(min((tried[-1][1] - aim) / power, 10)), _LARGEST)
+        if noise > _LARGEST:
+            raise ValueError(f"it would take more than {_LARGEST:g}")
+    except (ValueError, ArithmeticError) as error:
+        raise SpecError(
+            "mechanism.epsilon",
+            f"is {epsilon:g}, for which {accountant} finds no noise multiplier at δ = {delta:g} "
+            f"({error}); raise it, or list another accountant first in audit.accountants",
+        ) from error
+    unit = 10.0 ** (math.floor(math.log10(noise)) + 1 - _DIGITS)
+    return float(f"{math.ceil(noise / unit) * unit:.{_DIGITS}g}")
