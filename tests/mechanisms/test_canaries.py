@@ -108,7 +108,7 @@ def test_a_step_with_its_canary_is_rounded_once(options: DpSgd, engine: str) -> 
 def test_a_canary_that_rounding_hides_is_warned_of_once(
     options: DpSgd, caplog: pytest.LogCaptureFixture
 ) -> None:
-    validation._warn_of_rounding.cache_clear()
+    validation._warn_once.cache_clear()
     initial = torch.full((9,), 0.75)
     with caplog.at_level(logging.WARNING):
         validation.check_float_resolution(small_steps(options, 10.1), initial)

@@ -127,13 +127,10 @@ class DpSgd(Recipe, Mechanism):
             adversary.check_size(len(self._first_parameters(self.data.load())))
         if adversary.reserves is not None:
             adversary.check_reserve(self.reserved_records(len(self.data.load().y)))
-        if (plan := adversary.shadow_plan) is None:
-            return
-        data = self.data.load()
-        if plan.data is None:
-            validation.check_reserve(self.reserved_records(len(data.y)), self.batch_size)
-        else:
-            validation.check_shadow_data(plan.data, data, self.batch_size, plan.allow_overlap)
+        if (plan := adversary.shadow_plan) is not None:
+            data = self.data.load()
+            reserved = self.reserved_records(len(data.y))
+            validation.check_shadow_records(plan, data, reserved, self.batch_size)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """Counts the steps that may have the canary; the others are post-processing."""

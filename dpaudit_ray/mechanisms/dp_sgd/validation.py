@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...accounting import Sampling
-from ...adversaries.base import Adversary
-from ...data.base import Data, Dataset
+from ...adversaries.base import Adversary, ShadowPlan
+from ...data.base import Dataset
 from ...errors import SpecError, first_line
 from ...models.base import Model, as_input, input_dtype
 from .recipe import Recipe
@@ -102,33 +102,29 @@ def check_known_start(model: Model) -> None:
         )
 
 
-def check_reserve(records: int, batch_size: int) -> None:
-    """Refuses a reserve of fewer records than a batch, on which no shadow can be trained."""
-    if records < batch_size:
+def check_shadow_records(plan: ShadowPlan, private: Dataset, reserved: int, batch: int) -> None:
+    """Refuses records for shadows that are too few, of another kind, or private ones too."""
+    if plan.data is None:
+        if reserved < batch:
+            raise SpecError(
+                "mechanism.reserved",
+                f"leaves {reserved} records to shadow models, fewer than a batch of {batch}; "
+                "raise it, or lower mechanism.batch_size",
+            )
+        return
+    key, name, other = "adversary.shadow_data", plan.data.name, plan.data.load()
+    check_like(private, other, key, name)
+    if len(other.y) < batch:
         raise SpecError(
-            "mechanism.reserved",
-            f"leaves {records} records to shadow models, fewer than a batch of {batch_size}; "
-            "raise it, or lower mechanism.batch_size",
-        )
-
-
-def check_shadow_data(other: Data, private: Dataset, batch_size: int, allow_overlap: bool) -> None:
-    """Refuses shadow records that are too few, of another kind, or private ones too."""
-    loaded = other.load()
-    check_like(private, loaded, "adversary.shadow_data", other.name)
-    if len(loaded.y) < batch_size:
-        raise SpecError(
-            "adversary.shadow_data",
-            f"{other.name} has {len(loaded.y)} records, fewer than a batch of {batch_size}; give "
-            "more",
+            key, f"{name} has {len(other.y)} records, fewer than a batch of {batch}; give more"
         )
     rows = {row.tobytes() for row in private.x}
-    shared = sum(row.tobytes() in rows for row in loaded.x)
-    if shared and not allow_overlap:
+    shared = sum(row.tobytes() in rows for row in other.x)
+    if shared and not plan.allow_overlap:
         raise SpecError(
-            "adversary.shadow_data",
-            f"{shared} of the {len(loaded.y)} records of {other.name} are private ones too; give "
-            "others, or set adversary.allow_overlap: true",
+            key,
+            f"{shared} of the {len(other.y)} records of {name} are private ones too; give others, "
+            "or set adversary.allow_overlap: true",
         )
 
 
@@ -184,7 +180,13 @@ def check_model(model: Model, data: Dataset, batch: int) -> Tensor:
             "mechanism.model", f"{model.name} does not run on examples of shape {shape}: {reason}"
         ) from error
     if isinstance(outputs, torch.Tensor) and outputs.dim() == 2:
-        _check_outputs(outputs.shape[1], data.classes)
+        given, enough = outputs.shape[1], data.classes
+        if given < enough and (given, enough) != (1, 2):
+            raise SpecError(
+                "mechanism.model",
+                f"gives {given} scores per example, but the data has {enough} classes; "
+                "give it one output per class (one alone for two classes)",
+            )
     packed.settle(x, y)
     _TRIED_MODELS[key] = packed.initial
     while len(_TRIED_MODELS) > _MODELS_REMEMBERED:
@@ -207,16 +209,6 @@ def _model_key(module: nn.Module, x: Tensor, y: Tensor, classes: int) -> Hashabl
     return code, repr(module), digest.digest(), classes
 
 
-def _check_outputs(outputs: int, classes: int) -> None:
-    enough = classes if classes > 2 or outputs > 1 else 1
-    if outputs < enough:
-        raise SpecError(
-            "mechanism.model",
-            f"gives {outputs} scores per example, but the data has {classes} classes; "
-            "give it one output per class (one alone for two classes)",
-        )
-
-
 def check_float_resolution(recipe: Recipe, initial: Tensor) -> None:
     """Warns, once, of steps so small that θ + step, rounded to float32, loses part of the step.
 
@@ -233,21 +225,19 @@ def check_float_resolution(recipe: Recipe, initial: Tensor) -> None:
     if not len(sizes):
         return
     typical = float(sizes.median())
-    step = recipe.learning_rate * recipe.clip_norm / recipe.batch_size
+    rates = (recipe.learning_rate, recipe.clip_norm, recipe.batch_size)
+    step = rates[0] * rates[1] / rates[2]
     units = step / float(np.spacing(np.float32(typical)))
     if units < _FEWEST_UNITS:
-        names = f"{recipe.model.name} on {recipe.data.name}"
-        rates = (recipe.learning_rate, recipe.clip_norm, recipe.batch_size)
-        _warn_of_rounding(names, rates, step, units, typical)
+        _warn_once(
+            f"{recipe.model.name} on {recipe.data.name}: with mechanism.learning_rate "
+            f"{rates[0]:g}, clip_norm {rates[1]:g} and batch_size {rates[2]} a canary moves θ by "
+            f"{step:.2g}, {units:.2g} units in the last place of a typical parameter "
+            f"({typical:.2g}): rounding to float32 hides part of it; raise learning_rate or "
+            "clip_norm, or lower batch_size"
+        )
 
 
 @functools.cache  # once in a process, whatever the number of audits
-def _warn_of_rounding(
-    names: str, rates: tuple[float, float, int], step: float, units: float, typical: float
-) -> None:
-    _LOG.warning(
-        "%s: with mechanism.learning_rate %g, clip_norm %g and batch_size %d a canary moves θ by "
-        "%.2g, %.2g units in the last place of a typical parameter (%.2g): rounding to float32 "
-        "hides part of it; raise learning_rate or clip_norm, or lower batch_size",
-        names, *rates, step, units, typical,
-    )  # fmt: skip
+def _warn_once(text: str) -> None:
+    _LOG.warning(text)
