@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -34,19 +34,10 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from .. import imports, module_files
 from ..adversaries.base import Adversary
 from ..errors import ClusterError, SpecError
-from ..isolation import Ended, Limits, Sandbox
+from ..isolation import Limits, Sandbox
 from ..stats import TradeOff
 from . import isolated_trial
-from .base import (
-    Arrays,
-    Claimed,
-    Measured,
-    Mechanism,
-    Missed,
-    PartSeeds,
-    Preparation,
-    Session,
-)
+from .base import Arrays, Claimed, Measured, Mechanism, Missed, PartSeeds, Preparation, Session
 
 Train = Callable[..., Any]
 _TRACEBACK = 2**13  # characters of a traceback that are kept
@@ -208,12 +199,12 @@ class SharedProcess:
     ) -> npt.NDArray[np.float64] | Measured:
         call = self.call
         prepared = {} if call.prepared is None else {"prepared": call.prepared}
-        options = {**call.options, **prepared}
-        rows = np.empty((1 + len(call.measures), len(members)))
-        for row, (member, trial_seed) in enumerate(_drawn(members, seed)):
-            returned = self.train(member, trial_seed, **options)
-            rows[:, row] = isolated_trial.numbers(returned, call.path, call.measures)
-        return _measured(rows, call.measures, {})
+
+        def trial(member: bool, seed: int) -> list[float]:
+            returned = self.train(member, seed, **{**call.options, **prepared})
+            return isolated_trial.numbers(returned, call.path, call.measures)
+
+        return _run(trial, call.measures, members, seed)
 
 
 class IsolatedProcesses:
@@ -233,7 +224,7 @@ class IsolatedProcesses:
         self._sandbox = Sandbox(preload, tuple(sys.path), surroundings)
         weakref.finalize(self, self._sandbox.close)
         threads, share = _torch()
-        self._request = {
+        self._request: dict[str, Any] = {
             "path": call.path, "options": dict(call.options),
             "measures": list(call.measures), "prepared": self._saved(),
             "threads": threads, "gpu_share": share,
@@ -242,22 +233,20 @@ class IsolatedProcesses:
     def run(
         self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
     ) -> npt.NDArray[np.float64] | Measured:
-        rows = np.full((1 + len(self._call.measures), len(members)), np.nan)
-        missed = {}
-        for row, (member, trial_seed) in enumerate(_drawn(members, seed)):
-            ended = self._ended(self._request | {"member": member, "seed": trial_seed})
-            if ended.how == "returned":
-                rows[:, row] = ended.value
-            else:
-                missed[row] = _missed(ended)
-        return _measured(rows, self._call.measures, missed)
+        return _run(self._trial, self._call.measures, members, seed)
 
-    def _ended(self, request: dict[str, Any]) -> Ended:
-        target = f"{isolated_trial.__name__}:run"
+    def _trial(self, member: bool, seed: int) -> list[float] | Missed:
+        target, request = f"{isolated_trial.__name__}:run", {"member": member, "seed": seed}
         try:
-            return self._sandbox.call(target, request, self._limits)
+            ended = self._sandbox.call(target, self._request | request, self._limits)
         except ClusterError:  # what children are forked from has died, once: the machine's fault
-            return self._sandbox.call(target, request, self._limits)
+            ended = self._sandbox.call(target, self._request | request, self._limits)
+        if ended.how == "returned":
+            numbers: list[float] = ended.value
+            return numbers
+        kind = ended.message.partition(":")[0] if ended.how == "raised" else ended.how
+        parts = (ended.message, ended.traceback[-_TRACEBACK:], ended.output)
+        return Missed(kind, ended.message, "\n".join(p.rstrip("\n") for p in parts if p))
 
     def _saved(self) -> dict[str, Any] | None:
         """Saves what was prepared in a file; returns where children find it, and by which names."""
@@ -292,22 +281,21 @@ def _torch() -> tuple[int | None, float | None]:
     return int(torch.get_num_threads()), share
 
 
-def _drawn(members: npt.NDArray[np.bool_], seed: int) -> Iterator[tuple[bool, int]]:
-    """The bit and the seed of each trial; every one has a 63-bit seed of its own."""
-    children = np.random.SeedSequence(seed).spawn(len(members))
-    for member, child in zip(members.tolist(), children, strict=True):
-        yield member, int(child.generate_state(1, np.uint64)[0] >> 1)
-
-
-def _missed(ended: Ended) -> Missed:
-    kind = ended.message.partition(":")[0] if ended.how == "raised" else ended.how
-    parts = (ended.message, ended.traceback[-_TRACEBACK:], ended.output)
-    return Missed(kind, ended.message, "\n".join(part.rstrip("\n") for part in parts if part))
-
-
-def _measured(
-    rows: npt.NDArray[np.float64], measures: tuple[str, ...], missed: dict[int, Missed]
+def _run(
+    trial: Callable[[bool, int], list[float] | Missed],
+    measures: tuple[str, ...],
+    members: npt.NDArray[np.bool_],
+    seed: int,
 ) -> npt.NDArray[np.float64] | Measured:
+    """Runs trials by their bits, every one with a 63-bit seed of its own."""
+    rows, missed = np.full((1 + len(measures), len(members)), np.nan), {}
+    children = np.random.SeedSequence(seed).spawn(len(members))
+    for row, (member, child) in enumerate(zip(members.tolist(), children, strict=True)):
+        outcome = trial(member, int(child.generate_state(1, np.uint64)[0] >> 1))
+        if isinstance(outcome, Missed):
+            missed[row] = outcome
+        else:
+            rows[:, row] = outcome
     scores, *measured = rows[..., None]
     utility = dict(zip(measures, measured, strict=True))
     return Measured(scores, utility, missed) if utility or missed else scores

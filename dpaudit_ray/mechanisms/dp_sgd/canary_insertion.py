@@ -118,42 +118,39 @@ def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -
 
     `coins`: the secret bits that each model has; every one stands for one example.
     """
+    problem = ""
     if isinstance(canary, GradientCanary):
-        if coins > 1 and canary.direction.shape != (coins, parameters):
-            raise SpecError(
-                "adversary.name",
-                f"crafted gradients of shape {tuple(canary.direction.shape)} for {coins} secret "
-                f"bits; it must be ({coins}, {parameters}), one for each bit",
+        shape = tuple(canary.direction.shape)
+        if coins > 1 and shape != (coins, parameters):
+            problem = (
+                f"crafted gradients of shape {shape} for {coins} secret bits; it must be "
+                f"({coins}, {parameters}), one for each bit"
             )
-        if canary.direction.shape[-1:] != (parameters,):
-            raise SpecError(
-                "adversary.name",
-                f"crafted a gradient of shape {tuple(canary.direction.shape)}; its last "
-                f"dimension must be the {parameters} parameters",
+        elif shape[-1:] != (parameters,):
+            problem = (
+                f"crafted a gradient of shape {shape}; its last dimension must be the {parameters} "
+                "parameters"
             )
-        norm = _longest(canary.direction)
-        if not norm <= clip_norm * (1 + 1e-6):
-            raise SpecError(
-                "adversary.name",
-                f"crafted a gradient of norm {norm:.6g}, above the clip norm "
-                f"{clip_norm:g}: the claim would not cover it",
+        elif not (norm := _longest(canary.direction)) <= clip_norm * (1 + 1e-6):
+            problem = (
+                f"crafted a gradient of norm {norm:.6g}, above the clip norm {clip_norm:g}: the "
+                "claim would not cover it"
             )
-    if isinstance(canary, SampleCanary):
+    elif isinstance(canary, SampleCanary):
         rows = len(canary.x)
         if rows != coins or len(canary.y) != rows:
-            raise SpecError(
-                "adversary.name",
+            problem = (
                 f"crafted {rows} examples with {len(canary.y)} labels for {coins} secret "
                 f"bit{'s' * (coins > 1)}: together they may move the sum by {rows} clip norms, "
-                "the claim covers one for each bit; craft one example with one label",
+                "the claim covers one for each bit; craft one example with one label"
             )
-        largest = float(canary.x.abs().max())
-        if not largest <= _LARGEST:
-            raise SpecError(
-                "adversary.name",
-                f"crafted an example with an entry of {largest:.3g}, whose gradient has no "
-                f"norm in float32; use at most {_LARGEST:g}",
+        elif not (largest := float(canary.x.abs().max())) <= _LARGEST:
+            problem = (
+                f"crafted an example with an entry of {largest:.3g}, whose gradient has no norm in "
+                f"float32; use at most {_LARGEST:g}"
             )
+    if problem:
+        raise SpecError("adversary.name", problem)
 
 
 def _longest(directions: Tensor) -> float:
