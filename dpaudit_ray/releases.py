@@ -139,15 +139,19 @@ def audited_release(
                 if seed is not None and key is not None:
                     given[key] = reseed(seed) if reseed else _jax_key(seed, arguments[key])
                 elif seed is not None:
-                    _seed_generators(seed)
+                    from .scripts.watch.step_probe import seed_generators
+
+                    seed_generators(seed)
+                    if (tensorflow := sys.modules.get("tensorflow")) is not None:
+                        tensorflow.random.set_seed(seed % 2**31)
                 arrays = function(**given)
                 kind = type(arrays)
                 return _parts(arrays)
 
             arrays = stream.step(released, len(examples[0]), None, of)
-            if issubclass(kind, (list, tuple)):
-                return arrays if issubclass(kind, list) else tuple(arrays)
-            return arrays[0]
+            if issubclass(kind, list):
+                return arrays
+            return tuple(arrays) if issubclass(kind, tuple) else arrays[0]
 
         return step  # type: ignore[return-value]
 
@@ -185,11 +189,3 @@ def _jax_key(seed: int, like: Any) -> Any:
     if typed:
         return jax.random.key(seed % 2**32, impl=jax.random.key_impl(like))
     return jax.random.PRNGKey(seed % 2**32)
-
-
-def _seed_generators(seed: int) -> None:
-    from .scripts.watch.step_probe import seed_generators
-
-    seed_generators(seed)
-    if (tensorflow := sys.modules.get("tensorflow")) is not None:
-        tensorflow.random.set_seed(seed % 2**31)
