@@ -28,6 +28,7 @@ from dpaudit_ray.mechanisms.landscape.exact import (
 )
 from dpaudit_ray.mechanisms.landscape.mechanism import Process
 from dpaudit_ray.stats import gdp
+from tests.long import long
 
 SHARED = Path(os.environ.get("DPAUDIT_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 FILE = SHARED / "reference" / "oracles.json"
@@ -100,7 +101,7 @@ def test_reference_of_mu_at_every_step() -> None:
 def test_reference_of_the_linear_gradient() -> None:
     for key, entry in table("A_S_expansive_landscape").items():
         sigma, batch = key.removesuffix("_scaled").removeprefix("s").split("_B")
-        for width, (true, gaussian) in entry["table"].items():
+        for width, (true, gaussian) in list(entry["table"].items())[::3]:
             landscape = process(float(sigma), int(batch), "linear", "scaled", float(width))
             one, final = powers(landscape, 1, 25)
             found = final.epsilon / one.epsilon, final.epsilon_gdp / one.epsilon_gdp
@@ -234,36 +235,29 @@ def test_halfway_is_the_best_threshold_after_two_steps(sigma: float, first: str)
 
 def test_the_search_finds_a_threshold_that_it_was_not_told() -> None:
     start = process(1.0, 2)
-    elsewhere = Process(2, 1.0, 1.0, start.gradient, start.first_step, 3.0, 1.0)
-    best = Process(
-        2, 1.0, 1.0, start.gradient, start.first_step, best_threshold(elsewhere, 2), 1.0
-    )  # fmt: skip
+    elsewhere = dataclasses.replace(start, threshold=3.0)
+    best = dataclasses.replace(start, threshold=best_threshold(elsewhere, 2))
     assert abs(best.threshold - 0.5) < 0.1
     assert final_power(elsewhere, 2).mu < final_power(best, 2).mu <= final_power(start, 2).mu
 
 
-def test_a_tuned_width_leaks_more_than_a_threshold() -> None:
+@pytest.mark.parametrize(
+    ("sigma", "first", "threshold", "share"),
+    [
+        (1.0, "scaled", 0.252, 0.681),
+        pytest.param(8.0, "unscaled", 0.952, 0.970, marks=long("another scan of widths")),
+    ],
+)
+def test_a_tuned_width_leaks_more_than_a_threshold(
+    sigma: float, first: str, threshold: float, share: float
+) -> None:
     """The reference scan found 0.681 of ε_1 at its best width of 12, against 0.252."""
-    landscape = process(1.0, 16, "linear", "scaled")
-    tuned = Process(
-        16, 1.0, 1.0, landscape.gradient, landscape.first_step, landscape.threshold,
-        best_width(landscape, 25),
-    )  # fmt: skip
-    claim = float(gdp.epsilon(1.0, DELTA))
-    assert final_power(process(1.0, 16, first="scaled"), 25).epsilon / claim == pytest.approx(
-        0.252, abs=1e-3
-    )
-    assert final_power(tuned, 25).epsilon / claim >= 0.681
-
-
-def test_where_the_first_noise_is_larger_the_best_width_is_too() -> None:
-    """Reference: 0.952 of ε_1 for a threshold becomes 0.970 at σ = 8, B = 16, unscaled."""
-    landscape = process(8.0, 16, "linear")
+    landscape, claim = process(sigma, 16, "linear", first), float(gdp.epsilon(1 / sigma, DELTA))
     tuned = dataclasses.replace(landscape, width=best_width(landscape, 25))
-    assert tuned.width > landscape.first_noise
-    assert final_power(tuned, 25).epsilon / float(gdp.epsilon(1 / 8, DELTA)) == pytest.approx(
-        0.9704, abs=1e-3
-    )
+    plain = final_power(process(sigma, 16, first=first), 25).epsilon
+    assert plain / claim == pytest.approx(threshold, abs=1e-3)
+    assert final_power(tuned, 25).epsilon / claim >= share
+    assert sigma == 1 or tuned.width > landscape.first_noise
 
 
 # The sampled process ------------------------------------------------------------------------------
@@ -319,23 +313,6 @@ def test_samples_have_the_exact_law(sigma: float, batch: int, gradient: str, fir
             exact = Mass(worlds.panels, worlds.densities[int(member)])
             found = stats.kstest(theta[:, column], lambda x, m=exact: m.split(x)[0])
             assert found.pvalue > 1e-4, (steps[column], member)
-
-
-@pytest.mark.parametrize(("sigma", "batch"), [(4.0, 1), (4.0, 4), (4.0, 16)])
-def test_sampled_mu_agrees_within_its_error(sigma: float, batch: int) -> None:
-    """At the exact backend's best test; 4 standard errors, so one seed in 3000 would fail."""
-    landscape = process(sigma, batch)
-    (exact,) = powers(landscape, 25)
-    members = np.arange(2 * TRIALS) % 2 == 0
-    theta = landscape.run(members, 2, (25,))[:, 0]
-    fpr = np.mean(theta[~members] > exact.threshold)
-    fnr = np.mean(theta[members] <= exact.threshold)
-    mu = -stats.norm.ppf(fpr) - stats.norm.ppf(fnr)
-    slopes = (stats.norm.pdf(stats.norm.ppf(rate)) for rate in (fpr, fnr))
-    error = math.hypot(
-        *(math.sqrt(r * (1 - r) / TRIALS) / s for r, s in zip((fpr, fnr), slopes, strict=True))
-    )
-    assert abs(mu - exact.mu) < 4 * error
 
 
 def test_the_sign_pushes_away_from_the_threshold() -> None:
