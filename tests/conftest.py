@@ -168,7 +168,7 @@ _LONGEST = (
     "test_bench.py",
     "test_zoo_healthy.py",
     "test_coverage.py",
-    "test_isolated_trials.py",
+    "test_function.py",
     "test_yuan2021.py",
     "test_live_view.py",
     "test_scale.py",

@@ -16,7 +16,7 @@ from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.public_view import OneEach
 from dpaudit_ray.models.base import Model
-from tests.trainings import PRECISE, opened
+from tests.trainings import PRECISE, opened, path
 
 ADAPTIVE = {"name": "adaptive-poison", "shadows": 3, "ascent": 10}
 
@@ -214,14 +214,9 @@ def test_trainings_without_it_are_those_of_anybody(engine: str, tiny: dict) -> N
     """What joins the others depends on no bit; each gets its own, clipped, and no other."""
     session = opened(tiny, ADAPTIVE, noise_multiplier=1e-6, engine=engine, model=MODELS["mlp3"])
     training = session.training
-    paths = {}
-    for inside in ([0, 0, 0], [0, 1, 0]):
-        members = torch.tensor(inside, dtype=torch.float32)
-        run = training.run(members, 9, session.canary, 1)
-        paths[sum(inside)] = [theta.clone() for theta in run]
-    nobody, one = paths[0][-1], paths[1][-1]
-    assert torch.equal(nobody[[0, 2]], one[[0, 2]])
-    first = paths[1][1][1] - paths[0][1][1]
+    nobody, one = (path(training, [0, bit, 0], session.canary, 9) for bit in (0, 1))
+    assert torch.equal(nobody[-1][[0, 2]], one[-1][[0, 2]])
+    first = one[1][1] - nobody[1][1]
     step = training.recipe.rate(1) / training.recipe.batch_size
     expected = -step * session.canary.at(1, training.initial[None]).direction[0]
     torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-7)

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpaudit_ray.adversaries.base import GradientCanary
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.adversaries.cosine import Cosine
 from dpaudit_ray.adversaries.loss import Loss
-from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.plugins import parse
+from tests.trainings import gradient, path
 
 
 @dataclasses.dataclass
@@ -92,24 +92,14 @@ def test_the_norm_of_the_canary_is_that_of_its_own_gradient(training: DpSgdTrain
     members = np.array([True, False])
     steps = (1, training.recipe.steps)
     scores = session.run(members, 8, steps)
-    inside = torch.from_numpy(members).to(training.initial)
-    path = [t.clone() for t in training.run(inside, 8, session.canary, 1)]
+    thetas = path(training, members, session.canary, 8)
     for column, step in enumerate(steps):
-        for i, theta in enumerate(path[step]):
-            nn.utils.vector_to_parameters(theta.clone(), training.module.parameters())
-            loss = losses(training.module(session.canary.x), session.canary.y).sum()
-            gradients = torch.autograd.grad(loss, list(training.module.parameters()))
-            norm = torch.cat([g.flatten() for g in gradients]).norm()
+        for i, theta in enumerate(thetas[step]):
+            norm = gradient(training, theta, session.canary.x, session.canary.y).norm()
             assert -scores[i, column] == pytest.approx(float(norm), rel=1e-9)
-
-
-def test_both_statistics_insert_the_same_example(training: DpSgdTraining) -> None:
-    one, two = (
-        DpSgdSession.craft(training, Loss(statistic=kind), seed=3).canary
-        for kind in ("loss", "gradient-norm")
-    )
-    assert torch.equal(one.x, two.x)
-    assert torch.equal(one.y, two.y)
+    plain = DpSgdSession.craft(training, Loss(example=7), seed=3).canary
+    assert torch.equal(plain.x, session.canary.x)
+    assert torch.equal(plain.y, session.canary.y)
 
 
 @dataclasses.dataclass

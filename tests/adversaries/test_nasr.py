@@ -17,7 +17,7 @@ from dpaudit_ray.adversaries.base import GradientCanary
 from dpaudit_ray.adversaries.likelihood import Projected, Reading
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from tests.adversaries.networks import TinyCnn
-from tests.trainings import PRECISE, gradient, loss, opened, shown
+from tests.trainings import PRECISE, gradient, loss, opened, path, shown
 
 MLP = {"name": "mlp3", "width": 8}
 
@@ -122,9 +122,11 @@ def test_intermediate_poison_goes_by_all_models(statistic: str, tiny: dict) -> N
     attack = STATIC | {"name": "intermediate-poison", "statistic": statistic, "ascent": 5}
     session = opened(tiny, attack, PRECISE, model=MLP)
     training, members = session.training, np.array([True, False, False])
-    canary, inside = session.canary, torch.from_numpy(members).to(training.initial)
-    path = [theta.clone() for theta in training.run(inside, 5, canary, 1)][1:]
-    found = [[float(loss(training, row, canary.x, canary.y)) for row in theta] for theta in path]
+    canary = session.canary
+    found = [
+        [float(loss(training, row, canary.x, canary.y)) for row in theta]
+        for theta in path(training, members, canary)[1:]
+    ]
     scores = session.run(members, 5, (1, 3, 6))
     for column, steps in enumerate((1, 3, 6)):
         take = np.mean if statistic == "mean" else np.max

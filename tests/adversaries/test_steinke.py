@@ -62,9 +62,16 @@ def test_a_score_is_what_updates_show_along_a_canary(kind: str, sampling: str, t
     np.testing.assert_allclose(session.run(bits, 5, (6,))[:, 0], expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-@pytest.mark.parametrize("adjacency", ["add-remove", "replace"])
-@pytest.mark.parametrize("kind", WHITE + BLACK)
+@pytest.mark.parametrize(
+    ("kind", "adjacency", "sampling"),
+    [
+        ("dirac", "add-remove", "fixed"),
+        ("random", "replace", "fixed"),
+        ("dirac", "replace", "poisson"),
+        ("natural", "add-remove", "poisson"),
+        ("mislabelled", "replace", "fixed"),
+    ],
+)
 def test_one_canary_is_as_many_as_any(kind: str, adjacency: str, sampling: str, tiny: dict) -> None:
     """Three trainings of one each, beside what each of them scores alone."""
     one = attack(kind, 1) | {"adjacency": adjacency}
@@ -74,21 +81,6 @@ def test_one_canary_is_as_many_as_any(kind: str, adjacency: str, sampling: str, 
     if kind in WHITE and sampling == "fixed":
         gained = 12.0 if adjacency == "replace" else 6.0
         np.testing.assert_allclose(found[[0, 2]] - found[1], gained, atol=0.5)
-
-
-@pytest.mark.parametrize("kind", WHITE)
-def test_each_bit_adds_its_canary_to_every_sum(kind: str, tiny: dict) -> None:
-    """With the same noise: what the first step shows differs by the canaries that are in."""
-    session = opened(tiny, attack(kind), PRECISE)
-    training = session.training
-    bits = np.array([[True, False, True, True, False, False], [False] * 6])
-    first: list[Tensor] = []
-    for inside in (bits, ~bits):
-        coins = torch.from_numpy(inside).to(training.initial)
-        path = training.run(coins, 5, session.canary, 1, lambda *one: first.append(64 * one[2]))
-        next(path), next(path)
-    signs = torch.from_numpy(2.0 * bits - 1)
-    torch.testing.assert_close(first[0] - first[1], signs @ session.canary.direction.to_dense())
 
 
 @pytest.mark.parametrize("models", [1, 2, 9])
@@ -176,7 +168,7 @@ def test_both_engines_insert_the_same(kind: str, tiny: dict) -> None:
     np.testing.assert_allclose(*scores, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("kind", WHITE + BLACK)
+@pytest.mark.parametrize("kind", ["random", "natural"])
 def test_it_runs_from_a_sweep_and_resumes_to_the_same(
     kind: str, tiny: dict, tmp_path: Path
 ) -> None:
@@ -231,10 +223,6 @@ def test_bad_input_is_one_line(
     tiny["audit"] |= {k: v for k, v in changes.items() if k != "adversary"}
     tiny |= {"grid": {}, "adversary": adversary, "resources": {}}
     assert words in refused("plan", write_sweep(tmp_path, tiny))
-
-
-def test_random_directions_that_would_not_fit_are_refused() -> None:
     many = parse(Adversary, attack("random", 20_000), "adversary")
     with pytest.raises(SpecError, match="GiB, of which 4 are allowed; use at most"):
         many.check_size(62_006)
-    parse(Adversary, attack("dirac", 20_000), "adversary").check_size(62_006)

@@ -25,6 +25,16 @@ def scored(member: bool, seed: int) -> float:
     return float(np.random.default_rng(seed).normal() + 6 * member)
 
 
+def release(member: bool, seed: int, noise: float = 2.0, steps: int = 4) -> float:
+    """`steps` Gaussian releases of the canary's bit, summed: μ = √steps / noise."""
+    rng = np.random.default_rng(seed)
+    return float((member + noise * rng.normal(size=steps)).sum())
+
+
+def broken(member: bool, seed: int) -> Any:
+    return "a score"
+
+
 def some_raise(member: bool, seed: int) -> float:
     """One in nine raises, in one of two ways, and one in nine diverges; none tells the bit."""
     print(f"trains with seed {seed}")

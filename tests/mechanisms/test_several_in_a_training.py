@@ -60,13 +60,11 @@ def test_engines_agree_on_several_canaries(options: DpSgd) -> None:
         assert np.allclose(found[0], found[1], atol=1e-5)
 
 
-def test_more_canaries_than_parameters_are_refused(options: DpSgd) -> None:
+def test_too_many_canaries_and_too_few_scores_are_refused(options: DpSgd) -> None:
     size = len(options.training(0, gpu=False).initial)
     with pytest.raises(SpecError, match=f"but the model has {size} parameters"):
         options.open(BiasedDimension(count=size + 1), 1, 2, gpu=False)
 
-
-def test_scores_that_are_not_one_for_each_canary_are_refused(options: DpSgd) -> None:
     class Short(Two):
         def score(self, canary: SampleCanary, observed: FinalModel) -> torch.Tensor:
             return super().score(canary, observed)[:, 0]

@@ -11,19 +11,16 @@ from torch import Tensor, nn
 from tests.command import changed, refused, write_sweep
 
 
-class Normalised(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(30, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(30, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-class Narrow(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(31, 2))
+def narrow() -> nn.Module:
+    return nn.Sequential(nn.Linear(31, 2))
 
 
-class OneOfTwo(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(30, 1), nn.Unflatten(1, (1, 1)))
+def one_of_two() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(30, 1), nn.Unflatten(1, (1, 1)))
 
 
 class Mixing(nn.Module):
@@ -37,17 +34,12 @@ class Mixing(nn.Module):
         return self.out(h - h.mean(0))
 
 
-class OneScore(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(446, 1))
-
-
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        ("Normalised", "mechanism.model: 1 is a BatchNorm1d"),
-        ("Narrow", "fails on examples of shape [30]"),
-        ("OneOfTwo", "must be [2, 1]"),
+        ("normalised", "mechanism.model: 1 is a BatchNorm1d"),
+        ("narrow", "fails on examples of shape [30]"),
+        ("one_of_two", "must be [2, 1]"),
         ("Mixing", "mechanism.model: the model itself (Mixing) gives an example another output"),
     ],
 )
