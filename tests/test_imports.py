@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dpaudit_ray import imports, module_files, plugins
+from dpaudit_ray import imports, plugins
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.imports import Trust
 from dpaudit_ray.models.base import Model
@@ -366,14 +366,14 @@ def test_sources_are_parsed_by_many_threads() -> None:
         for _each in range(50):
             pass
 
-    source = Path(module_files.__file__)
+    source = Path(imports.__file__)
     threshold, interval = gc.get_threshold(), sys.getswitchinterval()
     gc.callbacks.append(callback)
     gc.set_threshold(50)
     sys.setswitchinterval(1e-6)
     try:
         with concurrent.futures.ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(lambda _: module_files.imported_names("x", source), range(50)))
+            found = list(threads.map(lambda _: imports.imported_names("x", source), range(50)))
     finally:
         sys.setswitchinterval(interval)
         gc.set_threshold(*threshold)

@@ -25,20 +25,50 @@ if TYPE_CHECKING:
 _USUAL, _OBSERVED = 64, 10  # parameters, and steps, where the sweep does not say
 
 
-class Gradient(TrajectoryAdversary[GradientCanary]):
-    """Marks the `parameters` (2n) that move least in the first `observe` steps of a simulation.
+class Watermarked(TrajectoryAdversary[GradientCanary]):
+    """Marks `parameters` (2n) of the model; where nothing is said, 64, or as many as it has.
 
-    Where nothing is said, 64 parameters, or as many as the model has, and 10 steps. `subtract` and
-    `statistic` are as of `watched-dimension`: the likelihood ratio of all that is known, or the
-    paper's `sum`.
+    `subtract` and `statistic` are as of `watched-dimension`: the likelihood ratio of all that is
+    known, or the paper's `sum`.
     """
 
     fixed_gradient: ClassVar[bool] = True
-    name: Literal["gradient"] = "gradient"
     parameters: int | None = Field(default=None, ge=2)
-    observe: int | None = Field(default=None, ge=1)
     subtract: bool = True
     statistic: Statistic = "likelihood-ratio"
+
+    def check_size(self, parameters: int) -> None:
+        if self.parameters is not None and (self.parameters > parameters or self.parameters % 2):
+            raise SpecError(
+                "adversary.parameters",
+                f"is {self.parameters}, but the model has {parameters} and half of them go up, "
+                f"half down; use an even number of at most {parameters - parameters % 2}",
+            )
+
+    @property
+    def reading(self) -> Reading:
+        """What is added up of the steps."""
+        return Reading(self.period, self.subtract, self.statistic)
+
+    def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
+        return Projected.along(canary, public, models, self.reading)
+
+    def watermark(self, public: PublicKnowledge, moved: Tensor) -> GradientCanary:
+        """Norm C on the parameters with the least of `moved`, float [p]; alternating signs."""
+        size = len(moved)
+        count = self.parameters or min(_USUAL, size - size % 2)
+        places = moved.sort(stable=True).indices[:count]
+        direction = moved.new_zeros(size)
+        direction[places] = public.clip_norm / count**0.5
+        direction[places[1::2]] *= -1
+        return GradientCanary(direction)
+
+
+class Gradient(Watermarked):
+    """Marks what moves least in the first `observe` steps of a simulation, 10 if not said."""
+
+    name: Literal["gradient"] = "gradient"
+    observe: int | None = Field(default=None, ge=1)
 
     def check_steps(self, steps: int) -> None:
         if self.observe is not None and self.observe > steps:
@@ -47,38 +77,10 @@ class Gradient(TrajectoryAdversary[GradientCanary]):
                 f"is {self.observe}, but there are {steps} steps; lower it",
             )
 
-    def check_size(self, parameters: int) -> None:
-        check_marked(self.parameters, parameters)
-
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         import torch
 
         path = public.simulate(1, noisy=False, seed=int(rng.integers(2**63)))
         first = list(itertools.islice(path, (self.observe or _OBSERVED) + 1))
         moved = torch.stack([(b - a).abs()[0] for a, b in itertools.pairwise(first)]).sum(0)
-        return watermark(public, moved, self.parameters)
-
-    def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
-        reading = Reading(self.period, self.subtract, self.statistic)
-        return Projected.along(canary, public, models, reading)
-
-
-def check_marked(marked: int | None, parameters: int) -> None:
-    """Raises SpecError where a watermark does not fit a model."""
-    if marked is not None and (marked > parameters or marked % 2):
-        raise SpecError(
-            "adversary.parameters",
-            f"is {marked}, but the model has {parameters} and half of them go up, half down; use "
-            f"an even number of at most {parameters - parameters % 2}",
-        )
-
-
-def watermark(public: PublicKnowledge, moved: Tensor, marked: int | None) -> GradientCanary:
-    """Norm C on the `marked` parameters with the least of `moved`, float [p]; alternating signs."""
-    size = len(moved)
-    count = marked or min(_USUAL, size - size % 2)
-    places = moved.sort(stable=True).indices[:count]
-    direction = moved.new_zeros(size)
-    direction[places] = public.clip_norm / count**0.5
-    direction[places[1::2]] *= -1
-    return GradientCanary(direction)
+        return self.watermark(public, moved)

@@ -8,13 +8,10 @@ do have one; the adversary knows it, as it knows the batches.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Literal
 
 from .base import FrozenAdversary, GradientCanary, PublicKnowledge
-from .gradient import check_marked, watermark
-from .likelihood import Projected, Reading, Statistic
+from .gradient import Watermarked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,25 +20,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class MaliciousDataset(FrozenAdversary):
-    """A watermark on `parameters` (2n) of a model that does not move; options as of `gradient`.
+class MaliciousDataset(Watermarked, FrozenAdversary):
+    """A watermark on a model that does not move.
 
     `subtract: false` leaves the others' gradients in, which makes a difference to hard labels.
     """
 
-    fixed_gradient: ClassVar[bool] = True
     name: Literal["malicious-dataset"] = "malicious-dataset"
     labels: Literal["soft", "hard"] = "soft"
-    parameters: int | None = Field(default=None, ge=2)
-    subtract: bool = True
-    statistic: Statistic = "likelihood-ratio"
-
-    def check_size(self, parameters: int) -> None:
-        check_marked(self.parameters, parameters)
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         """Marks the first parameters: none of them moves."""
-        return watermark(public, public.initial.new_zeros(len(public.initial)), self.parameters)
+        return self.watermark(public, public.initial.new_zeros(len(public.initial)))
 
     def relabel(self, outputs: Callable[[], Tensor]) -> Tensor | None:
         """The likeliest class of each record, for hard labels that scores do not take away."""
@@ -51,11 +41,4 @@ class MaliciousDataset(FrozenAdversary):
         return (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
 
     def step_score(self, along: Tensor, public: PublicKnowledge) -> Tensor:
-        return self._reading.score(along, public)
-
-    def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
-        return Projected.along(canary, public, models, self._reading)
-
-    @property
-    def _reading(self) -> Reading:
-        return Reading(self.period, self.subtract, self.statistic)
+        return self.reading.score(along, public)

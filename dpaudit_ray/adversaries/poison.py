@@ -8,34 +8,59 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 
+from ..data.base import Data, Dataset
+from ..plugins import nested
 from .api_access import draw_record
 from .base import (
+    SHADOWS_PER_PART,
+    Adversary,
     FinalModel,
     FinalModelAdversary,
     PublicKnowledge,
     SampleCanary,
+    ShadowPlan,
     TrajectoryAdversary,
 )
-from .shadows import Shadowed
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
 
-class Poisoner(Shadowed):
+class Poisoner(Adversary):
     """Moves a record `ascent` times by `rate` of each feature's range, up the shadows' mean loss.
 
     By the gradient's signs, and within the range that the feature has among the records that are
     not trained on: so it stays an input that a record could have.
+
+    Shadows are trained as the private models are, on `shadow_data`, or on half of the data, which
+    is then not private. Records of `shadow_data` that are private too are refused, unless
+    `allow_overlap`: who knows them by heart attacks better than who knows their like. They are a
+    preparation: trained once in packs of their own, stored, and shared by all audits whose
+    mechanism, shadow records and number of shadows are the same, whatever adversary asks for them.
     """
 
+    shadows: int = Field(default=SHADOWS_PER_PART, ge=1, le=10_000)
+    shadow_data: Annotated[SerializeAsAny[Data] | None, nested(Data)] = None
+    allow_overlap: bool = False
     ascent: int = Field(default=50, ge=0, le=10_000)
     rate: float = Field(default=0.02, gt=0, le=1)
+
+    @property
+    def reserves(self) -> float | None:
+        return 0.5 if self.shadow_data is None else None
+
+    def datasets(self) -> Mapping[str, Dataset]:
+        data = self.shadow_data
+        return {} if data is None else {data.key: data.load()}
+
+    @property
+    def shadow_plan(self) -> ShadowPlan:
+        return ShadowPlan(self.shadows, self.shadow_data, self.allow_overlap)
 
     def poison(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         """A random record of the shadows' kind, made worse for them."""

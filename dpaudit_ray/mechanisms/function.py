@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from .. import imports, module_files
+from .. import imports
 from ..adversaries.base import Adversary
 from ..errors import ClusterError, SpecError
 from ..isolation import Limits, Sandbox
@@ -265,7 +265,7 @@ def preloaded(module: str) -> tuple[str, ...]:
     Files of the user's are not among them: threads that they start would not be there in forked
     processes. Nor are parts of packages that nothing has imported so far.
     """
-    names = module_files.installed_imports(module_files.source_closure([module]))
+    names = imports.installed_imports(imports.source_closure([module]))
     packages = {name.partition(".")[0] for name in names}
     return tuple(sorted(packages | {name for name in names if name in sys.modules}))
 

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..module_files import is_users, module_file, source_closure
+from ..imports import is_users, module_file, source_closure
 from ..sweep.spec import Sweep
 from ..version import __version__
 

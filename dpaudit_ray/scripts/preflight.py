@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .. import module_files
+from .. import imports
 from ..errors import ScriptError
 from .script_findings import Judgement
 from .script_runs import EndedRun, Target
@@ -64,7 +64,7 @@ def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
     verb = "raised " if ended.how == "raised" else ""
     # Where the user's own code raised.
     places = re.findall(r'File "([^"]+)", line (\d+)', ended.traceback)
-    places = [(file, line) for file, line in places if module_files.is_users(file)]
+    places = [(file, line) for file, line in places if imports.is_users(file)]
     where = f" ({Path(places[-1][0]).name}, line {places[-1][1]})" if places else ""
     return ScriptError(f"{target} {verb}{ended.message}{where}; run it by itself first", lines)
 

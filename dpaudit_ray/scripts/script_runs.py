@@ -13,7 +13,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import module_files
+from .. import imports
 from ..errors import SpecError
 from ..isolation import Ended, Limits, Sandbox
 from ..orchestration.working_dir_package import WorkingDirPackage
@@ -187,7 +187,7 @@ def sandbox_for(target: Target) -> Sandbox:
     Not the user's own: what they do on import must happen in each run. Nor those that start
     threads, which are not there after a fork.
     """
-    names = module_files.installed_imports({target.script.stem: target.script})
+    names = imports.installed_imports({target.script.stem: target.script})
     preload = [name for name in names if name.partition(".")[0] not in _THREADED]
     return Sandbox((*_ALWAYS, *preload), tuple(folder for folder in sys.path if folder))
 
