@@ -214,9 +214,8 @@ def _callable(path: str, key: str) -> Callable[..., Any]:
     if not callable(value):
         raise SpecError(key, f"{path!r} cannot be called, got {value!r:.60}")
     home = str(getattr(value, "__module__", None))
-    if home.partition(".")[0] != path.partition(":")[0].partition(".")[
-        0
-    ] and not _is_users_function(value):
+    same_package = home.partition(".")[0] == path.partition(":")[0].partition(".")[0]
+    if not same_package and not _is_users_function(value):
         raise SpecError(
             key,
             f"{path!r} is no function or class of that module, but of {home}; write your own",
@@ -321,11 +320,11 @@ def installed_imports(files: Mapping[str, Path]) -> list[str]:
 
     Python's own library is not among them.
     """
-    found: dict[str, bool] = {}  # packages, and whether they are installed
+    installed: dict[str, bool] = {}  # by package
     names = dict.fromkeys(
         name for module, file in files.items() for name in imported_names(module, file)
     )
     for package in {name.partition(".")[0] for name in names} - sys.stdlib_module_names:
         file = module_file(package)
-        found[package] = file is not None and not is_users(file)
-    return [name for name in names if found.get(name.partition(".")[0])]
+        installed[package] = file is not None and not is_users(file)
+    return [name for name in names if installed.get(name.partition(".")[0])]
