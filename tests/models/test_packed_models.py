@@ -41,8 +41,10 @@ _A_STEP = """
 import torch
 from dpaudit_ray.forecast import bench
 from dpaudit_ray.mechanisms.dp_sgd.steps import PackedSteps
+from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 torch.set_num_threads(2)
-training = bench._training(bench.WORKLOADS["convnet"], gpu=False)
+recipe = bench._recipe(bench.WORKLOADS["convnet"])
+training = DpSgdTraining.prepare(recipe, seed=0, gpu=False)
 steps = PackedSteps(training.recipe, training.model, 0, training.initial.device)
 theta = training.initial.repeat(256, 1)
 batch = training.batches[0]
