@@ -23,7 +23,7 @@ from dpaudit_ray.mechanisms.base import Measured
 from dpaudit_ray.mechanisms.function import Call, IsolatedProcesses, SharedProcess, preloaded
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import outcomes, score_stream
-from dpaudit_ray.report import page, power, verdict
+from dpaudit_ray.report import page, verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -170,7 +170,7 @@ def test_a_trial_that_raises_is_a_miss_and_its_pack_goes_on(failed: Path) -> Non
 def test_everything_that_is_said_rests_on_the_same_trials(failed: Path) -> None:
     settings, plan, run = opened(failed)
     trials = score_stream.Trials.of(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
-    (judged,) = verdict.of(Run.open(str(failed))).audits
+    (judged,) = verdict.judge(Run.open(str(failed))).audits
     diverged = int(np.isnan(trials.shown.scores[:, -1]).sum())
     assert judged.trials == 60
     assert sum(judged.diverged) == diverged
@@ -267,7 +267,7 @@ def test_failures_that_tell_the_bit_show_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left of the scores tells a lot; with the misses counted, nothing is shown."""
-    monkeypatch.setattr(power, "SIMULATIONS", 1)  # the power is not what is asked here
+    monkeypatch.setattr(verdict, "SIMULATIONS", 1)  # the power is not what is asked here
     file = write_sweep(tmp_path, sweep("telling", trials=300, pack_size=30))
     assert inline(file, tmp_path).code == 3
     stored = da.api.Result(str(tmp_path / "own"), True).scores

@@ -15,7 +15,7 @@ import pytest
 from dpaudit_ray.adversaries.landscape import LandscapeAdversary
 from dpaudit_ray.forecast import forecast
 from dpaudit_ray.mechanisms.landscape import Landscape
-from dpaudit_ray.report import power, verdict
+from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import EXACT_TOLERANCE, Verdict
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -209,7 +209,7 @@ def exact(**mechanism: Any) -> dict[str, Any]:
 
 def judged(raw: dict[str, Any], folder: Path) -> verdict.RunVerdict:
     assert inline(write_sweep(folder, raw), folder).code == 0
-    return verdict.of(Run.open(str(folder / "land")))
+    return verdict.judge(Run.open(str(folder / "land")))
 
 
 def test_an_exact_epsilon_below_the_claim_is_consistent(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_tight_claim_is_not_refuted_by_rounding(noise: float, tmp_path: Path) 
 def test_what_is_not_computed_yet_is_inconclusive(tmp_path: Path) -> None:
     judged(exact(), tmp_path)
     (tmp_path / "land/estimates.parquet").unlink()
-    found = verdict.of(Run.open(str(tmp_path / "land")))
+    found = verdict.judge(Run.open(str(tmp_path / "land")))
     assert found.verdict is Verdict.INCONCLUSIVE
     assert math.isnan(found.exact[0].epsilon)
     assert dpaudit("verify", tmp_path / "land").code == 5
@@ -267,7 +267,7 @@ def test_what_is_not_computed_yet_is_inconclusive(tmp_path: Path) -> None:
 def test_both_kinds_in_one_run_and_the_error_is_for_trials_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(power, "SIMULATIONS", 50)  # what it shows is asked here
+    monkeypatch.setattr(verdict, "SIMULATIONS", 50)  # what it shows is asked here
     raw = exact() | {"grid": {"mechanism.backend": ["sampled", "exact"]}}
     found = judged(raw, tmp_path)
     assert [len(found.audits), len(found.exact)] == [1, 1]
