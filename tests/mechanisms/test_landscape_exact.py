@@ -26,7 +26,7 @@ from dpaudit_ray.mechanisms.landscape.exact import (
     final_power,
     power,
 )
-from dpaudit_ray.mechanisms.landscape.mechanism import Process
+from dpaudit_ray.mechanisms.landscape.process import Process
 from dpaudit_ray.stats import gdp
 from tests.long import long
 

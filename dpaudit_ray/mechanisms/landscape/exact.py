@@ -31,7 +31,7 @@ from numpy.polynomial import legendre
 from scipy import optimize, sparse, special
 
 from ...stats import gdp
-from .mechanism import Floats, Process
+from .process import Floats, Process
 
 ORDER = 12  # nodes per panel
 REACH = 14.0  # standard deviations of noise that are kept: e^-98 lies outside

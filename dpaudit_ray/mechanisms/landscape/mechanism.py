@@ -1,11 +1,4 @@
-"""The pair of one-dimensional processes of Cebere, Bellet, Papernot, eq. 3, as a mechanism.
-
-    θ_1 = b C + Z_1,    θ_{t+1} = θ_t - (g(θ_t) + Z_{t+1}) / B,    Z_t ~ N(0, σ²C²)
-
-The canary enters at the first step only; g is the clipped sum of the other gradients, in
-[-BC, BC], and part of what the adversary chooses. Descent must move away from its threshold h
-for the first step to leave a trace, so g is negative above h; the sign that section 6 prints
-pulls both worlds back to h and forgets the canary.
+"""The pair of 1-D processes of Cebere, Bellet, Papernot, section 6, as a mechanism.
 
 `backend: sampled` runs trials, `backend: exact` computes the densities of both worlds and what
 the best test makes of them.
@@ -19,8 +12,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import BeforeValidator, Field
 
 from ...adversaries.base import Adversary
@@ -28,87 +19,13 @@ from ...adversaries.landscape import LandscapeAdversary
 from ...errors import SpecError
 from ...stats import Estimate, Status, TradeOff
 from ..base import Arrays, Claimed, Mechanism, Session, recorded_steps
+from .process import FirstStep, Gradient, Process
 
 if TYPE_CHECKING:
     from .exact import Power
 
-Floats = npt.NDArray[np.float64]
-# The shape of g: -BC above h, BC below (the paper's A_S^h); -BC everywhere (Example 1: noise piles
-# up and the canary is forgotten); -BC clip((θ - h) / w, -1, 1), which keeps more of θ_1 than on
-# which side it was.
-Gradient = Literal["threshold", "constant", "linear"]
-# θ_1 = b C + Z_1, as the paper's text has it; or that over B, a step of DP-SGD like all others.
-FirstStep = Literal["unscaled", "scaled"]
-
 SMALLEST_NOISE = 0.25  # noise multiplier from which on the grid holds all densities that matter
 SMALLEST_WIDTH = 1e-6  # below, a linear gradient is a threshold, and no longer a slope to a float
-
-
-@dataclasses.dataclass(frozen=True)
-class Process:
-    """A session of one landscape, in the units of θ: `threshold` h, for a linear g half-width w.
-
-    `noise_multiplier` is σ, `clip_norm` C, `batch_size` B.
-    """
-
-    batch_size: int
-    noise_multiplier: float
-    clip_norm: float
-    gradient: Gradient
-    first_step: FirstStep
-    threshold: float
-    width: float
-
-    @property
-    def first_scale(self) -> float:
-        """The factor of the first step: 1, or 1/B."""
-        return 1.0 if self.first_step == "unscaled" else 1.0 / self.batch_size
-
-    @property
-    def canary(self) -> float:
-        """How far the canary moves θ_1."""
-        return self.clip_norm * self.first_scale
-
-    @property
-    def first_noise(self) -> float:
-        """Standard deviation of θ_1."""
-        return self.noise_multiplier * self.canary
-
-    @property
-    def step_noise(self) -> float:
-        """Standard deviation that each later step adds."""
-        return self.noise_multiplier * self.clip_norm / self.batch_size
-
-    @property
-    def breaks(self) -> tuple[float, ...]:
-        """Values of θ where `moved` is not smooth, increasing."""
-        if self.gradient == "constant":
-            return ()
-        if self.gradient == "threshold":
-            return (self.threshold,)
-        return (self.threshold - self.width, self.threshold + self.width)
-
-    def moved(self, theta: Floats) -> Floats:
-        """θ - g(θ)/B: one step without its noise, float64 like `theta`."""
-        above = theta - self.threshold
-        if self.gradient == "constant":
-            return theta + self.clip_norm
-        if self.gradient == "threshold":
-            return theta + np.where(above > 0, self.clip_norm, -self.clip_norm)
-        return theta + self.clip_norm * np.clip(above / self.width, -1.0, 1.0)
-
-    def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Floats:
-        """θ_t of `len(members)` independent runs at each horizon, which the canary pushes up."""
-        rng = np.random.default_rng(seed)
-        theta = members * self.canary + rng.normal(scale=self.first_noise, size=len(members))
-        values = np.empty((len(members), len(horizons)))
-        columns = {step: column for column, step in enumerate(horizons)}
-        for step in range(1, horizons[-1] + 1):
-            if step > 1:
-                theta = self.moved(theta) + rng.normal(scale=self.step_noise, size=len(members))
-            if step in columns:
-                values[:, columns[step]] = theta
-        return values
 
 
 def _width(value: Any) -> Any:
