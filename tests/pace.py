@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dpaudit_ray.mechanisms.base import Measured, Mechanism, Session
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.function import Function
 from dpaudit_ray.mechanisms.landscape import Landscape
 
@@ -36,12 +35,6 @@ class Paced(Pacing, Landscape):
     """A landscape, whose processes wait for no torch."""
 
     name: str = "tests.pace:Paced"  # type: ignore[assignment]
-
-
-class PacedDpSgd(Pacing, DpSgd):
-    """Real DP-SGD."""
-
-    name: str = "tests.pace:PacedDpSgd"  # type: ignore[assignment]
 
 
 class WithoutTorch(Function):
