@@ -50,8 +50,8 @@ class Compactor:
             for index in range(len(self._plan.audits)):
                 with self._turn:
                     due = self._groups[index].due()
-                for each in due:
-                    self._gather(index, each)
+                for gathering in due:
+                    self._gather(index, gathering)
         except (StorageError, RunDirectoryError):
             self._ended = True
 

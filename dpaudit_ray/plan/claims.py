@@ -70,7 +70,7 @@ def _range(claimed: tuple[Claimed, ...], delta: float, name: str) -> tuple[Float
         low = np.zeros(len(claimed))
         low[-1] = top * (1 - _AGAIN)
         return low, np.full(len(claimed), top * (1 + _AGAIN))
-    exact = np.asarray(gdp.epsilon([_mu(one.training) for one in claimed], delta))
+    exact = np.asarray(gdp.epsilon([_mu(training.training) for training in claimed], delta))
     if name == "gaussian":
         high = exact * (1 + _CLOSE) + _CLOSE
     elif name in _NUMERICAL:
@@ -93,16 +93,16 @@ def _last(claimed: Claimed, delta: float, name: str) -> float:
 
 def by(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[float, ...]:
     """ε of one accountant at every recorded step. Raises SpecError where it has no answer."""
-    last, releases = claimed[-1], [one.releases for one in claimed]
+    last, releases = claimed[-1], [training.releases for training in claimed]
     try:
-        found = accounting.curve(last.training, releases, delta, accountant)
+        epsilons = accounting.curve(last.training, releases, delta, accountant)
     except (ValueError, ArithmeticError) as error:
         raise SpecError(
             "audit.accountants",
             f"{accountant} gives no claim for a noise multiplier of {last.noise_multiplier:g} and "
             f"a sample rate of {last.sample_rate:g} ({error}); choose another accountant",
         ) from error
-    return tuple(found.tolist())
+    return tuple(epsilons.tolist())
 
 
 def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:

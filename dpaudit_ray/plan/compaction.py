@@ -62,23 +62,23 @@ def finished(run: RunDirectory, audit: Packed) -> set[Bounds]:
 
 def packs_of(audit: Packed, stretches: Iterable[Stretch]) -> set[Bounds]:
     """The bounds of all packs of these stretches."""
-    return {pack for each in stretches for pack in audit.packs[each.start : each.stop]}
+    return {pack for stretch in stretches for pack in audit.packs[stretch.start : stretch.stop]}
 
 
 def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[Stretch]:
     """What to take from which file, so that no pack is taken twice."""
     starts = {first: place for place, (first, _) in enumerate(packs)}
     stops = {last: place + 1 for place, (_, last) in enumerate(packs)}
-    known = [
+    candidates = [
         Stretch(file, starts[file[0]], stops[file[1]])
         for file in files
         if file[0] in starts and file[1] in stops
     ]
     chosen, reached = [], 0
-    for each in sorted(known, key=lambda one: (one.start, -one.stop)):
-        if each.stop > reached:
-            chosen.append(dataclasses.replace(each, start=max(each.start, reached)))
-            reached = each.stop
+    for stretch in sorted(candidates, key=lambda part: (part.start, -part.stop)):
+        if stretch.stop > reached:
+            chosen.append(dataclasses.replace(stretch, start=max(stretch.start, reached)))
+            reached = stretch.stop
     return chosen
 
 
@@ -94,17 +94,17 @@ def prefix(
     And no pack of which all trials are `end` or later.
     """
     stop = len(audit.packs) if end is None else bisect.bisect_left(audit.packs, (end,))
-    for each in there:
-        if each.stop <= start:
+    for stretch in there:
+        if stretch.stop <= start:
             continue
-        for place in range(start, min(each.start, stop)):
+        for place in range(start, min(stretch.start, stop)):
             if audit.packs[place] not in missed:
                 return
             yield Stretch(None, place, place + 1)
-        if each.start >= stop:
+        if stretch.start >= stop:
             return
-        yield Stretch(each.file, max(each.start, start), min(each.stop, stop))
-        start = each.stop
+        yield Stretch(stretch.file, max(stretch.start, start), min(stretch.stop, stop))
+        start = stretch.stop
     for place in range(start, stop):
         if audit.packs[place] not in missed:
             return
@@ -175,7 +175,7 @@ class Groups:
     def due(self) -> list[Gathering]:
         """What is to be gathered now; told once."""
         groups, self._due = sorted(self._due), set()
-        return [each for group in groups for each in self._gatherings(group)]
+        return [gathering for group in groups for gathering in self._gatherings(group)]
 
     def gathered(self, done: Gathering) -> None:
         """These packs are in one file."""
@@ -197,8 +197,8 @@ class Groups:
             else:
                 runs.append([part])
         for run in runs:
-            found = Gathering(tuple(run), frozenset(files))
-            first, last = found.bounds(self._audit)
+            whole = Gathering(tuple(run), frozenset(files))
+            first, last = whole.bounds(self._audit)
             inside = frozenset(f for f in files if first <= f[0] and f[1] <= last)
             if run[-1].stop - run[0].start >= min(FEWEST, self._size) and len(inside) > 1:
-                yield Gathering(found.parts, inside)
+                yield Gathering(whole.parts, inside)

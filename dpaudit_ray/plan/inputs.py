@@ -37,13 +37,13 @@ def of(sweep: Sweep) -> tuple[InputFile, ...]:
     Raises:
         DataError: a file is there and cannot be read.
     """
-    found = dict.fromkeys(path for path in _files(sweep.cells) if path.is_file())
-    return tuple(InputFile(str(path), _digest(path)) for path in found)
+    paths = dict.fromkeys(path for path in _files(sweep.cells) if path.is_file())
+    return tuple(InputFile(str(path), _digest(path)) for path in paths)
 
 
-def of_cell(cell: Cell, known: tuple[InputFile, ...]) -> list[str]:
+def of_cell(cell: Cell, files: tuple[InputFile, ...]) -> list[str]:
     """SHA-256 of the files that one audit reads, of those that are `known` for its sweep."""
-    digests = {file.file: file.sha256 for file in known}
+    digests = {file.file: file.sha256 for file in files}
     return [digests[str(path)] for path in _files([cell]) if str(path) in digests]
 
 

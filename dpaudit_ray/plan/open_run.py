@@ -67,7 +67,7 @@ def open_run(
     """Starts, resumes or extends a run: writes what is missing and returns the plan.
 
     Raises:
-        RunDirectoryError: see `preview`; also when the directory cannot be written.
+        RunDirectoryError: what `preview` raises, and where the directory cannot be written.
     """
     plan = preview(sweep, run, accept_changed_code, tell)
     run.require_writable()

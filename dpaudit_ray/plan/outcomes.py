@@ -121,8 +121,8 @@ def read(run: RunDirectory, plan: Plan) -> Outcomes:
         RunDirectoryError: the file is damaged.
     """
     try:
-        found = _FILE_TYPE.validate_python(run.read_json(FILE) or {}, strict=False)
-        _check(found, plan)
+        content = _FILE_TYPE.validate_python(run.read_json(FILE) or {}, strict=False)
+        _check(content, plan)
     except (RunDirectoryError, ValueError) as error:
         if isinstance(error.__cause__, OSError):  # it says nothing about what is in it
             raise
@@ -130,14 +130,14 @@ def read(run: RunDirectory, plan: Plan) -> Outcomes:
             f"{run.location}/{FILE} is damaged ({strangers.why(error)}); delete it: what "
             "failed is then run again, and the rest is made again from the scores"
         ) from error
-    return found
+    return content
 
 
 def _check(outcomes: Outcomes, plan: Plan) -> None:
     """Raises ValueError for what is not of this plan."""
     for failed in outcomes.failed_packs:
-        known = 0 <= failed.audit < len(plan.audits)
-        if not known or (failed.first, failed.last) not in plan.audits[failed.audit].packs:
+        exists = 0 <= failed.audit < len(plan.audits)
+        if not exists or (failed.first, failed.last) not in plan.audits[failed.audit].packs:
             raise ValueError(f"no pack {failed.first}-{failed.last} in audit {failed.audit}")
     trials = {audit.id: audit.trials for audit in plan.audits}
     for kind in outcomes.missed:
@@ -159,11 +159,11 @@ class Record:
 
     def add_parts(self, parts: Iterable[Failure]) -> None:
         """Adds parts that failed; one that is known already stays. Raises StorageError."""
-        known = {(part.preparation, part.part): part for part in self._content.failed_parts}
+        entries = {(part.preparation, part.part): part for part in self._content.failed_parts}
         for failure in parts:
             entry = _failed_part(self._plan, failure)
-            known.setdefault((entry.preparation, entry.part), entry)
-        self._replace(failed_parts=tuple(known.values()))
+            entries.setdefault((entry.preparation, entry.part), entry)
+        self._replace(failed_parts=tuple(entries.values()))
 
     def set_derived(
         self, sweep: Sweep, missed: Iterable[MissedTrials], decided: Mapping[int, int]
@@ -319,12 +319,12 @@ def output_folder(run: RunDirectory, kind: MissedTrials) -> str:
 def missed_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
     """One line per audit and way of failing of trials that were missed one by one."""
     labels = {audit.id: audit.label for audit in plan.audits}
-    for each in read(run, plan).missed:
-        which = f"trial {each.first}" if each.trials == 1 else f"{each.trials} trials"
-        first = "" if each.trials == 1 else f", trial {each.first} first"
+    for kind in read(run, plan).missed:
+        which = f"trial {kind.first}" if kind.trials == 1 else f"{kind.trials} trials"
+        first = "" if kind.trials == 1 else f", trial {kind.first} first"
         yield (
-            f"{labels[each.audit]}: {which} failed and counted as missed: "
-            f"{printable(each.message)}{first}; output in {output_folder(run, each)}"
+            f"{labels[kind.audit]}: {which} failed and counted as missed: "
+            f"{printable(kind.message)}{first}; output in {output_folder(run, kind)}"
         )
 
 
@@ -350,11 +350,11 @@ def part_line(labels: list[str], failure: Failure) -> str:
 def preparation_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
     """Lines for who asks how far a run is: of each preparation that is not complete."""
     yield from part_lines(failed_parts(run, plan), plan)
-    for each in preparing.entries(run, plan):
-        if each["done"] < each["parts"]:
-            first, *more = each["audits"]
+    for entry in preparing.entries(run, plan):
+        if entry["done"] < entry["parts"]:
+            first, *more = entry["audits"]
             others = f" and {len(more)} more" * bool(more)
-            yield f"{first}{others}: {each['done']} of {each['parts']} parts prepared"
+            yield f"{first}{others}: {entry['done']} of {entry['parts']} parts prepared"
 
 
 def _waiting(part: Pack) -> tuple[int, ...]:
@@ -363,8 +363,8 @@ def _waiting(part: Pack) -> tuple[int, ...]:
 
 def _failed_pack(failure: Failure) -> _FailedPack:
     pack = failure.pack
-    told = failure.kind, failure.message, failure.traceback
-    return _FailedPack(pack.audit, pack.first, pack.last, *told)
+    what = failure.kind, failure.message, failure.traceback
+    return _FailedPack(pack.audit, pack.first, pack.last, *what)
 
 
 def _failed_part(plan: Plan, failure: Failure) -> _FailedPart:

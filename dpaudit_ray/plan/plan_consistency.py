@@ -48,8 +48,8 @@ def check_audit(audit: PlannedAudit, index: int) -> None:
     whole = [first for first, _ in audit.packs] == starts[:-1] and starts[-1] == audit.trials
     if not whole or any(last < first for first, last in audit.packs):
         raise ValueError(f"the packs of {audit.id} do not make up its {audit.trials} trials")
-    each = audit.canaries
-    if each < 0 or (each and any((last + 1) % each for _, last in audit.packs)):
+    canaries = audit.canaries
+    if canaries < 0 or (canaries and any((last + 1) % canaries for _, last in audit.packs)):
         raise ValueError(f"the packs of {audit.id} hold no whole trainings")
     if sorted({*audit.declared, audit.trials}) != list(audit.declared) or audit.declared[0] < 0:
         raise ValueError(f"{audit.id} declared {audit.declared}, which do not rise to its trials")
@@ -61,16 +61,16 @@ def check_audit(audit: PlannedAudit, index: int) -> None:
         _FINGERPRINT.fullmatch(awaited.id) and 1 <= awaited.parts <= MAX_PARTS
     ):
         raise ValueError(f"{audit.id} waits for {awaited.parts} parts of {awaited.id!r:.60}")
-    asked = audit.claimed
-    for training in asked or ():
+    claimed = audit.claimed
+    for training in claimed or ():
         noise, rate, releases = training.noise_multiplier, training.sample_rate, training.releases
         if not (0 < noise < math.inf and 0 < rate <= 1 and releases >= 0):
             raise ValueError(
                 f"no training has noise {noise:g}, a sample rate of {rate:g}, {releases} releases"
             )
-    if not audit.claims or {len(one) for one in (*audit.claims.values(), asked or steps)} != {
-        len(steps)
-    }:
+    if not audit.claims or {
+        len(values) for values in (*audit.claims.values(), claimed or steps)
+    } != {len(steps)}:
         raise ValueError(f"the claims of {audit.id} do not fit its {len(steps)} steps")
 
 
@@ -114,31 +114,31 @@ def estimates(sweep: Sweep, plan: Plan) -> int:
 
 
 def check_estimates(
-    estimates: pd.DataFrame, plan: Plan, run: RunDirectory, own: Collection[str] = ()
+    estimates: pd.DataFrame, plan: Plan, run: RunDirectory, more_names: Collection[str] = ()
 ) -> None:
     """Every row is of an audit, step, accountant and claim of the plan, in words that are known.
 
-    `own` are the estimators that the sweep names, and those of its exact mechanisms.
+    `more_names` are the estimators that the sweep names, and those of its exact mechanisms.
 
     Raises:
         RunDirectoryError: one is not.
     """
-    known = {
+    claims_of = {
         (audit.id, step, name): claim
         for audit in plan.audits
         for name, values in audit.claims.items()
         for step, claim in zip(audit.horizons, values, strict=True)
     }
-    names = {*stats.estimators(), *own}
+    names = {*stats.estimators(), *more_names}
     worded = [("status", {*Status}), ("estimator", names), ("free_estimator", {"", *names})]
     for column, words in worded:
-        for found in set(estimates[column]) - words:
+        for word in set(estimates[column]) - words:
             raise RunDirectoryError(
-                f"{run.location}/estimates.parquet has {found!r:.60} as {column}; {_REBUILD}"
+                f"{run.location}/estimates.parquet has {word!r:.60} as {column}; {_REBUILD}"
             )
     places = zip(estimates["audit"], estimates["step"], estimates["accountant"], strict=True)
     for place, claim in zip(places, estimates["epsilon_upper"], strict=True):
-        if known.get(place) != claim:
+        if claims_of.get(place) != claim:
             raise RunDirectoryError(
                 f"{run.location}/estimates.parquet is not of this plan ({place[0]!r:.60} after "
                 f"step {place[1]}, claim {claim:.6g}); {_REBUILD}"
@@ -168,9 +168,13 @@ def _lacks_data(cell: Cell) -> bool:
 
 def _filled(cell: Cell, audit: PlannedAudit) -> Cell:
     telling = (cell.mechanism, *cell.mechanism.claim_parts)
-    known = not any(isinstance(part, Unread) for part in telling)
-    lacking = known and audit.claimed is not None and _lacks_data(cell)
-    if known and (audit.claimed is None or not isinstance(cell.adversary, Unread)) and not lacking:
+    all_read = not any(isinstance(part, Unread) for part in telling)
+    lacking = all_read and audit.claimed is not None and _lacks_data(cell)
+    if (
+        all_read
+        and (audit.claimed is None or not isinstance(cell.adversary, Unread))
+        and not lacking
+    ):
         return cell
     mechanism = Recorded(
         name=cell.mechanism.name,

@@ -79,21 +79,21 @@ def _declared(trials: int, before: tuple[int, ...], extends: bool) -> tuple[int,
 
 def earlier_pack_size(cell: Cell, sweep: Sweep) -> int:
     """As versions up to 0.1.0 had it, in whose plans large models came in packs of 256, too."""
-    each, model = cell.adversary.canaries, getattr(cell.mechanism, "model", None)
+    canaries, model = cell.adversary.canaries, getattr(cell.mechanism, "model", None)
     if sweep.resources.pack_size != "auto" or not isinstance(model, Model):
         return pack_size(cell, sweep)
-    return max(PACK // each, 1) * each
+    return max(PACK // canaries, 1) * canaries
 
 
 def pack_size(cell: Cell, sweep: Sweep) -> int:
     """Trials of a pack: whole trainings. Raises SpecError where they do not fit into one."""
-    size, each = sweep.resources.pack_size, cell.adversary.canaries
+    size, canaries = sweep.resources.pack_size, cell.adversary.canaries
     if size == "auto":
-        return max(cell.mechanism.auto_pack_size // each, 1) * each
-    if size % each and cell.mechanism.sampled:
+        return max(cell.mechanism.auto_pack_size // canaries, 1) * canaries
+    if size % canaries and cell.mechanism.sampled:
         raise SpecError(
             "resources.pack_size",
-            f"is {size}, but each training has {each} canaries, a trial each, and a pack holds "
-            f"whole trainings; use {-(-size // each) * each}",
+            f"is {size}, but each training has {canaries} canaries, a trial each, and a pack holds "
+            f"whole trainings; use {-(-size // canaries) * canaries}",
         )
     return size

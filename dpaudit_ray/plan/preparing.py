@@ -23,30 +23,30 @@ def planned(cell: Cell, seed: int, files: tuple[InputFile, ...]) -> PlannedPrepa
     Raises:
         SpecError: more parts than there may be, or none.
     """
-    found = cell.mechanism.preparation(cell.adversary)
-    if found is None:
+    preparation = cell.mechanism.preparation(cell.adversary)
+    if preparation is None:
         return None
-    if not 1 <= found.parts <= MAX_PARTS:
+    if not 1 <= preparation.parts <= MAX_PARTS:
         raise SpecError(
             "mechanism.name",
-            f"{cell.mechanism.name} has a preparation of {found.parts} parts; "
+            f"{cell.mechanism.name} has a preparation of {preparation.parts} parts; "
             f"it must have 1 to {MAX_PARTS}",
         )
-    known = [found.identity, found.parts, seed, inputs.of_cell(cell, files)]
-    text = json.dumps(known, sort_keys=True, separators=(",", ":"))
-    return PlannedPreparation(hashlib.sha256(text.encode()).hexdigest()[:32], found.parts)
+    identity = [preparation.identity, preparation.parts, seed, inputs.of_cell(cell, files)]
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return PlannedPreparation(hashlib.sha256(text.encode()).hexdigest()[:32], preparation.parts)
 
 
 def all_parts(plan: Plan, audits: Iterable[int]) -> list[Part]:
     """All parts that these audits wait for; those that several share, once."""
     waiting: dict[PlannedPreparation, list[int]] = {}
     for index in audits:
-        if (found := plan.audits[index].preparation) is not None:
-            waiting.setdefault(found, []).append(index)
+        if (preparation := plan.audits[index].preparation) is not None:
+            waiting.setdefault(preparation, []).append(index)
     return [
         Part(those[0], part, part, tuple(those))
-        for each, those in waiting.items()
-        for part in range(each.parts)
+        for awaited, those in waiting.items()
+        for part in range(awaited.parts)
     ]
 
 
@@ -54,34 +54,40 @@ def left(run: RunDirectory, plan: Plan, packs: Iterable[Pack]) -> list[Part]:
     """The parts that are not done, and that these packs wait for, or audits without any."""
     waiting = dict.fromkeys(pack.audit for pack in packs)
     waiting |= dict.fromkeys(i for i, audit in enumerate(plan.audits) if not audit.packs)
-    found = all_parts(plan, waiting)
-    done = {each: run.parts(each) for each in {name(plan, part) for part in found}}
-    return [part for part in found if part.first not in done[name(plan, part)]]
+    parts = all_parts(plan, waiting)
+    done = {
+        identifier: run.parts(identifier) for identifier in {name(plan, part) for part in parts}
+    }
+    return [part for part in parts if part.first not in done[name(plan, part)]]
 
 
 def done(run: RunDirectory, audit: PlannedAudit) -> int:
     """How many parts of an audit's preparation are done."""
-    known = audit.preparation
-    return 0 if known is None else len(run.parts(known.id).keys() & range(known.parts))
+    preparation = audit.preparation
+    return (
+        0
+        if preparation is None
+        else len(run.parts(preparation.id).keys() & range(preparation.parts))
+    )
 
 
 def name(plan: Plan, part: Pack) -> str:
     """The id of the preparation that a part belongs to."""
-    found = plan.audits[part.audit].preparation
-    assert found is not None
-    return found.id
+    preparation = plan.audits[part.audit].preparation
+    assert preparation is not None
+    return preparation.id
 
 
 def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
     """Each preparation as plain JSON: its id, the labels of its audits, its parts, those done."""
-    found: dict[str, dict[str, Any]] = {}
+    by_id: dict[str, dict[str, Any]] = {}
     for audit in plan.audits:
-        if (known := audit.preparation) is not None:
-            if known.id not in found:
-                entry = {"id": known.id, "audits": [], "parts": known.parts}
-                found[known.id] = entry | {"done": done(run, audit)}
-            found[known.id]["audits"].append(audit.label)
-    return list(found.values())
+        if (preparation := audit.preparation) is not None:
+            if preparation.id not in by_id:
+                entry = {"id": preparation.id, "audits": [], "parts": preparation.parts}
+                by_id[preparation.id] = entry | {"done": done(run, audit)}
+            by_id[preparation.id]["audits"].append(audit.label)
+    return list(by_id.values())
 
 
 def set_aside(run: RunDirectory, plan: Plan, part: Part) -> str:

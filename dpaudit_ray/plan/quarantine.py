@@ -35,14 +35,14 @@ def set_aside(
         StorageError, RunDirectoryError: a file cannot be read.
         LeaseLostError: another driver took over.
     """
-    found = aside = 0
+    damaged = aside = 0
     for audit in plan.audits:
         for first, last in _damaged(run, audit, thorough):
-            if not found:
+            if not damaged:
                 run.set_complete(False)
-            found += 1
+            damaged += 1
             place = run.set_aside(audit.id, first, last)
-            if found <= NAMED:
+            if damaged <= NAMED:
                 tell(
                     f"{run.location}/scores/{audit.id}/{first}-{last}.parquet is damaged: set "
                     f"aside as {place.rpartition('/')[2]}, its trials are run again"
@@ -54,9 +54,9 @@ def set_aside(
             f"{plan.audits[part.audit].label}: {part.what} is damaged: set aside as "
             f"{place.rpartition('/')[2]}, and made again"
         )
-    if found > NAMED:
-        tell(f"{found - NAMED} more score files are damaged: set aside, and run again")
-    return found + aside
+    if damaged > NAMED:
+        tell(f"{damaged - NAMED} more score files are damaged: set aside, and run again")
+    return damaged + aside
 
 
 def _damaged_parts(run: RunDirectory, plan: Plan, thorough: bool) -> Iterator[Part]:
@@ -85,13 +85,13 @@ def _damaged(run: RunDirectory, audit: PlannedAudit, thorough: bool) -> Iterator
     yield from sorted(small)
     there = compaction.resolved(audit.packs, sizes.keys() - small)
     read_soon = set() if thorough else {s.file for s in compaction.prefix(audit, there, ())}
-    asked = [file for s in there if (file := s.file) is not None and file not in read_soon]
+    unread = [file for s in there if (file := s.file) is not None and file not in read_soon]
     is_good = (
         functools.partial(_readable, steps=len(audit.horizons)) if thorough else RunDirectory.whole
     )
     with ThreadPoolExecutor(READERS, thread_name_prefix="quarantine") as readers:
-        good = readers.map(lambda file: is_good(run, audit.id, *file), asked)
-        yield from (file for file, fine in zip(asked, good, strict=True) if not fine)
+        good = readers.map(lambda file: is_good(run, audit.id, *file), unread)
+        yield from (file for file, fine in zip(unread, good, strict=True) if not fine)
 
 
 def _readable(run: RunDirectory, audit: str, first: int, last: int, steps: int) -> bool:

@@ -65,11 +65,11 @@ def kept(sweep: Sweep, plan: Plan | None, run: RunDirectory) -> Sweep:
     """
     if plan is None or plan.fingerprint != sweep.fingerprint:
         return sweep
-    asked = {cell.audit.trials for cell in sweep.cells if cell.mechanism.sampled}
+    wanted = {cell.audit.trials for cell in sweep.cells if cell.mechanism.sampled}
     there = {audit.trials for audit in plan.audits if audit.trials}
     by_grid = any(key.startswith("audit") for key in sweep.raw.get("grid") or ())
     if (
-        not (len(asked) == len(there) == 1 and min(asked) < min(there))
+        not (len(wanted) == len(there) == 1 and min(wanted) < min(there))
         or by_grid
         or not run.complete
     ):

@@ -105,9 +105,9 @@ def read_stretch(run: RunDirectory, plan: Plan, index: int, packs: Stretch) -> C
 
 def _moved(run: RunDirectory, audit: PlannedAudit, packs: Stretch) -> Bounds | None:
     """The file that holds these packs now, None where none does."""
-    for each in compaction.stored(run, audit):
-        if each.start <= packs.start and packs.stop <= each.stop:
-            return each.file
+    for stretch in compaction.stored(run, audit):
+        if stretch.start <= packs.start and packs.stop <= stretch.stop:
+            return stretch.file
     return None
 
 
@@ -123,7 +123,7 @@ def in_order(
     read: Callable[[Stretch], ConsumedPack],
     packs: Iterable[Stretch],
     most: int,
-    kept: Callable[[Stretch], ConsumedPack | None] = lambda each: None,
+    kept: Callable[[Stretch], ConsumedPack | None] = lambda stretch: None,
 ) -> Iterator[ConsumedPack]:
     """What `kept` or else `read` gives for each, in this order; several are read at once.
 
@@ -133,9 +133,9 @@ def in_order(
         collections.deque()
     )
     ahead = 0
-    for each in packs:
-        size = each.stop - each.start
-        waiting.append((size, kept(each) or _readers().submit(read, each)))
+    for stretch in packs:
+        size = stretch.stop - stretch.start
+        waiting.append((size, kept(stretch) or _readers().submit(read, stretch)))
         ahead += size
         while waiting and (len(waiting) >= UNDERWAY or ahead > most):
             size, pack = waiting.popleft()
@@ -194,11 +194,11 @@ def up_to_looks(
     Asked again after each part, so it may rise. Bounds are looked at after packs, and not after
     the files that happen to hold them.
     """
-    for each in packs:
-        first = each.first
-        while first <= each.last:
+    for pack in packs:
+        first = pack.first
+        while first <= pack.last:
             end = audit.packs[compaction.number(audit, max(due() - 1, first))][1]
-            yield each.part(first, min(end, each.last))
+            yield pack.part(first, min(end, pack.last))
             first = end + 1
 
 
@@ -273,8 +273,8 @@ class Trials:
                 for name, values in pack.utility.items():
                     utility.setdefault(name, np.full((n, k), math.nan))[here] = values
             reached = pack.last + 1
-        found = cls(audit.horizons, members, scores, missed, utility)
-        return found._of(slice(reached))
+        whole = cls(audit.horizons, members, scores, missed, utility)
+        return whole._of(slice(reached))
 
     @property
     def shown(self) -> Trials:

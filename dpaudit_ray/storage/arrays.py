@@ -31,17 +31,17 @@ _MOST = 2**20  # rows
 _PIECE = 2**26  # bytes of a row: a page of Parquet holds less than 2**31
 
 
-def checked(found: Any, whose: str) -> Arrays:
+def checked(arrays: Any, whose: str) -> Arrays:
     """`found`, if it is arrays of numbers by name; `whose` says of what in the TypeError else."""
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{whose} gave a {type(found).__name__}, not arrays by name")
-    for name, array in found.items():
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"{whose} gave a {type(arrays).__name__}, not arrays by name")
+    for name, array in arrays.items():
         if not isinstance(name, str) or not isinstance(array, np.ndarray):
             kind = type(array).__name__
             raise TypeError(f"{whose} gave a {kind} as {name!r:.40}, not a NumPy array by name")
         if array.dtype.kind not in _KINDS:
             raise TypeError(f"{whose} gave {name} of type {array.dtype}; it must hold numbers")
-    return dict(found)
+    return dict(arrays)
 
 
 def encoded(arrays: Arrays) -> bytes:
@@ -63,12 +63,12 @@ def decoded(content: bytes) -> Arrays:
     return {name: _array(b"".join(parts), *kinds[name]) for name, parts in pieces.items()}
 
 
-def same(one: Arrays, other: Arrays) -> bool:
+def same(left: Arrays, right: Arrays) -> bool:
     """Whether both hold the same arrays, bit for bit."""
-    return one.keys() == other.keys() and all(
+    return left.keys() == right.keys() and all(
         (array.dtype, array.shape, array.tobytes())
-        == (other[name].dtype, other[name].shape, other[name].tobytes())
-        for name, array in one.items()
+        == (right[name].dtype, right[name].shape, right[name].tobytes())
+        for name, array in left.items()
     )
 
 

@@ -62,9 +62,9 @@ class Bucket:
             StrangeFileError: it has more than `most` bytes.
         """
         try:
-            found = self._ask(obstore.get, name)
-            strangers.require_size(found.meta["size"], most)
-            return bytes(self._call(found.bytes))
+            answer = self._ask(obstore.get, name)
+            strangers.require_size(answer.meta["size"], most)
+            return bytes(self._call(answer.bytes))
         except FileNotFoundError:
             return None
 
@@ -134,8 +134,8 @@ class Bucket:
         if not recursive:
             return list(self.sizes(folder))
         stream = self._call(obstore.list, self._store, folder or None)
-        found = [entry for page in self._pages(stream) for entry in page]
-        return [str(entry["path"]).rpartition("/")[2] for entry in found]
+        entries = [entry for page in self._pages(stream) for entry in page]
+        return [str(entry["path"]).rpartition("/")[2] for entry in entries]
 
     def sizes(self, folder: str) -> dict[str, int]:
         """The objects in `folder` and their bytes, by one listing."""
@@ -143,21 +143,21 @@ class Bucket:
 
     def stamps(self, folder: str) -> list[tuple[str, int, int]]:
         """The objects in `folder`, their bytes and when they were last changed (ns), by name."""
-        found = self._call(obstore.list_with_delimiter, self._store, folder or None)
+        listing = self._call(obstore.list_with_delimiter, self._store, folder or None)
         return sorted(
             (
                 str(entry["path"]).rpartition("/")[2],
                 entry["size"],
                 int(entry["last_modified"].timestamp() * 1e9),
             )
-            for entry in found["objects"]
+            for entry in listing["objects"]
         )
 
     def paths(self, depth: int) -> list[str]:
         """Every object, by its path from here; what lies deeper than `depth` folders is one."""
         stream = self._call(obstore.list, self._store)
-        found = (str(entry["path"]) for page in self._pages(stream) for entry in page)
-        return sorted({path if path.count("/") < depth else _cut(path, depth) for path in found})
+        paths = (str(entry["path"]) for page in self._pages(stream) for entry in page)
+        return sorted({path if path.count("/") < depth else _cut(path, depth) for path in paths})
 
     @contextlib.contextmanager
     def locked(self, name: str, *, alone: bool) -> Iterator[bool]:

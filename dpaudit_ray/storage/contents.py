@@ -37,12 +37,14 @@ class Contents:
     """Knows the files of a run with these ids of audits and preparations."""
 
     def __init__(self, audits: Collection[str], preparations: Collection[str]) -> None:
-        one, other = ("|".join(map(re.escape, ids)) or "(?!)" for ids in (audits, preparations))
-        self._inside = re.compile(
-            rf"scores/(?:{one})/{_PACK}\.parquet|checkpoints/(?:{one})/{_PACK}-{_NUMBER}\.parquet"
-            rf"|preparations/(?:{other})/{_NUMBER}\.parquet"
+        audit, preparation = (
+            "|".join(map(re.escape, ids)) or "(?!)" for ids in (audits, preparations)
         )
-        self._told = re.compile(rf"missed/(?:{one})/{_NUMBER}\.txt")
+        self._inside = re.compile(
+            rf"scores/(?:{audit})/{_PACK}\.parquet|checkpoints/(?:{audit})/{_PACK}-{_NUMBER}\.parquet"
+            rf"|preparations/(?:{preparation})/{_NUMBER}\.parquet"
+        )
+        self._told = re.compile(rf"missed/(?:{audit})/{_NUMBER}\.txt")
 
     def kind(self, path: str) -> Kind:
         """What the file at this path from the run directory is."""
@@ -57,5 +59,5 @@ class Contents:
 
 def digest(path: str) -> str:
     """The SHA-256 that the name of a copy of a module states."""
-    found = _CODE.fullmatch(path)
-    return "" if found is None else found[1]
+    match = _CODE.fullmatch(path)
+    return "" if match is None else match[1]

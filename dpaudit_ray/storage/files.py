@@ -108,14 +108,14 @@ class Folder:
     def stamps(self, folder: str) -> list[tuple[str, int, int]]:
         """The files in `folder`, their bytes and when they were last changed (ns), by name."""
         files = [(entry.name, entry.stat()) for entry in self._entries(folder) if entry.is_file()]
-        return sorted((name, found.st_size, found.st_mtime_ns) for name, found in files)
+        return sorted((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
     def paths(self, depth: int) -> list[str]:
         """Every file, by its path from here; what lies deeper than `depth` folders is one.
 
         So is a folder that a link leads out to.
         """
-        found: list[str] = []
+        paths: list[str] = []
         folders = [""]
         for _ in range(depth):
             below: list[str] = []
@@ -123,9 +123,9 @@ class Folder:
                 for entry in self._entries(folder):
                     name = f"{folder}{entry.name}"
                     inside = entry.is_dir() and not self.leads_out(name)
-                    (below if inside else found).append(f"{name}/" if inside else name)
+                    (below if inside else paths).append(f"{name}/" if inside else name)
             folders = below
-        return sorted([*found, *folders])
+        return sorted([*paths, *folders])
 
     @contextlib.contextmanager
     def locked(self, name: str, *, alone: bool) -> Iterator[bool]:

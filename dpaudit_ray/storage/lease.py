@@ -251,10 +251,10 @@ def holder(run: RunDirectory, wait: float = 2 * BEAT_SECONDS + 2) -> Holder | No
         return None
     entry = seen if isinstance(seen, dict) else {}
     pid = entry.get("pid") if isinstance(entry.get("pid"), int) else None
-    found = Holder(str(entry.get("host", "?")), pid)
-    known = {key: entry.get(key) for key in ("pid", "started")}
-    if pid is not None and found.host == socket.gethostname() and _process(pid) == known:
-        return found
+    driver = Holder(str(entry.get("host", "?")), pid)
+    process = {key: entry.get(key) for key in ("pid", "started")}
+    if pid is not None and driver.host == socket.gethostname() and _process(pid) == process:
+        return driver
     began = time.monotonic()
     while (waited := time.monotonic() - began) < wait:
         time.sleep(min(0.25, wait / 4))
@@ -262,5 +262,5 @@ def holder(run: RunDirectory, wait: float = 2 * BEAT_SECONDS + 2) -> Holder | No
         if now is None:
             return None
         if now != seen:
-            return found
-    return dataclasses.replace(found, silent=max(waited, 1))
+            return driver
+    return dataclasses.replace(driver, silent=max(waited, 1))

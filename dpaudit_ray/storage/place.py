@@ -154,11 +154,11 @@ class Place:
 
     # Arrays -------------------------------------------------------------------------------
 
-    def _create_arrays(self, name: str, found: Arrays) -> None:
+    def _create_arrays(self, name: str, content_arrays: Arrays) -> None:
         """Writes a file of arrays once; StorageError where others are stored under its name."""
-        content = arrays.encoded(found)
+        content = arrays.encoded(content_arrays)
         there = self._try(name, self._folder.create, name, content, self._passage)
-        if there is None or arrays.same(found, self._read_arrays(name)):
+        if there is None or arrays.same(content_arrays, self._read_arrays(name)):
             return
         raise StorageError(
             f"{self.location}/{name} was written by somebody else, and is never replaced (this try "

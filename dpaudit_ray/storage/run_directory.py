@@ -140,7 +140,7 @@ class RunDirectory(Place):
     def outputs(self, audit: str) -> set[int]:
         """The missed trials of which that is kept."""
         names = self._list(self._folder.names, self.output_folder(audit))
-        return {int(found[1]) for name in names if (found := _OUTPUT.fullmatch(name))}
+        return {int(match[1]) for name in names if (match := _OUTPUT.fullmatch(name))}
 
     @staticmethod
     def output_folder(audit: str) -> str:
@@ -169,8 +169,8 @@ class RunDirectory(Place):
     def parts(self, preparation: str) -> dict[int, int]:
         """The parts of a preparation that are done, and the bytes of each."""
         sizes = self._list(self._folder.sizes, f"preparations/{preparation}")
-        known = ((_PART.fullmatch(name), size) for name, size in sizes.items())
-        return {int(found[1]): size for found, size in known if found}
+        matches = ((_PART.fullmatch(name), size) for name, size in sizes.items())
+        return {int(match[1]): size for match, size in matches if match}
 
     def whole_part(self, preparation: str, part: int) -> bool:
         """Whether a part begins and ends as Parquet does; see `whole`."""
@@ -197,8 +197,8 @@ class RunDirectory(Place):
     def checkpoints(self, audit: str) -> Iterator[tuple[Bounds, int]]:
         """First and last trial of each pack that has some, and the step of each."""
         for name in self._list(self._folder.names, f"checkpoints/{audit}"):
-            if found := _CHECKPOINT.fullmatch(name):
-                first, last, step = map(int, found.groups())
+            if match := _CHECKPOINT.fullmatch(name):
+                first, last, step = map(int, match.groups())
                 yield (first, last), step
 
     # Results ------------------------------------------------------------------------------

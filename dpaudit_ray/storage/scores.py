@@ -104,9 +104,9 @@ class PackScores:
     @property
     def lost(self) -> npt.NDArray[np.bool_]:
         """Which trials were missed, bool [n]."""
-        found = np.zeros(len(self.members), dtype=np.bool_)
-        found[[trial - self.first for trial in self.missed]] = True
-        return found
+        missed = np.zeros(len(self.members), dtype=np.bool_)
+        missed[[trial - self.first for trial in self.missed]] = True
+        return missed
 
     def part(self, first: int, last: int) -> PackScores:
         """Trials `first` to `last` of these."""
@@ -129,7 +129,7 @@ class PackScores:
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays."""
-        return sum(one.nbytes for one in (self.members, self.scores, *self.utility.values()))
+        return sum(column.nbytes for column in (self.members, self.scores, *self.utility.values()))
 
     def difference(self, again: PackScores) -> str | None:
         """The first trial that has another score there, bit for bit, in words; None for none.
@@ -164,11 +164,13 @@ class PackScores:
             pa.array(np.repeat(trials, k)),
             pa.array(np.repeat(self.members, k)),
             pa.array(np.tile(np.asarray(self.steps, dtype=np.int32), n)),
-            *(pa.array(one.reshape(-1), from_pandas=False) for one in self._values),
+            *(pa.array(column.reshape(-1), from_pandas=False) for column in self._values),
         ]
         if self.missed:
-            told = np.array([self.missed.get(trial, "") for trial in trials.tolist()], dtype=object)
-            columns.append(pa.array(np.repeat(told, k), pa.string()))
+            reasons = np.array(
+                [self.missed.get(trial, "") for trial in trials.tolist()], dtype=object
+            )
+            columns.append(pa.array(np.repeat(reasons, k), pa.string()))
         return pa.Table.from_arrays(columns, schema=_schema(self.utility, bool(self.missed)))
 
     def digest(self, audit: str) -> str:
@@ -177,12 +179,12 @@ class PackScores:
         Page checksums tell of a disk's mistakes; this tells of numbers that somebody has changed.
         """
         missed = sorted((int(trial), why) for trial, why in self.missed.items())
-        told = [audit, int(self.first), [*map(int, self.steps)], sorted(self.utility), missed]
-        found = hashlib.sha256(json.dumps(told).encode())
-        found.update(np.asarray(self.members, dtype=np.bool_).tobytes())
+        head = [audit, int(self.first), [*map(int, self.steps)], sorted(self.utility), missed]
+        sha256 = hashlib.sha256(json.dumps(head).encode())
+        sha256.update(np.asarray(self.members, dtype=np.bool_).tobytes())
         for column in self._values:
-            found.update(np.asarray(column, dtype="<f8").tobytes())
-        return found.hexdigest()
+            sha256.update(np.asarray(column, dtype="<f8").tobytes())
+        return sha256.hexdigest()
 
     def encoded(self, audit: str) -> bytes:
         """The score file."""
@@ -197,19 +199,19 @@ class PackScores:
         """The inverse of `table`; raises ValueError when rows are missing or not of this pack."""
         measured = [name for name in UTILITY if name in table.column_names]
         some = MISSED in table.column_names
-        known = table.schema.equals(_schema(measured, some))
-        if not known or any(c.null_count for c in table.columns):
+        as_written = table.schema.equals(_schema(measured, some))
+        if not as_written or any(c.null_count for c in table.columns):
             raise ValueError("its columns are not those of a score file")
         n = last - first + 1
         k = max(len(table) // n, 1)
-        told = table[MISSED].to_pylist()[::k] if some else []
+        reasons = table[MISSED].to_pylist()[::k] if some else []
         pack = cls(
             first,
             table["member"].to_numpy()[::k],
             tuple(table["step"].to_pylist()[:k]),
             np.resize(table["score"].to_numpy(), (n, k)),
             {name: np.resize(table[name].to_numpy(), (n, k)) for name in measured},
-            {trial: why for trial, why in enumerate(told, start=first) if why},
+            {trial: why for trial, why in enumerate(reasons, start=first) if why},
             stated=(table.schema.metadata or {}).get(_DIGEST, b"").decode("ascii", "replace"),
         )
         numbers = ["score", *measured]
@@ -217,16 +219,16 @@ class PackScores:
             table.drop(numbers)
         ):
             raise ValueError(f"it does not hold trials {first} to {last} of {audit}")
-        if not all(np.isnan(one[pack.lost]).all() for one in pack._values):
+        if not all(np.isnan(column[pack.lost]).all() for column in pack._values):
             raise ValueError("it has scores of trials that were missed")
         return pack
 
 
 def _schema(measured: Iterable[str], missed: bool) -> pa.Schema:
-    found = SCORE_SCHEMA
+    schema = SCORE_SCHEMA
     for name in sorted(measured, key=UTILITY.index):
-        found = found.append(pa.field(name, pa.float64()))
-    return found.append(pa.field(MISSED, pa.string())) if missed else found
+        schema = schema.append(pa.field(name, pa.float64()))
+    return schema.append(pa.field(MISSED, pa.string())) if missed else schema
 
 
 def score_frame(audit: str, packs: Iterable[PackScores]) -> pd.DataFrame:
@@ -261,14 +263,14 @@ def decoded(content: bytes, most: int | None = None) -> pa.Table:
     """
     # `pq.read_table` goes through Arrow's data sets, which takes ten times as long here.
     source = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
-    told = source.metadata
-    groups = sum(told.row_group(index).num_rows for index in range(told.num_row_groups))
+    metadata = source.metadata
+    groups = sum(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
     if most is not None:
-        strangers.require_rows(max(told.num_rows, groups), most)
+        strangers.require_rows(max(metadata.num_rows, groups), most)
     return source.read(use_threads=False)
 
 
 def frame(table: pa.Table) -> pd.DataFrame:
     """The table as pandas has it."""
-    found: pd.DataFrame = table.to_pandas()
-    return found
+    rows: pd.DataFrame = table.to_pandas()
+    return rows

@@ -24,8 +24,8 @@ def of(content: str) -> str:
 
 def holds(content: str, seal: object) -> bool:
     """Whether this user has put `seal` under `content`."""
-    known = of(content)
-    return bool(known) and isinstance(seal, str) and hmac.compare_digest(known, seal)
+    expected = of(content)
+    return bool(expected) and isinstance(seal, str) and hmac.compare_digest(expected, seal)
 
 
 def _key() -> bytes | None:

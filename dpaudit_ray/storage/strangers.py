@@ -39,9 +39,9 @@ def content(path: str, most: int) -> bytes:
     _require_regular(os.stat(path))  # a device may do something when it is only opened
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(opened, "rb") as file:
-        found = os.fstat(opened)
-        _require_regular(found)
-        require_size(found.st_size, most)
+        status = os.fstat(opened)
+        _require_regular(status)
+        require_size(status.st_size, most)
         read = file.read(most + 1)
     require_size(len(read), most)
     return read
@@ -86,10 +86,10 @@ def require_rows(rows: int, most: int) -> None:
         raise StrangeFileError(f"it has {rows:,} rows, more than the {most:,} that it may have")
 
 
-def _require_regular(found: os.stat_result) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _require_regular(status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-        kind = kinds.get(stat.S_IFMT(found.st_mode), "a device")
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
         raise StrangeFileError(f"it is {kind}, no regular file")

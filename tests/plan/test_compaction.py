@@ -344,7 +344,7 @@ def test_a_verdict_looks_after_packs_and_not_after_files(
         )[1],
     )
     opened_run = Run.open(run.location)
-    fast = verdict._tested(opened_run, 0)
+    fast = verdict._test(opened_run, 0)
     looks, seen[:] = list(seen), []
     curve = fast.curve
     slow = ClaimTest(curve, plan.audits[0].declared[0])
