@@ -132,13 +132,16 @@ def validated(model: type[S], raw: Any, key: str) -> S:
 
 
 def nested(base: type[P]) -> BeforeValidator:
-    """Annotation for a field that holds a plug-in of another kind."""
+    """Annotation for a field that holds a plug-in of another kind: named or by its options.
 
-    def build(raw: Any, info: ValidationInfo) -> P:
+    Pydantic goes on to look at the other fields where it is refused, and tells all at once.
+    """
+
+    def plugin_from_raw(raw: Any, info: ValidationInfo) -> P:
         with carried():
             return parse(base, raw, str(info.field_name))
 
-    return BeforeValidator(build)
+    return BeforeValidator(plugin_from_raw)
 
 
 class _CarriedError(ValueError):

@@ -45,8 +45,11 @@ class Accountant(ABC):
         """δ at ε, its lower end, estimate and upper end; without `both_ends` the lower may be 0."""
 
     def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[Ends]:
-        """ε after each of `steps`, which are whole numbers from 1 to `training.steps`."""
-        return [self.epsilon(training.after(count), delta, False) for count in steps]
+        """ε at δ after each of `steps`, which are whole numbers from 1 to `training.steps`.
+
+        Accountants that can share work between step counts override it.
+        """
+        return [self.epsilon(training.after(count), delta, both_ends=False) for count in steps]
 
     def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
         """ε at δ of Poisson-sampled trainings that follow each other."""

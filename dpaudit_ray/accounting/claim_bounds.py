@@ -81,7 +81,8 @@ def curve(
 ) -> Floats:
     """Upper bounds on ε of a training after each of `steps`, float64 [len(steps)].
 
-    PRV builds its grid once, for the largest step count; the others cost one call each. Raises
+    PRV builds its grid once, for the largest step count; other accountants are asked for each
+    count. Where all counts together go unanswered, each is asked alone, with the fallback. Raises
     ValueError as `epsilon`.
     """
     in_unit("delta", delta)

@@ -106,9 +106,10 @@ class PublicKnowledge(Protocol):
         """Loss of models `theta` [n, p] on examples x [m, ...], y [m]: float [n, m]."""
 
     def gradients(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
-        """Sum of these examples' gradients in models `theta` [n, p]: float [n, p].
+        """Sum over examples of the training loss's gradient in each model `theta` [n, p]: [n, p].
 
-        Each is clipped to `clip_norm`, or not at all where it is left out.
+        `x` [m, ...] and `y` [m] are the same for all models. The gradient of each example is
+        clipped to the L2 norm `clip_norm` first, or not at all where that is left out.
         """
 
     @property

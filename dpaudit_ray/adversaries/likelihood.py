@@ -67,9 +67,10 @@ def sampled_ratio(ratio: Tensor, q: float) -> Tensor:
 class Sums:
     """Base of observers that add up what steps show: [n], or [n, m] of several canaries."""
 
-    shown: Tensor
+    shown: Tensor  # what the steps so far have shown of each trial, added up
 
     def scores(self) -> Tensor:
+        """The sum so far, float [n] or [n, m]: a copy, since later steps add to it in place."""
         return self.shown.clone()
 
     def state(self) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ def complete_sweep(incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Run directories."""
+    """Completions of what is typed: paths of folders that hold the files of a run."""
     return _paths(incomplete, lambda path: all((path / name).is_file() for name in _RUN_FILES))
 
 

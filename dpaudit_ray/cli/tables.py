@@ -79,10 +79,13 @@ def show_overview(run: Run, answer: Answer | None) -> None:
 
 
 def show_answer(run: Run, answer: Answer | None) -> None:
-    """Prints the run's verdict, why, and what would help: to be read if nothing else is."""
+    """Prints the run's verdict, why, and what would help.
+
+    `answer` is None where the run has too many trials to be judged while somebody waits.
+    """
     verify = f"`dpaudit verify {run.directory.location}`"
     if answer is None:
-        terminal.explain(f"so many trials are judged by {verify}")
+        terminal.explain(f"this run has too many trials to be judged here: {verify} does")
         return
     terminal.explain(answer.sentence)
     if not answer.derived:

@@ -144,7 +144,7 @@ def device(gpu: bool = False) -> str:
 
 
 def _modules(sweep: Sweep) -> set[str]:
-    """Modules that the sweep takes from elsewhere."""
+    """Names of the modules outside of this package that the classes of the sweep come from."""
     modules = {module for cell in sweep.cells for module in cell.audit.named_modules}
     for cell in sweep.cells:
         for part in cell.parts:

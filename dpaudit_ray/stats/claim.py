@@ -143,12 +143,12 @@ class Wagers:
             self.epochs.append(np.zeros(OUTCOMES, dtype=np.int64))
 
     def _count(self, outcomes: npt.NDArray[np.int64]) -> None:
-        if self.epochs and self._placed:
+        if self.epochs and self._has_thresholds:
             self.epochs[-1] += np.bincount(outcomes, minlength=OUTCOMES)
 
     @property
-    def _placed(self) -> bool:
-        """Whether this epoch has thresholds: without them nothing is guessed."""
+    def _has_thresholds(self) -> bool:
+        """Whether this epoch of bets knows where scores lie: before that, no trial is guessed."""
         return not (math.isnan(self.centre) or math.isnan(self.spread))
 
     def _outcomes(self, scores: Scores, members: Members) -> npt.NDArray[np.int64]:

@@ -122,10 +122,11 @@ def shared_parts(labels: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def shorten_labels(labels: Sequence[str]) -> tuple[str, list[str]]:
-    """A legend, which may be empty, and labels without what it says of all of them.
+    """A legend, and each label, in order, without the parts that the legend has.
 
-    Where all labels name the same keys in one order, the legend is "audit: KEY, KEY", and the
-    labels are values.
+    The legend says what all labels share, "all: SHARED", and where they have the same keys in one
+    order, these, "audit: KEY, KEY": labels then keep values only. Where a label would become
+    empty, the legend is, and labels stay as they are.
     """
 
     def key_and_value(part: str) -> tuple[str, str]:

@@ -124,11 +124,16 @@ class PackedModel:
             warn_of_slow_way(obstacle)
 
     def _copy(self, groups: Groups | None, loops: bool) -> PackedModel:
-        """Packs the module as it is now, unchecked."""
+        """Packs the module as it is now once more, without the checks that it has passed.
+
+        Its passes run in compiled loops or without; `groups` are those of models, where they are
+        to be others than here.
+        """
         made = PackedModel(self._source, groups or self._groups)
         made._settled = True
         made._loops, made._passes.by_loops = made._loops if loops else None, loops
-        made._threaded = groups is None  # else each thread would have a group of its own
+        # Given groups are not shared out among threads: each thread would have one of its own.
+        made._threaded = groups is None
         return made
 
     def _on_meta(self, groups: Groups) -> PackedModel:
@@ -296,4 +301,5 @@ class PackedModel:
         return Groups.for_cpu(self._source, in_loops)
 
     def _cast(self, values: Tensor) -> Tensor:
+        """`values` in the dtype that passes compute in; whole numbers stay as they are."""
         return cast(values, self._compute)

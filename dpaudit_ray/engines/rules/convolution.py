@@ -182,7 +182,14 @@ class GroupedConv2dRule(Conv2dRule):
         return y.reshape(len(theta), len(x), *y.shape[1:]), x
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
-        by_group = g.reshape(len(g) * self._groups, -1, g[0, 0].numel())  # [n*B*G, o/G, T]
+        """Gradients of weights and biases of every example, of n models.
+
+        `x` [n B, channels, H, W] and the gradient at the output `g` [n B, o, H', W']. Patches end
+        with a row of ones, so that the last column of what is formed is the bias's.
+        """
+        by_group = g.reshape(
+            len(g) * self._groups, -1, g[0, 0].numel()
+        )  # [n B groups, o/groups, T]
         formed = g.new_empty(*by_group.shape[:2], self._inputs + 1)
         x = x.reshape(len(x) * self._groups, -1, *x.shape[2:])
         for rows, patches in self._patches(x):

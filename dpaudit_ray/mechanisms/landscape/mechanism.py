@@ -69,7 +69,7 @@ class Landscape(Mechanism):
 
     @property
     def auto_pack_size(self) -> int:
-        """The number of trials that take about a tenth of a second, or less."""
+        """Trials of a pack: 5,000,000 steps of trials, a tenth of a second, but 256 to 5000."""
         return max(256, min(5000, 5_000_000 // self.steps))
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:

@@ -231,7 +231,10 @@ class DerivedFiles:
             self._findings.derived["decisions"] += derived.taken.decided is not None
 
     def check_completeness(self) -> str:
-        """_SUCCESS, against the audits that have trials or parts left; how far a partial run is."""
+        """Compares _SUCCESS with the audits that have trials, or parts of preparations, left.
+
+        Returns how far the run is, "DONE of ALL trials", or "" where nothing is left.
+        """
         left = [
             audit.label for i, audit in enumerate(self._plan.audits) if not self._is_complete(i)
         ]

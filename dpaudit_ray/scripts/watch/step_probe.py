@@ -231,10 +231,13 @@ class StepWatch:
     ) -> list[dict[str, Any]]:
         """How the step's noise correlates with that of steps before, and within itself.
 
-        Tensors without noise, or of one number, say nothing; all others are brought to one scale.
+        `squares` has the sum of squared noise of each tensor over `draws` draws, which brings all
+        to one scale; tensors without noise, or of one number, say nothing. The noise is kept for
+        later steps.
 
         Returns:
-            Of each kind the pair that chance explains least, with `pairs`, how many there were.
+            Of each kind ("steps", "tensors", "neighbours") the pair that chance explains least: it
+            names two steps or tensors as `of`, and `pairs` says how many there were.
         """
         parts = []
         for part, square in zip(noise, squares, strict=True):
