@@ -115,30 +115,6 @@ def bounds_of_gram(
     )
 
 
-def mu_of_gradients(
-    gradients: npt.ArrayLike, flipped: npt.ArrayLike, clip_norm: float, noise_multiplier: float
-) -> float:
-    """Exact μ of telling two clipped gradients of one record apart, composed over steps.
-
-    Args:
-        gradients: float [steps, d] or [d], the record's clipped gradient at each step.
-        flipped: the same with the other label; at most 2 C away.
-        clip_norm: C, above 0.
-        noise_multiplier: σ, above 0.
-
-    Raises:
-        ValueError: shapes that differ, or a value outside its bounds.
-    """
-    first, second = (np.atleast_2d(np.asarray(g, np.float64)) for g in (gradients, flipped))
-    if first.shape != second.shape:
-        raise ValueError(
-            f"gradients and flipped must have one shape, got {first.shape} and {second.shape}"
-        )
-    _check_noise(clip_norm, noise_multiplier)
-    steps = np.linalg.norm(first - second, axis=1) / (noise_multiplier * clip_norm)
-    return float(np.sqrt(np.sum(steps**2)))
-
-
 def mu_upper(noise_multiplier: float, steps: int = 1) -> float:
     """The claim under replacement adjacency: 2 √steps / σ, which no label bound can exceed.
 
@@ -199,11 +175,6 @@ def growth(batch_size: int, batches: int) -> float:
     both = np.array([batches * batch_size, batch_size]) + 1.0
     all_records, batch = special.digamma(both) + np.euler_gamma
     return float(all_records) / float(batch)
-
-
-def printed_growth(batch_size: int, batches: int) -> float:
-    """Growth by the paper's formula as printed, 1 + log M / log N; 2 records at least."""
-    return 1 + math.log(batches) / math.log(batch_size)
 
 
 def clipped(norms: Floats, residuals: Floats, clip_norm: float) -> Floats:
