@@ -42,8 +42,9 @@ ASSUMPTION_FREE: list[tuple[str, dict]] = [
     ("anytime", {"curve": "any"}),
     ("group-sequential", {"curve": "any"}),
 ]
-GAUSSIAN: list[tuple[str, dict]] = [  # `curve: any` shows less of the same hits
-    *ASSUMPTION_FREE[:3],
+GAUSSIAN: list[tuple[str, dict]] = [
+    # `curve: any` shows less of the same hits; the other mechanisms have it in any case.
+    *(ASSUMPTION_FREE if LONG else ASSUMPTION_FREE[:3]),
     ("accuracy", {}),
     ("gdp", {}),
     ("anytime", {}),
