@@ -21,5 +21,5 @@ def lines(text: str) -> str:
     return _BETWEEN_LINES.sub(_written, text)
 
 
-def _written(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+def _written(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")

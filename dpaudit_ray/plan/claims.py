@@ -28,7 +28,7 @@ _NUMERIC = 0.02  # and what one that composes numerically is off by where no ste
 _NUMERICAL = ("pld", "prv")
 
 
-def of(cell: Cell) -> dict[str, tuple[float, ...]]:
+def claimed_epsilons(cell: Cell) -> dict[str, tuple[float, ...]]:
     """ε of every accountant at every recorded step. Raises SpecError where one has no answer."""
     claimed = asked(cell)
     return {name: by(claimed, cell.audit.delta, name) for name in cell.audit.accountants}

@@ -29,7 +29,7 @@ class _Reads(Protocol):
         """What it reads; see `Data.files`."""
 
 
-def of(sweep: Sweep) -> tuple[InputFile, ...]:
+def input_files(sweep: Sweep) -> tuple[InputFile, ...]:
     """Every file that the data sets and models of a sweep read, once, in the order of its audits.
 
     A file that does not exist is left out: whatever needs it says so when it is loaded.

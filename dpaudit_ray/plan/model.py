@@ -56,7 +56,7 @@ class Part(Pack):
 
     @property
     def what(self) -> str:
-        """See `Pack.what`."""
+        """What it is, in a message that names its audit."""
         return f"part {self.first + 1} of its preparation"
 
 

@@ -21,7 +21,7 @@ def make(sweep: Sweep, previous: Plan | None = None, extends: bool = True) -> Pl
     `extends`: trials of `previous` were seen, so that more of them are a declaration of their own.
     """
     before = previous.audits if previous else (None,) * len(sweep.cells)
-    files = inputs.of(sweep)
+    files = inputs.input_files(sweep)
     audits = tuple(
         dataclasses.replace(
             _plan_audit(i, cell, sweep, old, extends),
@@ -51,7 +51,7 @@ def _plan_audit(
         fingerprint=cell.fingerprint,
         trials=trials,
         horizons=cell.horizons,
-        claims=old.claims if old else claims.of(cell),
+        claims=old.claims if old else claims.claimed_epsilons(cell),
         packs=(*kept, *cut(start, trials, size)),
         declared=_declared(trials, old.declared if old else (), extends),
         mixed=old.mixed if old else False,

@@ -73,7 +73,7 @@ def keep(run: Run) -> Answer:
     computed = _compute(run)
     content = {"of": _basis(run)} | dataclasses.asdict(computed)
     digest = _digest(content)
-    run.directory.write_json(FILE, content | {"digest": digest, "seal": seal.of(digest + files)})
+    run.directory.write_json(FILE, content | {"digest": digest, "seal": seal.sign(digest + files)})
     return computed
 
 

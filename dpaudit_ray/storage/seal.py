@@ -16,7 +16,7 @@ from pathlib import Path
 _BYTES = 32
 
 
-def of(content: str) -> str:
+def sign(content: str) -> str:
     """HMAC-SHA256 in hexadecimal digits; empty where the home takes no key."""
     key = _key()
     return "" if key is None else hmac.new(key, content.encode(), hashlib.sha256).hexdigest()
@@ -24,7 +24,7 @@ def of(content: str) -> str:
 
 def holds(content: str, seal: object) -> bool:
     """Whether this user has put `seal` under `content`."""
-    expected = of(content)
+    expected = sign(content)
     return bool(expected) and isinstance(seal, str) and hmac.compare_digest(expected, seal)
 
 

@@ -165,7 +165,7 @@ def test_an_epsilon_finds_its_noise(accountant: str, options: dict, tiny: dict) 
     raw["audit"]["accountants"] = [accountant]
     (cell,) = spec.from_raw(raw).cells
     asked = raw["mechanism"]["epsilon"]
-    claimed = claims.of(cell)[accountant][-1]
+    claimed = claims.claimed_epsilons(cell)[accountant][-1]
     assert asked - min(0.01, asked / 100) <= claimed <= asked
     assert isinstance(cell.mechanism, DpSgd)
     last = cell.mechanism.claimed(cell.adversary, 6)
@@ -254,14 +254,14 @@ def test_an_epsilon_out_of_reach_is_refused(
     raw = in_place_of_noise(tiny, **options)
     raw["audit"]["accountants"] = [accountant]
     with pytest.raises(SpecError) as error:
-        claims.of(spec.from_raw(raw).cells[0])
+        claims.claimed_epsilons(spec.from_raw(raw).cells[0])
     assert str(error.value).startswith(expected)
 
 
 def test_a_rate_above_one_is_refused(tiny: dict) -> None:
     raw = changed(changed(tiny, "mechanism.sampling", "poisson"), "mechanism.batch_size", 570)
     cell = spec.from_raw(raw).cells[0]
-    for ask in (cell.mechanism.check_inputs, lambda: claims.of(cell)):
+    for ask in (cell.mechanism.check_inputs, lambda: claims.claimed_epsilons(cell)):
         with pytest.raises(SpecError, match=r"batch_size: is 570, but breast_cancer has 569 exam"):
             ask()
 

@@ -76,18 +76,23 @@ def test_packages_are_sent_whole_whatever_they_are_called(tmp_path: Path, name: 
 
 
 def test_folders_behind_links_are_sent_and_circles_end(tmp_path: Path) -> None:
-    laid_out(tmp_path, "work/sweep.yaml", "work/lib/mine/__init__.py", "work/lib/mine/build/a.py")
-    (tmp_path / "work/mine").symlink_to("lib/mine")
-    (tmp_path / "work/lib/mine/again").symlink_to(tmp_path / "work/lib/mine")
-    (tmp_path / "work/lib/mine/up").symlink_to(tmp_path / "work")
-    (tmp_path / "work/gone").symlink_to(tmp_path / "nowhere")
+    laid_out(
+        tmp_path,
+        "repo/sweep.yaml",
+        "repo/lib/mine/__init__.py",
+        "repo/lib/mine/build/a.py",
+    )
+    (tmp_path / "repo/mine").symlink_to("lib/mine")
+    (tmp_path / "repo/lib/mine/again").symlink_to(tmp_path / "repo/lib/mine")
+    (tmp_path / "repo/lib/mine/up").symlink_to(tmp_path / "repo")
+    (tmp_path / "repo/gone").symlink_to(tmp_path / "nowhere")
     mine = [f"{place}/{name}" for place in ("lib/mine", "mine")
             for name in ("__init__.py", "build/a.py")]  # fmt: skip
-    assert sent(tmp_path / "work") == [*mine, "sweep.yaml"]
+    assert sent(tmp_path / "repo") == [*mine, "sweep.yaml"]
 
 
 def test_no_link_leads_out_of_the_folder(tmp_path: Path) -> None:
-    laid_out(tmp_path, "work/sweep.yaml", "elsewhere/data.csv", "elsewhere/mine/__init__.py")
+    laid_out(tmp_path, "repo/sweep.yaml", "elsewhere/data.csv", "elsewhere/mine/__init__.py")
     laid_out(tmp_path, "elsewhere/.ssh/config")
     for name, target in {
         "shadow": "/etc/passwd",
@@ -95,31 +100,31 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path) -> None:
         "mine": tmp_path / "elsewhere/mine",
         "innocent": tmp_path / "elsewhere/.ssh/config",
     }.items():
-        (tmp_path / "work" / name).symlink_to(target)
-    laid_out(tmp_path, "work/sub/.env", "work/secrets/db")
-    (tmp_path / "work/inside").symlink_to("sub/.env")
-    (tmp_path / "work/base").symlink_to("secrets/db")
-    assert sent(tmp_path / "work") == ["sweep.yaml"]
-    told = WorkingDirPackage(tmp_path / "work").withheld(Withheld.OUTSIDE)
+        (tmp_path / "repo" / name).symlink_to(target)
+    laid_out(tmp_path, "repo/sub/.env", "repo/secrets/db")
+    (tmp_path / "repo/inside").symlink_to("sub/.env")
+    (tmp_path / "repo/base").symlink_to("secrets/db")
+    assert sent(tmp_path / "repo") == ["sweep.yaml"]
+    told = WorkingDirPackage(tmp_path / "repo").withheld(Withheld.OUTSIDE)
     assert list(map(str, told)) == ["data.csv", "innocent", "mine", "shadow"]
 
 
 def test_what_git_ignores_stays_at_home(tmp_path: Path) -> None:
     """Files of folders above, below, lines that take it back, and folders that are left whole."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    laid_out(tmp_path, "work/sweep.yaml", "work/big.csv", "work/kept.csv", "top.txt")
-    laid_out(tmp_path / "work", "out/a/b.txt", "a/out.txt", "a/deep.log", "a/needed.log", "a/b.bin")
-    laid_out(tmp_path / "work", "above.txt", "whole/kept.csv")
-    (tmp_path / ".gitignore").write_text("# above\n/work/above.txt\n*.bin\n")
-    (tmp_path / "work/.gitignore").write_text("*.csv\n!kept.csv\nout/\nwhole\n*.log\n")
-    (tmp_path / "work/a/.gitignore").write_text("!needed.log\n!b.bin\n")
-    (tmp_path / "work/link.txt").symlink_to("big.csv")
-    assert sent(tmp_path / "work") == [
+    laid_out(tmp_path, "repo/sweep.yaml", "repo/big.csv", "repo/kept.csv", "top.txt")
+    laid_out(tmp_path / "repo", "out/a/b.txt", "a/out.txt", "a/deep.log", "a/needed.log", "a/b.bin")
+    laid_out(tmp_path / "repo", "above.txt", "whole/kept.csv")
+    (tmp_path / ".gitignore").write_text("# above\n/repo/above.txt\n*.bin\n")
+    (tmp_path / "repo/.gitignore").write_text("*.csv\n!kept.csv\nout/\nwhole\n*.log\n")
+    (tmp_path / "repo/a/.gitignore").write_text("!needed.log\n!b.bin\n")
+    (tmp_path / "repo/link.txt").symlink_to("big.csv")
+    assert sent(tmp_path / "repo") == [
         "a/b.bin", "a/needed.log", "a/out.txt", "kept.csv", "sweep.yaml",
     ]  # fmt: skip
-    known = git_sends(tmp_path / "work")
-    assert sent(tmp_path / "work") == sorted(known - {"link.txt"})
-    told = [str(path) for path in WorkingDirPackage(tmp_path / "work").withheld(Withheld.IGNORED)]
+    known = git_sends(tmp_path / "repo")
+    assert sent(tmp_path / "repo") == sorted(known - {"link.txt"})
+    told = [str(path) for path in WorkingDirPackage(tmp_path / "repo").withheld(Withheld.IGNORED)]
     assert told == ["a/deep.log", "above.txt", "big.csv", "link.txt", "out", "whole"]
 
 

@@ -40,7 +40,7 @@ def recorded(name: str, noise: float = 4.0) -> Cell:
 @pytest.mark.parametrize("name", ACCOUNTANTS)
 def test_claims_are_those_of_the_sweep_and_edited_ones_are_not(name: str) -> None:
     audit = recorded(name)
-    found = claims.of(audit)
+    found = claims.claimed_epsilons(audit)
     assert claims.difference(found, audit) is None
     for index in range(4):
         for factor in (0.9, 1.3):
@@ -57,13 +57,13 @@ def test_claims_are_those_of_the_sweep_and_edited_ones_are_not(name: str) -> Non
 @pytest.mark.parametrize("name", ACCOUNTANTS)
 def test_small_and_large_claims_pass(name: str, noise: float, steps: int) -> None:
     audit = cell(name, steps, noise)
-    assert claims.difference(claims.of(audit), audit) is None
+    assert claims.difference(claims.claimed_epsilons(audit), audit) is None
 
 
 @pytest.mark.parametrize("name", ["prv"])
 def test_claims_of_sampled_steps_are_computed_again(name: str) -> None:
     audit = cell(name, 20, 1.0, sample_rate=0.1)
-    found = claims.of(audit)
+    found = claims.claimed_epsilons(audit)
     assert claims.difference(found, audit) is None
     (value,) = found[name]
     assert "its claim after step 20 by" in str(claims.difference({name: (value * 1.01,)}, audit))

@@ -96,20 +96,20 @@ def test_a_damaged_record_is_told(data: Any, reading: dict, tmp_path: Path) -> N
 
 
 def test_bundled_data_and_no_data_have_no_files(tiny: dict) -> None:
-    assert inputs.of(spec.from_raw(tiny)) == ()
+    assert inputs.input_files(spec.from_raw(tiny)) == ()
     process = {"name": "landscape", "steps": 3, "batch_size": 1, "noise_multiplier": 1.0}
     tiny |= {"mechanism": process, "adversary": {"name": "landscape"}, "grid": {}}
-    assert inputs.of(spec.from_raw(tiny)) == ()
+    assert inputs.input_files(spec.from_raw(tiny)) == ()
 
 
 def test_files_of_models_count_and_missing_ones_do_not(reading: dict, tmp_path: Path) -> None:
     weights = tmp_path / "weights.pth"
     weights.write_bytes(b"weights")
     reading["mechanism"]["model"] = {"name": "alexnet", "weights": "file", "path": str(weights)}
-    found = [Path(file.file).name for file in inputs.of(spec.from_raw(reading))]
+    found = [Path(file.file).name for file in inputs.input_files(spec.from_raw(reading))]
     assert found == ["data.npz", "weights.pth"]
     weights.unlink()
-    assert len(inputs.of(spec.from_raw(reading))) == 1
+    assert len(inputs.input_files(spec.from_raw(reading))) == 1
 
 
 def test_a_file_that_cannot_be_read_is_told(
@@ -120,7 +120,7 @@ def test_a_file_that_cannot_be_read_is_told(
 
     monkeypatch.setattr(Path, "open", denied)
     with pytest.raises(DataError, match=r"data.npz: cannot be read \(Permission denied\)"):
-        inputs.of(spec.from_raw(reading))
+        inputs.input_files(spec.from_raw(reading))
 
 
 @pytest.mark.parametrize(

@@ -213,11 +213,11 @@ def _checked(scores: Any, bits: Tensor, scorer: object) -> Scores:
     """A number for each bit, float64 [n m]; numbers that would be spread over models are none."""
     if not isinstance(scores, Tensor) or scores.shape != bits.shape:
         shape = f"shape {tuple(scores.shape)}" if hasattr(scores, "shape") else f"{scores!r:.40}"
-        each = "canary" if bits.dim() > 1 else "model"
+        holder = "canary" if bits.dim() > 1 else "model"
         raise SpecError(
             "adversary.name",
             f"the scores of {type(scorer).__name__} are a {type(scores).__name__} of {shape}; they "
-            f"must be a Tensor of shape {tuple(bits.shape)}, one for each {each}",
+            f"must be a Tensor of shape {tuple(bits.shape)}, one for each {holder}",
         )
     flat: Scores = scores.double().flatten().cpu().numpy()
     return flat

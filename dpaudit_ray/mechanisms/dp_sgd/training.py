@@ -262,8 +262,8 @@ class DpSgdTraining:
             before = None if watch is None else theta.clone()
             if secret and isinstance(steps, OpacusSteps):
                 turns = [
-                    steps.turn(i, theta, *self._examples(next(own), step), inserted)
-                    for i, own in enumerate(secret)
+                    steps.turn(i, theta, *self._examples(next(examples), step), inserted)
+                    for i, examples in enumerate(secret)
                 ]
                 sums = torch.stack(turns)
             else:

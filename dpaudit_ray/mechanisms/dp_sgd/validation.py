@@ -59,11 +59,11 @@ def check_period(adversary: Adversary, steps: int, sampling: Sampler) -> None:
 
 def check_frozen(adversary: Adversary, recipe: Recipe) -> None:
     """Refuses what means nothing in a training that stands still."""
-    held_out, known = recipe.held_out is not None, recipe.batches == "known"
+    held_out, batches_known = recipe.held_out is not None, recipe.batches == "known"
     refused = {
         "held_out": (held_out, "leave it out: a model that is not trained is worth nothing"),
         "engine": (recipe.engine != "packed", "use packed: no step is taken"),
-        "batches": (not known, "use known: all records are the adversary's"),
+        "batches": (not batches_known, "use known: all records are the adversary's"),
         "augmentations": (recipe.augmentations > 1, "leave it out: no record has a gradient"),
         "model.initialization": (
             recipe.hidden_start, "use fixed: the first model labels the records"

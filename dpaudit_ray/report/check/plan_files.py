@@ -238,7 +238,7 @@ def _tell_provenance(sweep: Sweep, plan: Plan, findings: Findings) -> None:
     if plan.data is None:
         return
     try:
-        here = {file.sha256 for file in inputs.of(sweep)}
+        here = {file.sha256 for file in inputs.input_files(sweep)}
     except DpauditError as error:
         findings.cannot("the data", first_line(error))
         return
