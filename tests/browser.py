@@ -1,7 +1,5 @@
 """A real headless browser for pages behind a token."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import subprocess

@@ -1,7 +1,5 @@
 """`dpaudit` as a user types it, without a process of its own: the real `main()`, in here."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

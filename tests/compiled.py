@@ -3,8 +3,6 @@
 Else every worker of the suite, and every process that it starts, would do so in its first minutes.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 

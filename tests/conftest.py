@@ -1,7 +1,5 @@
 """Shared fixtures: small sweeps, real data where it is at hand, a home that stays clean."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

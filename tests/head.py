@@ -1,7 +1,5 @@
 """A Ray head of our own for a test: token-protected, on loopback, gone afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

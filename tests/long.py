@@ -1,7 +1,5 @@
 """Tests that take minutes and repeat at length what a shorter one shows: `make long` has them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any

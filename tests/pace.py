@@ -1,7 +1,5 @@
 """Mechanisms whose packs take as long as a test asks, asleep: time passes, no CPU is busy."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from pathlib import Path

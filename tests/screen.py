@@ -1,7 +1,5 @@
 """A command in a pseudo-terminal, and what a user sees of it: pyte draws as a terminal does."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """`constraints.txt`: exact versions of all that is installed, for every build of torch."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import tomllib
@@ -38,33 +36,33 @@ def reached(extra: str) -> set[str]:
     return found - {"dpaudit-ray"}
 
 
-def test_every_line_is_one_exact_version_and_nothing_else() -> None:
+def test_every_line_is_one_exact_version_and_nothing_else():
     assert sorted(LINES) == LINES
     for line in LINES:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*==[0-9][a-z0-9.]*", line), line
 
 
-def test_they_satisfy_what_the_project_asks_for() -> None:
+def test_they_satisfy_what_the_project_asks_for():
     asked = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
     for wanted in map(Requirement, asked):
         version = Version(PINNED[canonicalize_name(wanted.name)])
         assert wanted.specifier.contains(version), wanted
 
 
-def test_nothing_that_is_installed_is_left_to_chance() -> None:
+def test_nothing_that_is_installed_is_left_to_chance():
     free = {name for name in reached("test") if not CHOSEN_BY_TORCH.match(name)}
     assert free <= PINNED.keys()
     assert not any(CHOSEN_BY_TORCH.match(name) for name in PINNED)
 
 
-def test_builds_of_torch_for_any_device_fit() -> None:
+def test_builds_of_torch_for_any_device_fit():
     for build in ("cpu", "cu132"):
         assert Requirement(f"torch=={PINNED['torch']}").specifier.contains(
             f"{PINNED['torch']}+{build}"
         )
 
 
-def test_ray_is_held_to_the_versions_whose_private_names_are_used() -> None:
+def test_ray_is_held_to_the_versions_whose_private_names_are_used():
     (ray,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "ray")
     version = Version(PINNED["ray"])
     assert not ray.specifier.contains(Version(f"{version.major}.{version.minor + 1}.0"))

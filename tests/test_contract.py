@@ -1,7 +1,5 @@
 """Promises about the package as a whole: what it imports, how fast, and what it exports."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -32,7 +30,7 @@ def imported_names(source: Path) -> set[str]:
     return names
 
 
-def test_import_takes_less_than_half_a_second() -> None:
+def test_import_takes_less_than_half_a_second():
     """Best of five, so that a busy machine does not fail it."""
     code = (
         "import time; t = time.perf_counter(); import dpaudit_ray; print(time.perf_counter() - t)"
@@ -54,11 +52,11 @@ def test_import_takes_less_than_half_a_second() -> None:
         "from dpaudit_ray.sweep import spec; spec.load('jobs/quickstart.yaml')",
     ],
 )
-def test_what_needs_neither_torch_nor_ray_loads_neither(statement: str) -> None:
+def test_what_needs_neither_torch_nor_ray_loads_neither(statement):
     assert not {"torch", "ray", "opacus", "torchvision", "sklearn"} & modules_after(statement)
 
 
-def test_status_loads_no_more_than_it_reads() -> None:
+def test_status_loads_no_more_than_it_reads():
     """Nor does a sweep file, of which each class lies in a module of its name."""
     loaded = modules_after(
         "from dpaudit_ray.sweep import spec; import dpaudit_ray.report.tables\n"
@@ -69,25 +67,25 @@ def test_status_loads_no_more_than_it_reads() -> None:
     assert not {"scipy.optimize", "scipy.linalg", "scipy.fft", "matplotlib", "scipy.stats"} & loaded
 
 
-def test_engines_do_not_need_ray() -> None:
+def test_engines_do_not_need_ray():
     loaded = modules_after("import dpaudit_ray.mechanisms.dp_sgd.training")
     assert "torch" in loaded
     assert "ray" not in loaded
 
 
-def test_ray_is_imported_in_orchestration_only_and_in_at_most_three_files() -> None:
+def test_ray_is_imported_in_orchestration_only_and_in_at_most_three_files():
     users = [source for source in SOURCES if "ray" in imported_names(source)]
     assert 0 < len(users) <= 3
     assert {source.parent.name for source in users} == {"orchestration"}
 
 
-def test_statistics_stay_pure() -> None:
+def test_statistics_stay_pure():
     for source in sorted((PACKAGE / "stats").glob("*.py")):
         foreign = imported_names(source) & {"torch", "ray", "pandas", "pyarrow", "pydantic"}
         assert not foreign, f"{source.name} imports {foreign}"
 
 
-def test_exported_names_exist_and_are_sorted() -> None:
+def test_exported_names_exist_and_are_sorted():
     assert sorted(da.__all__) == da.__all__
     for name in da.__all__:
         assert getattr(da, name) is not None
@@ -95,7 +93,7 @@ def test_exported_names_exist_and_are_sorted() -> None:
         _ = da.nonsense
 
 
-def test_the_whole_stays_small_enough_to_take_in() -> None:
+def test_the_whole_stays_small_enough_to_take_in():
     """What counts is the total: a change that raises it says in its own commit what for."""
     lengths = {source: source.read_text().count("\n") for source in SOURCES}
     assert sum(lengths.values()) <= 41_500
@@ -103,7 +101,7 @@ def test_the_whole_stays_small_enough_to_take_in() -> None:
     assert not [source.name for source, length in lengths.items() if length > 800]
 
 
-def test_every_public_definition_has_a_docstring() -> None:
+def test_every_public_definition_has_a_docstring():
     bare = []
     for source in SOURCES:
         tree = ast.parse(source.read_text())
@@ -116,7 +114,7 @@ def test_every_public_definition_has_a_docstring() -> None:
     assert not bare
 
 
-def test_nothing_prints_outside_the_renderer() -> None:
+def test_nothing_prints_outside_the_renderer():
     for source in SOURCES:
         if source.name != "terminal.py":
             assert not re.search(r"^\s*print\(", source.read_text(), re.MULTILINE), source

@@ -4,8 +4,6 @@
 bits of sums follow the processor, so other processors than the recorded ones compare plans alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -158,7 +156,7 @@ def settled() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_moves(name: str) -> None:
+def test_nothing_moves(name):
     recorded = json.loads(RECORDED.read_text())
     expected = recorded.get(machine(), {}).get(name)
     with settled():

@@ -1,7 +1,5 @@
 """What is said of errors that others raise."""
 
-from __future__ import annotations
-
 import pytest
 
 from dpaudit_ray.errors import (
@@ -26,7 +24,7 @@ from dpaudit_ray.errors import (
         (ValueError("CPU, " * 400), "CPU, " * 60 + "..."),
     ],
 )
-def test_a_message_of_others_is_a_line(error: Exception, line: str) -> None:
+def test_a_message_of_others_is_a_line(error, line):
     assert first_line(error) == line
 
 
@@ -44,12 +42,12 @@ def test_a_message_of_others_is_a_line(error: Exception, line: str) -> None:
         ("x" * 1000, ""),
     ],
 )
-def test_what_was_meant_is_what_is_most_alike(written: str, meant: str) -> None:
+def test_what_was_meant_is_what_is_most_alike(written, meant):
     known = ["steps", "batch_size", "noise_multiplier", "learning_rate", "clip_norm", "rates"]
     assert closest(written, known) == meant
 
 
-def test_mistakes_are_told_together_each_once_and_typos_first() -> None:
+def test_mistakes_are_told_together_each_once_and_typos_first():
     mistakes = Mistakes()
     for error in (
         SpecError("a.trials", REQUIRED),

@@ -1,7 +1,5 @@
 """What a sweep file may run: nothing is called before it was looked at, and --trust limits it."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import gc
 import sys
@@ -120,9 +118,7 @@ def function(path: str, **more: Any) -> dict[str, Any]:
         ("numpy:array", "is installed code that does not say"),
     ],
 )
-def test_no_network_is_made_by_what_may_be_anything_else(
-    path: str, problem: str, tiny: dict, folder: Path
-) -> None:
+def test_no_network_is_made_by_what_may_be_anything_else(path, problem, tiny, folder):
     options = {"args": "touch called", "shell": True}
     model = {"name": "module", "path": path, "options": options}
     file = write_sweep(folder, changed(tiny, "mechanism.model", model))
@@ -141,9 +137,7 @@ def test_no_network_is_made_by_what_may_be_anything_else(
         ("torchvision.models:squeezenet1_0", {"num_classes": 1}),
     ],
 )
-def test_what_says_that_it_is_a_network_is_called(
-    path: str, options: dict[str, Any], folder: Path
-) -> None:
+def test_what_says_that_it_is_a_network_is_called(path, options, folder):
     with imports.trusting(Trust()):
         assert callable(imports.network(path, "key"))
         shape = (3, 224, 224) if "torchvision" in path else (30,)
@@ -174,26 +168,24 @@ def test_what_says_that_it_is_a_network_is_called(
         ("own_leaves:train", {}, "mechanism.path: cannot import 'own_leaves:train' (1); is it on"),
     ],
 )
-def test_no_training_is_what_may_be_anything_else(
-    path: str, options: dict[str, Any], problem: str, folder: Path
-) -> None:
+def test_no_training_is_what_may_be_anything_else(path, options, problem, folder):
     line = refused("plan", write_sweep(folder, function(path, options=options)))
     assert line.startswith(problem), line
 
 
-def test_a_function_from_another_module_of_ones_own_will_do(folder: Path) -> None:
+def test_a_function_from_another_module_of_ones_own_will_do(folder):
     outcome = inline(write_sweep(folder, function("own_names:helped")), folder / "runs")
     assert outcome.code == 0, outcome.err
 
 
-def test_a_training_that_leaves_python_fails_and_is_no_violation(folder: Path) -> None:
+def test_a_training_that_leaves_python_fails_and_is_no_violation(folder):
     outcome = inline(write_sweep(folder, function("own_names:leaves")), folder / "runs")
     assert outcome.code == 3
     assert "SystemExit" in outcome.err
 
 
 @pytest.mark.parametrize("verb", ["run", "plan"])
-def test_only_what_is_trusted_is_imported(verb: str, folder: Path) -> None:
+def test_only_what_is_trusted_is_imported(verb, folder):
     file = write_sweep(folder, function("own_names:train"))
     more = ("--executor", "inline") if verb == "run" else ()
     line = refused(verb, file, "--trust", "other,own", *more)
@@ -210,7 +202,7 @@ def test_only_what_is_trusted_is_imported(verb: str, folder: Path) -> None:
     assert dpaudit(verb, file, "--trust", "other, own_names", *more).code == 0
 
 
-def test_trust_is_for_a_module_and_what_lies_below_it() -> None:
+def test_trust_is_for_a_module_and_what_lies_below_it():
     trust = Trust.parse("a,b.c")
     assert [trust.allows(name) for name in ("a", "a.x", "ab", "b", "b.c", "b.c.d", "b.cd")] == [
         True, True, False, False, True, True, False,
@@ -219,7 +211,7 @@ def test_trust_is_for_a_module_and_what_lies_below_it() -> None:
     assert not Trust.parse(None, reads=True).allows("a")
 
 
-def test_plan_says_what_code_the_sweep_runs(folder: Path) -> None:
+def test_plan_says_what_code_the_sweep_runs(folder):
     outcome = dpaudit("plan", write_sweep(folder, function("own_names:train")))
     assert outcome.code == 0, outcome.err
     said = " ".join(outcome.out.split())
@@ -228,9 +220,7 @@ def test_plan_says_what_code_the_sweep_runs(folder: Path) -> None:
     assert "--trust" in said
 
 
-def test_a_folder_does_not_give_a_module_in_place_of_an_installed_one(
-    tiny: dict, folder: Path
-) -> None:
+def test_a_folder_does_not_give_a_module_in_place_of_an_installed_one(tiny, folder):
     """Verbs that run look there last, verbs that read do not."""
     (folder / "jsonschema.py").write_text("raise SystemExit(1)")
     (folder / "xdist2.py").write_text("raise SystemExit(1)")
@@ -249,7 +239,7 @@ def louder(tiny: dict) -> dict:
     return changed(tiny, "audit.trials", 20) | {"adversary": adversary}
 
 
-def test_verbs_that_read_import_nothing(tiny: dict, folder: Path) -> None:
+def test_verbs_that_read_import_nothing(tiny, folder):
     """And say the same as where the adversary's class is imported."""
     assert inline(write_sweep(folder, louder(tiny)), folder / "runs").code == 0
     run = folder / "runs/tiny"
@@ -280,9 +270,7 @@ def test_verbs_that_read_import_nothing(tiny: dict, folder: Path) -> None:
     assert "fingerprint" in (run / "report.html").read_text()
 
 
-def test_a_run_without_the_record_is_read_as_far_as_its_file_tells(
-    tiny: dict, folder: Path
-) -> None:
+def test_a_run_without_the_record_is_read_as_far_as_its_file_tells(tiny, folder):
     import json
 
     assert inline(write_sweep(folder, louder(tiny)), folder / "runs").code == 0
@@ -294,7 +282,7 @@ def test_a_run_without_the_record_is_read_as_far_as_its_file_tells(
     assert dpaudit("verify", folder / "runs/tiny").code == 5
 
 
-def test_a_key_is_named_for_what_is_not_trusted() -> None:
+def test_a_key_is_named_for_what_is_not_trusted():
     with (
         imports.trusting(Trust(())),
         pytest.raises(SpecError, match=r"^model.name: 'own_names:Net'"),
@@ -302,9 +290,7 @@ def test_a_key_is_named_for_what_is_not_trusted() -> None:
         plugins.parse(Model, "own_names:Net", "model")
 
 
-def test_a_network_that_is_not_imported_tells_nothing_of_the_claim(
-    tiny: dict, folder: Path
-) -> None:
+def test_a_network_that_is_not_imported_tells_nothing_of_the_claim(tiny, folder):
     del tiny["grid"]
     changed(tiny, "mechanism.model", {"name": "module", "path": "own_names:says"})
     assert inline(write_sweep(folder, changed(tiny, "audit.trials", 20)), folder / "runs").code == 0
@@ -314,7 +300,7 @@ def test_a_network_that_is_not_imported_tells_nothing_of_the_claim(
     assert "own_names" not in sys.modules
 
 
-def test_a_mechanism_of_ones_own_is_read_from_its_record(folder: Path) -> None:
+def test_a_mechanism_of_ones_own_is_read_from_its_record(folder):
     (folder / "own_walk.py").write_text(WALK)
     adversary, audit = {"name": "own"}, {"trials": 20, "delta": 1e-5}
     raw = {"name": "walk", "mechanism": "own_walk:Walk", "adversary": adversary, "audit": audit}
@@ -331,7 +317,7 @@ def test_a_mechanism_of_ones_own_is_read_from_its_record(folder: Path) -> None:
     del sys.modules["own_walk"]
 
 
-def test_a_job_is_trusted_with_as_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_trusted_with_as_much(folder, monkeypatch):
     jobs = []
 
     class Cluster:
@@ -360,7 +346,7 @@ def test_a_job_is_trusted_with_as_much(folder: Path, monkeypatch: pytest.MonkeyP
     assert "own_names" not in sys.modules
 
 
-def test_sources_are_parsed_by_many_threads() -> None:
+def test_sources_are_parsed_by_many_threads():
     # A callback of the garbage collector lets other threads go on in the midst of a parse.
     def callback(*_: object) -> None:
         for _each in range(50):

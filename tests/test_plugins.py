@@ -1,7 +1,5 @@
 """Plug-ins by name and by import path, and one line for those that cannot be used."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -97,9 +95,7 @@ def alone(tiny: dict, adversary: object) -> dict:
         (Model, {"fcnn"}),
     ],
 )
-def test_classes_of_the_project_are_known_by_name(
-    base: type[plugins.Plugin], names: set[str]
-) -> None:
+def test_classes_of_the_project_are_known_by_name(base, names):
     known = plugins.registry(base)
     assert names <= set(known)
     assert all(
@@ -108,14 +104,14 @@ def test_classes_of_the_project_are_known_by_name(
     )
 
 
-def test_names_and_mappings_are_the_same() -> None:
+def test_names_and_mappings_are_the_same():
     assert plugins.parse(Adversary, "loss", "adversary") == Loss()
     assert plugins.parse(Adversary, {"name": "loss"}, "adversary") == Loss()
     assert plugins.parse(Adversary, Loss(period=2), "adversary").period == 2
 
 
 @pytest.mark.usefixtures("own")
-def test_an_adversary_of_ones_own_runs(tiny: dict, tmp_path: Path) -> None:
+def test_an_adversary_of_ones_own_runs(tiny, tmp_path):
     sweep = alone(tiny, {"name": "own_attack:Louder", "gain": 2.0, "example": 5})
     outcome = inline(write_sweep(tmp_path, sweep), tmp_path / "runs")
     assert outcome.code == 0, outcome.err
@@ -127,7 +123,7 @@ def test_an_adversary_of_ones_own_runs(tiny: dict, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_an_adversary_without_a_name_goes_by_its_import_path(tiny: dict, tmp_path: Path) -> None:
+def test_an_adversary_without_a_name_goes_by_its_import_path(tiny, tmp_path):
     outcome = inline(write_sweep(tmp_path, alone(tiny, "own_attack:Nameless")), tmp_path / "runs")
     assert outcome.code == 0, outcome.err
     assert "own_attack:Nameless" in outcome.out
@@ -136,7 +132,7 @@ def test_an_adversary_without_a_name_goes_by_its_import_path(tiny: dict, tmp_pat
 
 
 @pytest.mark.usefixtures("own")
-def test_a_class_of_ones_own_is_never_taken_for_one_of_the_project(tiny: dict) -> None:
+def test_a_class_of_ones_own_is_never_taken_for_one_of_the_project(tiny):
     """`Disguised` inherits the name "loss"; its scores must not be resumed as those of `loss`."""
     mine = spec.from_raw(alone(dict(tiny), "own_attack:Disguised"))
     theirs = spec.from_raw(alone(tiny, "loss"))
@@ -162,16 +158,14 @@ def test_a_class_of_ones_own_is_never_taken_for_one_of_the_project(tiny: dict) -
         ("own_attack:FinalModelAdversary", "does not define craft, score"),
     ],
 )
-def test_what_cannot_be_imported_or_used_is_told(
-    name: str, problem: str, tiny: dict, tmp_path: Path
-) -> None:
+def test_what_cannot_be_imported_or_used_is_told(name, problem, tiny, tmp_path):
     line = refused("plan", write_sweep(tmp_path, alone(tiny, name)))
     assert line.startswith("adversary.name: ")
     assert problem in line
 
 
 @pytest.mark.usefixtures("own")
-def test_an_option_of_ones_own_is_checked(tiny: dict, tmp_path: Path) -> None:
+def test_an_option_of_ones_own_is_checked(tiny, tmp_path):
     sweep = alone(tiny, {"name": "own_attack:Louder", "gian": 2.0})
     line = refused("plan", write_sweep(tmp_path, sweep))
     assert line == (
@@ -185,9 +179,7 @@ def test_an_option_of_ones_own_is_checked(tiny: dict, tmp_path: Path) -> None:
     ("name", "message"),
     [("Raises", "ValueError: boom"), ("WrongShape", "the scores of WrongShape are a Tensor")],
 )
-def test_an_adversary_that_raises_fails_its_audit_only(
-    name: str, message: str, tiny: dict, tmp_path: Path
-) -> None:
+def test_an_adversary_that_raises_fails_its_audit_only(name, message, tiny, tmp_path):
     tiny["grid"]["adversary"] = [f"own_attack:{name}", "biased-dimension"]
     outcome = inline(write_sweep(tmp_path, tiny), tmp_path / "runs")
     assert outcome.code == 3
@@ -206,7 +198,7 @@ def test_an_adversary_that_raises_fails_its_audit_only(
 
 
 @pytest.mark.usefixtures("own")
-def test_diverged_trials_are_outcomes(tiny: dict, tmp_path: Path) -> None:
+def test_diverged_trials_are_outcomes(tiny, tmp_path):
     outcome = inline(write_sweep(tmp_path, alone(tiny, "own_attack:Diverges")), tmp_path / "runs")
     assert outcome.code == 0
     result = da.Result(str(tmp_path / "runs/tiny"), complete=True)
@@ -215,14 +207,14 @@ def test_diverged_trials_are_outcomes(tiny: dict, tmp_path: Path) -> None:
     assert (result.estimates["epsilon_lower"] == 0).all()
 
 
-def test_an_error_names_the_first_problem_with_its_value() -> None:
+def test_an_error_names_the_first_problem_with_its_value():
     with pytest.raises(SpecError) as error:
         plugins.parse(Adversary, {"name": "biased-dimension", "choice": "best"}, "adversary")
     assert str(error.value) == "adversary.choice: must be 'random' or 'simulated', got 'best'"
     assert error.value.key == "adversary.choice"
 
 
-def test_long_values_are_left_out_of_messages() -> None:
+def test_long_values_are_left_out_of_messages():
     with pytest.raises(SpecError) as error:
         plugins.parse(Adversary, {"name": "loss", "example": list(range(1000))}, "adversary")
     assert str(error.value) == "adversary.example: must be a whole number"

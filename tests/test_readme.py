@@ -1,7 +1,5 @@
 """The README stays true: its commands run, its code runs, its links lead somewhere."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re
@@ -66,9 +64,7 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_command_of_the_readme_runs_in_its_order(
-    commanded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_of_the_readme_runs_in_its_order(commanded, monkeypatch):
     monkeypatch.chdir(commanded)
     entries = yaml.safe_load(dpaudit("status", "runs/quickstart", "--json").out)["audits"]
     simulated, loss = (entry["epsilon_lower"] for entry in entries)
@@ -78,9 +74,7 @@ def test_every_command_of_the_readme_runs_in_its_order(
 
 
 @pytest.mark.slow
-def test_python_example_runs(
-    commanded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_python_example_runs(commanded, monkeypatch, capsys):
     """On a run that is complete: `dpaudit run` is the same call, and has started it."""
     monkeypatch.chdir(commanded)
     exec(next(block for block in blocks("python") if "da.run" in block), {})
@@ -89,7 +83,7 @@ def test_python_example_runs(
     assert f"It prints `{printed}`" in README
 
 
-def test_sweep_file_example_is_valid() -> None:
+def test_sweep_file_example_is_valid():
     sweep = spec.from_raw(yamlfile.parse_yaml(blocks("yaml")[0], "README.md"))
     assert [cell.label for cell in sweep.cells] == ["noise_multiplier=2", "noise_multiplier=4"]
 
@@ -99,7 +93,7 @@ def test_sweep_file_example_is_valid() -> None:
     "executor",
     ["inline", pytest.param("ray", marks=long("test_submission has classes of one's own on Ray"))],
 )
-def test_adversary_example_runs(executor: str, workplace: Path, tiny: dict) -> None:
+def test_adversary_example_runs(executor, workplace, tiny):
     example = next(block for block in blocks("python") if "class LastBias" in block)
     (workplace / "last_bias.py").write_text(example)
     tiny["grid"] = {"adversary": [{"name": "last_bias:LastBias", "strength": 0.5}]}
@@ -110,7 +104,7 @@ def test_adversary_example_runs(executor: str, workplace: Path, tiny: dict) -> N
     assert len(scores) == 90 * 2
 
 
-def test_label_example_runs(tmp_path: Path) -> None:
+def test_label_example_runs(tmp_path):
     raw = yaml.safe_load(next(block for block in blocks("yaml") if "label-gradient" in block))
     raw |= {"name": "labels", "seed": 0}
     raw["audit"] = {"trials": 1, "delta": 1e-5, "estimators": ["accuracy"]}
@@ -119,7 +113,7 @@ def test_label_example_runs(tmp_path: Path) -> None:
     assert result.estimates["step"].max() == 10
 
 
-def test_own_training_example_runs(workplace: Path) -> None:
+def test_own_training_example_runs(workplace):
     """With 500 trials, as each is a process."""
     example = next(block for block in blocks("python") if "my_training.py" in block)
     (workplace / "my_training.py").write_text(example)
@@ -132,7 +126,7 @@ def test_own_training_example_runs(workplace: Path) -> None:
     assert estimates["epsilon_lower"].between(2, 4).any()  # of a claim of 4.377
 
 
-def test_script_example_is_audited(workplace: Path) -> None:
+def test_script_example_is_audited(workplace):
     """Its first layer; `jobs/zoo` has all of them run."""
     example = next(block for block in blocks("python") if "# train.py" in block)
     (workplace / "train.py").write_text(example)
@@ -144,7 +138,7 @@ def test_script_example_is_audited(workplace: Path) -> None:
     assert (workplace / "train-main-audit.html").exists()
 
 
-def test_recipe_examples_run(workplace: Path) -> None:
+def test_recipe_examples_run(workplace):
     """That of the sweep file as it is, and again with all three classes of one's own."""
     block = next(block for block in blocks("yaml") if "sampling: poisson" in block)
     raw = yamlfile.parse_yaml(block, "README.md")
@@ -169,7 +163,7 @@ def test_recipe_examples_run(workplace: Path) -> None:
     assert told.code == 0, told.err
 
 
-def test_estimator_and_accountant_examples_run(workplace: Path) -> None:
+def test_estimator_and_accountant_examples_run(workplace):
     for file in ("my_training.py", "cut.py", "zcdp.py"):
         example = next(block for block in blocks("python") if f"# {file}" in block)
         assert len(example.splitlines()) <= 40
@@ -197,7 +191,7 @@ def test_estimator_and_accountant_examples_run(workplace: Path) -> None:
     assert 0.4 < shown["epsilon_lower"] < 0.9  # ln(.69 / .31) = .8 is what the best guess shows
 
 
-def test_preparation_example_runs(workplace: Path) -> None:
+def test_preparation_example_runs(workplace):
     example = next(block for block in blocks("python") if "my_attack.py" in block)
     (workplace / "my_attack.py").write_text(example)
     sweep = next(block for block in blocks("yaml") if "my_attack:train" in block)
@@ -209,18 +203,18 @@ def test_preparation_example_runs(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
 
 
-def test_no_placeholder_is_left() -> None:
+def test_no_placeholder_is_left():
     for page in PAGES:
         assert "{{" not in page.read_text(), page
 
 
-def test_every_sweep_file_is_valid() -> None:
+def test_every_sweep_file_is_valid():
     files = sorted((ROOT / "jobs").rglob("*.yaml"))
     assert files
     for file in files:

@@ -1,7 +1,5 @@
 """The house: rooms stand on rooms below them, and no two modules import each other."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib
@@ -57,12 +55,12 @@ def graph() -> dict[str, set[str]]:
     return {name: set(imported(name, file, known)) - {name} for name, file in known.items() if name}
 
 
-def test_every_file_is_in_a_room() -> None:
+def test_every_file_is_in_a_room():
     assert {name.partition(".")[0] for name in graph()} == set(ROOMS)
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_stands_on_rooms_below_it(room: str) -> None:
+def test_a_room_stands_on_rooms_below_it(room):
     below = ROOMS[: ROOMS.index(room) + 1]
     for name, targets in graph().items():
         if name.partition(".")[0] == room:
@@ -70,14 +68,14 @@ def test_a_room_stands_on_rooms_below_it(room: str) -> None:
             assert not upwards, f"{name} imports {', '.join(sorted(upwards))}"
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_circle():
     try:
         graphlib.TopologicalSorter(graph()).prepare()
     except graphlib.CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-def test_an_import_upwards_would_be_found(tmp_path: Path) -> None:
+def test_an_import_upwards_would_be_found(tmp_path):
     file = tmp_path / "low.py"
     file.write_text(
         "from typing import TYPE_CHECKING\nfrom .. import seeds\n"

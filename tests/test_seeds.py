@@ -4,8 +4,6 @@ All seeds are fixed, so nothing here flakes. The rates below say how often a cor
 fail under a fresh seed, and so how much a failure after a change means.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -22,14 +20,14 @@ def z_score(hits: int, trials: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_bits_are_fair(seed: int) -> None:
+def test_bits_are_fair(seed):
     """|z| > 4 has probability 6e-5 per seed."""
     bits = seeds.bits(seed, "audit", 0, N - 1)
     assert bits.dtype == np.bool_
     assert abs(z_score(int(bits.sum()), N)) < 4
 
 
-def test_bits_are_independent_of_their_neighbours() -> None:
+def test_bits_are_independent_of_their_neighbours():
     """Agreement at 12 lags, across blocks too: 12 tests at |z| > 4.5 fail with 8e-5."""
     bits = seeds.bits(0, "audit", 0, N - 1)
     for lag in (1, 2, 3, 4, 7, 8, 16, 64, 256, 511, 512, 1024):
@@ -37,21 +35,21 @@ def test_bits_are_independent_of_their_neighbours() -> None:
         assert abs(z_score(agree, N - lag)) < 4.5, lag
 
 
-def test_bits_of_different_audits_and_seeds_are_independent() -> None:
+def test_bits_of_different_audits_and_seeds_are_independent():
     """6 pairs at |z| > 4.5 fail with 4e-5."""
     streams = [seeds.bits(s, a, 0, N - 1) for s, a in itertools.product((0, 1), ("a", "b"))]
     for left, right in itertools.combinations(streams, 2):
         assert abs(z_score(int((left == right).sum()), N)) < 4.5
 
 
-def test_bytes_of_bits_are_uniform() -> None:
+def test_bytes_of_bits_are_uniform():
     """Chi-square with 255 degrees of freedom: above 355 with probability 3e-5."""
     counts = np.bincount(np.packbits(seeds.bits(0, "audit", 0, N - 1)), minlength=256)
     expected = N / 8 / 256
     assert ((counts - expected) ** 2 / expected).sum() < 355
 
 
-def test_bits_do_not_depend_on_how_trials_are_cut_into_packs() -> None:
+def test_bits_do_not_depend_on_how_trials_are_cut_into_packs():
     whole = seeds.bits(7, "audit", 0, 2999)
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -61,23 +59,23 @@ def test_bits_do_not_depend_on_how_trials_are_cut_into_packs() -> None:
         assert np.array_equal(np.concatenate(parts), whole)
 
 
-def test_bits_of_one_trial_are_those_of_the_stream() -> None:
+def test_bits_of_one_trial_are_those_of_the_stream():
     whole = seeds.bits(7, "audit", 0, 1030)
     for trial in (0, 1, 511, 512, 513, 1023, 1024, 1030):
         assert seeds.bits(7, "audit", trial, trial).tolist() == [whole[trial]]
 
 
-def test_raising_the_number_of_trials_keeps_the_first_ones() -> None:
+def test_raising_the_number_of_trials_keeps_the_first_ones():
     assert np.array_equal(seeds.bits(1, "x", 0, 99), seeds.bits(1, "x", 0, 9999)[:100])
 
 
-def test_bits_are_pinned() -> None:
+def test_bits_are_pinned():
     """A changed stream would change every recorded run: this must only ever fail on purpose."""
     assert np.packbits(seeds.bits(3, "audit", 0, 63)).tobytes().hex() == "325a82b02e2c538e"
     assert seeds.noise_seed(3, "audit", 10) == 54356329904597385179187175476937385810
 
 
-def test_seeds_differ_by_purpose_audit_and_place() -> None:
+def test_seeds_differ_by_purpose_audit_and_place():
     names = [
         seeds.derive(*parts)
         for parts in itertools.product(("noise", "craft", "batches"), (0, 1), ("a", "b"))
@@ -87,7 +85,7 @@ def test_seeds_differ_by_purpose_audit_and_place() -> None:
     assert all(0 <= seed < 2**128 for seed in names + packs)
 
 
-def test_parts_are_told_apart() -> None:
+def test_parts_are_told_apart():
     """1 then 23 is not 12 then 3."""
     assert seeds.derive("x", 1, 23) != seeds.derive("x", 12, 3)
     assert seeds.derive("x1") != seeds.derive("x", 1)

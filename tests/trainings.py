@@ -1,7 +1,5 @@
 """Trainings by DP-SGD as tests open them, what they show, and slow twins of what they compute."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

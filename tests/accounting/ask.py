@@ -1,7 +1,5 @@
 """Questions to accountants about a training by its numbers, as short as tests want them."""
 
-from __future__ import annotations
-
 from dpaudit_ray import accounting
 from dpaudit_ray.accounting import Bounds, Training
 

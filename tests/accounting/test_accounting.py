@@ -1,7 +1,5 @@
 """The accountants: reference values, error bounds, fallbacks, adjacency and refusals."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """ε read off a hit rate through the claimed mechanism itself, with more noise or less."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 import math

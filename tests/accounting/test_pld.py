@@ -9,8 +9,6 @@ since (1 - e^(ε - l))₊ has this transform; M itself is an integral over what 
 the trapezoid rule, whose error falls exponentially for such functions.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

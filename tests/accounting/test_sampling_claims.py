@@ -1,7 +1,5 @@
 """Shuffled batches and balls in bins: no bound but what is proven; events that differ."""
 
-from __future__ import annotations
-
 import math
 import re
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Networks for these tests: one that takes its time to be built, and a tiny convolutional one."""
 
-from __future__ import annotations
-
 import os
 import time
 

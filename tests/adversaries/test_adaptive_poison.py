@@ -1,8 +1,5 @@
 """Adaptive poison: what it inserts, step by step, and that a pack computes it right."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,7 +102,7 @@ def loss(module: nn.Module, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return losses(torch.func.functional_call(module, values, (x,)), y).sum()
 
 
-def test_what_is_inserted_is_as_long_as_the_claim_allows(tiny: dict, tmp_path: Path) -> None:
+def test_what_is_inserted_is_as_long_as_the_claim_allows(tiny, tmp_path):
     """In 180,000 parameters a float32 norm is off by more than the claim leaves room for."""
     x = np.random.default_rng(0).normal(size=(64, 446)).astype(np.float32)
     np.savez(tmp_path / "wide.npz", x=x, y=np.arange(64) % 3)
@@ -127,7 +124,7 @@ def test_what_is_inserted_is_as_long_as_the_claim_allows(tiny: dict, tmp_path: P
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_pack_crafts_what_each_model_alone_would(model: str, tiny: dict) -> None:
+def test_a_pack_crafts_what_each_model_alone_would(model, tiny):
     session = shared(tiny, model)
     draw = torch.Generator().manual_seed(0)
     spread = 0.3 * torch.randn(4, len(session.training.initial), generator=draw, dtype=PRECISE)
@@ -142,9 +139,7 @@ def test_a_pack_crafts_what_each_model_alone_would(model: str, tiny: dict) -> No
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_both_ways_to_look_ahead_agree(
-    model: str, tiny: dict, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_both_ways_to_look_ahead_agree(model, tiny, caplog):
     """Mapped over models, and one by one on the module itself, which is said where it must be."""
     session = shared(tiny, model)
     module, query = session.training.module, session.canary.query
@@ -163,7 +158,7 @@ def test_both_ways_to_look_ahead_agree(
         torch.testing.assert_close(quick, ahead, **close)
 
 
-def test_rounding_is_no_reason_to_be_slow(tiny: dict, caplog: pytest.LogCaptureFixture) -> None:
+def test_rounding_is_no_reason_to_be_slow(tiny, caplog):
     """A long step on the query itself leaves little of its loss but rounding, in float32."""
     steps = {"steps": 30, "learning_rate": 0.5, "noise_multiplier": 4.0}
     session = opened(tiny, "adaptive-poison", **steps)
@@ -172,7 +167,7 @@ def test_rounding_is_no_reason_to_be_slow(tiny: dict, caplog: pytest.LogCaptureF
     assert "slowly" not in caplog.text
 
 
-def test_looking_ahead_is_a_derivative(tiny: dict) -> None:
+def test_looking_ahead_is_a_derivative(tiny):
     """Central differences of the query's loss after the step, by every feature."""
     session = shared(tiny, "tied")
     training, query = session.training, session.canary.query
@@ -189,7 +184,7 @@ def test_looking_ahead_is_a_derivative(tiny: dict) -> None:
     np.testing.assert_allclose(found[0], slopes, rtol=1e-5, atol=1e-8)
 
 
-def test_what_is_inserted_lowers_the_querys_loss(tiny: dict) -> None:
+def test_what_is_inserted_lowers_the_querys_loss(tiny):
     """After the step it looks ahead to, further than an input of zeros, and by more each time."""
     session = opened(tiny, ADAPTIVE, model=MODELS["mlp3"])
     training, query = session.training, session.canary.query
@@ -210,7 +205,7 @@ def test_what_is_inserted_lowers_the_querys_loss(tiny: dict) -> None:
 
 
 @pytest.mark.parametrize("engine", ["packed", "opacus"])
-def test_trainings_without_it_are_those_of_anybody(engine: str, tiny: dict) -> None:
+def test_trainings_without_it_are_those_of_anybody(engine, tiny):
     """What joins the others depends on no bit; each gets its own, clipped, and no other."""
     session = opened(tiny, ADAPTIVE, noise_multiplier=1e-6, engine=engine, model=MODELS["mlp3"])
     training = session.training
@@ -222,7 +217,7 @@ def test_trainings_without_it_are_those_of_anybody(engine: str, tiny: dict) -> N
     torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-7)
 
 
-def test_a_diverged_model_is_left_alone_and_examples_stay_in_range(tiny: dict) -> None:
+def test_a_diverged_model_is_left_alone_and_examples_stay_in_range(tiny):
     session = opened(tiny, ADAPTIVE | {"inner_rate": 1.0})
     others = session.training.reserved[0]
     found = session.canary.examples(1, session.training.initial * torch.tensor([[1.0], [-1.0]]))
@@ -236,9 +231,7 @@ def test_a_diverged_model_is_left_alone_and_examples_stay_in_range(tiny: dict) -
     assert float(found[0].norm()) > 0
 
 
-def test_it_is_crafted_for_those_alone_that_a_step_samples(
-    tiny: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_crafted_for_those_alone_that_a_step_samples(tiny, monkeypatch):
     """Whoever is in; what they get is what they would have got beside all others."""
     asked: list[int] = []
     at = AdaptiveCanary.at
@@ -265,7 +258,7 @@ def test_it_is_crafted_for_those_alone_that_a_step_samples(
     np.testing.assert_allclose(some, whole, rtol=1e-9)
 
 
-def test_it_tells_the_worlds_apart(tiny: dict) -> None:
+def test_it_tells_the_worlds_apart(tiny):
     """Hardly any noise, ten times C: the query's loss is lower in every one of 8 trainings."""
     loud = {"noise_multiplier": 1e-3, "clip_norm": 10.0, "model": MODELS["mlp3"]}
     session = opened(tiny, ADAPTIVE, **loud)

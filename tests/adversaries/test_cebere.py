@@ -1,7 +1,5 @@
 """The adversaries of Cebere et al.: what they insert, and what they make of what is released."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -48,7 +46,7 @@ def opened(raw: dict) -> DpSgdTraining:
     return DpSgdTraining.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
 
 
-def test_cosine_is_minus_the_cosine_of_each_model() -> None:
+def test_cosine_is_minus_the_cosine_of_each_model():
     rng = np.random.default_rng(0)
     initial, final = torch.tensor(rng.normal(size=5)), torch.tensor(rng.normal(size=(3, 5)))
     direction = torch.tensor(rng.normal(size=5))
@@ -60,7 +58,7 @@ def test_cosine_is_minus_the_cosine_of_each_model() -> None:
         assert float(score) == pytest.approx(-twin, rel=1e-12)
 
 
-def test_cosine_inserts_all_that_the_claim_allows_in_any_direction(training: DpSgdTraining) -> None:
+def test_cosine_inserts_all_that_the_claim_allows_in_any_direction(training):
     """Coordinates of 400 unit vectors have mean 0 and variance 1/p; z of 4.5, 1 seed in 2,000."""
     rng = np.random.default_rng(0)
     drawn = [Cosine().craft(training, rng).direction for _ in range(400)]
@@ -72,9 +70,7 @@ def test_cosine_inserts_all_that_the_claim_allows_in_any_direction(training: DpS
 
 
 @pytest.mark.parametrize("adversary", [Cosine(), BiasedDimension()], ids=lambda a: a.name)
-def test_scores_are_higher_where_the_canary_is_in(
-    training: DpSgdTraining, adversary: Cosine | BiasedDimension
-) -> None:
+def test_scores_are_higher_where_the_canary_is_in(training, adversary):
     """With little noise every "in" lies above every "out"."""
     quiet = dataclasses.replace(
         training, recipe=training.recipe.model_copy(update={"noise_multiplier": 1e-3})
@@ -85,7 +81,7 @@ def test_scores_are_higher_where_the_canary_is_in(
     assert scores[members].min() > scores[~members].max()
 
 
-def test_the_norm_of_the_canary_is_that_of_its_own_gradient(training: DpSgdTraining) -> None:
+def test_the_norm_of_the_canary_is_that_of_its_own_gradient(training):
     """The slow twin asks autograd, model by model. It is not clipped."""
     adversary = Loss(statistic="gradient-norm", example=7)
     session = DpSgdSession.craft(training, adversary, seed=3)
@@ -120,7 +116,7 @@ class Known:
 
 
 @pytest.mark.parametrize("strategy", ["noiseless-per-step", "noiseless-final"])
-def test_an_unknown_start_counts_as_movement(strategy: str) -> None:
+def test_an_unknown_start_counts_as_movement(strategy):
     adversary = BiasedDimension(choice="simulated", strategy=strategy, simulations=2)
     hidden = Known(torch.zeros(3))
     assert int(adversary.craft(hidden, np.random.default_rng(0)).direction.argmax()) == 1
@@ -131,7 +127,7 @@ def test_an_unknown_start_counts_as_movement(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["kaiming", "xavier"])
-def test_biases_start_at_zero_and_so_are_found(tiny: dict, scheme: str) -> None:
+def test_biases_start_at_zero_and_so_are_found(tiny, scheme):
     """A weight's θ_0 varies by about 0.5, a parameter's way in six steps is a tenth of it."""
     raw = tiny["mechanism"]
     raw["model"] |= {"initialization": "random", "scheme": scheme}

@@ -1,7 +1,5 @@
 """A query that is crafted for its loss, on models of one's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +15,14 @@ from tests.trainings import PRECISE, opened
 SMALL = {"name": "crafted-query", "rehearsals": 8, "ascent": 5, "rate": 0.1}
 
 
-def test_the_gap_is_that_of_means_in_spreads() -> None:
+def test_the_gap_is_that_of_means_in_spreads():
     rng = np.random.default_rng(0)
     absent, present = rng.normal(3, 2, 40), rng.normal(1, 1, 40)
     want = (absent.mean() - present.mean()) / np.sqrt(absent.var(ddof=1) + present.var(ddof=1))
     assert float(gap(torch.tensor(absent), torch.tensor(present))) == pytest.approx(want)
 
 
-def test_rehearsals_have_the_record_or_have_it_not(tiny: dict) -> None:
+def test_rehearsals_have_the_record_or_have_it_not(tiny):
     """With the same noise: what they differ by is what the record makes of it."""
     session = opened(tiny, SMALL, PRECISE, model={"name": "mlp3", "width": 8})
     training, canary = session.training, session.canary
@@ -39,7 +37,7 @@ def test_rehearsals_have_the_record_or_have_it_not(tiny: dict) -> None:
     assert not torch.equal(paths[True][-1], paths[False][-1])
 
 
-def test_a_query_is_asked_for_that_tells_more_than_the_record(tiny: dict) -> None:
+def test_a_query_is_asked_for_that_tells_more_than_the_record(tiny):
     """Here by a wide margin, on trainings that are not rehearsals: 400 of them."""
     recipe = {"model": {"name": "mlp3", "width": 8}, "noise_multiplier": 1.0, "steps": 40}
     recipe |= {"learning_rate": 0.5, "batch_size": 16}
@@ -66,7 +64,7 @@ def test_a_query_is_asked_for_that_tells_more_than_the_record(tiny: dict) -> Non
 
 
 @pytest.mark.parametrize("start", ["drawn", "pretrained"])
-def test_what_is_stored_of_it_scores_the_same(start: str, tiny: dict) -> None:
+def test_what_is_stored_of_it_scores_the_same(start, tiny):
     """The query is stored with the record, and the start where the adversary chooses it."""
     session = opened(tiny, SMALL | {"start": start, "start_steps": 30})
     plain = opened(tiny, "api-access").training
@@ -78,7 +76,7 @@ def test_what_is_stored_of_it_scores_the_same(start: str, tiny: dict) -> None:
     assert again.run(members, 5, (6,)).tobytes() == session.run(members, 5, (6,)).tobytes()
 
 
-def test_it_is_crafted_once_and_runs_with_its_defaults(tiny: dict, tmp_path: Path) -> None:
+def test_it_is_crafted_once_and_runs_with_its_defaults(tiny, tmp_path):
     tiny["audit"] |= {"trials": 20, "estimators": ["accuracy"]}
     tiny["grid"] = {"adversary": ["crafted-query", SMALL | {"start": "pretrained"}]}
     result = da.run(tiny, storage_path=str(tmp_path), executor="inline")

@@ -1,7 +1,5 @@
 """The exact score where nobody knows the batches: against sums over all of them."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
@@ -39,7 +37,7 @@ def slow_ratio(parts: Floats, q: float, sigma: float, shown: float) -> float:
     ("q", "sigma", "scale"),
     [(0.1, 0.7, 1.0), (0.5, 1.6, 1.0), (0.02, 0.4, 0.3), (0.9, 0.3, 1.0), (0.1, 1.0, 0.0)],
 )
-def test_the_density_is_the_sum_over_all_batches(q: float, sigma: float, scale: float) -> None:
+def test_the_density_is_the_sum_over_all_batches(q, sigma, scale):
     """Also six standard deviations out, where f is 1e-8 of its peak and less."""
     rng = np.random.default_rng(0)
     parts = scale * rng.uniform(-1, 1, (7, 9))
@@ -49,7 +47,7 @@ def test_the_density_is_the_sum_over_all_batches(q: float, sigma: float, scale: 
     np.testing.assert_allclose(others.log_density(shown), slow, rtol=0, atol=1e-10)
 
 
-def test_many_records_are_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_records_are_taken_in_blocks(monkeypatch):
     parts = np.random.default_rng(0).uniform(-0.3, 0.3, (3, 50))
     others, shown = Others(parts, 0.06, 1.1), np.array([-1.0, 0.0, 2.0])
     whole = others.ratio(shown)
@@ -65,9 +63,7 @@ def table(folder: Path, records: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("attack", ["gradient", "watched-dimension"])
-def test_secret_batches_are_scored_by_all_that_they_may_be(
-    attack: str, tiny: dict, tmp_path: Path
-) -> None:
+def test_secret_batches_are_scored_by_all_that_they_may_be(attack, tiny, tmp_path):
     """Two steps of Opacus on eight records, against the sum over 2^8 batches of every step."""
     tiny["mechanism"]["data"] = table(tmp_path, 8)
     del tiny["audit"]["record_every"]
@@ -87,7 +83,7 @@ def test_secret_batches_are_scored_by_all_that_they_may_be(
     np.testing.assert_allclose(session.run(members, 5, (2,))[:, 0], expected, rtol=0, atol=1e-9)
 
 
-def test_secret_batches_run_from_a_sweep(tiny: dict, tmp_path: Path) -> None:
+def test_secret_batches_run_from_a_sweep(tiny, tmp_path):
     tiny["mechanism"] |= {"data": table(tmp_path, 16), "engine": "opacus"}
     tiny["mechanism"] |= {"batches": "secret", "sampling": "poisson", "batch_size": 4, "steps": 2}
     tiny["audit"] |= {"trials": 6, "record_every": 2, "estimators": ["accuracy"]}

@@ -1,9 +1,6 @@
 """The attacks of Nasr et al.: what they insert, where training begins, and what they score."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +38,7 @@ class Told:
 
 
 @pytest.mark.parametrize(("sigma", "q"), [(1.0, 0.3), (0.4, 0.01), (3.0, 0.999), (2.0, 1.0)])
-def test_the_score_of_a_step_is_its_log_likelihood_ratio(sigma: float, q: float) -> None:
+def test_the_score_of_a_step_is_its_log_likelihood_ratio(sigma, q):
     """One step shows s ~ N(0, σ²), or (1-q) N(0, σ²) + q N(1, σ²): both densities are known."""
     shown = np.concatenate([np.linspace(-6, 7, 40), np.random.default_rng(0).normal(size=20)])
     known: Any = Told(sigma, q)
@@ -65,7 +62,7 @@ def clipped(training: DpSgdTraining, row: Tensor, step: int) -> Tensor:
 
 
 @pytest.mark.parametrize("statistic", ["likelihood-ratio", "sum"])
-def test_the_gradient_attack_adds_up_what_steps_show(statistic: str, tiny: dict) -> None:
+def test_the_gradient_attack_adds_up_what_steps_show(statistic, tiny):
     """Against loops over models, steps and examples; the sum is the paper's, less the others."""
     attack = {"name": "gradient", "parameters": 8, "statistic": statistic}
     small = {"sampling": "poisson", "batch_size": 16, "steps": 3, "noise_multiplier": 1.0}
@@ -81,7 +78,7 @@ def test_the_gradient_attack_adds_up_what_steps_show(statistic: str, tiny: dict)
     np.testing.assert_allclose(session.run(members, 5, (3,))[:, 0], expected, rtol=1e-8)
 
 
-def test_the_watermark_is_on_what_training_moves_least(tiny: dict) -> None:
+def test_the_watermark_is_on_what_training_moves_least(tiny):
     """Of the first four steps of a plain training without noise; up and down by turns."""
     attack = {"name": "gradient", "parameters": 6, "observe": 4}
     session = opened(tiny, attack, PRECISE, clip_norm=0.7, model=MLP)
@@ -102,7 +99,7 @@ def test_the_watermark_is_on_what_training_moves_least(tiny: dict) -> None:
 STATIC = {"name": "static-poison", "shadows": 3}
 
 
-def test_poison_makes_shadows_lose_and_stays_in_range(tiny: dict) -> None:
+def test_poison_makes_shadows_lose_and_stays_in_range(tiny):
     means = []
     for ascent in (0, 3, 30):
         session = opened(tiny, STATIC | {"ascent": ascent})
@@ -117,7 +114,7 @@ def test_poison_makes_shadows_lose_and_stays_in_range(tiny: dict) -> None:
 
 
 @pytest.mark.parametrize("statistic", ["mean", "max"])
-def test_intermediate_poison_goes_by_all_models(statistic: str, tiny: dict) -> None:
+def test_intermediate_poison_goes_by_all_models(statistic, tiny):
     """Mean or largest loss of θ_1 to θ_t, against loops; static poison by that of the last."""
     attack = STATIC | {"name": "intermediate-poison", "statistic": statistic, "ascent": 5}
     session = opened(tiny, attack, PRECISE, model=MLP)
@@ -136,7 +133,7 @@ def test_intermediate_poison_goes_by_all_models(statistic: str, tiny: dict) -> N
     np.testing.assert_allclose(last, -np.array(found[5]), rtol=1e-9)
 
 
-def test_training_begins_where_records_of_ones_own_lead(tiny: dict) -> None:
+def test_training_begins_where_records_of_ones_own_lead(tiny):
     """There the private records' gradients are smaller, and every trial begins there."""
     drawn = opened(tiny, "api-access").training
     start = {"name": "api-access", "start": "pretrained", "start_steps": 300}
@@ -153,7 +150,7 @@ def test_training_begins_where_records_of_ones_own_lead(tiny: dict) -> None:
     assert norms[1] < 0.8 * norms[0]
 
 
-def test_the_start_is_a_plain_training_on_the_reserve(tiny: dict, monkeypatch: Any) -> None:
+def test_the_start_is_a_plain_training_on_the_reserve(tiny, monkeypatch):
     """No private record has a part in it: others of them lead to the same start."""
     start = {"name": "api-access", "start": "pretrained", "start_steps": 5}
     session = opened(tiny, start)
@@ -174,7 +171,7 @@ def test_the_start_is_a_plain_training_on_the_reserve(tiny: dict, monkeypatch: A
 
 
 @pytest.mark.parametrize("kind", ["record", "mislabelled", "blank"])
-def test_canaries_of_api_access(kind: str, tiny: dict) -> None:
+def test_canaries_of_api_access(kind, tiny):
     session = opened(tiny, {"name": "api-access", "canary": kind}, model={"name": "mlp3"})
     training, (x, y) = session.training, (session.canary.x, session.canary.y)
     others, labels = training.reserved
@@ -190,7 +187,7 @@ def test_canaries_of_api_access(kind: str, tiny: dict) -> None:
     assert not (training.x == x).all(1).any()
 
 
-def test_the_wrong_label_is_the_least_likely(tiny: dict, tmp_path: Path) -> None:
+def test_the_wrong_label_is_the_least_likely(tiny, tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "five.npz", x=rng.normal(size=(60, 4)), y=np.arange(60) % 5)
     data = {"name": "npz", "path": str(tmp_path / "five.npz")}
@@ -209,7 +206,7 @@ def rows(x: Tensor) -> set[bytes]:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_records_in_reserve_are_nobody_elses(seed: int, tiny: dict) -> None:
+def test_records_in_reserve_are_nobody_elses(seed, tiny):
     """All 569 are different; every one is private, held out, or the adversary's."""
     split = {"held_out": 0.2, "reserved": 0.3, "seed": seed}
     session = opened(tiny, STATIC | {"ascent": 0}, **split)
@@ -225,7 +222,7 @@ def test_records_in_reserve_are_nobody_elses(seed: int, tiny: dict) -> None:
     assert not rows(session.canary.x) & (private | held)
 
 
-def test_every_attack_runs_with_its_defaults(tiny: dict, tmp_path: Path) -> None:
+def test_every_attack_runs_with_its_defaults(tiny, tmp_path):
     """On a table with two networks, and on images with a tiny convolutional one."""
     rng = np.random.default_rng(0)
     images = {"x": rng.integers(0, 255, (48, 8, 8, 1), np.uint8), "y": np.arange(48) % 3}

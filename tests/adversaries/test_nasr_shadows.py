@@ -1,7 +1,5 @@
 """Shadow models as a preparation that attacks share, and what of these attacks is refused."""
 
-from __future__ import annotations
-
 import signal
 import time
 from copy import deepcopy
@@ -39,9 +37,7 @@ def parts_of(location: str | Path) -> list[Path]:
     return sorted(Path(location).glob("preparations/*/*.parquet"))
 
 
-def test_audits_share_the_shadows_they_ask_for(
-    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audits_share_the_shadows_they_ask_for(tiny, tmp_path, monkeypatch):
     """40 shadows are three parts, trained once for two attacks; 5 are others, and one part."""
     few = STATIC | {"shadows": 5}
     asked = sweep(tiny, STATIC, ADAPTIVE, few, "gradient")
@@ -73,7 +69,7 @@ def plan_of(raw: dict[str, Any]) -> Any:
     ("key", "value"),
     [("mechanism.noise_multiplier", 3.0), ("mechanism.reserved", 0.4), ("seed", 4)],
 )
-def test_what_shadows_depend_on_names_them(key: str, value: Any, tiny: dict) -> None:
+def test_what_shadows_depend_on_names_them(key, value, tiny):
     asked = sweep(tiny, STATIC)
     before = plan_of(asked).audits[0].preparation.id
     assert plan_of(changed(asked, "audit.trials", 9)).audits[0].preparation.id == before
@@ -81,9 +77,7 @@ def test_what_shadows_depend_on_names_them(key: str, value: Any, tiny: dict) -> 
 
 
 @pytest.mark.slow
-def test_killed_while_shadows_are_trained_it_ends_the_same(
-    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_while_shadows_are_trained_it_ends_the_same(tiny, tmp_path, monkeypatch):
     asked = sweep(tiny, STATIC, ADAPTIVE)
     quiet = da.run(asked, storage_path=str(tmp_path / "quiet"), executor="inline").location
     monkeypatch.setenv(networks.SECONDS, "0.3")
@@ -182,9 +176,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "line"), REFUSED, ids=[line[:60] for _, line in REFUSED])
-def test_bad_input_is_one_line(
-    changes: dict[str, Any], line: str, tiny: dict, files: Any, tmp_path: Path
-) -> None:
+def test_bad_input_is_one_line(changes, line, tiny, files, tmp_path):
     for key, value in changes.items():
         changed(tiny, key, files.get(value, value) if isinstance(value, str) else deepcopy(value))
     file = write_sweep(tmp_path, tiny | {"grid": {}})
@@ -193,9 +185,7 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / "tiny/scores").exists()
 
 
-def test_private_records_may_be_the_shadows_where_it_is_said(
-    tiny: dict, files: Any, tmp_path: Path
-) -> None:
+def test_private_records_may_be_the_shadows_where_it_is_said(tiny, files, tmp_path):
     own = {"shadow_data": files["small"], "allow_overlap": True, "shadows": 2}
     asked = sweep(tiny, STATIC | own)
     result = da.run(asked, storage_path=str(tmp_path), executor="inline")

@@ -1,8 +1,5 @@
 """One training, many canaries: what is inserted, what is scored, and what is refused."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +31,7 @@ def for_canaries(tiny: dict) -> None:
 
 
 @pytest.mark.parametrize("kind", WHITE + BLACK)
-def test_the_kind_says_what_is_seen(kind: str) -> None:
+def test_the_kind_says_what_is_seen(kind):
     adversary = parse(Adversary, attack(kind), "adversary")
     assert isinstance(adversary, TrajectoryAdversary) == (kind in WHITE)
     assert isinstance(adversary, FinalModelAdversary) == (kind in BLACK)
@@ -45,7 +42,7 @@ def test_the_kind_says_what_is_seen(kind: str) -> None:
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 @pytest.mark.parametrize("kind", WHITE)
-def test_a_score_is_what_updates_show_along_a_canary(kind: str, sampling: str, tiny: dict) -> None:
+def test_a_score_is_what_updates_show_along_a_canary(kind, sampling, tiny):
     """Two models with six canaries each, against loops over steps, models and canaries."""
     session = opened(tiny, attack(kind), PRECISE, sampling=sampling, clip_norm=0.7)
     bits = np.random.default_rng(0).random(2 * CANARIES) < 0.5
@@ -72,7 +69,7 @@ def test_a_score_is_what_updates_show_along_a_canary(kind: str, sampling: str, t
         ("mislabelled", "replace", "fixed"),
     ],
 )
-def test_one_canary_is_as_many_as_any(kind: str, adjacency: str, sampling: str, tiny: dict) -> None:
+def test_one_canary_is_as_many_as_any(kind, adjacency, sampling, tiny):
     """Three trainings of one each, beside what each of them scores alone."""
     one = attack(kind, 1) | {"adjacency": adjacency}
     session = opened(tiny, one, PRECISE, sampling=sampling, noise_multiplier=1e-6)
@@ -85,7 +82,7 @@ def test_one_canary_is_as_many_as_any(kind: str, adjacency: str, sampling: str, 
 
 @pytest.mark.parametrize("models", [1, 2, 9])
 @pytest.mark.parametrize("kind", BLACK)
-def test_records_score_by_their_loss(kind: str, models: int, tiny: dict) -> None:
+def test_records_score_by_their_loss(kind, models, tiny):
     """However the passes over models and canaries are nested; against one model after another."""
     session = opened(tiny, attack(kind), PRECISE, model={"name": "mlp3", "width": 8})
     training, (x, y) = session.training, (session.canary.x, session.canary.y)
@@ -113,7 +110,7 @@ def test_records_score_by_their_loss(kind: str, models: int, tiny: dict) -> None
 
 @pytest.mark.parametrize("engine", ["packed", "opacus"])
 @pytest.mark.parametrize("kind", WHITE + BLACK)
-def test_a_coin_may_pick_one_of_two(kind: str, engine: str, tiny: dict) -> None:
+def test_a_coin_may_pick_one_of_two(kind, engine, tiny):
     """A gradient or its opposite, one record or another: one of each pair is always there."""
     replaced = attack(kind, 3) | {"adjacency": "replace"}
     session = opened(
@@ -146,7 +143,7 @@ def test_a_coin_may_pick_one_of_two(kind: str, engine: str, tiny: dict) -> None:
         )
 
 
-def test_replacing_claims_more_than_adding(tiny: dict) -> None:
+def test_replacing_claims_more_than_adding(tiny):
     claims = []
     for adjacency in ("add-remove", "replace"):
         raw = tiny | {"grid": {}, "adversary": attack("dirac") | {"adjacency": adjacency}}
@@ -158,7 +155,7 @@ def test_replacing_claims_more_than_adding(tiny: dict) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dirac", "natural"])
-def test_both_engines_insert_the_same(kind: str, tiny: dict) -> None:
+def test_both_engines_insert_the_same(kind, tiny):
     bits = np.random.default_rng(0).random(CANARIES) < 0.5
     quiet = {"noise_multiplier": 1e-6, "sampling": "poisson"}
     scores = [
@@ -169,9 +166,7 @@ def test_both_engines_insert_the_same(kind: str, tiny: dict) -> None:
 
 
 @pytest.mark.parametrize("kind", ["random", "natural"])
-def test_it_runs_from_a_sweep_and_resumes_to_the_same(
-    kind: str, tiny: dict, tmp_path: Path
-) -> None:
+def test_it_runs_from_a_sweep_and_resumes_to_the_same(kind, tiny, tmp_path):
     tiny["audit"] |= {"trials": 4 * CANARIES, "estimators": ["one-run", "one-run-fdp"]}
     tiny |= {"grid": {}, "adversary": attack(kind), "resources": {"pack_size": 2 * CANARIES}}
     whole = da.run(tiny, storage_path=str(tmp_path / "whole"), executor="inline")
@@ -183,7 +178,7 @@ def test_it_runs_from_a_sweep_and_resumes_to_the_same(
     assert parts.scores["score"].to_numpy().tobytes() == whole.scores["score"].to_numpy().tobytes()
 
 
-def test_a_model_that_leaks_all_its_bits_is_told(tiny: dict, tmp_path: Path) -> None:
+def test_a_model_that_leaks_all_its_bits_is_told(tiny, tmp_path):
     """With next to no noise nearly all of 60 bits are read off one training."""
     tiny["mechanism"] |= {"noise_multiplier": 0.01, "batch_size": 4, "model": "mlp3"}
     tiny["audit"] |= {"trials": 60, "estimators": [{"name": "one-run", "guesses": 60}]}
@@ -214,9 +209,7 @@ def test_a_model_that_leaks_all_its_bits_is_told(tiny: dict, tmp_path: Path) -> 
         ({"trials": CANARIES + 1}, "each training has 6 canaries"),
     ],
 )
-def test_bad_input_is_one_line(
-    changes: dict[str, Any], words: str, tiny: dict, tmp_path: Path
-) -> None:
+def test_bad_input_is_one_line(changes, words, tiny, tmp_path):
     adversary = changes.get("adversary", attack("dirac"))
     trials = adversary.get("canaries", CANARIES)
     tiny["audit"] |= {"trials": trials, "estimators": ["one-run"]}

@@ -1,7 +1,5 @@
 """What an observer of updates sees, and that a watched dimension shows all that theory allows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -45,9 +43,7 @@ def in_theory(q: float, noise: float, steps: int, member: bool, seed: int) -> Fl
     ],
     ids=["momentum", "adam"],
 )
-def test_the_score_is_the_likelihood_ratio_whatever_the_optimizer(
-    options: dict, tiny: dict
-) -> None:
+def test_the_score_is_the_likelihood_ratio_whatever_the_optimizer(options, tiny):
     """Poisson at q = .28, σ = 1, 20 steps: 300 trials of each world against draws of the formula.
 
     A right score is rejected in 1 % of seeds, in either world; this one is fixed.
@@ -61,7 +57,7 @@ def test_the_score_is_the_likelihood_ratio_whatever_the_optimizer(
         assert stats.ks_2samp(scores[members == member], expected).pvalue > 0.01
 
 
-def test_at_fixed_batches_it_is_a_sum(tiny: dict) -> None:
+def test_at_fixed_batches_it_is_a_sum(tiny):
     """Σ (s_t - 1/2) / σ² has mean ± T / 2σ² and variance T / σ²; within 4 standard errors."""
     session = opened(tiny, optimizer="adam")
     members = np.arange(800) % 2 == 0
@@ -72,7 +68,7 @@ def test_at_fixed_batches_it_is_a_sum(tiny: dict) -> None:
         assert abs(residual.var() / (steps / 4) - 1) < 4 * np.sqrt(2 / 800)
 
 
-def test_steps_without_the_canary_say_nothing(tiny: dict) -> None:
+def test_steps_without_the_canary_say_nothing(tiny):
     every = opened(dict(tiny), {"name": "watched-dimension", "period": 3})
     scores = every.run(np.array([True, False]), 5, (2, 3, 5, 6))
     assert (scores[:, 0] == 0).all()
@@ -80,7 +76,7 @@ def test_steps_without_the_canary_say_nothing(tiny: dict) -> None:
     assert (scores[:, 2] != scores[:, 3]).all()
 
 
-def test_the_others_stay_in_where_they_are_not_subtracted(tiny: dict) -> None:
+def test_the_others_stay_in_where_they_are_not_subtracted(tiny):
     """They blur a dimension that they move, by far more than this noise does."""
     members = np.zeros(200, np.bool_)
     spread = {}
@@ -128,7 +124,7 @@ class Asked:
 
 
 @pytest.mark.parametrize("engine", ["packed", "opacus"])
-def test_an_observer_of_updates_sees_what_moves_the_models(engine: str, tiny: dict) -> None:
+def test_an_observer_of_updates_sees_what_moves_the_models(engine, tiny):
     schedule = {"name": "step", "every": 2}
     session = opened(tiny, Asking.model_fields["name"].default, engine=engine, schedule=schedule)
     session.run(np.array([True, False]), 5, (6,))
@@ -140,7 +136,7 @@ def test_an_observer_of_updates_sees_what_moves_the_models(engine: str, tiny: di
         torch.testing.assert_close(after, before - rate * update, rtol=1e-5, atol=1e-6)
 
 
-def test_an_observer_may_ask_for_losses_and_gradients_at_any_theta(tiny: dict) -> None:
+def test_an_observer_may_ask_for_losses_and_gradients_at_any_theta(tiny):
     session = opened(tiny, Asking.model_fields["name"].default, sampling="poisson")
     session.run(np.array([True, False]), 5, (6,))
     asked, training = session.adversary._asked, session.training
@@ -161,7 +157,7 @@ def test_an_observer_may_ask_for_losses_and_gradients_at_any_theta(tiny: dict) -
     assert known.sample_rate == 64 / 569
 
 
-def test_secret_batches_are_not_told(tiny: dict) -> None:
+def test_secret_batches_are_not_told(tiny):
     """A dimension is watched all the same, with nothing to subtract."""
     session = opened(tiny, batches="secret", engine="opacus")
     scores = session.run(np.array([True, False]), 5, (6,))
@@ -170,7 +166,7 @@ def test_secret_batches_are_not_told(tiny: dict) -> None:
 
 
 @long("twenty packs of 250 trainings of 200 steps")
-def test_poisson_at_a_low_rate_shows_what_theory_says(tiny: dict) -> None:
+def test_poisson_at_a_low_rate_shows_what_theory_says(tiny):
     """q = .05, σ = 1, T = 200, R = 5000: hit rate within 4 standard errors of the formula's."""
     sizes = {"steps": 200, "batch_size": 28, "noise_multiplier": 1.0, "sampling": "poisson"}
     tiny["audit"]["record_every"] = 200

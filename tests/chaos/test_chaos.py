@@ -1,7 +1,5 @@
 """Many blows on a real cluster: the results are those of a quiet run."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections import Counter
@@ -51,7 +49,7 @@ def survives(sweep: dict, folder: Path, size: int, weather: Weather) -> None:
     assert_same(folder / "stormy/tiny", quiet.location)
 
 
-def test_one_kill_of_each_kind(tiny: dict, tmp_path: Path) -> None:
+def test_one_kill_of_each_kind(tiny, tmp_path):
     changed(tiny, "mechanism.steps", 300)
     changed(tiny, "audit.record_every", 100)
     changed(tiny, "audit.trials", 300)
@@ -62,9 +60,7 @@ def test_one_kill_of_each_kind(tiny: dict, tmp_path: Path) -> None:
 @long("a hundred blows during 1200 packs take ten minutes on two cores")
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(STORMS))
-def test_a_hundred_blows_while_writes_fail(
-    seed: int, tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hundred_blows_while_writes_fail(seed, tiny, tmp_path, monkeypatch):
     """One write in thirty fails, in every process of Ray's and ours."""
     changed(tiny, "mechanism.steps", 300)
     changed(tiny, "audit.record_every", 100)

@@ -1,7 +1,5 @@
 """What hangs is not what dies: processes that are stopped, at random moments, on a real cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging
@@ -151,7 +149,7 @@ def survives(
 @long("thirty stops take half an hour on two cores")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", LINES)
-def test_five_stops_at_random_moments(kind: Kind, light: dict, pace: Pace, tmp_path: Path) -> None:
+def test_five_stops_at_random_moments(kind, light, pace, tmp_path):
     """A trainer's limit is the deadline of its pack, a driver's the standstill of its lease."""
     changed(light, "resources.pack_deadline", DEADLINE)
     # Each node that is stopped leaves another one behind: the sweep must last until the fifth.
@@ -162,7 +160,7 @@ def test_five_stops_at_random_moments(kind: Kind, light: dict, pace: Pace, tmp_p
 
 @long("a stop of each kind and a driver that is asked to end take five minutes on two cores")
 @pytest.mark.timeout(3600)
-def test_who_is_asked_to_stop_meanwhile_ends(light: dict, pace: Pace, tmp_path: Path) -> None:
+def test_who_is_asked_to_stop_meanwhile_ends(light, pace, tmp_path):
     """The grace of running packs is 5 s; an aggregator is started again, to write what is done."""
     changed(light, "resources.grace_seconds", 5)
     pace.of(changed(light, "audit.trials", 2000))

@@ -1,7 +1,5 @@
 """A sweep that is only played to the live view: `python played.py SCENE`, in a terminal."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A sweep file that cannot be run: exit 2, and a line with its place for each mistake."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from pathlib import Path
@@ -119,7 +117,7 @@ def line_for(sweep: dict[str, Any], folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("key", "value", "expected"), [*TYPES, *BOUNDS, *NAMES])
-def test_a_wrong_value(key: str, value: Any, expected: str, tiny: dict, tmp_path: Path) -> None:
+def test_a_wrong_value(key, value, expected, tiny, tmp_path):
     if key.startswith("adversary"):
         del tiny["grid"]
     line = line_for(changed(tiny, key, value), tmp_path)
@@ -127,27 +125,27 @@ def test_a_wrong_value(key: str, value: Any, expected: str, tiny: dict, tmp_path
 
 
 @pytest.mark.parametrize(("estimator", "expected"), ESTIMATORS)
-def test_a_wrong_estimator(estimator: Any, expected: str, tiny: dict, tmp_path: Path) -> None:
+def test_a_wrong_estimator(estimator, expected, tiny, tmp_path):
     line = line_for(changed(tiny, "audit.estimators", [estimator]), tmp_path)
     assert line.startswith(expected), line
 
 
 @pytest.mark.parametrize("key", ["estimators", "accountants"])
-def test_a_repeated_entry(key: str, tiny: dict, tmp_path: Path) -> None:
+def test_a_repeated_entry(key, tiny, tmp_path):
     name = {"estimators": "accuracy", "accountants": "gaussian"}[key]
     line = line_for(changed(tiny, f"audit.{key}", [name, name]), tmp_path)
     assert line == f"audit.{key}: lists {name} twice; remove one of them"
 
 
 @pytest.mark.parametrize(("grid", "expected"), GRIDS)
-def test_a_wrong_grid(grid: Any, expected: str, tiny: dict, tmp_path: Path) -> None:
+def test_a_wrong_grid(grid, expected, tiny, tmp_path):
     tiny["grid"] = grid
     line = line_for(tiny, tmp_path)
     assert line.startswith(expected), line
 
 
 @pytest.mark.parametrize("key", MISSING)
-def test_a_missing_key(key: str, tiny: dict, tmp_path: Path) -> None:
+def test_a_missing_key(key, tiny, tmp_path):
     tiny.pop("grid")
     *parents, last = key.split(".")
     node = tiny
@@ -157,14 +155,14 @@ def test_a_missing_key(key: str, tiny: dict, tmp_path: Path) -> None:
     assert line_for(tiny, tmp_path) == f"{key}: is required"
 
 
-def test_a_canary_example_beyond_the_data_is_told_by_plan(tiny: dict, tmp_path: Path) -> None:
+def test_a_canary_example_beyond_the_data_is_told_by_plan(tiny, tmp_path):
     tiny.pop("grid")
     tiny["adversary"]["example"] = 569
     line = refused("plan", write_sweep(tmp_path, tiny), "--storage-path", tmp_path / "runs")
     assert line == "adversary.example: is 569, but the data ends at 568"
 
 
-def test_so_many_packs_that_no_disk_would_hold_them(tiny: dict, tmp_path: Path) -> None:
+def test_so_many_packs_that_no_disk_would_hold_them(tiny, tmp_path):
     tiny["audit"]["trials"] = 50_000_000
     tiny["resources"]["pack_size"] = 1
     line = line_for(tiny, tmp_path)
@@ -181,14 +179,14 @@ def test_so_many_packs_that_no_disk_would_hold_them(tiny: dict, tmp_path: Path) 
         ("", "FILE must hold a mapping"),
     ],
 )
-def test_a_file_that_is_no_sweep(text: str, expected: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_sweep(text, expected, tmp_path):
     file = tmp_path / "sweep.yaml"
     file.write_text(text)
     line = refused("plan", file)
     assert line.startswith(expected.replace("FILE", str(file))), line
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read(tmp_path):
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(bytes(range(256)))
     for file, reason in [
@@ -238,7 +236,7 @@ resources: {num_cpus: 0, num_gpu: 1}
 """
 
 
-def test_all_that_is_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_told_at_once_with_its_place(tmp_path):
     """Unknown keys first, with the key that was meant, which is not said to be missing; then in the
     order of the file.
     """
@@ -269,7 +267,7 @@ def test_all_that_is_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> Non
     assert not any("is required" in line for line in lines)
 
 
-def test_what_options_have_set_is_told_with_the_option(tmp_path: Path) -> None:
+def test_what_options_have_set_is_told_with_the_option(tmp_path):
     text = ALL_WRONG.replace("sed: 3", "seed: 3").partition("grid:")[0]
     changes = ("mechanism.schedule=x", "audit.confidense=3", "mechanism.batch_size=0")
     lines = told(text, tmp_path, *(part for change in changes for part in ("--set", change)))
@@ -281,7 +279,7 @@ def test_what_options_have_set_is_told_with_the_option(tmp_path: Path) -> None:
     ]
 
 
-def test_a_wrong_grid_hides_nothing_else(tmp_path: Path) -> None:
+def test_a_wrong_grid_hides_nothing_else(tmp_path):
     """Nor is what it would have filled said to be missing."""
     text = (
         "name: x\nmechanism: {name: dp-sgd, stepz: 1}\naudit: {trials: 10, delta: 1}\n"
@@ -294,7 +292,7 @@ def test_a_wrong_grid_hides_nothing_else(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_missing_is_told_where_it_should_be(tmp_path: Path) -> None:
+def test_what_is_missing_is_told_where_it_should_be(tmp_path):
     lines = told("3: 4\non: 5\nmechanism:\n  name: dp-sgd\n  steps: 3\n", tmp_path)
     assert lines[0].startswith("sweep.yaml:1:1: 3: unknown key; known: name, seed")
     assert {line.partition(": ")[2] for line in lines if line.startswith("sweep.yaml:3:1: ")} == {
@@ -306,15 +304,13 @@ def test_what_is_missing_is_told_where_it_should_be(tmp_path: Path) -> None:
     }
 
 
-def test_a_mistake_that_only_the_data_show_is_told_with_its_place(
-    tiny: dict, tmp_path: Path
-) -> None:
+def test_a_mistake_that_only_the_data_show_is_told_with_its_place(tiny, tmp_path):
     tiny["mechanism"]["batch_size"] = 570
     (line,) = told(write_sweep(tmp_path, tiny).read_text(), tmp_path)
     assert re.match(r"sweep\.yaml:\d+:15: mechanism\.batch_size: is 570, but breast_", line), line
 
 
-def test_what_the_data_show_of_one_cell_is_told_with_its_line(tiny: dict, tmp_path: Path) -> None:
+def test_what_the_data_show_of_one_cell_is_told_with_its_line(tiny, tmp_path):
     tiny["grid"] = {"mechanism.batch_size": [64, 570]}
     text = write_sweep(tmp_path, tiny).read_text()
     (line,) = told(text, tmp_path)
@@ -322,13 +318,13 @@ def test_what_the_data_show_of_one_cell_is_told_with_its_line(tiny: dict, tmp_pa
     assert line.startswith(f"sweep.yaml:{number}:5: mechanism.batch_size: is 570, but breast_")
 
 
-def test_so_many_mistakes_are_counted(tmp_path: Path) -> None:
+def test_so_many_mistakes_are_counted(tmp_path):
     keys = "".join(f"x{number}: 1\n" for number in range(30))
     lines = told(f"{keys}name: x\n", tmp_path)
     assert (len(lines), lines[-1]) == (21, "dpaudit: and 13 more")
 
 
-def test_plain_data_have_no_place(tiny: dict) -> None:
+def test_plain_data_have_no_place(tiny):
     """Whoever calls from Python gets all of it in one error, a line each."""
     tiny["mechanism"] |= {"stepz": 1, "clip_norm": "x"}
     with pytest.raises(SpecError) as caught:

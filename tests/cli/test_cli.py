@@ -1,7 +1,5 @@
 """The verbs as a user meets them: what they print, write and return."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -115,7 +113,7 @@ def assert_same_results(left: Path, right: Path) -> None:
 # run -----------------------------------------------------------------------------------------
 
 
-def test_run_prints_bounds_and_where_they_are(sweep: Path, tmp_path: Path) -> None:
+def test_run_prints_bounds_and_where_they_are(sweep, tmp_path):
     outcome = inline(sweep, tmp_path / "runs")
     assert outcome.code == 0
     assert outcome.err == ""
@@ -133,9 +131,7 @@ def test_run_prints_bounds_and_where_they_are(sweep: Path, tmp_path: Path) -> No
     assert "interim" not in outcome.out
 
 
-def test_certified_never_stands_in_one_line_with_an_epsilon_that_nobody_certified(
-    finished: Path,
-) -> None:
+def test_certified_never_stands_in_one_line_with_an_epsilon_that_nobody_certified(finished):
     """Of the loss, nobody knows the curve: its accuracy and anytime bounds are if-gaussian."""
     page = dpaudit("report", finished, "--format", "table").out.split("\nloss\n")[1]
     rows = [re.split("  +", line.strip()) for line in page.splitlines()[1:9]]
@@ -159,7 +155,7 @@ def test_certified_never_stands_in_one_line_with_an_epsilon_that_nobody_certifie
     assert all(entry["epsilon_lower_free"] is not None for entry in entries)
 
 
-def test_ctrl_c_ends_in_exit_4_and_one_line(sweep: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_in_exit_4_and_one_line(sweep, tmp_path):
     outcome = broken_off(sweep, tmp_path, KeyboardInterrupt())
     assert outcome.code == 4
     assert outcome.err == (
@@ -169,9 +165,7 @@ def test_ctrl_c_ends_in_exit_4_and_one_line(sweep: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["stopped", "failed"])
-def test_an_incomplete_run_is_resumed_to_the_same_result(
-    kind: str, finished: Path, sweep: Path, request: pytest.FixtureRequest
-) -> None:
+def test_an_incomplete_run_is_resumed_to_the_same_result(kind, finished, sweep, request):
     run = request.getfixturevalue(kind)
     before = score_files(run)
     assert 0 < len(before) < 18
@@ -184,7 +178,7 @@ def test_an_incomplete_run_is_resumed_to_the_same_result(
     assert dpaudit("status", run).out.splitlines()[-1] == "complete"
 
 
-def test_a_failed_pack_ends_in_exit_3_with_audit_and_trials(sweep: Path, tmp_path: Path) -> None:
+def test_a_failed_pack_ends_in_exit_3_with_audit_and_trials(sweep, tmp_path):
     outcome = broken_off(sweep, tmp_path, ValueError("boom\nand more"))
     assert outcome.code == 3
     assert outcome.err == (
@@ -197,7 +191,7 @@ def test_a_failed_pack_ends_in_exit_3_with_audit_and_trials(sweep: Path, tmp_pat
     assert packs(tmp_path / "tiny", SECOND) == 9, "other audits go on"
 
 
-def test_failures_of_an_earlier_run_are_said_to_be(failed: Path, sweep: Path) -> None:
+def test_failures_of_an_earlier_run_are_said_to_be(failed, sweep):
     """They are left out, so nothing is trained: the user hears whose they are, and what to do."""
     outcome = inline(sweep, failed.parent)
     assert outcome.code == 3
@@ -208,9 +202,7 @@ def test_failures_of_an_earlier_run_are_said_to_be(failed: Path, sweep: Path) ->
     assert second.endswith("until run --retry-failed")
 
 
-def test_a_gpu_that_is_not_there_is_told_before_anything_fails(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_is_not_there_is_told_before_anything_fails(sweep, tmp_path, monkeypatch):
     runs, asked = tmp_path / "runs", ("--storage-path", tmp_path / "runs", "--executor", "inline")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     line = refused("run", sweep, *asked, "--set", "resources.num_gpus=0.5")
@@ -220,9 +212,7 @@ def test_a_gpu_that_is_not_there_is_told_before_anything_fails(
     assert inline(sweep, runs, "--set", "resources.num_gpus=0").code == 0
 
 
-def test_storage_that_fails_later_ends_in_exit_4(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_storage_that_fails_later_ends_in_exit_4(sweep, tmp_path, monkeypatch):
     fsync, calls = os.fsync, iter(range(1000))
 
     def full(descriptor: int) -> None:
@@ -240,9 +230,7 @@ def test_storage_that_fails_later_ends_in_exit_4(
     assert inline(sweep, tmp_path).code == 0
 
 
-def test_a_lost_cluster_ends_in_exit_4(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_cluster_ends_in_exit_4(sweep, tmp_path, monkeypatch):
     def lost(_: Driver) -> None:
         raise ClusterError("lost 9 packs to\ndying workers")
 
@@ -251,7 +239,7 @@ def test_a_lost_cluster_ends_in_exit_4(
     assert (outcome.code, outcome.err) == (4, "dpaudit: lost 9 packs to dying workers\n")
 
 
-def test_raising_trials_extends_a_run(finished: Path, sweep: Path) -> None:
+def test_raising_trials_extends_a_run(finished, sweep):
     before = score_files(finished)
     outcome = inline(sweep, finished.parent, "--set", "audit.trials=115")
     assert outcome.code == 0
@@ -271,7 +259,7 @@ def test_raising_trials_extends_a_run(finished: Path, sweep: Path) -> None:
     assert re.fullmatch("biased-dimension +[A-Z]+ +115 .* certified .*", shown[2])
 
 
-def test_the_file_of_an_extended_run_can_be_run_again(finished: Path, sweep: Path) -> None:
+def test_the_file_of_an_extended_run_can_be_run_again(finished, sweep):
     """What is there stays, and is not run again; nor does `plan` refuse it."""
     assert inline(sweep, finished.parent, "--set", "audit.trials=115").code == 0
     before = score_files(finished)
@@ -288,7 +276,7 @@ def test_the_file_of_an_extended_run_can_be_run_again(finished: Path, sweep: Pat
     assert planned.out.startswith("tiny: 230 trials in 24 packs, 24 packs done\n")
 
 
-def test_trials_of_a_run_that_is_not_complete_are_not_lowered(finished: Path, sweep: Path) -> None:
+def test_trials_of_a_run_that_is_not_complete_are_not_lowered(finished, sweep):
     (audit_folder(finished, FIRST) / "20-29.parquet").unlink()
     (finished / "_SUCCESS").unlink()
     more = ("--storage-path", finished.parent, "--set", "audit.trials=80")
@@ -299,9 +287,7 @@ def test_trials_of_a_run_that_is_not_complete_are_not_lowered(finished: Path, sw
         )
 
 
-def test_an_extension_that_fails_is_not_complete(
-    finished: Path, sweep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_extension_that_fails_is_not_complete(finished, sweep, monkeypatch):
     def fails(*_: Any) -> None:
         raise ValueError("boom")
 
@@ -318,8 +304,8 @@ def test_an_extension_that_fails_is_not_complete(
 
 @pytest.mark.parametrize("damage", ["none", "a score file is gone", "estimates are cut"])
 def test_run_on_a_finished_run_makes_what_is_lacking_and_changes_nothing(
-    damage: str, finished: Path, sweep: Path, kept: Path
-) -> None:
+    damage, finished, sweep, kept
+):
     if damage.startswith("a score"):
         (audit_folder(finished, SECOND) / "20-29.parquet").unlink()
     elif damage.startswith("estimates"):
@@ -328,9 +314,7 @@ def test_run_on_a_finished_run_makes_what_is_lacking_and_changes_nothing(
     assert_same_results(finished, kept / "finished/tiny")
 
 
-def test_a_recorded_sweep_can_be_run_again(
-    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recorded_sweep_can_be_run_again(tiny, tmp_path, monkeypatch):
     """Also from elsewhere, although the data path was relative to the sweep file."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "data.npz", x=rng.normal(size=(80, 4)), y=np.arange(80) % 2)
@@ -347,9 +331,7 @@ def test_a_recorded_sweep_can_be_run_again(
 # plan ----------------------------------------------------------------------------------------
 
 
-def test_plan_counts_what_is_done_and_writes_nothing(
-    stopped: Path, sweep: Path, tmp_path: Path
-) -> None:
+def test_plan_counts_what_is_done_and_writes_nothing(stopped, sweep, tmp_path):
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
     fresh = dpaudit("plan", sweep, "--storage-path", tmp_path / "nowhere")
     assert fresh.code == 0
@@ -363,9 +345,7 @@ def test_plan_counts_what_is_done_and_writes_nothing(
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
 
 
-def test_plan_of_a_finished_run_trains_nothing(
-    finished: Path, sweep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_of_a_finished_run_trains_nothing(finished, sweep, monkeypatch):
     monkeypatch.setattr(PackTrainer, "train", lambda *_: pytest.fail("trained"))
     outcome = dpaudit("plan", sweep, "--storage-path", finished.parent)
     assert outcome.code == 0
@@ -381,9 +361,7 @@ def test_plan_of_a_finished_run_trains_nothing(
         ("audit.delta=1e-6", "use a new name and a new seed, or the old settings to resume"),
     ],
 )
-def test_plan_and_run_refuse_a_run_of_another_sweep(
-    change: str, remedy: str, finished: Path, sweep: Path, kept: Path
-) -> None:
+def test_plan_and_run_refuse_a_run_of_another_sweep(change, remedy, finished, sweep, kept):
     for verb in ("plan", "run"):
         line = refused(verb, sweep, "--storage-path", finished.parent, "--set", change)
         assert line.startswith(f"{finished} holds another sweep (")
@@ -394,7 +372,7 @@ def test_plan_and_run_refuse_a_run_of_another_sweep(
 # status and report ---------------------------------------------------------------------------
 
 
-def test_status_of_a_finished_run(finished: Path) -> None:
+def test_status_of_a_finished_run(finished):
     outcome = dpaudit("status", finished)
     assert (outcome.code, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
@@ -405,7 +383,7 @@ def test_status_of_a_finished_run(finished: Path) -> None:
         assert any(line.startswith(word) for line in lines), word
 
 
-def test_a_run_without_any_finished_pack(sweep: Path, tmp_path: Path) -> None:
+def test_a_run_without_any_finished_pack(sweep, tmp_path):
     """Killed right after it was planned."""
     directory = RunDirectory.under(str(tmp_path / "runs"), "tiny")
     planning.open_run(spec.load(sweep), directory)
@@ -422,9 +400,7 @@ def test_a_run_without_any_finished_pack(sweep: Path, tmp_path: Path) -> None:
     assert page.count("No finished trials yet") == 2
 
 
-def test_a_run_is_read_where_no_working_directory_is_left(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_read_where_no_working_directory_is_left(finished, tmp_path, monkeypatch):
     """As for a job whose node removed its folder."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -436,7 +412,7 @@ def test_a_run_is_read_where_no_working_directory_is_left(
     assert (finished / "report.html").stat().st_size > 10_000
 
 
-def test_status_and_reports_of_a_partial_run_are_marked_interim(stopped: Path) -> None:
+def test_status_and_reports_of_a_partial_run_are_marked_interim(stopped):
     Aggregation.rebuild(RunDirectory(str(stopped))).flush()
     status = dpaudit("status", stopped)
     assert status.code == 0
@@ -460,7 +436,7 @@ def test_status_and_reports_of_a_partial_run_are_marked_interim(stopped: Path) -
     assert "Interim" in (stopped / "report.html").read_text()
 
 
-def test_a_failed_pack_counts_as_misses_and_is_shown(failed: Path, finished: Path) -> None:
+def test_a_failed_pack_counts_as_misses_and_is_shown(failed, finished):
     """One failed pack of nine: the estimates are of all 90 trials, and below those of a run that
     has them all.
     """
@@ -482,7 +458,7 @@ def test_a_failed_pack_counts_as_misses_and_is_shown(failed: Path, finished: Pat
     assert "failed, counted as misses: 10" in page
 
 
-def test_status_as_json(failed: Path) -> None:
+def test_status_as_json(failed):
     outcome = dpaudit("status", failed, "--json")
     assert (outcome.code, outcome.err) == (0, "")
     told = json.loads(outcome.out)
@@ -499,7 +475,7 @@ def test_status_as_json(failed: Path) -> None:
     assert "Traceback" in failure["traceback"]
 
 
-def test_reports_hold_the_same_numbers_in_every_format(finished: Path) -> None:
+def test_reports_hold_the_same_numbers_in_every_format(finished):
     rows = list(csv.DictReader(io.StringIO(dpaudit("report", finished, "--format", "csv").out)))
     entries = json.loads(dpaudit("report", finished, "--format", "json").out)
     table = dpaudit("report", finished, "--format", "table").out.splitlines()
@@ -518,7 +494,7 @@ def test_reports_hold_the_same_numbers_in_every_format(finished: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["status", "report"])
-def test_a_folder_that_is_no_run_is_told(verb: str, sweep: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_told(verb, sweep, tmp_path):
     for place in (tmp_path, tmp_path / "nowhere", sweep, sweep / "below"):
         assert refused(verb, place) == (
             f"{place} is no run directory (it has no plan.json); give the folder that `dpaudit "
@@ -545,13 +521,8 @@ DAMAGES: list[tuple[str, Callable[[Path], object], tuple[str, ...], str]] = [
 
 @pytest.mark.parametrize(("name", "damage", "verbs", "remedy"), DAMAGES)
 def test_a_damaged_file_is_told_and_nothing_else_is_touched(
-    name: str,
-    damage: Callable[[Path], object],
-    verbs: tuple[str, ...],
-    remedy: str,
-    finished: Path,
-    sweep: Path,
-) -> None:
+    name, damage, verbs, remedy, finished, sweep
+):
     file = next(finished.glob(name))
     damage(file)
     before = {f: f.read_bytes() for f in finished.rglob("*") if f.is_file()}
@@ -567,14 +538,14 @@ def test_a_damaged_file_is_told_and_nothing_else_is_touched(
     assert before.items() <= after.items()
 
 
-def test_damaged_failures_are_told(finished: Path) -> None:
+def test_damaged_failures_are_told(finished):
     for content in ("[3]", "{"):
         (finished / "outcomes.json").write_text(content)
         assert refused("status", finished).endswith("the rest is made again from the scores")
 
 
 @pytest.mark.parametrize("below", ["x", "x/y"])
-def test_a_storage_path_that_cannot_be_written(below: str, sweep: Path, tmp_path: Path) -> None:
+def test_a_storage_path_that_cannot_be_written(below, sweep, tmp_path):
     (tmp_path / "file").touch()
     storage = tmp_path / "file" / below
     line = refused("run", sweep, "--storage-path", storage, "--executor", "inline")
@@ -585,7 +556,7 @@ def test_a_storage_path_that_cannot_be_written(below: str, sweep: Path, tmp_path
 
 
 @pytest.mark.parametrize("storage", ["", "s3://", "floppy://a"])
-def test_a_storage_path_that_is_none(storage: str, sweep: Path) -> None:
+def test_a_storage_path_that_is_none(storage, sweep):
     for verb in ("run", "plan"):
         assert "storage path " in refused(verb, sweep, "--storage-path", storage)
 
@@ -614,7 +585,7 @@ def test_a_storage_path_that_is_none(storage: str, sweep: Path) -> None:
         ),
     ],
 )
-def test_wrong_usage_is_one_line(arguments: list[str], problem: str) -> None:
+def test_wrong_usage_is_one_line(arguments, problem):
     assert refused(*arguments).lower() == problem.lower()
 
 
@@ -631,12 +602,12 @@ def test_wrong_usage_is_one_line(arguments: list[str], problem: str) -> None:
         ("grid.mechanism.steps=3", "grid.mechanism.steps: must be a list"),
     ],
 )
-def test_a_wrong_override_is_one_line(change: str, problem: str, sweep: Path) -> None:
+def test_a_wrong_override_is_one_line(change, problem, sweep):
     line = refused("plan", sweep, "--set", change)
     assert line.startswith(problem), line
 
 
-def test_overrides_add_up_and_the_last_one_counts(sweep: Path, tmp_path: Path) -> None:
+def test_overrides_add_up_and_the_last_one_counts(sweep, tmp_path):
     changes = ["audit.trials=10", "audit.trials=20", "grid.mechanism.steps=[5, 6]", "name=other"]
     options = [part for change in changes for part in ("--set", change)]
     outcome = dpaudit("plan", sweep, "--storage-path", tmp_path / "runs", *options)
@@ -644,7 +615,7 @@ def test_overrides_add_up_and_the_last_one_counts(sweep: Path, tmp_path: Path) -
     assert "loss, steps=6" in outcome.out
 
 
-def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> None:
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path):
     for arguments in (("--debug", "status", tmp_path), ("status", tmp_path, "--debug")):
         outcome = dpaudit(*arguments)
         assert outcome.code == 2
@@ -653,9 +624,7 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> No
         assert outcome.err.splitlines()[-1].startswith(f"dpaudit: {tmp_path} is no run directory")
 
 
-def test_a_bug_is_not_mistaken_for_a_violation(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_is_not_mistaken_for_a_violation(finished, monkeypatch):
     """Python would exit with 1, which means that the claim was refuted."""
     monkeypatch.setattr("dpaudit_ray.report.tables.overview", lambda _: 1 // 0)
     outcome = dpaudit("status", finished)
@@ -666,7 +635,7 @@ def test_a_bug_is_not_mistaken_for_a_violation(
     )
 
 
-def test_version_and_help() -> None:
+def test_version_and_help():
     assert dpaudit("--version").out == f"{__version__}\n"
     for verb in ("run", "plan", "status", "report"):
         assert verb in dpaudit("--help").out
@@ -677,7 +646,7 @@ def test_version_and_help() -> None:
     assert bare.err == ""
 
 
-def test_a_reader_that_goes_away_changes_no_exit_code(finished: Path) -> None:
+def test_a_reader_that_goes_away_changes_no_exit_code(finished):
     """`dpaudit report RUN --format csv | head -1`, with a pipe that nobody reads any more."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -687,7 +656,7 @@ def test_a_reader_that_goes_away_changes_no_exit_code(finished: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_terminal_that_lacks_a_character_shows_the_rest(finished: Path) -> None:
+def test_a_terminal_that_lacks_a_character_shows_the_rest(finished):
     command = [sys.executable, "-m", "dpaudit_ray", "report", finished, "--format", "table"]
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
     done = subprocess.run(command, capture_output=True, env=environment, check=True)

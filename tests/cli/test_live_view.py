@@ -1,7 +1,5 @@
 """The live view: its pictures fit and show what matters first; and as a user sees it."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -61,14 +59,14 @@ def drawn(view: View, width: int, height: int) -> list[str]:
 @pytest.mark.parametrize(
     ("width", "height"), [(20, 3), (40, 5), (60, 10), (80, 24), (140, 40), (300, 5), (20, 40)]
 )
-def test_pictures_fit(width: int, height: int) -> None:
+def test_pictures_fit(width, height):
     for progress in (twenty_audits(), Progress(twenty_audits().audits[:1])):
         lines = shown(progress, width, height)
         assert 0 < len(lines) < height
         assert max(map(cell_len, lines)) <= width
 
 
-def test_running_audits_come_first_and_the_rest_is_counted() -> None:
+def test_running_audits_come_first_and_the_rest_is_counted():
     totals, legend, _, *rows, rest = shown(twenty_audits(), 80, 14)
     assert totals == "24,920 / 40,000 trials, 60 failed  37 trials/s, ETA 1m 35s"
     assert legend == "audit: model, clip_norm; all: adversary=biased-dimension choice=simulated"
@@ -76,7 +74,7 @@ def test_running_audits_come_first_and_the_rest_is_counted() -> None:
     assert rest == "+15 more: 11 done, 4 waiting"
 
 
-def test_a_bound_above_its_claim_is_not_lost_among_those_that_are_done() -> None:
+def test_a_bound_above_its_claim_is_not_lost_among_those_that_are_done():
     (row,) = (line for line in shown(twenty_audits(), 100, 24) if "13.49" in line)
     assert "! 13.49" in row
     assert final_line(twenty_audits(), 60).plain == (
@@ -85,7 +83,7 @@ def test_a_bound_above_its_claim_is_not_lost_among_those_that_are_done() -> None
     )
 
 
-def test_decided_audits_and_preparations_say_so() -> None:
+def test_decided_audits_and_preparations_say_so():
     progress = Progress(
         (audit("decided", 420, decided=400), audit("waits", 0, parts_done=3, parts=16))
     )
@@ -95,13 +93,13 @@ def test_decided_audits_and_preparations_say_so() -> None:
     assert "–" in waits, "of no trial there is no bound"
 
 
-def test_nothing_is_said_of_the_pace_that_is_not_known() -> None:
+def test_nothing_is_said_of_the_pace_that_is_not_known():
     view = View(twenty_audits(), "", 0, math.nan, math.nan)
     assert "? trials/s, ETA ?" in drawn(view, 80, 24)[0]
     assert view.log_line.startswith("24920/40000 trials, ?/s, ETA ?; model=")
 
 
-def test_labels_lose_their_middle() -> None:
+def test_labels_lose_their_middle():
     label = "clip_norm=1.0, 模型, noise=2.5"
     for width in range(1, 30):
         short = shorten(label, width)
@@ -115,7 +113,7 @@ def verdict(*audits: Verdict, together: Verdict) -> RunVerdict:
     return RunVerdict(together, 0.95, rows)
 
 
-def test_a_verdict_that_is_not_a_rows_is_explained() -> None:
+def test_a_verdict_that_is_not_a_rows_is_explained():
     violation, consistent, inconclusive = Verdict
     mixed = tables.why_rows_differ(verdict(consistent, inconclusive, together=consistent))
     assert mixed is not None
@@ -171,11 +169,8 @@ def picture(frame: list[str]) -> list[str]:
 
 
 def test_twenty_audits_fit_any_terminal_and_a_stopped_run_goes_on(
-    twenty: list[str | Path],
-    pace: Pace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    twenty, pace, tmp_path, monkeypatch
+):
     screen = Screen(*twenty)
     shown = picture(screen.text("trials/s, ETA"))
     totals, legend, heads, first, *_, rest = shown
@@ -227,9 +222,7 @@ def test_twenty_audits_fit_any_terminal_and_a_stopped_run_goes_on(
     assert whole[:22] == status.splitlines()[:22]
 
 
-def test_a_terminal_that_is_closed_ends_a_run_gracefully(
-    two: list[str | Path], tmp_path: Path
-) -> None:
+def test_a_terminal_that_is_closed_ends_a_run_gracefully(two, tmp_path):
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         pytest.skip("the tests run under nohup, and so does what they start: it goes on")
     errors = tmp_path / "errors"
@@ -245,9 +238,7 @@ def test_a_terminal_that_is_closed_ends_a_run_gracefully(
     assert "interim" in dpaudit("status", tmp_path / "tiny").out
 
 
-def test_a_run_under_nohup_outlives_its_terminal(
-    two: list[str | Path], pace: Pace, tmp_path: Path
-) -> None:
+def test_a_run_under_nohup_outlives_its_terminal(two, pace, tmp_path):
     screen = Screen(*two, hangups=False)
     screen.text("trials/s, ETA")
     screen.close()
@@ -261,8 +252,8 @@ def test_a_run_under_nohup_outlives_its_terminal(
     [((80, 24), {}, "red"), ((140, 40), {"NO_COLOR": "1"}, "default")],
 )
 def test_messages_stand_above_the_picture_and_a_bound_above_its_claim_is_marked(
-    size: tuple[int, int], environment: dict[str, str], colour: str
-) -> None:
+    size, environment, colour
+):
     screen = Screen(PLAYED, "messages", size=size, environment=environment)
     frame = screen.text("from a signal's handler")
     assert len(picture(frame)) == (9 if size[0] == 80 else 8), "one line for what labels share"
@@ -278,14 +269,14 @@ def test_messages_stand_above_the_picture_and_a_bound_above_its_claim_is_marked(
     assert last == "600 / 600 trials in <1s; 6 audits: 6 done, 1 above its claim (!)"
 
 
-def test_messages_go_where_standard_error_goes(tmp_path: Path) -> None:
+def test_messages_go_where_standard_error_goes(tmp_path):
     screen = Screen(PLAYED, "messages", errors=tmp_path / "errors")
     assert screen.end() == 0
     assert "from the driver" in (tmp_path / "errors").read_text()
     assert not any("from the driver" in line for line in screen.lines)
 
 
-def test_no_signal_finds_the_view_locked() -> None:
+def test_no_signal_finds_the_view_locked():
     screen = Screen(PLAYED, "storm")
     assert screen.end() == 0
     struck = [int(line.split()[-1]) for line in screen.lines if "struck" in line]
@@ -294,7 +285,7 @@ def test_no_signal_finds_the_view_locked() -> None:
     assert sorted(struck) == list(range(1, total + 1)), "none is lost"
 
 
-def test_phases_are_shown_until_a_pack_has_ended() -> None:
+def test_phases_are_shown_until_a_pack_has_ended():
     screen = Screen(PLAYED, "phases")
     assert screen.text("starting Ray on this machine, 1s ...")
     assert picture(screen.text("0 / 600 trials  trainers start and import what they run, "))
@@ -304,7 +295,7 @@ def test_phases_are_shown_until_a_pack_has_ended() -> None:
     assert screen.end() == 0
 
 
-def test_nothing_stays_of_a_view_that_had_nothing_to_show() -> None:
+def test_nothing_stays_of_a_view_that_had_nothing_to_show():
     screen = Screen(PLAYED, "fails")
     screen.text("reading the sweep, ")
     assert screen.end() == 2

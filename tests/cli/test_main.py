@@ -1,7 +1,5 @@
 """What the shell completes, how long it waits, and when lines of a job were written."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -75,22 +73,20 @@ def folder(tmp_path: Path) -> Path:
         ("dpaudit list ad", ["adversaries"]),
     ],
 )
-def test_the_shell_completes(
-    line: str, expected: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shell_completes(line, expected, folder, monkeypatch):
     monkeypatch.chdir(folder)
     for name, value in words_of_bash(line).items():
         monkeypatch.setenv(name, value)
     assert sorted(dpaudit().out.split()) == sorted(expected)
 
 
-def test_what_the_shell_waits_for_loads_nothing_heavy(folder: Path) -> None:
+def test_what_the_shell_waits_for_loads_nothing_heavy(folder):
     line = "dpaudit run jobs/one.yaml --set me"
     out, _, heavy = timed(folder=folder, **words_of_bash(line))
     assert (out.split()[0], heavy) == ("mechanism.steps=", "")
 
 
-def test_help_takes_little_more_than_typer_and_rich(folder: Path) -> None:
+def test_help_takes_little_more_than_typer_and_rich(folder):
     """Half a second, or a fifth of one above what these two take by themselves on a slow core."""
     used, theirs = [], []
     for words in (("--help",), ("run", "--help"), ()):
@@ -104,7 +100,7 @@ def test_help_takes_little_more_than_typer_and_rich(folder: Path) -> None:
     assert min(used) < max(0.5, min(theirs) + 0.2)
 
 
-def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
+def test_completion_is_shown_and_installed(tmp_path):
     """By the shell's name; else Typer looks for the shell that called, and tests have none."""
     home = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "true"}
     shown, *_ = timed("--show-completion", "bash", folder=tmp_path, **home)
@@ -113,7 +109,7 @@ def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
     assert (tmp_path / ".bash_completions/dpaudit.sh").read_text().strip() == shown.strip()
 
 
-def test_a_shell_that_nobody_knows_is_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_that_nobody_knows_is_no_violation(monkeypatch):
     """Typer ends with 1, which is what `verify` ends with alone."""
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "true")
     outcome = dpaudit("--show-completion", "tenex")
@@ -124,7 +120,7 @@ TIME = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d "
 
 
 @pytest.mark.parametrize("job", [True, False])
-def test_lines_of_a_job_begin_with_the_time(job: bool) -> None:
+def test_lines_of_a_job_begin_with_the_time(job):
     environment = os.environ | ({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"} if job else {})
     command = [sys.executable, "-m", "dpaudit_ray", "status", "nowhere"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -132,7 +128,7 @@ def test_lines_of_a_job_begin_with_the_time(job: bool) -> None:
     assert re.fullmatch(f"{TIME if job else ''}dpaudit: .*nowhere is .+\n", done.stderr)
 
 
-def test_a_line_in_parts_has_one_stamp_and_lines_at_once_have_one_each() -> None:
+def test_a_line_in_parts_has_one_stamp_and_lines_at_once_have_one_each():
     reader, writer = os.pipe()
     stream = TimestampedStream(writer)
     for text in ["one", " and\n", "two\nthree: ε\n", "", "\n", "four"]:

@@ -1,7 +1,5 @@
 """`dpaudit list` and `init`: names as the registries have them; a sweep file that runs as it is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -29,7 +27,7 @@ REGISTRIES = {
 
 
 @pytest.mark.parametrize("kind", REGISTRIES)
-def test_every_name_has_a_line(kind: str) -> None:
+def test_every_name_has_a_line(kind):
     entries = json.loads(dpaudit("list", kind, "--json").out)
     assert [entry["name"] for entry in entries] == sorted(REGISTRIES[kind]())
     assert all(10 < len(entry["line"]) <= 100 for entry in entries)
@@ -39,7 +37,7 @@ def test_every_name_has_a_line(kind: str) -> None:
         assert entry["line"] in shown
 
 
-def test_all_kinds_are_shown_with_their_keys() -> None:
+def test_all_kinds_are_shown_with_their_keys():
     everything = json.loads(dpaudit("list", "--json").out)
     assert set(REGISTRIES) < set(everything)
     shown = dpaudit("list").out
@@ -47,7 +45,7 @@ def test_all_kinds_are_shown_with_their_keys() -> None:
     assert all(entry["name"] in shown for entries in everything.values() for entry in entries)
 
 
-def test_options_are_those_of_the_class_and_of_its_variants() -> None:
+def test_options_are_those_of_the_class_and_of_its_variants():
     found = json.loads(dpaudit("list", "adversaries", "one-run", "--json").out)
     options = {option.pop("name"): option for option in found["options"]}
     assert options["canaries"] == {"takes": "whole number ≥ 1", "default": None, "required": True}
@@ -65,7 +63,7 @@ def test_options_are_those_of_the_class_and_of_its_variants() -> None:
     assert dpaudit("list", "accountants", "rdp").out.endswith("no options\n")
 
 
-def test_what_is_not_there_is_told_with_what_was_meant() -> None:
+def test_what_is_not_there_is_told_with_what_was_meant():
     assert refused("list", "estmators").startswith(
         "KIND: unknown kind 'estmators'; did you mean estimators? known: accountants, adversaries,"
     )
@@ -75,7 +73,7 @@ def test_what_is_not_there_is_told_with_what_was_meant() -> None:
     assert refused("list", "models", "xyz").startswith("NAME: 'xyz' is none of the models; known:")
 
 
-def test_listing_loads_no_framework() -> None:
+def test_listing_loads_no_framework():
     loaded = modules_after(
         "from dpaudit_ray.sweep import schema\n"
         "for kind in ('data', 'models', 'adversaries', 'mechanisms', 'estimators'):\n"
@@ -106,7 +104,7 @@ def written(home: Path, *options: str, file: str = "sweep.yaml") -> spec.Sweep:
     return spec.load(home / file)
 
 
-def test_it_plans_and_runs_as_it_is(home: Path) -> None:
+def test_it_plans_and_runs_as_it_is(home):
     sweep = written(home)
     assert [cell.label for cell in sweep.cells] == ["biased-dimension", "loss"]
     few = ("--set", "audit.trials=6", "--set", "mechanism.steps=4", "--set", "audit.record_every=2")
@@ -127,9 +125,7 @@ def test_it_plans_and_runs_as_it_is(home: Path) -> None:
         ((40, 32, 32, 3), 3, "convnet", "40 records of 32 x 32 pixels in 3 channels, 3 classes"),
     ],
 )
-def test_arrays_are_looked_at(
-    shape: tuple[int, ...], classes: int, model: str, words: str, home: Path
-) -> None:
+def test_arrays_are_looked_at(shape, classes, model, words, home):
     x = np.random.default_rng(0).integers(0, 255, shape, dtype=np.uint8)
     (home / "my data").mkdir()
     np.savez(
@@ -147,7 +143,7 @@ def test_arrays_are_looked_at(
         assert sweep.cells[0].mechanism.batch_size == 8
 
 
-def test_a_table_of_this_projects_kinds_is_recognised(home: Path) -> None:
+def test_a_table_of_this_projects_kinds_is_recognised(home):
     rows = np.random.default_rng(0).random((30, len(FEATURES)))
     np.savetxt(home / "h.csv", rows, delimiter=",", header=",".join(FEATURES), comments="")
     sweep = written(home, "--data-path", str(home / "h.csv"))
@@ -171,14 +167,12 @@ def test_a_table_of_this_projects_kinds_is_recognised(home: Path) -> None:
         (("--model", "no_such:Net"), "mechanism.model.path: cannot import 'no_such:Net'"),
     ],
 )
-def test_what_cannot_be_audited_is_told_before_it_is_written(
-    options: tuple[str, ...], expected: str, home: Path
-) -> None:
+def test_what_cannot_be_audited_is_told_before_it_is_written(options, expected, home):
     assert refused("init", *options).startswith(expected)
     assert not list(home.iterdir())
 
 
-def test_a_folder_that_is_not_there_is_told(home: Path) -> None:
+def test_a_folder_that_is_not_there_is_told(home):
     assert refused("init", "none/sweep.yaml") == (
         "FILE: cannot write none/sweep.yaml: No such file or directory; make its folder, or give "
         "another place"

@@ -1,7 +1,5 @@
 """What is printed: figures people can read, and labels exactly as the user wrote them."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -22,7 +20,7 @@ def progress(done: int, trials: int = 100, label: str = "loss") -> Progress:
     return Progress((AuditProgress(label, trials, done, 1.5, 5.545),))
 
 
-def test_durations_and_numbers_are_as_people_read_them() -> None:
+def test_durations_and_numbers_are_as_people_read_them():
     durations = {
         0.0: "0s", 0.4: "<1s", 8.2: "8s", 59.4: "59s", 59.6: "1m 00s", 200: "3m 20s",
         3599.7: "1h 00m", 18_420: "5h 07m", math.nan: "?", math.inf: "?",
@@ -37,7 +35,7 @@ def test_durations_and_numbers_are_as_people_read_them() -> None:
         assert terminal.number(value) == text
 
 
-def test_tables_show_labels_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_show_labels_as_they_are(capsys):
     """Neither markup nor emoji, and nothing is cut, however long."""
     labels = ["layers=[8, 3]", "[/red]", "[bold]x", ":smile:", "x" * 500]
     terminal.show_table("a title", ("audit", "trials"), [(label, 1000) for label in labels])
@@ -47,15 +45,13 @@ def test_tables_show_labels_as_they_are(capsys: pytest.CaptureFixture[str]) -> N
     assert [row.rsplit(maxsplit=1) for row in rows] == [[label, "1,000"] for label in labels]
 
 
-def test_tables_fit_their_text_in_a_narrow_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_fit_their_text_in_a_narrow_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     terminal.show_table("", ("audit", "trials"), [("y" * 60, 7)])
     assert "y" * 60 in capsys.readouterr().out
 
 
-def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_no_nan(capsys):
     value = {"a": [math.nan, 1.5], "b": (np.int64(3), np.bool_(True)), "c": math.inf, "d": None}
     terminal.show_json(value)
     assert json.loads(capsys.readouterr().out) == {
@@ -66,9 +62,7 @@ def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_tables_leave_out_what_matters_least_on_a_narrow_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_leave_out_what_matters_least_on_a_narrow_terminal(capsys, monkeypatch):
     """Numbers are whole, and what is left out is said."""
     columns = ("audit", "trials", "mu", "eps", "ratio")
     rows = [
@@ -99,7 +93,7 @@ def test_tables_leave_out_what_matters_least_on_a_narrow_terminal(
     ]
 
 
-def test_what_is_written_to_nobody_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_to_nobody_is_no_error(monkeypatch):
     def closed(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
 
@@ -111,9 +105,7 @@ def test_what_is_written_to_nobody_is_no_error(monkeypatch: pytest.MonkeyPatch) 
     assert silenced == [sys.stdout, sys.stderr]
 
 
-def test_a_long_start_is_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_start_is_a_line_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr("dpaudit_ray.cli.live_view.PLAIN_SECONDS", 0.5)
     with Display(plain=True) as display:
         display.phase("reading the sweep")
@@ -131,9 +123,7 @@ def trained(done: int, seconds: float) -> Progress:
     )
 
 
-def test_progress_without_a_terminal_is_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     with Display(plain=True) as display:
@@ -152,9 +142,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     assert len(lines) == 4
 
 
-def test_where_a_run_goes_on_is_told_even_after_a_long_start(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_run_goes_on_is_told_even_after_a_long_start(capsys, monkeypatch):
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     with Display(plain=True) as display:
@@ -174,7 +162,7 @@ NASTY = "a\x1b[31mred\x1b[0m\rover\u202ethere\x9b2J\x07"
 SHOWN = r"a\x1b[31mred\x1b[0m\rover\u202ethere\x9b2J\x07"
 
 
-def test_no_escape_code_reaches_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_escape_code_reaches_the_terminal(capsys):
     terminal.say(NASTY)
     terminal.complain(NASTY)
     terminal.add(NASTY)
@@ -192,7 +180,7 @@ def test_no_escape_code_reaches_the_terminal(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("label", ["[/red]", NASTY])
-def test_pictures_show_labels_as_they_are(label: str) -> None:
+def test_pictures_show_labels_as_they_are(label):
     view = View(progress(40, label=label), "", 0.0, 5.0, 12.0)
     console = Console(width=100, height=24, **terminal.VERBATIM)
     with console.capture() as captured:

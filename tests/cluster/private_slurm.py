@@ -1,7 +1,5 @@
 """A Slurm of our own for a test: several nodes on this machine, on loopback, gone afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import getpass

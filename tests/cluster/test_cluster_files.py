@@ -1,7 +1,5 @@
 """Cluster files against the schemas of those who read them, and against our own promises."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shlex
@@ -48,7 +46,7 @@ def closed(schema: Any) -> Any:
 
 
 @pytest.mark.parametrize("file", RAY_UP, ids=lambda p: p.name)
-def test_ray_up_files_fit_the_schema_in_rays_wheel_and_are_closed(file: Path) -> None:
+def test_ray_up_files_fit_the_schema_in_rays_wheel_and_are_closed(file):
     import ray
 
     schema = json.loads((Path(ray.__file__).parent / "autoscaler/ray-schema.json").read_text())
@@ -69,7 +67,7 @@ def test_ray_up_files_fit_the_schema_in_rays_wheel_and_are_closed(file: Path) ->
 
 
 @pytest.mark.parametrize("file", KUBERAY, ids=lambda p: p.name)
-def test_kuberay_files_fit_the_published_schema(file: Path) -> None:
+def test_kuberay_files_fit_the_published_schema(file):
     manifest = yaml.safe_load(file.read_text())
     schema = crd_schema(manifest["kind"])
     jsonschema.validate(manifest, schema)
@@ -80,9 +78,7 @@ def test_kuberay_files_fit_the_published_schema(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", KUBERAY, ids=lambda p: p.name)
-def test_kuberay_files_want_a_token_share_storage_and_may_do_no_more_than_they_need(
-    file: Path,
-) -> None:
+def test_kuberay_files_want_a_token_share_storage_and_may_do_no_more_than_they_need(file):
     import ray
 
     manifest = yaml.safe_load(file.read_text())
@@ -109,7 +105,7 @@ def test_kuberay_files_want_a_token_share_storage_and_may_do_no_more_than_they_n
         assert cluster["headGroupSpec"]["rayStartParams"]["dashboard-host"] == "127.0.0.1"
 
 
-def test_the_job_runs_a_command_that_exists_and_is_given_time_to_stop() -> None:
+def test_the_job_runs_a_command_that_exists_and_is_given_time_to_stop():
     spec = yaml.safe_load((CLUSTER / "kuberay" / "rayjob.yaml").read_text())["spec"]
     _, _, script = shlex.split(spec["entrypoint"])
     words = script.partition(";")[0].split()
@@ -119,7 +115,7 @@ def test_the_job_runs_a_command_that_exists_and_is_given_time_to_stop() -> None:
     assert float(variables["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
 
 
-def test_the_job_is_tried_again_only_where_that_may_heal(tmp_path: Path) -> None:
+def test_the_job_is_tried_again_only_where_that_may_heal(tmp_path):
     """KubeRay repeats whatever fails; `python` is played here, and ends as it is told."""
     spec = yaml.safe_load((CLUSTER / "kuberay" / "rayjob.yaml").read_text())["spec"]
     assert spec["backoffLimit"] > 0
@@ -135,7 +131,7 @@ def test_the_job_is_tried_again_only_where_that_may_heal(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("file", SHELL, ids=lambda p: p.name)
-def test_shell_files_pass_shellcheck_and_start_ray_closed(file: Path) -> None:
+def test_shell_files_pass_shellcheck_and_start_ray_closed(file):
     text = file.read_text()
     assert "RAY_AUTH_MODE=token" in text
     assert "--dashboard-host=127.0.0.1" in text
@@ -149,7 +145,7 @@ def test_shell_files_pass_shellcheck_and_start_ray_closed(file: Path) -> None:
     assert file.stat().st_mode & 0o100, f"{file.name} cannot be started"
 
 
-def test_the_image_holds_all_that_pip_needs_and_no_token() -> None:
+def test_the_image_holds_all_that_pip_needs_and_no_token():
     text = (CLUSTER / "Containerfile").read_text()
     copied = [
         name
@@ -166,7 +162,7 @@ def test_the_image_holds_all_that_pip_needs_and_no_token() -> None:
     assert text.index("USER ray") > text.index("pip install")
 
 
-def test_every_file_is_told_of_in_the_readme() -> None:
+def test_every_file_is_told_of_in_the_readme():
     text = (CLUSTER / "README.md").read_text()
     for file in CLUSTER.rglob("*"):
         if file.is_file() and file.name != "README.md":

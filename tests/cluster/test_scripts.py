@@ -1,7 +1,5 @@
 """`cluster/local.sh`, run: several Ray nodes on this machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -17,7 +15,6 @@ import pytest
 from tests.command import changed, write_sweep
 from tests.conftest import ROOT
 from tests.head import free_port, wait_for
-from tests.pace import Pace
 
 pytestmark = pytest.mark.cluster
 BIN = Path(sys.executable).parent
@@ -59,9 +56,7 @@ def typed(command: str, place: Path, token: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_what_it_prints_works_while_a_node_is_killed_and_it_stops_at_once(
-    light: dict, pace: Pace, tmp_path: Path
-) -> None:
+def test_what_it_prints_works_while_a_node_is_killed_and_it_stops_at_once(light, pace, tmp_path):
     (tmp_path / "jobs").mkdir()
     shutil.copy(ROOT / "tests" / "pace.py", tmp_path / "own_pace.py")
     pace.of(changed(light, "audit.trials", 400), "own_pace:Paced")

@@ -1,7 +1,5 @@
 """`cluster/slurm.sh` under Slurm itself, on nodes of this machine, in folders with spaces."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys
@@ -152,7 +150,7 @@ def assert_as_quiet(place: Place) -> None:
     assert place.tidy()
 
 
-def test_signalled_before_the_limit_it_queues_again_and_completes(place: Place) -> None:
+def test_signalled_before_the_limit_it_queues_again_and_completes(place):
     """Slurm itself sends what --signal asks for, at its next look at the limits (every 30 s)."""
     job = place.submit()
     place.trains(job)
@@ -177,7 +175,7 @@ def test_signalled_before_the_limit_it_queues_again_and_completes(place: Place) 
     assert_as_quiet(place)
 
 
-def test_a_cancelled_job_stays_away(place: Place) -> None:
+def test_a_cancelled_job_stays_away(place):
     job = place.submit("--nodes=1")
     place.trains(job, nodes=1)
     place.scheduler.ask("scancel", job)
@@ -192,7 +190,7 @@ def test_a_cancelled_job_stays_away(place: Place) -> None:
 
 
 @long("waits for Slurm's 30 s between looks at the limits")
-def test_a_limit_without_a_signal_before_it(place: Place) -> None:
+def test_a_limit_without_a_signal_before_it(place):
     job = place.submit("--time=1", "--signal=B:USR1@0")
     ended = place.wait(job, "TIMEOUT", 200)
     assert ended["Restarts"] == "0"
@@ -203,7 +201,7 @@ def test_a_limit_without_a_signal_before_it(place: Place) -> None:
 
 @long("a job is killed and queued again")
 @pytest.mark.parametrize("lost", ["n1", "n2"], ids=["the first node", "another node"])
-def test_a_node_fails(place: Place, lost: str) -> None:
+def test_a_node_fails(place, lost):
     """Slurm kills the job and queues it again, whichever node it was."""
     job = place.submit()
     place.trains(job)
@@ -217,7 +215,7 @@ def test_a_node_fails(place: Place, lost: str) -> None:
 
 
 @long("two minutes until another node is lost")
-def test_with_no_kill_the_other_nodes_go_on(place: Place) -> None:
+def test_with_no_kill_the_other_nodes_go_on(place):
     job = place.submit("--nodes=3", "--no-kill")
     place.trains(job, nodes=3)
     place.scheduler.ask("scontrol", "update", "NodeName=n3", "State=DOWN", "Reason=a test says so")
@@ -227,7 +225,7 @@ def test_with_no_kill_the_other_nodes_go_on(place: Place) -> None:
     assert_as_quiet(place)
 
 
-def test_a_job_that_is_signalled_at_its_start_is_not_queued_again(place: Place) -> None:
+def test_a_job_that_is_signalled_at_its_start_is_not_queued_again(place):
     """It would go round for ever."""
     job = place.submit("--nodes=1")
     wait_for(lambda: place.scheduler.job(job)["JobState"] == "RUNNING", 300)

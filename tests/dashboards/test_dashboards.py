@@ -1,14 +1,11 @@
 """What is checked in is what the builder writes, and names only metrics that are published."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,18 +29,18 @@ def builder() -> ModuleType:
     return module
 
 
-def test_files_are_up_to_date() -> None:
+def test_files_are_up_to_date():
     for path, content in builder().files().items():
         assert path.read_text() == content, f"run: python dashboards/build.py ({path.name})"
 
 
-def test_only_published_metrics_are_named_and_all_of_them() -> None:
+def test_only_published_metrics_are_named_and_all_of_them():
     text = "".join(builder().files().values())
     named = set(re.findall(r"ray_dpaudit_\w+", text))
     assert named == {metric.exported for metric in METRICS}
 
 
-def test_panels_do_not_overlap_and_every_one_is_explained() -> None:
+def test_panels_do_not_overlap_and_every_one_is_explained():
     dashboard = json.loads((DASHBOARDS / "grafana" / "sweep.json").read_text())
     cells: set[tuple[int, int]] = set()
     for panel in dashboard["panels"]:
@@ -91,7 +88,7 @@ def colour(thresholds: dict[str, Any], value: float) -> str:
         ("Part of the claim that is shown", 1.0, 1.01),
     ],
 )
-def test_what_is_wrong_turns_red(title: str, good: float, bad: float) -> None:
+def test_what_is_wrong_turns_red(title, good, bad):
     panel = panels()[title]
     thresholds = panel["fieldConfig"]["defaults"]["thresholds"]
     assert colour(thresholds, good) == "green"
@@ -100,7 +97,7 @@ def test_what_is_wrong_turns_red(title: str, good: float, bad: float) -> None:
     assert shown or panel["fieldConfig"]["defaults"]["custom"]["thresholdsStyle"]
 
 
-def test_audits_are_sorted_by_ratio_and_red_where_they_are_above_their_claim() -> None:
+def test_audits_are_sorted_by_ratio_and_red_where_they_are_above_their_claim():
     (table,) = panels("table").values()
     merge, organize = table["transformations"]
     assert merge["id"] == "merge"
@@ -119,7 +116,7 @@ def test_audits_are_sorted_by_ratio_and_red_where_they_are_above_their_claim() -
         assert overrides[column]["custom.cellOptions"]["type"] == "color-background"
 
 
-def test_panels_by_audit_follow_its_variable_and_alerts_are_marked_and_explained() -> None:
+def test_panels_by_audit_follow_its_variable_and_alerts_are_marked_and_explained():
     dashboard = json.loads((DASHBOARDS / "grafana" / "sweep.json").read_text())
     targets = [t["expr"] for panel in panels().values() for t in panel.get("targets", [])]
     by_audit = [text for text in targets if text.startswith("max by (sweep, audit)")]
@@ -136,7 +133,7 @@ def test_panels_by_audit_follow_its_variable_and_alerts_are_marked_and_explained
         assert "$" not in alert.description  # Grafana would take it for a variable
 
 
-def test_provisioning_files_say_where_the_dashboard_is() -> None:
+def test_provisioning_files_say_where_the_dashboard_is():
     provisioning = DASHBOARDS / "grafana" / "provisioning"
     for kind, key in [("dashboards", "providers"), ("datasources", "datasources")]:
         raw = yaml.safe_load((provisioning / kind / "dpaudit.yaml").read_text())
@@ -177,7 +174,7 @@ def labels(audit: str | None) -> str:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (Debian: prometheus)")
 @pytest.mark.parametrize("case", CASES)
-def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path, case: str) -> None:
+def test_alerts_fire_when_they_should_and_only_then(tmp_path, case):
     """promtool evaluates the rules on made-up series."""
     series, at, fires = CASES[case]
     firing = f'ALERTS{{alertname="{case.partition(",")[0]}", alertstate="firing"}}'
@@ -203,11 +200,11 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path, case: str) -
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_has_a_case() -> None:
+def test_every_alert_has_a_case():
     assert {alert.name for alert in builder().alerts()} == ALERTS
 
 
-def test_the_readme_explains_every_metric_and_alert() -> None:
+def test_the_readme_explains_every_metric_and_alert():
     text = (DASHBOARDS / "README.md").read_text()
     for metric in METRICS:
         assert f"| `{metric.name}` | {', '.join(metric.labels)} | {metric.help} |" in text

@@ -1,7 +1,5 @@
 """A real Prometheus scrapes a real sweep: every expression of every panel and rule has data."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -147,9 +145,7 @@ def firing(server: Prometheus) -> dict[str, set[str]]:
     return audits
 
 
-def test_every_expression_has_data_while_a_sweep_runs(
-    light: dict, pace: Pace, folder: Path
-) -> None:
+def test_every_expression_has_data_while_a_sweep_runs(light, pace, folder):
     (folder / "plugins.py").write_text(PLUGINS)
     shutil.copy(ROOT / "tests" / "pace.py", folder / "own_pace.py")
     file = write_sweep(folder, sweep(light, pace))

@@ -1,9 +1,6 @@
 """A user's own arrays: what is taken, what is done to it, and one line for the rest."""
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,7 @@ def load(folder: Path, standardize: bool = False, **arrays: Any) -> Dataset:
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float16, np.int8, np.uint16, np.uint8, np.bool_])
-def test_every_kind_of_real_number_is_taken_as_it_is(kind: type, tmp_path: Path) -> None:
+def test_every_kind_of_real_number_is_taken_as_it_is(kind, tmp_path):
     numbers = (np.abs(X) * 2).astype(kind)
     data = load(tmp_path, x=numbers, y=(Y == 1) if kind is np.bool_ else Y.astype(np.uint8))
     assert (data.x.dtype, data.y.dtype, data.classes) == (np.float32, np.int64, 2)
@@ -34,7 +31,7 @@ def test_every_kind_of_real_number_is_taken_as_it_is(kind: type, tmp_path: Path)
     assert np.array_equal(data.y, Y)
 
 
-def test_images_are_scaled_and_put_in_channel_order(tmp_path: Path) -> None:
+def test_images_are_scaled_and_put_in_channel_order(tmp_path):
     data = load(tmp_path, x=IMAGES, y=Y)
     assert data.x.shape == (40, 3, 4, 6)
     assert data.x.flags.c_contiguous
@@ -45,7 +42,7 @@ def test_images_are_scaled_and_put_in_channel_order(tmp_path: Path) -> None:
     assert np.allclose(scaled, (pixel - pixel.mean()) / pixel.std(), atol=1e-6)
 
 
-def test_standardizing_keeps_the_precision_of_the_file(tmp_path: Path) -> None:
+def test_standardizing_keeps_the_precision_of_the_file(tmp_path):
     """Seconds since 1970: as float32 they would all be the same. What is constant becomes 0."""
     seconds = np.stack([1.7e9 + np.arange(40.0), np.full(40, 7.0)], 1)
     x = load(tmp_path, standardize=True, x=seconds, y=Y).x
@@ -82,16 +79,14 @@ def test_standardizing_keeps_the_precision_of_the_file(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("standardize", [False, True])
 @pytest.mark.filterwarnings("error")
-def test_unusable_arrays_are_told(
-    arrays: dict[str, Any], problem: str, standardize: bool, tmp_path: Path
-) -> None:
+def test_unusable_arrays_are_told(arrays, problem, standardize, tmp_path):
     with pytest.raises(DataError) as error:
         load(tmp_path, standardize, **arrays)
     assert str(error.value).startswith(f"{tmp_path}/data.npz: {problem}")
 
 
 @pytest.mark.filterwarnings("error")
-def test_numbers_beyond_float32_need_standardizing(tmp_path: Path) -> None:
+def test_numbers_beyond_float32_need_standardizing(tmp_path):
     with pytest.raises(DataError, match="x has a NaN or infinite value in row 0; clean the data"):
         load(tmp_path, x=X * 1e100, y=Y)
     assert load(tmp_path, standardize=True, x=X * 1e100, y=Y).x.std() == pytest.approx(1)
@@ -100,9 +95,7 @@ def test_numbers_beyond_float32_need_standardizing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("standardize", [False, True])
 @pytest.mark.filterwarnings("error")
-def test_the_row_of_a_value_that_is_no_number_is_told(
-    value: float, standardize: bool, tmp_path: Path
-) -> None:
+def test_the_row_of_a_value_that_is_no_number_is_told(value, standardize, tmp_path):
     x = X.copy()
     x[17, 3] = value
     with pytest.raises(DataError, match="x has a NaN or infinite value in row 17; clean the data"):
@@ -121,7 +114,7 @@ def test_the_row_of_a_value_that_is_no_number_is_told(
     ],
     ids=["text", "empty", "cut", "pickle", "npy", "truncated"],
 )
-def test_a_file_that_is_no_npz_is_told(write: Callable[[Path], object], tmp_path: Path) -> None:
+def test_a_file_that_is_no_npz_is_told(write, tmp_path):
     file = tmp_path / "data.npz"
     write(file)
     with pytest.raises(DataError) as error:
@@ -133,7 +126,7 @@ def test_a_file_that_is_no_npz_is_told(write: Callable[[Path], object], tmp_path
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_no_changed_byte_is_read_as_other_data(save: Callable[..., None], tmp_path: Path) -> None:
+def test_no_changed_byte_is_read_as_other_data(save, tmp_path):
     """Every byte of the file is changed in turn: told, or without consequence."""
     file = tmp_path / "data.npz"
     save(file, x=X[:9], y=Y[:9])
@@ -151,7 +144,7 @@ def test_no_changed_byte_is_read_as_other_data(save: Callable[..., None], tmp_pa
     assert told > len(whole) / 2
 
 
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
+def test_nothing_is_unpickled(tmp_path):
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "sprung",))
@@ -161,9 +154,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_missing_files_are_told_with_where_they_were_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_files_are_told_with_where_they_were_looked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for path, looked in [

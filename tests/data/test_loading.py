@@ -1,17 +1,14 @@
 """Loading twice reads once, as long as the files stay as they are."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dpaudit_ray.data.arrays import Npz
-from dpaudit_ray.data.base import Data, Dataset
+from dpaudit_ray.data.base import Dataset
 from dpaudit_ray.data.tabular import BreastCancer, CaliforniaHousing
 from dpaudit_ray.data.vision import Cifar10, Mnist
 from dpaudit_ray.errors import DataError, SpecError
@@ -30,14 +27,14 @@ def write(file: Path, value: float, age: float) -> Path:
     return file
 
 
-def test_a_file_is_read_once(file: Path) -> None:
+def test_a_file_is_read_once(file):
     first = Npz(path=str(file)).load()
     assert Npz(path=str(file)).load() is first
     assert Npz(path=os.path.relpath(file)).load() is not first  # another spelling: read again
     assert Npz(path=str(file), standardize=True).load() is not first
 
 
-def test_a_file_that_has_changed_is_read_again(file: Path) -> None:
+def test_a_file_that_has_changed_is_read_again(file):
     assert Npz(path=str(file)).load().x[0, 0] == 0
     write(file, 1.0, age=1800)
     assert Npz(path=str(file)).load().x[0, 0] == 1
@@ -53,7 +50,7 @@ def test_a_file_that_has_changed_is_read_again(file: Path) -> None:
         Npz(path=str(file)).load()
 
 
-def test_data_of_ones_own_is_cached_too(file: Path) -> None:
+def test_data_of_ones_own_is_cached_too(file):
     class Counted(Npz):
         def read(self) -> Dataset:
             reads.append(self.path)
@@ -82,11 +79,11 @@ def test_data_of_ones_own_is_cached_too(file: Path) -> None:
         ),
     ],
 )
-def test_the_files_that_are_read_are_known(data: Data, names: list[str]) -> None:
+def test_the_files_that_are_read_are_known(data, names):
     assert [str(file) for file in data.files()] == names
 
 
-def test_relative_files_are_named_in_full(tmp_path: Path, monkeypatch: Any) -> None:
+def test_relative_files_are_named_in_full(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     assert Npz(path="x.npz").files() == (tmp_path / "x.npz",)
@@ -94,7 +91,7 @@ def test_relative_files_are_named_in_full(tmp_path: Path, monkeypatch: Any) -> N
     assert Cifar10(root="~").files()[0].parent == Path("/home/me/cifar-10-batches-py")
 
 
-def test_the_first_records_only(tmp_path: Path) -> None:
+def test_the_first_records_only(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "d.npz", x=rng.normal(size=(10, 2)), y=np.arange(10) % 3)
     whole = Npz(path=str(tmp_path / "d.npz")).load()

@@ -1,10 +1,7 @@
 """Purchase and Location: text as published and .npz, and one line for the rest."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +22,7 @@ def load(folder: Path, content: str | bytes, name: str = "dataset_purchase") -> 
 
 
 @pytest.mark.parametrize("name", ["dataset_purchase", "purchase.csv", "purchase.gz"])
-def test_text_is_a_class_and_bits(name: str, tmp_path: Path) -> None:
+def test_text_is_a_class_and_bits(name, tmp_path):
     content = gzip.compress(TEXT.encode()) if name.endswith(".gz") else TEXT
     data = load(tmp_path, content, name)
     assert data.x.dtype == np.float32
@@ -35,7 +32,7 @@ def test_text_is_a_class_and_bits(name: str, tmp_path: Path) -> None:
     assert load(tmp_path, from_zero).y.tolist() == Y.tolist()
 
 
-def test_quoted_classes_do(tmp_path: Path) -> None:
+def test_quoted_classes_do(tmp_path):
     """As in the published file of locations."""
     (tmp_path / "bangkok").write_text(TEXT.replace(",", '",', 1).replace("1", '"1', 1))
     data = Location(path=str(tmp_path / "bangkok")).load()
@@ -43,7 +40,7 @@ def test_quoted_classes_do(tmp_path: Path) -> None:
     assert data.y.tolist() == Y.tolist()
 
 
-def test_arrays_do_as_well(tmp_path: Path) -> None:
+def test_arrays_do_as_well(tmp_path):
     np.savez(tmp_path / "x.npz", x=X.astype(bool), y=Y.astype(np.uint8))
     data = Purchase(path=str(tmp_path / "x.npz")).load()
     assert data.x.dtype == np.float32
@@ -51,7 +48,7 @@ def test_arrays_do_as_well(tmp_path: Path) -> None:
     assert data.y.dtype == np.int64
 
 
-def test_the_real_locations(shared_data: Path) -> None:
+def test_the_real_locations(shared_data):
     data = Location(path=str(shared_data / "location30.npz")).load()
     assert data.x.shape == (5_010, 446)
     assert data.classes == 30
@@ -75,7 +72,7 @@ def test_the_real_locations(shared_data: Path) -> None:
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_what_is_no_such_text_is_told(content: str | bytes, problem: str, tmp_path: Path) -> None:
+def test_what_is_no_such_text_is_told(content, problem, tmp_path):
     with pytest.raises(DataError) as error:
         load(tmp_path, content)
     assert str(error.value).startswith(f"{tmp_path}/dataset_purchase: {problem}")
@@ -95,7 +92,7 @@ def test_what_is_no_such_text_is_told(content: str | bytes, problem: str, tmp_pa
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_unusable_arrays_are_told(arrays: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_unusable_arrays_are_told(arrays, problem, tmp_path):
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(DataError) as error:
         Purchase(path=str(tmp_path / "x.npz")).load()
@@ -103,7 +100,7 @@ def test_unusable_arrays_are_told(arrays: dict[str, Any], problem: str, tmp_path
 
 
 @pytest.mark.parametrize("name", ["none", "none.npz"])
-def test_a_file_that_is_not_there_is_told(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_told(name, tmp_path):
     with pytest.raises(DataError) as error:
         Location(path=str(tmp_path / name)).load()
     assert str(error.value).startswith(f"location: no file at {tmp_path}/{name}; ")

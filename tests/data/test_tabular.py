@@ -1,7 +1,5 @@
 """Tables: breast cancer, housing, bank marketing, cervical cancer, and all that can be wrong."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -16,7 +14,7 @@ import pandas as pd
 import pytest
 from sklearn import datasets
 
-from dpaudit_ray.data.base import Data, Dataset
+from dpaudit_ray.data.base import Dataset
 from dpaudit_ray.data.tabular import Bank, BreastCancer, CaliforniaHousing, CervicalCancer
 from dpaudit_ray.errors import DataError
 
@@ -43,7 +41,7 @@ def load(
     return data(path=str(file), **options).load()
 
 
-def test_breast_cancer_is_the_bundled_data() -> None:
+def test_breast_cancer_is_the_bundled_data():
     data = BreastCancer().load()
     assert data.x.shape == (569, 30)
     assert np.bincount(data.y).tolist() == [212, 357]
@@ -51,7 +49,7 @@ def test_breast_cancer_is_the_bundled_data() -> None:
     assert np.allclose(data.x.std(axis=0), 1, atol=1e-5)
 
 
-def test_housing_is_read_from_a_csv(table: pd.DataFrame, tmp_path: Path) -> None:
+def test_housing_is_read_from_a_csv(table, tmp_path):
     data = load(tmp_path, table)
     assert data.x.shape == (50, 8)
     assert np.bincount(data.y).tolist() == [25, 25]
@@ -60,21 +58,21 @@ def test_housing_is_read_from_a_csv(table: pd.DataFrame, tmp_path: Path) -> None
     assert np.allclose(data.x[:, FEATURES.index("Latitude")], scaled, atol=1e-6)
 
 
-def test_order_and_number_of_columns_do_not_matter(table: pd.DataFrame, tmp_path: Path) -> None:
+def test_order_and_number_of_columns_do_not_matter(table, tmp_path):
     straight = load(tmp_path, table)
     other = load(tmp_path, table[table.columns[::-1]].assign(index=range(50)))
     assert np.array_equal(straight.x, other.x)
     assert np.array_equal(straight.y, other.y)
 
 
-def test_the_real_file(shared_data: Path) -> None:
+def test_the_real_file(shared_data):
     data = CaliforniaHousing(path=str(shared_data / "california_housing.csv")).load()
     assert data.x.shape == (20_640, 8)
     assert abs(int(data.y.sum()) - 10_320) < 100
 
 
 @pytest.mark.parametrize("data", [CaliforniaHousing, Bank, CervicalCancer])
-def test_a_file_that_is_not_there_is_told_with_how_to_get_it(data: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_told_with_how_to_get_it(data, tmp_path):
     name = data.model_fields["name"].default
     for path in (tmp_path / "none.csv", tmp_path):
         with pytest.raises(DataError) as error:
@@ -82,14 +80,14 @@ def test_a_file_that_is_not_there_is_told_with_how_to_get_it(data: Any, tmp_path
         assert str(error.value).startswith(f"{name}: no file at {path}; give mechanism.data.path ")
 
 
-def test_without_a_path_scikit_learn_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_path_scikit_learn_is_asked(monkeypatch):
     x, target = np.arange(16.0).reshape(2, 8), np.array([1.0, 2.0])
     monkeypatch.setattr(datasets, "fetch_california_housing", lambda **_: (x, target))
     assert CaliforniaHousing().load().y.tolist() == [0, 1]
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_one_line(monkeypatch):
     def offline(**_: bool) -> None:
         warnings.warn("Retry downloading", stacklevel=2)
         raise urllib.error.URLError("no network")
@@ -123,7 +121,7 @@ def cervical(shared_data: Path) -> pd.DataFrame:
     return pd.read_csv(shared_data / "risk_factors_cervical_cancer.csv", dtype=str).head(80)
 
 
-def test_calls_are_numbers_and_one_hot_categories(tmp_path: Path) -> None:
+def test_calls_are_numbers_and_one_hot_categories(tmp_path):
     data = load(tmp_path, BANK, Bank)
     ages = np.array([58, 44, 33])
     days = np.array([5, 5, 6])
@@ -135,7 +133,7 @@ def test_calls_are_numbers_and_one_hot_categories(tmp_path: Path) -> None:
     assert data.x[:, 6:9].tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]  # None, management, ...
 
 
-def test_the_duration_is_kept_when_asked(tmp_path: Path) -> None:
+def test_the_duration_is_kept_when_asked(tmp_path):
     kept = load(tmp_path, BANK, Bank, drop_duration=False).x
     dropped = load(tmp_path, BANK, Bank).x
     seconds = np.array([261, 151, 76])
@@ -143,7 +141,7 @@ def test_the_duration_is_kept_when_asked(tmp_path: Path) -> None:
     assert np.array_equal(np.delete(kept, 3, axis=1), dropped)
 
 
-def test_the_real_calls(shared_data: Path) -> None:
+def test_the_real_calls(shared_data):
     file = shared_data / "bank-full.csv.gz"
     data = Bank(path=str(file)).load()
     assert data.x.shape == (45_211, 50)
@@ -157,14 +155,14 @@ def test_the_real_calls(shared_data: Path) -> None:
     assert np.array_equal(data.x[:, 7], blue)  # admin., blue-collar, ...
 
 
-def test_the_real_patients(shared_data: Path) -> None:
+def test_the_real_patients(shared_data):
     data = CervicalCancer(path=str(shared_data / "risk_factors_cervical_cancer.csv")).load()
     assert data.x.shape == (858, 32)
     assert int(data.y.sum()) == 55
     assert np.isfinite(data.x).all()
 
 
-def test_a_missing_value_becomes_the_median(cervical: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_missing_value_becomes_the_median(cervical, tmp_path):
     """A slow twin: the median of a column's other values, then mean 0 and deviation 1."""
     data = load(tmp_path, cervical, CervicalCancer)
     for column in ("Num of pregnancies", "Smokes (years)", "STDs: Time since first diagnosis"):
@@ -178,9 +176,7 @@ def test_a_missing_value_becomes_the_median(cervical: pd.DataFrame, tmp_path: Pa
         assert np.allclose(found, (filled - filled.mean()) / spread, atol=1e-5)
 
 
-def test_the_other_tests_for_the_disease_are_no_features(
-    cervical: pd.DataFrame, tmp_path: Path
-) -> None:
+def test_the_other_tests_for_the_disease_are_no_features(cervical, tmp_path):
     data = load(tmp_path, cervical, CervicalCancer)
     changed = cervical.assign(Hinselmann="1", Schiller="0", Cytology="1", row=range(80))
     assert np.array_equal(data.x, load(tmp_path, changed, CervicalCancer).x)
@@ -238,13 +234,7 @@ def spoiled(row: int, column: str, value: str) -> Callable[[pd.DataFrame], pd.Da
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_what_is_not_as_published_is_told(
-    data: type[Data],
-    change: Callable[[pd.DataFrame], Any],
-    problem: str,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-) -> None:
+def test_what_is_not_as_published_is_told(data, change, problem, request, tmp_path):
     names = {CaliforniaHousing: "table", CervicalCancer: "cervical"}
     table = bank() if data is Bank else request.getfixturevalue(names[data])
     with pytest.raises(DataError) as error:

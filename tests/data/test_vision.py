@@ -1,7 +1,5 @@
 """CIFAR-10 and MNIST through torchvision, and one line where they are not there."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle
@@ -62,7 +60,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
-def test_cifar_is_five_batches_in_order(cifar: tuple[Path, np.ndarray]) -> None:
+def test_cifar_is_five_batches_in_order(cifar):
     root, images = cifar
     data = Cifar10(root=str(root)).load()
     assert data.x.dtype == np.float32
@@ -73,7 +71,7 @@ def test_cifar_is_five_batches_in_order(cifar: tuple[Path, np.ndarray]) -> None:
     assert np.array_equal(Npz(path=str(root / "x.npz")).load().x, data.x)
 
 
-def test_digits_have_one_channel(digits: tuple[Path, np.ndarray]) -> None:
+def test_digits_have_one_channel(digits):
     root, images = digits
     data = Mnist(root=str(root)).load()
     assert data.x.shape == (30, 1, 28, 28)
@@ -81,9 +79,7 @@ def test_digits_have_one_channel(digits: tuple[Path, np.ndarray]) -> None:
     assert data.y.tolist() == [i % 10 for i in range(30)]
 
 
-def test_test_sets_are_scaled_as_training_sets_are(
-    cifar: tuple[Path, np.ndarray], digits: tuple[Path, np.ndarray]
-) -> None:
+def test_test_sets_are_scaled_as_training_sets_are(cifar, digits):
     root, images = cifar
     tests = images[:20] // 2
     content = {"data": tests.reshape(20, -1), "labels": [i % 10 for i in range(20)]}
@@ -101,9 +97,7 @@ def test_test_sets_are_scaled_as_training_sets_are(
     assert Mnist(root=str(root), split="test").load().x.shape == (30, 1, 28, 28)
 
 
-def test_channels_are_normalized_when_asked(
-    cifar: tuple[Path, np.ndarray], digits: tuple[Path, np.ndarray]
-) -> None:
+def test_channels_are_normalized_when_asked(cifar, digits):
     for data, (root, images) in ((Cifar10, cifar), (Mnist, digits)):
         x = data(root=str(root), normalize=True).load().x
         pixels = images.reshape(len(images), -1, *x.shape[2:]) / 255
@@ -113,7 +107,7 @@ def test_channels_are_normalized_when_asked(
         )
 
 
-def test_the_real_digits(shared_data: Path, tmp_path: Path, offline: None) -> None:
+def test_the_real_digits(shared_data, tmp_path, offline):
     """Unpacked by torchvision beside the archives, hence a copy; nothing is downloaded."""
     shutil.copytree(shared_data / "MNIST", tmp_path / "MNIST")
     (tmp_path / "MNIST" / "raw").chmod(0o755)
@@ -132,7 +126,7 @@ def test_the_real_digits(shared_data: Path, tmp_path: Path, offline: None) -> No
     assert np.array_equal(data.x[0, 0], image.astype(np.float32) / 255)
 
 
-def test_the_real_cifar_images_in_an_npz(shared_data: Path) -> None:
+def test_the_real_cifar_images_in_an_npz(shared_data):
     data = Npz(path=str(shared_data / "cifar10_train_10k.npz")).load()
     assert data.x.shape == (10_000, 3, 32, 32)
     assert data.classes == 10
@@ -144,9 +138,7 @@ def test_the_real_cifar_images_in_an_npz(shared_data: Path) -> None:
     ("data", "folder"), [(Cifar10, "cifar-10-batches-py"), (Mnist, "MNIST/raw")]
 )
 @pytest.mark.filterwarnings("error")
-def test_images_that_cannot_be_had_are_told_in_one_line(
-    data: Any, folder: str, tmp_path: Path, offline: None
-) -> None:
+def test_images_that_cannot_be_had_are_told_in_one_line(data, folder, tmp_path, offline):
     name = data.model_fields["name"].default
     with pytest.raises(DataError) as error:
         data(root=str(tmp_path / "none")).load()
@@ -163,9 +155,7 @@ def test_images_that_cannot_be_had_are_told_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_batches_that_are_not_the_published_ones_are_refused(
-    cifar: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_that_are_not_the_published_ones_are_refused(cifar, monkeypatch):
     """With the checksums, which keep torchvision from unpickling what somebody else wrote."""
     monkeypatch.undo()
     root, _ = cifar
@@ -175,7 +165,7 @@ def test_batches_that_are_not_the_published_ones_are_refused(
 
 @pytest.mark.parametrize("kept", [0, 3, 4, 10, 16, 900])
 @pytest.mark.parametrize("part", ["images-idx3", "labels-idx1"])
-def test_damaged_digits_are_told(digits: tuple[Path, np.ndarray], kept: int, part: str) -> None:
+def test_damaged_digits_are_told(digits, kept, part):
     root, _ = digits
     file = root / "MNIST" / "raw" / f"train-{part}-ubyte"
     whole = file.read_bytes()
@@ -189,14 +179,12 @@ def test_damaged_digits_are_told(digits: tuple[Path, np.ndarray], kept: int, par
     assert "\n" not in str(error.value)
 
 
-def test_where_images_lie_and_how_they_came_is_no_part_of_the_identity() -> None:
+def test_where_images_lie_and_how_they_came_is_no_part_of_the_identity():
     assert Cifar10(root="/a", download=True).identity() == {"name": "cifar10"}
     assert Mnist(root="/a", normalize=True).identity() == {"name": "mnist", "normalize": True}
 
 
-def test_images_are_read_once(
-    digits: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_are_read_once(digits, monkeypatch):
     root, _ = digits
     then = time.time() - 3600
     for file in Mnist(root=str(root)).files():

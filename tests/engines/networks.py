@@ -3,8 +3,6 @@
 EXACT: packed, as autograd has it. SLOW: the same, by a way that is warned of. REFUSED: one line.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import enum

@@ -1,7 +1,5 @@
 """Layers that are not what their class says: subclasses, hooks, parametrisations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch.nn.functional as F  # noqa: N812

@@ -1,7 +1,5 @@
 """Layers of several inputs, the raw input used again, and work in place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Networks of other shapes that are right."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from typing import Any

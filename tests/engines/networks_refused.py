@@ -1,7 +1,5 @@
 """Networks that mix examples, draw random numbers or keep state."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Networks that were right from the beginning, layers without gradient, and odd shapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

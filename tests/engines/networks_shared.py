@@ -1,7 +1,5 @@
 """Sequentials that are not only called, and shared weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

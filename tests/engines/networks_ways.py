@@ -4,8 +4,6 @@
 clipped sums take beside `vmap(grad)`, one model at a time: milliseconds of processor time.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 import sys

@@ -4,8 +4,6 @@ Activations and their gradients are rounded; what is made of them is not. Clippe
 were rounded to bfloat16 reached 1.004 C, and sums of thousands were off by .43 C.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from dpaudit_ray.engines.packing.memory import GPU_MOST, Groups
+from dpaudit_ray.engines.packing.memory import GPU_MOST
 from dpaudit_ray.engines.packing.packed import PackedModel
 from tests.long import paired
 
@@ -69,9 +67,7 @@ def case(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("name", "groups"), paired(NETWORKS, [None, GPU_MOST], "every network in a GPU's groups, too")
 )
-def test_clipped_gradients_keep_to_the_norm_and_sums_to_their_digits(
-    name: str, groups: Groups | None
-) -> None:
+def test_clipped_gradients_keep_to_the_norm_and_sums_to_their_digits(name, groups):
     module, x, y = case(name)
     model = PackedModel(module, groups, torch.bfloat16)
     theta = model.initial + 0.05 * torch.randn(MODELS, model.size)
@@ -92,7 +88,7 @@ def test_clipped_gradients_keep_to_the_norm_and_sums_to_their_digits(
 
 
 @pytest.mark.parametrize("name", ["linear", "convolution", "embedding"])
-def test_it_is_bfloat16_that_is_computed(name: str) -> None:
+def test_it_is_bfloat16_that_is_computed(name):
     module, x, y = case(name)
     exact, model = PackedModel(module), PackedModel(module, None, torch.bfloat16)
     theta = model.initial + 0.05 * torch.randn(MODELS, model.size)
@@ -101,7 +97,7 @@ def test_it_is_bfloat16_that_is_computed(name: str) -> None:
     assert 1e-4 < off < 0.1
 
 
-def test_views_keep_to_the_norm_too() -> None:
+def test_views_keep_to_the_norm_too():
     module, x, y = case("convolution")
     model = PackedModel(module, None, torch.bfloat16)
     theta = model.initial[None]

@@ -1,7 +1,5 @@
 """Convolution and pooling as one, against the two as two: `test_rules` has their slow twin."""
 
-from __future__ import annotations
-
 import copy
 import math
 
@@ -57,7 +55,7 @@ def apart(module: nn.Module, monkeypatch: pytest.MonkeyPatch, groups: Groups) ->
 
 @long("a network as the cases below; its digest is compared in float32")
 @WAYS
-def test_the_convnet_of_the_paper(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_convnet_of_the_paper(way, monkeypatch):
     """Both blocks, models that share the first one's input, a batch that fills no vector."""
     torch.manual_seed(0)
     module = ConvNet().build((3, 32, 32), 10).double()
@@ -98,7 +96,7 @@ CASES = {
         pytest.param("two, padded, no bias", "layers", marks=long("layers apart have other cases")),
     ],
 )
-def test_strides_and_windows(case: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strides_and_windows(case, way, monkeypatch):
     """Windows that overlap or leave some out, edges that are dropped, channels of two models."""
     layers = copy.deepcopy(CASES[case])
     torch.manual_seed(4)
@@ -114,7 +112,7 @@ def test_strides_and_windows(case: str, way: str, monkeypatch: pytest.MonkeyPatc
 
 
 @WAYS
-def test_the_network_of_the_papers_on_mnist(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_network_of_the_papers_on_mnist(way, monkeypatch):
     """Strided convolutions, overlapping windows: all of it by the loops, in float32 as well."""
     torch.manual_seed(5)
     module = Cnn4().build((1, 28, 28), 10)
@@ -129,7 +127,7 @@ def test_the_network_of_the_papers_on_mnist(way: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2)], ids=["apart", "overlap"])
-def test_ties_go_where_torch_sends_them(pool: nn.Module) -> None:
+def test_ties_go_where_torch_sends_them(pool):
     """Small integers tie in almost every window, and at ReLU's zero; all sums are exact."""
     torch.manual_seed(1)
     module = network(nn.Conv2d(2, 3, 2), nn.ReLU(), pool, shape=(2, 8, 9)).double()
@@ -143,7 +141,7 @@ def test_ties_go_where_torch_sends_them(pool: nn.Module) -> None:
 
 
 @WAYS
-def test_a_diverged_model_does_not_touch_its_neighbours(way: str) -> None:
+def test_a_diverged_model_does_not_touch_its_neighbours(way):
     torch.manual_seed(2)
     module = network(*block(2, 3, 3), shape=(2, 8, 8))
     x, y = torch.randn(4, 2, 8, 8), torch.randint(0, 3, (4,))
@@ -156,7 +154,7 @@ def test_a_diverged_model_does_not_touch_its_neighbours(way: str) -> None:
     assert torch.equal(together[[0, 3]], alone[[0, 3]])
 
 
-def test_what_the_loops_cannot_do_is_done_apart() -> None:
+def test_what_the_loops_cannot_do_is_done_apart():
     """bfloat16; dilations, groups, padded pools are never merged; wide rows fill no register."""
     torch.manual_seed(7)
     module = network(*block(2, 3, 3), shape=(2, 8, 8))
@@ -178,7 +176,7 @@ def test_what_the_loops_cannot_do_is_done_apart() -> None:
     assert conv_pool.PatchCut.from_weight((4, 1000, 3, 3), torch.float32) is None
 
 
-def test_only_chains_of_known_layers_are_taken_whole() -> None:
+def test_only_chains_of_known_layers_are_taken_whole():
     """Anything else between the layers, behind them or in another order, and other inputs."""
     stem = block(2, 3, 3)
     head = [nn.Flatten(), nn.Linear(27, 4), nn.ReLU(), nn.Linear(4, 2)]
@@ -211,7 +209,7 @@ def test_only_chains_of_known_layers_are_taken_whole() -> None:
     assert PackedModel(nn.Sequential(*stem, *head))._loops is None
 
 
-def test_fewer_registers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_registers_give_the_same(monkeypatch):
     """Rows of patches, outputs and windows in several turns."""
     torch.manual_seed(3)
     module = network(*block(5, 7, 3), shape=(5, 11, 24)).double()
@@ -228,7 +226,7 @@ def test_fewer_registers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("layers", ["convolutions", "small"])
-def test_threads_change_nothing(layers: str) -> None:
+def test_threads_change_nothing(layers):
     torch.manual_seed(2)
     if layers == "small":
         module, shape = nn.Sequential(nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 2)), (8,)
@@ -250,9 +248,7 @@ def test_threads_change_nothing(layers: str) -> None:
 
 
 @pytest.mark.parametrize("head", [nn.ReLU, nn.Tanh], ids=["network", "layers"])
-def test_loops_that_are_wrong_are_not_used(
-    head: type[nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loops_that_are_wrong_are_not_used(head, monkeypatch):
     """Of a whole network, and of a convolution in one that is not taken whole."""
     torch.manual_seed(6)
     layers = [*block(2, 3, 3), nn.Flatten(), nn.Linear(27, 4), head(), nn.Linear(4, 3)]

@@ -1,7 +1,5 @@
 """Seeds, and a cache that cannot be written."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -15,7 +13,7 @@ from dpaudit_ray.mechanisms.dp_sgd.initialization import generator, seeded
 
 
 @pytest.mark.parametrize("bit", [32, 63, 64, 127])
-def test_every_bit_of_a_seed_counts(bit: int) -> None:
+def test_every_bit_of_a_seed_counts(bit):
     """`manual_seed` keeps 32 of them on a CPU."""
     drawn = []
     for seed in (5, 5 + 2**bit):
@@ -26,7 +24,7 @@ def test_every_bit_of_a_seed_counts(bit: int) -> None:
     assert not torch.equal(*drawn)
 
 
-def test_seeds_draw_standard_normals() -> None:
+def test_seeds_draw_standard_normals():
     """The first of 4000 seeds each, and 40,000 of one; right ones are rejected in 1 of 1e4."""
     firsts = torch.cat(
         [torch.randn(1, generator=generator(s, torch.device("cpu"))) for s in range(4000)]
@@ -37,7 +35,7 @@ def test_seeds_draw_standard_normals() -> None:
         assert abs(float(drawn.std()) - 1) < 4 / math.sqrt(2 * len(drawn))
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch):
     def total(values: np.ndarray) -> float:
         result = 0.0
         for value in values:

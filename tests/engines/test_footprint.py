@@ -1,7 +1,5 @@
 """Groups on a GPU: by options alone, and of a size that fits."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 
@@ -47,7 +45,7 @@ def peak(model: PackedModel, models: int, x: Tensor) -> int:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_the_estimate_is_near_the_peak(name: str) -> None:
+def test_the_estimate_is_near_the_peak(name):
     model, x = PackedModel(network(name)), batch(name)
     groups = model.footprint.groups("sums", x)
     estimate = model.footprint.bytes("sums", groups.outer, x)
@@ -56,7 +54,7 @@ def test_the_estimate_is_near_the_peak(name: str) -> None:
     assert estimate <= gpu_settings.budget() or groups == Groups(1, 1)
 
 
-def test_what_lives_is_what_torch_says_it_allocated() -> None:
+def test_what_lives_is_what_torch_says_it_allocated():
     """By torch's profiler, which sees the allocator: real tensors, no walk."""
     model = PackedModel(network("mlp3"), Groups(32, 32))
     model._settled = True
@@ -82,9 +80,7 @@ def step(model: PackedModel, theta: Tensor, x: Tensor, y: Tensor) -> tuple[objec
     return torch.zeros_like(theta), theta, Step(x, y, 1.0, {}), None
 
 
-def test_groups_follow_from_options_and_not_from_what_is_free(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_groups_follow_from_options_and_not_from_what_is_free(monkeypatch):
     """Whatever was computed before: batches of other sizes, other numbers of models."""
     x, free = batch("wrn16"), memory.free_bytes
     first = PackedModel(network("wrn16")).footprint.groups("sums", x)
@@ -96,7 +92,7 @@ def test_groups_follow_from_options_and_not_from_what_is_free(
     assert 1 < first.outer < GPU_MOST.outer
 
 
-def test_a_share_of_a_gpu_has_a_share_of_the_budget() -> None:
+def test_a_share_of_a_gpu_has_a_share_of_the_budget():
     model, x = PackedModel(network("wrn16")), batch("wrn16")
     whole = model.footprint.groups("sums", x)
     gpu_settings.take_share(0.25)
@@ -109,7 +105,7 @@ def test_a_share_of_a_gpu_has_a_share_of_the_budget() -> None:
     assert model.footprint.groups("sums", x) == whole
 
 
-def test_batches_of_nearly_one_size_have_one_group() -> None:
+def test_batches_of_nearly_one_size_have_one_group():
     """Batches drawn at random differ; a walk for each size would take as long as training."""
     sizes = {memory.rounded_up(n) for n in range(200, 312)}
     assert len(sizes) <= 6
@@ -130,9 +126,7 @@ class Asks(nn.Module):
         return self.out(x) * float(self.scale)
 
 
-def test_a_network_that_cannot_be_walked_through_has_groups_all_the_same(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_network_that_cannot_be_walked_through_has_groups_all_the_same(caplog):
     model = PackedModel(Asks())
     assert model.footprint.bytes("sums", 3, torch.randn(5, 4)) is None
     assert model.footprint.groups("sums", torch.randn(5, 4)) == Groups(16, 16)
@@ -141,9 +135,7 @@ def test_a_network_that_cannot_be_walked_through_has_groups_all_the_same(
     assert said.endswith("16 models are computed at once")
 
 
-def test_running_out_halves_and_says_so_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_out_halves_and_says_so_once(caplog, monkeypatch):
     module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     x, y = torch.randn(6, 4), torch.arange(6) % 3
     theta = torch.randn(20, PackedModel(module).size)

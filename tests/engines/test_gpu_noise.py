@@ -1,7 +1,5 @@
 """A GPU's noise: published values of Philox, normals against scipy, and slow twins, bit for bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -27,9 +25,7 @@ SEED = 0x0123456789ABCDEF_FEDCBA9876543210
         ),
     ],
 )
-def test_philox_is_what_was_published(
-    key: int, counter: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
+def test_philox_is_what_was_published(key, counter, expected):
     found = noise.philox(key, tuple(torch.tensor([word]) for word in counter))
     assert tuple(int(word) for word in found) == expected == slow_philox(key, counter)
 
@@ -57,7 +53,7 @@ def slow_normal(high: int, low: int) -> int:
     return -value if high >> 31 else value
 
 
-def test_a_stream_is_that_of_a_slow_twin() -> None:
+def test_a_stream_is_that_of_a_slow_twin():
     """Numbers of any dtype, odd counts, and a stream that goes on."""
     stream, block = GpuNoise(SEED, CPU), 0
     for size, dtype in ((5, torch.float32), (4, torch.float64), (1, torch.float32)):
@@ -73,7 +69,7 @@ def test_a_stream_is_that_of_a_slow_twin() -> None:
         assert torch.equal(out, expected)
 
 
-def test_it_is_filled_in_any_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_filled_in_any_portions(monkeypatch):
     whole, again = torch.empty(1001), torch.empty(1001)
     GpuNoise(3, CPU).fill(whole)
     monkeypatch.setattr("dpaudit_ray.engines.noise._BLOCKS_AT_ONCE", 64)
@@ -81,7 +77,7 @@ def test_it_is_filled_in_any_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(whole, again)
 
 
-def test_a_stream_goes_on_from_its_state() -> None:
+def test_a_stream_goes_on_from_its_state():
     first, second = GpuNoise(3, CPU), GpuNoise(3, CPU)
     first.fill(torch.empty(999))
     second.restore(first.state())
@@ -94,21 +90,21 @@ def test_a_stream_goes_on_from_its_state() -> None:
 
 
 @pytest.mark.parametrize("bit", [0, 31, 63, 64, 127])
-def test_every_bit_of_a_seed_counts(bit: int) -> None:
+def test_every_bit_of_a_seed_counts(bit):
     left, right = torch.empty(100), torch.empty(100)
     GpuNoise(SEED, CPU).fill(left)
     GpuNoise(SEED ^ 1 << bit, CPU).fill(right)
     assert float((left == right).double().mean()) < 0.05
 
 
-def test_the_table_is_what_its_code_computes() -> None:
+def test_the_table_is_what_its_code_computes():
     """Other versions of scipy may round one entry in thousands to the neighbouring unit."""
     stored, found = np.load(noise.COEFFICIENTS), noise.fitted_coefficients()
     assert stored.shape == found.shape == (noise.OCTAVES * noise.PARTS, noise.DEGREE + 1)
     assert np.abs(stored - found).max() <= 1
 
 
-def test_normals_are_quantiles_in_every_octave() -> None:
+def test_normals_are_quantiles_in_every_octave():
     """To three units of 2^-28 up to 8.9 standard deviations, to .05 in the two octaves beyond."""
     rng = np.random.default_rng(0)
     for octave in range(noise.OCTAVES):
@@ -122,7 +118,7 @@ def test_normals_are_quantiles_in_every_octave() -> None:
         assert torch.equal(noise.normals(high | 1 << 31, low), -noise.normals(high, low))
 
 
-def test_no_statistic_tells_them_from_normals() -> None:
+def test_no_statistic_tells_them_from_normals():
     """A fixed seed: each of five p-values is below 1e-3 with that probability."""
     out = torch.empty(2**20)
     GpuNoise(11, CPU).fill(out)

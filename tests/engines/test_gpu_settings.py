@@ -1,7 +1,5 @@
 """What is asked of torch before it touches a GPU, as far as torch without one says it back."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -31,7 +29,7 @@ for tf32 in (False, True):
 """
 
 
-def test_a_process_is_deterministic_in_one_precision() -> None:
+def test_a_process_is_deterministic_in_one_precision():
     """In a process of its own, since the settings are the process's."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("CUBLAS")}
     done = subprocess.run(
@@ -44,9 +42,7 @@ def test_a_process_is_deterministic_in_one_precision() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "share"), [(0.25, 0.25), (1, 1.0), (0, 1.0)])
-def test_a_trainer_takes_its_share_of_a_gpu(
-    gpus: float, share: float, tiny: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_takes_its_share_of_a_gpu(gpus, share, tiny, monkeypatch):
     """As its sweep says: of the memory that torch may take, and of what groups are made for."""
     told: list[float] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -3,8 +3,6 @@
 The same scores as on a CPU with the same noise; and, in a step, nothing that the host waits for.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -178,7 +176,7 @@ VARIANTS = {"noisy simulation", "several dimensions", "gradient norm", "blank", 
         for n in ADVERSARIES
     ],
 )
-def test_every_adversary_scores_as_on_a_cpu(name: str) -> None:
+def test_every_adversary_scores_as_on_a_cpu(name):
     adversary = parse(Adversary, ADVERSARIES[name], "adversary")
     near = scored(mechanism(), adversary, gpu=False)
     with standing_in():
@@ -206,7 +204,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     ("name", "adversary"),
     paired(TRAININGS, ["biased-dimension", "loss"], "every training with both kinds of canary"),
 )
-def test_every_training_scores_as_on_a_cpu(name: str, adversary: str) -> None:
+def test_every_training_scores_as_on_a_cpu(name, adversary):
     attack = parse(Adversary, adversary, "adversary")
     near = scored(mechanism(**TRAININGS[name]), attack, gpu=False)
     with standing_in():
@@ -237,7 +235,7 @@ all_kinds = long("waits of every adversary; those of four kinds are always count
         if n not in CHANGING
     ],
 )
-def test_nothing_waits_at_every_step_for_an_adversary(name: str) -> None:
+def test_nothing_waits_at_every_step_for_an_adversary(name):
     """As many waits in eight steps as in four: all are of the pack, none of a step."""
     adversary = parse(Adversary, ADVERSARIES[name], "adversary")
     few, more = (waits(mechanism(steps=n), adversary) for n in (STEPS, 2 * STEPS))
@@ -253,7 +251,7 @@ def test_nothing_waits_at_every_step_for_an_adversary(name: str) -> None:
         pytest.param("loss", marks=long("waits with records in place of a direction")),
     ],
 )
-def test_nothing_waits_at_every_step_of_a_training(name: str, adversary: str) -> None:
+def test_nothing_waits_at_every_step_of_a_training(name, adversary):
     attack = parse(Adversary, adversary, "adversary")
     few, more = (
         waits(mechanism(**TRAININGS[name] | {"steps": n}), attack) for n in (STEPS, 2 * STEPS)
@@ -304,9 +302,7 @@ def one_step(asked: DpSgd, gpu: bool, kind: str, mode: StandIn | None) -> torch.
         ("convnet", "cosine"),
     ],
 )
-def test_a_step_of_every_network_waits_for_nothing(
-    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_of_every_network_waits_for_nothing(name, kind, monkeypatch):
     """Groups by `test_footprint`: to find them takes as long as all the rest here.
 
     By rules on the CPU as well: to compile loops would take longer still. Small networks are
@@ -331,7 +327,7 @@ def test_a_step_of_every_network_waits_for_nothing(
     assert float((far - near).abs().max()) < 1e-3 * max(1.0, float(moved))
 
 
-def test_the_stand_in_sees_what_a_gpu_would_not_do() -> None:
+def test_the_stand_in_sees_what_a_gpu_would_not_do():
     """Else the tests above could not fail."""
     with standing_in() as mode:
         far, near = torch.ones(3, device=GPU), torch.arange(3.0)

@@ -4,10 +4,6 @@ There a network of convolutions takes one model at a time. A pack of it that a C
 not fail on a GPU.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -70,7 +66,7 @@ def settled(module: nn.Module) -> tuple[PackedModel, Tensor, Tensor]:
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("kind", [SkipsFromTheInput, AddsTheInputLater, CountsTheInput])
-def test_what_fails_in_large_groups_only_is_computed_one_by_one(kind: Any, large: bool) -> None:
+def test_what_fails_in_large_groups_only_is_computed_one_by_one(kind, large):
     module = kind(large)
     assert (PackedModel(module).size > selfcheck._LARGE) is large
     model, x, y = settled(module)
@@ -83,21 +79,21 @@ def test_what_fails_in_large_groups_only_is_computed_one_by_one(kind: Any, large
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-def test_a_right_network_keeps_its_groups(large: bool) -> None:
+def test_a_right_network_keeps_its_groups(large):
     model, _, _ = settled(Right(large))
     assert model._groups is None
     assert model._alone is None
 
 
 @pytest.mark.parametrize("kind", [SkipsFromTheInput, CountsTheInput])
-def test_so_it_is_on_many_threads(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_it_is_on_many_threads(kind, monkeypatch):
     """Three models on four threads are one to each: none would be in a group."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     model, _, _ = settled(kind(False))
     assert model._groups == ONE_BY_ONE
 
 
-def test_float64_decides_where_float32_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float64_decides_where_float32_rounds(monkeypatch):
     """A large network is checked in float32; there a ReLU that rounding moves is no wrong rule."""
     samples = LinearRule.samples
 
@@ -110,7 +106,7 @@ def test_float64_decides_where_float32_rounds(monkeypatch: pytest.MonkeyPatch) -
     assert model._alone is None
 
 
-def test_sums_that_cancel_are_not_taken_for_wrong_ones() -> None:
+def test_sums_that_cancel_are_not_taken_for_wrong_ones():
     """Where no ReLU lets anything through, gradients of two classes are opposite."""
     module = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1))
     torch.manual_seed(0)

@@ -1,7 +1,5 @@
 """Many kinds of networks through two full steps: exact, or warned of and exact, or refused."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 
@@ -138,9 +136,7 @@ def one_thread() -> Iterator[None]:
     ("name", "kind"),
     paired(CASES, ["direction", "example"], "every network with both kinds of canary"),
 )
-def test_a_network_is_exact_or_refused(
-    name: str, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_network_is_exact_or_refused(name, kind, caplog):
     case = CASES[name]
     conversion.warn_of_slow_way.cache_clear()
     with caplog.at_level(logging.WARNING):
@@ -165,7 +161,7 @@ def test_a_network_is_exact_or_refused(
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("ways-")])
-def test_nobody_is_thrown_to_the_slowest_way(name: str) -> None:
+def test_nobody_is_thrown_to_the_slowest_way(name):
     """By rules, or by `vmap` over models and examples; never example by example."""
     model, *_ = networks_ways.settled(name)
     assert networks_ways.way(model).startswith(("rules", "vmap over models"))

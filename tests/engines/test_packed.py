@@ -1,7 +1,5 @@
 """The packed engine against the obvious way: one gradient per sample and model, clipped, summed."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import subprocess
@@ -61,7 +59,7 @@ def random_case(seed: int) -> tuple[nn.Module, Tensor, Tensor, Tensor, float]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_clipped_sums_equal_per_sample_autograd(seed: int) -> None:
+def test_clipped_sums_equal_per_sample_autograd(seed):
     module, theta, x, y, clip = random_case(seed)
     fast = PackedModel(module).clipped_sums(theta, x, y, clip)
     slow = torch.stack([slow_clipped_sum(module, row, x, y, clip) for row in theta])
@@ -69,7 +67,7 @@ def test_clipped_sums_equal_per_sample_autograd(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_compiled_loops_equal_the_layer_rules(seed: int) -> None:
+def test_compiled_loops_equal_the_layer_rules(seed):
     """Small chains of Linear and ReLU are fused; the rules are their slow twin."""
     module, theta, x, y, clip = random_case(seed)
     layers = [nn.ReLU() if isinstance(layer, nn.Tanh) else layer for layer in module]
@@ -85,7 +83,7 @@ def test_compiled_loops_equal_the_layer_rules(seed: int) -> None:
         )
 
 
-def test_parameters_in_bfloat16_go_by_rules() -> None:
+def test_parameters_in_bfloat16_go_by_rules():
     """No loop is compiled for them: it was checked in float64, and raised in the training."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3)).bfloat16()
@@ -96,7 +94,7 @@ def test_parameters_in_bfloat16_go_by_rules() -> None:
 
 
 @pytest.mark.parametrize("classes", [1, 4])
-def test_output_gradients_are_those_of_autograd(classes: int) -> None:
+def test_output_gradients_are_those_of_autograd(classes):
     torch.manual_seed(classes)
     outputs = torch.randn(3, classes, 7, dtype=torch.float64, requires_grad=True)
     y = torch.randint(0, max(classes, 2), (7,))
@@ -107,7 +105,7 @@ def test_output_gradients_are_those_of_autograd(classes: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_weights_multiply_clipped_gradients(seed: int) -> None:
+def test_weights_multiply_clipped_gradients(seed):
     module, theta, x, y, clip = random_case(seed)
     weights = torch.rand(len(theta), len(y), dtype=torch.float64)
     fast = PackedModel(module).clipped_sums(theta, x, y, clip, weights)
@@ -118,7 +116,7 @@ def test_weights_multiply_clipped_gradients(seed: int) -> None:
         torch.testing.assert_close(fast[model], slow, rtol=1e-10, atol=1e-10)
 
 
-def test_losses_and_more_models_than_a_chunk() -> None:
+def test_losses_and_more_models_than_a_chunk():
     module, theta, x, y, clip = random_case(7)
     theta = theta.repeat(50, 1)
     assert len(theta) > 64
@@ -133,7 +131,7 @@ def test_losses_and_more_models_than_a_chunk() -> None:
         torch.testing.assert_close(sums[row], slow, rtol=1e-10, atol=1e-10)
 
 
-def test_a_diverged_model_does_not_touch_its_neighbours() -> None:
+def test_a_diverged_model_does_not_touch_its_neighbours():
     module, theta, x, y, clip = random_case(3)
     model = PackedModel(module)
     alone = model.clipped_sums(theta, x, y, clip)
@@ -144,7 +142,7 @@ def test_a_diverged_model_does_not_touch_its_neighbours() -> None:
     torch.testing.assert_close(together[1:], alone[1:])
 
 
-def test_same_parameters_as_opacus_after_20_steps() -> None:
+def test_same_parameters_as_opacus_after_20_steps():
     """Opacus' GradSampleModule and DPOptimizer without noise, on the same batches."""
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -176,7 +174,7 @@ def test_same_parameters_as_opacus_after_20_steps() -> None:
         torch.testing.assert_close(row, slow, rtol=1e-5, atol=1e-5)
 
 
-def test_noise_is_standard_normal_and_keyed_by_the_whole_seed() -> None:
+def test_noise_is_standard_normal_and_keyed_by_the_whole_seed():
     """Fixed seed; both tests reject a right generator with probability below 1e-4 each."""
     first, second = torch.empty(100_000), torch.empty(100_000)
     CpuNoise(5).fill(first)
@@ -211,7 +209,7 @@ print(*faults)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
-def test_memory_of_a_step_on_two_threads_is_kept_for_the_next() -> None:
+def test_memory_of_a_step_on_two_threads_is_kept_for_the_next():
     """Other heaps than the first go back to the kernel: some 4000 fresh pages a step."""
     done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
     assert np.median([int(faults) for faults in done.stdout.split()[6:]]) < 1000
@@ -235,14 +233,14 @@ def crowded(size: int, width: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("size", "width"), paired([8, 16, 100], [5, 10_000, 90_000], "every size at every width")
 )
-def test_statistics_of_a_batch_are_found_wherever_they_begin(size: int, width: int) -> None:
+def test_statistics_of_a_batch_are_found_wherever_they_begin(size, width):
     x, y = torch.randn(128, 8), torch.arange(128) % 3
     with pytest.raises(SpecError, match=r"the model itself \(Crowded\) .* others in its batch"):
         PackedModel(crowded(size, width)).settle(x, y)
     PackedModel(crowded(200, width)).settle(x, y)
 
 
-def test_where_rows_count_no_more_go_together_than_were_tried() -> None:
+def test_where_rows_count_no_more_go_together_than_were_tried():
     """Two models' rows are too many for the expert; so are more rows of one than a batch has."""
     module = CASES["expert-full-with-many-models"].make().double()
     x, y = torch.randn(30, 8, dtype=torch.float64), torch.arange(30) % 3
@@ -261,7 +259,7 @@ def test_where_rows_count_no_more_go_together_than_were_tried() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.endswith("at-the-first-call")])
-def test_numbers_kept_at_the_first_call_are_those_of_the_training(name: str) -> None:
+def test_numbers_kept_at_the_first_call_are_those_of_the_training(name):
     """The check is in float64, the training in float32."""
     module, x, y = CASES[name].make(), torch.randn(6, 8), torch.arange(6) % 3
     model = PackedModel(module)

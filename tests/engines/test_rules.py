@@ -1,7 +1,5 @@
 """Every layer rule against one gradient per sample and model, by plain autograd and by Opacus."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math
@@ -131,7 +129,7 @@ def case(name: str, models: int = 5) -> tuple[nn.Module, Tensor, Tensor, Tensor]
 
 
 @pytest.mark.parametrize(("name", "groups"), paired(MODULES, GROUPS, "every rule in all groups"))
-def test_clipped_sums_equal_per_sample_autograd(name: str, groups: Groups) -> None:
+def test_clipped_sums_equal_per_sample_autograd(name, groups):
     module, theta, x, y = case(name)
     model = PackedModel(module, groups)
     norms = model.clipped_sums(theta, x, y, math.inf).norm(dim=1)
@@ -142,7 +140,7 @@ def test_clipped_sums_equal_per_sample_autograd(name: str, groups: Groups) -> No
 
 
 @pytest.mark.parametrize("name", [n for n in MODULES if "conv" in n or "tokens" in n])
-def test_gradients_that_are_not_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_are_not_kept(name, monkeypatch):
     """The same sums when memory allows no per-sample gradient, and few patches at a time."""
     from dpaudit_ray.engines.rules import convolution as convolutions
 
@@ -169,7 +167,7 @@ POOLED = {"pool-odd", "conv-pool-plain", "conv-pool-twice"}
         if "fallback" not in n and n not in NOT_OPACUS
     ],
 )
-def test_clipped_sums_equal_opacus(name: str) -> None:
+def test_clipped_sums_equal_opacus(name):
     """One step of the real GradSampleModule and DPOptimizer, without noise, in float32."""
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -195,7 +193,7 @@ def test_clipped_sums_equal_opacus(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["conv", "pool", "group-norm", "tokens", "fallback"])
-def test_losses_do_not_depend_on_the_groups(name: str) -> None:
+def test_losses_do_not_depend_on_the_groups(name):
     module, theta, x, y = case(name)
     expected = PackedModel(module, GROUPS[0]).losses(theta, x, y)
     for groups in GROUPS[1:]:
@@ -206,9 +204,7 @@ def test_losses_do_not_depend_on_the_groups(name: str) -> None:
     torch.testing.assert_close(expected[2], torch.stack(each), rtol=1e-10, atol=1e-10)
 
 
-def test_the_slow_way_is_said_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_slow_way_is_said_once(caplog, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     warn_of_slow_way.cache_clear()
     module, theta, x, y = case("fallback")
@@ -219,9 +215,7 @@ def test_the_slow_way_is_said_once(
     assert [record.message.split(" has")[0] for record in caplog.records] == ["2 (Scale)"]
 
 
-def test_groups_that_free_memory_makes_smaller_are_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_groups_that_free_memory_makes_smaller_are_told(monkeypatch, caplog):
     """Those of a network and its batch alone are not: every try has them."""
     memory.warn_of_short_memory.cache_clear()
     assert Groups(64, 64).fitted(1 << 24) == Groups(8, 8)
@@ -232,9 +226,7 @@ def test_groups_that_free_memory_makes_smaller_are_told(
     assert "which may change last bits of scores" in said
 
 
-def test_running_out_of_memory_halves_the_models(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_running_out_of_memory_halves_the_models(monkeypatch, caplog):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # each thread halves its own
     module, theta, x, y = case("conv")
     expected = PackedModel(module).clipped_sums(theta, x, y, 1.0)
@@ -268,9 +260,7 @@ def test_running_out_of_memory_halves_the_models(
         "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory",
     ],
 )
-def test_outputs_run_out_of_memory_in_halves_too(
-    message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_run_out_of_memory_in_halves_too(message, monkeypatch):
     """Libraries of a GPU take memory past torch's allocator, and say so in words of their own."""
     module, theta, x, _ = case("conv")
     expected = PackedModel(module).outputs(theta, x)
@@ -290,7 +280,7 @@ def test_outputs_run_out_of_memory_in_halves_too(
     assert max(sizes[1:]) == 2
 
 
-def test_one_model_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_model_that_does_not_fit_is_told(monkeypatch):
     module, theta, x, y = case("conv")
     model = PackedModel(module)
     model.settle(x, y)

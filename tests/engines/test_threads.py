@@ -1,7 +1,5 @@
 """Who computes on the cores: models, or torch's own threads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -25,7 +23,7 @@ def seen(models: int) -> list[int]:
     return found
 
 
-def test_torch_rests_while_models_have_its_threads() -> None:
+def test_torch_rests_while_models_have_its_threads():
     with threads.ours():
         assert (torch.get_num_threads(), threads.count()) == (1, 2)
         assert seen(8) == [1, 1]
@@ -35,7 +33,7 @@ def test_torch_rests_while_models_have_its_threads() -> None:
     assert (torch.get_num_threads(), threads.count()) == (2, 2)
 
 
-def test_one_model_and_what_is_not_spread_have_torchs() -> None:
+def test_one_model_and_what_is_not_spread_have_torchs():
     with threads.ours():
         assert seen(1) == [2]
         with threads.torchs():
@@ -43,13 +41,13 @@ def test_one_model_and_what_is_not_spread_have_torchs() -> None:
         assert torch.get_num_threads() == 1
 
 
-def test_they_come_back_after_an_error() -> None:
+def test_they_come_back_after_an_error():
     with pytest.raises(ValueError, match="no"), threads.ours():
         raise ValueError("no")
     assert (torch.get_num_threads(), threads.count()) == (2, 2)
 
 
-def test_noise_is_drawn_beside_what_is_spread() -> None:
+def test_noise_is_drawn_beside_what_is_spread():
     with threads.ours():
         drawn = threads.beside(torch.get_num_threads, worth=True)
         assert drawn() == 1, "on a thread of the pool"

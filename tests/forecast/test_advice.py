@@ -1,7 +1,5 @@
 """What `plan` says to do where the power is low."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -35,7 +33,7 @@ def audit(claim: float, trials: int = 100, **fields: Any) -> AuditOutlook:
     return AuditOutlook(claim=claim, trials=trials, **usual | fields)
 
 
-def test_how_many_trials_would_do_and_how_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_many_trials_would_do_and_how_long_they_take(monkeypatch):
     """The time is that of all audits that the change is for."""
     needed = stats.power.trials_needed(8.0, 0.1, 0.8, *LEVEL)
     one = audit(8.0, trials_needed=needed, training_seconds=0.1)
@@ -60,11 +58,11 @@ def test_how_many_trials_would_do_and_how_long_they_take(monkeypatch: pytest.Mon
         (audit(8.0, trainings=1), "all trials are canaries of one; `dpaudit plan --budget 10min`"),
     ],
 )
-def test_what_helps(weak: AuditOutlook, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_helps(weak, said, monkeypatch):
     assert said in told(monkeypatch, weak)[0]
 
 
-def test_that_the_attack_may_see_less_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_the_attack_may_see_less_is_said_once(monkeypatch):
     weak = [audit(claim, status=stats.Status.IF_GAUSSIAN) for claim in (1.0, 2.0, 3.0, 4.0, 5.0)]
     lines = told(monkeypatch, *weak)
     assert len(lines) == 3 + 1 + 1
@@ -73,7 +71,7 @@ def test_that_the_attack_may_see_less_is_said_once(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("epsilon", "trials"), [(0.5, 400), (2.0, 1000), (8.0, 300), (13.0, 60)])
-def test_the_likely_bound_is_reached_as_often_as_promised(epsilon: float, trials: int) -> None:
+def test_the_likely_bound_is_reached_as_often_as_promised(epsilon, trials):
     """Against drawn audits. A share over 2000 is off by 4.5 standard errors, .04, once in 10^5."""
     from scipy import special
 

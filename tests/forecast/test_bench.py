@@ -1,7 +1,5 @@
 """`dpaudit bench` on the smallest workload, as a user runs it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable
@@ -37,7 +35,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return Written(done.out, json.loads(file.read_text()))
 
 
-def test_a_table_and_a_file(written: Written) -> None:
+def test_a_table_and_a_file(written):
     assert "fcnn" in written.out
     row = written.row("fcnn")
     assert row["parameters"] == 68
@@ -47,7 +45,7 @@ def test_a_table_and_a_file(written: Written) -> None:
     assert written.figures["matmul_flop_per_second"] > 1e9
 
 
-def test_the_fastest_of_several_packs_counts() -> None:
+def test_the_fastest_of_several_packs_counts():
     """On a CPU here; on a GPU these are tried without being asked for."""
     measured = bench.measure(["fcnn"], 1, repeats=3, gpu=False, packs=(1, 16, 256), beside=False)
     (row,) = measured.rows
@@ -65,7 +63,7 @@ def test_the_fastest_of_several_packs_counts() -> None:
         (11_173_962, (1, 16)),
     ],
 )
-def test_packs_are_tried_as_far_as_they_have_room(parameters: int, packs: tuple[int, ...]) -> None:
+def test_packs_are_tried_as_far_as_they_have_room(parameters, packs):
     assert bench._fitting_packs(4 * parameters) == packs
 
 
@@ -78,7 +76,7 @@ def fcnn_benchmark(batch_size: int, packed_seconds: float) -> bench.Benchmark:
     return bench.Benchmark("a machine", 1, False, 1e9, (row,))
 
 
-def test_a_plan_uses_the_figures(tmp_path: Path, tiny: dict) -> None:
+def test_a_plan_uses_the_figures(tmp_path, tiny):
     """6 steps of half the benchmark's batch take 3 of its steps, and nothing is trained."""
     file, measured = tmp_path / "bench.json", fcnn_benchmark(64, 1000.0)
     file.write_text(json.dumps(measured.as_json()))
@@ -97,9 +95,7 @@ def test_a_plan_uses_the_figures(tmp_path: Path, tiny: dict) -> None:
         ("mechanism.precision", "tf32"),
     ],
 )
-def test_figures_of_another_kind_of_trainer_are_not_used(
-    key: str, value: object, tiny: dict
-) -> None:
+def test_figures_of_another_kind_of_trainer_are_not_used(key, value, tiny):
     measured = fcnn_benchmark(64, 1.0)
     like, unlike = spec.from_raw(tiny), spec.from_raw(changed(tiny, key, value))
     for sweep, known in ((like, 6.0), (unlike, None)):
@@ -107,7 +103,7 @@ def test_figures_of_another_kind_of_trainer_are_not_used(
         assert measured.seconds_per_trial(mechanism, sweep.resources) == known
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path):
     file = tmp_path / "bench.json"
     file.write_text("{}")
     sweep = Path(__file__).parents[2] / "jobs" / "quickstart.yaml"
@@ -126,7 +122,7 @@ def measured(written: Written, model: str, enough: Callable[[bench.Row], bool]) 
     return row
 
 
-def test_the_packed_engine_is_worth_having(written: Written) -> None:
+def test_the_packed_engine_is_worth_having(written):
     """FCNN at least 100 times as fast as Opacus: one thread, medians of runs; measured: 181."""
     row = measured(written, "fcnn", lambda row: min(row.ratio, row.ratio_same_process) >= 100)
     assert row.ratio >= 100, row
@@ -134,7 +130,7 @@ def test_the_packed_engine_is_worth_having(written: Written) -> None:
 
 
 @long("a step of a convolutional network takes Opacus seconds")
-def test_loops_are_worth_having_for_convolutions(written: Written) -> None:
+def test_loops_are_worth_having_for_convolutions(written):
     """Measured 8.1 to 8.3 times Opacus; the same network through torch alone is at 2.9."""
     row = measured(written, "convnet", lambda row: row.ratio_same_process >= 5)
     assert row.ratio_same_process >= 5, row
@@ -150,7 +146,7 @@ def test_loops_are_worth_having_for_convolutions(written: Written) -> None:
         (("--packs", "0"), "has '0'"),
     ],
 )
-def test_bad_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_one_line(arguments, said):
     if "--gpu" in arguments:
         import torch
 

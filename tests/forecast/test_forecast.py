@@ -1,7 +1,5 @@
 """`dpaudit plan` in numbers: cost, what can be certified, and with which chance."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path
@@ -28,7 +26,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("steady")
-def test_time_is_that_of_the_packs_that_are_left(tiny: dict, tmp_path: Path) -> None:
+def test_time_is_that_of_the_packs_that_are_left(tiny, tmp_path):
     fresh = outlook(tiny, tmp_path)
     assert (fresh.trials, fresh.packs, fresh.packs_done) == (180, 18, 0)
     assert fresh.seconds == pytest.approx(18 * 0.5)
@@ -41,9 +39,7 @@ def test_time_is_that_of_the_packs_that_are_left(tiny: dict, tmp_path: Path) -> 
     assert longer.seconds == pytest.approx(6 * 0.5)
 
 
-def test_audits_that_take_equally_long_are_timed_once(
-    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audits_that_take_equally_long_are_timed_once(tiny, tmp_path, monkeypatch):
     timed = set[int]()
 
     def seconds(_: PackTrainer, pack: Any, horizons: tuple[int, ...]) -> float:
@@ -59,7 +55,7 @@ def test_audits_that_take_equally_long_are_timed_once(
 
 
 @pytest.mark.parametrize("horizons", [(1,), (2,), (3, 9), (100,), (50, 1000, 10**6)])
-def test_the_first_steps_tell_how_long_a_pack_takes(horizons: tuple[int, ...]) -> None:
+def test_the_first_steps_tell_how_long_a_pack_takes(horizons):
     """Each step takes .02 s and each score .3 s; what is built at first takes ten more."""
     asked: list[int] = []
 
@@ -72,9 +68,7 @@ def test_the_first_steps_tell_how_long_a_pack_takes(horizons: tuple[int, ...]) -
     assert max(asked) <= min(horizons[-1], 4 * 64)  # .02 (64 - 1) exceeds a second
 
 
-def test_a_plan_of_trainings_that_take_days_takes_seconds(
-    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_of_trainings_that_take_days_takes_seconds(tiny, tmp_path, monkeypatch):
     """Of 100,000 steps a few thousand are taken, however fast or slow the machine is.
 
     They are to take a second; here, a fifth of it.
@@ -108,20 +102,14 @@ def test_a_plan_of_trainings_that_take_days_takes_seconds(
         ({"num_cpus": 2, "max_concurrent_trainers": 3}, 2),
     ],
 )
-def test_trainers_are_those_that_fit(
-    resources: dict[str, Any],
-    workers: int,
-    tiny: dict,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_trainers_are_those_that_fit(resources, workers, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
     tiny["resources"] |= resources
     assert outlook(tiny, tmp_path).workers == workers
 
 
 @pytest.mark.usefixtures("steady")
-def test_more_trials_certify_more(tiny: dict, tmp_path: Path) -> None:
+def test_more_trials_certify_more(tiny, tmp_path):
     tiny["grid"] = {"audit.trials": [100, 1000, 5000]}
     audits = outlook(tiny, tmp_path).audits
     largest = [audit.largest_certifiable for audit in audits]
@@ -134,7 +122,7 @@ def test_more_trials_certify_more(tiny: dict, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("steady")
-def test_what_can_be_certified_is_what_perfect_guesses_give(tiny: dict, tmp_path: Path) -> None:
+def test_what_can_be_certified_is_what_perfect_guesses_give(tiny, tmp_path):
     (audit, *_) = outlook(tiny, tmp_path).audits
     members = (np.random.default_rng(1).random(90) < 0.5).tolist()
     perfect = stats.estimate([float(m) for m in members], members, 1e-5, 0.95, "accuracy", warmup=0)
@@ -142,7 +130,7 @@ def test_what_can_be_certified_is_what_perfect_guesses_give(tiny: dict, tmp_path
 
 
 @pytest.mark.usefixtures("steady")
-def test_a_thousand_perfect_trials_of_each_world_have_a_ceiling(tiny: dict, tmp_path: Path) -> None:
+def test_a_thousand_perfect_trials_of_each_world_have_a_ceiling(tiny, tmp_path):
     """5.6006 (Nasr et al. 2021, section III-C): said before anything is trained."""
     changed(tiny, "audit.trials", 2000)
     changed(tiny, "mechanism.noise_multiplier", 1.0)
@@ -153,9 +141,7 @@ def test_a_thousand_perfect_trials_of_each_world_have_a_ceiling(tiny: dict, tmp_
     assert "however good" not in dpaudit("plan", write_sweep(tmp_path, tiny)).out
 
 
-def test_a_plan_promises_certified_bounds_only_where_the_curve_is_known(
-    tiny: dict, tmp_path: Path
-) -> None:
+def test_a_plan_promises_certified_bounds_only_where_the_curve_is_known(tiny, tmp_path):
     assert [audit.status for audit in outlook(tiny, tmp_path).audits] == [
         "certified",
         "if-gaussian",
@@ -170,9 +156,7 @@ def test_a_plan_promises_certified_bounds_only_where_the_curve_is_known(
 
 @pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("noise", [1e-3, 0.05, 1e5])
-def test_a_claim_that_no_feasible_audit_reaches_is_planned_all_the_same(
-    noise: float, tiny: dict, tmp_path: Path
-) -> None:
+def test_a_claim_that_no_feasible_audit_reaches_is_planned_all_the_same(noise, tiny, tmp_path):
     """Next to no noise, as a sanity check; or so much that nothing is left to certify."""
     (audit, *_) = outlook(changed(tiny, "mechanism.noise_multiplier", noise), tmp_path).audits
     assert audit.trials_needed is None
@@ -184,7 +168,7 @@ def test_a_claim_that_no_feasible_audit_reaches_is_planned_all_the_same(
 
 
 @pytest.mark.usefixtures("steady")
-def test_the_trials_needed_have_the_power_they_promise(tiny: dict, tmp_path: Path) -> None:
+def test_the_trials_needed_have_the_power_they_promise(tiny, tmp_path):
     (audit, *_) = outlook(tiny, tmp_path).audits
     assert audit.trials_needed is not None
     (enough, *_) = outlook(changed(tiny, "audit.trials", audit.trials_needed), tmp_path).audits
@@ -195,9 +179,7 @@ def test_the_trials_needed_have_the_power_they_promise(tiny: dict, tmp_path: Pat
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no GPU here\nlong story"), MemoryError()])
-def test_a_pack_that_cannot_run_here_leaves_the_time_open(
-    error: Exception, tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pack_that_cannot_run_here_leaves_the_time_open(error, tiny, tmp_path, monkeypatch):
     """A sweep for a GPU cluster can be planned on a laptop."""
 
     def fails(*_: Any) -> None:
@@ -217,7 +199,7 @@ def test_a_pack_that_cannot_run_here_leaves_the_time_open(
     assert "long story" not in outcome.out
 
 
-def test_missing_data_is_told_before_anything_else(tiny: dict, tmp_path: Path) -> None:
+def test_missing_data_is_told_before_anything_else(tiny, tmp_path):
     tiny["mechanism"]["data"] = {"name": "npz", "path": str(tmp_path / "none.npz")}
     line = refused("plan", write_sweep(tmp_path, tiny), "--storage-path", tmp_path / "runs")
     assert line.startswith(f"npz: no file at {tmp_path}/none.npz; write one with")

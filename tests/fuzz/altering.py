@@ -1,7 +1,5 @@
 """Ways to alter what lies in a file: its tree, its table, its bytes."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

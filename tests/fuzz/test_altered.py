@@ -3,8 +3,6 @@
 The same alterations on every run of the suite; `make long` draws others, and more of them.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -170,10 +168,7 @@ def claims(outcome: Outcome) -> list[float]:
 
 @RANDOM
 @given(st.data(), st.booleans(), st.sampled_from(FILES), st.sampled_from(READS))
-def test_a_run_that_is_read(
-    runs: dict[bool, Path], place: Path, data: st.DataObject, violating: bool, name: str,
-    verb: tuple[str, ...],
-) -> None:  # fmt: skip
+def test_a_run_that_is_read(runs, place, data, violating, name, verb):
     run = fresh(place, runs[violating])
     file = data.draw(st.sampled_from(sorted(run.glob(name))))
     file.write_bytes(altered(file.read_bytes(), file.name, data.draw))
@@ -192,9 +187,7 @@ def test_a_run_that_is_read(
 
 @settings(RANDOM, max_examples=200 if LONG else 4)
 @given(st.data(), st.sampled_from(FILES))
-def test_a_run_of_which_a_page_is_written(
-    runs: dict[bool, Path], place: Path, data: st.DataObject, name: str
-) -> None:
+def test_a_run_of_which_a_page_is_written(runs, place, data, name):
     run = fresh(place, runs[True])
     file = data.draw(st.sampled_from(sorted(run.glob(name))))
     file.write_bytes(altered(file.read_bytes(), file.name, data.draw))
@@ -207,9 +200,7 @@ def test_a_run_of_which_a_page_is_written(
 
 @settings(RANDOM, max_examples=1200 if LONG else 40)
 @given(st.data(), st.sampled_from(FILES))
-def test_a_run_that_is_resumed(
-    runs: dict[bool, Path], place: Path, data: st.DataObject, name: str
-) -> None:
+def test_a_run_that_is_resumed(runs, place, data, name):
     run = fresh(place, runs[False])
     if name != "driver.json":
         (run / "driver.json").unlink()
@@ -227,7 +218,7 @@ def test_a_run_that_is_resumed(
 
 @settings(RANDOM, max_examples=1200 if LONG else 80)
 @given(st.data())
-def test_a_sweep_file(place: Path, data: st.DataObject) -> None:
+def test_a_sweep_file(place, data):
     for old in place.iterdir():
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     (place / "own_evil.py").write_text(EVIL)

@@ -3,8 +3,6 @@
 The same alterations on every run of the suite; `make long` draws others, and more of them.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -38,13 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @settings(RANDOM, max_examples=400 if LONG else 20)
 @given(st.data(), st.integers(0, 1), st.sampled_from(FILES))
-def test_a_run_that_is_checked(
-    runs: tuple[Path, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    data: st.DataObject,
-    which: int,
-    name: str,
-) -> None:
+def test_a_run_that_is_checked(runs, tmp_path_factory, data, which, name):
     place = tmp_path_factory.mktemp("here")
     (place / "own_evil.py").write_text(EVIL)
     run = Path(shutil.copytree(runs[which], place / "run"))

@@ -2,8 +2,6 @@
 
 # ruff: noqa: T201 (what a call prints is what is looked at)
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

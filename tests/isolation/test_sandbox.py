@@ -1,7 +1,5 @@
 """Calls in child processes: however one ends, it is told, and the next one is made."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -45,18 +43,18 @@ def gone(process: int) -> bool:
 
 
 @pytest.mark.parametrize("value", [1, 0.1 + 0.2, None, "ε", [1, {"a": [True]}], float("inf")])
-def test_what_is_returned_comes_back(sandbox: Sandbox, value: Any) -> None:
+def test_what_is_returned_comes_back(sandbox, value):
     ended = called(sandbox, "given", value)
     assert (ended.how, ended.value, ended.message, ended.traceback) == ("returned", value, "", "")
     assert ended.output == "said\nand complained\n"
     assert 0 < ended.seconds < 30
 
 
-def test_nan_comes_back(sandbox: Sandbox) -> None:
+def test_nan_comes_back(sandbox):
     assert str(called(sandbox, "given", float("nan")).value) == "nan"
 
 
-def test_what_is_raised_is_told(sandbox: Sandbox) -> None:
+def test_what_is_raised_is_told(sandbox):
     ended = called(sandbox, "raising", "boom\nand more")
     assert (ended.how, ended.value) == ("raised", None)
     assert ended.message == "ValueError: boom"
@@ -74,25 +72,25 @@ def test_what_is_raised_is_told(sandbox: Sandbox) -> None:
         ("raising", "\x1b[31mred", "ValueError: \\x1b[31mred"),
     ],
 )
-def test_all_that_fails_is_a_line(sandbox: Sandbox, name: str, argument: Any, said: str) -> None:
+def test_all_that_fails_is_a_line(sandbox, name, argument, said):
     ended = called(sandbox, name, argument)
     assert ended.how == "raised"
     assert ended.message.startswith(said)
 
 
-def test_what_takes_too_long_is_ended(sandbox: Sandbox) -> None:
+def test_what_takes_too_long_is_ended(sandbox):
     ended = called(sandbox, "hanging", 60, seconds=0.3)
     assert (ended.how, ended.message) == ("hung", "took more than 0.3 s")
     assert ended.output == "waits\n", "it has said so, though it was killed"
     assert 0.3 <= ended.seconds < 30
 
 
-def test_a_limit_that_is_over_at_once_is_one(sandbox: Sandbox) -> None:
+def test_a_limit_that_is_over_at_once_is_one(sandbox):
     assert called(sandbox, "hanging", 60, seconds=1e-9).how == "hung"
 
 
 @pytest.mark.parametrize("name", ["growing", "growing_below"])
-def test_what_takes_too_much_memory_is_ended(sandbox: Sandbox, name: str) -> None:
+def test_what_takes_too_much_memory_is_ended(sandbox, name):
     ended = called(sandbox, name, 0.4, gib=0.2, seconds=20)
     assert (ended.how, ended.message) == ("memory", "took more than 0.2 GiB")
 
@@ -106,16 +104,16 @@ def test_what_takes_too_much_memory_is_ended(sandbox: Sandbox, name: str) -> Non
         ("quitting", 9, "ended with exit status 9"),
     ],
 )
-def test_what_dies_is_told(sandbox: Sandbox, name: str, argument: int, said: str) -> None:
+def test_what_dies_is_told(sandbox, name, argument, said):
     ended = called(sandbox, name, argument)
     assert (ended.how, ended.message) == ("died", said)
 
 
-def test_of_a_crash_the_place_is_told(sandbox: Sandbox) -> None:
+def test_of_a_crash_the_place_is_told(sandbox):
     assert "in killed" in called(sandbox, "killed", int(signal.SIGSEGV)).output
 
 
-def test_of_megabytes_beginning_and_end_are_kept(sandbox: Sandbox) -> None:
+def test_of_megabytes_beginning_and_end_are_kept(sandbox):
     ended = called(sandbox, "printing", 8)
     assert ended.how == "returned"
     assert len(ended.output) < 21_000
@@ -124,22 +122,22 @@ def test_of_megabytes_beginning_and_end_are_kept(sandbox: Sandbox) -> None:
     assert " bytes left out ..." in ended.output
 
 
-def test_what_a_call_leaves_behind_is_ended(sandbox: Sandbox) -> None:
+def test_what_a_call_leaves_behind_is_ended(sandbox):
     ended = called(sandbox, "leaving_one_behind")
     assert ended.how == "returned"
     assert gone(ended.value)
 
 
-def test_threads_hold_nothing_up(sandbox: Sandbox) -> None:
+def test_threads_hold_nothing_up(sandbox):
     assert called(sandbox, "with_threads", 3, seconds=10).value == 4
 
 
-def test_a_server_leaves_it_to_who_asks_when_to_end(sandbox: Sandbox) -> None:
+def test_a_server_leaves_it_to_who_asks_when_to_end(sandbox):
     assert called(sandbox, "stopping_server").value == 3
     assert called(sandbox, "given", 4).value == 4
 
 
-def test_a_server_that_is_killed_is_told_and_replaced() -> None:
+def test_a_server_that_is_killed_is_told_and_replaced():
     with Sandbox(path=(HERE,)) as sandbox:
         with pytest.raises(ClusterError, match="has died; run it again"):
             called(sandbox, "ending_server", seconds=10)
@@ -151,14 +149,14 @@ def test_a_server_that_is_killed_is_told_and_replaced() -> None:
         assert again.value["parent"] != found["parent"]
 
 
-def test_every_call_is_a_process_of_its_own(sandbox: Sandbox) -> None:
+def test_every_call_is_a_process_of_its_own(sandbox):
     first, second = (called(sandbox, "where").value for _ in range(2))
     assert first["process"] != second["process"]
     assert first["parent"] == second["parent"]
     assert first["path"][0] == HERE
 
 
-def test_closed_it_leaves_nothing() -> None:
+def test_closed_it_leaves_nothing():
     sandbox = Sandbox(path=(HERE,))
     server = called(sandbox, "where").value["parent"]
     sandbox.close()
@@ -167,7 +165,7 @@ def test_closed_it_leaves_nothing() -> None:
     sandbox.close()
 
 
-def test_whoever_asks_may_be_killed() -> None:
+def test_whoever_asks_may_be_killed():
     """Its calls end with it, and its folder goes."""
     code = (
         "import sys, threading, time; from dpaudit_ray.isolation import Sandbox\n"
@@ -192,22 +190,20 @@ def test_whoever_asks_may_be_killed() -> None:
     assert not folder.exists()
 
 
-def test_what_a_preloaded_module_prints_is_no_answer(tmp_path: Path) -> None:
+def test_what_a_preloaded_module_prints_is_no_answer(tmp_path):
     (tmp_path / "loud.py").write_text("print('hello'); raise SystemExit(3)")
     with Sandbox(("loud",), (str(tmp_path), HERE)) as sandbox:
         assert called(sandbox, "given", 1).value == 1
 
 
-def test_a_folder_gives_no_module_in_place_of_an_installed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_gives_no_module_in_place_of_an_installed_one(tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise ValueError('a stranger')")
     monkeypatch.chdir(tmp_path)
     with Sandbox(path=(HERE,)) as sandbox:
         assert called(sandbox, "given", 1).value == 1
 
 
-def test_a_call_is_made_whatever_descriptors_are_open() -> None:
+def test_a_call_is_made_whatever_descriptors_are_open():
     """The connection has any number in the server: also one between the two ends of its pipe."""
     code = (
         "import os\n"

@@ -1,7 +1,5 @@
 """The process that runs are forked from goes at once: nobody waits for what it has imported."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -16,7 +14,7 @@ atexit.register((here / "left").touch)
 """
 
 
-def test_a_room_is_left_without_tearing_down_what_it_imported(tmp_path: Path) -> None:
+def test_a_room_is_left_without_tearing_down_what_it_imported(tmp_path):
     (tmp_path / "slow_to_leave.py").write_text(SLOW)
     root = Path(__file__).resolve().parents[2]
     surroundings = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)])}

@@ -1,7 +1,5 @@
 """Sweep files of papers as they are written, on data of noise and with less of everything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

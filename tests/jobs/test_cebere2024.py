@@ -1,7 +1,5 @@
 """The sweep files of Cebere et al.: each runs as it is written, only with less of everything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -64,7 +62,7 @@ def with_steps(name: str, steps: int, every: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINED if name not in LARGE])
-def test_every_sweep_file_runs(name: str, table: Path, images: Path, tmp_path: Path) -> None:
+def test_every_sweep_file_runs(name, table, images, tmp_path):
     short = ["audit.trials=8", *with_steps(name, 2, 1)]
     if name in ON_IMAGES:
         short += ["audit.trials=2", "mechanism.batch_size=2"]
@@ -78,9 +76,7 @@ def test_every_sweep_file_runs(name: str, table: Path, images: Path, tmp_path: P
 @LONG
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", EVERY)
-def test_every_sweep_file_runs_with_200_trials(
-    name: str, table: Path, images: Path, tmp_path: Path
-) -> None:
+def test_every_sweep_file_runs_with_200_trials(name, table, images, tmp_path):
     """On images one or two steps with small batches."""
     few = ["audit.trials=200"]
     if name in ON_IMAGES:
@@ -91,14 +87,14 @@ def test_every_sweep_file_runs_with_200_trials(
     run_small(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *few)
 
 
-def test_every_period_has_the_same_claim(table: Path) -> None:
+def test_every_period_has_the_same_claim(table):
     for name in ("housing_periods", "convnet_periods", "resnet_periods", "convnet_simulated"):
         cells = spec.load(FOLDER / f"{name}.yaml").cells
         claims = [cell.mechanism.claimed(cell.adversary, cell.horizons[-1]) for cell in cells]
         assert {claim.releases for claim in claims} == {250}, name
 
 
-def test_the_report_averages_repetitions(table: Path, images: Path, tmp_path: Path) -> None:
+def test_the_report_averages_repetitions(table, images, tmp_path):
     name = "housing_repetitions"
     short = ["audit.trials=30", "grid.mechanism.seed=[1, 2]", *with_steps(name, 4, 2)]
     run = run_small(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *short)
@@ -114,7 +110,7 @@ def test_the_report_averages_repetitions(table: Path, images: Path, tmp_path: Pa
         assert figure.startswith(b"\x89PNG")
 
 
-def test_a_period_must_divide_the_steps(table: Path, tmp_path: Path) -> None:
+def test_a_period_must_divide_the_steps(table, tmp_path):
     changes = sets(f"mechanism.data.path={table}", f"{PAIRS}=[[252, 5]]")
     line = refused("run", FOLDER / "housing_periods.yaml", "--storage-path", tmp_path, *changes)
     assert line == (
@@ -136,7 +132,7 @@ class WrongHead(Model):
         return nn.Linear(7, classes)
 
 
-def test_a_head_must_fit_its_frozen_body(images: Path, tmp_path: Path) -> None:
+def test_a_head_must_fit_its_frozen_body(images, tmp_path):
     changes = sets(
         f"mechanism.data={{name: npz, path: {images}}}", "mechanism.batch_size=2",
         f"mechanism.model={{name: '{__name__}:WrongHead'}}",
@@ -145,7 +141,7 @@ def test_a_head_must_fit_its_frozen_body(images: Path, tmp_path: Path) -> None:
     assert line.startswith("mechanism.model: wrong-head does not run on examples of shape")
 
 
-def test_images_that_do_not_fit_the_frozen_body(table: Path, tmp_path: Path) -> None:
+def test_images_that_do_not_fit_the_frozen_body(table, tmp_path):
     data = f"mechanism.data={{name: california_housing, path: {table}}}"
     changes = sets(data, "mechanism.model.weights=none")
     line = refused("run", FOLDER / "alexnet.yaml", "--storage-path", tmp_path, *changes)

@@ -3,8 +3,6 @@
 The full one is `jobs/studies/extending.yaml`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import special
 
@@ -14,7 +12,7 @@ from tests.long import long
 
 
 @long("the study itself, a twentieth of it")
-def test_extending_until_it_pleases_does_not_void_what_is_certified() -> None:
+def test_extending_until_it_pleases_does_not_void_what_is_certified():
     """1000 trials, doubled up to 8000, at ε = 1.
 
     The bound for a declared number errs in 12.8 %: 14 or fewer of 200 would have probability 0.7 %

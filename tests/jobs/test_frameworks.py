@@ -1,7 +1,5 @@
 """The examples of loops without Opacus, looked into once each."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 
@@ -17,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "jobs/frameworks"
     ("script", "needs"),
     [("plain_torch", "torch"), ("jax_loop", "jax"), ("tensorflow_loop", "tensorflow")],
 )
-def test_an_example_is_looked_into(script: str, needs: str) -> None:
+def test_an_example_is_looked_into(script, needs):
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
     found = assert_private(f"{FOLDER / script}.py:main", budget="5min", layers=(0,))

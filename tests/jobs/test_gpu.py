@@ -1,7 +1,5 @@
 """`make gpu` where there is none: it says so, and does the same in small on a CPU."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -29,7 +27,7 @@ def ran(*arguments: str, code: Sequence[str] = ("-m", "jobs.gpu")) -> subprocess
     )  # fmt: skip
 
 
-def test_without_a_gpu_it_says_what_was_not_checked() -> None:
+def test_without_a_gpu_it_says_what_was_not_checked():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     done = ran()
@@ -39,7 +37,7 @@ def test_without_a_gpu_it_says_what_was_not_checked() -> None:
     assert "--device cpu" in done.stdout
 
 
-def test_on_a_cpu_it_does_the_same_in_small_without_ray_and_opacus() -> None:
+def test_on_a_cpu_it_does_the_same_in_small_without_ray_and_opacus():
     done = ran("--device", "cpu", code=("-c", WITHOUT))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no GPU was used" in done.stdout
@@ -60,7 +58,7 @@ def test_on_a_cpu_it_does_the_same_in_small_without_ray_and_opacus() -> None:
     assert "0 differ" in done.stdout.splitlines()[-1]
 
 
-def test_what_differs_is_marked_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_differs_is_marked_and_counted(monkeypatch):
     from typer.testing import CliRunner
 
     from jobs.gpu.__main__ import app
@@ -73,7 +71,7 @@ def test_what_differs_is_marked_and_counted(monkeypatch: pytest.MonkeyPatch) -> 
     assert "1 differ" in done.stdout
 
 
-def test_a_sum_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_that_is_wrong_is_found(monkeypatch):
     right = checks.PackedModel.clipped_sums
     monkeypatch.setattr(
         checks.PackedModel, "clipped_sums", lambda *given: right(*given) * (1 + 1e-2)

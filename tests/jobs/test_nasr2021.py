@@ -1,7 +1,5 @@
 """The sweep files of Nasr et al.: each runs as it is written, only with less of everything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", names("nasr2021"))
-def test_every_sweep_file_runs(name: str, images: Path, tmp_path: Path) -> None:
+def test_every_sweep_file_runs(name, images, tmp_path):
     raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
     data = f"{{name: npz, path: {images}}}"
     sets = ["mechanism.batch_size=8", "mechanism.steps=4", "audit.trials=4", "resources={}"]
@@ -42,7 +40,7 @@ def test_every_sweep_file_runs(name: str, images: Path, tmp_path: Path) -> None:
     assert len(run.plan.audits) == len(run.sweep.cells)
 
 
-def test_the_figures_are_slices_of_the_first() -> None:
+def test_the_figures_are_slices_of_the_first():
     """An audit that is in two sweeps has one fingerprint, so the same bits, noise and scores."""
     first = spec.load(FOLDER / "figure1.yaml")
     known = {cell.fingerprint for cell in first.cells}

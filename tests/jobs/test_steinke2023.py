@@ -1,9 +1,5 @@
 """The sweep files and the exact figures of Steinke, Nasr, Jagielski."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import yaml
@@ -15,7 +11,7 @@ CANARIES = "adversary.canaries, audit.trials, audit.estimators"
 
 
 @pytest.mark.parametrize("name", names("steinke2023"))
-def test_every_sweep_file_runs(name: str, tmp_path: Path) -> None:
+def test_every_sweep_file_runs(name, tmp_path):
     """As it is written, on images of noise and with less of everything."""
     file, images = JOBS / f"steinke2023/{name}.yaml", noise_images(tmp_path, (40, 32, 32, 3), 4)
     raw = yaml.safe_load(file.read_text())
@@ -45,7 +41,7 @@ def test_every_sweep_file_runs(name: str, tmp_path: Path) -> None:
     assert not any("estimators=" in audit.label for audit in run.plan.audits)
 
 
-def test_the_exact_figures_have_the_papers_numbers() -> None:
+def test_the_exact_figures_have_the_papers_numbers():
     """Figures 9 and 10 print 3.87 of 9820 right and 2.675 of 1439; 1429 of 1500 is Figure 11's."""
     ninth = curves.figure_9().table
     assert ninth["95 % lower bound"].iloc[-1] == pytest.approx(3.874410725, abs=1e-8)
@@ -56,7 +52,7 @@ def test_the_exact_figures_have_the_papers_numbers() -> None:
     assert curves.ideal_right(curves.GUESSES, curves.CANARIES) == curves.RIGHT
 
 
-def test_the_surest_guesses_of_gaussian_scores_are_right_that_often() -> None:
+def test_the_surest_guesses_of_gaussian_scores_are_right_that_often():
     """Against a million scores: one standard error of the rate is .5 %."""
     rng, canaries, guesses = np.random.default_rng(0), 1_000_000, 20_000
     bits = rng.random(canaries) < 0.5
@@ -67,7 +63,7 @@ def test_the_surest_guesses_of_gaussian_scores_are_right_that_often() -> None:
     )
 
 
-def test_the_exact_figures_are_written(tmp_path: Path) -> None:
+def test_the_exact_figures_are_written(tmp_path):
     curves.main(tmp_path)
     for number in (1, 2, 9, 10, 11):
         assert (tmp_path / f"figure{number}.png").stat().st_size > 5000

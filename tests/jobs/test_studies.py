@@ -1,7 +1,5 @@
 """The coverage studies: what their mechanisms leak, by slow twins, and that they run as written."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The sweep files of Yuan et al.: each runs as it is written, and trends are as published."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd
@@ -28,7 +26,7 @@ AS_FIGURE_1 = long("as figure 1, with C in place of σ")
         if not name.endswith("_bank")
     ],
 )
-def test_every_sweep_file_runs(name: str, tmp_path: Path) -> None:
+def test_every_sweep_file_runs(name, tmp_path):
     """On bundled data, with less of everything; the report has its figures."""
     raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
     sets = [
@@ -52,7 +50,7 @@ def test_every_sweep_file_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith("_bank")])
-def test_on_the_bank_it_is_the_same_sweep_but_for_its_data(name: str) -> None:
+def test_on_the_bank_it_is_the_same_sweep_but_for_its_data(name):
     bank, cancer = (
         yaml.safe_load((FOLDER / f"{name.replace('bank', data)}.yaml").read_text())
         for data in ("bank", "cancer")
@@ -71,7 +69,7 @@ def test_on_the_bank_it_is_the_same_sweep_but_for_its_data(name: str) -> None:
         pytest.param("figure2_clipping_cancer", marks=AS_FIGURE_1),
     ],
 )
-def test_trends_on_the_real_data_are_those_of_the_paper(name: str, tmp_path: Path) -> None:
+def test_trends_on_the_real_data_are_those_of_the_paper(name, tmp_path):
     """More noise, or a larger clip norm, lowers bounds; the last layer tells more."""
     run = run_small(FOLDER / f"{name}.yaml", tmp_path, f"mechanism.training.data.path={CANCER}")
     last = run.estimates[run.estimates["step"] == 17].drop_duplicates(["audit", "estimator"])

@@ -5,8 +5,6 @@ What imports torch is in `torch_trials`: their processes would all wait for it.
 
 # ruff: noqa: T201 (what a trial prints is kept)
 
-from __future__ import annotations
-
 import math
 import os
 import threading

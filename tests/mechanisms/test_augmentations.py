@@ -1,7 +1,5 @@
 """Augmentation multiplicity: views against loops, one gradient for all views of an example."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +49,7 @@ def slow_sum(module: nn.Module, x: torch.Tensor, y: torch.Tensor, c: float) -> t
     return total.detach()
 
 
-def test_views_are_crops_and_mirror_images() -> None:
+def test_views_are_crops_and_mirror_images():
     rng = np.random.default_rng(1)
     x = torch.from_numpy(rng.normal(size=(40, 2, 9, 8)))
     found = Views(5, 3).draw(x, 2)
@@ -72,9 +70,7 @@ def test_views_are_crops_and_mirror_images() -> None:
 
 
 @pytest.mark.parametrize("physical", [None, 3])
-def test_a_step_clips_the_mean_gradient_of_an_examples_views(
-    images: dict, physical: int | None
-) -> None:
+def test_a_step_clips_the_mean_gradient_of_an_examples_views(images, physical):
     """Against autograd on the network itself, example by example."""
     images["mechanism"]["physical_batch_size"] = physical
     options = mechanism(images)
@@ -93,7 +89,7 @@ def test_a_step_clips_the_mean_gradient_of_an_examples_views(
     assert float(noise.std()) == pytest.approx(2.0, rel=0.02), "σ C, once the views are taken away"
 
 
-def test_an_audit_with_views_takes_the_others_away(images: dict, tmp_path: Path) -> None:
+def test_an_audit_with_views_takes_the_others_away(images, tmp_path):
     """The likelihood ratio knows the views of the others: else scores would be anywhere."""
     images["mechanism"]["noise_multiplier"] = 0.05
     done = inline(write_sweep(tmp_path, images), tmp_path)
@@ -111,9 +107,7 @@ def test_an_audit_with_views_takes_the_others_away(images: dict, tmp_path: Path)
         ({"augmentations": 0}, "augmentations: must be at least 1"),
     ],
 )
-def test_views_that_cannot_be_had(
-    changes: dict[str, Any], words: str, images: dict, tmp_path: Path
-) -> None:
+def test_views_that_cannot_be_had(changes, words, images, tmp_path):
     images["mechanism"] |= changes
     assert words in refused("run", write_sweep(tmp_path, images), "--executor", "inline")
 
@@ -138,7 +132,7 @@ class Activation(nn.Module):
         return found
 
 
-def test_what_cannot_be_mapped_is_taken_one_by_one() -> None:
+def test_what_cannot_be_mapped_is_taken_one_by_one():
     torch.manual_seed(0)
     layers = (nn.Flatten(), nn.Linear(12, 5), Activation(), nn.Linear(5, 3))
     module = nn.Sequential(*layers).double()

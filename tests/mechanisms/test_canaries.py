@@ -1,11 +1,8 @@
 """Canaries: what joins a sum, what is refused, and that nobody else's training feels them."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -68,9 +65,7 @@ def small_steps(options: DpSgd, units: float) -> Recipe:
 
 
 @pytest.mark.parametrize("units", [0.45, 0.55, 0.9])
-def test_steps_below_the_last_place_show_no_more_than_the_claim(
-    options: DpSgd, units: float
-) -> None:
+def test_steps_below_the_last_place_show_no_more_than_the_claim(options, units):
     """The claim is μ = 10; estimated from 600 trials it strays by 4 standard errors in 6e-5.
 
     Added after θ was rounded, the canary showed μ of -0.01, 16 and 10.6.
@@ -89,7 +84,7 @@ def test_steps_below_the_last_place_show_no_more_than_the_claim(
 
 
 @pytest.mark.parametrize("engine", ["packed", "opacus"])
-def test_a_step_with_its_canary_is_rounded_once(options: DpSgd, engine: str) -> None:
+def test_a_step_with_its_canary_is_rounded_once(options, engine):
     """Half a unit in the last place at most; a canary added afterwards would make it a whole."""
     change = {"engine": engine, "noise_multiplier": 1e-9, "learning_rate": 1e-5, "steps": 1}
     training = DpSgdTraining.prepare(options.model_copy(update=change).recipe, seed=1, gpu=False)
@@ -106,9 +101,7 @@ def test_a_step_with_its_canary_is_rounded_once(options: DpSgd, engine: str) -> 
     assert float(error.max()) < 0.51
 
 
-def test_a_canary_that_rounding_hides_is_warned_of_once(
-    options: DpSgd, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_canary_that_rounding_hides_is_warned_of_once(options, caplog):
     validation._warn_once.cache_clear()
     initial = torch.full((9,), 0.75)
     with caplog.at_level(logging.WARNING):
@@ -139,7 +132,7 @@ class Several(FinalModelAdversary[SampleCanary]):
         return observed.final[:, 0]
 
 
-def test_a_canary_of_several_examples_is_refused(training: DpSgdTraining) -> None:
+def test_a_canary_of_several_examples_is_refused(training):
     with pytest.raises(SpecError, match="crafted 2 examples with 2 labels for 1 secret bit"):
         DpSgdSession.craft(training, Several(), 0)
     with pytest.raises(SpecError, match="crafted 0 examples"):
@@ -160,7 +153,7 @@ class Changing(ChangingCanary):
         return self.canary
 
 
-def test_a_changing_canary_of_several_examples_is_refused(training: DpSgdTraining) -> None:
+def test_a_changing_canary_of_several_examples_is_refused(training):
     canary = Changing(SampleCanary(training.x[:2], training.y[:2]))
     with pytest.raises(SpecError, match="2 examples"):
         list(training.run(torch.ones(3), 5, canary, 1))
@@ -168,14 +161,14 @@ def test_a_changing_canary_of_several_examples_is_refused(training: DpSgdTrainin
 
 
 @pytest.mark.parametrize("entry", [1e16, math.inf, math.nan])
-def test_an_example_without_a_norm_is_refused(training: DpSgdTraining, entry: float) -> None:
+def test_an_example_without_a_norm_is_refused(training, entry):
     with pytest.raises(SpecError, match="has no norm in float32"):
         training.check_claim(SampleCanary(training.x[:1] * 0 + entry, training.y[:1]))
 
 
 @pytest.mark.parametrize("engine", ["packed", "opacus"])
 @pytest.mark.parametrize("entry", [1.0, 1e20, math.nan])
-def test_who_has_no_canary_does_not_feel_it(options: DpSgd, engine: str, entry: float) -> None:
+def test_who_has_no_canary_does_not_feel_it(options, engine, entry):
     """Bit for bit: a row beyond 1.8e19 has a square beyond float32, and 0 times that is NaN."""
     changed = options.model_copy(update={"engine": engine})
     training = DpSgdTraining.prepare(changed.recipe, seed=1, gpu=False)
@@ -241,7 +234,7 @@ class Watching(TrajectoryAdversary[Canary]):
 
 
 @pytest.mark.parametrize("kind", [InPlace, Watching])
-def test_an_adversary_that_works_in_place_changes_no_training(options: DpSgd, kind: Any) -> None:
+def test_an_adversary_that_works_in_place_changes_no_training(options, kind):
     members, scores = np.arange(6) % 2 == 0, []
     for rude in (False, True):
         training = DpSgdTraining.prepare(options.recipe, seed=1, gpu=False)
@@ -254,9 +247,7 @@ def test_an_adversary_that_works_in_place_changes_no_training(options: DpSgd, ki
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4, 1), (1, 4), (5,)])
-def test_scores_of_another_shape_are_refused(
-    training: DpSgdTraining, shape: tuple[int, ...]
-) -> None:
+def test_scores_of_another_shape_are_refused(training, shape):
     """None is spread over trials."""
     session = DpSgdSession.craft(training, Watching(shape=shape), 0)
     with pytest.raises(SpecError, match=r"the scores of Observer .* of shape \(4,\), one"):
@@ -264,7 +255,7 @@ def test_scores_of_another_shape_are_refused(
 
 
 @pytest.mark.parametrize("scores", [1.5, None, np.zeros(4), torch.tensor(2.0)], ids=repr)
-def test_what_is_no_tensor_of_scores_is_refused(training: DpSgdTraining, scores: object) -> None:
+def test_what_is_no_tensor_of_scores_is_refused(training, scores):
     class Odd(InPlace):
         def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
             return scores  # type: ignore[return-value]

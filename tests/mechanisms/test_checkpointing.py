@@ -1,7 +1,5 @@
 """A training that is cut off at any step goes on from there, and ends with the same bits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -72,7 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_cut_off_and_gone_on_it_has_the_same_scores(case: str, tiny: dict[str, Any]) -> None:
+def test_cut_off_and_gone_on_it_has_the_same_scores(case, tiny):
     members, seed = np.arange(8) % 3 == 0, 12345678901234567890
     whole = numbers(session(tiny, **CASES[case]).run(members, seed, HORIZONS))
     assert np.isfinite(whole).all()
@@ -91,7 +89,7 @@ def test_cut_off_and_gone_on_it_has_the_same_scores(case: str, tiny: dict[str, A
     assert last.found[0] == STEPS
 
 
-def test_what_another_engine_kept_is_of_no_use(tiny: dict[str, Any]) -> None:
+def test_what_another_engine_kept_is_of_no_use(tiny):
     members, seed = np.arange(4) % 2 == 0, 5
     cut = Cut(3)
     with pytest.raises(CutError):
@@ -115,9 +113,7 @@ class Forgetful:
         return self._observer.scores()
 
 
-def test_an_observer_that_cannot_be_saved_is_named_once(
-    tiny: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_observer_that_cannot_be_saved_is_named_once(tiny, caplog, monkeypatch):
     observer = WatchedDimension.observer
     monkeypatch.setattr(WatchedDimension, "observer", lambda *a: Forgetful(observer(*a)))
     cut = Cut(1)

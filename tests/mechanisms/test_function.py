@@ -1,7 +1,5 @@
 """A training of one's own, audited: claims, trials that fail and are listed, processes, options."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math
@@ -103,7 +101,7 @@ def together(name: str = "release", **mechanism: Any) -> dict[str, Any]:
     return raw
 
 
-def test_a_true_claim_is_approached_and_not_refuted(tmp_path: Path) -> None:
+def test_a_true_claim_is_approached_and_not_refuted(tmp_path):
     done = inline(write_sweep(tmp_path, together()), tmp_path / "runs")
     assert done.code == 0, done.err
     estimates = pd.read_parquet(tmp_path / "runs" / "own" / "estimates.parquet")
@@ -122,13 +120,13 @@ def test_a_true_claim_is_approached_and_not_refuted(tmp_path: Path) -> None:
     assert dpaudit("verify", tmp_path / "runs" / "own").code in (0, 5)
 
 
-def test_less_noise_than_claimed_is_a_violation(tmp_path: Path) -> None:
+def test_less_noise_than_claimed_is_a_violation(tmp_path):
     file = write_sweep(tmp_path, together(options={"noise": 1.0}))
     assert inline(file, tmp_path / "runs").code == 0
     assert dpaudit("verify", tmp_path / "runs" / "own").code == 1
 
 
-def test_what_is_no_score_fails_its_pack(tmp_path: Path) -> None:
+def test_what_is_no_score_fails_its_pack(tmp_path):
     done = inline(write_sweep(tmp_path, together("broken")), tmp_path / "runs")
     assert done.code == 3
     assert "'a score', no number" in done.err
@@ -137,7 +135,7 @@ def test_what_is_no_score_fails_its_pack(tmp_path: Path) -> None:
 # One trial that fails ------------------------------------------------------------------------
 
 
-def test_a_trial_that_raises_is_a_miss_and_its_pack_goes_on(failed: Path) -> None:
+def test_a_trial_that_raises_is_a_miss_and_its_pack_goes_on(failed):
     """The slow twin calls the training for each trial, by hand, and folds one after another."""
     stored = da.api.Result(str(failed), True).scores.set_index("trial")
     twins = [stats.make(name, planned=60, independent=True) for name in ESTIMATORS]
@@ -167,7 +165,7 @@ def test_a_trial_that_raises_is_a_miss_and_its_pack_goes_on(failed: Path) -> Non
     assert all((table["missed"] != "").any() for table in marked), "others have no such column"
 
 
-def test_everything_that_is_said_rests_on_the_same_trials(failed: Path) -> None:
+def test_everything_that_is_said_rests_on_the_same_trials(failed):
     settings, plan, run = opened(failed)
     trials = score_stream.Trials.of(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
     (judged,) = verdict.judge(Run.open(str(failed))).audits
@@ -180,7 +178,7 @@ def test_everything_that_is_said_rests_on_the_same_trials(failed: Path) -> None:
     assert f"failed, counted as misses: {int(trials.missed.sum())}" in html
 
 
-def test_they_are_listed_by_kind_with_their_output(failed: Path) -> None:
+def test_they_are_listed_by_kind_with_their_output(failed):
     lost = da.api.Result(str(failed), True).scores.query("missed != ''")
     told = json.loads(dpaudit("status", failed, "--json").out)
     assert told["complete"]
@@ -210,7 +208,7 @@ def test_they_are_listed_by_kind_with_their_output(failed: Path) -> None:
     assert told in html
 
 
-def test_a_run_that_is_resumed_has_the_same_bytes(failed: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_has_the_same_bytes(failed, tmp_path):
     file = write_sweep(tmp_path, sweep("some_raise"))
     assert inline(file, tmp_path).code == 3
     _, plan, _ = opened(tmp_path / "own")
@@ -224,7 +222,7 @@ def test_a_run_that_is_resumed_has_the_same_bytes(failed: Path, tmp_path: Path) 
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("shared_head")
-def test_isolated_trials_on_ray_are_those_of_inline(failed: Path, tmp_path: Path) -> None:
+def test_isolated_trials_on_ray_are_those_of_inline(failed, tmp_path):
     file = write_sweep(tmp_path, sweep("some_raise"))
     done = dpaudit("run", file, "--storage-path", tmp_path)
     assert done.code == 3, done.err
@@ -232,7 +230,7 @@ def test_isolated_trials_on_ray_are_those_of_inline(failed: Path, tmp_path: Path
     assert contents(tmp_path / "own") == contents(failed)
 
 
-def test_gathered_files_keep_them(tmp_path: Path) -> None:
+def test_gathered_files_keep_them(tmp_path):
     file = write_sweep(tmp_path, sweep("some_raise", trials=300, pack_size=4))
     assert inline(file, tmp_path).code == 3
     settings, plan, run = opened(tmp_path / "own")
@@ -248,7 +246,7 @@ def test_gathered_files_keep_them(tmp_path: Path) -> None:
 # Ways to fail --------------------------------------------------------------------------------
 
 
-def test_whatever_a_trial_does_it_does_to_itself(tmp_path: Path) -> None:
+def test_whatever_a_trial_does_it_does_to_itself(tmp_path):
     limits = {"trial_seconds": 3, "trial_gib": 0.5}
     file = write_sweep(tmp_path, sweep("all_kinds", trials=24, pack_size=8, **limits))
     assert inline(file, tmp_path).code == 3
@@ -263,9 +261,7 @@ def test_whatever_a_trial_does_it_does_to_itself(tmp_path: Path) -> None:
     assert set(said.values()) < set(scores["missed"])
 
 
-def test_failures_that_tell_the_bit_show_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_that_tell_the_bit_show_nothing(tmp_path, monkeypatch):
     """What is left of the scores tells a lot; with the misses counted, nothing is shown."""
     monkeypatch.setattr(verdict, "SIMULATIONS", 1)  # the power is not what is asked here
     file = write_sweep(tmp_path, sweep("telling", trials=300, pack_size=30))
@@ -282,7 +278,7 @@ def test_failures_that_tell_the_bit_show_nothing(
 
 
 @pytest.mark.parametrize("pack_size", [1, 5])
-def test_a_pack_that_misses_all_has_failed(pack_size: int, tmp_path: Path) -> None:
+def test_a_pack_that_misses_all_has_failed(pack_size, tmp_path):
     file = write_sweep(tmp_path, sweep("raising", trials=20, pack_size=pack_size))
     done = inline(file, tmp_path)
     assert done.code == 3
@@ -296,7 +292,7 @@ def test_a_pack_that_misses_all_has_failed(pack_size: int, tmp_path: Path) -> No
     assert outcomes.read(run, plan).missed == ()
 
 
-def test_failed_packs_and_missed_trials_go_together(tmp_path: Path) -> None:
+def test_failed_packs_and_missed_trials_go_together(tmp_path):
     """Done packs are run again first; what they miss is the same, so failed ones may follow."""
     options = {"options": {"first": 0}}
     file = write_sweep(tmp_path, sweep("raising_in_a_pack", trials=40, pack_size=2, **options))
@@ -317,9 +313,7 @@ def test_failed_packs_and_missed_trials_go_together(tmp_path: Path) -> None:
     assert len(trials.missed) == 40
 
 
-def test_too_many_of_them_stop_the_sweep_and_of_outputs_the_first_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_of_them_stop_the_sweep_and_of_outputs_the_first_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(outcomes, "MOST_OUTPUTS", 3)
     few = sweep("some_raise")
     few["resources"]["max_trial_failures"] = 1
@@ -332,7 +326,7 @@ def test_too_many_of_them_stop_the_sweep_and_of_outputs_the_first_are_kept(
     assert len(list(tmp_path.glob("own/missed/*/*.txt"))) == 3
 
 
-def test_measures_of_missed_trials_are_nobodys(tmp_path: Path) -> None:
+def test_measures_of_missed_trials_are_nobodys(tmp_path):
     file = write_sweep(tmp_path, sweep("worth", trials=40, measures=["accuracy"]))
     assert inline(file, tmp_path).code == 3
     result = da.api.Result(str(tmp_path / "own"), True)
@@ -350,14 +344,14 @@ def run(session: Any, trials: int = 4) -> np.ndarray:
     return found.scores if isinstance(found, Measured) else found
 
 
-def test_apart_or_together_the_scores_are_the_same() -> None:
+def test_apart_or_together_the_scores_are_the_same():
     called = Call(f"{TRAININGS}:scored", {}, ())
     together = SharedProcess(called, failing_trials.scored)
     apart = IsolatedProcesses(called, Limits(), gpu=False)
     assert run(apart, 20).tobytes() == run(together, 20).tobytes()
 
 
-def test_trials_share_no_state_and_have_the_trainers_threads() -> None:
+def test_trials_share_no_state_and_have_the_trainers_threads():
     import torch
 
     apart = IsolatedProcesses(Call(f"{TRAININGS}:counted", {}, ()), Limits(), gpu=False)
@@ -373,7 +367,7 @@ def test_trials_share_no_state_and_have_the_trainers_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_what_was_prepared_arrives(tmp_path: Path) -> None:
+def test_what_was_prepared_arrives(tmp_path):
     stated = {"prepare": f"{TRAININGS}:arrays", "parts": 2}
     found = []
     for isolated in (True, False):
@@ -384,7 +378,7 @@ def test_what_was_prepared_arrives(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(*found, check_exact=True)
 
 
-def test_a_zygote_that_dies_costs_nobody_a_trial(tmp_path: Path) -> None:
+def test_a_zygote_that_dies_costs_nobody_a_trial(tmp_path):
     called = Call(f"{TRAININGS}:ends_zygote", {"flag": str(tmp_path / "flag")}, ())
     apart = IsolatedProcesses(called, Limits(), gpu=False)
     plain = SharedProcess(Call(f"{TRAININGS}:scored", {}, ()), failing_trials.scored)
@@ -392,7 +386,7 @@ def test_a_zygote_that_dies_costs_nobody_a_trial(tmp_path: Path) -> None:
     assert (tmp_path / "flag").exists()
 
 
-def test_a_session_that_is_dropped_leaves_no_process() -> None:
+def test_a_session_that_is_dropped_leaves_no_process():
     apart = IsolatedProcesses(Call(f"{TRAININGS}:scored", {}, ()), Limits(), gpu=False)
     before = {process.pid for process in psutil.Process().children()}
     run(apart)
@@ -404,7 +398,7 @@ def test_a_session_that_is_dropped_leaves_no_process() -> None:
     assert not folder.exists()
 
 
-def test_what_is_preloaded_is_installed() -> None:
+def test_what_is_preloaded_is_installed():
     assert "numpy" in preloaded(TRAININGS)
     found = preloaded(torch_trials.__name__)
     assert "torch" in found, "it imports that later"
@@ -429,7 +423,7 @@ def test_what_is_preloaded_is_installed() -> None:
         ({"record_every": 2}, "scored at its end"),
     ],
 )
-def test_bad_input_is_one_line(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(change, said, tmp_path):
     raw = sweep("scored")
     for key, value in change.items():
         place = (
@@ -439,7 +433,7 @@ def test_bad_input_is_one_line(change: dict[str, Any], said: str, tmp_path: Path
     assert said in refused("run", write_sweep(tmp_path, raw))
 
 
-def test_none_of_the_options_is_in_the_fingerprint() -> None:
+def test_none_of_the_options_is_in_the_fingerprint():
     kinds: list[dict[str, Any]] = [
         {},
         {"trial_seconds": 5.0, "trial_gib": 2.0},
@@ -454,7 +448,7 @@ def test_none_of_the_options_is_in_the_fingerprint() -> None:
     assert not {"isolated", "trial_seconds", "trial_gib"} & one.cells[0].mechanism.identity().keys()
 
 
-def test_a_run_may_go_on_with_other_limits(tmp_path: Path) -> None:
+def test_a_run_may_go_on_with_other_limits(tmp_path):
     """What was missed stays so: nothing that is stored is replaced."""
     first = sweep("some_raise", trials=20)
     assert inline(write_sweep(tmp_path, first), tmp_path).code == 3
@@ -467,7 +461,7 @@ def test_a_run_may_go_on_with_other_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["no json", '{"missed": [{"audit": "x"}]}', "[3]", '{"decided": 1}']
 )
-def test_a_damaged_record_is_told(text: str, failed: Path, tmp_path: Path) -> None:
+def test_a_damaged_record_is_told(text, failed, tmp_path):
     _, plan, _ = opened(failed)
     (tmp_path / "outcomes.json").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"outcomes.json is damaged"):

@@ -1,11 +1,8 @@
 """Labels from gradients: against torch, against the noisy attack itself, and as a sweep."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -75,7 +72,7 @@ def target(**changes: Any) -> tuple[LabelGradient, Label, Target]:
 
 
 @pytest.mark.parametrize("between", [nn.ReLU, nn.Tanh, nn.Sigmoid])
-def test_derivatives_are_those_of_autograd(between: type[nn.Module]) -> None:
+def test_derivatives_are_those_of_autograd(between):
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Flatten(), nn.Linear(6, 5), between(), nn.Linear(5, 4), between(), nn.Linear(4, 1)
@@ -98,7 +95,7 @@ def test_derivatives_are_those_of_autograd(between: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("layer", ["last", "second-last", "input"])
-def test_a_release_is_the_sum_that_training_clips(layer: str) -> None:
+def test_a_release_is_the_sum_that_training_clips(layer):
     """Against DP-SGD's own engine, at the target's last step, for labels as they are and turned."""
     mechanism, _, kept = target()
     adversary = Label(layer=layer, neuron=0)
@@ -119,7 +116,7 @@ def test_a_release_is_the_sum_that_training_clips(layer: str) -> None:
 
 @pytest.mark.parametrize("layer", ["last", "second-last"])
 @pytest.mark.parametrize("whole", [True, False])
-def test_closed_forms_are_what_trials_give(layer: str, whole: bool) -> None:
+def test_closed_forms_are_what_trials_give(layer, whole):
     """400,000 trials of one record: rates to 4e-3 (standard error 8e-4), its distance to .01."""
     _, _, kept = target(mechanism__training__noise_multiplier=0.5)
     adversary = Label(layer=layer, neuron="all", record="largest")
@@ -137,7 +134,7 @@ def test_closed_forms_are_what_trials_give(layer: str, whole: bool) -> None:
     assert scores[~members].std() == pytest.approx(1, abs=0.01)
 
 
-def test_the_noise_in_the_span_is_that_of_the_whole_gradient() -> None:
+def test_the_noise_in_the_span_is_that_of_the_whole_gradient():
     """A hundred thousand noisy gradients of all attacked weights, solved by least squares."""
     mechanism, _, kept = target()
     adversary = Label(layer="second-last", neuron="all")
@@ -154,7 +151,7 @@ def test_the_noise_in_the_span_is_that_of_the_whole_gradient() -> None:
 
 
 @pytest.mark.parametrize("statistic", ["coefficient", "gradient"])
-def test_scores_order_worlds_as_far_as_they_are_apart(statistic: str) -> None:
+def test_scores_order_worlds_as_far_as_they_are_apart(statistic):
     """The share of pairs in order is Φ(μ / √2); 4000 trials a world, flakes in 1 of 10,000."""
     _, _, kept = target()
     adversary = Label(statistic=statistic, record="largest")
@@ -166,7 +163,7 @@ def test_scores_order_worlds_as_far_as_they_are_apart(statistic: str) -> None:
     assert ordered == pytest.approx(expected, abs=0.025)
 
 
-def test_exact_bounds_are_in_order_and_below_the_claim(tmp_path: Path) -> None:
+def test_exact_bounds_are_in_order_and_below_the_claim(tmp_path):
     """Where a small C clips everything, a turned label moves the sum by 2 C: the claim itself."""
     file = write_sweep(tmp_path, sweep(mechanism__training__clip_norm=0.25))
     done = inline(file, tmp_path)
@@ -195,7 +192,7 @@ def test_exact_bounds_are_in_order_and_below_the_claim(tmp_path: Path) -> None:
     assert {"overview.png", "evolution.png"} <= figures
 
 
-def test_one_target_serves_all_audits_and_is_made_again_when_lost(tmp_path: Path) -> None:
+def test_one_target_serves_all_audits_and_is_made_again_when_lost(tmp_path):
     file = write_sweep(tmp_path, sweep(mechanism__backend="exact", grid={}))
     told = dpaudit("plan", file, "--storage-path", tmp_path)
     assert "waits for a preparation: 0 of 1 parts done" in told.out + told.err
@@ -218,7 +215,7 @@ def test_one_target_serves_all_audits_and_is_made_again_when_lost(tmp_path: Path
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("shared_head")
-def test_exact_audits_alone_wait_for_their_target_on_ray(tmp_path: Path) -> None:
+def test_exact_audits_alone_wait_for_their_target_on_ray(tmp_path):
     raw = sweep(grid={"adversary.layer": ["last", "second-last"]}, mechanism__backend="exact")
     here = da.run(raw, storage_path=str(tmp_path / "here"), executor="inline")
     there = da.run(raw, storage_path=str(tmp_path / "there"))
@@ -229,7 +226,7 @@ def test_exact_audits_alone_wait_for_their_target_on_ray(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("neuron", ["all", 1])
 @pytest.mark.parametrize("layer", ["last", "second-last"])
-def test_labels_are_rebuilt_without_noise(layer: str, neuron: int | str) -> None:
+def test_labels_are_rebuilt_without_noise(layer, neuron):
     """All that the system determines; Algorithm 4's sign is settled by what is rarer."""
     _, _, kept = target()
     if layer == "last":
@@ -254,7 +251,7 @@ def test_labels_are_rebuilt_without_noise(layer: str, neuron: int | str) -> None
         assert (named >= 0).sum() > 0
 
 
-def test_crafted_records_tell_all_labels_of_the_first_layer() -> None:
+def test_crafted_records_tell_all_labels_of_the_first_layer():
     """Algorithm 5: a narrow first layer that answers to all records alike."""
     _, _, kept = target(
         mechanism__training__model={"name": "mlp3", "width": 8},
@@ -273,7 +270,7 @@ def test_crafted_records_tell_all_labels_of_the_first_layer() -> None:
         crafted_records(kept.batch(0).model.weights[0], 23, np.random.default_rng(0))
 
 
-def test_an_unknown_sign_is_settled_by_what_is_rarer() -> None:
+def test_an_unknown_sign_is_settled_by_what_is_rarer():
     solved = np.array([[-1.0, 2.0, 3.0, np.nan, 0.0], [1.0, -2.0, -3.0, np.nan, 0.0]])
     rare = Label(layer="second-last", neuron=2)
     np.testing.assert_array_equal(rare.labels(solved), [[1, 0, 0, -1, -1]] * 2)
@@ -282,7 +279,7 @@ def test_an_unknown_sign_is_settled_by_what_is_rarer() -> None:
     np.testing.assert_array_equal(Label().labels(solved)[1], [0, 1, 1, -1, -1])
 
 
-def test_a_neuron_that_is_dead_everywhere_is_refused() -> None:
+def test_a_neuron_that_is_dead_everywhere_is_refused():
     _, _, kept = target()
     dead = dict(kept.arrays)
     dead["theta"] = dead["theta"].copy()
@@ -324,7 +321,7 @@ def test_a_neuron_that_is_dead_everywhere_is_refused() -> None:
         ({"mechanism__backend": "exact", "mechanism__seed": 1}, "mechanism.seed: is for sampled"),
     ],
 )
-def test_bad_input_is_told_in_a_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_bad_input_is_told_in_a_line(changes, words, tmp_path):
     changed = {k: v for k, v in changes.items() if k != "adversary__name"}
     raw = sweep(grid={}, **changed)
     if "adversary__name" in changes:
@@ -335,7 +332,7 @@ def test_bad_input_is_told_in_a_line(changes: dict[str, Any], words: str, tmp_pa
 
 
 @pytest.mark.parametrize("sigma", [0.03, 0.1, 0.1215, 0.5])
-def test_closed_forms_stay_below_the_exact_bound_with_little_noise(sigma: float) -> None:
+def test_closed_forms_stay_below_the_exact_bound_with_little_noise(sigma):
     """Answers rarer than any float: none of it may become infinite."""
     _, _, kept = target()
     attacked = Label(layer="second-last", neuron="all")
@@ -374,7 +371,7 @@ def _tied() -> nn.Module:
         lambda: nn.Sequential(nn.Linear(4, 1)),
     ],
 )
-def test_networks_that_are_no_chain_are_refused(made: Any) -> None:
+def test_networks_that_are_no_chain_are_refused(made):
     with pytest.raises(SpecError, match="is not a chain of fully connected layers"):
         Shape.from_module(made())
     tanh = nn.Tanh()  # used twice, which is a chain
@@ -382,7 +379,7 @@ def test_networks_that_are_no_chain_are_refused(made: Any) -> None:
     assert Shape.from_module(module).sizes == (4, 3, 2, 1)
 
 
-def test_crafted_records_are_the_same_in_trials_and_closed_forms(tmp_path: Path) -> None:
+def test_crafted_records_are_the_same_in_trials_and_closed_forms(tmp_path):
     raw = sweep(
         mechanism__training__model={"name": "mlp3", "width": 8},
         mechanism__training__batch_size=15, mechanism__training__steps=2,
@@ -402,7 +399,7 @@ def test_crafted_records_are_the_same_in_trials_and_closed_forms(tmp_path: Path)
     assert 0 < sampled < exact
 
 
-def test_a_target_that_diverges_fails_its_preparation(tmp_path: Path) -> None:
+def test_a_target_that_diverges_fails_its_preparation(tmp_path):
     """The other audit has its bounds; nothing is said of the one without a target."""
     raw = sweep(mechanism__backend="exact")
     raw["grid"] = {"mechanism.training.learning_rate": [0.1, 1e30]}
@@ -416,7 +413,7 @@ def test_a_target_that_diverges_fails_its_preparation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("noise", [1e-6, 1.0])
-def test_a_claim_in_the_millions_is_not_violated_by_rounding(noise: float, tmp_path: Path) -> None:
+def test_a_claim_in_the_millions_is_not_violated_by_rounding(noise, tmp_path):
     raw = sweep(
         grid={}, mechanism__backend="exact", mechanism__training__clip_norm=0.1,
         mechanism__training__noise_multiplier=noise,
@@ -442,7 +439,7 @@ class Same(Fixed):
             yield np.zeros(sizes.batch_size, dtype=np.int64)
 
 
-def test_a_record_that_is_twice_in_a_batch_is_refused(tmp_path: Path) -> None:
+def test_a_record_that_is_twice_in_a_batch_is_refused(tmp_path):
     """Its label would move the sum by more than claims allow."""
     own = {"name": f"{__name__}:Same"}
     raw = sweep(grid={}, mechanism__backend="exact", mechanism__training__sampling=own)
@@ -451,7 +448,7 @@ def test_a_record_that_is_twice_in_a_batch_is_refused(tmp_path: Path) -> None:
     assert "which has batches with a record twice" in done.err
 
 
-def test_a_sampler_of_ones_own_is_read_as_recorded(tmp_path: Path) -> None:
+def test_a_sampler_of_ones_own_is_read_as_recorded(tmp_path):
     own = {"name": f"{__name__}:OwnShuffle"}
     raw = sweep(grid={}, mechanism__backend="exact", mechanism__training__sampling=own)
     assert inline(write_sweep(tmp_path, raw), tmp_path).code == 0
@@ -463,7 +460,7 @@ def test_a_sampler_of_ones_own_is_read_as_recorded(tmp_path: Path) -> None:
         assert told.code == 0, told.err
 
 
-def test_a_whole_layer_dominates_its_neurons() -> None:
+def test_a_whole_layer_dominates_its_neurons():
     _, _, kept = target()
     noise = Noise(1.0, 1.0, True)
     whole, one = (

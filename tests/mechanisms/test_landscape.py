@@ -1,7 +1,5 @@
 """`mechanism.name: landscape` in sweeps: rows, resuming, bad input, and verdicts without trials."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -39,7 +37,7 @@ def landscape(**options: Any) -> Landscape:
     return Landscape(**{"steps": 6, "batch_size": 2, "noise_multiplier": 1.0, **options})
 
 
-def test_exact_rows_for_every_step_and_no_trial(tmp_path: Path) -> None:
+def test_exact_rows_for_every_step_and_no_trial(tmp_path):
     file = write_sweep(tmp_path, sweep(backend="exact"))
     assert inline(file, tmp_path).code == 0
     run = RunDirectory(str(tmp_path / "land"))
@@ -58,7 +56,7 @@ def test_exact_rows_for_every_step_and_no_trial(tmp_path: Path) -> None:
     assert gaussian["mu_lower"].is_monotonic_decreasing
 
 
-def test_an_exact_run_can_be_asked_again_and_looked_at(tmp_path: Path) -> None:
+def test_an_exact_run_can_be_asked_again_and_looked_at(tmp_path):
     file = write_sweep(tmp_path, sweep(backend="exact"))
     inline(file, tmp_path)
     before = RunDirectory(str(tmp_path / "land")).estimates()
@@ -74,7 +72,7 @@ def test_an_exact_run_can_be_asked_again_and_looked_at(tmp_path: Path) -> None:
     assert "each bound holds" not in status, "nothing is random here"
 
 
-def test_both_backends_in_one_sweep(tmp_path: Path) -> None:
+def test_both_backends_in_one_sweep(tmp_path):
     """At 20,000 trials the sampled μ is within 0.06 of the exact one, 4 standard errors."""
     raw = sweep() | {"grid": {"mechanism.backend": ["sampled", "exact"]}}
     raw["audit"] |= {"trials": 20_000, "estimators": ["accuracy", "paper-gdp"]}
@@ -86,7 +84,7 @@ def test_both_backends_in_one_sweep(tmp_path: Path) -> None:
     assert final.loc["accuracy", "trials"] == 20_000
 
 
-def test_a_seed_draws_other_trials_of_the_same_process(tmp_path: Path) -> None:
+def test_a_seed_draws_other_trials_of_the_same_process(tmp_path):
     raw = sweep() | {"grid": {"mechanism.seed": [0, 1]}}
     assert inline(write_sweep(tmp_path, raw), tmp_path).code == 0
     run = RunDirectory(str(tmp_path / "land"))
@@ -101,7 +99,7 @@ def test_a_seed_draws_other_trials_of_the_same_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(JOBS.glob("landscape*.yaml")), ids=lambda f: f.stem)
-def test_the_sweep_files_of_the_paper_are_whole(file: Path) -> None:
+def test_the_sweep_files_of_the_paper_are_whole(file):
     for cell in spec.load(file).cells:
         assert isinstance(cell.mechanism, Landscape)
         assert cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).releases == 1
@@ -149,28 +147,28 @@ def test_the_sweep_files_of_the_paper_are_whole(file: Path) -> None:
         ),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+def test_bad_input_is_one_line(tmp_path, changes, line):
     raw = sweep()
     for key, value in changes.items():
         raw = changed(raw, key, value)
     assert refused("run", write_sweep(tmp_path, raw)).startswith(line)
 
 
-def test_options_at_their_default_leave_no_trace_in_the_fingerprint() -> None:
+def test_options_at_their_default_leave_no_trace_in_the_fingerprint():
     plain = {"name": "landscape", "steps": 6, "batch_size": 2, "noise_multiplier": 1.0}
     assert landscape().identity() == plain
     assert landscape(backend="exact").identity() == plain | {"backend": "exact"}
     assert LandscapeAdversary().identity() == {"name": "landscape"}
 
 
-def test_optimal_is_halfway_in_either_convention() -> None:
+def test_optimal_is_halfway_in_either_convention():
     for first, expected in (("unscaled", 1.0), ("scaled", 0.5)):
         mechanism = landscape(first_step=first, clip_norm=2.0)
         assert mechanism.process(LandscapeAdversary()).threshold == expected
     assert landscape().process(LandscapeAdversary(threshold=-3)).threshold == -3.0
 
 
-def test_searched_and_tuned_are_settled_before_any_trial() -> None:
+def test_searched_and_tuned_are_settled_before_any_trial():
     assert landscape(steps=2).process(LandscapeAdversary(threshold="searched")).threshold == 0.5
     tuned = landscape(gradient="linear", width="tuned").process(LandscapeAdversary())
     assert tuned.width > tuned.step_noise
@@ -212,7 +210,7 @@ def judged(raw: dict[str, Any], folder: Path) -> verdict.RunVerdict:
     return verdict.judge(Run.open(str(folder / "land")))
 
 
-def test_an_exact_epsilon_below_the_claim_is_consistent(tmp_path: Path) -> None:
+def test_an_exact_epsilon_below_the_claim_is_consistent(tmp_path):
     found = judged(exact(), tmp_path)
     assert found.verdict is Verdict.CONSISTENT
     assert found.audits == ()
@@ -233,9 +231,7 @@ def test_an_exact_epsilon_below_the_claim_is_consistent(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("boastful")
 @pytest.mark.parametrize("boast", [1.01, 1.0 + 1e-5])
-def test_a_claim_of_slightly_more_noise_is_refuted_without_a_trial(
-    boast: float, tmp_path: Path
-) -> None:
+def test_a_claim_of_slightly_more_noise_is_refuted_without_a_trial(boast, tmp_path):
     """At the first step the claim is tight, so 1e-5 more noise is 5e-5 of ε too little."""
     found = judged(exact(name="boastful:Boastful", boast=boast), tmp_path)
     assert found.verdict is Verdict.VIOLATION
@@ -248,14 +244,14 @@ def test_a_claim_of_slightly_more_noise_is_refuted_without_a_trial(
 
 
 @pytest.mark.parametrize("noise", [0.3, 1.0, 8.0])
-def test_a_tight_claim_is_not_refuted_by_rounding(noise: float, tmp_path: Path) -> None:
+def test_a_tight_claim_is_not_refuted_by_rounding(noise, tmp_path):
     """One step of Gaussian noise, whose ε the claim is."""
     (audit,) = judged(exact(steps=1, noise_multiplier=noise), tmp_path).exact
     assert audit.verdict is Verdict.CONSISTENT
     assert audit.epsilon == pytest.approx(audit.claim, abs=EXACT_TOLERANCE)
 
 
-def test_what_is_not_computed_yet_is_inconclusive(tmp_path: Path) -> None:
+def test_what_is_not_computed_yet_is_inconclusive(tmp_path):
     judged(exact(), tmp_path)
     (tmp_path / "land/estimates.parquet").unlink()
     found = verdict.judge(Run.open(str(tmp_path / "land")))
@@ -264,9 +260,7 @@ def test_what_is_not_computed_yet_is_inconclusive(tmp_path: Path) -> None:
     assert dpaudit("verify", tmp_path / "land").code == 5
 
 
-def test_both_kinds_in_one_run_and_the_error_is_for_trials_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_kinds_in_one_run_and_the_error_is_for_trials_only(tmp_path, monkeypatch):
     monkeypatch.setattr(verdict, "SIMULATIONS", 50)  # what it shows is asked here
     raw = exact() | {"grid": {"mechanism.backend": ["sampled", "exact"]}}
     found = judged(raw, tmp_path)
@@ -279,7 +273,7 @@ def test_both_kinds_in_one_run_and_the_error_is_for_trials_only(
     assert "exact, no trials" in shown.out
 
 
-def test_a_plan_leaves_nothing_to_chance(tmp_path: Path) -> None:
+def test_a_plan_leaves_nothing_to_chance(tmp_path):
     (audit,) = forecast.forecast(spec.from_raw(exact()), str(tmp_path)).audits
     assert not audit.sampled
     assert (audit.largest_certifiable, audit.power, audit.trials_needed) == (None, None, None)

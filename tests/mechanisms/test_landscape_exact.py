@@ -3,8 +3,6 @@
 And the sampled process: its law is that of the exact backend, and it runs away from h.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -70,7 +68,7 @@ def table(name: str) -> Any:
         (8.0, [0.3097, 0.6755, 0.9526, 0.9979, 1]),
     ],
 )
-def test_the_ratio_of_step_25_to_step_1(sigma: float, ratios: list[float]) -> None:
+def test_the_ratio_of_step_25_to_step_1(sigma, ratios):
     found = []
     for batch in (1, 2, 4, 8, 16):
         first, final = powers(process(sigma, batch), 1, 25)
@@ -79,7 +77,7 @@ def test_the_ratio_of_step_25_to_step_1(sigma: float, ratios: list[float]) -> No
 
 
 @pytest.mark.parametrize("first", ["unscaled", "scaled"])
-def test_every_reference_ratio(first: str) -> None:
+def test_every_reference_ratio(first):
     for sigma, row in table("A_S_h_exact_ratio_t25_over_t1")[first].items():
         for i, batch in enumerate(row["B"]):
             one, final = powers(process(float(sigma), batch, first=first), 1, 25)
@@ -91,14 +89,14 @@ def test_every_reference_ratio(first: str) -> None:
             )
 
 
-def test_reference_of_mu_at_every_step() -> None:
+def test_reference_of_mu_at_every_step():
     for key, expected in table("A_S_h_mu_series_unscaled").items():
         sigma, batch = (float(part) for part in key[1:].split("B"))
         found = powers(process(sigma, int(batch)), *range(1, 26))
         assert [one.mu for one in found] == pytest.approx(expected, abs=1e-5), key
 
 
-def test_reference_of_the_linear_gradient() -> None:
+def test_reference_of_the_linear_gradient():
     for key, entry in table("A_S_expansive_landscape").items():
         sigma, batch = key.removesuffix("_scaled").removeprefix("s").split("_B")
         for width, (true, gaussian) in list(entry["table"].items())[::3]:
@@ -110,7 +108,7 @@ def test_reference_of_the_linear_gradient() -> None:
 
 @pytest.mark.parametrize("gradient", ["threshold", "constant", "linear"])
 @pytest.mark.parametrize(("sigma", "batch"), [(0.25, 4), (1.0, 1), (4.0, 16), (8.0, 2)])
-def test_one_step_is_the_gaussian_mechanism(gradient: str, sigma: float, batch: int) -> None:
+def test_one_step_is_the_gaussian_mechanism(gradient, sigma, batch):
     for first in ("unscaled", "scaled"):
         (one,) = powers(process(sigma, batch, gradient, first), 1)
         expected = float(gdp.epsilon(1 / sigma, DELTA))
@@ -120,7 +118,7 @@ def test_one_step_is_the_gaussian_mechanism(gradient: str, sigma: float, batch: 
 
 @pytest.mark.parametrize("first", ["unscaled", "scaled"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_constant_gradient_stays_gaussian(first: str, batch: int) -> None:
+def test_a_constant_gradient_stays_gaussian(first, batch):
     """Example 1: θ_t is N(b C' + drift, s_1² + (t - 1) s²) in both worlds."""
     landscape = process(2.0, batch, "constant", first)
     steps = (1, 2, 10, 40)
@@ -131,7 +129,7 @@ def test_a_constant_gradient_stays_gaussian(first: str, batch: int) -> None:
         assert found.epsilon == pytest.approx(float(gdp.epsilon(mu, DELTA)), abs=1e-8)
 
 
-def test_example_1_decays_like_one_over_the_root_of_t_and_a_threshold_does_not() -> None:
+def test_example_1_decays_like_one_over_the_root_of_t_and_a_threshold_does_not():
     steps = (4, 8, 16, 32, 64)
     slopes = {}
     for gradient in ("constant", "threshold"):
@@ -155,9 +153,7 @@ def test_example_1_decays_like_one_over_the_root_of_t_and_a_threshold_does_not()
         ("constant", 2.0, 2, 1.0),
     ],
 )
-def test_a_finer_grid_changes_nothing(
-    gradient: str, sigma: float, batch: int, width: float
-) -> None:
+def test_a_finer_grid_changes_nothing(gradient, sigma, batch, width):
     """1e-5 is the promise; it is kept by far."""
     for first in ("unscaled", "scaled"):
         landscape = process(sigma, batch, gradient, first, width)
@@ -166,7 +162,7 @@ def test_a_finer_grid_changes_nothing(
             assert (a.mu, a.epsilon) == pytest.approx((b.mu, b.epsilon), abs=1e-8)
 
 
-def test_two_steps_by_slow_quadrature() -> None:
+def test_two_steps_by_slow_quadrature():
     """Twin: adaptive quadrature over θ_1, and the hockey-stick divergence as an integral."""
     landscape = process(1.0, 2)
 
@@ -198,27 +194,27 @@ def test_two_steps_by_slow_quadrature() -> None:
 
 
 @pytest.mark.parametrize("threshold", [-1e9, -60.0, 57.0, 1e9])
-def test_a_window_at_the_edge_of_what_is_reached_is_a_constant_gradient(threshold: float) -> None:
+def test_a_window_at_the_edge_of_what_is_reached_is_a_constant_gradient(threshold):
     """Far from h the gradient is constant, whichever of the window's ends is on the grid."""
     far = dataclasses.replace(process(1.0, 1, "linear", width=4.0), threshold=threshold)
     constant = powers(process(1.0, 1, "constant"), 3)[0]
     assert powers(far, 3)[0].epsilon == pytest.approx(constant.epsilon, abs=1e-8)
 
 
-def test_units_of_the_clipping_norm_cancel() -> None:
+def test_units_of_the_clipping_norm_cancel():
     for gradient in ("threshold", "linear"):
         one, seven = (powers(process(2.0, 4, gradient, clip=c), 25)[0] for c in (1.0, 7.0))
         assert (one.mu, one.epsilon) == pytest.approx((seven.mu, seven.epsilon), rel=1e-9)
 
 
-def test_read_as_gaussian_it_overstates_up_to_four_times() -> None:
+def test_read_as_gaussian_it_overstates_up_to_four_times():
     """Why `exact-gdp` certifies nothing: at σ = 1, B = 1 it says 3.985 where the truth is 1.085."""
     (final,) = powers(process(1.0, 1), 25)
     assert final.epsilon_gdp == pytest.approx(3.9850, abs=1e-4)
     assert final.epsilon == pytest.approx(1.0846, abs=1e-3)
 
 
-def test_nothing_exceeds_the_claim() -> None:
+def test_nothing_exceeds_the_claim():
     for sigma, batch in ((0.5, 2), (2.0, 16), (8.0, 1)):
         claim = float(gdp.epsilon(1 / sigma, DELTA))
         for gradient in ("threshold", "constant", "linear"):
@@ -227,13 +223,13 @@ def test_nothing_exceeds_the_claim() -> None:
 
 
 @pytest.mark.parametrize(("sigma", "first"), [(1.0, "unscaled"), (4.0, "scaled")])
-def test_halfway_is_the_best_threshold_after_two_steps(sigma: float, first: str) -> None:
+def test_halfway_is_the_best_threshold_after_two_steps(sigma, first):
     """Appendix F, Figure 7."""
     landscape = process(sigma, 2, first=first)
     assert best_threshold(landscape, 2) == landscape.threshold
 
 
-def test_the_search_finds_a_threshold_that_it_was_not_told() -> None:
+def test_the_search_finds_a_threshold_that_it_was_not_told():
     start = process(1.0, 2)
     elsewhere = dataclasses.replace(start, threshold=3.0)
     best = dataclasses.replace(start, threshold=best_threshold(elsewhere, 2))
@@ -248,9 +244,7 @@ def test_the_search_finds_a_threshold_that_it_was_not_told() -> None:
         pytest.param(8.0, "unscaled", 0.952, 0.970, marks=long("another scan of widths")),
     ],
 )
-def test_a_tuned_width_leaks_more_than_a_threshold(
-    sigma: float, first: str, threshold: float, share: float
-) -> None:
+def test_a_tuned_width_leaks_more_than_a_threshold(sigma, first, threshold, share):
     """The reference scan found 0.681 of ε_1 at its best width of 12, against 0.252."""
     landscape, claim = process(sigma, 16, "linear", first), float(gdp.epsilon(1 / sigma, DELTA))
     tuned = dataclasses.replace(landscape, width=best_width(landscape, 25))
@@ -283,7 +277,7 @@ def slow(landscape, member: bool, steps: int, normals: np.ndarray) -> float:
 
 @pytest.mark.parametrize("gradient", ["threshold", "constant", "linear"])
 @pytest.mark.parametrize("first", ["unscaled", "scaled"])
-def test_each_run_follows_equation_3(gradient: str, first: str) -> None:
+def test_each_run_follows_equation_3(gradient, first):
     landscape = process(2.0, 3, gradient, first, clip=1.5)
     members = np.arange(40) % 2 == 0
     found = landscape.run(members, 5, (1, 6))
@@ -303,7 +297,7 @@ def test_each_run_follows_equation_3(gradient: str, first: str) -> None:
         (2.0, 2, "constant", "unscaled"),
     ],
 )
-def test_samples_have_the_exact_law(sigma: float, batch: int, gradient: str, first: str) -> None:
+def test_samples_have_the_exact_law(sigma, batch, gradient, first):
     """Kolmogorov-Smirnov at 1e-4, 20 tests: one seed in 500 would fail; this one is fixed."""
     landscape = process(sigma, batch, gradient, first, width=3.0)
     steps = (2, 25)
@@ -315,14 +309,14 @@ def test_samples_have_the_exact_law(sigma: float, batch: int, gradient: str, fir
             assert found.pvalue > 1e-4, (steps[column], member)
 
 
-def test_the_sign_pushes_away_from_the_threshold() -> None:
+def test_the_sign_pushes_away_from_the_threshold():
     theta = np.array([-3.0, 0.4999, 0.5001, 3.0])
     assert process(1.0, 8).moved(theta).tolist() == pytest.approx([-4.0, -0.5001, 1.5001, 4.0])
     steep = process(1.0, 8, "linear")
     assert np.all(np.diff(steep.moved(theta)) > np.diff(theta) - 1e-12)
 
 
-def test_horizons_are_columns_of_one_run_and_seeds_repeat() -> None:
+def test_horizons_are_columns_of_one_run_and_seeds_repeat():
     landscape = process(2.0, 4)
     members = np.random.default_rng(0).random(100) < 0.5
     every = landscape.run(members, 3, tuple(range(1, 26)))

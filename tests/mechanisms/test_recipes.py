@@ -1,7 +1,5 @@
 """Optimizers, schedules, an ε in place of noise, and parts of batches; both engines take them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -46,7 +44,7 @@ def end(found: Recipe, kind: str = "gradient", seed: int = 2) -> Tensor:
         ("balls-and-bins", "momentum"),
     ],
 )
-def test_engines_agree_over_twenty_steps(sampling: str, optimizer: str, tiny: dict) -> None:
+def test_engines_agree_over_twenty_steps(sampling, optimizer, tiny):
     """With hardly any noise, and torch's own optimizers on the one side."""
     options = {
         "sampling": sampling, "optimizer": optimizer, "steps": 20, "noise_multiplier": 1e-12,
@@ -62,7 +60,7 @@ def test_engines_agree_over_twenty_steps(sampling: str, optimizer: str, tiny: di
 
 
 @pytest.mark.parametrize("engine", ["packed", "opacus"])
-def test_empty_batches_are_noise_alone(engine: str, tiny: dict) -> None:
+def test_empty_batches_are_noise_alone(engine, tiny):
     """At |B| = 1, one of the others' batches is empty here, and the canary is in none of two."""
     options = {"sampling": "poisson", "batch_size": 1, "steps": 16, "engine": engine}
     found = recipe(tiny, **options)
@@ -79,7 +77,7 @@ def test_empty_batches_are_noise_alone(engine: str, tiny: dict) -> None:
 
 
 @pytest.mark.parametrize(("engine", "sampling"), [("packed", "fixed"), ("opacus", "poisson")])
-def test_parts_of_a_batch_make_the_same_step(engine: str, sampling: str, tiny: dict) -> None:
+def test_parts_of_a_batch_make_the_same_step(engine, sampling, tiny):
     options = {"engine": engine, "sampling": sampling, "steps": 3, "optimizer": "momentum"}
     whole = end(recipe(tiny, **options), "sample")
     for size in (64, 13):
@@ -87,7 +85,7 @@ def test_parts_of_a_batch_make_the_same_step(engine: str, sampling: str, tiny: d
         torch.testing.assert_close(parted, whole, rtol=0, atol=1e-9)
 
 
-def test_optimizers_take_the_steps_of_their_papers(tiny: dict) -> None:
+def test_optimizers_take_the_steps_of_their_papers(tiny):
     """By hand, on the noisy means that an observer sees; the rate changes at every step."""
     for name in ("momentum", "adam"):
         optimizer = {"name": name} | ({"betas": [0.8, 0.9], "eps": 1e-3} if name == "adam" else {})
@@ -122,13 +120,13 @@ def test_optimizers_take_the_steps_of_their_papers(tiny: dict) -> None:
         ({"name": "step", "every": 2}, [1, 1, 0.1, 0.1, 0.01, 0.01]),
     ],
 )
-def test_schedules(raw: Any, expected: list[float]) -> None:
+def test_schedules(raw, expected):
     schedule = plugins.parse(Schedule, raw, "schedule")
     rates = [schedule.rate(2.0, step, 6) for step in range(1, 7)]
     assert rates == pytest.approx([2 * one for one in expected])
 
 
-def test_simulations_follow_optimizer_and_schedule(tiny: dict) -> None:
+def test_simulations_follow_optimizer_and_schedule(tiny):
     """Without noise and clipping: what training does at hardly any noise and a huge C."""
     options = {
         "schedule": "cosine",
@@ -160,7 +158,7 @@ def in_place_of_noise(tiny: dict, epsilon: float, **options: Any) -> dict:
         ("prv", {"sampling": "balls-and-bins"}),
     ],
 )
-def test_an_epsilon_finds_its_noise(accountant: str, options: dict, tiny: dict) -> None:
+def test_an_epsilon_finds_its_noise(accountant, options, tiny):
     raw = in_place_of_noise(tiny, **{"epsilon": 3.0} | options)
     raw["audit"]["accountants"] = [accountant]
     (cell,) = spec.from_raw(raw).cells
@@ -175,7 +173,7 @@ def test_an_epsilon_finds_its_noise(accountant: str, options: dict, tiny: dict) 
         assert exact <= last.noise_multiplier <= exact * (1 + 1e-5)
 
 
-def test_the_noise_of_an_epsilon_is_that_of_the_audit_and_of_no_adversary(tiny: dict) -> None:
+def test_the_noise_of_an_epsilon_is_that_of_the_audit_and_of_no_adversary(tiny):
     raw = in_place_of_noise(tiny, 3.0)
     found = spec.from_raw(raw).cells[0].mechanism
     raw["adversary"] = {"name": "biased-dimension", "period": 6}
@@ -219,7 +217,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "expected"), REFUSED)
-def test_a_wrong_recipe_is_refused_in_one_line(options: dict, expected: str, tiny: dict) -> None:
+def test_a_wrong_recipe_is_refused_in_one_line(options, expected, tiny):
     options = dict(options)
     period = options.pop("adversary.period", 1)
     tiny["mechanism"] |= options
@@ -248,9 +246,7 @@ def test_a_wrong_recipe_is_refused_in_one_line(options: dict, expected: str, tin
         ),
     ],
 )  # fmt: skip
-def test_an_epsilon_out_of_reach_is_refused(
-    options: dict, accountant: str, expected: str, tiny: dict
-) -> None:
+def test_an_epsilon_out_of_reach_is_refused(options, accountant, expected, tiny):
     raw = in_place_of_noise(tiny, **options)
     raw["audit"]["accountants"] = [accountant]
     with pytest.raises(SpecError) as error:
@@ -258,7 +254,7 @@ def test_an_epsilon_out_of_reach_is_refused(
     assert str(error.value).startswith(expected)
 
 
-def test_a_rate_above_one_is_refused(tiny: dict) -> None:
+def test_a_rate_above_one_is_refused(tiny):
     raw = changed(changed(tiny, "mechanism.sampling", "poisson"), "mechanism.batch_size", 570)
     cell = spec.from_raw(raw).cells[0]
     for ask in (cell.mechanism.check_inputs, lambda: claims.claimed_epsilons(cell)):
@@ -266,9 +262,7 @@ def test_a_rate_above_one_is_refused(tiny: dict) -> None:
             ask()
 
 
-def test_trainers_are_given_the_noise_that_keeps_an_epsilon(
-    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trainers_are_given_the_noise_that_keeps_an_epsilon(tiny, monkeypatch):
     """Some accountants take seconds for it, which thousands of trainers need not."""
     del tiny["mechanism"]["noise_multiplier"]
     tiny["mechanism"] |= {"epsilon": 4.0}

@@ -1,7 +1,5 @@
 """Who is in the batch: schemes, whose coins are whose, and what happens where trials share them."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any
@@ -15,7 +13,6 @@ from dpaudit_ray import accounting, plugins
 from dpaudit_ray.accounting import Sampling, Training
 from dpaudit_ray.adversaries.base import SampleCanary
 from dpaudit_ray.mechanisms.base import Claimed
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.canary_insertion import Insertion
 from dpaudit_ray.mechanisms.dp_sgd.sampling import Poisson, Sampler, Sizes
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
@@ -49,7 +46,7 @@ def cell(raw: dict[str, Any]) -> Cell:
     return spec.from_raw({**raw, "grid": {}}).cells[0]
 
 
-def test_poisson_batches_vary_and_hold_every_record_at_the_rate() -> None:
+def test_poisson_batches_vary_and_hold_every_record_at_the_rate():
     """400 steps of 103 records: sizes of mean 10 and variance 9.03, within 4 standard errors."""
     sizes = np.array([len(batch) for batch in batches("poisson", 400)])
     assert abs(sizes.mean() - 10) < 4 * np.sqrt(9.03 / 400)
@@ -59,7 +56,7 @@ def test_poisson_batches_vary_and_hold_every_record_at_the_rate() -> None:
 
 
 @pytest.mark.parametrize("name", ["shuffle", "balls-and-bins"])
-def test_an_epoch_has_the_canary_once(name: str) -> None:
+def test_an_epoch_has_the_canary_once(name):
     tossed = coins(name, 30, 200).reshape(3, 10, 200)
     assert (tossed.sum(1) == 1).all()
     where = tossed.argmax(1)
@@ -67,7 +64,7 @@ def test_an_epoch_has_the_canary_once(name: str) -> None:
     assert (where[0] != where[1]).mean() > 0.7, "a new one in every epoch"
 
 
-def test_shuffled_batches_are_full_and_bins_vary() -> None:
+def test_shuffled_batches_are_full_and_bins_vary():
     epoch = np.concatenate(batches("shuffle", 10))
     assert len(epoch) == len(set(epoch.tolist())) == 100
     bins = batches("balls-and-bins", 10)
@@ -79,7 +76,7 @@ def test_shuffled_batches_are_full_and_bins_vary() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_coins_are_those_of_the_pack_and_not_of_its_bits(options: DpSgd, name: str) -> None:
+def test_coins_are_those_of_the_pack_and_not_of_its_bits(options, name):
     """A trial that has the canary differs from itself without one where its coins say so."""
     sampled = options.model_copy(update={"sampling": scheme(name), "noise_multiplier": 1e-9})
     training = DpSgdTraining.prepare(sampled.recipe, seed=1, gpu=False, dtype=torch.float64)
@@ -103,7 +100,7 @@ def test_coins_are_those_of_the_pack_and_not_of_its_bits(options: DpSgd, name: s
     np.testing.assert_array_equal(all_of_them, np.stack(list(itertools.islice(own, 6))))
 
 
-def test_who_is_not_sampled_takes_the_same_steps_bit_for_bit(options: DpSgd) -> None:
+def test_who_is_not_sampled_takes_the_same_steps_bit_for_bit(options):
     rare = options.model_copy(update={"sampling": Poisson(), "batch_size": 2})
     training = DpSgdTraining.prepare(rare.recipe, seed=1, gpu=False)
     ends = [path(training, [bit] * 100, along(training, 3))[-1] for bit in (0, 1)]
@@ -111,7 +108,7 @@ def test_who_is_not_sampled_takes_the_same_steps_bit_for_bit(options: DpSgd) -> 
     assert 90 <= int(alike.sum()) < 100
 
 
-def test_secret_batches_are_those_of_one_trial(options: DpSgd) -> None:
+def test_secret_batches_are_those_of_one_trial(options):
     """Without noise or canary, models that share batches are all alike; else no two are."""
     common = {"engine": "opacus", "noise_multiplier": 1e-12, "sampling": Poisson()}
     ends = {}
@@ -133,7 +130,7 @@ def test_secret_batches_are_those_of_one_trial(options: DpSgd) -> None:
         ("balls-and-bins", 1 / 8, Sampling.BALLS_AND_BINS),
     ],
 )
-def test_what_is_claimed(name: str, rate: float, sampling: Sampling, tiny: dict) -> None:
+def test_what_is_claimed(name, rate, sampling, tiny):
     """569 records in batches of 64: eight batches an epoch, one of which has the canary."""
     raw = changed(tiny, "mechanism.sampling", name) | {"adversary": "biased-dimension"}
     found = cell(raw)
@@ -145,7 +142,7 @@ def test_what_is_claimed(name: str, rate: float, sampling: Sampling, tiny: dict)
         assert left.mechanism.claimed(left.adversary, 6).releases == 2, "a period leaves steps out"
 
 
-def test_options_at_their_default_change_no_fingerprint(tiny: dict) -> None:
+def test_options_at_their_default_change_no_fingerprint(tiny):
     plain = spec.from_raw(tiny).fingerprint
     stated = {
         "sampling": "fixed", "batches": "known", "optimizer": "sgd",
@@ -184,7 +181,7 @@ def _refuted(seed: int, shared: bool, trials: int = 2000) -> bool:
     return test.refuted_after(0.05) is not None
 
 
-def test_coins_that_a_sweep_shares_make_false_alarms() -> None:
+def test_coins_that_a_sweep_shares_make_false_alarms():
     """One trial in 100 more, or less, is a canary's luck; the same luck in all trials is a signal.
 
     Of 80 right trainings, 4 may be refuted at 5 %, more than 10 in .3 % of seeds; with coins of
@@ -197,7 +194,7 @@ def test_coins_that_a_sweep_shares_make_false_alarms() -> None:
     assert shared > 2 * own
 
 
-def test_each_canary_of_a_model_has_coins_of_its_own() -> None:
+def test_each_canary_of_a_model_has_coins_of_its_own():
     """Two samples in each of four models: every bit meets the coin of its place."""
     inside = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     tossed = np.array([[True, False], [True, True], [True, True], [False, True]])

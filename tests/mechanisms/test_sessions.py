@@ -1,7 +1,5 @@
 """What adversaries of every kind can do with a pack, and that both engines train the same way."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -69,7 +67,7 @@ class Watching(TrajectoryAdversary[Canary]):
         return watcher
 
 
-def test_a_changing_canary_sees_the_models_and_joins_those_it_is_in(options: DpSgd) -> None:
+def test_a_changing_canary_sees_the_models_and_joins_those_it_is_in(options):
     training = opened(options)
     canary = LeastMoved(training.clip_norm)
     inside = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
@@ -85,7 +83,7 @@ def test_a_changing_canary_sees_the_models_and_joins_those_it_is_in(options: DpS
         path(training, [1, 1], LeastMoved(training.clip_norm * 1.01))
 
 
-def test_a_trajectory_adversary_sees_every_step_of_every_model(options: DpSgd) -> None:
+def test_a_trajectory_adversary_sees_every_step_of_every_model(options):
     training = opened(options)
     adversary = Watching()
     session = DpSgdSession.craft(training, adversary, seed=3)
@@ -102,7 +100,7 @@ def test_a_trajectory_adversary_sees_every_step_of_every_model(options: DpSgd) -
     np.testing.assert_array_equal(scores[:, 0], expected.numpy())
 
 
-def test_several_samples_each_with_its_own_bit(options: DpSgd) -> None:
+def test_several_samples_each_with_its_own_bit(options):
     training = opened(options)
     x, y = training.x[:3], 1 - training.y[:3]
     together = path(training, [[1, 0, 1], [0, 0, 0]], SampleCanary(x, y))[-1]
@@ -122,7 +120,7 @@ class Start(FinalModelAdversary[GradientCanary]):
 
 
 @pytest.mark.parametrize("scheme", ["default", "kaiming", "xavier"])
-def test_an_unknown_start_differs_by_trial_and_is_not_shown(options: DpSgd, scheme: str) -> None:
+def test_an_unknown_start_differs_by_trial_and_is_not_shown(options, scheme):
     model = options.model.model_copy(update={"initialization": "random", "scheme": scheme})
     hidden = options.model_copy(update={"model": model})
     training = opened(hidden)
@@ -135,7 +133,7 @@ def test_an_unknown_start_differs_by_trial_and_is_not_shown(options: DpSgd, sche
 
 
 @pytest.mark.parametrize("kind", ["gradient", "sample"])
-def test_opacus_takes_the_same_steps(options: DpSgd, kind: str) -> None:
+def test_opacus_takes_the_same_steps(options, kind):
     """With hardly any noise both engines must end at the same parameters."""
     tiny_noise = options.model_copy(update={"noise_multiplier": 1e-12})
     ends = []
@@ -158,7 +156,7 @@ def scores_of(options: DpSgd, models: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     "change", [{"engine": "opacus"}, {"precision": "bfloat16"}], ids=["opacus", "bfloat16"]
 )
-def test_scores_have_the_same_distribution(options: DpSgd, change: dict) -> None:
+def test_scores_have_the_same_distribution(options, change):
     """R = 120, each world alone; a right engine is rejected in 1 % of seeds (this one is fixed)."""
     packed = scores_of(options, 120)
     other = scores_of(options.model_copy(update=change), 120)
@@ -166,14 +164,14 @@ def test_scores_have_the_same_distribution(options: DpSgd, change: dict) -> None
         assert scipy_stats.ks_2samp(ours, theirs).pvalue > 0.01
 
 
-def test_a_wrong_engine_would_be_noticed(options: DpSgd) -> None:
+def test_a_wrong_engine_would_be_noticed(options):
     packed = scores_of(options, 1000)
     loud = options.model_copy(update={"noise_multiplier": options.noise_multiplier * 1.6})
     ours, theirs = (np.concatenate(pair) for pair in (packed, scores_of(loud, 1000)))
     assert scipy_stats.ks_2samp(ours - ours.mean(), theirs - theirs.mean()).pvalue < 0.01
 
 
-def test_scores_do_not_depend_on_how_a_pack_is_split(options: DpSgd) -> None:
+def test_scores_do_not_depend_on_how_a_pack_is_split(options):
     """To rounding: a matrix product of other shape may sum in another order."""
     from dpaudit_ray.engines.packing.memory import Groups
 

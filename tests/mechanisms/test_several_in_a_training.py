@@ -1,10 +1,5 @@
 """Several canaries in every training by DP-SGD, each with a bit of its own."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +8,6 @@ from dpaudit_ray.adversaries.base import FinalModel, PublicKnowledge, SampleCana
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.adversaries.loss import Loss
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.report.tables import Run
 from tests.command import changed, dpaudit, inline, write_sweep
@@ -37,7 +31,7 @@ class Two(Loss):
 
 
 @pytest.mark.parametrize("engine", ["packed", "opacus"])
-def test_each_dimension_is_moved_by_its_own_bit(options: DpSgd, engine: str) -> None:
+def test_each_dimension_is_moved_by_its_own_bit(options, engine):
     """Noise of a millionth: every score says its bit, and nothing of the others."""
     quiet = options.model_copy(update={"noise_multiplier": 1e-6, "engine": engine})
     session = quiet.open(BiasedDimension(count=3), 1, 2, gpu=False)
@@ -49,7 +43,7 @@ def test_each_dimension_is_moved_by_its_own_bit(options: DpSgd, engine: str) -> 
     assert np.allclose(moved, members.reshape(4, 3), atol=0.2)
 
 
-def test_engines_agree_on_several_canaries(options: DpSgd) -> None:
+def test_engines_agree_on_several_canaries(options):
     for adversary in (BiasedDimension(count=2), Two()):
         members = np.array([True, False, False, True, True, True])
         found = []
@@ -60,7 +54,7 @@ def test_engines_agree_on_several_canaries(options: DpSgd) -> None:
         assert np.allclose(found[0], found[1], atol=1e-5)
 
 
-def test_too_many_canaries_and_too_few_scores_are_refused(options: DpSgd) -> None:
+def test_too_many_canaries_and_too_few_scores_are_refused(options):
     size = len(options.training(0, gpu=False).initial)
     with pytest.raises(SpecError, match=f"but the model has {size} parameters"):
         options.open(BiasedDimension(count=size + 1), 1, 2, gpu=False)
@@ -74,7 +68,7 @@ def test_too_many_canaries_and_too_few_scores_are_refused(options: DpSgd) -> Non
         session.run(np.array([True, False, True, True]), 5, (options.steps,))
 
 
-def test_a_sweep_of_several_canaries(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_a_sweep_of_several_canaries(tiny, tmp_path):
     """10 dimensions in each of 40 trainings, and what a single one in 400 trainings claims."""
     changed(tiny, "grid", {"adversary": [{"name": "biased-dimension", "count": 10}]})
     changed(tiny, "audit.trials", 400)

@@ -1,7 +1,5 @@
 """What each mechanism knows of its trade-off curve, and whether that is so."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np
@@ -83,16 +81,14 @@ def known(found: Cell) -> TradeOff:
         ("biased-dimension", SECRET, "unknown"),
     ],
 )
-def test_dp_sgd_is_gaussian_for_a_fixed_gradient_in_every_step(
-    adversary: Any, options: dict, curve: str, tiny: dict
-) -> None:
+def test_dp_sgd_is_gaussian_for_a_fixed_gradient_in_every_step(adversary, options, curve, tiny):
     """Or of its claim's own curves, where steps are sampled and the others' batches are known."""
     tiny["audit"]["accountants"] = ["rdp"]
     raw = {**tiny, "mechanism": tiny["mechanism"] | options}
     assert known(cell(raw, adversary)) is TradeOff(curve)
 
 
-def test_the_likelihood_ratio_of_a_trajectory_is_exactly_gaussian(tiny: dict) -> None:
+def test_the_likelihood_ratio_of_a_trajectory_is_exactly_gaussian(tiny):
     """Six steps, σ = 2: given θ_{t-1}, what a step shows is N(b, σ²), whatever the data do.
 
     The statistic has mean 6 b and variance 24, and normal tails: 800 trials, four standard errors;
@@ -121,7 +117,7 @@ LANDSCAPE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("gradient", ["threshold", "linear", "constant"])
-def test_a_landscape_is_gaussian_where_mu_gives_its_true_epsilon(gradient: str) -> None:
+def test_a_landscape_is_gaussian_where_mu_gives_its_true_epsilon(gradient):
     raw = {**LANDSCAPE, "mechanism": LANDSCAPE["mechanism"] | {"gradient": gradient}}
     found = cell(raw)
     exact = found.mechanism.exact(found.adversary, found.horizons, 1e-5)
@@ -140,7 +136,7 @@ def test_a_landscape_is_gaussian_where_mu_gives_its_true_epsilon(gradient: str) 
     assert exact[1][1].epsilon_lower == pytest.approx(gdp.epsilon(1.0, 1e-5), abs=1e-4)
 
 
-def test_of_a_function_only_its_user_knows_the_curve() -> None:
+def test_of_a_function_only_its_user_knows_the_curve():
     mechanism = {"name": "function", "path": "a:b", "steps": 4, "noise_multiplier": 2.0}
     audit = {"trials": 10, "delta": 1e-5}
     raw = {"name": "own", "mechanism": mechanism, "adversary": "own", "audit": audit}

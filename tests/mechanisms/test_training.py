@@ -1,7 +1,5 @@
 """DP-SGD's update against a plain loop, and what adversaries get to see."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -32,7 +30,7 @@ def training(options: DpSgd) -> DpSgdTraining:
 
 @pytest.mark.parametrize("period", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["gradient", "sample"])
-def test_update_is_equation_2(training: DpSgdTraining, period: int, kind: str) -> None:
+def test_update_is_equation_2(training, period, kind):
     """Two models, one with the canary, stepped by hand: noise sigma C on the sum, fixed |B|."""
     x, y = training.example(7)
     gradient = along(training, 5)
@@ -56,7 +54,7 @@ def test_update_is_equation_2(training: DpSgdTraining, period: int, kind: str) -
     assert not torch.equal(fast[0], fast[1])
 
 
-def test_horizons_are_runs_that_end_there(training: DpSgdTraining, options: DpSgd) -> None:
+def test_horizons_are_runs_that_end_there(training, options):
     session = DpSgdSession.craft(training, BiasedDimension(), seed=2)
     members = np.array([True, False, True])
     every = session.run(members, 4, (1, 3, 6))
@@ -69,14 +67,14 @@ def test_horizons_are_runs_that_end_there(training: DpSgdTraining, options: DpSg
     np.testing.assert_array_equal(every[:, 1], stopped[:, 0])
 
 
-def test_the_same_pack_gives_the_same_scores(training: DpSgdTraining) -> None:
+def test_the_same_pack_gives_the_same_scores(training):
     session = DpSgdSession.craft(training, Loss(), seed=2)
     members = np.array([True, False] * 5)
     np.testing.assert_array_equal(session.run(members, 4, (6,)), session.run(members, 4, (6,)))
     assert not np.array_equal(session.run(members, 4, (6,)), session.run(members, 5, (6,)))
 
 
-def test_simulated_choice_takes_the_dimension_that_moves_least(training: DpSgdTraining) -> None:
+def test_simulated_choice_takes_the_dimension_that_moves_least(training):
     """The slow twin: simulate, keep the whole trajectory, rank as Algorithm 3 says."""
     strategies = ("noiseless-per-step", "noiseless-final", "noisy-per-step", "noisy-final")
     for strategy in strategies:
@@ -96,7 +94,7 @@ def test_simulated_choice_takes_the_dimension_that_moves_least(training: DpSgdTr
         assert float(moved[chosen]) == pytest.approx(float(moved.min()), abs=1e-12)
 
 
-def test_noiseless_simulation_neither_clips_nor_adds_noise(training: DpSgdTraining) -> None:
+def test_noiseless_simulation_neither_clips_nor_adds_noise(training):
     theta = training.initial.repeat(1, 1)
     for batch in training.batches:
         sums = training.model.clipped_sums(theta, training.x[batch], training.y[batch], math.inf)
@@ -104,7 +102,7 @@ def test_noiseless_simulation_neither_clips_nor_adds_noise(training: DpSgdTraini
     torch.testing.assert_close([*training.simulate(1, False, 0)][-1], theta)
 
 
-def test_biased_dimension_separates_the_worlds_as_the_claim_says(options: DpSgd) -> None:
+def test_biased_dimension_separates_the_worlds_as_the_claim_says(options):
     """Dead-quiet dimension: the score is N(T C η/B, ...) with mu = sqrt(T)/sigma.
 
     400 trials at a fixed seed; the estimated mu strays from the truth by 4 standard errors with
@@ -123,7 +121,7 @@ def test_biased_dimension_separates_the_worlds_as_the_claim_says(options: DpSgd)
     assert stats.estimate(scores, members, 1e-5, 0.95).epsilon_lower > 0
 
 
-def test_loss_canary_is_a_real_example_with_another_label(training: DpSgdTraining) -> None:
+def test_loss_canary_is_a_real_example_with_another_label(training):
     canary = Loss(example=11).craft(training, np.random.default_rng(0))
     x, y = training.example(11)
     assert torch.equal(canary.x, x)
@@ -132,7 +130,7 @@ def test_loss_canary_is_a_real_example_with_another_label(training: DpSgdTrainin
         Loss(example=569).craft(training, np.random.default_rng(0))
 
 
-def test_no_scorer_can_reach_the_bits_or_the_trajectory() -> None:
+def test_no_scorer_can_reach_the_bits_or_the_trajectory():
     """What is handed to `score` has no field beyond the threat model's."""
     from dpaudit_ray.mechanisms.dp_sgd.session import _FinalModels
 

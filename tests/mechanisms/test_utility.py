@@ -1,9 +1,6 @@
 """What trained models are worth, measured beside their scores on examples held out."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,9 +48,7 @@ def by_hand(training: Any, theta: torch.Tensor) -> list[list[float]]:
 
 @pytest.mark.parametrize("model", ["fcnn", "mlp3"])
 @pytest.mark.parametrize("engine", ["packed", "opacus"])
-def test_accuracy_and_loss_are_those_of_the_module(
-    model: str, engine: str, tiny: dict[str, Any]
-) -> None:
+def test_accuracy_and_loss_are_those_of_the_module(model, engine, tiny):
     opened = session(tiny, model=model, engine=engine, held_out=0.5)
     training = opened.training
     members = np.arange(5) % 2 == 0
@@ -67,7 +62,7 @@ def test_accuracy_and_loss_are_those_of_the_module(
         np.testing.assert_allclose(outcome.utility["loss"][:, column], twin[:, 1], rtol=1e-5)
 
 
-def test_examples_that_are_held_out_are_not_trained_on(tiny: dict[str, Any]) -> None:
+def test_examples_that_are_held_out_are_not_trained_on(tiny):
     cell = mechanism(tiny, held_out=0.25)
     whole = cell.mechanism.data.load()
     training = cell.mechanism.training(3, gpu=False)
@@ -81,7 +76,7 @@ def test_examples_that_are_held_out_are_not_trained_on(tiny: dict[str, Any]) -> 
     assert not torch.equal(other.held_out.x, training.held_out.x)
 
 
-def test_a_model_that_diverged_has_no_accuracy(tiny: dict[str, Any]) -> None:
+def test_a_model_that_diverged_has_no_accuracy(tiny):
     training = mechanism(tiny, held_out=0.5).mechanism.training(3, gpu=False)
     theta = torch.stack([training.initial, torch.full_like(training.initial, torch.nan)])
     found = training.held_out.measured(training.model, theta)
@@ -89,7 +84,7 @@ def test_a_model_that_diverged_has_no_accuracy(tiny: dict[str, Any]) -> None:
     assert np.isnan(found[:, 1]).all()
 
 
-def test_other_data_change_no_score(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_other_data_change_no_score(tiny, tmp_path):
     """A test set of one's own is only looked at."""
     cell = mechanism(tiny)
     data = cell.mechanism.data.load()
@@ -102,7 +97,7 @@ def test_other_data_change_no_score(tiny: dict[str, Any], tmp_path: Path) -> Non
     assert measured.utility["accuracy"].shape == (6, 2)
 
 
-def test_canaries_of_one_training_share_what_it_is_worth(tiny: dict[str, Any]) -> None:
+def test_canaries_of_one_training_share_what_it_is_worth(tiny):
     raw = changed(tiny, "grid.adversary", [{"name": "biased-dimension", "count": 3}])
     raw["audit"]["estimators"] = ["several-canaries"]
     outcome = session(raw, held_out=0.3).run(np.arange(12) % 2 == 0, 7, HORIZONS)
@@ -111,7 +106,7 @@ def test_canaries_of_one_training_share_what_it_is_worth(tiny: dict[str, Any]) -
     assert len(np.unique(rows[:, 0, 1])) == 4
 
 
-def test_scores_and_every_view_show_it(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_scores_and_every_view_show_it(tiny, tmp_path):
     tiny["mechanism"] |= {"held_out": 0.3}
     tiny["audit"] |= {"record_every": 5}
     assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
@@ -134,7 +129,7 @@ def test_scores_and_every_view_show_it(tiny: dict[str, Any], tmp_path: Path) -> 
     assert "with the canary in" in html
 
 
-def test_nothing_is_said_where_nothing_is_held_out(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_nothing_is_said_where_nothing_is_held_out(tiny, tmp_path):
     assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
     told = json.loads(dpaudit("status", tmp_path / "tiny", "--json").out)
     assert [(row["accuracy"], row["loss"]) for row in told["audits"]] == 2 * [(None, None)]
@@ -156,9 +151,7 @@ def test_nothing_is_said_where_nothing_is_held_out(tiny: dict[str, Any], tmp_pat
         ({"name": "npz", "path": "many.npz"}, "3 classes"),
     ],
 )
-def test_bad_input_is_one_line(
-    held_out: Any, said: str, tiny: dict[str, Any], tmp_path: Path
-) -> None:
+def test_bad_input_is_one_line(held_out, said, tiny, tmp_path):
     shape = mechanism(tiny).mechanism.data.load().x.shape[1:]
     wide = np.zeros((4, shape[0] + 1), np.float32)
     np.savez(tmp_path / "wide.npz", x=wide, y=np.array([0, 1, 0, 1]))
@@ -185,7 +178,7 @@ def function(train: str, measures: Any) -> dict[str, Any]:
     return {"name": "own", "mechanism": own, "adversary": "own", "audit": audit}
 
 
-def test_a_function_tells_what_its_model_is_worth(tmp_path: Path) -> None:
+def test_a_function_tells_what_its_model_is_worth(tmp_path):
     file = write_sweep(tmp_path, function("worth", ["accuracy"]))
     assert inline(file, tmp_path).code == 0
     scores = da.api.Result(str(tmp_path / "own"), True).scores
@@ -198,11 +191,11 @@ def test_a_function_tells_what_its_model_is_worth(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("measures", [["auc"], ["loss", "loss"], "loss"])
-def test_measures_are_known_ones(measures: Any, tmp_path: Path) -> None:
+def test_measures_are_known_ones(measures, tmp_path):
     file = write_sweep(tmp_path, function("worth", measures))
     assert "mechanism.measures" in refused("run", file, "--executor", "inline")
 
 
-def test_no_sweep_of_before_has_another_fingerprint(tiny: dict[str, Any]) -> None:
+def test_no_sweep_of_before_has_another_fingerprint(tiny):
     assert "held_out" not in yaml.safe_dump(mechanism(tiny).mechanism.identity())
     assert HeldOut.__name__ not in yaml.safe_dump(mechanism(tiny, held_out=0.5).identity())

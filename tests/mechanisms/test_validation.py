@@ -1,10 +1,5 @@
 """What a model cannot be trained for is said in one line before anything runs."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from torch import Tensor, nn
 
@@ -43,9 +38,7 @@ class Mixing(nn.Module):
         ("Mixing", "mechanism.model: the model itself (Mixing) gives an example another output"),
     ],
 )
-def test_a_network_of_ones_own(
-    network: str, said: str, tiny: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_network_of_ones_own(network, said, tiny, tmp_path):
     model = {"name": "module", "path": f"{__name__}:{network}"}
     sweep = write_sweep(tmp_path, changed(tiny, "mechanism.model", model))
     for verb in ("plan", "run"):

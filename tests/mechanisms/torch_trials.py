@@ -1,7 +1,5 @@
 """A training that imports torch, and only when it is called."""
 
-from __future__ import annotations
-
 
 def threads(member: bool, seed: int) -> float:
     """How many torch has where a trial runs."""

@@ -1,11 +1,8 @@
 """AlexNet with a frozen body: equal to torchvision's, and one line for weights that are not."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import urllib.error
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +37,7 @@ def from_file(folder: Path, content: Any) -> nn.Module:
     return AlexNet(weights="file", path=str(file)).body(CIFAR)
 
 
-def test_the_head_has_one_linear_layer() -> None:
+def test_the_head_has_one_linear_layer():
     head = AlexNet(weights="none").build((4096,), 10)
     assert sum(p.numel() for p in head.parameters()) == 40_970
     assert head(torch.zeros(2, 4096)).shape == (2, 10)
@@ -48,9 +45,7 @@ def test_the_head_has_one_linear_layer() -> None:
         AlexNet(weights="none").build(CIFAR, 10)
 
 
-def test_the_body_is_torchvisions_network_up_to_its_last_layer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_body_is_torchvisions_network_up_to_its_last_layer(monkeypatch):
     torch.manual_seed(0)
     assert AlexNet(weights="none").body(CIFAR)(torch.ones(1, *CIFAR)).std() > 0, "needs no weights"
     twin = alexnet().eval()
@@ -74,7 +69,7 @@ def test_the_body_is_torchvisions_network_up_to_its_last_layer(
     assert torch.allclose(found[-3:], expected, atol=1e-6)
 
 
-def test_weights_are_read_from_a_file(weights: dict[str, Tensor], tmp_path: Path) -> None:
+def test_weights_are_read_from_a_file(weights, tmp_path):
     state = weights | {"classifier.4.bias": torch.arange(4096.0) - 5}
     assert torch.equal(
         from_file(tmp_path, state)(torch.rand(2, *CIFAR)),
@@ -100,12 +95,7 @@ def test_weights_are_read_from_a_file(weights: dict[str, Tensor], tmp_path: Path
         ),
     ],
 )
-def test_weights_of_another_network_are_told(
-    change: Callable[[dict[str, Any]], object],
-    problem: str,
-    weights: dict[str, Tensor],
-    tmp_path: Path,
-) -> None:
+def test_weights_of_another_network_are_told(change, problem, weights, tmp_path):
     changed: dict[str, Any] = dict(weights)
     change(changed)
     with pytest.raises(DataError) as error:
@@ -128,9 +118,7 @@ class Trap:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("form", ["empty", "text", "pickle", "cut", "code"])
-def test_a_file_that_is_none_of_weights_is_told(
-    form: str, weights: dict[str, Tensor], tmp_path: Path
-) -> None:
+def test_a_file_that_is_none_of_weights_is_told(form, weights, tmp_path):
     torch.save(weights, tmp_path / "whole")
     content = {
         "empty": b"",
@@ -155,7 +143,7 @@ def test_a_file_that_is_none_of_weights_is_told(
 @pytest.mark.parametrize(
     "problem", [urllib.error.URLError("no network"), RuntimeError("invalid hash value\n(a, b)")]
 )
-def test_a_failed_download_is_one_line(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_one_line(problem, monkeypatch):
     def offline(*_: Any, **__: Any) -> None:
         raise problem
 
@@ -177,7 +165,7 @@ def test_a_failed_download_is_one_line(problem: Exception, monkeypatch: pytest.M
         ({"weights": "mine"}, "weights: must be 'default', 'file' or 'none', got 'mine'"),
     ],
 )
-def test_wrong_options_are_told(options: dict[str, Any], problem: str) -> None:
+def test_wrong_options_are_told(options, problem):
     with pytest.raises(SpecError) as error:
         plugins.parse(Model, {"name": "alexnet"} | options, "mechanism.model")
     assert str(error.value) == f"mechanism.model.{problem}"
@@ -187,12 +175,12 @@ def test_wrong_options_are_told(options: dict[str, Any], problem: str) -> None:
     ("shape", "problem"),
     [((1, 28, 28), "needs images of 3 channels, got 1"), ((8,), "needs images [channels, height")],
 )
-def test_data_that_is_no_colour_image_is_told(shape: tuple[int, ...], problem: str) -> None:
+def test_data_that_is_no_colour_image_is_told(shape, problem):
     with pytest.raises(SpecError, match=re.escape(f"mechanism.model: alexnet {problem}")):
         AlexNet(weights="none").body(shape)
 
 
-def test_where_the_weights_lie_is_no_part_of_the_identity(tmp_path: Path) -> None:
+def test_where_the_weights_lie_is_no_part_of_the_identity(tmp_path):
     model = AlexNet(weights="file", path=str(tmp_path / "a.pth"))
     assert model.identity() == {"name": "alexnet", "weights": "file"}
     assert model.files() == (tmp_path / "a.pth",)

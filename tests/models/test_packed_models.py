@@ -1,7 +1,5 @@
 """The papers' networks in the packed engine, against plain autograd, and what they need to run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -21,7 +19,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_clipped_sums_of_every_network(name: str) -> None:
+def test_clipped_sums_of_every_network(name):
     """Two models on two examples, in float64: equal to one gradient per example to 1e-10."""
     torch.manual_seed(3)
     classes = 2 if name == "fcnn" else 10
@@ -55,7 +53,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-def test_a_pack_of_256_convnets_stays_under_8_gib() -> None:
+def test_a_pack_of_256_convnets_stays_under_8_gib():
     """A whole step at batch 128, in a process of its own, by the kernel's count."""
     done = subprocess.run(
         [sys.executable, "-c", _A_STEP], capture_output=True, text=True, check=True

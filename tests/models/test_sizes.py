@@ -1,7 +1,5 @@
 """The papers' networks: their parameter counts, what they take and return, and how they work."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -46,9 +44,7 @@ def wide(depth: int, k: int, classes: int) -> int:
 
 
 @pytest.mark.parametrize(("options", "shape", "classes", "size"), TRAINED)
-def test_a_network_has_the_papers_size_and_treats_each_example_alone(
-    options: dict[str, Any], shape: tuple[int, ...], classes: int, size: int
-) -> None:
+def test_a_network_has_the_papers_size_and_treats_each_example_alone(options, shape, classes, size):
     """A batch gives what its examples give alone, also in training mode: no batch statistics.
 
     Nothing works in place: no module changes its input, and none its output after the fact.
@@ -81,7 +77,7 @@ def test_a_network_has_the_papers_size_and_treats_each_example_alone(
 
 
 @pytest.mark.parametrize("name", ["fcnn", "convnet", "cnn4", "mlp3", "resnet18", "wrn16"])
-def test_two_classes_have_one_logit(name: str) -> None:
+def test_two_classes_have_one_logit(name):
     assert build({"name": name}, CIFAR, 2)(torch.zeros(2, *CIFAR)).shape == (2, 1)
 
 
@@ -98,7 +94,7 @@ def test_two_classes_have_one_logit(name: str) -> None:
         ({"name": "wrn16", "width": 8}, 12),
     ],
 )
-def test_a_pack_has_room_for_its_models(options: dict[str, Any], models: int) -> None:
+def test_a_pack_has_room_for_its_models(options, models):
     """256 of ResNet-18 would take 11 GB for θ alone, and as much for each of its copies."""
     model = plugins.parse(Model, options, "mechanism.model")
     assert model.pack_size == models
@@ -107,14 +103,14 @@ def test_a_pack_has_room_for_its_models(options: dict[str, Any], models: int) ->
 
 
 @pytest.mark.parametrize("width", [1, 4])
-def test_wide_networks_count_as_in_their_paper_without_being_built(width: int) -> None:
+def test_wide_networks_count_as_in_their_paper_without_being_built(width):
     options = {"name": "wrn16", "width": width}
     model = plugins.parse(Model, options, "mechanism.model")
     assert model.parameters == wide(16, width, 10)
     assert model.parameters == sum(p.numel() for p in build(options, CIFAR, 10).parameters())
 
 
-def test_resnet18_is_torchvisions_with_another_stem() -> None:
+def test_resnet18_is_torchvisions_with_another_stem():
     """Same weights in the same order give the same logits, GroupNorm in both."""
     network = build({"name": "resnet18"}, CIFAR, 10).double()
     twin = resnet18(num_classes=10, norm_layer=lambda c: nn.GroupNorm(32, c)).double()
@@ -139,9 +135,7 @@ def test_resnet18_is_torchvisions_with_another_stem() -> None:
         ({"name": "wrn16"}, (600,), 8),
     ],
 )
-def test_data_that_is_no_such_image_is_told(
-    options: dict[str, Any], shape: tuple[int, ...], least: int
-) -> None:
+def test_data_that_is_no_such_image_is_told(options, shape, least):
     with pytest.raises(SpecError) as error:
         build(options, shape, 10)
     assert str(error.value) == (
@@ -160,12 +154,12 @@ def test_data_that_is_no_such_image_is_told(
         ({"name": "convnet", "width": 2}, "width: unknown key"),
     ],
 )
-def test_wrong_options_are_told(options: dict[str, Any], problem: str) -> None:
+def test_wrong_options_are_told(options, problem):
     with pytest.raises(SpecError, match=f"^{re.escape(f'mechanism.model.{problem}')}"):
         build(options, CIFAR, 10)
 
 
-def test_options_at_their_default_are_no_part_of_the_identity() -> None:
+def test_options_at_their_default_are_no_part_of_the_identity():
     for name in ("mlp3", "resnet18", "wrn16", "alexnet"):
         assert plugins.parse(Model, name, "model").identity() == {"name": name}
     for name in ("convnet", "cnn4"):

@@ -1,7 +1,5 @@
 """A network of one's own by import path, and one line for what cannot be one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +72,13 @@ def build(path: str, shape: tuple[int, ...] = (8,), classes: int = 2, **options:
 
 
 @pytest.mark.parametrize("name", ["Net", "Nested.Net", "make"])
-def test_classes_and_functions_do(name: str) -> None:
+def test_classes_and_functions_do(name):
     network = build(f"own_network:{name}", width=5)
     assert sum(p.numel() for p in network.parameters()) == 8 * 5 + 5 + 5 + 1
     assert network(torch.zeros(3, 8)).shape == (3, 1)
 
 
-def test_it_is_tried_without_a_trace() -> None:
+def test_it_is_tried_without_a_trace():
     """Modes are as they were, and the generator too."""
     torch.manual_seed(5)
     network = build("own_network:Net")
@@ -94,11 +92,11 @@ def test_it_is_tried_without_a_trace() -> None:
     assert torch.equal(torch.rand(1), after)
 
 
-def test_two_classes_may_have_two_logits() -> None:
+def test_two_classes_may_have_two_logits():
     assert build("own_network:Net", outputs=2)(torch.zeros(3, 8)).shape == (3, 2)
 
 
-def test_path_and_options_are_its_identity() -> None:
+def test_path_and_options_are_its_identity():
     raw = {"name": "module", "path": "own_network:Net", "options": {"width": 5}}
     assert plugins.parse(Model, raw, "model").identity() == raw | {"revision": 3}
 
@@ -134,7 +132,7 @@ def test_path_and_options_are_its_identity() -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_told(path: str, options: dict[str, Any], problem: str) -> None:
+def test_what_cannot_be_used_is_told(path, options, problem):
     with pytest.raises(SpecError) as error:
         build(path, **options)
     assert str(error.value).startswith(f"mechanism.model.{problem}")

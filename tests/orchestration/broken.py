@@ -1,7 +1,5 @@
 """A mechanism whose every pack raises what a broken device raises."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dpaudit_ray.mechanisms.base import Session

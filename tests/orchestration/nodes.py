@@ -1,7 +1,5 @@
 """Ray nodes of our own beside a head, each with an address on loopback, and drivers on them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

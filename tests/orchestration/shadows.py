@@ -1,7 +1,5 @@
 """A training whose score rests on what was prepared, and preparations of all kinds."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

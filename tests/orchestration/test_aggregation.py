@@ -1,7 +1,5 @@
 """The aggregator: a function of the prefix, whatever order packs arrive in, and however often."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -45,9 +43,7 @@ def folded(opened: tuple[Sweep, Plan, RunDirectory], packs: list[Pack]) -> pd.Da
     return opened[2].estimates()
 
 
-def test_any_order_and_any_repeat_give_the_same_estimates(
-    opened: tuple[Sweep, Plan, RunDirectory], tmp_path: Path
-) -> None:
+def test_any_order_and_any_repeat_give_the_same_estimates(opened, tmp_path):
     sweep, plan, run = opened
     packs = list(plan.remaining(run))
     straight = folded(opened, packs)
@@ -61,9 +57,7 @@ def test_any_order_and_any_repeat_give_the_same_estimates(
         pd.testing.assert_frame_equal(again, straight, check_exact=True)
 
 
-def test_estimates_are_those_of_the_finished_prefix(
-    opened: tuple[Sweep, Plan, RunDirectory],
-) -> None:
+def test_estimates_are_those_of_the_finished_prefix(opened):
     """Packs 0, 1, 3 of nine: trials 0-19 count, 30-39 wait."""
     _, plan, run = opened
     packs = [p for p in plan.remaining(run) if p.audit == 0]
@@ -80,9 +74,7 @@ def test_estimates_are_those_of_the_finished_prefix(
     assert row["epsilon_lower"] == state.bound(1e-5, 0.95).epsilon_lower
 
 
-def test_a_restarted_aggregator_goes_on_where_the_last_one_was(
-    opened: tuple[Sweep, Plan, RunDirectory], tmp_path: Path
-) -> None:
+def test_a_restarted_aggregator_goes_on_where_the_last_one_was(opened, tmp_path):
     sweep, plan, run = opened
     packs = list(plan.remaining(run))
     first = Aggregation(sweep, plan, run)
@@ -100,9 +92,7 @@ def test_a_restarted_aggregator_goes_on_where_the_last_one_was(
     )
 
 
-def test_what_cannot_be_stored_is_not_folded(
-    opened: tuple[Sweep, Plan, RunDirectory], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_stored_is_not_folded(opened, monkeypatch):
     sweep, plan, run = opened
     pack = next(plan.remaining(run))
     aggregation = Aggregation(sweep, plan, run)
@@ -119,9 +109,7 @@ def _full_disk(*args: object) -> None:
     raise StorageError("no space left")
 
 
-def test_bounds_that_decide_are_those_of_the_sweeps_level(
-    opened: tuple[Sweep, Plan, RunDirectory],
-) -> None:
+def test_bounds_that_decide_are_those_of_the_sweeps_level(opened):
     """Three estimators that hold their level, two steps, two audits: twelve bounds share 5 %."""
     sweep, plan, run = opened
     table = folded(opened, list(plan.remaining(run)))
@@ -138,9 +126,7 @@ def test_bounds_that_decide_are_those_of_the_sweeps_level(
     assert table.loc[~paper, "epsilon_lower_together"].notna().all()
 
 
-def test_bounds_that_a_rule_adds_divide_the_share_of_those_asked_for(
-    tiny: dict, tmp_path: Path
-) -> None:
+def test_bounds_that_a_rule_adds_divide_the_share_of_those_asked_for(tiny, tmp_path):
     """One estimator with a rule has two more rows: of two audits at one step, each has 5 % / 6."""
     tiny["audit"] |= {"estimators": ["accuracy"], "record_every": 6}
     tiny["audit"]["stop_when"] = {"within": 0.01}
@@ -161,9 +147,7 @@ def test_bounds_that_a_rule_adds_divide_the_share_of_those_asked_for(
         assert together[name] == pytest.approx(found, rel=1e-9)
 
 
-def test_nothing_is_decided_by_a_bound_whose_trials_are_not_all_in(
-    opened: tuple[Sweep, Plan, RunDirectory],
-) -> None:
+def test_nothing_is_decided_by_a_bound_whose_trials_are_not_all_in(opened):
     table = folded(opened, list(opened[1].remaining(opened[2]))[:5])
     mine = table[table["audit"] == opened[1].audits[0].id].set_index("estimator")
     assert mine.loc["anytime", "epsilon_lower_together"].notna().all()
@@ -171,7 +155,7 @@ def test_nothing_is_decided_by_a_bound_whose_trials_are_not_all_in(
         assert mine.loc[name, "epsilon_lower_together"].isna().all()
 
 
-def test_the_bound_without_assumption_is_that_of_the_prefix(tiny: dict, tmp_path: Path) -> None:
+def test_the_bound_without_assumption_is_that_of_the_prefix(tiny, tmp_path):
     """Stored packs behind a gap do not count: which packs failed may depend on the bits."""
     tiny["audit"]["estimators"] = ["accuracy"]
     sweep, run = spec.from_raw(tiny), RunDirectory(str(tmp_path / "run"))
@@ -191,9 +175,7 @@ def test_the_bound_without_assumption_is_that_of_the_prefix(tiny: dict, tmp_path
     pd.testing.assert_frame_equal(run.estimates(), table, check_exact=True)
 
 
-def test_what_an_alarm_compares_holds_for_all_audits_at_once(
-    opened: tuple[Sweep, Plan, RunDirectory],
-) -> None:
+def test_what_an_alarm_compares_holds_for_all_audits_at_once(opened):
     aggregation = Aggregation(*opened)
     for pack in opened[1].remaining(opened[2]):
         aggregation.fold(pack, scores_of(opened[1], pack))
@@ -203,9 +185,7 @@ def test_what_an_alarm_compares_holds_for_all_audits_at_once(
         assert 0 < audit.epsilon_together < audit.epsilon_lower
 
 
-def test_a_claim_that_is_not_gaussian_is_not_held_against_a_converted_bound(
-    tmp_path: Path,
-) -> None:
+def test_a_claim_that_is_not_gaussian_is_not_held_against_a_converted_bound(tmp_path):
     """A μ above that of the Gaussian through (ε, δ) does not refute a subsampled claim."""
     mechanism = {
         "name": "function",

@@ -1,7 +1,5 @@
 """Long trainings: saved through the aggregator, gone on with after any number of kills."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -23,7 +21,6 @@ from dpaudit_ray.storage.arrays import same
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from tests.command import changed
-from tests.head import Head
 from tests.orchestration.test_aggregation import scores_of
 from tests.orchestration.test_faults import assert_same, start
 
@@ -46,9 +43,7 @@ def saved(step: int) -> dict[str, Any]:
     return {"theta": np.full((2, 3), step, dtype=np.float32)}
 
 
-def test_the_last_two_are_kept_and_the_one_before_is_used_where_one_is_damaged(
-    planned: tuple[Plan, RunDirectory],
-) -> None:
+def test_the_last_two_are_kept_and_the_one_before_is_used_where_one_is_damaged(planned):
     plan, run = planned
     pack, other = Pack(1, 10, 19), Pack(0, 0, 9)
     kept = Checkpoints(run, plan)
@@ -71,9 +66,7 @@ def test_the_last_two_are_kept_and_the_one_before_is_used_where_one_is_damaged(
     assert again.checkpoint(pack) is None
 
 
-def test_scores_that_are_stored_need_no_checkpoint(
-    tiny: dict[str, Any], planned: tuple[Plan, RunDirectory]
-) -> None:
+def test_scores_that_are_stored_need_no_checkpoint(tiny, planned):
     plan, run = planned
     aggregation, pack = Aggregation(spec.from_raw(tiny), plan, run), Pack(0, 0, 9)
     aggregation.save(pack, (3, saved(3)))
@@ -84,9 +77,7 @@ def test_scores_that_are_stored_need_no_checkpoint(
     assert files(Path(run.location)) == []
 
 
-def test_what_is_shown_while_it_runs_has_the_last_step_of_each(
-    tiny: dict[str, Any], planned: tuple[Plan, RunDirectory]
-) -> None:
+def test_what_is_shown_while_it_runs_has_the_last_step_of_each(tiny, planned):
     plan, run = planned
     aggregation, pack = Aggregation(spec.from_raw(tiny), plan, run), Pack(0, 0, 9)
     for step in (3, 5):
@@ -96,9 +87,7 @@ def test_what_is_shown_while_it_runs_has_the_last_step_of_each(
     assert aggregation.progress().saved == {}
 
 
-def test_a_pack_that_goes_on_tells_nothing_of_how_long_one_takes(
-    tiny: dict[str, Any], planned: tuple[Plan, RunDirectory]
-) -> None:
+def test_a_pack_that_goes_on_tells_nothing_of_how_long_one_takes(tiny, planned):
     """Else one that was resumed at its last step would make all others count as hung."""
     plan, run = planned
     sweep, pack = spec.from_raw(tiny), Pack(0, 0, 9)
@@ -120,7 +109,7 @@ def test_a_pack_that_goes_on_tells_nothing_of_how_long_one_takes(
     assert not again.resumed
 
 
-def test_who_lost_the_lease_saves_nothing(planned: tuple[Plan, RunDirectory]) -> None:
+def test_who_lost_the_lease_saves_nothing(planned):
     plan, run = planned
     run.write_json("driver.json", {"owner": "another"})
     with pytest.raises(LeaseLostError):
@@ -128,7 +117,7 @@ def test_who_lost_the_lease_saves_nothing(planned: tuple[Plan, RunDirectory]) ->
     assert files(Path(run.location)) == []
 
 
-def test_what_goes_wrong_with_checkpoints_stops_no_training() -> None:
+def test_what_goes_wrong_with_checkpoints_stops_no_training():
     def broken(method: str, *arguments: Any) -> Any:
         raise OSError("gone, or full")
 
@@ -187,8 +176,8 @@ for kill in range(kills):
 
 @pytest.mark.parametrize(("adversary", "kills"), [("watched-dimension", 3), (MANY, 1)])
 def test_killed_again_and_again_a_training_of_2000_steps_is_the_same(
-    adversary: Any, kills: int, tiny: dict[str, Any], tmp_path: Path
-) -> None:
+    adversary, kills, tiny, tmp_path
+):
     whole = long(tiny, None, adversary)
     quiet = da.run(whole, storage_path=str(tmp_path / "quiet"), executor="inline")
     assert not files(Path(quiet.location))
@@ -213,9 +202,7 @@ def test_killed_again_and_again_a_training_of_2000_steps_is_the_same(
 
 
 @pytest.mark.cluster
-def test_a_trainer_that_is_killed_is_followed_by_one_that_goes_on(
-    tiny: dict[str, Any], tmp_path: Path, shared_head: Head
-) -> None:
+def test_a_trainer_that_is_killed_is_followed_by_one_that_goes_on(tiny, tmp_path, shared_head):
     quiet = da.run(long(tiny, None), storage_path=str(tmp_path / "quiet"), executor="inline")
     process = start(long(tiny, 0.0005), tmp_path / "ray")
     location = tmp_path / "ray/tiny"

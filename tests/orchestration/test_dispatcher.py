@@ -1,7 +1,5 @@
 """Who runs a pack, and what follows when somebody cannot: trainers and time are played."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 import time
@@ -154,9 +152,7 @@ def only(name: str, fault: str) -> Fault:
     return lambda trainer, node: fault if name in (trainer, node) else ""
 
 
-def test_a_trainer_that_fails_at_what_others_do_is_named_and_replaced(
-    run: Run, cluster: PlayedCluster
-) -> None:
+def test_a_trainer_that_fails_at_what_others_do_is_named_and_replaced(run, cluster):
     cluster.fault = only("tiny-trainer-0", "fails")
     run(cluster)
     (line,) = run.lines
@@ -164,7 +160,7 @@ def test_a_trainer_that_fails_at_what_others_do_is_named_and_replaced(
     assert line.endswith("on node address-of-b did: it is replaced")
 
 
-def test_a_node_whose_trainers_fail_is_left_out(run: Run, cluster: PlayedCluster) -> None:
+def test_a_node_whose_trainers_fail_is_left_out(run, cluster):
     cluster.fault = only("a", "fails")
     run(cluster)
     assert {node for _, node in cluster.done} == {"b"}
@@ -173,9 +169,7 @@ def test_a_node_whose_trainers_fail_is_left_out(run: Run, cluster: PlayedCluster
     assert "a" not in cluster.nodes_of.values()
 
 
-def test_a_failure_that_follows_the_audit_ends_it_and_blames_no_trainer(
-    run: Run, cluster: PlayedCluster
-) -> None:
+def test_a_failure_that_follows_the_audit_ends_it_and_blames_no_trainer(run, cluster):
     cluster.fault = lambda trainer, node: "fails"
     summary = run(cluster)
     assert {failure.pack.audit for failure in summary.failures} == {0, 1}
@@ -184,9 +178,7 @@ def test_a_failure_that_follows_the_audit_ends_it_and_blames_no_trainer(
     assert all("stopped, 3 packs in a row failed the same way" in line for line in run.lines)
 
 
-def test_a_trainer_that_dies_is_replaced_and_its_packs_are_run_again(
-    run: Run, cluster: PlayedCluster
-) -> None:
+def test_a_trainer_that_dies_is_replaced_and_its_packs_are_run_again(run, cluster):
     cluster.fault = only("tiny-trainer-1", "dies")
     assert run(cluster).lost == 1
     (line,) = run.lines
@@ -194,7 +186,7 @@ def test_a_trainer_that_dies_is_replaced_and_its_packs_are_run_again(
     assert line.endswith(": killed")
 
 
-def test_a_hang_in_the_first_pack_is_found_by_a_guess(run: Run, cluster: PlayedCluster) -> None:
+def test_a_hang_in_the_first_pack_is_found_by_a_guess(run, cluster):
     """Nothing is known of how long the audit's packs take: the limit is long, and told before."""
     cluster.cpus = {"a": 1}
     cluster.fault = only("tiny-trainer-0", "hangs")
@@ -205,7 +197,7 @@ def test_a_hang_in_the_first_pack_is_found_by_a_guess(run: Run, cluster: PlayedC
     assert cluster.now - 1000 < FIRST + 100
 
 
-def test_a_hang_is_found_by_the_packs_that_were_timed(run: Run, cluster: PlayedCluster) -> None:
+def test_a_hang_is_found_by_the_packs_that_were_timed(run, cluster):
     cluster.fault = lambda trainer, node: (
         "hangs" if trainer == "tiny-trainer-0" and len(cluster.done) > 9 else ""
     )
@@ -213,7 +205,7 @@ def test_a_hang_is_found_by_the_packs_that_were_timed(run: Run, cluster: PlayedC
     assert run.lines[-1].endswith(f"was silent for {SHORTEST:.0f} s")
 
 
-def test_a_pack_that_waits_goes_to_an_idle_trainer(run: Run, cluster: PlayedCluster) -> None:
+def test_a_pack_that_waits_goes_to_an_idle_trainer(run, cluster):
     """The slow trainer holds two packs, and ends the one that it has begun."""
     cluster.seconds = lambda trainer: 60.0 if trainer == "tiny-trainer-0" else 1.0
     run(cluster)
@@ -221,16 +213,14 @@ def test_a_pack_that_waits_goes_to_an_idle_trainer(run: Run, cluster: PlayedClus
     assert cluster.now - 1000 < 70
 
 
-def test_a_node_that_is_lost_is_no_failure(run: Run, cluster: PlayedCluster) -> None:
+def test_a_node_that_is_lost_is_no_failure(run, cluster):
     cluster.at = lambda done: cluster.cpus.pop("a", None) if done > 9 else None
     assert run(cluster).lost == 0
     assert len(run.lines) == 2, "a line for each of its trainers"
     assert all("node address-of-a has left (2 packs run again; not a" in x for x in run.lines)
 
 
-def test_a_drained_node_is_given_no_more_and_is_lost_without_a_word(
-    run: Run, cluster: PlayedCluster
-) -> None:
+def test_a_drained_node_is_given_no_more_and_is_lost_without_a_word(run, cluster):
     def drain(done: int) -> None:
         if done > 9:
             cluster.draining = {"a"}
@@ -244,14 +234,14 @@ def test_a_drained_node_is_given_no_more_and_is_lost_without_a_word(
     assert "a" not in cluster.cpus
 
 
-def test_a_node_that_joins_is_given_packs(run: Run, cluster: PlayedCluster) -> None:
+def test_a_node_that_joins_is_given_packs(run, cluster):
     cluster.at = lambda done: cluster.cpus.update(c=1) if done > 9 else None
     run(cluster)
     assert run.lines == []
     assert "c" in {node for _, node in cluster.done}
 
 
-def test_a_node_with_another_version_is_left_out(run: Run, cluster: PlayedCluster) -> None:
+def test_a_node_with_another_version_is_left_out(run, cluster):
     here = provenance.machine(())
     other = dataclasses.replace(here, versions=here.versions | {"numba": "9.9"})
     cluster.machine = lambda node: other if node == "a" else here
@@ -260,9 +250,7 @@ def test_a_node_with_another_version_is_left_out(run: Run, cluster: PlayedCluste
     assert len(run.told("node address-of-a is left out: it has numba 9.9, the driver")) == 1
 
 
-def test_packs_on_a_node_that_stands_still_are_run_elsewhere(
-    run: Run, cluster: PlayedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packs_on_a_node_that_stands_still_are_run_elsewhere(run, cluster, monkeypatch):
     """Ray hears of it a minute later."""
     silent: set[str] = set()
     monkeypatch.setattr(HeadLiveness, "silent_nodes", property(lambda self: set(silent)))

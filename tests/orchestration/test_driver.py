@@ -1,7 +1,5 @@
 """The driver against an executor that fails on command."""
 
-from __future__ import annotations
-
 import collections
 import signal
 
@@ -85,7 +83,7 @@ def drive(
     return Driver(executor, iter(PACKS), budget, executor.stop, hours=limits)
 
 
-def test_every_pack_runs_once_within_the_window() -> None:
+def test_every_pack_runs_once_within_the_window():
     executor = Scripted(slots=4)
     summary = drive(executor).run()
     assert sorted(executor.submitted, key=PACKS.index) == PACKS
@@ -94,7 +92,7 @@ def test_every_pack_runs_once_within_the_window() -> None:
     assert not summary.stopped
 
 
-def test_lost_packs_run_again_before_new_ones() -> None:
+def test_lost_packs_run_again_before_new_ones():
     executor = Scripted(slots=1)
     executor.script[PACKS[2]] = ["lose", "lose"]
     summary = drive(executor).run()
@@ -104,7 +102,7 @@ def test_lost_packs_run_again_before_new_ones() -> None:
     assert summary.progress.activity.lost == {0: 20}
 
 
-def test_an_audit_whose_packs_all_fail_the_same_way_is_stopped_and_others_go_on() -> None:
+def test_an_audit_whose_packs_all_fail_the_same_way_is_stopped_and_others_go_on():
     executor = Scripted(slots=1)
     for pack in PACKS[:10]:
         executor.script[pack] = ["fail"]
@@ -113,7 +111,7 @@ def test_an_audit_whose_packs_all_fail_the_same_way_is_stopped_and_others_go_on(
     assert executor.submitted == PACKS[:3] + PACKS[10:]
 
 
-def test_recorded_failures_close_an_audit_only_when_they_were_in_a_row() -> None:
+def test_recorded_failures_close_an_audit_only_when_they_were_in_a_row():
     recorded = [Failure(pack, "fail", "boom", "") for pack in PACKS[2:8:2]]
     for reached, closed in (({0: PACKS[9].first}, set()), ({0: PACKS[1].first}, {0}), ({}, {0})):
         labels = ["first", "second"]
@@ -122,7 +120,7 @@ def test_recorded_failures_close_an_audit_only_when_they_were_in_a_row() -> None
         assert budget.trials_failed == {0: 30}
 
 
-def test_failures_of_several_kinds_or_between_successes_stop_nothing() -> None:
+def test_failures_of_several_kinds_or_between_successes_stop_nothing():
     executor = Scripted(slots=1)
     kinds = ["fail a", "fail b", "fail a", "fail a", "done", "fail a", "fail a", "done"]
     for pack, kind in zip(PACKS, kinds, strict=False):
@@ -134,7 +132,7 @@ def test_failures_of_several_kinds_or_between_successes_stop_nothing() -> None:
     assert summary.progress.activity.failed == {0: 60}
 
 
-def test_the_budget_of_failed_packs_ends_the_sweep_without_an_error() -> None:
+def test_the_budget_of_failed_packs_ends_the_sweep_without_an_error():
     executor = Scripted(slots=2)
     for index, pack in enumerate(PACKS):
         executor.script[pack] = [f"fail {index}"]
@@ -144,7 +142,7 @@ def test_the_budget_of_failed_packs_ends_the_sweep_without_an_error() -> None:
     assert not summary.stopped
 
 
-def test_the_budget_of_lost_workers_is_separate_and_kept() -> None:
+def test_the_budget_of_lost_workers_is_separate_and_kept():
     """A cluster that is gone does not hide what ended the sweep."""
 
     class Gone(Scripted):
@@ -160,7 +158,7 @@ def test_the_budget_of_lost_workers_is_separate_and_kept() -> None:
         assert executor.flushed == 1, "what is there is written"
 
 
-def test_a_pack_that_kills_every_worker_is_given_up() -> None:
+def test_a_pack_that_kills_every_worker_is_given_up():
     executor = Scripted(slots=1)
     executor.script[PACKS[1]] = ["lose"] * 99
     summary = drive(executor, losses=50).run()
@@ -170,7 +168,7 @@ def test_a_pack_that_kills_every_worker_is_given_up() -> None:
     assert set(executor.submitted) == set(PACKS)
 
 
-def test_packs_that_waited_behind_a_lost_one_are_not_to_blame() -> None:
+def test_packs_that_waited_behind_a_lost_one_are_not_to_blame():
     told: list[str] = []
     budget = FailureBudget(ResourceSpec(), ["first", "second"], told.append)
     for _ in range(LOSSES_PER_PACK - 1):
@@ -180,14 +178,14 @@ def test_packs_that_waited_behind_a_lost_one_are_not_to_blame() -> None:
     assert told[0] == "worker lost (1 of at most 100) with 2 packs: oom"
 
 
-def test_a_pack_is_not_to_blame_for_a_trainer_that_had_not_begun() -> None:
+def test_a_pack_is_not_to_blame_for_a_trainer_that_had_not_begun():
     budget = FailureBudget(ResourceSpec(), ["first", "second"])
     for _ in range(3 * LOSSES_PER_PACK):
         assert budget.lost(Lost((PACKS[0],), "oom", begun=False)) == [PACKS[0]]
     assert budget.losses == 3 * LOSSES_PER_PACK
 
 
-def test_nodes_that_leave_are_held_against_no_budget() -> None:
+def test_nodes_that_leave_are_held_against_no_budget():
     told: list[str] = []
     budget = FailureBudget(ResourceSpec(max_worker_losses=0), ["first", "second"], told.append)
     for _ in range(3 * NODES_PER_PACK):
@@ -202,7 +200,7 @@ def test_nodes_that_leave_are_held_against_no_budget() -> None:
     assert told[0] == "x: node a has left (1 packs run again; not a failure)"
 
 
-def test_the_executor_learns_when_no_pack_is_left_to_hand_out() -> None:
+def test_the_executor_learns_when_no_pack_is_left_to_hand_out():
     executor = Scripted(slots=15)
     executor.script[PACKS[14]] = ["lose"]
     drive(executor).run()
@@ -212,7 +210,7 @@ def test_the_executor_learns_when_no_pack_is_left_to_hand_out() -> None:
     assert last < len(executor.submitted)
 
 
-def test_a_stop_lets_running_packs_finish_and_starts_no_more() -> None:
+def test_a_stop_lets_running_packs_finish_and_starts_no_more():
     executor = Scripted(slots=3)
     executor.script[PACKS[4]] = ["stop"]
     summary = drive(executor).run()
@@ -222,7 +220,7 @@ def test_a_stop_lets_running_packs_finish_and_starts_no_more() -> None:
     assert executor.flushed == 1
 
 
-def test_a_decided_audit_gets_no_more_packs() -> None:
+def test_a_decided_audit_gets_no_more_packs():
     executor = Scripted(slots=1)
     executor.decided = {0: 40}
     summary = drive(executor).run()
@@ -230,7 +228,7 @@ def test_a_decided_audit_gets_no_more_packs() -> None:
     assert not summary.stopped
 
 
-def test_a_spent_time_budget_ends_its_audit() -> None:
+def test_a_spent_time_budget_ends_its_audit():
     executor = Scripted(slots=1)
     summary = drive(executor, hours=2.5 / 3600).run()
     assert executor.submitted == PACKS[:3] + PACKS[10:]
@@ -238,7 +236,7 @@ def test_a_spent_time_budget_ends_its_audit() -> None:
 
 
 @pytest.mark.parametrize("error", [LeaseLostError("taken over"), StorageError("no space left")])
-def test_what_lost_its_lease_or_its_storage_stops_where_it_is(error: Exception) -> None:
+def test_what_lost_its_lease_or_its_storage_stops_where_it_is(error):
     executor, looks = Scripted(slots=2), iter([None, None, error])
 
     def require() -> None:
@@ -253,7 +251,7 @@ def test_what_lost_its_lease_or_its_storage_stops_where_it_is(error: Exception) 
     assert executor.flushed == 0
 
 
-def test_signals_ask_first_and_stop_then() -> None:
+def test_signals_ask_first_and_stop_then():
     # A shell's background job starts with SIGINT ignored, which `Stop` leaves as it is.
     own = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -272,7 +270,7 @@ def test_signals_ask_first_and_stop_then() -> None:
     assert before == after
 
 
-def test_deadlines_follow_the_slowest_pack() -> None:
+def test_deadlines_follow_the_slowest_pack():
     deadlines = Deadlines("auto")
     assert deadlines.seconds(PACKS[0]) == FIRST
     deadlines.missed(PACKS[0])

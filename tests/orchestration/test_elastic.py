@@ -3,8 +3,6 @@
 Those of Ray's own autoscaler are processes of this machine: from none to three and back.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator
@@ -56,8 +54,8 @@ def alone(place: Path) -> list[str]:
 
 
 def test_a_node_that_does_not_see_the_storage_trains_too(
-    around: Nodes, sweep_of_400: Path, quiet_400: str, pace: Pace, tmp_path: Path
-) -> None:
+    around, sweep_of_400, quiet_400, pace, tmp_path
+):
     """Scores go through the aggregator, which is where the driver is: no one else needs it."""
     runs = tmp_path / "runs"
     node = around.joined(inside=alone(runs))
@@ -77,8 +75,8 @@ def test_a_node_that_does_not_see_the_storage_trains_too(
 
 
 def test_a_drained_node_is_given_no_more_and_its_loss_is_no_failure(
-    around: Nodes, lasting: dict, pace: Pace, tmp_path: Path
-) -> None:
+    around, lasting, pace, tmp_path
+):
     """As when the owner of a spot node takes it back: a notice first, the end a moment later."""
     sweep = write_sweep(tmp_path, lasting)
     node = around.joined(cpus=2)
@@ -118,9 +116,7 @@ def raylets() -> int:
     return found
 
 
-def test_two_sweeps_on_nodes_that_come_and_go(
-    growing: Head, light: dict, pace: Pace, tmp_path: Path
-) -> None:
+def test_two_sweeps_on_nodes_that_come_and_go(growing, light, pace, tmp_path):
     """The first gets all nodes, gives the second its share and has it back; then all nodes go."""
     short = write_sweep(tmp_path, pace.of(changed(light, "audit.trials", 100)))
     quiet = da.run(short, storage_path=str(tmp_path / "quiet"), executor="inline").location

@@ -3,8 +3,6 @@
 Another executor is added to `EXECUTORS`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 import types
@@ -100,9 +98,7 @@ def running(start: Start, raw: dict[str, Any], storage: Path) -> Iterator[Runnin
 
 
 @each
-def test_a_pack_goes_from_a_trainer_to_the_aggregator(
-    start: Start, light: dict, tmp_path: Path
-) -> None:
+def test_a_pack_goes_from_a_trainer_to_the_aggregator(start, light, tmp_path):
     with running(start, light, tmp_path) as opened:
         node, _, machine = opened.answer("ready", ())
         assert node in {known.id for known in opened.executor.nodes().nodes}
@@ -145,9 +141,7 @@ def a_worker_that_is_killed_answers_no_more(opened: Running) -> None:
 
 
 @each
-def test_a_failure_of_the_users_code_is_an_answer(
-    start: Start, light: dict, tmp_path: Path
-) -> None:
+def test_a_failure_of_the_users_code_is_an_answer(start, light, tmp_path):
     light["mechanism"]["name"] = "tests.orchestration.broken:Broken"
     with running(start, light, tmp_path) as opened:
         opened.answer("ready", ())
@@ -163,9 +157,7 @@ def test_a_failure_of_the_users_code_is_an_answer(
 
 
 @each
-def test_all_executors_give_the_same_scores_and_estimates(
-    start: Start, light: dict, tmp_path: Path
-) -> None:
+def test_all_executors_give_the_same_scores_and_estimates(start, light, tmp_path):
     name: Any = "inline" if start is InlineExecutor else "ray"
     for _ in range(2):  # nothing is left to run the second time
         result = da.run(light, storage_path=str(tmp_path / name), executor=name)
@@ -174,7 +166,7 @@ def test_all_executors_give_the_same_scores_and_estimates(
     assert_same(result.location, twin.location)
 
 
-def test_a_request_is_rays_options() -> None:
+def test_a_request_is_rays_options():
     resources = {"CPU": 1.0, "GPU": 0.5, "memory": float(2 * 2**30), "tape": 1.0}
     request = ResourceRequest(resources, {"kind": "old"})
     assert ray_executor.trainer_options(request, {"b", "a"}) == {
@@ -190,9 +182,7 @@ OLD = "0123456789abcdef"
 
 
 @pytest.mark.parametrize(("owner", "ended"), [(OLD, 3), ("", 0), ("0", 0), ("*" * 16, 0)])
-def test_only_actors_of_the_driver_that_had_the_run_are_ended(
-    owner: str, ended: int, light: dict, tmp_path: Path
-) -> None:
+def test_only_actors_of_the_driver_that_had_the_run_are_ended(owner, ended, light, tmp_path):
     """What a run directory says of its driver may be anybody's writing."""
     request, killed = ResourceRequest({"CPU": 1.0}), list[str]()
     before, other = request.namespace(OLD), request.namespace("fedcba9876543210")

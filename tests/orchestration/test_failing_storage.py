@@ -1,7 +1,5 @@
 """Storage that fails under real Ray processes: one write in five, or all, on a full disk."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -51,7 +49,7 @@ def run(
 
 
 @long("storms have failing writes, and test_stopping the same without Ray")
-def test_one_write_in_five_fails(sweep_of_400: Path, quiet_400: str, tmp_path: Path) -> None:
+def test_one_write_in_five_fails(sweep_of_400, quiet_400, tmp_path):
     """In every process of the run. A write syncs twice: 1 - (8/9)^2 = 0.21 of them fail."""
     record = tmp_path / "faults"
     environment = os.environ | faults(tmp_path, 1 / 9)
@@ -79,9 +77,7 @@ def mount(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["mount", *arguments], capture_output=True, text=True)
 
 
-def test_a_full_disk_stops_the_sweep_and_a_larger_one_ends_it(
-    sweep_of_400: Path, quiet_400: str, tmp_path: Path
-) -> None:
+def test_a_full_disk_stops_the_sweep_and_a_larger_one_ends_it(sweep_of_400, quiet_400, tmp_path):
     place = tmp_path / "disk"
     with disk(place, "200k"):
         code, told = run(sweep_of_400, place)

@@ -3,8 +3,6 @@
 `tests/chaos` kills trainers, drivers, aggregators and nodes, `test_dispatcher` plays their faults.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -46,9 +44,7 @@ def wait_for_packs(folder: Path, count: int, process: subprocess.Popen) -> None:
     wait_for(done)
 
 
-def test_damaged_scores_are_set_aside_and_run_again(
-    light: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_scores_are_set_aside_and_run_again(light, tmp_path, monkeypatch):
     """One that the aggregator comes upon, and one that a listing shows.
 
     Nothing of Ray's is written into the home, but for the key that answers are sealed with.
@@ -80,9 +76,7 @@ def misses(location: Path) -> int:
     return len(outcomes.failed(run, planning.require(run))) if there else 0
 
 
-def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(tmp_path, monkeypatch):
     """The aggregator is killed once a failure is on record and while packs are still running."""
     # Packs 2, 9, 32 and 50 fail: never three in a row, whatever order they end in.
     slow = failing.sweep("steady", 300) | {"seed": 1236}

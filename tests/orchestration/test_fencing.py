@@ -1,12 +1,9 @@
 """Real Ray processes that stand still while another driver takes their run over."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -16,9 +13,7 @@ from dpaudit_ray.errors import RunDirectoryError
 from dpaudit_ray.storage import files, lease
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import changed
-from tests.head import Head
 from tests.orchestration.test_faults import assert_same, start, wait_for_packs
-from tests.pace import Pace
 from tests.storage.test_lease import snapshot
 
 pytestmark = pytest.mark.cluster
@@ -37,12 +32,8 @@ def stop(run: RunDirectory, *processes: psutil.Process) -> None:
 
 
 def test_a_paused_driver_that_was_overtaken_writes_nothing(
-    light: dict,
-    pace: Pace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shared_head: Head,
-) -> None:
+    light, pace, tmp_path, monkeypatch, shared_head
+):
     """Driver and aggregator stop in the midst of work; another driver completes the run.
 
     The aggregator goes on first: its trainers have packs for it. Then the driver does.

@@ -1,7 +1,5 @@
 """How long a silent head is waited for, a silent raylet, and a silent aggregator."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import signal
@@ -66,8 +64,8 @@ def standing() -> Iterator[str]:
 
 @pytest.mark.parametrize("there", [False, True])
 def test_only_a_head_that_is_gone_is_not_waited_for_once_the_sweep_was_asked_to_stop(
-    there: bool, answering: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    there, answering, monkeypatch
+):
     """TERM to a whole process group, as Slurm sends it, reaches driver and head alike."""
     monkeypatch.setattr(interruption, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(interruption, "LEAVING_SECONDS", 0.3)
@@ -84,7 +82,7 @@ def test_only_a_head_that_is_gone_is_not_waited_for_once_the_sweep_was_asked_to_
                 wait_for(watched.require, 60)
 
 
-def test_a_connection_is_no_sign_of_life(answering: str, standing: str) -> None:
+def test_a_connection_is_no_sign_of_life(answering, standing):
     """The seconds add up; another node that stands still is named, and does not end the sweep."""
     checks = HealthChecks(grpc.insecure_channel)
     for _ in range(2):
@@ -97,8 +95,8 @@ def test_a_connection_is_no_sign_of_life(answering: str, standing: str) -> None:
 
 
 def test_a_node_that_stands_still_is_named_and_the_head_is_not_blamed(
-    answering: str, standing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    answering, standing, monkeypatch
+):
     for name in ("LOOK_SECONDS", "GONE_SECONDS"):
         monkeypatch.setattr(interruption, name, 0.3)
     monkeypatch.setattr(HealthChecks.ask, "__defaults__", (0.3,))
@@ -109,7 +107,7 @@ def test_a_node_that_stands_still_is_named_and_the_head_is_not_blamed(
     watched.close()
 
 
-def test_a_signal_is_heard_while_the_main_thread_is_in_a_call_that_does_not_return() -> None:
+def test_a_signal_is_heard_while_the_main_thread_is_in_a_call_that_does_not_return():
     """Such as one of Ray's: it reaches another thread, and the main one runs no handler."""
     stop, heard = interruption.Stop(grace=60), []
 
@@ -152,9 +150,7 @@ class Standing:
 
 
 @pytest.mark.parametrize(("beats", "limit"), [(3, GONE_SECONDS), (0, START_SECONDS)])
-def test_an_aggregator_that_stands_still_is_killed_and_started_again(
-    beats: int, limit: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_aggregator_that_stands_still_is_killed_and_started_again(beats, limit, monkeypatch):
     """A process that has not answered yet has longer; the snapshots come from before."""
     played, told = Standing(beats), list[str]()
     monkeypatch.setattr(aggregator_client.time, "monotonic", lambda: played.now)
@@ -172,9 +168,7 @@ def test_an_aggregator_that_stands_still_is_killed_and_started_again(
     assert told[0].startswith(f"the aggregator has not answered for {limit:.0f} s: it is killed")
 
 
-def test_trainers_that_wait_for_a_silent_aggregator_are_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_trainers_that_wait_for_a_silent_aggregator_are_known(monkeypatch):
     """Restarted, it reads all packs: trainers that wait for it are not hung, nor slow."""
     played, lines = Standing(1000), list[str]()
     monkeypatch.setattr(aggregator_client.time, "monotonic", lambda: played.now)
@@ -200,7 +194,7 @@ def test_trainers_that_wait_for_a_silent_aggregator_are_known(
     assert client.silent_until == ended, "from when on trainers are timed again"
 
 
-def test_an_aggregator_that_cannot_be_restarted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aggregator_that_cannot_be_restarted_is_told(monkeypatch):
     played = Standing(0)
     client = AggregatorClient(played, "aggregator", HeadLiveness(), pytest.fail)
     dead: Future[Any] = Future()
@@ -211,8 +205,8 @@ def test_an_aggregator_that_cannot_be_restarted_is_told(monkeypatch: pytest.Monk
 
 
 def test_the_end_of_the_object_store_ends_the_driver_with_a_line_and_not_as_a_violation(
-    store: str, tmp_path: Path
-) -> None:
+    store, tmp_path
+):
     """Ray would end it with exit code 1."""
     code = f"""
 import socket, sys, time
@@ -241,9 +235,7 @@ sys.exit(1)
 
 
 @pytest.mark.cluster
-def test_a_sweep_that_cannot_start_is_not_watched_when_ray_ends(
-    light: dict, tmp_path: Path
-) -> None:
+def test_a_sweep_that_cannot_start_is_not_watched_when_ray_ends(light, tmp_path):
     """The watch took the end of Ray, after the error, for a lost node, and ended the process."""
     script = tmp_path / "own.py"
     script.write_text(

@@ -1,7 +1,5 @@
 """The head dies while a sweep runs: exit 4 and a line, and another head resumes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -16,7 +14,6 @@ from dpaudit_ray.orchestration.interruption import GONE_SECONDS, LEAVE_SECONDS
 from tests.head import head, tree
 from tests.orchestration.nodes import driver
 from tests.orchestration.test_faults import assert_same
-from tests.pace import Pace
 
 pytestmark = pytest.mark.cluster
 
@@ -33,8 +30,8 @@ def processes(name: str, temp: Path) -> list[psutil.Process]:
 
 
 def test_a_lost_head_ends_the_sweep_and_another_one_resumes(
-    sweep_of_400: Path, quiet_400: str, pace: Pace, tmp_path: Path
-) -> None:
+    sweep_of_400, quiet_400, pace, tmp_path
+):
     """Ray alone would end the driver after a minute with exit code 1, which is a violation."""
     pace.slow(2.0)
     with head(dashboard=False) as center, driver(center, sweep_of_400, tmp_path / "runs") as run:

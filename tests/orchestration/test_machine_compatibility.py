@@ -1,7 +1,5 @@
 """Machines with another version are refused by name; kinds of machine are recorded and told."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -62,16 +60,12 @@ def machine(device: str = "Abacus", own: str | None = "a" * 64, **versions: str)
         ),
     ],
 )
-def test_a_machine_has_the_code_of_the_driver(
-    other: Machine | None, why: str | None, machines: Opened
-) -> None:
+def test_a_machine_has_the_code_of_the_driver(other, why, machines):
     assert machines().modules == ("own",)
     assert machines().admit("10.0.0.7", other) == why
 
 
-def test_kinds_are_recorded_and_mixing_them_is_told_once(
-    run: RunDirectory, machines: Opened
-) -> None:
+def test_kinds_are_recorded_and_mixing_them_is_told_once(run, machines):
     told: list[str] = []
     first = machines(told)
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
@@ -89,7 +83,7 @@ def test_kinds_are_recorded_and_mixing_them_is_told_once(
     ]
 
 
-def test_kinds_of_a_run_that_is_resumed_count(machines: Opened) -> None:
+def test_kinds_of_a_run_that_is_resumed_count(machines):
     machines().admit("10.0.0.1", machine())
     told: list[str] = []
     machines(told).admit("10.0.0.1", machine("Slide rule"))
@@ -100,9 +94,7 @@ def test_kinds_of_a_run_that_is_resumed_count(machines: Opened) -> None:
     ("cpus", "kind"),
     [(1, "Abacus"), (0.5, "Abacus"), (2, "Abacus, 2 threads"), (4.0, "Abacus, 4 threads")],
 )
-def test_another_number_of_threads_is_told_as_another_kind(
-    cpus: float, kind: str, machines: Opened
-) -> None:
+def test_another_number_of_threads_is_told_as_another_kind(cpus, kind, machines):
     """Threads share the models out in other groups, which may change last bits."""
     machines().admit("10.0.0.1", machine())
     told: list[str] = []
@@ -112,7 +104,7 @@ def test_another_number_of_threads_is_told_as_another_kind(
 
 
 @pytest.mark.parametrize("damage", ["{", "[1]", '{"a": 3}', "3"])
-def test_a_damaged_record_is_made_again(damage: str, run: RunDirectory, machines: Opened) -> None:
+def test_a_damaged_record_is_made_again(damage, run, machines):
     run.write_text("machines.json", damage)
     told: list[str] = []
     machines(told).admit("10.0.0.1", machine())
@@ -120,9 +112,7 @@ def test_a_damaged_record_is_made_again(damage: str, run: RunDirectory, machines
     assert run.read_json("machines.json") == {"Abacus": ["10.0.0.1"]}
 
 
-def test_the_kind_of_this_machine_names_what_changes_last_bits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_kind_of_this_machine_names_what_changes_last_bits(monkeypatch):
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     kind = provenance.device.__wrapped__()
     assert kind.endswith(", default")
@@ -130,7 +120,7 @@ def test_the_kind_of_this_machine_names_what_changes_last_bits(
     assert provenance.device.__wrapped__() == kind.removesuffix(", default")
 
 
-def test_a_run_in_this_process_records_it(tiny: dict, tmp_path: Path) -> None:
+def test_a_run_in_this_process_records_it(tiny, tmp_path):
     import dpaudit_ray as da
 
     changed(tiny, "audit.trials", 10)

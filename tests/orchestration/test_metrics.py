@@ -1,7 +1,5 @@
 """What is published of a sweep, and that it is published again."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
@@ -55,9 +53,7 @@ def snapshot(done: int, **activity: Any) -> Progress:
     return Progress(audits, Activity(**activity))
 
 
-def test_every_metric_is_set_from_the_snapshot(
-    recorder: Recorder, publisher: metrics.Publisher
-) -> None:
+def test_every_metric_is_set_from_the_snapshot(recorder, publisher):
     values = recorder.values
     publisher.publish(snapshot(40))
     publisher.set_gauges()
@@ -84,8 +80,8 @@ def test_every_metric_is_set_from_the_snapshot(
 
 @pytest.mark.parametrize(("together", "refuted"), [(2.0, 0), (2.1, 1)])
 def test_a_claim_is_refuted_by_the_bound_for_all_audits_together(
-    recorder: Recorder, publisher: metrics.Publisher, together: float, refuted: int
-) -> None:
+    recorder, publisher, together, refuted
+):
     leaky = AuditProgress("leaky", 100, 50, 3.0, 2.0, epsilon_together=together)
     fine = AuditProgress("fine", 100, 50, 3.0, math.inf, epsilon_together=3.0)
     publisher.publish(Progress((leaky, fine)))
@@ -94,9 +90,7 @@ def test_a_claim_is_refuted_by_the_bound_for_all_audits_together(
     assert (verdicts | {("sweep_verdict", ""): refuted}).items() <= recorder.values.items()
 
 
-def test_trials_per_second_cover_the_last_minute_and_fall_while_nothing_comes(
-    recorder: Recorder, publisher: metrics.Publisher
-) -> None:
+def test_trials_per_second_cover_the_last_minute_and_fall_while_nothing_comes(recorder, publisher):
     rates = []
     for second, done in [(0, 0), (30, 60), (60, 120), (90, 120), (120, 120)]:
         recorder.now = 1000.0 + second
@@ -106,16 +100,14 @@ def test_trials_per_second_cover_the_last_minute_and_fall_while_nothing_comes(
     assert rates == [0, 2, 2, 1, 0]
 
 
-def test_gauges_are_set_again_while_no_news_comes(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gauges_are_set_again_while_no_news_comes(recorder, monkeypatch):
     assert metrics.HEARTBEAT_SECONDS <= 10
     monkeypatch.setattr(metrics, "HEARTBEAT_SECONDS", 0.01)
     metrics.Publisher(recorder, "sweep").publish(snapshot(1))
     wait_for(lambda: recorder.count >= 5 * (2 * 9 + 6))
 
 
-def test_names_follow_the_conventions_of_ray_and_prometheus() -> None:
+def test_names_follow_the_conventions_of_ray_and_prometheus():
     names = [metric.name for metric in metrics.METRICS]
     assert len(set(names)) == len(names) == 15
     for name in names:

@@ -1,7 +1,5 @@
 """Ray's memory monitor ends trainers on a node that runs full: they count as lost, nothing else."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -56,7 +54,7 @@ def sweep(trace: Path) -> dict:
     }
 
 
-def test_out_of_memory(tmp_path: Path) -> None:
+def test_out_of_memory(tmp_path):
     memory = psutil.virtual_memory()
     limit = (memory.total - memory.available + MARGIN) / memory.total
     monitor = {"RAY_memory_usage_threshold": f"{limit:.4f}", "RAY_memory_monitor_refresh_ms": "50"}

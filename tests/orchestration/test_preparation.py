@@ -1,7 +1,5 @@
 """Preparations: made once, stored, waited for, and the same after any number of kills."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -84,9 +82,7 @@ def parts_of(location: Path) -> list[Path]:
     return sorted(location.glob("preparations/*/*.parquet"))
 
 
-def test_parts_are_made_once_for_all_audits_and_reach_every_training(
-    tmp_path: Path, log: Path
-) -> None:
+def test_parts_are_made_once_for_all_audits_and_reach_every_training(tmp_path, log):
     result = da.run(sweep(), storage_path=str(tmp_path), executor="inline")
     assert result.complete
     assert made(log) == [0, 1, 2, 3]
@@ -108,7 +104,7 @@ def test_parts_are_made_once_for_all_audits_and_reach_every_training(
 @pytest.mark.parametrize(
     "other", [{"seed": 6}, {"mechanism.parts": 3}, {"mechanism.prepare": "shadows:listing"}]
 )
-def test_what_determines_a_preparation_names_it(other: dict[str, Any]) -> None:
+def test_what_determines_a_preparation_names_it(other):
     def named(raw: dict[str, Any]) -> str:
         return planning.make(spec.from_raw(raw)).audits[0].preparation.id
 
@@ -117,14 +113,14 @@ def test_what_determines_a_preparation_names_it(other: dict[str, Any]) -> None:
     assert named(changed(sweep(), key, value)) != named(sweep())
 
 
-def test_an_old_plan_and_one_without_preparation_are_alike(tiny: dict) -> None:
+def test_an_old_plan_and_one_without_preparation_are_alike(tiny):
     plan = planning.make(spec.from_raw(tiny))
     raw = planning.to_json(plan)
     assert not any("preparation" in audit for audit in raw["audits"])
     assert planning.from_json(json.loads(json.dumps(raw))) == plan
 
 
-def test_a_plan_that_leads_elsewhere_is_refused() -> None:
+def test_a_plan_that_leads_elsewhere_is_refused():
     raw = planning.to_json(planning.make(spec.from_raw(sweep())))
     assert planning.from_json(raw).audits[0].preparation.parts == PARTS
     for altered in ({"id": "../../scores", "parts": 4}, {"id": "0" * 32, "parts": 0}):
@@ -133,7 +129,7 @@ def test_a_plan_that_leads_elsewhere_is_refused() -> None:
             planning.from_json(raw)
 
 
-def test_no_secret_bit_is_drawn_for_a_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_bit_is_drawn_for_a_preparation(monkeypatch):
     prepared = spec.from_raw(sweep())
     plan = planning.make(prepared)
     trainer = PackTrainer(prepared.raw, Brief.from_plan(plan, prepared))
@@ -147,7 +143,7 @@ def test_no_secret_bit_is_drawn_for_a_preparation(monkeypatch: pytest.MonkeyPatc
     assert not np.array_equal(first["weights"], second["weights"])
 
 
-def test_packs_wait_for_their_parts_and_others_do_not() -> None:
+def test_packs_wait_for_their_parts_and_others_do_not():
     parts = [Part(0, part, part, (0, 2)) for part in range(2)]
     packs = [Pack(audit, first, first) for audit in range(3) for first in range(2)]
     over: set[int] = set()
@@ -164,7 +160,7 @@ def test_packs_wait_for_their_parts_and_others_do_not() -> None:
     assert order.backlog == 0
 
 
-def test_packs_of_a_part_that_failed_are_never_run() -> None:
+def test_packs_of_a_part_that_failed_are_never_run():
     part = Part(0, 0, 0, (0,))
     over: set[int] = set()
     order = PackQueue([part, Pack(0, 0, 9), Pack(1, 0, 9)], over.__contains__)
@@ -174,9 +170,7 @@ def test_packs_of_a_part_that_failed_are_never_run() -> None:
     assert order.next() is None
 
 
-def test_a_preparation_that_fails_holds_up_its_audits_only(
-    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, quiet: Path
-) -> None:
+def test_a_preparation_that_fails_holds_up_its_audits_only(tmp_path, log, monkeypatch, quiet):
     monkeypatch.setenv(shadows.FAILS, "2")
     own = sweep()
     own["grid"] = {"mechanism": [own["mechanism"] | {"options": {"noise": n}} for n in (1.0, 2.0)]}
@@ -205,7 +199,7 @@ def test_a_preparation_that_fails_holds_up_its_audits_only(
     assert same_scores(location, quiet, audits=2)
 
 
-def test_a_record_of_parts_is_read_whoever_waits_for_them(tmp_path: Path) -> None:
+def test_a_record_of_parts_is_read_whoever_waits_for_them(tmp_path):
     run = RunDirectory(str(tmp_path / "run"))
     plan = planning.open_run(spec.from_raw(sweep()), run)
     told = ("ValueError", "ValueError: boom", "")
@@ -236,7 +230,7 @@ def same_scores(one: Path, other: Path, audits: int) -> bool:
     return first[0].to_numpy().tobytes() == first[1].to_numpy().tobytes()
 
 
-def test_what_is_no_array_is_a_failure_with_its_reason(tmp_path: Path) -> None:
+def test_what_is_no_array_is_a_failure_with_its_reason(tmp_path):
     told: list[str] = []
     raw = sweep(prepare="shadows:listing")
     result = da.run(raw, storage_path=str(tmp_path), executor="inline", tell=told.append)
@@ -247,9 +241,7 @@ def test_what_is_no_array_is_a_failure_with_its_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["short", "flipped", "gone"])
-def test_a_damaged_part_is_set_aside_and_made_again(
-    damage: str, tmp_path: Path, log: Path, quiet: Path
-) -> None:
+def test_a_damaged_part_is_set_aside_and_made_again(damage, tmp_path, log, quiet):
     half = changed(sweep(), "audit.trials", 20)
     result = da.run(half, storage_path=str(tmp_path), executor="inline")
     part = parts_of(Path(result.location))[1]
@@ -277,7 +269,7 @@ def wait_until(log: Path, begun: int, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def test_a_plan_shows_what_is_prepared_and_what_it_costs(tmp_path: Path, log: Path) -> None:
+def test_a_plan_shows_what_is_prepared_and_what_it_costs(tmp_path, log):
     file = write_sweep(tmp_path, sweep())
     shown = dpaudit("plan", file, "--storage-path", tmp_path).out
     assert "noise=1.0 and 1 more wait for a preparation: 0 of 4 parts done, about" in shown
@@ -312,9 +304,7 @@ class Often(Once):
 """
 
 
-def test_an_expensive_canary_is_crafted_once_for_all_trainers(
-    tiny: dict, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expensive_canary_is_crafted_once_for_all_trainers(tiny, tmp_path, log, monkeypatch):
     (tmp_path / "once.py").write_text(ONCE)
     monkeypatch.syspath_prepend(str(tmp_path))
     results = {}
@@ -335,7 +325,7 @@ def recipe(tiny: dict, adversary: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["loss", "biased-dimension"])
-def test_what_was_stored_is_the_canary_that_was_crafted(name: str, tiny: dict) -> None:
+def test_what_was_stored_is_the_canary_that_was_crafted(name, tiny):
     training, adversary = recipe(tiny, name)
     fresh = sessions.open_session(training, adversary, 7)
     stored = arrays.decoded(arrays.encoded(sessions.craft_canary(training, adversary, 7)))
@@ -345,9 +335,7 @@ def test_what_was_stored_is_the_canary_that_was_crafted(name: str, tiny: dict) -
     assert want.tobytes() == again.run(members, seed, horizons).tobytes()
 
 
-def test_a_canary_that_changes_is_not_crafted_once(
-    tiny: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_canary_that_changes_is_not_crafted_once(tiny, monkeypatch):
     class Changing(ChangingCanary):
         def at(self, step: int, theta: Any) -> Any: ...
 
@@ -358,9 +346,7 @@ def test_a_canary_that_changes_is_not_crafted_once(
 
 
 @pytest.mark.cluster
-def test_trainers_of_a_cluster_share_what_was_prepared(
-    tmp_path: Path, log: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trainers_of_a_cluster_share_what_was_prepared(tmp_path, log, quiet, monkeypatch):
     """One is killed while it prepares: its part is made again, and nothing else."""
     monkeypatch.setenv(shadows.SECONDS, "1.0")
     process = start(sweep(), tmp_path / "ray")

@@ -1,7 +1,5 @@
 """What is said of speed, remaining time and phases; from packs that ended."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -25,7 +23,7 @@ def snapshot(done: int, trials: int = 1000, **activity: object) -> Progress:
     return Progress(audits, Activity(**activity))  # type: ignore[arg-type]
 
 
-def test_time_counts_since_the_first_pack_was_begun() -> None:
+def test_time_counts_since_the_first_pack_was_begun():
     speed = Speed()
     for now in (0.0, 10.0, 20.0):  # Ray starts, trainers import
         speed.see(snapshot(300), now)
@@ -36,7 +34,7 @@ def test_time_counts_since_the_first_pack_was_begun() -> None:
     assert speed.seconds_left(snapshot(320), 30.0) == 68
 
 
-def test_the_speed_is_that_of_the_last_half_minute() -> None:
+def test_the_speed_is_that_of_the_last_half_minute():
     speed = Speed()
     speed.see(snapshot(0), 0.0)
     for second in range(1, 61):
@@ -47,7 +45,7 @@ def test_the_speed_is_that_of_the_last_half_minute() -> None:
     assert speed.rate(92.0) == pytest.approx(10)
 
 
-def test_packs_that_take_longer_than_the_window_have_a_speed() -> None:
+def test_packs_that_take_longer_than_the_window_have_a_speed():
     speed = Speed()
     speed.see(snapshot(0), 0.0)
     for pack in range(1, 5):
@@ -56,7 +54,7 @@ def test_packs_that_take_longer_than_the_window_have_a_speed() -> None:
     assert speed.rate(460.0) == pytest.approx(0.1), "the next one is not late"
 
 
-def test_a_stall_slows_it_down() -> None:
+def test_a_stall_slows_it_down():
     speed = Speed()
     speed.see(snapshot(0), 0.0)
     for second in range(1, 11):
@@ -65,7 +63,7 @@ def test_a_stall_slows_it_down() -> None:
     assert speed.rate(112.0) == pytest.approx(100 / 110)
 
 
-def test_what_is_left_knows_decided_audits_and_failed_packs() -> None:
+def test_what_is_left_knows_decided_audits_and_failed_packs():
     audits = (
         AuditProgress("decided", 1000, 300, 1.0, 1.0, decided=250),
         AuditProgress("given up", 1000, 0, 0.0, 1.0),
@@ -81,7 +79,7 @@ def test_what_is_left_knows_decided_audits_and_failed_packs() -> None:
     assert speed.seconds_left(progress, 10.0) == 440
 
 
-def test_failed_packs_that_are_run_again_are_no_negative_speed() -> None:
+def test_failed_packs_that_are_run_again_are_no_negative_speed():
     speed = Speed()
     speed.see(snapshot(50, failed={0: 50}), 0.0)
     speed.see(snapshot(50), 1.0)
@@ -90,7 +88,7 @@ def test_failed_packs_that_are_run_again_are_no_negative_speed() -> None:
     assert speed.rate(2.0) == 10
 
 
-def test_phases_until_a_pack_is_done() -> None:
+def test_phases_until_a_pack_is_done():
     waiting = AuditProgress("one", 100, 0, 0.0, 1.0, parts_done=3, parts=16)
     ready = AuditProgress("two", 100, 0, 0.0, 1.0)
     works = Activity(trainers=2, packs_in_flight=4)
@@ -105,9 +103,7 @@ def test_phases_until_a_pack_is_done() -> None:
     assert snapshot(1000).phase == "", "nothing is left to wait for"
 
 
-def test_the_driver_tells_which_audits_run_and_what_it_does_now(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_driver_tells_which_audits_run_and_what_it_does_now(monkeypatch):
     monkeypatch.setattr(driver, "SHOW_SECONDS", 0)
     executor = Scripted(slots=2)
     for pack in PACKS[3:6]:
@@ -127,7 +123,7 @@ def test_the_driver_tells_which_audits_run_and_what_it_does_now(
     assert summary.progress.activity.training_seconds is not None
 
 
-def test_of_a_pack_that_lags_behind_only_the_activity_is_new() -> None:
+def test_of_a_pack_that_lags_behind_only_the_activity_is_new():
     """The last answer of an aggregator may be of before; the driver knows what is of now."""
 
     class Late(Scripted):

@@ -1,24 +1,19 @@
 """Joining a cluster that runs already: with its token, without it, and where nobody listens."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from dpaudit_ray.orchestration import ray_executor
 from tests.command import refused, write_sweep
-from tests.head import Head, free_port
+from tests.head import free_port
 
 
-def test_a_protected_cluster_keeps_out_who_has_another_token(
-    light: dict, tmp_path: Path, shared_head: Head
-) -> None:
+def test_a_protected_cluster_keeps_out_who_has_another_token(light, tmp_path, shared_head):
     """A process: Ray keeps the token that it has read."""
     file = write_sweep(tmp_path, light)
     command = [sys.executable, "-m", "dpaudit_ray", "run", file, "--storage-path", tmp_path]
@@ -32,7 +27,7 @@ def test_a_protected_cluster_keeps_out_who_has_another_token(
     assert "Traceback" not in done.stderr
 
 
-def test_nobody_listening_is_told_at_once(light: dict, tmp_path: Path) -> None:
+def test_nobody_listening_is_told_at_once(light, tmp_path):
     started = time.monotonic()
     file, address = write_sweep(tmp_path, light), f"127.0.0.1:{free_port()}"
     told = refused("run", file, "--storage-path", tmp_path, "--address", address)
@@ -40,9 +35,7 @@ def test_nobody_listening_is_told_at_once(light: dict, tmp_path: Path) -> None:
     assert time.monotonic() - started < 60  # Ray itself would try for minutes
 
 
-def test_ray_that_starts_slowly_is_tried_again_and_then_one_line(
-    light: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_that_starts_slowly_is_tried_again_and_then_one_line(light, tmp_path, monkeypatch):
     """Ray gives its node 30 s, and raises a bare Exception."""
     import ray
 
@@ -59,9 +52,7 @@ def test_ray_that_starts_slowly_is_tried_again_and_then_one_line(
     assert len(tried) == 2
 
 
-def test_a_head_that_accepts_and_does_not_answer_is_told(
-    light: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_accepts_and_does_not_answer_is_told(light, tmp_path, monkeypatch):
     """As the kernel does for a process that is stopped."""
     monkeypatch.setattr(ray_executor, "ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -72,7 +63,7 @@ def test_a_head_that_accepts_and_does_not_answer_is_told(
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
-def test_an_address_of_another_kind_is_refused(address: str, light: dict, tmp_path: Path) -> None:
+def test_an_address_of_another_kind_is_refused(address, light, tmp_path):
     told = refused(
         "run", write_sweep(tmp_path, light), "--storage-path", tmp_path, "--address", address
     )
@@ -80,7 +71,7 @@ def test_an_address_of_another_kind_is_refused(address: str, light: dict, tmp_pa
 
 
 @pytest.mark.usefixtures("shared_head")
-def test_what_ray_does_not_take_is_one_line(light: dict, tmp_path: Path) -> None:
+def test_what_ray_does_not_take_is_one_line(light, tmp_path):
     """Kinds of accelerators have rules of their own, which Ray knows."""
     light["resources"]["custom_resources"] = {"TPU": 3}
     told = refused("run", write_sweep(tmp_path, light), "--storage-path", tmp_path)
@@ -88,7 +79,7 @@ def test_what_ray_does_not_take_is_one_line(light: dict, tmp_path: Path) -> None
 
 
 @pytest.mark.cluster
-def test_a_user_may_import_ray_first(light: dict, tmp_path: Path) -> None:
+def test_a_user_may_import_ray_first(light, tmp_path):
     """Ray reads its authentication when it is imported; ours is decided after that."""
     script = tmp_path / "own.py"
     file = write_sweep(tmp_path, light)

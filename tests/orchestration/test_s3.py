@@ -1,7 +1,5 @@
 """A run directory in an object store: a real S3 server on loopback, a killed driver, a resume."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -21,7 +19,6 @@ from tests.command import dpaudit, inline, write_sweep
 from tests.head import free_port, wait_for
 from tests.orchestration import test_preparation
 from tests.orchestration.test_checkpoints import long
-from tests.pace import Pace
 from tests.storage.test_storage import pack
 
 pytest.importorskip("moto.server", reason="moto[server] is not installed: no S3 server to test on")
@@ -72,7 +69,7 @@ def packs() -> set[str]:
     return {entry["Key"] for entry in found if entry["Key"].endswith(".parquet")}
 
 
-def test_run_kill_resume(sweep_of_400: Path, pace: Pace, tmp_path: Path, bucket: str) -> None:
+def test_run_kill_resume(sweep_of_400, pace, tmp_path, bucket):
     sweep = sweep_of_400
     pace.slow(0.5)
     command = [*(sys.executable, "-m", "dpaudit_ray", "run", str(sweep)), "--storage-path", bucket]
@@ -98,7 +95,7 @@ def test_run_kill_resume(sweep_of_400: Path, pace: Pace, tmp_path: Path, bucket:
     pd.testing.assert_frame_equal(stored.estimates, quiet.estimates, check_exact=True)
 
 
-def test_a_lease_in_a_bucket(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_in_a_bucket(bucket, monkeypatch):
     """Taken over from a driver that stands still, which then writes nothing."""
     monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.2)
     run = RunDirectory.under(bucket, "held")
@@ -116,9 +113,7 @@ def test_a_lease_in_a_bucket(bucket: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert not run.estimates().size
 
 
-def test_checkpoints_and_preparations_in_a_bucket(
-    tiny: dict, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_and_preparations_in_a_bucket(tiny, tmp_path, bucket, monkeypatch):
     sweep = write_sweep(tmp_path, long(tiny, 0.002))
     quiet = da.run(str(sweep), storage_path=str(tmp_path / "quiet"), executor="inline")
     command = [*(sys.executable, "-m", "dpaudit_ray", "run", str(sweep)), "--storage-path", bucket]

@@ -1,7 +1,5 @@
 """What a pack costs must not depend on how many there are; `jobs/scale` measures it at length."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle
@@ -57,9 +55,7 @@ def results(plan: Plan) -> list[tuple[Pack, PackScores]]:
     return found
 
 
-def test_a_late_pack_costs_the_aggregator_what_an_early_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_pack_costs_the_aggregator_what_an_early_one_does(tmp_path, monkeypatch):
     """CPU time, so that a busy machine does not fail it. Quadratic work would make it 7 times."""
     monkeypatch.setattr(RunDirectory, "write_scores", lambda *_: None)
     aggregation = Aggregation(*planned(tmp_path, packs=8000, size=5))
@@ -75,9 +71,7 @@ def test_a_late_pack_costs_the_aggregator_what_an_early_one_does(
     assert aggregation.progress().done == 40_000
 
 
-def test_estimates_are_those_of_one_thread_when_sixteen_store_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimates_are_those_of_one_thread_when_sixteen_store_at_once(tmp_path, monkeypatch):
     sweep, plan, run = planned(tmp_path / "many", packs=64, size=10)
     packs = results(plan)
     np.random.default_rng(0).shuffle(packs)
@@ -132,7 +126,7 @@ class Instant:
     def close(self) -> None: ...
 
 
-def test_the_drivers_memory_does_not_grow_with_the_packs() -> None:
+def test_the_drivers_memory_does_not_grow_with_the_packs():
     def packs() -> Iterator[Pack]:
         yield from (Pack(0, first, first + 9) for first in range(0, 300_000, 10))
 
@@ -158,7 +152,7 @@ def stretches(packs: int, size: int) -> list[Stretch]:
     return [Stretch((n * size, n * size + size - 1), n, n + 1) for n in range(packs)]
 
 
-def test_packs_come_in_order_from_memory_or_else_from_storage() -> None:
+def test_packs_come_in_order_from_memory_or_else_from_storage():
     read: list[int] = []
 
     def reader(packs: Stretch) -> PackScores:
@@ -179,7 +173,7 @@ def test_packs_come_in_order_from_memory_or_else_from_storage() -> None:
 
 
 @pytest.mark.parametrize(("size", "most"), [(1, UNDERWAY), (2**17, 32)])
-def test_no_more_is_read_than_is_asked_for_soon(size: int, most: int) -> None:
+def test_no_more_is_read_than_is_asked_for_soon(size, most):
     """Neither many packs nor large ones: those of 1 MiB hold 32 MiB."""
     read: list[int] = []
 
@@ -194,9 +188,7 @@ def test_no_more_is_read_than_is_asked_for_soon(size: int, most: int) -> None:
     assert 5 + most // 2 < len(read) <= most + 6
 
 
-def test_bounds_are_computed_while_packs_are_folded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bounds_are_computed_while_packs_are_folded(tmp_path, monkeypatch):
     """A flush waits for its bounds; meanwhile a pack is folded, and is in the next flush."""
     sweep, plan, run = planned(tmp_path, packs=4, size=50)
     packs = results(plan)
@@ -223,9 +215,7 @@ def test_bounds_are_computed_while_packs_are_folded(
     assert set(run.estimates()["trials"]) == {150}
 
 
-def test_flushes_are_spaced_by_what_they_cost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flushes_are_spaced_by_what_they_cost(tmp_path, monkeypatch):
     clock, cpu, flushes = [0.0], [0.0], []
     monkeypatch.setattr(aggregations.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(aggregations.time, "thread_time", lambda: cpu[0])
@@ -249,7 +239,7 @@ def test_flushes_are_spaced_by_what_they_cost(
     assert flushes[4:] == [25, 43, 61, 79, 97, 115], "2 of every 20 seconds"
 
 
-def test_what_a_trainer_is_given_does_not_grow_with_the_packs(tmp_path: Path) -> None:
+def test_what_a_trainer_is_given_does_not_grow_with_the_packs(tmp_path):
     sizes = []
     for packs in (10, 10_000):
         sweep = spec.from_raw(empty.sweep("scale", packs, 1))
@@ -259,7 +249,7 @@ def test_what_a_trainer_is_given_does_not_grow_with_the_packs(tmp_path: Path) ->
     assert sizes[0] == sizes[1] < 500
 
 
-def test_a_pack_costs_the_driver_the_same_with_many_trainers(tmp_path: Path) -> None:
+def test_a_pack_costs_the_driver_the_same_with_many_trainers(tmp_path):
     """CPU time; a look at all trainers for each pack would make it 20 times as much."""
     run, few, many = RunDirectory(str(tmp_path / "none")), math.inf, math.inf
     for _ in range(3):  # the best of up to three: others take caches, and with them CPU time
@@ -283,7 +273,7 @@ print(json.dumps([*found, sampled.samples[0], sampled.samples[-1]]))
 
 @long("`make scale` measures it, and the same is played above")
 @pytest.mark.cluster
-def test_a_thousand_packs_on_ray(tmp_path: Path) -> None:
+def test_a_thousand_packs_on_ray(tmp_path):
     """What grows only with minutes, such as the metrics that Ray keeps, `make scale` shows.
 
     In a process of its own: that of the tests has a heap that other tests have left behind.

@@ -3,8 +3,6 @@
 Independent trainings are judged as such by one-run bounds, canaries of one are not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -98,7 +96,7 @@ def opened(raw: dict[str, Any], folder: Path) -> Run:
     return Run.open(str(folder / raw["name"]))
 
 
-def test_bounds_are_those_of_trainings(twenty: dict[str, Any], tmp_path: Path) -> None:
+def test_bounds_are_those_of_trainings(twenty, tmp_path):
     run = opened(twenty, tmp_path)
     (audit,) = run.plan.audits
     assert audit.canaries == 20
@@ -114,9 +112,7 @@ def test_bounds_are_those_of_trainings(twenty: dict[str, Any], tmp_path: Path) -
     assert run.estimates["epsilon_lower_free"].iloc[0] == rows.loc["one-run", "epsilon_lower"]
 
 
-def test_a_healthy_training_is_no_violation_and_a_leaking_one_is(
-    twenty: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_healthy_training_is_no_violation_and_a_leaking_one_is(twenty, tmp_path):
     """Pooled, luck that 20 canaries share would look like a violation every third time."""
     healthy = verdict.judge(opened(twenty, tmp_path))
     assert healthy.verdict is not verdict.Verdict.VIOLATION
@@ -127,9 +123,7 @@ def test_a_healthy_training_is_no_violation_and_a_leaking_one_is(
     assert leaking.audits[0].effective_noise < 1
 
 
-def test_what_is_watched_live_and_stops_a_run_are_trainings(
-    twenty: dict[str, Any], tmp_path: Path
-) -> None:
+def test_what_is_watched_live_and_stops_a_run_are_trainings(twenty, tmp_path):
     """Of 10 healthy runs that stop where they refute, more than 2 do so once in 80 such tests."""
     changed(twenty, "audit.stop_when", {"verdict": True})
     changed(twenty, "audit.trials", 1200)
@@ -145,7 +139,7 @@ def test_what_is_watched_live_and_stops_a_run_are_trainings(
     assert set(leaking.estimates["estimator"]) == {*SEVERAL}
 
 
-def test_plan_and_report_say_it(twenty: dict[str, Any], tmp_path: Path) -> None:
+def test_plan_and_report_say_it(twenty, tmp_path):
     file = write_sweep(tmp_path, twenty)
     assert inline(file, tmp_path).code == 0
     run = tmp_path / "twenty"
@@ -169,14 +163,12 @@ def test_plan_and_report_say_it(twenty: dict[str, Any], tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    twenty: dict[str, Any], key: str, value: Any, told: str
-) -> None:
+def test_what_does_not_fit_is_refused(twenty, key, value, told):
     with pytest.raises(SpecError, match=told):
         spec.from_raw(changed(twenty, key, value))
 
 
-def test_a_pack_holds_whole_trainings(twenty: dict[str, Any], tmp_path: Path) -> None:
+def test_a_pack_holds_whole_trainings(twenty, tmp_path):
     changed(twenty, "resources.pack_size", 50)
     told = dpaudit("run", write_sweep(tmp_path, twenty), "--storage-path", tmp_path)
     assert told.code == 2
@@ -187,9 +179,7 @@ def test_a_pack_holds_whole_trainings(twenty: dict[str, Any], tmp_path: Path) ->
     assert {(last - first + 1) % 20 for first, last in run.plan.audits[0].packs} == {0}
 
 
-def test_one_training_is_no_run_of_independent_trials_for_the_verdict_either(
-    twenty: dict[str, Any], tmp_path: Path
-) -> None:
+def test_one_training_is_no_run_of_independent_trials_for_the_verdict_either(twenty, tmp_path):
     """A single training cannot refute a claim by its canaries' hit rate."""
     changed(twenty, "adversary", {"name": "test_several_canaries:OneTraining"})
     changed(twenty, "audit.estimators", ["one-run"])
@@ -216,7 +206,7 @@ def one_run_sweep(adversary: str, estimators: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "adversary", ["jobs.studies.coverage:Nobody", "test_several_canaries:OneTraining"]
 )
-def test_what_the_trials_are_is_read_off_the_adversary(adversary, tmp_path: Path) -> None:
+def test_what_the_trials_are_is_read_off_the_adversary(adversary, tmp_path):
     file = write_sweep(tmp_path, one_run_sweep(adversary, NAMES))
     assert inline(file, tmp_path).code == 0
     run = Run.open(str(tmp_path / "one-run"))
@@ -232,13 +222,13 @@ def test_what_the_trials_are_is_read_off_the_adversary(adversary, tmp_path: Path
         assert rows.loc[name, "status"] == expected.status
 
 
-def test_methods_for_many_trainings_are_refused_on_one() -> None:
+def test_methods_for_many_trainings_are_refused_on_one():
     spec.from_raw(one_run_sweep("jobs.studies.coverage:Nobody", [*NAMES, "accuracy"]))
     with pytest.raises(SpecError, match="accuracy takes scores of many training runs"):
         spec.from_raw(one_run_sweep("test_several_canaries:OneTraining", [*NAMES, "accuracy"]))
 
 
-def test_no_sweep_says_what_its_trials_are() -> None:
+def test_no_sweep_says_what_its_trials_are():
     raw = one_run_sweep("jobs.studies.coverage:Nobody", [])
     raw["audit"]["estimators"] = [{"name": "one-run", "independent": False}]
     with pytest.raises(SpecError, match="independent: unknown key; known: guesses"):

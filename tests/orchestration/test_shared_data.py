@@ -1,10 +1,7 @@
 """A data set travels to a node once; its trainers map one copy."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +25,7 @@ class Counted(Data):
         return Dataset(rng.normal(size=(200, 5)).astype(np.float32), np.arange(200) % 2)
 
 
-def test_what_was_provided_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_provided_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(base, "_PROVIDED", {})
     data = Counted(log=str(tmp_path / "log"))
     given = data.load()
@@ -41,7 +38,7 @@ def test_what_was_provided_is_not_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("shared_head")
-def test_trainers_read_nothing(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_trainers_read_nothing(tiny, tmp_path):
     log = tmp_path / "log"
     changed(
         tiny,

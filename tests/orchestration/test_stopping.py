@@ -1,7 +1,5 @@
 """Ways to end early, and what comes after: signals, decisions, storage that fails, two drivers."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -19,12 +17,11 @@ from dpaudit_ray.storage.patience import Patience
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import changed, write_sweep
 from tests.orchestration.test_faults import assert_same, wait_for_packs
-from tests.pace import Pace
 from tests.screen import DPAUDIT, Screen
 
 
 @pytest.mark.parametrize("number", [5, 13, 28])
-def test_patience_backs_off_and_ends_and_does_not_wait_for_what_lasts(number: int) -> None:
+def test_patience_backs_off_and_ends_and_does_not_wait_for_what_lasts(number):
     pauses: list[float] = []
 
     def fails() -> None:
@@ -40,9 +37,7 @@ def test_patience_backs_off_and_ends_and_does_not_wait_for_what_lasts(number: in
         assert pauses == []
 
 
-def test_storage_that_fails_one_write_in_five_changes_nothing(
-    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_storage_that_fails_one_write_in_five_changes_nothing(tiny, tmp_path, monkeypatch):
     da.run(tiny, storage_path=str(tmp_path / "quiet"), executor="inline")
     write, dice, failed = files._write, random.Random(1), []
 
@@ -58,9 +53,7 @@ def test_storage_that_fails_one_write_in_five_changes_nothing(
     assert_same(tmp_path / "flaky/tiny", tmp_path / "quiet/tiny")
 
 
-def test_stop_when_ends_an_audit_after_the_same_trial_in_any_order(
-    tiny: dict, tmp_path: Path
-) -> None:
+def test_stop_when_ends_an_audit_after_the_same_trial_in_any_order(tiny, tmp_path):
     """The bound reaches a tenth of the claim; packs stored beyond the decision change nothing."""
     tiny["audit"] |= {"trials": 600, "record_every": 6}
     full = da.run(tiny, storage_path=str(tmp_path), executor="inline")
@@ -79,13 +72,13 @@ def test_stop_when_ends_an_audit_after_the_same_trial_in_any_order(
     pd.testing.assert_frame_equal(lifted.estimates, whole, check_exact=True)
 
 
-def test_a_rule_that_says_nothing_is_refused(tiny: dict, tmp_path: Path) -> None:
+def test_a_rule_that_says_nothing_is_refused(tiny, tmp_path):
     tiny["audit"]["stop_when"] = {}
     with pytest.raises(SpecError, match=r"stop_when: names no rule"):
         da.run(tiny, storage_path=str(tmp_path), executor="inline")
 
 
-def test_members_that_are_not_the_plans_are_told(tiny: dict, tmp_path: Path) -> None:
+def test_members_that_are_not_the_plans_are_told(tiny, tmp_path):
     result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
     file = next((tmp_path / "tiny/scores").glob("000-*/0-9.parquet"))
     table = pd.read_parquet(file)
@@ -99,7 +92,7 @@ def test_members_that_are_not_the_plans_are_told(tiny: dict, tmp_path: Path) -> 
 
 
 @pytest.mark.cluster
-def test_sigterm_ends_in_exit_4_and_resumes(light: dict, pace: Pace, tmp_path: Path) -> None:
+def test_sigterm_ends_in_exit_4_and_resumes(light, pace, tmp_path):
     """Also where the terminal, which nobody read, is closed meanwhile: Ray must not hear of it."""
     pace.of(changed(light, "audit.trials", 600))
     pace.slow(0.5)

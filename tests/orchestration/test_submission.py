@@ -1,7 +1,5 @@
 """Sweeps as Ray jobs, on a real head that wants a token."""
 
-from __future__ import annotations
-
 import http.server
 import re
 import shutil
@@ -83,7 +81,7 @@ def screen(cluster: Head, page: str, place: Path) -> str:
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("lasting")
-def test_submit_see_stop_resume(cluster: Head, place: Path, pace: Pace) -> None:
+def test_submit_see_stop_resume(cluster, place, pace):
     first = submitting(cluster, place)
     wait_for(lambda: packs(place) >= 5 or first.poll() is not None, 300)
     (job,) = [j for j in cluster.jobs().values() if j["metadata"]["sweep"] == "tiny"]
@@ -127,7 +125,7 @@ def test_submit_see_stop_resume(cluster: Head, place: Path, pace: Pace) -> None:
 @long("a browser starts and renders two pages")
 @pytest.mark.cluster
 @pytest.mark.usefixtures("lasting")
-def test_a_browser_shows_the_job_and_the_actors(cluster: Head, place: Path) -> None:
+def test_a_browser_shows_the_job_and_the_actors(cluster, place):
     running = submitting(cluster, place, "--set", "name=seen")
     try:
         scores = place / "runs" / "seen" / "scores"
@@ -146,7 +144,7 @@ def test_a_browser_shows_the_job_and_the_actors(cluster: Head, place: Path) -> N
 
 @long("one sweep as a job takes the same way")
 @pytest.mark.cluster
-def test_several_sweeps_at_once(cluster: Head, place: Path, light: dict) -> None:
+def test_several_sweeps_at_once(cluster, place, light):
     files = []
     for name in ("first", "second"):
         (place / name).mkdir()
@@ -171,9 +169,7 @@ def test_several_sweeps_at_once(cluster: Head, place: Path, light: dict) -> None
 
 
 @pytest.mark.cluster
-def test_without_the_token_or_with_a_wrong_one_it_is_refused(
-    cluster: Head, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_token_or_with_a_wrong_one_it_is_refused(cluster, place, monkeypatch):
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(place))  # no token file there
@@ -188,7 +184,7 @@ def test_without_the_token_or_with_a_wrong_one_it_is_refused(
 
 
 @pytest.mark.cluster
-def test_a_token_file_is_enough_the_mode_need_not_be_set(cluster: Head, place: Path) -> None:
+def test_a_token_file_is_enough_the_mode_need_not_be_set(cluster, place):
     environment = {k: v for k, v in cluster.environment.items() if not k.startswith("RAY_AUTH")}
     (place / ".ray").mkdir()
     (place / ".ray" / "auth_token").write_text(cluster.token + "\n")
@@ -212,16 +208,14 @@ def test_a_token_file_is_enough_the_mode_need_not_be_set(cluster: Head, place: P
         (["--set", "audit.trials"], "takes key=value"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(place: Path, arguments: list[str], said: str) -> None:
+def test_bad_input_is_refused_in_one_line(place, arguments, said):
     (place / "elsewhere").mkdir()
     usual = ["--address", "http://127.0.0.1:1", "--storage-path", "/shared/runs"]
     assert said in refused("submit", "sweep.yaml", *usual, *arguments)
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-def test_the_token_does_not_follow_a_redirect(
-    place: Path, code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_token_does_not_follow_a_redirect(place, code, monkeypatch):
     """To another port, as to another host: whoever answers there gets nothing at all."""
     heard: list[str | None] = []
 
@@ -257,7 +251,7 @@ def test_the_token_does_not_follow_a_redirect(
     assert heard == []
 
 
-def test_what_answers_but_is_no_ray_dashboard_is_refused(place: Path) -> None:
+def test_what_answers_but_is_no_ray_dashboard_is_refused(place):
     class Silent(http.server.BaseHTTPRequestHandler):
         def log_message(self, *arguments: object) -> None:
             """Says nothing."""

@@ -3,8 +3,6 @@
 Ray's Jobs API is played; `test_submission.py` has the real one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -100,9 +98,7 @@ def prepared(tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     return prepare
 
 
-def test_a_running_job_is_followed_and_the_next_attempt_counts_on(
-    jobs: Jobs, prepared: Any
-) -> None:
+def test_a_running_job_is_followed_and_the_next_attempt_counts_on(jobs, prepared):
     told: list[str] = []
     cluster = JobsClient(ADDRESS, told.append)
     first = cluster.submit(prepared())
@@ -122,9 +118,7 @@ def test_a_running_job_is_followed_and_the_next_attempt_counts_on(
         ({"seed": 9}, "another sweep, fingerprint "),
     ],
 )
-def test_other_settings_than_those_of_the_job_that_runs_are_refused(
-    jobs: Jobs, prepared: Any, change: dict[str, Any], said: str
-) -> None:
+def test_other_settings_than_those_of_the_job_that_runs_are_refused(jobs, prepared, change, said):
     cluster = JobsClient(ADDRESS)
     first = cluster.submit(prepared())
     with pytest.raises(RunDirectoryError) as refused:
@@ -135,7 +129,7 @@ def test_other_settings_than_those_of_the_job_that_runs_are_refused(
     assert cluster.submit(prepared(**change)).endswith("-2")  # what a resumed run may change
 
 
-def test_one_id_per_run_whatever_its_path_is_called(jobs: Jobs, prepared: Any) -> None:
+def test_one_id_per_run_whatever_its_path_is_called(jobs, prepared):
     cluster = JobsClient(ADDRESS)
     first = cluster.submit(prepared("/shared/runs"))
     for same in (
@@ -158,7 +152,7 @@ def test_one_id_per_run_whatever_its_path_is_called(jobs: Jobs, prepared: Any) -
 NOT_YET = "No available agent to submit job, please try again later."
 
 
-def test_a_cluster_that_has_no_agent_yet_is_asked_again(jobs: Jobs, prepared: Any) -> None:
+def test_a_cluster_that_has_no_agent_yet_is_asked_again(jobs, prepared):
     jobs.refusals = [NOT_YET] * 3
     told: list[str] = []
     assert JobsClient(ADDRESS, told.append).submit(prepared()) == jobs.jobs[0].submission_id
@@ -172,10 +166,7 @@ def test_a_cluster_that_has_no_agent_yet_is_asked_again(jobs: Jobs, prepared: An
         ("Traceback (most recent call last):\n  File x\nOSError: disk full", 60, 1, "disk full"),
     ],
 )
-def test_refusals_are_told(
-    jobs: Jobs, prepared: Any, monkeypatch: pytest.MonkeyPatch, refusal: str, seconds: float,
-    asked: int, said: str,
-) -> None:  # fmt: skip
+def test_refusals_are_told(jobs, prepared, monkeypatch, refusal, seconds, asked, said):
     """That of a cluster which only starts after a bounded time, others at once."""
     monkeypatch.setattr(submission, "START_SECONDS", seconds)
     jobs.refusals = [refusal] * 10**5
@@ -185,9 +176,7 @@ def test_refusals_are_told(
     assert asked > 1 or len(jobs.refusals) == 10**5 - 1
 
 
-def test_of_two_that_submit_together_one_follows_the_other(
-    jobs: Jobs, prepared: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_that_submit_together_one_follows_the_other(jobs, prepared, monkeypatch):
     cluster = JobsClient(ADDRESS)
     first = cluster.submit(prepared())
     seen = iter([[], []])  # the other's job was not there yet
@@ -206,14 +195,12 @@ def test_of_two_that_submit_together_one_follows_the_other(
         *(("FAILED", code, Exit.STOPPED) for code in (-9, 137, 143)),  # signals
     ],
 )
-def test_the_sweep_s_own_exit_code_is_passed_on(
-    jobs: Jobs, prepared: Any, status: str, code: Any, exit_code: int
-) -> None:
+def test_the_sweep_s_own_exit_code_is_passed_on(jobs, prepared, status, code, exit_code):
     assert followed(jobs, prepared, status, code) == exit_code
 
 
 @pytest.mark.parametrize("code", [1, 5, 15, 64, 126])
-def test_what_no_sweep_ends_with_is_never_passed_on(jobs: Jobs, prepared: Any, code: int) -> None:
+def test_what_no_sweep_ends_with_is_never_passed_on(jobs, prepared, code):
     with pytest.raises(ClusterError, match=f"exit code {code}, as no sweep does"):
         followed(jobs, prepared, "FAILED", code, "Traceback")
 
@@ -226,22 +213,18 @@ def test_what_no_sweep_ends_with_is_never_passed_on(jobs: Jobs, prepared: Any, c
         (127, "/bin/sh: 1: python: not found", "is not there"),
     ],
 )
-def test_a_cluster_without_the_package_is_told_in_one_line(
-    jobs: Jobs, prepared: Any, code: int, last: str, said: str
-) -> None:
+def test_a_cluster_without_the_package_is_told_in_one_line(jobs, prepared, code, last, said):
     with pytest.raises(NoClusterError, match=f"{said}; install .* --python PATH") as caught:
         followed(jobs, prepared, "FAILED", code, f"failed with exit code, logs:\n{last}\n")
     assert caught.value.exit_code == Exit.USAGE
 
 
-def test_a_job_without_an_exit_code_says_the_first_line_of_why(jobs: Jobs, prepared: Any) -> None:
+def test_a_job_without_an_exit_code_says_the_first_line_of_why(jobs, prepared):
     with pytest.raises(ClusterError, match=r"failed \(The actor died\)"):
         followed(jobs, prepared, "FAILED", None, "The actor died\nlong advice")
 
 
-def test_the_command_line_returns_it(
-    jobs: Jobs, prepared: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_returns_it(jobs, prepared, monkeypatch):
     """Exit 1 would be a violation."""
     command = ("submit", "sweep.yaml", "--address", ADDRESS, "--storage-path", "/shared/runs")
     for code, exit_code in [(1, 4), (137, 4), (70, 70)]:
@@ -264,7 +247,7 @@ def followed(jobs: Jobs, prepared: Any, status: str, code: int | None, message: 
         assert seen == ["one\n"]
 
 
-def test_every_line_once_and_none_of_ray_s_own_but_warnings() -> None:
+def test_every_line_once_and_none_of_ray_s_own_but_warnings():
     warning = RAY_SAYS.replace("INFO", "WARNING")
     text = f"{RAY_SAYS}first\n{RAY_SAYS}{warning}Traceback\nlast"
     for size in (1, 7, 1000):
@@ -288,12 +271,12 @@ def test_every_line_once_and_none_of_ray_s_own_but_warnings() -> None:
         ("/", "/"),
     ],
 )
-def test_spellings_of_a_storage_path(path: str, same: str) -> None:
+def test_spellings_of_a_storage_path(path, same):
     assert normalized_storage_path(path) == same
     assert normalized_storage_path(same) == same
 
 
-def test_settings_that_differ_by_audit_are_shown_by_audit(tiny: dict) -> None:
+def test_settings_that_differ_by_audit_are_shown_by_audit(tiny):
     plain = job_metadata(spec.from_raw(tiny), "/r/tiny")
     del tiny["grid"]
     changed(tiny, "grid", {"audit.trials": [90, 180]})

@@ -1,7 +1,5 @@
 """Trainers: failures are data, and a user's error never takes the sweep down with it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -41,7 +39,7 @@ def faulty_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sys.modules.pop("faulty", None)
 
 
-def test_an_error_in_user_code_is_a_failure_with_its_reason(tiny: dict) -> None:
+def test_an_error_in_user_code_is_a_failure_with_its_reason(tiny):
     tiny["grid"]["adversary"] = ["faulty:Faulty"]
     sweep = spec.from_raw(tiny)
     plan = planning.make(sweep)
@@ -52,7 +50,7 @@ def test_an_error_in_user_code_is_a_failure_with_its_reason(tiny: dict) -> None:
     assert "in score" in failure.traceback
 
 
-def test_other_audits_go_on_and_the_run_is_not_complete(tiny: dict, tmp_path: Path) -> None:
+def test_other_audits_go_on_and_the_run_is_not_complete(tiny, tmp_path):
     tiny["grid"]["adversary"] = ["faulty:Faulty", "loss"]
     result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
     assert not result.complete
@@ -62,9 +60,7 @@ def test_other_audits_go_on_and_the_run_is_not_complete(tiny: dict, tmp_path: Pa
     assert result.estimates.loc[result.estimates["trials"] == 0, "epsilon_lower"].eq(0).all()
 
 
-def test_diverged_trials_are_kept_and_count_against_the_adversary(
-    tiny: dict, tmp_path: Path
-) -> None:
+def test_diverged_trials_are_kept_and_count_against_the_adversary(tiny, tmp_path):
     tiny["grid"]["adversary"] = ["faulty:Diverging", "biased-dimension"]
     result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
     assert result.complete

@@ -1,7 +1,5 @@
 """How many trainers a cluster holds, and the pool of them: all played, no Ray process."""
 
-from __future__ import annotations
-
 import math
 import random
 import socket
@@ -79,7 +77,7 @@ def places(cluster: PlayedCluster, told: list[str] | None = None, **resources: A
         ({"max_concurrent_trainers": 3}, 3),
     ],
 )
-def test_room(resources: dict, room: int) -> None:
+def test_room(resources, room):
     cluster = PlayedCluster(
         here={"CPU": 2, "memory": 4.0 * GIB},
         there={"CPU": 2, "GPU": 1, "memory": 7.0 * GIB, "tape": 0.5},
@@ -90,7 +88,7 @@ def test_room(resources: dict, room: int) -> None:
     assert counted.room(ready=0).start == room
 
 
-def test_what_never_fits_is_refused() -> None:
+def test_what_never_fits_is_refused():
     cluster = PlayedCluster(here={"CPU": 2})
     for resources, needs in (
         ({"num_gpus": 1}, "of 1 CPU and 1 GPU"),
@@ -102,7 +100,7 @@ def test_what_never_fits_is_refused() -> None:
         assert needs in str(refused.value)
 
 
-def test_an_autoscaler_is_asked_unless_it_can_never_help() -> None:
+def test_an_autoscaler_is_asked_unless_it_can_never_help():
     """Ray's first autoscaler does not tell its types of nodes, the second does."""
     cluster = PlayedCluster(head={})
     cluster.grows = True
@@ -113,7 +111,7 @@ def test_an_autoscaler_is_asked_unless_it_can_never_help() -> None:
         places(cluster, num_gpus=2).require_room()
 
 
-def test_demand_is_bounded_and_grows_with_what_came() -> None:
+def test_demand_is_bounded_and_grows_with_what_came():
     cluster = PlayedCluster(head={})
     cluster.grows = True
     assert places(cluster).room(ready=0).start == 1 + PENDING
@@ -124,7 +122,7 @@ def test_demand_is_bounded_and_grows_with_what_came() -> None:
     assert places(cluster).room(ready=64).start == 64, "no more nodes can come"
 
 
-def test_drained_nodes_count_no_more() -> None:
+def test_drained_nodes_count_no_more():
     cluster = PlayedCluster(a={"CPU": 2}, b={"CPU": 1})
     cluster.draining = {"a"}
     counted = places(cluster)
@@ -132,7 +130,7 @@ def test_drained_nodes_count_no_more() -> None:
     assert counted.leaving == {"a"}
 
 
-def test_a_node_at_fault_is_left_out_unless_it_is_the_last() -> None:
+def test_a_node_at_fault_is_left_out_unless_it_is_the_last():
     cluster = PlayedCluster(a={"CPU": 2}, b={"CPU": 1})
     counted = places(cluster, told := [])
     for _ in range(FAULTS_PER_NODE):
@@ -148,7 +146,7 @@ def test_a_node_at_fault_is_left_out_unless_it_is_the_last() -> None:
     assert counted.room(ready=1).start == 1
 
 
-def test_a_node_with_other_code_is_left_out_and_the_last_one_ends_the_run() -> None:
+def test_a_node_with_other_code_is_left_out_and_the_last_one_ends_the_run():
     counted = places(PlayedCluster(a={"CPU": 2}, b={"CPU": 2}), told := [])
     for _ in range(2):
         counted.leave_out("a", "10.0.0.1", "it has torch 3")
@@ -159,12 +157,12 @@ def test_a_node_with_other_code_is_left_out_and_the_last_one_ends_the_run() -> N
         counted.leave_out("b", "10.0.0.2", "it has torch 3")
 
 
-def test_max_min_parts() -> None:
+def test_max_min_parts():
     parts = [fair_part(others) for others in ([], [1.0], [0.25], [0.1, 5.0], [1.0] * 3)]
     assert parts == pytest.approx([1, 0.5, 0.75, 0.45, 0.25])
 
 
-def test_sweeps_share_a_cluster_without_passing_a_trainer_to_and_fro() -> None:
+def test_sweeps_share_a_cluster_without_passing_a_trainer_to_and_fro():
     """Two sweeps of equal needs on three CPUs, looking in turn, whoever came first."""
     cluster = PlayedCluster(a={"CPU": 2}, b={"CPU": 1})
     space = "dpaudit-00000000-1.0000-0.0000"
@@ -180,7 +178,7 @@ def test_sweeps_share_a_cluster_without_passing_a_trainer_to_and_fro() -> None:
     assert set(history[3:]) == {(2, 1)}
 
 
-def test_cpus_and_gpus_are_shared_apart() -> None:
+def test_cpus_and_gpus_are_shared_apart():
     cluster = PlayedCluster(a={"CPU": 60}, b={"CPU": 4, "GPU": 4})
     cluster.others = {"dpaudit-00000000-1.0000-0.0000": 64}
     assert places(cluster, num_gpus=1).room(ready=0).start == 4
@@ -191,7 +189,7 @@ def test_cpus_and_gpus_are_shared_apart() -> None:
     assert places(cluster).room(ready=64).keep == 64
 
 
-def test_a_node_that_nobody_answers_for_is_gone() -> None:
+def test_a_node_that_nobody_answers_for_is_gone():
     with socket.create_server(("127.0.0.1", 0)) as raylet:
         cluster = PlayedCluster(a={"CPU": 2})
         cluster.address = raylet.getsockname()[:2]
@@ -201,7 +199,7 @@ def test_a_node_that_nobody_answers_for_is_gone() -> None:
     assert not counted.alive("a")
 
 
-def test_who_holds_the_places_is_said_while_no_trainer_has_one() -> None:
+def test_who_holds_the_places_is_said_while_no_trainer_has_one():
     cluster, told = PlayedCluster(a={"CPU": 4}), list[str]()
     counted = places(cluster, told)
     cluster.others = {"dpaudit-0123456789ab-1.0000-0.0000": 3, "somebody-else": 2}
@@ -259,7 +257,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedPool:
     return PlayedPool(monkeypatch)
 
 
-def test_idle_trainers_are_given_back_when_no_pack_is_left(played: PlayedPool) -> None:
+def test_idle_trainers_are_given_back_when_no_pack_is_left(played):
     assert played.resize() == ["t-0", "t-1", "t-2", "t-3"]
     played.place("a", "a", "b")
     played.work(1, 0, 2)
@@ -272,14 +270,14 @@ def test_idle_trainers_are_given_back_when_no_pack_is_left(played: PlayedPool) -
     assert played.resize() == ["t-2"]
 
 
-def test_what_is_lost_at_the_end_finds_a_trainer(played: PlayedPool) -> None:
+def test_what_is_lost_at_the_end_finds_a_trainer(played):
     played.pool.backlog = 0
     assert played.resize() == []
     played.pool.backlog = 2
     assert played.resize() == ["t-0", "t-1"]
 
 
-def test_too_many_end_their_packs_before_they_go(played: PlayedPool) -> None:
+def test_too_many_end_their_packs_before_they_go(played):
     played.resize()
     played.place("a", "a", "a", "a")
     played.work(2, 2, 2, 1)
@@ -292,9 +290,7 @@ def test_too_many_end_their_packs_before_they_go(played: PlayedPool) -> None:
 
 
 @pytest.mark.parametrize(("now", "told"), [(0, [9, 9]), (4, [9])])
-def test_what_is_waited_for_is_told_at_once_or_after_half_a_minute(
-    now: int, told: list[int], played: PlayedPool
-) -> None:
+def test_what_is_waited_for_is_told_at_once_or_after_half_a_minute(now, told, played):
     """At once, and once, where no node fits one; later where there is room."""
     played.now_room = Room(keep=1, start=9, now=now)
     for _ in range(5):
@@ -307,7 +303,7 @@ def test_what_is_waited_for_is_told_at_once_or_after_half_a_minute(
     assert played.told == told
 
 
-def test_places_are_those_of_trusted_trainers_whatever_happens_to_them(played: PlayedPool) -> None:
+def test_places_are_those_of_trusted_trainers_whatever_happens_to_them(played):
     """What is counted step by step is what a look at all trainers would count."""
     random_ = random.Random(0)
     played.resize()
@@ -334,7 +330,7 @@ def test_places_are_those_of_trusted_trainers_whatever_happens_to_them(played: P
             assert len(played.pool.next().packs) == min(loads)
 
 
-def test_an_idle_trainer_is_offered_what_waits_elsewhere(played: PlayedPool) -> None:
+def test_an_idle_trainer_is_offered_what_waits_elsewhere(played):
     played.resize()
     played.place("a", "a", "a", "a")
     played.work(2, 1, 0, 2)
@@ -347,7 +343,7 @@ def test_an_idle_trainer_is_offered_what_waits_elsewhere(played: PlayedPool) -> 
     assert next(pairs, None) is None, "nobody is idle any more"
 
 
-def test_who_saves_a_checkpoint_is_not_silent(played: PlayedPool) -> None:
+def test_who_saves_a_checkpoint_is_not_silent(played):
     played.resize()
     played.place("a", "b")
     played.work(2, 1)

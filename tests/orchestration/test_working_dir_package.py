@@ -1,7 +1,5 @@
 """What is sent to a cluster with a job, and what stays at home."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import zipfile
@@ -26,7 +24,7 @@ def sent(folder: Path, *excludes: str) -> list[str]:
     return [path.as_posix() for path in WorkingDirPackage(folder, excludes).files()]
 
 
-def test_leaves_out_what_is_not_needed(tmp_path: Path) -> None:
+def test_leaves_out_what_is_not_needed(tmp_path):
     laid_out(
         tmp_path,
         *("sweep.yaml", "plugin.py", "data/table.csv", "data/big.csv", ".rayignore"),
@@ -55,7 +53,7 @@ SECRETS = (
 )
 
 
-def test_secrets_stay_at_home(tmp_path: Path) -> None:
+def test_secrets_stay_at_home(tmp_path):
     laid_out(tmp_path, "sweep.yaml", *SECRETS)
     assert sent(tmp_path) == ["sweep.yaml"]
     told = [path.as_posix() for path in WorkingDirPackage(tmp_path).withheld(Withheld.SECRET)]
@@ -64,18 +62,18 @@ def test_secrets_stay_at_home(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "secrets.py", "token.py", "keys.csv", "key"])
-def test_what_only_sounds_like_a_secret_is_sent(tmp_path: Path, name: str) -> None:
+def test_what_only_sounds_like_a_secret_is_sent(tmp_path, name):
     assert sent(laid_out(tmp_path, name)) == [name]
 
 
 @pytest.mark.parametrize("name", ["build", "dist", "runs", "venv", "secrets", "token"])
-def test_packages_are_sent_whole_whatever_they_are_called(tmp_path: Path, name: str) -> None:
+def test_packages_are_sent_whole_whatever_they_are_called(tmp_path, name):
     files = [f"{name}/__init__.py", f"{name}/dist/table.csv", f"{name}/runs/part.py"]
     laid_out(tmp_path, *files, f"{name}/.env", f"{name}/__pycache__/a.pyc", f"{name}/a.pem")
     assert sent(tmp_path) == files
 
 
-def test_folders_behind_links_are_sent_and_circles_end(tmp_path: Path) -> None:
+def test_folders_behind_links_are_sent_and_circles_end(tmp_path):
     laid_out(
         tmp_path,
         "repo/sweep.yaml",
@@ -91,7 +89,7 @@ def test_folders_behind_links_are_sent_and_circles_end(tmp_path: Path) -> None:
     assert sent(tmp_path / "repo") == [*mine, "sweep.yaml"]
 
 
-def test_no_link_leads_out_of_the_folder(tmp_path: Path) -> None:
+def test_no_link_leads_out_of_the_folder(tmp_path):
     laid_out(tmp_path, "repo/sweep.yaml", "elsewhere/data.csv", "elsewhere/mine/__init__.py")
     laid_out(tmp_path, "elsewhere/.ssh/config")
     for name, target in {
@@ -109,7 +107,7 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path) -> None:
     assert list(map(str, told)) == ["data.csv", "innocent", "mine", "shadow"]
 
 
-def test_what_git_ignores_stays_at_home(tmp_path: Path) -> None:
+def test_what_git_ignores_stays_at_home(tmp_path):
     """Files of folders above, below, lines that take it back, and folders that are left whole."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     laid_out(tmp_path, "repo/sweep.yaml", "repo/big.csv", "repo/kept.csv", "top.txt")
@@ -135,7 +133,7 @@ def git_sends(folder: Path) -> set[str]:
     return {name for name in listed if not Path(name).name.startswith(".")}
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
     laid_out(tmp_path, "sweep.yaml", "locked/a.csv")
     listed = os.listdir
 
@@ -150,7 +148,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sent(tmp_path, "locked") == ["sweep.yaml"]
 
 
-def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
+def test_the_same_files_make_the_same_archive(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "b.txt").write_text("b" * 1000)
@@ -165,9 +163,7 @@ def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
         assert archive.getinfo("run.sh").external_attr >> 16 == 0o755
 
 
-def test_too_much_is_refused_with_the_largest_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_much_is_refused_with_the_largest_files(tmp_path, monkeypatch):
     monkeypatch.setattr(working_dir_package, "LIMIT", 2**20)
     (tmp_path / "huge.bin").write_bytes(bytes(2**20 + 1))
     with pytest.raises(SpecError, match=r"more than 1 MiB .*huge\.bin \(1 MiB\)"):

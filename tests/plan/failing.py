@@ -1,7 +1,5 @@
 """Trainings that fail, and a sweep of one."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

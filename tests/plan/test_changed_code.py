@@ -1,7 +1,5 @@
 """A run is of one version of the code: another one is refused with what has changed, or marked."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -83,7 +81,7 @@ def changed(folder: Path) -> None:
 EXTENDED = ("--set", "audit.trials=80")
 
 
-def test_a_plan_records_what_the_trials_depend_on(sweep: Path, folder: Path) -> None:
+def test_a_plan_records_what_the_trials_depend_on(sweep, folder):
     assert run(sweep).code == 0
     (code,) = plan(sweep)["code"]
     files = {
@@ -114,7 +112,7 @@ def test_a_plan_records_what_the_trials_depend_on(sweep: Path, folder: Path) -> 
 
 
 @pytest.mark.parametrize("more", [EXTENDED, ()])
-def test_other_code_is_refused_with_a_diff(more: tuple[str, ...], sweep: Path) -> None:
+def test_other_code_is_refused_with_a_diff(more, sweep):
     """Also where the run is complete: it is not what this code gives."""
     assert run(sweep).code == 0
     before = {file: file.read_bytes() for file in (sweep.parent / "runs").rglob("*.*")}
@@ -139,7 +137,7 @@ def test_other_code_is_refused_with_a_diff(more: tuple[str, ...], sweep: Path) -
     assert {file: file.read_bytes() for file in (sweep.parent / "runs").rglob("*.*")} == before
 
 
-def test_a_long_diff_is_cut_and_holds_no_escape_codes(sweep: Path) -> None:
+def test_a_long_diff_is_cut_and_holds_no_escape_codes(sweep):
     assert run(sweep).code == 0
     file = sweep.parent / "own_lazy.py"
     file.write_text("NOTHING = 0.0\nRED = '\x1b[31m'\n" + "MORE = 1\n" * 100)
@@ -152,7 +150,7 @@ def test_a_long_diff_is_cut_and_holds_no_escape_codes(sweep: Path) -> None:
     assert "\x1b" not in outcome.err
 
 
-def test_code_that_was_accepted_marks_the_estimates(sweep: Path) -> None:
+def test_code_that_was_accepted_marks_the_estimates(sweep):
     assert run(sweep).code == 0
     assert "certified" in dpaudit("status", sweep.parent / "runs/own").out
     changed(sweep.parent)
@@ -184,7 +182,7 @@ def test_code_that_was_accepted_marks_the_estimates(sweep: Path) -> None:
     assert "mixed-code" in again.out
 
 
-def test_the_live_bound_of_a_mixed_audit_says_so(sweep: Path) -> None:
+def test_the_live_bound_of_a_mixed_audit_says_so(sweep):
     assert run(sweep).code == 0
     changed(sweep.parent)
     outcome = run(sweep, *EXTENDED, "--accept-changed-code")
@@ -193,7 +191,7 @@ def test_the_live_bound_of_a_mixed_audit_says_so(sweep: Path) -> None:
     assert all("(mixed-code, any time)" in line for line in progress)
 
 
-def test_audits_of_one_version_each_are_not_marked(sweep: Path, folder: Path) -> None:
+def test_audits_of_one_version_each_are_not_marked(sweep, folder):
     """Of three, one is complete when the code changes, one has begun, one has not."""
     raw = sweep.read_text() + "grid:\n  mechanism.noise_multiplier: [2, 3, 4]\n"
     sweep.write_text(raw)
@@ -209,9 +207,7 @@ def test_audits_of_one_version_each_are_not_marked(sweep: Path, folder: Path) ->
     assert ["mixed" in audit for audit in plan(sweep)["audits"]] == [False, True, False]
 
 
-def test_a_run_of_which_nothing_was_computed_takes_the_code_as_it_is(
-    sweep: Path, folder: Path
-) -> None:
+def test_a_run_of_which_nothing_was_computed_takes_the_code_as_it_is(sweep, folder):
     assert run(sweep).code == 0
     for file in (folder / "runs/own/scores").rglob("*.parquet"):
         file.unlink()
@@ -224,7 +220,7 @@ def test_a_run_of_which_nothing_was_computed_takes_the_code_as_it_is(
     assert "mixed-code" not in outcome.out
 
 
-def test_a_run_from_before_resumes_with_a_line(sweep: Path, folder: Path) -> None:
+def test_a_run_from_before_resumes_with_a_line(sweep, folder):
     assert run(sweep).code == 0
     file = folder / "runs/own/plan.json"
     raw = plan(sweep)
@@ -240,9 +236,7 @@ def test_a_run_from_before_resumes_with_a_line(sweep: Path, folder: Path) -> Non
     assert len(plan(sweep)["code"]) == 1
 
 
-def test_another_version_of_a_package_is_refused_where_trials_are_left(
-    sweep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_of_a_package_is_refused_where_trials_are_left(sweep, monkeypatch):
     assert run(sweep).code == 0
     here = provenance.here()
     monkeypatch.setattr(provenance, "here", lambda: here | {"torch": "9.9", "ray": "8.8"})
@@ -256,7 +250,7 @@ def test_another_version_of_a_package_is_refused_where_trials_are_left(
     assert f"goes on elsewhere (ray {here['ray']} there, 8.8 here): last bits" in outcome.err
 
 
-def test_another_kind_of_machine_is_told(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_kind_of_machine_is_told(sweep, monkeypatch):
     assert run(sweep).code == 0
     monkeypatch.setattr(provenance, "device", lambda gpu=False: "Abacus")
     outcome = run(sweep, *EXTENDED)
@@ -264,7 +258,7 @@ def test_another_kind_of_machine_is_told(sweep: Path, monkeypatch: pytest.Monkey
     assert "Abacus here): last bits may differ" in outcome.err
 
 
-def test_a_damaged_copy_gives_no_diff(sweep: Path, folder: Path) -> None:
+def test_a_damaged_copy_gives_no_diff(sweep, folder):
     assert run(sweep).code == 0
     for copy in (folder / "runs/own/code").iterdir():
         copy.write_text("nonsense")
@@ -272,7 +266,7 @@ def test_a_damaged_copy_gives_no_diff(sweep: Path, folder: Path) -> None:
     assert len(run(sweep).err.splitlines()) == 1
 
 
-def test_the_sweep_file_may_name_no_code(tiny: dict, tmp_path: Path) -> None:
+def test_the_sweep_file_may_name_no_code(tiny, tmp_path):
     assert refused("plan", tmp_path / "none.yaml")
     from dpaudit_ray.sweep import spec
 
@@ -288,5 +282,5 @@ def test_the_sweep_file_may_name_no_code(tiny: dict, tmp_path: Path) -> None:
         ({}, {"a": "1"}, ["a has no file there, SHA-256 1... here"]),
     ],
 )
-def test_modules_are_compared_by_name(there: dict, here: dict, grave: list[str]) -> None:
+def test_modules_are_compared_by_name(there, here, grave):
     assert provenance.changes(Code(there, {}, ""), Code(here, {}, "")) == (grave, [])

@@ -1,7 +1,5 @@
 """Recorded claims are held against the sweep: true ones pass, edited ones do not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ def recorded(name: str, noise: float = 4.0) -> Cell:
 
 
 @pytest.mark.parametrize("name", ACCOUNTANTS)
-def test_claims_are_those_of_the_sweep_and_edited_ones_are_not(name: str) -> None:
+def test_claims_are_those_of_the_sweep_and_edited_ones_are_not(name):
     audit = recorded(name)
     found = claims.claimed_epsilons(audit)
     assert claims.difference(found, audit) is None
@@ -55,13 +53,13 @@ def test_claims_are_those_of_the_sweep_and_edited_ones_are_not(name: str) -> Non
 
 @pytest.mark.parametrize(("noise", "steps"), [(0.5, 10), (40.0, 2)])
 @pytest.mark.parametrize("name", ACCOUNTANTS)
-def test_small_and_large_claims_pass(name: str, noise: float, steps: int) -> None:
+def test_small_and_large_claims_pass(name, noise, steps):
     audit = cell(name, steps, noise)
     assert claims.difference(claims.claimed_epsilons(audit), audit) is None
 
 
 @pytest.mark.parametrize("name", ["prv"])
-def test_claims_of_sampled_steps_are_computed_again(name: str) -> None:
+def test_claims_of_sampled_steps_are_computed_again(name):
     audit = cell(name, 20, 1.0, sample_rate=0.1)
     found = claims.claimed_epsilons(audit)
     assert claims.difference(found, audit) is None
@@ -86,7 +84,7 @@ class TestAwayFromTheData:
         assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
         return tmp_path / "tiny"
 
-    def test_every_view_is_the_same(self, run: Path) -> None:
+    def test_every_view_is_the_same(self, run):
         views = (("status", run, "--json"), ("report", run, "--format", "csv"), ("verify", run))
         here = [dpaudit(*view) for view in views]
         (run.parent / "mine.npz").unlink()
@@ -96,7 +94,7 @@ class TestAwayFromTheData:
             assert "as plan.json has them" in away.err
             assert not before.err
 
-    def test_what_is_recorded_is_held_against_the_data_where_they_are(self, run: Path) -> None:
+    def test_what_is_recorded_is_held_against_the_data_where_they_are(self, run):
         plan = json.loads((run / "plan.json").read_text())
         assert plan["audits"][0]["claimed"][0]["sample_rate"] == 0.1
         for audit in plan["audits"]:

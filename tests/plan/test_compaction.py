@@ -1,7 +1,5 @@
 """Packs that are gathered into larger files: each counts once, whatever a crash leaves behind."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -87,9 +85,7 @@ def alone(_few: None, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 GROUPS = [(0, GATHERED * SIZE - 1), (GATHERED * SIZE, PACKS * SIZE - 1)]
 
 
-def test_a_gathered_run_shows_what_one_with_a_file_per_pack_does(
-    tmp_path: Path, alone: RunDirectory
-) -> None:
+def test_a_gathered_run_shows_what_one_with_a_file_per_pack_does(tmp_path, alone):
     sweep, plan, run = opened(tmp_path / "many")
     aggregation = Aggregation(sweep, plan, run)
     order = list(plan.remaining(run))
@@ -111,9 +107,7 @@ def test_a_gathered_run_shows_what_one_with_a_file_per_pack_does(
     assert verdict.judge(Run.open(run.location)) == verdict.judge(Run.open(alone.location))
 
 
-def test_a_run_that_was_never_gathered_is_when_it_is_opened(
-    tmp_path: Path, alone: RunDirectory
-) -> None:
+def test_a_run_that_was_never_gathered_is_when_it_is_opened(tmp_path, alone):
     sweep, plan, run = filled(tmp_path / "many")
     Aggregation(sweep, plan, run).flush()
     assert files(run, plan) == GROUPS
@@ -138,9 +132,7 @@ def mortal(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
         monkeypatch.setattr(RunDirectory, name, acts)
 
 
-def test_a_crash_at_any_moment_counts_no_trial_twice_and_loses_none(
-    tmp_path: Path, alone: RunDirectory
-) -> None:
+def test_a_crash_at_any_moment_counts_no_trial_twice_and_loses_none(tmp_path, alone):
     """Killed before and after a write, after some deletions, in the second group; and again."""
     sweep, plan, run = filled(tmp_path / "many")
     counts = []
@@ -159,9 +151,7 @@ def test_a_crash_at_any_moment_counts_no_trial_twice_and_loses_none(
     assert_same(run, alone)
 
 
-def test_old_files_stay_where_the_new_one_is_not_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_files_stay_where_the_new_one_is_not_whole(tmp_path, monkeypatch):
     sweep, plan, run = filled(tmp_path / "many")
     write = RunDirectory.write_scores
 
@@ -179,9 +169,7 @@ def test_old_files_stay_where_the_new_one_is_not_whole(
 
 
 @pytest.mark.parametrize("what", ["write_scores", "delete_scores"])
-def test_storage_that_will_not_have_it_fails_no_run(
-    what: str, tmp_path: Path, alone: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_storage_that_will_not_have_it_fails_no_run(what, tmp_path, alone, monkeypatch):
     sweep, plan, run = filled(tmp_path / "many")
 
     def refused(*_: object) -> None:
@@ -193,7 +181,7 @@ def test_storage_that_will_not_have_it_fails_no_run(
     assert_same(run, alone)
 
 
-def test_what_is_gathered_while_it_is_read_is_found(tmp_path: Path, alone: RunDirectory) -> None:
+def test_what_is_gathered_while_it_is_read_is_found(tmp_path, alone):
     sweep, plan, run = filled(tmp_path / "many")
     slow = score_stream.prefix(run, sweep, plan, 0)
     first = next(slow)
@@ -206,7 +194,7 @@ def test_what_is_gathered_while_it_is_read_is_found(tmp_path: Path, alone: RunDi
     assert np.array_equal(scores, whole)
 
 
-def test_packs_around_one_that_failed_are_gathered_and_then_all(tmp_path: Path) -> None:
+def test_packs_around_one_that_failed_are_gathered_and_then_all(tmp_path):
     sweep, plan, run = opened(tmp_path)
     packs = list(plan.remaining(run))
     bad = packs[12]
@@ -229,7 +217,7 @@ def test_packs_around_one_that_failed_are_gathered_and_then_all(tmp_path: Path) 
     assert files(run, plan) == GROUPS
 
 
-def test_an_extension_goes_on_in_the_same_group(tmp_path: Path) -> None:
+def test_an_extension_goes_on_in_the_same_group(tmp_path):
     sweep, plan, run = filled(tmp_path)
     Aggregation(sweep, plan, run).flush()
     sweep, plan, run = opened(tmp_path, packs=75)
@@ -243,9 +231,7 @@ def test_an_extension_goes_on_in_the_same_group(tmp_path: Path) -> None:
     assert len(da.Result(run.location, True).scores) == 75 * SIZE * 2
 
 
-def test_a_late_pack_brings_back_many_that_were_gathered_meanwhile(
-    tmp_path: Path, alone: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_pack_brings_back_many_that_were_gathered_meanwhile(tmp_path, alone, monkeypatch):
     """They wait in memory as far as that goes; then they are read file by file, not one by one."""
     sweep, plan, run = opened(tmp_path / "many")
     aggregation = Aggregation(sweep, plan, run)
@@ -281,7 +267,7 @@ PLAN = [(n, n + 9) for n in range(0, 100, 10)]
         ([(50, 99), (0, 49), (40, 59)], [((0, 49), 0, 5), ((40, 59), 5, 6), ((50, 99), 6, 10)]),
     ],
 )
-def test_overlapping_files(given: list, taken: list) -> None:
+def test_overlapping_files(given, taken):
     found = compaction.resolved(PLAN, given)
     assert [(each.file, each.start, each.stop) for each in found] == taken
 
@@ -295,7 +281,7 @@ def covering(given: list[tuple[int, int]]) -> Iterator[int]:
             yield number
 
 
-def test_every_pack_is_taken_once_from_any_files() -> None:
+def test_every_pack_is_taken_once_from_any_files():
     rng = random.Random(0)
     edges = sorted({edge for first, _ in PLAN for edge in (first, first + 4)})
     for _ in range(2000):
@@ -313,7 +299,7 @@ def test_every_pack_is_taken_once_from_any_files() -> None:
             assert PLAN[each.stop - 1][1] <= each.file[1]
 
 
-def test_the_prefix_ends_at_the_first_gap() -> None:
+def test_the_prefix_ends_at_the_first_gap():
     audit = type("Audit", (), {"packs": PLAN})
     there = [Stretch((0, 29), 0, 3), Stretch((40, 79), 4, 8)]
     ends = lambda *given, **more: [  # noqa: E731
@@ -327,9 +313,7 @@ def test_the_prefix_ends_at_the_first_gap() -> None:
     assert ends([], {(0, 9)}) == [(None, 0, 1)]
 
 
-def test_a_verdict_looks_after_packs_and_not_after_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verdict_looks_after_packs_and_not_after_files(tmp_path, monkeypatch):
     """Slow twin: pack by pack, as each of them was looked at when it was a file."""
     sweep, plan, run = filled(tmp_path)
     Aggregation(sweep, plan, run).flush()
@@ -358,7 +342,7 @@ def test_a_verdict_looks_after_packs_and_not_after_files(
     assert (fast.best, fast.latest, fast._reached) == (slow.best, slow.latest, slow._reached)
 
 
-def test_small_audits_keep_a_file_per_pack(tmp_path: Path) -> None:
+def test_small_audits_keep_a_file_per_pack(tmp_path):
     sweep, plan, run = filled(tmp_path, packs=FEWEST - 1)
     Aggregation(sweep, plan, run).flush()
     assert len(files(run, plan)) == FEWEST - 1

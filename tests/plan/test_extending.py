@@ -1,7 +1,5 @@
 """What is said of an audit whose number of trials followed from its trials."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -59,14 +57,14 @@ def whole(raw: dict[str, Any], folder: Path, name: str, planned: int) -> stats.E
     return state.bound(**LEVEL)
 
 
-def test_one_declaration_is_certified(tmp_path: Path) -> None:
+def test_one_declaration_is_certified(tmp_path):
     table = grown(sweep("accuracy", "eps-delta", "paper-gdp"), tmp_path, 100)
     assert table["status"].to_dict() == {
         "accuracy": "certified", "eps-delta": "certified", "paper-gdp": "paper",
     }  # fmt: skip
 
 
-def test_after_an_extension_time_uniform_bounds_take_over(tmp_path: Path) -> None:
+def test_after_an_extension_time_uniform_bounds_take_over(tmp_path):
     raw = sweep("accuracy", "eps-delta", "paper-gdp")
     table = grown(raw, tmp_path, 100, 200)
     assert table["status"].to_dict() == {
@@ -90,7 +88,7 @@ def test_after_an_extension_time_uniform_bounds_take_over(tmp_path: Path) -> Non
     assert {row["estimator"]: row["status"] for row in rows} == table["status"].to_dict()
 
 
-def test_every_recorded_step_has_them(tiny: dict, tmp_path: Path) -> None:
+def test_every_recorded_step_has_them(tiny, tmp_path):
     tiny["audit"]["estimators"] = ["accuracy"]
     grown(tiny, tmp_path, 20, 30)
     table = RunDirectory(str(tmp_path / "tiny")).estimates()
@@ -99,13 +97,13 @@ def test_every_recorded_step_has_them(tiny: dict, tmp_path: Path) -> None:
     assert found.tolist() == [{"anytime", "eps-delta-anytime"}] * 4
 
 
-def test_nothing_is_added_where_a_time_uniform_one_is_asked_for(tmp_path: Path) -> None:
+def test_nothing_is_added_where_a_time_uniform_one_is_asked_for(tmp_path):
     table = grown(sweep("accuracy", "claim"), tmp_path, 100, 200)
     assert table["status"].to_dict() == {"accuracy": "extended", "claim": "certified"}
     assert "lower bounds by claim" in dpaudit("status", tmp_path / "longer").out
 
 
-def test_a_plan_for_looks_is_extended_too(tmp_path: Path) -> None:
+def test_a_plan_for_looks_is_extended_too(tmp_path):
     """It spends its error over the declared trials, so it may be looked at, but not extended."""
     table = grown(sweep("group-sequential"), tmp_path, 100, 200)
     assert table["status"].to_dict() == {
@@ -113,7 +111,7 @@ def test_a_plan_for_looks_is_extended_too(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_time_uniform_bound_is_not_tuned_again_after_looking(tmp_path: Path) -> None:
+def test_a_time_uniform_bound_is_not_tuned_again_after_looking(tmp_path):
     """`expected` weighs its prior by the trials declared first: later ones know the scores."""
     raw = sweep({"name": "anytime", "expected": 0.8})
     table = grown(raw, tmp_path, 100, 1000)
@@ -129,7 +127,7 @@ def test_a_time_uniform_bound_is_not_tuned_again_after_looking(tmp_path: Path) -
     assert table.loc["anytime", "epsilon_lower"] == bounds[100]
 
 
-def test_raising_what_nobody_has_seen_is_no_extension(tmp_path: Path) -> None:
+def test_raising_what_nobody_has_seen_is_no_extension(tmp_path):
     raw = sweep("accuracy")
     file = write_sweep(tmp_path, raw)
     with pytest.MonkeyPatch.context() as patch:
@@ -142,7 +140,7 @@ def test_raising_what_nobody_has_seen_is_no_extension(tmp_path: Path) -> None:
 # `stop_when` ---------------------------------------------------------------------------------
 
 
-def test_an_audit_that_was_decided_early_certifies_what_holds_then(tmp_path: Path) -> None:
+def test_an_audit_that_was_decided_early_certifies_what_holds_then(tmp_path):
     """`accuracy` at the trial that decided is looked at, wherever it is written."""
     raw = sweep("accuracy", "eps-delta", trials=2000, stop_when={"within": 0.7})
     result = da.run(raw, str(tmp_path), "inline")
@@ -164,7 +162,7 @@ def test_an_audit_that_was_decided_early_certifies_what_holds_then(tmp_path: Pat
     }  # fmt: skip
 
 
-def test_going_on_to_the_declared_number_is_no_extension(tmp_path: Path) -> None:
+def test_going_on_to_the_declared_number_is_no_extension(tmp_path):
     """The stop was a look, but the bound is the one at the number that was declared first."""
     raw = sweep("accuracy", trials=400, stop_when={"within": 0.7})
     early = da.run(raw, str(tmp_path), "inline").estimates

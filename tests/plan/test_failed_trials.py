@@ -1,7 +1,5 @@
 """Trials that failed are misses, in everything that is said, until what they are is known."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -64,9 +62,7 @@ def replayed(location: Path, name: str) -> float:
 # One prefix ----------------------------------------------------------------------------------
 
 
-def test_estimates_cover_all_trials_with_the_failed_ones_as_misses(
-    broken: Path,
-) -> None:
+def test_estimates_cover_all_trials_with_the_failed_ones_as_misses(broken):
     """The twin folds trial by trial, by hand."""
     _sweep, plan, run = opened(broken)
     failed = {(f.pack.first, f.pack.last) for f in outcomes.failed(run, plan)}
@@ -79,7 +75,7 @@ def test_estimates_cover_all_trials_with_the_failed_ones_as_misses(
         assert found.loc[name, "epsilon_lower"] == replayed(broken, name), name
 
 
-def test_everything_that_is_said_rests_on_the_same_trials(broken: Path) -> None:
+def test_everything_that_is_said_rests_on_the_same_trials(broken):
     sweep, plan, run = opened(broken)
     packs = list(score_stream.prefix(run, sweep, plan, 0))
     assert [(p.first, p.last) for p in packs] == list(plan.audits[0].packs)
@@ -99,7 +95,7 @@ def test_everything_that_is_said_rests_on_the_same_trials(broken: Path) -> None:
     assert "left to do: about 0s" in planned.out, "failed packs are not run again unasked"
 
 
-def test_the_prefix_ends_at_a_pack_that_was_not_run(broken: Path) -> None:
+def test_the_prefix_ends_at_a_pack_that_was_not_run(broken):
     sweep, plan, run = opened(broken)
     given_up = {f.pack.first for f in outcomes.failed(run, plan)}
     gap = next(pack for pack in plan.audits[0].packs[20:] if pack[0] not in given_up)
@@ -109,7 +105,7 @@ def test_the_prefix_ends_at_a_pack_that_was_not_run(broken: Path) -> None:
     assert set(rows(broken)["trials"]) == {gap[0]}
 
 
-def test_failures_that_tell_the_bit_show_nothing(tmp_path: Path) -> None:
+def test_failures_that_tell_the_bit_show_nothing(tmp_path):
     """Packs of one trial: the scores that are stored are perfect, and half of the trials failed."""
     failing = sweep("telling", 200)
     failing["resources"]["pack_size"] = 1
@@ -131,9 +127,7 @@ def test_failures_that_tell_the_bit_show_nothing(tmp_path: Path) -> None:
 # Order, restarts -------------------------------------------------------------------------------
 
 
-def test_any_order_of_scores_failures_and_restarts_gives_the_same(
-    broken: Path, tmp_path: Path
-) -> None:
+def test_any_order_of_scores_failures_and_restarts_gives_the_same(broken, tmp_path):
     sweep, plan, run = opened(broken)
     known = {failure.pack: failure for failure in outcomes.failed(run, plan)}
     packs = [Pack(0, *bounds) for bounds in plan.audits[0].packs]
@@ -154,9 +148,7 @@ def test_any_order_of_scores_failures_and_restarts_gives_the_same(
         assert len(outcomes.failed(other, plan)) == len(known)
 
 
-def test_a_failure_is_recorded_before_it_counts(
-    broken: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_failure_is_recorded_before_it_counts(broken, monkeypatch, tmp_path):
     sweep, plan, _ = opened(broken)
     other = RunDirectory(str(tmp_path / "other"))
     planning.open_run(sweep, other)
@@ -173,9 +165,7 @@ def test_a_failure_is_recorded_before_it_counts(
     assert set(other.estimates()["trials"]) == {5}
 
 
-def test_scores_of_a_trainer_that_was_taken_for_lost_stand_above_the_miss(
-    broken: Path, tmp_path: Path
-) -> None:
+def test_scores_of_a_trainer_that_was_taken_for_lost_stand_above_the_miss(broken, tmp_path):
     sweep, plan, run = opened(broken)
     other = RunDirectory(str(tmp_path / "other"))
     planning.open_run(sweep, other)
@@ -208,9 +198,7 @@ def whole(tmp_path: Path) -> pd.DataFrame:
     return da.run(parsed, storage_path=str(tmp_path / "whole"), executor="inline").estimates
 
 
-def test_scores_replace_misses_when_a_retry_succeeds(
-    broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_replace_misses_when_a_retry_succeeds(broken, tmp_path, monkeypatch):
     monkeypatch.delenv(FLAG)
     assert retried(broken).code == 0
     assert json.loads((broken / "outcomes.json").read_text())["failed_packs"] == []
@@ -218,7 +206,7 @@ def test_scores_replace_misses_when_a_retry_succeeds(
     pd.testing.assert_frame_equal(found, whole(tmp_path), check_exact=True)
 
 
-def test_a_retry_that_fails_again_changes_nothing(broken: Path) -> None:
+def test_a_retry_that_fails_again_changes_nothing(broken):
     """Three failures in a row end it; packs whose turn did not come are misses again."""
     location = broken
     before = RunDirectory(str(location)).estimates()
@@ -232,9 +220,7 @@ def test_a_retry_that_fails_again_changes_nothing(broken: Path) -> None:
     pd.testing.assert_frame_equal(after, before, check_exact=True)
 
 
-def test_code_that_is_not_deterministic_is_not_retried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_is_not_deterministic_is_not_retried(tmp_path, monkeypatch):
     """Retried until nothing fails, ε >= 2.70 was certified of a mechanism with ε = 2.
 
     The scores are seeded by the clock: one retry in 200,000 is not found out (.8287 ** 65).
@@ -263,9 +249,7 @@ def test_code_that_is_not_deterministic_is_not_retried(
 
 
 @pytest.mark.parametrize("steady", [True, False])
-def test_an_audit_without_a_finished_pack_is_run_twice(
-    steady: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_audit_without_a_finished_pack_is_run_twice(steady, tmp_path, monkeypatch):
     lone = sweep("first_try", 10, steady=steady) | {"resources": {"pack_size": 10}}
     file = write_sweep(tmp_path, lone)
     monkeypatch.setenv(FLAG, "1")
@@ -276,9 +260,7 @@ def test_an_audit_without_a_finished_pack_is_run_twice(
     assert ("trials 0-9, run again, gave " in again.err) == (not steady)
 
 
-def test_a_decision_that_rested_on_misses_is_taken_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decision_that_rested_on_misses_is_taken_again(tmp_path, monkeypatch):
     """With the misses the bound takes longer to get there than with the scores."""
     early = sweep("steady", 300)
     early["audit"]["stop_when"] = {"within": 0.7}

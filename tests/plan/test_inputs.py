@@ -1,7 +1,5 @@
 """Data that changes between a run and its resumption is noticed by content, not by place."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
@@ -36,7 +34,7 @@ def plan_file(storage: Path) -> Path:
     return storage / "tiny/plan.json"
 
 
-def test_a_plan_records_the_content_of_what_is_read(reading: dict, tmp_path: Path) -> None:
+def test_a_plan_records_the_content_of_what_is_read(reading, tmp_path):
     assert inline(write_sweep(tmp_path, reading), tmp_path).code == 0
     file = tmp_path / "data.npz"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -44,7 +42,7 @@ def test_a_plan_records_the_content_of_what_is_read(reading: dict, tmp_path: Pat
     assert recorded == [{"file": str(file), "sha256": digest}]
 
 
-def test_data_that_changed_are_refused_with_both_digests(reading: dict, tmp_path: Path) -> None:
+def test_data_that_changed_are_refused_with_both_digests(reading, tmp_path):
     sweep, data = write_sweep(tmp_path, reading), tmp_path / "data.npz"
     assert inline(sweep, tmp_path).code == 0
     before = hashlib.sha256(data.read_bytes()).hexdigest()[:12]
@@ -63,7 +61,7 @@ def test_data_that_changed_are_refused_with_both_digests(reading: dict, tmp_path
         assert dpaudit(verb, tmp_path / "tiny").code == 0, "results need no data"
 
 
-def test_the_same_data_elsewhere_are_the_same(reading: dict, tmp_path: Path) -> None:
+def test_the_same_data_elsewhere_are_the_same(reading, tmp_path):
     assert inline(write_sweep(tmp_path, reading), tmp_path).code == 0
     plan = plan_file(tmp_path).read_bytes()
     moved = (tmp_path / "data.npz").rename(tmp_path / "moved.npz")
@@ -75,7 +73,7 @@ def test_the_same_data_elsewhere_are_the_same(reading: dict, tmp_path: Path) -> 
     assert json.loads(plan_file(tmp_path).read_text())["data"] == json.loads(plan)["data"]
 
 
-def test_a_run_from_before_digests_resumes_on_trust(reading: dict, tmp_path: Path) -> None:
+def test_a_run_from_before_digests_resumes_on_trust(reading, tmp_path):
     sweep = write_sweep(tmp_path, reading)
     assert inline(sweep, tmp_path).code == 0
     old = json.loads(plan_file(tmp_path).read_text())
@@ -87,7 +85,7 @@ def test_a_run_from_before_digests_resumes_on_trust(reading: dict, tmp_path: Pat
 
 
 @pytest.mark.parametrize("data", ["data.npz", ["data.npz"], [{"file": "data.npz"}]])
-def test_a_damaged_record_is_told(data: Any, reading: dict, tmp_path: Path) -> None:
+def test_a_damaged_record_is_told(data, reading, tmp_path):
     sweep = write_sweep(tmp_path, reading)
     assert inline(sweep, tmp_path).code == 0
     raw = json.loads(plan_file(tmp_path).read_text())
@@ -95,14 +93,14 @@ def test_a_damaged_record_is_told(data: Any, reading: dict, tmp_path: Path) -> N
     assert "plan.json is damaged" in refused("run", sweep, "--storage-path", tmp_path)
 
 
-def test_bundled_data_and_no_data_have_no_files(tiny: dict) -> None:
+def test_bundled_data_and_no_data_have_no_files(tiny):
     assert inputs.input_files(spec.from_raw(tiny)) == ()
     process = {"name": "landscape", "steps": 3, "batch_size": 1, "noise_multiplier": 1.0}
     tiny |= {"mechanism": process, "adversary": {"name": "landscape"}, "grid": {}}
     assert inputs.input_files(spec.from_raw(tiny)) == ()
 
 
-def test_files_of_models_count_and_missing_ones_do_not(reading: dict, tmp_path: Path) -> None:
+def test_files_of_models_count_and_missing_ones_do_not(reading, tmp_path):
     weights = tmp_path / "weights.pth"
     weights.write_bytes(b"weights")
     reading["mechanism"]["model"] = {"name": "alexnet", "weights": "file", "path": str(weights)}
@@ -112,9 +110,7 @@ def test_files_of_models_count_and_missing_ones_do_not(reading: dict, tmp_path: 
     assert len(inputs.input_files(spec.from_raw(reading))) == 1
 
 
-def test_a_file_that_cannot_be_read_is_told(
-    reading: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_is_told(reading, tmp_path, monkeypatch):
     def denied(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -135,7 +131,7 @@ def test_a_file_that_cannot_be_read_is_told(
         ("", "", None),
     ],
 )
-def test_files_are_compared_in_their_order(recorded: str, now: str, told: str | None) -> None:
+def test_files_are_compared_in_their_order(recorded, now, told):
     def files(digests: str) -> tuple[InputFile, ...]:
         return tuple(InputFile(f"file{i}", digest) for i, digest in enumerate(digests))
 

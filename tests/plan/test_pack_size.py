@@ -1,8 +1,5 @@
 """`pack_size: auto` goes by the model's size; what was planned before it did stays as it is."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,17 +28,13 @@ def larger(monkeypatch: pytest.MonkeyPatch, models: int) -> None:
     ("model", "models"),
     [({"name": "fcnn"}, 256), ({"name": "wrn16"}, 48), ({"name": "resnet18"}, 12)],
 )
-def test_large_models_come_in_smaller_packs(
-    model: dict[str, Any], models: int, tiny: dict[str, Any]
-) -> None:
+def test_large_models_come_in_smaller_packs(model, models, tiny):
     sweep = automatic(tiny, 600, model)
     for audit in planning.make(sweep).audits:
         assert audit.packs[:2] == ((0, models - 1), (models, 2 * models - 1))
 
 
-def test_a_plan_of_before_keeps_its_packs(
-    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_of_before_keeps_its_packs(tiny, monkeypatch):
     old = planning.make(automatic(tiny, 600, {"name": "fcnn"}))
     larger(monkeypatch, 40)
     more = planning.make(automatic(tiny, 700, {"name": "fcnn"}), old)
@@ -50,9 +43,7 @@ def test_a_plan_of_before_keeps_its_packs(
     assert [a.fingerprint for a in more.audits] == [a.fingerprint for a in old.audits]
 
 
-def test_a_run_of_before_and_what_it_was_extended_by_are_in_order(
-    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_before_and_what_it_was_extended_by_are_in_order(tiny, tmp_path, monkeypatch):
     sweep = automatic(tiny, 300, {"name": "fcnn"})
     location = da.run(sweep, storage_path=str(tmp_path), executor="inline").location
     larger(monkeypatch, 40)

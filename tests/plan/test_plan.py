@@ -1,7 +1,5 @@
 """From a sweep to packs, and back from a run directory to what remains."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable
@@ -62,7 +60,7 @@ def tampered(run: RunDirectory, change: Callable[[dict[str, Any]], object]) -> N
 
 @pytest.mark.parametrize("size", [1, 7, 10, 89, 90, 91, 1000, "auto"])
 @pytest.mark.parametrize("trials", [1, 90])
-def test_packs_tile_the_trials(size: int | str, trials: int, tiny: dict) -> None:
+def test_packs_tile_the_trials(size, trials, tiny):
     for audit in planning.make(with_trials(tiny, trials, size)).audits:
         covered = [t for first, last in audit.packs for t in range(first, last + 1)]
         assert covered == list(range(trials))
@@ -70,14 +68,14 @@ def test_packs_tile_the_trials(size: int | str, trials: int, tiny: dict) -> None
         assert max(last - first + 1 for first, last in audit.packs) == min(limit, trials)
 
 
-def test_pack_bounds_come_from_the_sweep_alone(tiny: dict) -> None:
+def test_pack_bounds_come_from_the_sweep_alone(tiny):
     before = planning.make(with_trials(tiny, 1000, "auto"))
     tiny["resources"] |= {"num_cpus": 2, "num_gpus": 0.25, "max_concurrent_trainers": 3}
     after = planning.make(with_trials(tiny, 1000, "auto"))
     assert after == before
 
 
-def test_every_audit_has_its_own_bits_and_folder(tiny: dict) -> None:
+def test_every_audit_has_its_own_bits_and_folder(tiny):
     tiny["grid"]["mechanism.steps"] = [5, 6]
     tiny["grid"]["audit.delta"] = [1e-5, 1e-6]
     plan = planning.make(spec.from_raw(tiny))
@@ -86,7 +84,7 @@ def test_every_audit_has_its_own_bits_and_folder(tiny: dict) -> None:
     assert len({audit.fingerprint for audit in plan.audits}) == 4, "the level changes no bits"
 
 
-def test_claims_are_given_for_every_accountant_and_horizon(tiny: dict) -> None:
+def test_claims_are_given_for_every_accountant_and_horizon(tiny):
     changed(tiny, "audit.accountants", ["rdp", "gaussian"])
     (audit, *_) = planning.make(spec.from_raw(tiny)).audits
     assert audit.horizons == (3, 6)
@@ -97,9 +95,7 @@ def test_claims_are_given_for_every_accountant_and_horizon(tiny: dict) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("too small"), OverflowError("math range error")])
-def test_an_accountant_without_an_answer_is_told(
-    error: Exception, tiny: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_accountant_without_an_answer_is_told(error, tiny, monkeypatch):
     def unanswered(*_: Any, **__: Any) -> None:
         raise error
 
@@ -112,7 +108,7 @@ def test_an_accountant_without_an_answer_is_told(
     )
 
 
-def test_the_commitment_is_to_every_bit(tiny: dict) -> None:
+def test_the_commitment_is_to_every_bit(tiny):
     plan = planning.make(spec.from_raw(tiny))
     (first, second) = plan.audits
     given = {first.commitment(3), second.commitment(3), first.commitment(4)}
@@ -123,14 +119,14 @@ def test_the_commitment_is_to_every_bit(tiny: dict) -> None:
 # Resuming ------------------------------------------------------------------------------------
 
 
-def test_a_plan_survives_its_file(tiny: dict, run: RunDirectory) -> None:
+def test_a_plan_survives_its_file(tiny, run):
     plan = planning.open_run(spec.from_raw(tiny), run)
     assert planning.load(run) == plan
     assert planning.require(run) == plan
     assert planning.read(run) == (spec.from_raw(tiny), plan)
 
 
-def test_what_is_stored_is_not_run_again(tiny: dict, run: RunDirectory) -> None:
+def test_what_is_stored_is_not_run_again(tiny, run):
     plan = planning.open_run(spec.from_raw(tiny), run)
     assert len(list(plan.remaining(run))) == 18
     for pack in (Pack(0, 20, 29), Pack(1, 0, 9)):
@@ -141,7 +137,7 @@ def test_what_is_stored_is_not_run_again(tiny: dict, run: RunDirectory) -> None:
     assert left == sorted(left, key=lambda pack: (pack.audit, pack.first))
 
 
-def test_opening_again_changes_no_file(tiny: dict, run: RunDirectory) -> None:
+def test_opening_again_changes_no_file(tiny, run):
     plan = planning.open_run(spec.from_raw(tiny), run)
     for pack in plan.remaining(run):
         store(run, plan, pack)
@@ -152,7 +148,7 @@ def test_opening_again_changes_no_file(tiny: dict, run: RunDirectory) -> None:
     assert run.complete
 
 
-def test_settings_that_change_no_result_are_taken_over(tiny: dict, run: RunDirectory) -> None:
+def test_settings_that_change_no_result_are_taken_over(tiny, run):
     planning.open_run(spec.from_raw(tiny), run)
     tiny["resources"]["num_cpus"] = 2
     planning.open_run(spec.from_raw(tiny), run)
@@ -160,7 +156,7 @@ def test_settings_that_change_no_result_are_taken_over(tiny: dict, run: RunDirec
     assert sweep.resources.num_cpus == 2
 
 
-def test_success_is_withdrawn_while_a_pack_is_missing(tiny: dict, run: RunDirectory) -> None:
+def test_success_is_withdrawn_while_a_pack_is_missing(tiny, run):
     """A damaged score file was deleted, as the error message says."""
     plan = planning.open_run(spec.from_raw(tiny), run)
     for pack in list(plan.remaining(run))[1:]:
@@ -170,7 +166,7 @@ def test_success_is_withdrawn_while_a_pack_is_missing(tiny: dict, run: RunDirect
     assert not run.complete
 
 
-def test_preview_writes_nothing(tiny: dict, run: RunDirectory) -> None:
+def test_preview_writes_nothing(tiny, run):
     plan = planning.preview(spec.from_raw(tiny), run)
     assert not Path(run.location).exists()
     assert planning.open_run(spec.from_raw(tiny), run) == plan
@@ -183,17 +179,13 @@ def test_preview_writes_nothing(tiny: dict, run: RunDirectory) -> None:
 @pytest.mark.parametrize(
     "model", ["convnet", "cnn4", {"name": "module", "path": "torch.nn:Identity"}], ids=str
 )
-def test_networks_that_may_pool_convolutions_are_computed_otherwise_than_before(
-    model: str | dict[str, str],
-) -> None:
+def test_networks_that_may_pool_convolutions_are_computed_otherwise_than_before(model):
     """Their last bits changed: a run of before has another identity, and is refused."""
     assert parse(Model, model, "model").identity()["revision"] == 3
     assert "revision" not in parse(Model, "fcnn", "model").identity()
 
 
-def test_a_run_of_another_computation_is_refused_with_what_differs(
-    tiny: dict, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_another_computation_is_refused_with_what_differs(tiny, run, monkeypatch):
     """Before revision 2, dp-sgd rounded θ before the canary joined it: scores must not mix."""
     with monkeypatch.context() as before:
         before.setattr(DpSgd, "revision", 1)
@@ -215,9 +207,7 @@ def test_a_run_of_another_computation_is_refused_with_what_differs(
 
 
 @pytest.mark.parametrize("trials", [91, 95, 100, 130])
-def test_raising_trials_keeps_old_packs_and_bits(
-    trials: int, tiny: dict, run: RunDirectory
-) -> None:
+def test_raising_trials_keeps_old_packs_and_bits(trials, tiny, run):
     old = planning.open_run(with_trials(tiny, 90, 20), run)
     for pack in old.remaining(run):
         store(run, old, pack)
@@ -237,7 +227,7 @@ def test_raising_trials_keeps_old_packs_and_bits(
     assert planning.read(run)[0].trials == 2 * trials
 
 
-def test_a_grid_over_trials_is_extended_cell_by_cell(tiny: dict, run: RunDirectory) -> None:
+def test_a_grid_over_trials_is_extended_cell_by_cell(tiny, run):
     tiny["grid"] = {"audit.trials": [20, 30]}
     old = planning.open_run(spec.from_raw(tiny), run)
     assert [audit.trials for audit in old.audits] == [20, 30]
@@ -248,14 +238,14 @@ def test_a_grid_over_trials_is_extended_cell_by_cell(tiny: dict, run: RunDirecto
     assert new.audits[1].packs == (*old.audits[1].packs, (30, 39), (40, 44))
 
 
-def test_extending_twice_is_extending_once_more(tiny: dict, run: RunDirectory) -> None:
+def test_extending_twice_is_extending_once_more(tiny, run):
     for trials in (15, 25, 40):
         plan = planning.open_run(with_trials(tiny, trials), run)
     bounds = ((0, 9), (10, 14), (15, 24), (25, 34), (35, 39))
     assert [audit.packs for audit in plan.audits] == [bounds, bounds]
 
 
-def test_numbers_of_trials_are_declared_in_turn(tiny: dict, run: RunDirectory) -> None:
+def test_numbers_of_trials_are_declared_in_turn(tiny, run):
     """Raised before any trial was seen is declared for the first time."""
     for trials in (30, 40):
         plan = planning.open_run(with_trials(tiny, trials), run)
@@ -269,7 +259,7 @@ def test_numbers_of_trials_are_declared_in_turn(tiny: dict, run: RunDirectory) -
     assert entry["declared"] == [40, 50, 70]
 
 
-def test_trials_that_failed_were_seen(tiny: dict, run: RunDirectory) -> None:
+def test_trials_that_failed_were_seen(tiny, run):
     plan = planning.open_run(with_trials(tiny, 30), run)
     outcomes.Record(run, plan).set_failed(
         [outcomes.Failure(Pack(0, 0, 9), "ValueError", "boom", "")]
@@ -278,9 +268,7 @@ def test_trials_that_failed_were_seen(tiny: dict, run: RunDirectory) -> None:
     assert plan.audits[0].declared == (30, 40)
 
 
-def test_a_kill_between_the_two_files_of_an_extension_is_harmless(
-    tiny: dict, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_between_the_two_files_of_an_extension_is_harmless(tiny, run, monkeypatch):
     old = planning.open_run(with_trials(tiny, 90), run)
 
     def dies(*_: Any) -> None:
@@ -296,9 +284,7 @@ def test_a_kill_between_the_two_files_of_an_extension_is_harmless(
     assert planning.read(run)[0].trials == planning.read(run)[1].trials == 240
 
 
-def test_an_extension_that_was_cut_off_can_be_taken_back(
-    tiny: dict, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_extension_that_was_cut_off_can_be_taken_back(tiny, run, monkeypatch):
     planning.open_run(with_trials(tiny, 90), run)
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "write_json", lambda *_: 1 // 0)
@@ -325,7 +311,7 @@ def refusal(sweep: Sweep, run: RunDirectory) -> str:
     return messages[0]
 
 
-def test_lowered_trials_are_refused(tiny: dict, run: RunDirectory) -> None:
+def test_lowered_trials_are_refused(tiny, run):
     planning.open_run(spec.from_raw(tiny), run)
     assert refusal(with_trials(tiny, 89), run) == (
         f"{run.location} was planned with audit.trials = 90, this sweep says 89; trials can be "
@@ -345,9 +331,7 @@ def test_lowered_trials_are_refused(tiny: dict, run: RunDirectory) -> None:
         ("grid.adversary", ["loss", "biased-dimension"], "audits.000.adversary.name: 'biased-dime"),
     ],
 )
-def test_another_sweep_is_refused_with_the_difference(
-    key: str, value: Any, difference: str, tiny: dict, run: RunDirectory
-) -> None:
+def test_another_sweep_is_refused_with_the_difference(key, value, difference, tiny, run):
     planning.open_run(spec.from_raw(tiny), run)
     message = refusal(spec.from_raw(tiny, overrides={key: value}), run)
     assert message.startswith(f"{run.location} holds another sweep (")
@@ -358,7 +342,7 @@ def test_another_sweep_is_refused_with_the_difference(
     assert message.endswith(f"use a new name{seed}, or the old settings to resume")
 
 
-def test_a_long_difference_is_cut(tiny: dict, run: RunDirectory) -> None:
+def test_a_long_difference_is_cut(tiny, run):
     planning.open_run(spec.from_raw(tiny), run)
     tiny["mechanism"] |= {"clip_norm": 2.0, "noise_multiplier": 3.0, "learning_rate": 0.2}
     message = refusal(spec.from_raw(tiny), run)
@@ -420,9 +404,7 @@ def claimed(**fields: Any) -> Callable[[dict[str, Any]], object]:
         (lambda p: p.update(fingerprint="abc"), "is the plan of another sweep"),
     ],
 )
-def test_a_tampered_plan_is_refused(
-    change: Callable[[dict[str, Any]], object], problem: str, tiny: dict, run: RunDirectory
-) -> None:
+def test_a_tampered_plan_is_refused(change, problem, tiny, run):
     planning.open_run(spec.from_raw(tiny), run)
     tampered(run, change)
     message = refusal(spec.from_raw(tiny), run)
@@ -434,7 +416,7 @@ def test_a_tampered_plan_is_refused(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", "null!", '{"audits": {}}'])
-def test_a_plan_that_is_none_is_refused(content: str, tiny: dict, run: RunDirectory) -> None:
+def test_a_plan_that_is_none_is_refused(content, tiny, run):
     planning.open_run(spec.from_raw(tiny), run)
     (Path(run.location) / "plan.json").write_text(content)
     assert "plan.json is " in refusal(spec.from_raw(tiny), run)
@@ -451,9 +433,7 @@ def test_a_plan_that_is_none_is_refused(content: str, tiny: dict, run: RunDirect
         lambda text: "",
     ],
 )
-def test_an_edited_recording_is_refused(
-    edit: Callable[[str], str], tiny: dict, run: RunDirectory
-) -> None:
+def test_an_edited_recording_is_refused(edit, tiny, run):
     planning.open_run(spec.from_raw(tiny), run)
     file = Path(run.location) / "sweep.yaml"
     file.write_text(edit(file.read_text()))
@@ -464,7 +444,7 @@ def test_an_edited_recording_is_refused(
         planning.read(run)
 
 
-def test_a_lost_recording_is_written_again(tiny: dict, run: RunDirectory) -> None:
+def test_a_lost_recording_is_written_again(tiny, run):
     """plan.json says which sweep it was, so only that sweep can restore the file."""
     planning.open_run(spec.from_raw(tiny), run)
     before = files(run)
@@ -475,7 +455,7 @@ def test_a_lost_recording_is_written_again(tiny: dict, run: RunDirectory) -> Non
     assert files(run) == before
 
 
-def test_a_lost_plan_is_made_again_unless_there_are_scores(tiny: dict, run: RunDirectory) -> None:
+def test_a_lost_plan_is_made_again_unless_there_are_scores(tiny, run):
     """An extended run was packed by its history, which nothing else records."""
     plan = planning.open_run(spec.from_raw(tiny), run)
     (Path(run.location) / "plan.json").unlink()
@@ -485,7 +465,7 @@ def test_a_lost_plan_is_made_again_unless_there_are_scores(tiny: dict, run: RunD
     assert "holds scores but no plan.json" in refusal(spec.from_raw(tiny), run)
 
 
-def test_a_folder_that_is_no_run_is_told(tiny: dict, run: RunDirectory) -> None:
+def test_a_folder_that_is_no_run_is_told(tiny, run):
     for missing in ("plan.json", "sweep.yaml"):
         planning.open_run(spec.from_raw(tiny), run)
         (Path(run.location) / missing).unlink()
@@ -493,7 +473,7 @@ def test_a_folder_that_is_no_run_is_told(tiny: dict, run: RunDirectory) -> None:
             planning.read(run)
 
 
-def test_packs_are_limited_to_what_a_disk_can_hold(tiny: dict) -> None:
+def test_packs_are_limited_to_what_a_disk_can_hold(tiny):
     with pytest.raises(SpecError, match=r"^resources\.pack_size: is 3, which cuts 90000000 trials"):
         planning.make(with_trials(tiny, 90_000_000, 3))
     sizes = itertools.islice(planning.make(with_trials(tiny, 90, 3)).audits, 1)

@@ -1,7 +1,5 @@
 """Score files that are damaged, foreign, or cannot be read at the moment."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -72,9 +70,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize(
     ("damage", "first"), [("empty", 0), ("cut", 0), ("flipped", 0), ("flipped", 80)]
 )
-def test_damaged_packs_are_set_aside_and_run_again(
-    damage: str, first: int, run: Path, whole: dict[str, Path]
-) -> None:
+def test_damaged_packs_are_set_aside_and_run_again(damage, first, run, whole):
     file = audit(run) / f"{first}-{first + 9}.parquet"
     DAMAGES[damage](file)
     content = file.read_bytes()
@@ -91,7 +87,7 @@ def test_damaged_packs_are_set_aside_and_run_again(
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut"])
-def test_a_late_pack_is_looked_at_when_the_run_is_opened(damage: str, run: Path) -> None:
+def test_a_late_pack_is_looked_at_when_the_run_is_opened(damage, run):
     """The prefix ends before it, and trains for hours; the pack would be found after that."""
     scores = audit(run)
     (scores / "10-19.parquet").unlink()
@@ -104,16 +100,14 @@ def test_a_late_pack_is_looked_at_when_the_run_is_opened(damage: str, run: Path)
     assert (70, 79) not in directory.score_files(scores.name)
 
 
-def test_a_run_that_is_whole_is_opened_by_listings(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_whole_is_opened_by_listings(run, monkeypatch):
     monkeypatch.setattr(Folder, "ends", lambda *_: pytest.fail("opened"))
     directory = RunDirectory(str(run))
     assert quarantine.set_aside(directory, planning.require(directory), pytest.fail) == 0
     assert directory.complete
 
 
-def test_a_damaged_file_of_many_packs_is_set_aside(tiny: dict, tmp_path: Path) -> None:
+def test_a_damaged_file_of_many_packs_is_set_aside(tiny, tmp_path):
     changed(tiny, "mechanism.steps", 3)
     del tiny["grid"]
     tiny["resources"]["pack_size"] = 1
@@ -129,7 +123,7 @@ def test_a_damaged_file_of_many_packs_is_set_aside(tiny: dict, tmp_path: Path) -
     assert_same(tmp_path / "tiny", tmp_path / "quiet")
 
 
-def test_many_damaged_packs_are_counted(run: Path) -> None:
+def test_many_damaged_packs_are_counted(run):
     for file in run.glob("scores/*/*.parquet"):
         file.write_bytes(b"")
     found = again(run)
@@ -139,7 +133,7 @@ def test_many_damaged_packs_are_counted(run: Path) -> None:
     assert "13 more score files are damaged" in rest
 
 
-def test_a_foreign_pack_counts_no_trial_twice(run: Path) -> None:
+def test_a_foreign_pack_counts_no_trial_twice(run):
     """It overlaps two packs of the plan, and is a proper file of its name."""
     scores, directory = audit(run), RunDirectory(str(run))
     other = directory.read_scores(scores.name, 0, 9)
@@ -171,9 +165,7 @@ READS: dict[str, Callable[[RunDirectory], object]] = {
 
 
 @pytest.mark.parametrize("what", READS)
-def test_what_cannot_be_read_now_is_not_to_be_deleted(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_now_is_not_to_be_deleted(what, tmp_path, monkeypatch):
     run = RunDirectory(str(tmp_path))
     run.write_scores("a", pack())
     run.write_estimates([row()])
@@ -190,7 +182,7 @@ def test_what_cannot_be_read_now_is_not_to_be_deleted(
     assert "delete" not in str(error.value)
 
 
-def test_a_time_out_sets_nothing_aside(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_out_sets_nothing_aside(run, monkeypatch):
     def times_out(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
 
@@ -217,7 +209,7 @@ def place(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunD
     return RunDirectory.under(store, "tiny")
 
 
-def test_scores_are_never_replaced(place: RunDirectory) -> None:
+def test_scores_are_never_replaced(place):
     first, other = pack(), pack()
     other.scores[0, 0] += 1
     place.write_scores("a", first)
@@ -233,7 +225,7 @@ def test_scores_are_never_replaced(place: RunDirectory) -> None:
     assert place._folder.names("scores/a") == ["10-15.parquet"], "nothing is left beside it"
 
 
-def test_the_same_scores_in_other_bytes_are_the_same(tmp_path: Path) -> None:
+def test_the_same_scores_in_other_bytes_are_the_same(tmp_path):
     """As another version of pyarrow writes them."""
     run = RunDirectory(str(tmp_path))
     (tmp_path / "scores/a").mkdir(parents=True)
@@ -241,7 +233,7 @@ def test_the_same_scores_in_other_bytes_are_the_same(tmp_path: Path) -> None:
     run.write_scores("a", pack())
 
 
-def test_a_name_that_no_pack_has_is_no_pack(tmp_path: Path) -> None:
+def test_a_name_that_no_pack_has_is_no_pack(tmp_path):
     run = RunDirectory(str(tmp_path))
     run.write_scores("a", pack())
     for name in ("010-015.parquet", "10-15.parquet.damaged-1f", "10-15.parquet\n"):
@@ -252,9 +244,7 @@ def test_a_name_that_no_pack_has_is_no_pack(tmp_path: Path) -> None:
 # Failures --------------------------------------------------------------------------------------
 
 
-def test_failures_are_on_record_before_the_driver_ends(
-    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_are_on_record_before_the_driver_ends(tiny, tmp_path, monkeypatch):
     """The third pack raises; the driver dies in the fifth."""
     train, count = PackTrainer.train, [0]
 

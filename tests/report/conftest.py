@@ -1,7 +1,5 @@
 """A finished run and its page, made once: tests that change a run take a copy."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sweeps of what trains nothing, and runs whose scores are drawn here: what is true is known."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

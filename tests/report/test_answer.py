@@ -1,7 +1,5 @@
 """The one answer of a run: right in four kinds of runs, the same wherever it is shown."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -51,7 +49,7 @@ def run_of(sweep: dict[str, Any], folder: Path, mu: float) -> Run:
     return Run.open(str(folder))
 
 
-def test_a_healthy_run(sweep: dict[str, Any], tmp_path: Path) -> None:
+def test_a_healthy_run(sweep, tmp_path):
     found = answer.current(run_of(sweep, tmp_path, CLAIMED))
     assert found.verdict is Verdict.CONSISTENT
     assert found.sentence.startswith("CONSISTENT: no claim is refuted, and with 0.7 of the claimed")
@@ -59,7 +57,7 @@ def test_a_healthy_run(sweep: dict[str, Any], tmp_path: Path) -> None:
     assert found.judged == TRIALS
 
 
-def test_a_broken_run(sweep: dict[str, Any], tmp_path: Path) -> None:
+def test_a_broken_run(sweep, tmp_path):
     found = answer.current(run_of(sweep, tmp_path, 2 * CLAIMED))
     assert found.verdict is Verdict.VIOLATION
     said = re.search(r"refuted after (\d+) of 600 trials: no more private than with noise mult"
@@ -69,7 +67,7 @@ def test_a_broken_run(sweep: dict[str, Any], tmp_path: Path) -> None:
     assert "seed" in found.help[0]
 
 
-def test_a_weak_audit_says_what_would_help(sweep: dict[str, Any], tmp_path: Path) -> None:
+def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
     sweep["mechanism"]["noise_multiplier"] = 1.0
     found = answer.current(run_of(sweep, tmp_path / "few", 0.8))
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -79,7 +77,7 @@ def test_a_weak_audit_says_what_would_help(sweep: dict[str, Any], tmp_path: Path
     assert not any("more trials" in line for line in blind.help)
 
 
-def test_a_partial_run(sweep: dict[str, Any], tmp_path: Path) -> None:
+def test_a_partial_run(sweep, tmp_path):
     run = run_of(sweep, tmp_path, CLAIMED)
     before = answer.keep(run)
     (tmp_path / f"scores/{run.plan.audits[0].id}/200-299.parquet").unlink()
@@ -92,7 +90,7 @@ def test_a_partial_run(sweep: dict[str, Any], tmp_path: Path) -> None:
     assert found.help == ("`dpaudit run` with the same sweep file goes on",)
 
 
-def test_a_failed_run(sweep: dict[str, Any], tmp_path: Path) -> None:
+def test_a_failed_run(sweep, tmp_path):
     run = run_of(sweep, tmp_path, CLAIMED)
     audit = run.plan.audits[0].id
     for first in range(0, TRIALS, 100):
@@ -122,7 +120,7 @@ def test_a_failed_run(sweep: dict[str, Any], tmp_path: Path) -> None:
     assert "line 1\nline 2" in section
 
 
-def test_an_audit_that_its_rule_has_ended(sweep: dict[str, Any], tmp_path: Path) -> None:
+def test_an_audit_that_its_rule_has_ended(sweep, tmp_path):
     """Its trials are all there are: nothing goes on, and nothing is said to."""
     sweep["audit"]["stop_when"] = {"within": 0.9}
     result = da.run(sweep, storage_path=str(tmp_path), executor="inline")
@@ -135,7 +133,7 @@ def test_an_audit_that_its_rule_has_ended(sweep: dict[str, Any], tmp_path: Path)
     assert not any("goes on" in line for line in found.help)
 
 
-def test_no_trial_bounds_nothing(sweep: dict[str, Any], tmp_path: Path) -> None:
+def test_no_trial_bounds_nothing(sweep, tmp_path):
     """Not even 0, and nothing is said of densities that nobody computed."""
     made_up_run(sweep, tmp_path, 0.0, seed=1)
     run = Run.open(str(tmp_path))
@@ -152,9 +150,7 @@ def test_no_trial_bounds_nothing(sweep: dict[str, Any], tmp_path: Path) -> None:
     assert "there is nothing to show" in html
 
 
-def test_it_is_computed_once_for_the_same_trials(
-    sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_computed_once_for_the_same_trials(sweep, tmp_path, monkeypatch):
     run = run_of(sweep, tmp_path, CLAIMED)
     found = answer.keep(run)
     monkeypatch.setattr(verdict, "judge", lambda *_, **__: pytest.fail("computed again"))
@@ -172,7 +168,7 @@ def test_it_is_computed_once_for_the_same_trials(
         assert not answer.sound(again.directory)
 
 
-def test_a_forged_answer_is_not_believed(sweep: dict[str, Any], tmp_path: Path) -> None:
+def test_a_forged_answer_is_not_believed(sweep, tmp_path):
     """Whoever writes `verdict.json` can give it the digest that fits, and not this user's seal."""
     run = run_of(sweep, tmp_path, 2 * CLAIMED)
     found, stored = answer.keep(run), tmp_path / answer.FILE
@@ -193,9 +189,7 @@ def test_a_forged_answer_is_not_believed(sweep: dict[str, Any], tmp_path: Path) 
         assert json.loads(stored.read_text())["sentence"] == found.sentence
 
 
-def test_where_deriving_takes_long_a_strangers_answer_is_marked(
-    sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_deriving_takes_long_a_strangers_answer_is_marked(sweep, tmp_path, monkeypatch):
     said = answer.keep(run_of(sweep, tmp_path, CLAIMED)).sentence
     monkeypatch.setattr(answer, "QUICK_TRIALS", TRIALS - 1)
     assert "nobody derived it" not in one_line(dpaudit("status", tmp_path).out)
@@ -206,9 +200,7 @@ def test_where_deriving_takes_long_a_strangers_answer_is_marked(
     assert json.loads(dpaudit("status", tmp_path, "--json").out)["verdict"]["derived"] is False
 
 
-def test_other_scores_of_as_many_trials_are_judged_anew(
-    sweep: dict[str, Any], tmp_path: Path
-) -> None:
+def test_other_scores_of_as_many_trials_are_judged_anew(sweep, tmp_path):
     """Estimates that are there stay the same: they are not what the answer rests on alone."""
     before = answer.keep(run_of(sweep, tmp_path / "run", CLAIMED))
     run_of(sweep, tmp_path / "other", 2 * CLAIMED)
@@ -218,9 +210,7 @@ def test_other_scores_of_as_many_trials_are_judged_anew(
     assert (before.verdict, after.verdict) == (Verdict.CONSISTENT, Verdict.VIOLATION)
 
 
-def test_who_may_not_write_is_told_all_the_same(
-    sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_may_not_write_is_told_all_the_same(sweep, tmp_path, monkeypatch):
     run = run_of(sweep, tmp_path, CLAIMED)
 
     def refusing(*_: object) -> None:
@@ -245,9 +235,7 @@ def many(sweep: dict[str, Any], audits: int) -> dict[str, Any]:
     return sweep
 
 
-def test_budgets_are_made_once_for_all_audits(
-    sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_budgets_are_made_once_for_all_audits(sweep, tmp_path, monkeypatch):
     place = played(many(sweep, 8), tmp_path, 16)
     budgets, whole = [], Cell.budget.func
     monkeypatch.setattr(Cell.budget, "func", lambda cell: budgets.append(1) or whole(cell))
@@ -256,9 +244,7 @@ def test_budgets_are_made_once_for_all_audits(
 
 
 @long("five hundred audits")
-def test_five_hundred_audits_are_shown_and_run_again_in_time(
-    sweep: dict[str, Any], tmp_path: Path
-) -> None:
+def test_five_hundred_audits_are_shown_and_run_again_in_time(sweep, tmp_path):
     """In processor seconds, each command in a process of its own."""
     file = write_sweep(tmp_path, many(sweep, 500))
     run = ("run", str(file), "--storage-path", str(tmp_path), "--executor", "inline")
@@ -269,9 +255,7 @@ def test_five_hundred_audits_are_shown_and_run_again_in_time(
         assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < most
 
 
-def test_it_is_computed_anew_where_what_it_rests_on_has_changed(
-    sweep: dict[str, Any], tmp_path: Path
-) -> None:
+def test_it_is_computed_anew_where_what_it_rests_on_has_changed(sweep, tmp_path):
     """What is complete, what bounds say, and of which audits it is."""
     run = run_of(sweep, tmp_path, CLAIMED)
     run.directory.set_complete(False)
@@ -289,9 +273,7 @@ def test_it_is_computed_anew_where_what_it_rests_on_has_changed(
     assert answer.kept(dataclasses.replace(complete, plan=plan)) is None
 
 
-def test_a_bound_above_its_claim_is_never_beside_consistent(
-    sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bound_above_its_claim_is_never_beside_consistent(sweep, tmp_path, monkeypatch):
     """Bounds and the test of the claim spend their errors apart, so they may differ."""
     run = run_of(sweep, tmp_path, CLAIMED)
     monkeypatch.setattr(Run, "above", lambda *_: True)
@@ -302,16 +284,12 @@ def test_a_bound_above_its_claim_is_never_beside_consistent(
 
 
 @pytest.mark.parametrize(("mu", "kind"), [(1.5 * CLAIMED, "above its claim"), (1.0, "if-gaussian")])
-def test_a_bar_above_its_claim_looks_otherwise(
-    sweep: dict[str, Any], mu: float, kind: str, tmp_path: Path
-) -> None:
+def test_a_bar_above_its_claim_looks_otherwise(sweep, mu, kind, tmp_path):
     bounds = whole_run.bounds_table(run_of(sweep, tmp_path, mu))
     assert whole_run.last_bounds(bounds)["kind"].tolist() == [kind]
 
 
-def test_it_is_the_same_everywhere(
-    sweep: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_the_same_everywhere(sweep, tmp_path, capsys):
     run = run_of(sweep, tmp_path, 2 * CLAIMED)
     said = answer.current(run).sentence
     status = dpaudit("status", tmp_path)
@@ -329,7 +307,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_page_of_many_audits_is_small(sweep: dict[str, Any], tmp_path: Path) -> None:
+def test_a_page_of_many_audits_is_small(sweep, tmp_path):
     """A twentieth of 2 MB for each of them."""
     sweep["grid"] = {"mechanism.noise_multiplier": [1, 1.5, 2, 2.5, 3, 3.5]}
     sweep["audit"]["trials"] = 100
@@ -348,9 +326,7 @@ result
 """
 
 
-def test_a_notebook_shows_progress_verdict_and_errors_in_a_line(
-    light: dict, tmp_path: Path
-) -> None:
+def test_a_notebook_shows_progress_verdict_and_errors_in_a_line(light, tmp_path):
     cells = [NOTEBOOK.format(sweep=light, folder=str(tmp_path)), "da.run(5)", "result.plot()"]
     source = {
         "cells": [
@@ -380,7 +356,7 @@ def test_a_notebook_shows_progress_verdict_and_errors_in_a_line(
     assert "image/png" in third[0]["data"]
 
 
-def test_tab_completion_finds_the_api() -> None:
+def test_tab_completion_finds_the_api():
     assert {"run", "Result", "stats", "accounting"} <= set(dir(da))
     assert {"answer", "verdict", "plot", "report", "failures"} <= set(dir(da.Result))
     assert Answer.__doc__

@@ -1,7 +1,5 @@
 """`dpaudit check`: a run that was handed over is in order, and every change to it is named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -82,9 +80,7 @@ def change_estimates(run: Path, column: str, row: int, value: Any) -> str:
 # In order ------------------------------------------------------------------------------------
 
 
-def test_a_run_that_was_handed_over_is_in_order_and_stays_as_it_is(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_handed_over_is_in_order_and_stays_as_it_is(run, tmp_path, monkeypatch):
     before = contents(run)
     monkeypatch.chdir(tmp_path)
     outcome = dpaudit("check", run)
@@ -100,7 +96,7 @@ def test_a_run_that_was_handed_over_is_in_order_and_stays_as_it_is(
     assert shown["verdict"] == json.loads(dpaudit("verify", run, "--json").out)["verdict"]
 
 
-def test_what_a_report_draws_and_what_lies_beside_is_told(run: Path) -> None:
+def test_what_a_report_draws_and_what_lies_beside_is_told(run):
     (run / "report.html").write_text("<html>")
     (run / "figures").mkdir()
     (run / "figures" / "0.png").write_bytes(b"")
@@ -115,7 +111,7 @@ def test_what_a_report_draws_and_what_lies_beside_is_told(run: Path) -> None:
     ]
 
 
-def test_no_run_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_no_run_is_refused_in_a_line(tmp_path):
     assert "is no run directory (it has no plan.json)" in refused("check", tmp_path)
 
 
@@ -280,7 +276,7 @@ CHANGES |= {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_named(run: Path, change: str) -> None:
+def test_a_change_is_named(run, change):
     place = CHANGES[change](run)
     before = contents(run)
     outcome = dpaudit("check", run)
@@ -291,7 +287,7 @@ def test_a_change_is_named(run: Path, change: str) -> None:
     assert contents(run) == before
 
 
-def test_a_change_with_a_digest_to_match_is_seen_in_the_bounds(run: Path) -> None:
+def test_a_change_with_a_digest_to_match_is_seen_in_the_bounds(run):
     """Who writes scores anew, digest and all, has to write the estimates anew, too."""
     folder, id = RunDirectory(str(run)), audit_folder(run).name
     for first in range(0, 60, 10):
@@ -305,7 +301,7 @@ def test_a_change_with_a_digest_to_match_is_seen_in_the_bounds(run: Path) -> Non
     assert {place.audit for place in checked.differences} == {"gradient=threshold", ""}
 
 
-def test_many_places_are_counted(run: Path) -> None:
+def test_many_places_are_counted(run):
     rows = pq.read_table(run / "estimates.parquet")
     zeros = pa.array(np.full(len(rows), 7.0))
     at = rows.column_names.index("epsilon_lower")
@@ -318,7 +314,7 @@ def test_many_places_are_counted(run: Path) -> None:
     assert len(json.loads(dpaudit("check", run, "--json").out)["differences"]) == 24
 
 
-def test_last_digits_are_told_and_no_difference(run: Path) -> None:
+def test_last_digits_are_told_and_no_difference(run):
     value = float(pd.read_parquet(run / "estimates.parquet")["epsilon_upper"].iloc[0])
     change_json(run, "plan.json", lambda raw: raw["audits"][0]["claims"]["gaussian"].__setitem__(
         0, value * (1 + 1e-13)))  # fmt: skip
@@ -329,7 +325,7 @@ def test_last_digits_are_told_and_no_difference(run: Path) -> None:
     )
 
 
-def test_scores_of_before_there_were_digests_are_known_by_what_they_give(run: Path) -> None:
+def test_scores_of_before_there_were_digests_are_known_by_what_they_give(run):
     for file in run.glob("scores/*/*.parquet"):
         pq.write_table(pq.read_table(file).replace_schema_metadata(None), file)
     checked = check.check_run(str(run))
@@ -387,9 +383,7 @@ def finished(folder: Path, raw: dict[str, Any], *more: str) -> Path:
 @pytest.mark.parametrize(
     "made", [exact, extended, decided, waiting_for_a_preparation, several_canaries]
 )
-def test_runs_of_all_kinds_are_in_order(
-    made: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_all_kinds_are_in_order(made, tmp_path, monkeypatch):
     (tmp_path / "log").mkdir()
     monkeypatch.setenv(shadows.LOG, str(tmp_path / "log"))
     location = made(tmp_path)
@@ -405,16 +399,14 @@ def test_runs_of_all_kinds_are_in_order(
 
 
 @long("takes half a minute")
-def test_a_run_on_labels_is_in_order(tmp_path: Path) -> None:
+def test_a_run_on_labels_is_in_order(tmp_path):
     from tests.mechanisms.test_label_gradient import sweep as labels
 
     location = finished(tmp_path, labels())
     assert dpaudit("check", location).code == 0
 
 
-def test_what_a_stranger_wrote_is_not_run_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_stranger_wrote_is_not_run_and_said(tmp_path, monkeypatch):
     (tmp_path / "log").mkdir()
     monkeypatch.setenv(shadows.LOG, str(tmp_path / "log"))
     location = waiting_for_a_preparation(tmp_path)
@@ -426,7 +418,7 @@ def test_what_a_stranger_wrote_is_not_run_and_said(
     assert "fingerprint" not in trusted.out
 
 
-def test_data_that_is_not_here_is_said(tmp_path: Path) -> None:
+def test_data_that_is_not_here_is_said(tmp_path):
     file = tmp_path / "data.npz"
     rng = np.random.default_rng(0)
     np.savez(file, x=rng.normal(size=(60, 4)).astype(np.float32), y=rng.integers(0, 2, 60))
@@ -447,7 +439,7 @@ def test_data_that_is_not_here_is_said(tmp_path: Path) -> None:
     assert f"not checked: the data: {file} not here, or with another content" in said
 
 
-def test_a_partial_run_is_in_order_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_partial_run_is_in_order_as_far_as_it_goes(tmp_path):
     location = played(sweep(), tmp_path, 8)
     outcome = dpaudit("check", location)
     assert outcome.code == 0, outcome.out
@@ -459,7 +451,7 @@ def test_a_partial_run_is_in_order_as_far_as_it_goes(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_that_has_not_trained_says_so(tmp_path: Path) -> None:
+def test_a_run_that_has_not_trained_says_so(tmp_path):
     """No cluster was there, and nothing but the plan was written."""
     file = write_sweep(tmp_path, sweep())
     refused("run", file, "--storage-path", tmp_path, "--address", f"127.0.0.1:{free_port()}")
@@ -469,7 +461,7 @@ def test_a_run_that_has_not_trained_says_so(tmp_path: Path) -> None:
     assert "it has not trained yet" in said.out + said.err
 
 
-def test_failed_packs_and_missed_trials_are_held_against_their_records(tmp_path: Path) -> None:
+def test_failed_packs_and_missed_trials_are_held_against_their_records(tmp_path):
     location = played(sweep(), tmp_path, 12, missed=True)
     outcome = dpaudit("check", location)
     assert outcome.code == 0, outcome.out
@@ -482,7 +474,7 @@ def test_failed_packs_and_missed_trials_are_held_against_their_records(tmp_path:
     }
 
 
-def test_estimates_of_before_a_crash_are_behind_and_no_difference(tmp_path: Path) -> None:
+def test_estimates_of_before_a_crash_are_behind_and_no_difference(tmp_path):
     """The last packs were stored, and then the driver was killed."""
     location = played(sweep(), tmp_path, 8)
     written = (location / "estimates.parquet").read_bytes()
@@ -509,7 +501,7 @@ class Half(stats.Estimator):
         return self._estimate(0.5, float("nan"), (delta, confidence), self.planned)
 
 
-def test_bounds_by_somebodys_own_estimator_are_said_not_to_be_checked(tmp_path: Path) -> None:
+def test_bounds_by_somebodys_own_estimator_are_said_not_to_be_checked(tmp_path):
     """The rest of an audit that was decided early is checked, to the trial that was enough."""
     mechanism = LANDSCAPE | {"steps": 1}
     audit = {"trials": 300, "delta": 1e-5, "stop_when": {"within": 0.9}}

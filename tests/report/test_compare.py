@@ -1,7 +1,5 @@
 """`dpaudit compare`: two runs side by side, and only what has two ends is said to differ."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -46,9 +44,7 @@ def compare(left: Path, right: Path) -> comparison.Comparison:
     return comparison.compare(Run.open(str(left)), Run.open(str(right)))
 
 
-def test_what_was_asked_otherwise_is_told_by_key(
-    both: comparison.Comparison, strong: Path, weak: Path
-) -> None:
+def test_what_was_asked_otherwise_is_told_by_key(both, strong, weak):
     changes = {change.key: (change.old, change.new) for change in both.changes}
     assert changes == {"seed": (3, 5), "mechanism.noise_multiplier": (2.0, 4.0)}
     assert both.code == ()
@@ -59,7 +55,7 @@ def test_what_was_asked_otherwise_is_told_by_key(
     assert sum(line.endswith(" differs") for line in lines) == 2
 
 
-def test_intervals_are_those_of_right_guesses(both: comparison.Comparison, strong: Path) -> None:
+def test_intervals_are_those_of_right_guesses(both, strong):
     """The slow twin is what `accuracy` certifies, at half the error."""
     run = RunDirectory(str(strong))
     for pair, audit in zip(both.pairs, planning.require(run).audits, strict=True):
@@ -69,9 +65,7 @@ def test_intervals_are_those_of_right_guesses(both: comparison.Comparison, stron
         assert pair.one.low < pair.one.rate < pair.one.high
 
 
-def test_audits_differ_where_their_intervals_do_not_meet(
-    both: comparison.Comparison, strong: Path
-) -> None:
+def test_audits_differ_where_their_intervals_do_not_meet(both, strong):
     assert [pair.differs for pair in both.pairs] == [True, True]
     assert [pair.differs for pair in compare(strong, strong).pairs] == [False, False]
     same = dpaudit("compare", strong, strong).out.splitlines()
@@ -79,9 +73,7 @@ def test_audits_differ_where_their_intervals_do_not_meet(
     assert not any(line.endswith(" differs") for line in same)
 
 
-def test_bounds_that_are_apart_are_no_difference_where_intervals_meet(
-    strong: Path, tmp_path: Path
-) -> None:
+def test_bounds_that_are_apart_are_no_difference_where_intervals_meet(strong, tmp_path):
     """Half the trials give a lower bound, and nobody has compared anything else."""
     raw = sweep("strong", audit=AUDIT, resources=EIGHT)
     half = compare(strong, played(raw, tmp_path, 6)).pairs[1]
@@ -91,7 +83,7 @@ def test_bounds_that_are_apart_are_no_difference_where_intervals_meet(
     assert "60/120" in dpaudit("compare", strong, tmp_path / "strong").out
 
 
-def test_what_needs_no_trials_is_compared_as_it_is(tmp_path: Path) -> None:
+def test_what_needs_no_trials_is_compared_as_it_is(tmp_path):
     audit = {"trials": 1, "delta": 1e-5}
     exact = LANDSCAPE | {"backend": "exact"}
     runs = []
@@ -103,7 +95,7 @@ def test_what_needs_no_trials_is_compared_as_it_is(tmp_path: Path) -> None:
     assert [pair.differs for pair in compare(runs[0], runs[2]).pairs] == [True, True]
 
 
-def test_scores_that_share_a_training_have_no_interval(strong: Path, tmp_path: Path) -> None:
+def test_scores_that_share_a_training_have_no_interval(strong, tmp_path):
     mechanism = {
         "name": "dp-sgd", "data": "breast_cancer", "model": "fcnn", "steps": 4, "batch_size": 32,
         "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0, "held_out": 0.2,
@@ -125,7 +117,7 @@ def test_scores_that_share_a_training_have_no_interval(strong: Path, tmp_path: P
     assert line.startswith("--figure: has nothing to draw")
 
 
-def test_audits_are_matched_by_what_they_share(strong: Path, tmp_path: Path) -> None:
+def test_audits_are_matched_by_what_they_share(strong, tmp_path):
     """Labels are those of the grid, and another grid has others."""
     grid = {"mechanism.gradient, mechanism.steps": [["constant", 6], ["constant", 12]]}
     raw = sweep("longer", audit=AUDIT, resources=EIGHT, grid=grid)
@@ -137,9 +129,7 @@ def test_audits_are_matched_by_what_they_share(strong: Path, tmp_path: Path) -> 
     assert pair.changes == ()
 
 
-def test_code_data_and_verdicts_stand_side_by_side(
-    strong: Path, weak: Path, tmp_path: Path
-) -> None:
+def test_code_data_and_verdicts_stand_side_by_side(strong, weak, tmp_path):
     other = Path(shutil.copytree(weak, tmp_path / "other"))
     raw = json.loads((other / "plan.json").read_text())
     raw["code"][-1]["versions"]["numpy"] = "1.0"
@@ -160,9 +150,7 @@ def test_code_data_and_verdicts_stand_side_by_side(
     assert [pair["differs"] for pair in compared["pairs"]] == [True, True]
 
 
-def test_the_figure_has_both_runs(
-    both: comparison.Comparison, strong: Path, weak: Path, tmp_path: Path
-) -> None:
+def test_the_figure_has_both_runs(both, strong, weak, tmp_path):
     file = tmp_path / "both.png"
     assert dpaudit("compare", strong, weak, "--figure", file).code == 0
     assert file.read_bytes().startswith(b"\x89PNG")

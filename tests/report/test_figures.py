@@ -1,9 +1,6 @@
 """Figures of a whole run: which audits stand together, and what is drawn of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +18,7 @@ def bounds_of(raw: dict, folder: Path) -> tuple[Run, pd.DataFrame]:
     return run, whole_run.bounds_table(run)
 
 
-def test_repetitions_are_one_line_and_claims_one_panel(tiny: dict, tmp_path: Path) -> None:
+def test_repetitions_are_one_line_and_claims_one_panel(tiny, tmp_path):
     tiny["audit"]["trials"] = 20
     tiny["grid"]["mechanism.noise_multiplier"] = [2.0, 3.0]
     tiny["grid"]["mechanism.seed"] = [0, 4]
@@ -40,14 +37,14 @@ def test_repetitions_are_one_line_and_claims_one_panel(tiny: dict, tmp_path: Pat
     assert whole_run.amplification_figure(run, bounds) is None, "the claim grows with the steps"
 
 
-def test_a_run_that_records_one_step_has_no_evolution(tiny: dict, tmp_path: Path) -> None:
+def test_a_run_that_records_one_step_has_no_evolution(tiny, tmp_path):
     tiny["audit"] |= {"trials": 10, "record_every": 6}
     _, bounds = bounds_of(tiny, tmp_path)
     assert whole_run.evolution_figure(bounds) is None
     assert whole_run.bars_figure(bounds).startswith(b"\x89PNG")
 
 
-def test_amplification_is_the_last_epsilon_over_the_first(tmp_path: Path) -> None:
+def test_amplification_is_the_last_epsilon_over_the_first(tmp_path):
     """Landscapes insert the canary once; their grid is noise by batch size."""
     raw = sweep(
         mechanism=LANDSCAPE | {"steps": 3, "clip_norm": 1.0, "backend": "exact"},
@@ -61,7 +58,7 @@ def test_amplification_is_the_last_epsilon_over_the_first(tmp_path: Path) -> Non
     assert bounds["bound"].iloc[2] < as_gaussian["bound"].iloc[2]
 
 
-def test_amplification_averages_repetitions(tmp_path: Path) -> None:
+def test_amplification_averages_repetitions(tmp_path):
     """Wherever the seeds stand in the grid, a cell is the mean of its own repetitions."""
     raw = sweep(
         mechanism=LANDSCAPE | {"steps": 3},
@@ -101,5 +98,5 @@ def test_amplification_averages_repetitions(tmp_path: Path) -> None:
         ("adversary.layer", ["last", "second-last", "input"], False),
     ],
 )
-def test_numbers_make_an_axis(key: str, values: list[Any], drawn: bool) -> None:
+def test_numbers_make_an_axis(key, values, drawn):
     assert is_axis(key, values) == drawn

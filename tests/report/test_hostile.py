@@ -1,7 +1,5 @@
 """A stranger's run: labels are text, links lead nowhere, and no file takes time or memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -31,7 +29,7 @@ def sweep() -> dict[str, Any]:
     return raw | {"grid": grid, "resources": {"pack_size": 8}}
 
 
-def test_labels_are_shown_as_they_are_written(sweep: dict[str, Any], tmp_path: Path) -> None:
+def test_labels_are_shown_as_they_are_written(sweep, tmp_path):
     labels = [*LABELS, "\x1b[31mred\x1b[0m\nmore\u202e"]
     sweep["grid"] = {"mechanism.noise_multiplier": [2, 3, 4, 5, 6]}
     run = played(sweep, tmp_path, 10)
@@ -55,9 +53,7 @@ def test_labels_are_shown_as_they_are_written(sweep: dict[str, Any], tmp_path: P
     assert not set("\x1b\u202e") & set(table)
 
 
-def test_a_link_does_not_lead_a_report_out_of_its_run(
-    sweep: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_link_does_not_lead_a_report_out_of_its_run(sweep, tmp_path):
     run, elsewhere = played(sweep, tmp_path, 4), tmp_path / "elsewhere"
     elsewhere.mkdir()
     precious = tmp_path / "precious"
@@ -124,7 +120,7 @@ def finished(sweep: dict[str, Any], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["plan.json", "sweep.yaml", "outcomes.json", "estimates.parquet"])
-def test_a_pipe_or_a_device_in_place_of_a_record_is_not_opened(name: str, finished: Path) -> None:
+def test_a_pipe_or_a_device_in_place_of_a_record_is_not_opened(name, finished):
     file = finished / name
     for kind in ("pipe", "device"):
         file.unlink(missing_ok=True)
@@ -138,7 +134,7 @@ def test_a_pipe_or_a_device_in_place_of_a_record_is_not_opened(name: str, finish
         assert f"it is a {kind}, no regular file" in said
 
 
-def test_a_pipe_is_no_sweep_file(tmp_path: Path) -> None:
+def test_a_pipe_is_no_sweep_file(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     said = bounded("run", tmp_path / "pipe.yaml")
     assert "it is a pipe, no regular file; give the path of a YAML file" in said
@@ -155,7 +151,7 @@ def test_a_pipe_is_no_sweep_file(tmp_path: Path) -> None:
     ],
     ids=["brackets", "failures", "values", "aliases", "yaml"],
 )
-def test_a_record_that_grows_is_refused(name: str, text: str, why: str, finished: Path) -> None:
+def test_a_record_that_grows_is_refused(name, text, why, finished):
     (finished / name).write_text(text)
     said = bounded("status", finished)
     assert said.count("\n") == 1, said
@@ -168,7 +164,7 @@ def test_a_record_that_grows_is_refused(name: str, text: str, why: str, finished
         assert why in said
 
 
-def test_rows_that_no_plan_can_have_are_not_read(finished: Path) -> None:
+def test_rows_that_no_plan_can_have_are_not_read(finished):
     (scores, *_) = sorted((finished / "scores").rglob("*.parquet"))
     for file, schema, most in (
         (scores, SCORE_SCHEMA, 8 * 2), (finished / "estimates.parquet", ESTIMATE_SCHEMA, 2 * 2 * 9),
@@ -182,20 +178,20 @@ def test_rows_that_no_plan_can_have_are_not_read(finished: Path) -> None:
         file.write_bytes(before)
 
 
-def test_what_is_not_derived_is_said_to_be(finished: Path) -> None:
+def test_what_is_not_derived_is_said_to_be(finished):
     said = "bounds are as estimates.parquet has them; `dpaudit check` derives them again from the"
     assert said in " ".join(dpaudit("status", finished).out.split())
     assert dpaudit("report", finished).code == 0
     assert said in (finished / "report.html").read_text()
 
 
-def test_a_large_file_is_not_read(finished: Path) -> None:
+def test_a_large_file_is_not_read(finished):
     os.truncate(finished / "plan.json", 2**40)  # of holes: it takes no disk
     said = bounded("status", finished)
     assert "it has 1,099,511,627,776 bytes, more than the 268,435,456 that it may have" in said
 
 
-def test_a_grid_of_too_many_audits_is_refused(sweep: dict[str, Any], tmp_path: Path) -> None:
+def test_a_grid_of_too_many_audits_is_refused(sweep, tmp_path):
     keys = ("steps", "batch_size", "noise_multiplier", "clip_norm")
     sweep["grid"] = {f"mechanism.{key}": list(range(1, 101)) for key in keys}
     said = bounded("run", write_sweep(tmp_path, sweep))

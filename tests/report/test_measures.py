@@ -1,9 +1,6 @@
 """Curves of one audit, and how often its bits are guessed right."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ from dpaudit_ray.stats.guess_count_bound import GuessCounter
 from tests.report.handed import played
 
 
-def test_audits_of_one_size_share_their_calibration(tiny: dict, tmp_path: Path) -> None:
+def test_audits_of_one_size_share_their_calibration(tiny, tmp_path):
     """It takes most of the time where there are thousands of trials; two levels need one each."""
     tiny["grid"]["mechanism.seed"] = [1, 2, 3]
     run = Run.open(str(played(tiny, tmp_path, 10_000)))
@@ -29,7 +26,7 @@ def test_audits_of_one_size_share_their_calibration(tiny: dict, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mu", [0.5, 2.0])
-def test_a_gaussian_pair_fits_a_gaussian_curve(mu: float) -> None:
+def test_a_gaussian_pair_fits_a_gaussian_curve(mu):
     """R = 20,000. The gap is a Kolmogorov statistic of two worlds at most: above 2.2/√10,000 in
     about 1 of 4,000 seeds; μ errs by 0.1 in fewer.
     """
@@ -40,7 +37,7 @@ def test_a_gaussian_pair_fits_a_gaussian_curve(mu: float) -> None:
     assert curve.gap < 0.05
 
 
-def test_randomised_response_does_not_fit() -> None:
+def test_randomised_response_does_not_fit():
     """Right in 9 of 10 trials: the true curve is two lines, 0.1 below which no test comes."""
     rng = np.random.default_rng(0)
     members = np.arange(20_000) % 2 == 0
@@ -50,7 +47,7 @@ def test_randomised_response_does_not_fit() -> None:
     assert curve.gap > 0.04
 
 
-def test_the_slow_twin_counts_errors_one_by_one() -> None:
+def test_the_slow_twin_counts_errors_one_by_one():
     rng = np.random.default_rng(1)
     scores, members = rng.normal(size=30), rng.random(30) < 0.5
     scores[3] = np.nan  # diverged: wrong at every threshold
@@ -64,7 +61,7 @@ def test_the_slow_twin_counts_errors_one_by_one() -> None:
         assert beta == pytest.approx(wrong_in / members.sum())
 
 
-def test_g_mu_is_its_own_inverse_and_starts_at_one() -> None:
+def test_g_mu_is_its_own_inverse_and_starts_at_one():
     rates = np.linspace(0.01, 0.99, 50)
     np.testing.assert_allclose(
         gaussian_trade_off(gaussian_trade_off(rates, 1.3), 1.3), rates, atol=1e-12
@@ -72,7 +69,7 @@ def test_g_mu_is_its_own_inverse_and_starts_at_one() -> None:
     assert gaussian_trade_off(0.0, 1.3) == 1.0
 
 
-def test_worlds_without_trials_have_no_curve() -> None:
+def test_worlds_without_trials_have_no_curve():
     empty = ObservedTradeOff.from_scores(np.ones(3), np.ones(3, dtype=bool))
     assert (len(empty.alpha), empty.mu, empty.gap) == (0, 0.0, 0.0)
 
@@ -85,7 +82,7 @@ def trials(n: int, mu: float, missed: float = 0.0) -> Trials:
     return Trials((1,), members, scores, lost, {})
 
 
-def test_a_perfect_attack_on_a_gaussian_reaches_the_limit() -> None:
+def test_a_perfect_attack_on_a_gaussian_reaches_the_limit():
     """Its rate Φ(μ/2) is (1 + δ(0)) / 2 of the Gaussian curve. Fixed seed; misses 1 time in 20."""
     mu = 1.0
     most = (1 + accounting.delta_of(accounting.Training(1 / mu, 1), 0.0).upper) / 2
@@ -95,7 +92,7 @@ def test_a_perfect_attack_on_a_gaussian_reaches_the_limit() -> None:
     assert rate.rate == pytest.approx(most, abs=0.01)
 
 
-def test_missed_trials_are_wrong_guesses_in_their_place() -> None:
+def test_missed_trials_are_wrong_guesses_in_their_place():
     """As the estimator folds them, one by one."""
     mixed = trials(300, 2.0, missed=0.1)
     counter = GuessCounter()

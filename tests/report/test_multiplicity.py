@@ -5,8 +5,6 @@ Each figure on its own errs in 5 % of audits. Picked from ten of them, it errs i
 here beside what the report marks and picks, which may err in 5 % of sweeps.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path
@@ -94,9 +92,7 @@ def swept(folder: Path, seed: int, mechanism: dict[str, Any], **more: Any) -> Ru
 
 
 @pytest.mark.parametrize("curve", ["gaussian", "unknown"])
-def test_marks_over_ten_recorded_steps_are_wrong_in_at_most_5_percent_of_sweeps(
-    curve: str, tmp_path: Path
-) -> None:
+def test_marks_over_ten_recorded_steps_are_wrong_in_at_most_5_percent_of_sweeps(curve, tmp_path):
     """Also for a mechanism whose curve is unknown: the claim is Gaussian, and its μ is tested."""
     marked = unsplit = 0
     for seed in range(SWEEPS):
@@ -110,8 +106,8 @@ def test_marks_over_ten_recorded_steps_are_wrong_in_at_most_5_percent_of_sweeps(
 
 @pytest.mark.parametrize("audits", [pytest.param(3, marks=long("ten show more of it")), 10])
 def test_the_best_of_several_audits_exceeds_the_truth_in_at_most_5_percent_of_sweeps(
-    audits: int, tmp_path: Path
-) -> None:
+    audits, tmp_path
+):
     wrong = unsplit = 0
     for seed in range(SWEEPS):
         grid = {"mechanism.seed": list(range(audits))}
@@ -124,7 +120,7 @@ def test_the_best_of_several_audits_exceeds_the_truth_in_at_most_5_percent_of_sw
     assert unsplit > SWEEPS * {3: 0.075, 10: 0.25}[audits]
 
 
-def test_a_violation_is_marked_and_the_best_is_what_is_certified(tmp_path: Path) -> None:
+def test_a_violation_is_marked_and_the_best_is_what_is_certified(tmp_path):
     """The claim is put at a twentieth of what was shown: in a file, that is seen."""
     level = LEVEL | {"record_every": 1, "estimators": ["accuracy", "eps-delta", "paper-gdp"]}
     run = swept(tmp_path, 1, {"curve": "unknown"}, audit=level)

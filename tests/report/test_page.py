@@ -1,7 +1,5 @@
 """The report: complete, interim and empty runs, and a real browser."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -42,7 +40,7 @@ addEventListener("load", () => {
 POLICY = re.compile(r"<meta http-equiv=.Content-Security-Policy.*?>")
 
 
-def test_page_holds_every_audit_with_its_bound_without_assumption(trained: Run, html: str) -> None:
+def test_page_holds_every_audit_with_its_bound_without_assumption(trained, html):
     assert "Interim" not in html
     for audit in trained.plan.audits:
         assert audit.label in html
@@ -53,7 +51,7 @@ def test_page_holds_every_audit_with_its_bound_without_assumption(trained: Run, 
     assert html.count("<img") == html.count("alt=")
 
 
-def test_the_overview_is_the_same_from_python(trained: Run) -> None:
+def test_the_overview_is_the_same_from_python(trained):
     table = da.Result(trained.directory.location, complete=True).overview
     assert table["status"].tolist() == ["certified", "if-gaussian"]
     pd.testing.assert_frame_equal(table, pd.DataFrame(overview(trained)), check_exact=True)
@@ -61,7 +59,7 @@ def test_the_overview_is_the_same_from_python(trained: Run) -> None:
         assert table[column].notna().all()
 
 
-def test_only_what_is_certified_is_tagged_so(html: str) -> None:
+def test_only_what_is_certified_is_tagged_so(html):
     loss = html.partition("<h3>loss</h3>")[2]
     rows = re.findall(r"<tr><td>([\w-]+)</td>.*?<span class=\"tag ([\w-]+)\">", loss, re.DOTALL)
     assert rows == [
@@ -74,7 +72,7 @@ def test_only_what_is_certified_is_tagged_so(html: str) -> None:
     assert "each bound holds at 95 % by itself" in html
 
 
-def test_a_partial_run_is_marked_interim(copied: Run) -> None:
+def test_a_partial_run_is_marked_interim(copied):
     audit = copied.plan.audits[0]
     (Path(copied.directory.location) / f"scores/{audit.id}/40-49.parquet").unlink()
     table = copied.estimates
@@ -89,7 +87,7 @@ def test_a_partial_run_is_marked_interim(copied: Run) -> None:
     assert "<strong>Interim.</strong>" in Path(page.write(partial)).read_text()
 
 
-def test_the_report_uses_the_trials_that_the_estimates_use(copied: Run) -> None:
+def test_the_report_uses_the_trials_that_the_estimates_use(copied):
     """40 of 90 belong to the prefix, then comes a gap; of the 40, ten were run and failed."""
     audit, location = copied.plan.audits[0], copied.directory.location
     folder = Path(location) / f"scores/{audit.id}"
@@ -107,7 +105,7 @@ def test_the_report_uses_the_trials_that_the_estimates_use(copied: Run) -> None:
     assert "failed, counted as misses: 10" in html
 
 
-def test_missed_trials_are_errors_of_the_profile(trained: Run) -> None:
+def test_missed_trials_are_errors_of_the_profile(trained):
     """Nothing may be bet on a trial without output: its score is wrong at every threshold."""
     audit = trained.plan.audits[0]
     whole = list(trained.prefix(audit))
@@ -123,7 +121,7 @@ def test_missed_trials_are_errors_of_the_profile(trained: Run) -> None:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine (apt install chromium)")
-def test_a_real_browser_draws_every_figure_without_complaint(html: str, tmp_path: Path) -> None:
+def test_a_real_browser_draws_every_figure_without_complaint(html, tmp_path):
     watched = html.replace("</body>", PROBE + "</body>")
     seen = rendered(POLICY.sub("", watched), tmp_path)
     drawn = re.search(r'data-probe="(\d+) of (\d+)"', seen.stdout)

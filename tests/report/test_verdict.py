@@ -1,7 +1,5 @@
 """The verdict: right about real training, silent when the claim is true, honest about power."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -66,7 +64,7 @@ def judged(sweep: dict, folder: Path) -> verdict.RunVerdict:
     return verdict.judge(Run.open(result.location))
 
 
-def test_a_true_claim_is_consistent_and_ends_in_exit_0(healthy: Path) -> None:
+def test_a_true_claim_is_consistent_and_ends_in_exit_0(healthy):
     (audit,) = verdict.judge(Run.open(str(healthy))).audits
     assert audit.power >= 0.8
     assert audit.refuted_after is None
@@ -75,9 +73,7 @@ def test_a_true_claim_is_consistent_and_ends_in_exit_0(healthy: Path) -> None:
     assert (outcome.code, outcome.out.partition("\n")[0]) == (0, "CONSISTENT")
 
 
-def test_too_little_noise_is_a_violation_and_ends_in_exit_1(
-    strong: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_noise_is_a_violation_and_ends_in_exit_1(strong, tmp_path, monkeypatch):
     (tmp_path / "quiet.py").write_text(QUIET)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "quiet", raising=False)
@@ -91,9 +87,7 @@ def test_too_little_noise_is_a_violation_and_ends_in_exit_1(
     assert dpaudit("verify", tmp_path / "tiny").code == 1
 
 
-def test_a_partial_run_is_never_consistent_and_ends_in_exit_5(
-    healthy: Path, tmp_path: Path
-) -> None:
+def test_a_partial_run_is_never_consistent_and_ends_in_exit_5(healthy, tmp_path):
     run = Path(shutil.copytree(healthy, tmp_path / "partial"))
     (last,) = run.glob("scores/*/1400-1499.parquet")
     last.unlink()
@@ -102,16 +96,14 @@ def test_a_partial_run_is_never_consistent_and_ends_in_exit_5(
     assert json.loads(outcome.out)["verdict"] == "INCONCLUSIVE"
 
 
-def test_a_weak_adversary_or_few_trials_are_inconclusive(tiny: dict, tmp_path: Path) -> None:
+def test_a_weak_adversary_or_few_trials_are_inconclusive(tiny, tmp_path):
     tiny["audit"]["trials"] = 30
     found = judged(tiny, tmp_path)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert all(audit.power < 0.8 for audit in found.audits)
 
 
-def test_true_claims_are_not_refuted(
-    strong: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_true_claims_are_not_refuted(strong, tmp_path, monkeypatch):
     """Whole path from score files to verdict, looking after every pack, on a tight claim.
 
     At most 5 % may be refuted; 200 fixed seeds with 17 or more, or 100 with 11, would have
@@ -130,9 +122,7 @@ def test_true_claims_are_not_refuted(
 
 
 @long("200 sweeps take four minutes; what tests of the claim test cost is in the suite")
-def test_two_hundred_healthy_trainings_with_poisson_sampling_are_not_refuted(
-    tmp_path: Path,
-) -> None:
+def test_two_hundred_healthy_trainings_with_poisson_sampling_are_not_refuted(tmp_path):
     """At 5 %, more than 20 alarms of 200 come once in 500 such tests; 1 was seen.
 
     The verdict's own test, whose curve, which costs most of a verdict, is computed once.
@@ -160,16 +150,14 @@ def test_two_hundred_healthy_trainings_with_poisson_sampling_are_not_refuted(
     assert alarms <= 20
 
 
-def test_the_budget_is_shared_by_all_audits(tiny: dict, tmp_path: Path) -> None:
+def test_the_budget_is_shared_by_all_audits(tiny, tmp_path):
     found = judged(tiny, tmp_path)
     # 0.3 of the error is the e-process's, which may be looked at for ever
     needed = np.log10(2 / (0.3 * 0.05))
     assert [audit.needed for audit in found.audits] == pytest.approx([needed] * 2)
 
 
-def test_a_training_that_diverges_with_the_canary_only_is_a_violation(
-    strong: dict, tmp_path: Path
-) -> None:
+def test_a_training_that_diverges_with_the_canary_only_is_a_violation(strong, tmp_path):
     """At its claim in all else; 5 % of the in runs are NaN, which was CONSISTENT once."""
     strong["audit"] |= {"trials": 5000}
     run = made_up_run(strong, tmp_path, np.sqrt(20) / 4, 3, diverged=(0.0, 0.05))
@@ -179,7 +167,7 @@ def test_a_training_that_diverges_with_the_canary_only_is_a_violation(
     assert "with the canary diverged and 0 without it" in outcome.out
 
 
-def test_one_that_diverges_alike_in_both_worlds_is_none(strong: dict, tmp_path: Path) -> None:
+def test_one_that_diverges_alike_in_both_worlds_is_none(strong, tmp_path):
     strong["audit"] |= {"trials": 5000}
     run = made_up_run(strong, tmp_path, np.sqrt(20) / 4, 4, diverged=(0.05, 0.05))
     found = verdict.judge(run)
@@ -188,9 +176,7 @@ def test_one_that_diverges_alike_in_both_worlds_is_none(strong: dict, tmp_path: 
     assert not found.audits[0].lopsided
 
 
-def test_a_leak_that_no_number_of_these_trials_could_refute_is_not_consistent(
-    strong: dict, tmp_path: Path
-) -> None:
+def test_a_leak_that_no_number_of_these_trials_could_refute_is_not_consistent(strong, tmp_path):
     """ε = 24 allows a training to diverge in one world only in 5 %, as far as 1000 trials tell."""
     strong["mechanism"] |= {"steps": 250, "noise_multiplier": 4.0}
     strong["audit"] |= {"trials": 1000, "record_every": 250}
@@ -201,7 +187,7 @@ def test_a_leak_that_no_number_of_these_trials_could_refute_is_not_consistent(
     assert found.verdict is Verdict.INCONCLUSIVE
 
 
-def test_audits_are_judged_together_by_averaged_evidence(tiny: dict, tmp_path: Path) -> None:
+def test_audits_are_judged_together_by_averaged_evidence(tiny, tmp_path):
     """Twelve audits, none of which is refuted by itself, all of them too well told apart."""
     tiny["grid"] = {"adversary": [{"name": "loss", "example": i} for i in range(12)]}
     tiny["audit"] |= {"trials": 300, "record_every": 6}
@@ -219,7 +205,7 @@ def test_audits_are_judged_together_by_averaged_evidence(tiny: dict, tmp_path: P
 
 
 @pytest.mark.parametrize("accountant", ["gaussian", "pld", "rdp", "prv"])
-def test_curves_of_all_accountants_bound_the_exact_one(accountant: str) -> None:
+def test_curves_of_all_accountants_bound_the_exact_one(accountant):
     """A looser accountant claims more δ at every ε, so it is harder to refute."""
     curve = claims.curves(Claimed(4.0, 20), accountant, 1e-5)(4.0)
     exact = claim.gdp.delta(curve.epsilons, np.sqrt(20) / 4.0)
@@ -251,13 +237,7 @@ def folded(trials: int, shift: float, claimed: float = 1.0) -> ClaimTest:
         (0.5, None, {}, 0.0),  # the claim allows scores as close: nothing is to be simulated
     ],
 )
-def test_power_is_simulated_for_as_long_as_it_matters(
-    shift: float,
-    imagined: float | None,
-    sizes: dict[int, int],
-    chance: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_power_is_simulated_for_as_long_as_it_matters(shift, imagined, sizes, chance, monkeypatch):
     """Twenty draws that all agree are enough, and so are fewer trials if they would have done."""
     test = folded(900, shift)
     made: Counter[int] = Counter()
@@ -274,13 +254,13 @@ def test_power_is_simulated_for_as_long_as_it_matters(
     assert made == sizes
 
 
-def test_scores_that_a_claim_allows_refute_it_as_seldom_as_it_may() -> None:
+def test_scores_that_a_claim_allows_refute_it_as_seldom_as_it_may():
     """What is said without simulation, simulated: at most 5 % (9 of 50 come once in a thousand)."""
     test = ClaimTest(curve.gaussian(1.0), planned=900)
     assert verdict._share_found(test, 1.0, 900, 0.05) * verdict.SIMULATIONS <= 8
 
 
-def test_trials_that_would_do() -> None:
+def test_trials_that_would_do():
     """Doubled until they do: the number below it does not."""
     test = folded(100, 0.8)
     found = verdict.trials_needed(test, alpha=0.05)
@@ -293,7 +273,7 @@ def test_trials_that_would_do() -> None:
     )
 
 
-def test_power_in_between_takes_all_draws() -> None:
+def test_power_in_between_takes_all_draws():
     test = folded(300, 1.7, claimed=2.0)
     chance = verdict.chance_to_refute(test, alpha=0.05)
     assert 0 < chance < 1

@@ -1,7 +1,5 @@
 """Who drives a run, as `status` tells it on any machine; a page that follows a run."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -55,10 +53,10 @@ def renewed(run: RunDirectory) -> Iterator[None]:
 
 
 class TestHolder:
-    def test_nobody(self, run: RunDirectory) -> None:
+    def test_nobody(self, run):
         assert lease.holder(run) is None
 
-    def test_a_process_of_this_machine_is_known_at_once(self, run: RunDirectory) -> None:
+    def test_a_process_of_this_machine_is_known_at_once(self, run):
         with lease.held(run, watch=0.1):
             began = time.monotonic()
             holder = lease.holder(run)
@@ -67,19 +65,17 @@ class TestHolder:
         assert holder.host == socket.gethostname()
         assert holder.silent == 0
 
-    def test_one_that_was_killed_is_gone(self, run: RunDirectory) -> None:
+    def test_one_that_was_killed_is_gone(self, run):
         with lease.held(run, watch=0.1):
             entry = run.read_json(lease.FILE)
         run.write_json(lease.FILE, entry | {"started": "1"})
         assert lease.holder(run, wait=0.2) is None
 
     @pytest.mark.usefixtures("renewed")
-    def test_one_on_another_machine_is_seen_by_its_renewals(self, run: RunDirectory) -> None:
+    def test_one_on_another_machine_is_seen_by_its_renewals(self, run):
         assert lease.holder(run) == lease.Holder("node-7", 12)
 
-    def test_one_on_another_machine_that_renews_nothing_is_told_as_silent(
-        self, run: RunDirectory
-    ) -> None:
+    def test_one_on_another_machine_that_renews_nothing_is_told_as_silent(self, run):
         elsewhere(run, 3)
         holder = lease.holder(run, wait=1.2)
         assert holder is not None
@@ -87,7 +83,7 @@ class TestHolder:
         assert "process 12 on node-7, has given no sign for 1 s" in str(holder)
 
     @pytest.mark.parametrize("damage", ["[]", "{", '{"host": 3, "pid": "x"}', '"a"'])
-    def test_damage_is_a_driver_that_nobody_knows(self, run: RunDirectory, damage: str) -> None:
+    def test_damage_is_a_driver_that_nobody_knows(self, run, damage):
         run.write_text(lease.FILE, damage)
         holder = lease.holder(run, wait=0.2)
         assert holder is not None
@@ -100,8 +96,8 @@ def sweep(light: dict, tmp_path: Path) -> Path:
 
 
 def test_status_knows_the_driver_and_the_failures_while_the_sweep_runs(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    sweep, tmp_path, monkeypatch
+):
     """Asked from within the last pack, when an earlier one has failed."""
     train = PackTrainer.train
     seen: list[str] = []
@@ -127,8 +123,8 @@ def test_status_knows_the_driver_and_the_failures_while_the_sweep_runs(
 
 class TestPage:
     def test_it_is_written_anew_while_the_run_goes_on_and_ends_with_it(
-        self, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, sweep, tmp_path, monkeypatch
+    ):
         train, trained = PackTrainer.train, threading.Semaphore(9)  # packs of 18
         file = tmp_path / "tiny/report.html"
 
@@ -162,9 +158,7 @@ class TestPage:
         assert lines == [lines[0], str(file)]
         assert f"{file} is written anew" in lines[0]
 
-    def test_without_news_it_is_left_alone(
-        self, light: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_without_news_it_is_left_alone(self, light, tmp_path, monkeypatch):
         played(light, tmp_path, 2)
         written: list[float | None] = []
         write = page.write
@@ -178,9 +172,7 @@ class TestPage:
         page.follow(str(tmp_path / "tiny"), lambda line: None, lambda seconds: next(pauses))
         assert written == [page.AGAIN_SECONDS, None]
 
-    def test_a_run_can_keep_its_page_by_itself_and_so_can_the_verb(
-        self, sweep: Path, tmp_path: Path
-    ) -> None:
+    def test_a_run_can_keep_its_page_by_itself_and_so_can_the_verb(self, sweep, tmp_path):
         assert inline(sweep, tmp_path, "--report").code == 0
         html = (tmp_path / "tiny/report.html").read_text()
         assert html.count("90 / 90") == 2

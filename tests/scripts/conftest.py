@@ -1,7 +1,5 @@
 """One process that runs are forked from, for all tests of a worker: starting it takes seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What tests call in a child process: a script without any watch, from the same generators."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Steps and whole runs as trials: scores, and what the test says of them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -26,26 +24,26 @@ def steps(noise: float, count: int, seed: int) -> canary_trials.CanaryTrials:
     return layer
 
 
-def test_steps_with_half_the_noise() -> None:
+def test_steps_with_half_the_noise():
     judged = steps(0.5, 400, seed=1).judge(300)
     (one,) = judged.findings
     assert (one.layer, one.weight) == (1, Weight.VIOLATION)
     assert "standard deviations apart" in one.seen
 
 
-def test_steps_with_the_noise_that_is_promised() -> None:
+def test_steps_with_the_noise_that_is_promised():
     """40 audits at a level of 0.02: four alarms or more come once in 150 such tests."""
     alarms = sum(bool(steps(1.0, 300, seed).judge(300).findings) for seed in range(40))
     assert alarms <= 3
 
 
-def test_too_few_steps_are_not_complete() -> None:
+def test_too_few_steps_are_not_complete():
     judged = steps(1.0, 100, seed=0).judge(300)
     assert not judged.complete
     assert "300 would find noise of 0.7 of it" in judged.looks[0].said
 
 
-def test_steps_without_an_outcome_count_as_wrong_guesses() -> None:
+def test_steps_without_an_outcome_count_as_wrong_guesses():
     layer = canary_trials.step_trials(1.0, 20)
     for _ in range(20):
         layer.miss(True)
@@ -53,17 +51,17 @@ def test_steps_without_an_outcome_count_as_wrong_guesses() -> None:
     assert not layer.judge(20).findings
 
 
-def test_how_many_steps_are_needed() -> None:
+def test_how_many_steps_are_needed():
     """More noise hides a canary better (at 8, 12,975 are needed)."""
     assert (canary_trials.steps_needed(0.6), canary_trials.steps_needed(1.0)) == (225, 338)
 
 
-def test_a_step_that_is_always_sampled_scores_by_its_likelihood_ratio() -> None:
+def test_a_step_that_is_always_sampled_scores_by_its_likelihood_ratio():
     one = {"score": 0.9, "noise": 0.8, "rate": 1.0}
     assert canary_trials.run_score([one]) == pytest.approx((2 * 0.9 - 1) / (2 * 0.8**2))
 
 
-def test_the_score_of_a_run_is_the_logarithm_of_its_likelihood_ratio() -> None:
+def test_the_score_of_a_run_is_the_logarithm_of_its_likelihood_ratio():
     rows = [{"score": x, "noise": 1.5, "rate": 0.1} for x in (-1.0, 0.3, 2.5)]
     ratio = 1.0
     for one in rows:
@@ -73,7 +71,7 @@ def test_the_score_of_a_run_is_the_logarithm_of_its_likelihood_ratio() -> None:
     assert canary_trials.run_score(rows) == pytest.approx(math.log(ratio))
 
 
-def test_a_score_far_out_is_finite() -> None:
+def test_a_score_far_out_is_finite():
     """Without clipping, a canary is a thousand times too long."""
     rows = [{"score": x, "noise": 0.5, "rate": 0.02} for x in (1e3, -1e3)]
     assert math.isfinite(canary_trials.run_score(rows))
@@ -93,7 +91,7 @@ def runs(count: int, apart: float, seed: int) -> canary_trials.CanaryTrials:
     return layer
 
 
-def test_runs_that_give_the_canary_away() -> None:
+def test_runs_that_give_the_canary_away():
     needed = canary_trials.runs_needed(runs(1, 1.0, 0).curve)
     assert 5 <= needed <= 30
     (one,) = runs(4 * needed, 50.0, seed=1).judge(needed).findings
@@ -101,14 +99,14 @@ def test_runs_that_give_the_canary_away() -> None:
     assert "ε = 0.31 at δ = 0.01" in one.expected
 
 
-def test_runs_as_they_should_be() -> None:
+def test_runs_as_they_should_be():
     """40 audits at a level of 0.02, and Gaussian noise is not all that the claim allows."""
     alarms = sum(bool(runs(12, 1.0, seed).judge(12).findings) for seed in range(40))
     assert alarms <= 3
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
-def test_perfect_guesses_of_as_many_runs_as_needed_refute(epsilon: float) -> None:
+def test_perfect_guesses_of_as_many_runs_as_needed_refute(epsilon):
     claim = {"epsilons": [epsilon], "deltas": [1e-5]}
     needed = canary_trials.runs_needed(canary_trials.run_trials([claim], 10).curve)
     layer = canary_trials.run_trials([claim], needed)
@@ -120,12 +118,12 @@ def test_perfect_guesses_of_as_many_runs_as_needed_refute(epsilon: float) -> Non
     assert chance > ALPHA[2]
 
 
-def test_claims_of_several_accountants_add_up() -> None:
+def test_claims_of_several_accountants_add_up():
     layer = canary_trials.run_trials([CLAIM, CLAIM], 10)
     assert list(layer.curve.epsilons) == [2 * e for e in CLAIM["epsilons"]]
     assert list(layer.curve.deltas) == [2 * d for d in CLAIM["deltas"]]
 
 
-def test_no_claim_no_trials() -> None:
+def test_no_claim_no_trials():
     assert canary_trials.run_trials([], 10) is None
     assert canary_trials.run_trials([{"epsilons": [None], "deltas": [1e-5]}], 10) is None

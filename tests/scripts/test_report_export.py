@@ -1,10 +1,7 @@
 """What is left of a script's audit: pages for people and for CI, from hostile text too."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -40,7 +37,7 @@ def parsed(found: ScriptVerdict) -> ElementTree.Element:
     return ElementTree.fromstring(report_export.junit(found))
 
 
-def test_junit_has_a_case_per_look_and_the_failures() -> None:
+def test_junit_has_a_case_per_look_and_the_failures():
     suite = parsed(verdict(BAD, ALONE, WARNED))
     cases = {case.get("name"): case for case in suite}
     assert set(cases) == {"noise", "sampling", "runs", "seeds"}
@@ -54,13 +51,13 @@ def test_junit_has_a_case_per_look_and_the_failures() -> None:
     assert cases["noise"].get("classname") == "L0 one run looked into"
 
 
-def test_junit_of_a_promise_that_is_kept() -> None:
+def test_junit_of_a_promise_that_is_kept():
     suite = parsed(verdict(WARNED))
     assert suite.get("failures") == "0"
     assert not list(suite.iter("failure"))
 
 
-def test_markdown_keeps_its_table_whatever_the_text() -> None:
+def test_markdown_keeps_its_table_whatever_the_text():
     text = report_export.markdown(verdict(BAD))
     assert "## VIOLATION: train.py:main" in text
     (row,) = [line for line in text.splitlines() if "σ = 0.5" in line]
@@ -71,7 +68,7 @@ def test_markdown_keeps_its_table_whatever_the_text() -> None:
     assert row.replace("\\|", "").count("|") == 6
 
 
-def test_the_page_has_the_findings_and_runs_nothing() -> None:
+def test_the_page_has_the_findings_and_runs_nothing():
     page = report_export.html(verdict(BAD, WARNED))
     for shown in ("VIOLATION", "more noise", "SGD, 5 steps", "&lt;script&gt;", "&lt;b&gt;loss"):
         assert shown in page
@@ -82,18 +79,18 @@ def test_the_page_has_the_findings_and_runs_nothing() -> None:
     assert "step\tloss\\x1b[0m" in printed
 
 
-def test_a_claim_that_nobody_makes() -> None:
+def test_a_claim_that_nobody_makes():
     assert report_export.claim(verdict(claim=float("nan"))) == "no ε at δ = 1e-05"
     assert "no ε at δ = 1e-05" in report_export.html(verdict(claim=float("nan")))
 
 
-def test_json_is_plain() -> None:
+def test_json_is_plain():
     found = json.loads(json.dumps(dataclasses.asdict(verdict(BAD))))
     assert found["verdict"] == "VIOLATION"
     assert found["findings"][0]["look"] == "noise"
 
 
-def test_files_are_written_or_the_reason_told(tmp_path: Path) -> None:
+def test_files_are_written_or_the_reason_told(tmp_path):
     report_export.write(tmp_path / "new/page.html", "text")
     report_export.write(tmp_path / "new/page.html", " more", append=True)
     assert (tmp_path / "new/page.html").read_text() == "text more"

@@ -1,7 +1,5 @@
 """Draws of records against what was accounted, and what one record more does to a scale."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -40,14 +38,14 @@ def found(*arguments, **options) -> tuple[Finding, ...]:
     return sampling_check.judge(told(*arguments, **options), single_run.SHARE, 1e-5).findings
 
 
-def test_poisson_draws_raise_no_alarm() -> None:
+def test_poisson_draws_raise_no_alarm():
     """200 runs: at a level of 0.004, five alarms or more come once in 700 such tests."""
     alarms = sum(bool(found(poisson(np.random.default_rng(seed)))) for seed in range(200))
     assert alarms <= 4
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_higher_rate_is_found(seed: int) -> None:
+def test_a_higher_rate_is_found(seed):
     """At 0.065, 1,950 records are drawn where 1,500 are expected: 12 deviations."""
     (one,) = found(poisson(np.random.default_rng(seed), 0.065))
     assert one.weight is Weight.VIOLATION
@@ -55,13 +53,13 @@ def test_a_higher_rate_is_found(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_lower_rate_is_none_of_ours(seed: int) -> None:
+def test_a_lower_rate_is_none_of_ours(seed):
     """Fewer records than accounted are more private, but not what the accountant was told."""
     assert not found(poisson(np.random.default_rng(seed), 0.049))
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_shuffled_draws_are_found(seed: int) -> None:
+def test_shuffled_draws_are_found(seed):
     """Whether the promise is broken, or only not proven, depends on the noise."""
     draws = shuffled(np.random.default_rng(seed))
     (one,) = found(draws, noise=0.5, epsilon=2.0)
@@ -72,7 +70,7 @@ def test_shuffled_draws_are_found(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_draws_of_a_fixed_size_are_found(seed: int) -> None:
+def test_draws_of_a_fixed_size_are_found(seed):
     (one,) = found(fixed(np.random.default_rng(seed)), noise=5.0, epsilon=2.0)
     assert one.weight is Weight.WARNING
     assert "of a fixed size" in one.seen
@@ -80,7 +78,7 @@ def test_draws_of_a_fixed_size_are_found(seed: int) -> None:
     assert one.weight is Weight.VIOLATION
 
 
-def test_draws_that_hang_together() -> None:
+def test_draws_that_hang_together():
     """The same records all the time, as many as Poisson sampling would draw."""
     rng = np.random.default_rng(0)
     draws = [np.arange(size) for size in rng.binomial(RECORDS, RATE, DRAWS)]
@@ -89,14 +87,14 @@ def test_draws_that_hang_together() -> None:
     assert "hang together" in one.seen
 
 
-def test_a_record_twice_in_a_batch() -> None:
+def test_a_record_twice_in_a_batch():
     draws = poisson(np.random.default_rng(0))
     draws[3] = np.concatenate([draws[3][1:], draws[3][-1:]])
     (one,) = found(draws)
     assert "twice" in one.seen
 
 
-def test_empty_draws_that_are_left_out() -> None:
+def test_empty_draws_that_are_left_out():
     """At ten records and a rate of 0.05, three draws of five are empty."""
     rng = np.random.default_rng(0)
     draws = [np.flatnonzero(rng.random(10) < RATE) for _ in range(200)]
@@ -111,7 +109,7 @@ def test_empty_draws_that_are_left_out() -> None:
     assert lost.weight is Weight.WARNING
 
 
-def test_every_record_in_every_step() -> None:
+def test_every_record_in_every_step():
     draws = [np.arange(RECORDS)] * 5
     claim = {"history": [[4.0, 1.0, 5]], "epsilons": [1.0], "deltas": [1e-5]}
     whole = told(draws) | {"claims": [claim], "draws": [draw_counts(draws, RECORDS, 1.0)]}
@@ -121,7 +119,7 @@ def test_every_record_in_every_step() -> None:
     assert one.weight is Weight.VIOLATION
 
 
-def test_a_loader_that_was_not_seen_says_nothing() -> None:
+def test_a_loader_that_was_not_seen_says_nothing():
     judged = sampling_check.judge(told([]) | {"draws": []}, single_run.SHARE, 1e-5)
     assert not judged.complete
     assert not judged.findings
@@ -131,9 +129,7 @@ def test_a_loader_that_was_not_seen_says_nothing() -> None:
     ("group", "rate", "times", "noise", "epsilon"),
     [(5, 0.2, 1, 1.0, 0.5), (5, 0.2, 3, 1.0, 1.0), (1, 0.3, 4, 0.7, 0.5), (20, 0.05, 2, 0.5, 2.0)],
 )
-def test_what_draws_reach_against_simulation(
-    group: int, rate: float, times: int, noise: float, epsilon: float
-) -> None:
+def test_what_draws_reach_against_simulation(group, rate, times, noise, epsilon):
     """60,000 runs of both worlds: each share is known to 0.002, the largest of 40 to 0.008."""
     rng = np.random.default_rng(3)
     shape = (60_000, times)
@@ -160,7 +156,7 @@ def test_what_draws_reach_against_simulation(
 
 @pytest.mark.parametrize("dimension", [1, 2, 7, 50, 1000])
 @pytest.mark.parametrize("ratio", [1.02, 0.9, 1.5])
-def test_the_scale_of_noise_against_quadrature(dimension: int, ratio: float) -> None:
+def test_the_scale_of_noise_against_quadrature(dimension, ratio):
     """δ at the ε that is told, as the integral of max(0, p − e^ε q) over squared lengths."""
     delta = 1e-5
     epsilon = sampling_check.epsilon_of_scales(dimension, ratio, delta)
@@ -182,7 +178,7 @@ def test_the_scale_of_noise_against_quadrature(dimension: int, ratio: float) -> 
     assert max(reached(ratio), reached(1 / ratio)) == pytest.approx(delta, rel=1e-3)
 
 
-def test_one_record_more() -> None:
+def test_one_record_more():
     def made(records: int, batch: float, batches: int) -> list[dict]:
         entry = {"kind": "made", "records": records, "batch": batch, "batches": batches}
         return [entry | {"noise": 1.0, "size": 13_130}]

@@ -1,7 +1,5 @@
 """Scripts that cannot be audited: exit 2 and one line that says what to do; and one that can."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os
@@ -86,7 +84,7 @@ BAD_COMMANDS = {
 
 
 @pytest.mark.parametrize("command", BAD_COMMANDS)
-def test_commands_that_name_no_script_or_no_such_option(script: Path, command: str) -> None:
+def test_commands_that_name_no_script_or_no_such_option(script, command):
     script.write_text(HEAD + GOOD)
     assert BAD_COMMANDS[command] in refused(*command.split())[0]
 
@@ -127,7 +125,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_scripts_that_cannot_be_audited(script: Path, kind: str) -> None:
+def test_scripts_that_cannot_be_audited(script, kind):
     rest, function, said = UNUSABLE[kind]
     script.write_text(HEAD + rest)
     delta = () if kind == "no δ" else ("--delta", "1e-5")
@@ -156,23 +154,21 @@ main()
 """
 
 
-def test_a_script_that_trains_when_it_is_imported(script: Path) -> None:
+def test_a_script_that_trains_when_it_is_imported(script):
     script.write_text(HEAD + IMPORTED)
     said = refused("own_training.py:main", "--budget", "60s", "--delta", "1e-5")[0]
     assert "own_training.py trains when it is imported" in said
     assert "if __name__ == '__main__'" in said
 
 
-def test_a_budget_that_is_too_short_for_a_step(
-    script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_that_is_too_short_for_a_step(script, monkeypatch):
     monkeypatch.setattr("dpaudit_ray.scripts.script_audit._GRACE", 1.0)
     script.write_text(HEAD + "def main():\n    time.sleep(60)")
     said = refused("own_training.py:main", "--budget", "1s", "--delta", "1e-5")[0]
     assert "no step ended within the budget of 1 s; give a longer --budget" in said
 
 
-def test_a_script_that_keeps_its_promise(script: Path) -> None:
+def test_a_script_that_keeps_its_promise(script):
     """Pages are written, and the exit code says that there are too few trials."""
     script.write_text(HEAD + GOOD)
     outcome = dpaudit(
@@ -184,7 +180,7 @@ def test_a_script_that_keeps_its_promise(script: Path) -> None:
     assert 'failures="0"' in (script.parent / "out.xml").read_text()
 
 
-def test_assert_private(script: Path) -> None:
+def test_assert_private(script):
     """Half the noise raises, with the finding; the whole noise only where more is asked for."""
     script.write_text(HEAD + GOOD)
     with pytest.raises(AssertionError, match="noise multiplier of 4"):
@@ -209,7 +205,7 @@ def main():
 """
 
 
-def test_noise_given_as_arrays_is_no_violation(script: Path) -> None:
+def test_noise_given_as_arrays_is_no_violation(script):
     script.write_text(HEAD + GIVEN)
     found = assert_private(f"{script}:main", budget=60, layers=(0,))
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -217,7 +213,7 @@ def test_noise_given_as_arrays_is_no_violation(script: Path) -> None:
     assert any("noise was given as arrays" in line for line in found.help)
 
 
-def test_a_run_that_the_budget_ends_claims_nothing(script: Path) -> None:
+def test_a_run_that_the_budget_ends_claims_nothing(script):
     script.write_text(HEAD + GIVEN)
     found = assert_private(f"{script}:main", budget=1, layers=(0,))
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -245,14 +241,14 @@ def main():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
-def test_typed_keys_of_jax(script: Path) -> None:
+def test_typed_keys_of_jax(script):
     script.write_text(HEAD + TYPED)
     found = assert_private(f"{script}:main", budget=120, layers=(0,))
     assert not found.findings
     assert {look.name: look.done for look in found.looks}["noise and clipping"]
 
 
-def test_assert_private_takes_functions_of_files() -> None:
+def test_assert_private_takes_functions_of_files():
     for main in (lambda: None, os.getcwd):
         with pytest.raises(SpecError, match="no function at the top of a file"):
             assert_private(main)

@@ -1,16 +1,11 @@
 """A script's runs as tasks of a real Ray cluster."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from dpaudit_ray.orchestration import ray_executor
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts.script_audit import Audit, Options
 from dpaudit_ray.scripts.script_runs import RayRunner, Target
-from tests.head import Head
 
 pytestmark = pytest.mark.cluster
 
@@ -41,7 +36,7 @@ def main():
 """
 
 
-def test_layers_are_run_on_a_cluster(tmp_path: Path, shared_head: Head) -> None:
+def test_layers_are_run_on_a_cluster(tmp_path, shared_head):
     """With what lies beside the script. Coins are seeded; a false alarm would come once in 33."""
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "beside.py").write_text("SHARE = 1.0\n")

@@ -1,7 +1,5 @@
 """What is judged of one run looked into: made-up entries, as `watch` writes them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -39,7 +37,7 @@ def kinds(*entries: dict, **told: object) -> set[str]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_short_by_two_percent_is_found_in_a_large_model(seed: int) -> None:
+def test_noise_short_by_two_percent_is_found_in_a_large_model(seed):
     """Of 300,000 numbers: their spread is known to 0.13 %, and 1 % is let pass.
 
     Missed with other seeds about once in 20,000: what is just found is four deviations away.
@@ -49,13 +47,13 @@ def test_noise_short_by_two_percent_is_found_in_a_large_model(seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("size", [10, 1000, 100_000])
-def test_noise_short_by_half_a_percent_is_not(seed: int, size: int) -> None:
+def test_noise_short_by_half_a_percent_is_not(seed, size):
     """An alarm has a chance of 0.002 at most for true noise, and less: 1 % is let pass."""
     assert kinds(entry(0.995, size=size, seed=seed)) == set()
 
 
 @pytest.mark.parametrize("size", [10, 1000])
-def test_small_models_need_more(size: int) -> None:
+def test_small_models_need_more(size):
     """640 or 19,000 numbers tell noise to 3 % or 0.5 %; half the noise is found in any case."""
     assert kinds(entry(0.98, size=size)) == set()
     assert kinds(entry(0.5, size=size)) == {"noise"}
@@ -105,16 +103,16 @@ for kind in ("steps", "tensors", "neighbours"):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_a_violation(case: str) -> None:
+def test_what_is_a_violation(case):
     entries, told, looks = CASES[case]
     assert kinds(*entries, **told) == looks
 
 
-def test_steps_that_are_accounted() -> None:
+def test_steps_that_are_accounted():
     assert "accounting" not in kinds(entry(), **counted(100))
 
 
-def test_ghost_clipping_that_was_not_seen() -> None:
+def test_ghost_clipping_that_was_not_seen():
     assert not single_run.judge([entry(ghost=True)], TOLD, 1e-5).complete
 
 
@@ -144,18 +142,18 @@ FAR = {"what": "a gradient a thousand times too long", "squares": [1e6, 0.0]}
         ),
     ],
 )
-def test_what_is_seen_of_a_step(look: dict, kind: str, words: str) -> None:
+def test_what_is_seen_of_a_step(look, kind, words):
     (one,) = found(look)
     assert one.look == kind
     assert words in one.seen
 
 
-def test_records_that_move_nothing_are_no_finding() -> None:
+def test_records_that_move_nothing_are_no_finding():
     still = {"what": LEFT_OUT, "squares": [0.0, 0.0]}
     assert found(entry(shifts=[still])) == []
 
 
-def test_the_noise_of_each_step_is_that_of_its_accounting() -> None:
+def test_the_noise_of_each_step_is_that_of_its_accounting():
     claim = CLAIM | {"history": [[1.0, 1.0, 50], [0.5, 1.0, 50]]}
     accounted = [(0, step, 1.0 if step < 50 else 0.5, 1.0) for step in range(100)]
     told = {"claims": [claim], "accounted": accounted}
@@ -163,7 +161,7 @@ def test_the_noise_of_each_step_is_that_of_its_accounting() -> None:
     assert kinds(entry(0.5, step=40), **told) == {"noise"}
 
 
-def test_a_step_that_gives_something_else_when_repeated_says_nothing() -> None:
+def test_a_step_that_gives_something_else_when_repeated_says_nothing():
     judged = single_run.judge([{"kind": "look", "step": 0, "replays": False}], TOLD, 1e-5)
     assert not judged.findings
     assert not judged.complete
@@ -179,14 +177,14 @@ def unseen(*entries: dict, **told: object) -> dict[str, str]:
 APART = {"kind": "forward", "mixes": False, "by": 0.0, "buffers": [], "batch": 8, "carried": []}
 
 
-def test_noise_that_was_given_as_arrays_is_not_judged() -> None:
+def test_noise_that_was_given_as_arrays_is_not_judged():
     given = {"kind": "given", "step": 0}
     assert found(given, APART) == []
     assert "noise was given as arrays" in unseen(given, APART)["noise and clipping"]
     assert set(unseen(entry(), given, APART)) == {"noise given"}
 
 
-def test_a_run_that_the_budget_ended() -> None:
+def test_a_run_that_the_budget_ended():
     """Steps that a script would account afterwards are no violation."""
     cut = {"kind": "cut", "seconds": 60.0, "steps": 1}
     short = {"steps": [1], "claims": [CLAIM | {"history": [[1.0, 1.0, 1]]}]}
@@ -198,7 +196,7 @@ def test_a_run_that_the_budget_ended() -> None:
     assert unseen(entry(), APART, **short) == {}
 
 
-def test_why_forward_passes_show_nothing() -> None:
+def test_why_forward_passes_show_nothing():
     why = {"kind": "forward", "unseen": "a forward pass with a batch of 2; 3 records are needed"}
     assert unseen(entry(), why) == {"records apart": why["unseen"]}
     assert unseen(entry(), why, APART) == {}
@@ -224,7 +222,7 @@ class Remembers(nn.Module):
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_state_that_goes_from_one_batch_to_the_next(written: bool) -> None:
+def test_state_that_goes_from_one_batch_to_the_next(written):
     """It is told, with its name, and the network is as it was before."""
     network = nn.Sequential(Remembers(True, written))
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
@@ -236,7 +234,7 @@ def test_state_that_goes_from_one_batch_to_the_next(written: bool) -> None:
     assert repeat_forward(Remembers(False, written), (x,), {}, 0)["carried"] == []
 
 
-def test_passes_that_cannot_be_compared_say_why() -> None:
+def test_passes_that_cannot_be_compared_say_why():
     class Own(nn.Module):
         generator = torch.Generator()
 
@@ -250,7 +248,7 @@ def test_passes_that_cannot_be_compared_say_why() -> None:
     assert "a row for each record" in summed
 
 
-def test_what_is_no_more_than_a_warning_or_a_note() -> None:
+def test_what_is_no_more_than_a_warning_or_a_note():
     for when in ("after", "before"):
         assert {f.weight for f in found(entry(), **stepped(when, "other"))} == {Weight.WARNING}
     assert found(entry(), **stepped("import", "other")) == []
@@ -258,7 +256,7 @@ def test_what_is_no_more_than_a_warning_or_a_note() -> None:
     assert kept.weight is Weight.NOTE
 
 
-def test_seeds() -> None:
+def test_seeds():
     (one,) = found(entry(), seeded=[["torch.manual_seed", 42]])
     assert one.weight is Weight.WARNING
     alike = single_run.same_seeds({"generators": [42]}, {"generators": [42]})

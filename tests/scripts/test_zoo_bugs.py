@@ -4,8 +4,6 @@ Whatever the seed, a twin may raise an alarm in one run of a hundred (the share 
 seeds here are fixed, so a test that passes goes on passing.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from dpaudit_ray.report.verdict import Verdict
@@ -65,7 +63,7 @@ def audited(bug: Bug, twin: bool, layers: tuple[int, ...] = (0,)) -> ScriptVerdi
     return Audit(target, LocalRunner(target), options, lambda _: None).verdict()
 
 
-def test_all_bugs_are_named() -> None:
+def test_all_bugs_are_named():
     assert {bug.name for bug in BUGS if bug.weight} == set(FOUND_BY)
     assert {FOUND_BY[name] for name in QUICK} == set(FOUND_BY.values()), "every look finds one"
 
@@ -79,7 +77,7 @@ def test_all_bugs_are_named() -> None:
         if bug.weight
     ],
 )
-def test_a_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_found(bug, monkeypatch):
     # Whether two runs seed their noise alike, the second run tells: it is one of layer 1.
     monkeypatch.setattr(canary_trials, "steps_needed", lambda noise: 60)
     found = audited(bug, twin=False, layers=(0, 1) if bug.name == "constant_seed" else (0,))
@@ -103,17 +101,17 @@ TWINS = {(bug.script, bug.twin): bug for bug in BUGS}.values()
 @long("as healthy scripts, of which some are always run")
 @pytest.mark.usefixtures("one_room")
 @pytest.mark.parametrize("bug", TWINS, ids=lambda bug: bug.name)
-def test_a_twin_raises_no_alarm(bug: Bug) -> None:
+def test_a_twin_raises_no_alarm(bug):
     no_alarm(bug)
 
 
 @pytest.mark.usefixtures("one_room")
-def test_too_much_noise_is_no_violation() -> None:
+def test_too_much_noise_is_no_violation():
     no_alarm(next(bug for bug in BUGS if bug.weight is None), twin=False)
 
 
 @pytest.mark.usefixtures("one_room")
-def test_steps_as_trials_find_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_as_trials_find_half_the_noise(monkeypatch):
     """Without looking into a step: the two worlds of a step are twice as far apart as promised."""
     monkeypatch.setattr(canary_trials, "steps_needed", lambda noise: 338)
     found = audited(next(bug for bug in BUGS if bug.name == "half_noise"), False, layers=(1,))

@@ -1,7 +1,5 @@
 """Healthy scripts under watch: no alarm, the parameters they would have had, little time more."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 
@@ -44,7 +42,7 @@ def cases(names: Iterable[str]) -> list:
 
 
 @pytest.mark.parametrize("name", cases(BITWISE))
-def test_looking_changes_no_bit_of_the_parameters(warm: Sandbox, name: str) -> None:
+def test_looking_changes_no_bit_of_the_parameters(warm, name):
     request = {"script": "healthy", "function": name, "seed": SEED}
     plain = warm.call("tests.scripts.plainly:run", request, Limits(300.0))
     assert plain.how == "returned", plain.traceback
@@ -52,7 +50,7 @@ def test_looking_changes_no_bit_of_the_parameters(warm: Sandbox, name: str) -> N
 
 
 @pytest.mark.parametrize("name", cases(SCRIPTS))
-def test_a_healthy_script_raises_no_alarm(warm: Sandbox, name: str) -> None:
+def test_a_healthy_script_raises_no_alarm(warm, name):
     """One run in a hundred may raise one, with other seeds."""
     seen = looked_into(warm, name)
     judged = single_run.judge(seen.record, seen.result, common.DELTA)
@@ -60,7 +58,7 @@ def test_a_healthy_script_raises_no_alarm(warm: Sandbox, name: str) -> None:
     assert judged.complete, judged.looks
 
 
-def test_watching_takes_a_small_share(warm: Sandbox) -> None:
+def test_watching_takes_a_small_share(warm):
     """Canaries cost next to nothing; looking into steps, two seconds and a third of all time.
 
     The step that passes that limit is looked at to its end, which takes a second where all is slow.
@@ -75,14 +73,14 @@ def test_watching_takes_a_small_share(warm: Sandbox) -> None:
     assert [trial["step"] for trial in seen.entries("trial")] == list(range(100))
 
 
-def test_what_every_optimizer_imports_is_there(warm: Sandbox) -> None:
+def test_what_every_optimizer_imports_is_there(warm):
     """PyTorch imports torch._dynamo at the first optimizer: a second for each run."""
     assert warm.call("tests.scripts.plainly:dynamo", {}).value
 
 
 @long("the layers have tests of their own")
 @pytest.mark.parametrize("layer", [0, 1, 2])
-def test_alarms_are_counted(layer: int) -> None:
+def test_alarms_are_counted(layer):
     script = Script("mlp")
     try:
         judged = LAYERS[layer](script, 3, 30)
@@ -91,5 +89,5 @@ def test_alarms_are_counted(layer: int) -> None:
     assert not [finding for finding in judged.findings if finding.weight is Weight.VIOLATION]
 
 
-def test_a_row_of_alarms() -> None:
+def test_a_row_of_alarms():
     assert row("mlp", 20, 1) == "| mlp | 20 | 1 | 0.001 to 0.249 |"

@@ -1,7 +1,5 @@
 """Reference values: all of `oracles.json` where it is at hand, the most important ones always."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

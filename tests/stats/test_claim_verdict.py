@@ -1,7 +1,5 @@
 """What it takes to refute a false claim, and how rarely a true one is."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -33,19 +31,19 @@ def refuted(
 @pytest.mark.parametrize(
     ("claimed", "trials", "audits"), [(3.952847, 1600, 200), (EPSILON_1, 60_000, 40)]
 )
-def test_a_tenth_less_noise_is_found(claimed: float, trials: int, audits: int) -> None:
+def test_a_tenth_less_noise_is_found(claimed, trials, audits):
     """Measured power .90 and .95; at these, below .8 has probability 1e-5 and 1e-3."""
     rng = np.random.default_rng(1)
     found = sum(refuted(claimed, claimed / 0.9, trials, rng) for _ in range(audits))
     assert found >= 0.8 * audits
 
 
-def test_a_small_violation_is_found_at_last() -> None:
+def test_a_small_violation_is_found_at_last():
     """Noise .98 of the claim at ε = 1: nine of ten audits of 1.5 million trials, and this one."""
     assert refuted(EPSILON_1, EPSILON_1 / 0.98, 1_500_000, np.random.default_rng(2))
 
 
-def test_no_violation_is_too_small_to_be_found_at_any_time() -> None:
+def test_no_violation_is_too_small_to_be_found_at_any_time():
     """Evidence grows without an end where no stake is the smallest: noise .995 of the claim, and as
     many hits as are expected of it."""
     rate = special.ndtr(EPSILON_1 / 0.995 / 2)
@@ -61,7 +59,7 @@ def test_no_violation_is_too_small_to_be_found_at_any_time() -> None:
 
 
 @pytest.mark.parametrize("mu", [EPSILON_1, 1.0, 3.952847])
-def test_true_claims_stand(mu: float) -> None:
+def test_true_claims_stand(mu):
     """Looked at four times in 150 audits; 2.5 % were found in 1000, so more than 7 have chance .04.
 
     At length in 300: more than 15 have chance .004.
@@ -71,7 +69,7 @@ def test_true_claims_stand(mu: float) -> None:
     assert found <= 0.05 * audits
 
 
-def test_every_part_of_the_evidence_is_fair() -> None:
+def test_every_part_of_the_evidence_is_fair():
     """The mean wealth under a true, tight claim is at most 1: 1500 audits, four standard errors."""
     rng, curve, wealth = np.random.default_rng(5), gaussian(1.0), []
     for _ in range(1500):
@@ -84,7 +82,7 @@ def test_every_part_of_the_evidence_is_fair() -> None:
     assert (values.mean(axis=0) <= 1 + 4 * error).all()
 
 
-def test_no_bet_wins_on_average() -> None:
+def test_no_bet_wins_on_average():
     """Every bet on every mechanism that keeps the claim: the corners of each slot's payoff."""
     curve = gaussian(1.3)
     values = Portfolio.from_curve(curve).values
@@ -102,7 +100,7 @@ def test_no_bet_wins_on_average() -> None:
         assert (values @ shares).max() <= 1 + 4 * 0.004
 
 
-def test_a_portfolio_finds_the_best_single_bet() -> None:
+def test_a_portfolio_finds_the_best_single_bet():
     """On counts where one bet is best, the mixture grows at least as much as that bet."""
     curve = gaussian(0.5)
     rng = np.random.default_rng(7)
@@ -115,7 +113,7 @@ def test_a_portfolio_finds_the_best_single_bet() -> None:
     assert np.log(portfolio.mixture(counts)) @ counts >= alone - 1.0
 
 
-def test_more_bets_than_one_beat_the_claim_of_a_strange_mechanism() -> None:
+def test_more_bets_than_one_beat_the_claim_of_a_strange_mechanism():
     """A leak at one ε only, beside an honest rest: plain guessing sees little of it."""
     rng, curve = np.random.default_rng(8), gaussian(1.0)
     members = rng.random(20_000) < 0.5
@@ -135,7 +133,7 @@ STUDY = [
 
 
 @pytest.mark.parametrize(("size", "mu"), STUDY)
-def test_the_declared_looks_err_at_every_level_no_more_than_they_may(size: int, mu: float) -> None:
+def test_the_declared_looks_err_at_every_level_no_more_than_they_may(size, mu):
     """Fresh paths of the worst mechanism: 10,000, or 200,000 at length. Flakes: 1e-5 a level."""
     key, coins = gaussian(mu), Responses.from_curve(gaussian(mu))
     ends = DeclaredTest(size)._ends
@@ -152,7 +150,7 @@ def test_the_declared_looks_err_at_every_level_no_more_than_they_may(size: int, 
         assert wrong == 0 or special.bdtrc(wrong - 1, draws, alpha) > 1e-5
 
 
-def test_a_thousand_audits_do_not_silence_the_sharpest_test() -> None:
+def test_a_thousand_audits_do_not_silence_the_sharpest_test():
     """875 trials suffice for one of 98 audits, and hardly more for one of 99, or 1000."""
     test = ClaimTest(gaussian(1.0), 2000)
     scores, members = gaussian_trials(np.random.default_rng(3), 2000, 1.35)
@@ -173,7 +171,7 @@ def test_a_thousand_audits_do_not_silence_the_sharpest_test() -> None:
     assert noise[2] < 1.1 * noise[0]
 
 
-def test_any_split_of_the_stream_refutes_alike() -> None:
+def test_any_split_of_the_stream_refutes_alike():
     scores, members = gaussian_trials(np.random.default_rng(11), 500, 1.5)
     scores[::17] = np.nan
     found = []
@@ -186,7 +184,7 @@ def test_any_split_of_the_stream_refutes_alike() -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_trials_beyond_the_declared_ones_are_for_the_e_process() -> None:
+def test_trials_beyond_the_declared_ones_are_for_the_e_process():
     rng = np.random.default_rng(12)
     test = ClaimTest(gaussian(1.0), 100)
     test.fold(*gaussian_trials(rng, 100, 1.0))
@@ -196,7 +194,7 @@ def test_trials_beyond_the_declared_ones_are_for_the_e_process() -> None:
     assert test.refuted_after(0.05) == 3100
 
 
-def test_noise_that_a_run_has_at_most() -> None:
+def test_noise_that_a_run_has_at_most():
     scores, members = gaussian_trials(np.random.default_rng(13), 2000, 1 / 0.7)
     test = ClaimTest(gaussian(1.0), 2000)
     test.fold(scores, members)
@@ -208,7 +206,7 @@ def test_noise_that_a_run_has_at_most() -> None:
     assert idle.effective_noise(lambda noise: gaussian(1 / noise), 1.0, 0.05) is None
 
 
-def test_misses_are_never_evidence() -> None:
+def test_misses_are_never_evidence():
     rng = np.random.default_rng(14)
     scores, members = gaussian_trials(rng, 800, 1.5)
     clean, missed = (ClaimTest(gaussian(1.0), 1000) for _ in range(2))
@@ -224,7 +222,7 @@ def test_misses_are_never_evidence() -> None:
     assert Curve(np.zeros(1), np.ones(1)).deltas[0] == 1
 
 
-def test_looks_are_spaced_by_their_cost() -> None:
+def test_looks_are_spaced_by_their_cost():
     """50,000 packs are looked at some hundred times, and after the same trials on every cluster."""
     rng, looks = np.random.default_rng(15), []
     test = ClaimTest(gaussian(1.0), 10_000)

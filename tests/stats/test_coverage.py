@@ -5,8 +5,6 @@ fails a bound that errs at exactly its level once in 10,000 times, and the loose
 full study (2000 repetitions and more, every method) is `jobs/studies/coverage.yaml`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -106,7 +104,7 @@ def test_certified_bounds_err_at_their_level_at_most(mechanism, epsilon):
 
 
 @pytest.mark.parametrize("mu", [0.25, 1.0, 4.0])
-def test_a_thousand_audits_exceed_the_truth_at_most_at_their_level(mu: float) -> None:
+def test_a_thousand_audits_exceed_the_truth_at_most_at_their_level(mu):
     """Expected at most 50 of 1000; 72 or more has probability 1.5e-3 at exactly 5 %."""
     rng, truth = np.random.default_rng(round(100 * mu)), float(gdp.epsilon(mu, DELTA))
     exceeded = dict.fromkeys(("accuracy", "eps-delta", "anytime"), 0)

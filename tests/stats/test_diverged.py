@@ -1,7 +1,5 @@
 """Diverged trials: a third outcome that may give the bit away, and never more than it does."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -30,14 +28,14 @@ def diverging(
 
 @pytest.mark.parametrize("method", CERTIFIED)
 @pytest.mark.parametrize("world", [True, False], ids=["in", "out"])
-def test_a_world_that_always_diverges_is_an_infinite_leak(method: str, world: bool) -> None:
+def test_a_world_that_always_diverges_is_an_infinite_leak(method, world):
     members = np.random.default_rng(1).random(1000) < 0.5
     scores = np.where(members == world, np.nan, 0.0)
     assert stats.estimate(scores, members, **LEVEL, method=method).epsilon_lower > 2.0
 
 
 @pytest.mark.parametrize("method", MANY)
-def test_diverging_alike_shows_nothing(method: str) -> None:
+def test_diverging_alike_shows_nothing(method):
     """20 audits of nothing but diverged trials: more than 5 bounds above 0 have chance 3e-4 at 5 %;
     credible and published bounds are held to the same."""
     rng, above = np.random.default_rng(2), 0
@@ -48,7 +46,7 @@ def test_diverging_alike_shows_nothing(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", MANY)
-def test_trials_without_output_are_errors_whatever_their_bit(method: str) -> None:
+def test_trials_without_output_are_errors_whatever_their_bit(method):
     """Misses in either world lower the bound, and dropping them would report as much or more.
 
     Where thresholds are placed at certain trials, dropping moves these: .05 in ε is allowed.
@@ -71,7 +69,7 @@ def test_trials_without_output_are_errors_whatever_their_bit(method: str) -> Non
         assert found.epsilon_lower <= dropped.epsilon_lower + 0.05
 
 
-def test_a_leak_of_one_in_twenty_is_a_violation() -> None:
+def test_a_leak_of_one_in_twenty_is_a_violation():
     """A training at its claim (μ = 1) of which 5 % of the in runs diverge: 20 of 20 (100 of 100
     when measured); by wrong guesses it was CONSISTENT."""
     rng, found = np.random.default_rng(4), 0
@@ -83,7 +81,7 @@ def test_a_leak_of_one_in_twenty_is_a_violation() -> None:
     assert found >= 18
 
 
-def test_diverging_in_both_worlds_is_none() -> None:
+def test_diverging_in_both_worlds_is_none():
     """200 audits, looked at twice, in which 5 % diverge in either world: none (300 had none)."""
     rng = np.random.default_rng(5)
     for _ in range(200):
@@ -95,7 +93,7 @@ def test_diverging_in_both_worlds_is_none() -> None:
         assert test.refuted_after(0.05) is None
 
 
-def test_all_in_runs_diverge() -> None:
+def test_all_in_runs_diverge():
     test = ClaimTest(gaussian(1.0), 5000)
     members = np.random.default_rng(6).random(5000) < 0.5
     test.fold(np.where(members, np.nan, 0.0), members)
@@ -104,7 +102,7 @@ def test_all_in_runs_diverge() -> None:
     assert test.refuted_after(0.05) is not None
 
 
-def test_a_guess_by_what_diverged_before() -> None:
+def test_a_guess_by_what_diverged_before():
     """The counter against its loop, with a world that has no finite score for a while."""
     rng = np.random.default_rng(7)
     scores, members = diverging(rng, 300, 0.6, 0.1)
@@ -129,7 +127,7 @@ def test_a_guess_by_what_diverged_before() -> None:
     assert counter.diverged == tuple(np.sum(~np.isfinite(scores) & (members == b)) for b in (0, 1))
 
 
-def test_what_teaches_is_not_judged() -> None:
+def test_what_teaches_is_not_judged():
     scores = np.array([np.inf, 1.0, np.inf, np.inf, 2.0, np.nan])
     members = np.array([False, True, False, True, True, False])
     found = settled(scores, members, 2)
@@ -141,9 +139,7 @@ def test_what_teaches_is_not_judged() -> None:
 
 @pytest.mark.parametrize("method", CERTIFIED)
 @pytest.mark.parametrize(("inside", "outside"), [(0.3, 0.3), (0.05, 0.05)])
-def test_certified_bounds_keep_their_level_when_runs_diverge(
-    method: str, inside: float, outside: float
-) -> None:
+def test_certified_bounds_keep_their_level_when_runs_diverge(method, inside, outside):
     """True μ at most 1 in either case. 60 audits: more than 10 have chance 2e-4 at 5 %."""
     rng, wrong = np.random.default_rng(8), 0
     epsilon = float(stats.gdp.epsilon(1.0, 1e-5))
@@ -153,7 +149,7 @@ def test_certified_bounds_keep_their_level_when_runs_diverge(
     assert wrong <= 10
 
 
-def test_several_canaries_and_pairs_learn_it_too() -> None:
+def test_several_canaries_and_pairs_learn_it_too():
     rng = np.random.default_rng(9)
     bits = rng.random((100, 8)) < 0.5
     scores = np.where(bits, np.nan, rng.normal(size=bits.shape))
@@ -163,7 +159,7 @@ def test_several_canaries_and_pairs_learn_it_too() -> None:
     assert multi_canary.coupled_worlds(out, inside, **LEVEL).epsilon_lower > 1.0
 
 
-def test_diverging_that_depends_on_the_bit_is_never_consistent() -> None:
+def test_diverging_that_depends_on_the_bit_is_never_consistent():
     """Where a claim is too large to be refuted by it. 9 against 0 is chance once in 256, 12 against
     0 once in 2048."""
     for outside, inside, lopsided in ((0, 0, False), (0, 9, False), (0, 12, True), (40, 45, False)):

@@ -1,7 +1,5 @@
 """Several canaries in a training: what their scores may and may not be taken for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import special
@@ -26,7 +24,7 @@ def alike(rng: np.random.Generator, runs: int, mu: float = MU) -> tuple[np.ndarr
     return np.where(bits == hit, 1.0, -1.0).ravel(), bits.ravel()
 
 
-def test_canaries_that_are_all_the_same_keep_the_level_by_run_and_not_pooled() -> None:
+def test_canaries_that_are_all_the_same_keep_the_level_by_run_and_not_pooled():
     """1000 audits of 100 runs (DPAUDIT_LONG; else 200). At 5 %, more than 85 errors of 1000 come
     once in a million; a pooled bound errs in about four of ten, and is asked about before."""
     rng, audits = np.random.default_rng(1), 1000 if LONG else 200
@@ -44,7 +42,7 @@ def test_canaries_that_are_all_the_same_keep_the_level_by_run_and_not_pooled() -
     assert pooled >= 0.2 * audits
 
 
-def test_canaries_with_luck_of_their_own_show_more_than_one_a_run() -> None:
+def test_canaries_with_luck_of_their_own_show_more_than_one_a_run():
     """Medians of five studies: a single bound of one canary lies anywhere from 0 to 1."""
     many, one = [], []
     runs = np.repeat(np.arange(200), CANARIES)
@@ -61,7 +59,7 @@ def test_canaries_with_luck_of_their_own_show_more_than_one_a_run() -> None:
     assert max(many) < MU
 
 
-def test_the_threshold_of_a_run_comes_from_runs_before_it() -> None:
+def test_the_threshold_of_a_run_comes_from_runs_before_it():
     """By hand, run after run."""
     rng = np.random.default_rng(5)
     bits = rng.random((60, 4)) < 0.5
@@ -78,7 +76,7 @@ def test_the_threshold_of_a_run_comes_from_runs_before_it() -> None:
     assert found.mu_lower == approx(2 * special.ndtri(rate), abs=1e-9)
 
 
-def test_a_run_without_output_guessed_nothing() -> None:
+def test_a_run_without_output_guessed_nothing():
     rng = np.random.default_rng(6)
     scores, bits = alike(rng, 80, 6.0)
     full, missed = (stats.make("several-canaries", 80, canaries=CANARIES) for _ in range(2))
@@ -90,14 +88,14 @@ def test_a_run_without_output_guessed_nothing() -> None:
     assert missed.bound(**LEVEL).trials == 1600
 
 
-def test_who_is_given_runs_wants_them_whole_and_in_order() -> None:
+def test_who_is_given_runs_wants_them_whole_and_in_order():
     scores, bits = alike(np.random.default_rng(7), 10)
     for runs in (np.arange(200) % 10, np.minimum(np.arange(200) // 20, 8)):
         with pytest.raises(ValueError, match="as many scores from every training"):
             stats.estimate(scores, bits, **LEVEL, method="several-canaries", runs=runs)
 
 
-def test_one_run_methods_take_several_trainings_of_several_canaries_as_one() -> None:
+def test_one_run_methods_take_several_trainings_of_several_canaries_as_one():
     """Together they are one mechanism of all bits, (ε, δ)-DP in each of them."""
     scores, bits = alike(np.random.default_rng(8), 40, 4.0)
     found = [
@@ -108,7 +106,7 @@ def test_one_run_methods_take_several_trainings_of_several_canaries_as_one() -> 
     assert found[0].status is Status.CERTIFIED
 
 
-def test_a_true_claim_stands_where_canaries_are_alike_and_a_pooled_test_refutes_it() -> None:
+def test_a_true_claim_stands_where_canaries_are_alike_and_a_pooled_test_refutes_it():
     """300 audits of 60 runs at 5 %: more than 30 alarms come once in 10,000 such tests."""
     rng = np.random.default_rng(9)
     alarms, pooled = 0, 0
@@ -127,7 +125,7 @@ def test_a_true_claim_stands_where_canaries_are_alike_and_a_pooled_test_refutes_
     assert pooled >= 8
 
 
-def test_a_false_claim_is_refuted_and_the_noise_found() -> None:
+def test_a_false_claim_is_refuted_and_the_noise_found():
     rng = np.random.default_rng(10)
     bits = rng.random((400, CANARIES)) < 0.5
     scores = rng.normal(size=bits.shape) + 2.0 * bits
@@ -145,7 +143,7 @@ def test_a_false_claim_is_refuted_and_the_noise_found() -> None:
     assert test.share_found(0.7, 0.05, 20) == 1.0
 
 
-def test_the_largest_accuracy_of_a_gaussian_claim_is_its_own() -> None:
+def test_the_largest_accuracy_of_a_gaussian_claim_is_its_own():
     assert largest_accuracy(curve.gaussian(1.3)) == approx(float(special.ndtr(0.65)), rel=1e-6)
     epsilons = np.linspace(0, 5, 20)
     pure = curve.Curve(epsilons, np.asarray(gdp.delta(epsilons, 1.3)))

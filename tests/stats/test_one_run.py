@@ -1,7 +1,5 @@
 """Bounds from one training: guesses of both kinds, all at once or one after another, and errors."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 
@@ -52,7 +50,7 @@ def slow_hits(scores: Floats, bits: Bits, positive: int, negative: int) -> tuple
     return right, guesses
 
 
-def test_guesses_of_both_kinds_are_those_of_algorithm_1() -> None:
+def test_guesses_of_both_kinds_are_those_of_algorithm_1():
     rng = np.random.default_rng(0)
     for _ in range(300):
         size = int(rng.integers(1, 30))
@@ -63,7 +61,7 @@ def test_guesses_of_both_kinds_are_those_of_algorithm_1() -> None:
         assert found == slow_hits(scores, bits, positive, negative)
 
 
-def test_a_pair_is_judged_as_theorem_3_1_has_it() -> None:
+def test_a_pair_is_judged_as_theorem_3_1_has_it():
     rng = np.random.default_rng(1)
     bits = rng.random(500) < 0.5
     scores = bits + rng.normal(size=500)
@@ -86,7 +84,7 @@ def test_a_pair_is_judged_as_theorem_3_1_has_it() -> None:
         ((0, 0), False, "1 or more"),
     ],
 )
-def test_bad_guesses(guesses: int | tuple[int, int], independent: bool, words: str) -> None:
+def test_bad_guesses(guesses, independent, words):
     with pytest.raises(ValueError, match=words):
         stats.make("one-run", planned=10, independent=independent, guesses=guesses)
 
@@ -114,9 +112,7 @@ CHOICES = list(
     paired(CHOICES, [0.0, 0.5, 1.5], "each is tested at one μ"),
     ids=lambda value: value if isinstance(value, float) else f"{value[:2]}-{value[2].__name__}",
 )
-def test_certified_choices_keep_their_level(
-    choice: tuple[str, int | tuple[int, int], World], mu: float
-) -> None:
+def test_certified_choices_keep_their_level(choice, mu):
     """Trainings of 200 canaries, a thousand of them at length."""
     method, guesses, world = choice
     rng, wrong = np.random.default_rng(2), 0
@@ -130,7 +126,7 @@ def test_certified_choices_keep_their_level(
     assert wrong / RUNS <= MOST
 
 
-def test_the_best_of_all_choices_does_not() -> None:
+def test_the_best_of_all_choices_does_not():
     """Randomised response at ε = 1, which Theorem 3.1 is tight for: 48 % of 1000 audits."""
     rng, wrong, runs = np.random.default_rng(3), 0, 200
     for _ in range(runs):
@@ -140,7 +136,7 @@ def test_the_best_of_all_choices_does_not() -> None:
     assert 0.35 < wrong / runs < 0.6  # 3.5 standard errors; flakes in 1 of 2000
 
 
-def test_the_best_choice_is_the_best_of_all_pairs() -> None:
+def test_the_best_choice_is_the_best_of_all_pairs():
     """Against a loop over every pair of the grid, each solved; no two scores are equal."""
     rng = np.random.default_rng(4)
     for mu in (0.0, 0.7, 3.0):
@@ -156,7 +152,7 @@ def test_the_best_choice_is_the_best_of_all_pairs() -> None:
 @pytest.mark.parametrize(
     ("delta", "beta", "dropped"), [(5e-4, 0.01, 0.0532), (1e-3, 0.03, 0.0628), (2e-3, 0.05, 0.0830)]
 )
-def test_delta_is_not_negligible(delta: float, beta: float, dropped: float) -> None:
+def test_delta_is_not_negligible(delta, beta, dropped):
     """Algorithm 2 of Steinke et al. at ε = 1, exactly: now and then all guesses are better at once.
 
     A guess is then right with chance a + (1 - a) e^ε/(1 + e^ε), a = mδ/(rβ), for that is what
@@ -196,7 +192,7 @@ def slow_odds(scores: Floats, bits: Bits) -> Floats:
     return np.array(odds)
 
 
-def test_predictions_and_wealth_are_those_of_a_loop() -> None:
+def test_predictions_and_wealth_are_those_of_a_loop():
     rng = np.random.default_rng(0)
     bits = rng.random(150) < 0.5
     scores = np.round(1.5 * bits + rng.normal(size=150), 1)  # with ties
@@ -213,7 +209,7 @@ def test_predictions_and_wealth_are_those_of_a_loop() -> None:
         assert evidence.log_wealth(np.array([epsilon]))[0] == pytest.approx(np.log(wealth))
 
 
-def test_no_bit_is_known_before_it_is_guessed() -> None:
+def test_no_bit_is_known_before_it_is_guessed():
     rng = np.random.default_rng(1)
     bits = rng.random(9000) < 0.5  # of more than one block
     scores = bits + rng.normal(size=9000)
@@ -223,7 +219,7 @@ def test_no_bit_is_known_before_it_is_guessed() -> None:
     assert not np.allclose(predicted(scores, bits)[5001:], predicted(scores, later)[5001:])
 
 
-def test_wealth_that_is_needed_is_the_least_of_all_leaks() -> None:
+def test_wealth_that_is_needed_is_the_least_of_all_leaks():
     np.testing.assert_allclose(needed(10, 0.0, 0.05), np.log(20))
     q, i = special.expit(GRID[::500]), np.arange(4096)[:, None]
     left = 0.05 - 5000 * 1e-5 / (i + 1)
@@ -253,7 +249,7 @@ def told_together(rng: np.random.Generator, bits: Bits, delta: float) -> Floats:
     + [(told, delta) for delta in (0.0, 1e-4, 2e-2)]
     + [(told_together, delta) for delta in (1e-4, 2e-2)],  # which tells nothing without δ
 )
-def test_stakes_keep_their_level(world: World, delta: float) -> None:
+def test_stakes_keep_their_level(world, delta):
     """Trainings at (1, δ), a thousand of them at length; with δ = 0, a Gaussian has no signal."""
     rng, wrong = np.random.default_rng(2), 0
     mu = float(gdp.mu(EPSILON, delta)) if delta else 0.0
@@ -266,7 +262,7 @@ def test_stakes_keep_their_level(world: World, delta: float) -> None:
     assert wrong / RUNS <= MOST
 
 
-def test_leaks_are_not_negligible() -> None:
+def test_leaks_are_not_negligible():
     """Ten bits of a thousand told, in one run of five: without its δ the error is about 20 %.
 
     Fewer than 11 of 100 has chance 6e-3.
@@ -281,7 +277,7 @@ def test_leaks_are_not_negligible() -> None:
     assert wrong[1] / 100 > 0.1
 
 
-def test_one_sided_signals_need_no_choice() -> None:
+def test_one_sided_signals_need_no_choice():
     """One in ten members is seen, and nobody else: sure guesses are few and of one kind."""
     rng = np.random.default_rng(4)
     bits = rng.random(5000) < 0.5
@@ -293,7 +289,7 @@ def test_one_sided_signals_need_no_choice() -> None:
     assert bounds["one-run-adaptive"] > 2 + bounds["one-run"]
 
 
-def test_what_gave_no_output_was_guessed_wrong_and_what_diverged_was_not_guessed() -> None:
+def test_what_gave_no_output_was_guessed_wrong_and_what_diverged_was_not_guessed():
     rng = np.random.default_rng(5)
     bits = rng.random(400) < 0.5
     scores = 4.0 * bits + rng.normal(size=400)

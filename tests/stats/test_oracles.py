@@ -4,8 +4,6 @@ Numbers of the tables are exact values of formulas; a few are inlined so that th
 numbers even where the reference file is not at hand.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import special

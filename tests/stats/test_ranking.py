@@ -1,7 +1,5 @@
 """Claims as mixtures of coins, the order of mistakes, and the bounds and tests made of it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -33,7 +31,7 @@ IDS = ["gaussian", "strong", "point", "three", "unsorted"]
 
 
 @pytest.mark.parametrize("curve", CLAIMS, ids=IDS)
-def test_a_claim_is_a_mixture_of_coins(curve: Curve) -> None:
+def test_a_claim_is_a_mixture_of_coins(curve):
     """δ at each claimed ε, computed from the coins, is what was claimed or implied by the rest."""
     coins = Responses.from_curve(curve)
     assert coins.shares.sum() == approx(1.0)
@@ -47,13 +45,13 @@ def test_a_claim_is_a_mixture_of_coins(curve: Curve) -> None:
         assert found == approx(delta, rel=1e-6)
 
 
-def test_a_gaussian_claim_errs_like_a_gaussian() -> None:
+def test_a_gaussian_claim_errs_like_a_gaussian():
     for mu in (0.01, 1.0, 6.0):
         coins = Responses.from_curve(gaussian(mu))
         assert coins.shares @ coins.mistakes == approx(special.ndtr(-mu / 2), rel=1e-9)
 
 
-def test_claims_that_no_number_can_hold() -> None:
+def test_claims_that_no_number_can_hold():
     for curve in (
         Curve(np.array([800.0]), np.array([0.0])),
         Curve(np.zeros(1), np.ones(1)),
@@ -69,7 +67,7 @@ def test_claims_that_no_number_can_hold() -> None:
 
 
 @pytest.mark.parametrize("curve", CLAIMS, ids=IDS)
-def test_the_distribution_of_costs_is_exact(curve: Curve) -> None:
+def test_the_distribution_of_costs_is_exact(curve):
     """Against every way in which five trials fall on levels and err."""
     curve = curve.thinned(5)
     coins, (weights, costs) = (
@@ -95,9 +93,7 @@ def test_the_distribution_of_costs_is_exact(curve: Curve) -> None:
 
 
 @pytest.mark.parametrize("mu", [0.005, 0.262, 1.0, 3.0, 4.2])
-def test_large_groups_are_counted_to_the_first_order_on_the_safe_side(
-    mu: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_groups_are_counted_to_the_first_order_on_the_safe_side(mu, monkeypatch):
     """A cost that has chance alpha by `_linear` has no more by `_transform`, and hardly less.
 
     A tenth less at 5 %, a fifth at 1e-5: .007 and .05 standard deviations.
@@ -114,7 +110,7 @@ def test_large_groups_are_counted_to_the_first_order_on_the_safe_side(
             assert least < exact.at_most(cost) / fast.at_most(cost) < 1.003
 
 
-def test_costs_are_drawn_like_trial_by_trial() -> None:
+def test_costs_are_drawn_like_trial_by_trial():
     """The overlaps of levels and ranks against every trial's own coin, sorted, and both against
     what is computed."""
     curve = Curve(np.array([0.0, 0.7, 1.5, 3.0]), np.array([0.35, 0.15, 0.05, 1e-3]))
@@ -149,7 +145,7 @@ def too_many(found: int, draws: int, alpha: float) -> bool:
 
 
 @pytest.mark.parametrize(("size", "mu"), STUDY)
-def test_rank_errs_at_every_level_no_more_than_it_may(size: int, mu: float) -> None:
+def test_rank_errs_at_every_level_no_more_than_it_may(size, mu):
     """Fresh draws of the worst mechanism: 20,000, or 200,000 at length. Flakes: 1e-4 of runs."""
     coins, draws = Responses.from_curve(gaussian(mu)), 200_000 if LONG else 20_000
     weights, costs = distribution(size, gaussian(mu))
@@ -160,7 +156,7 @@ def test_rank_errs_at_every_level_no_more_than_it_may(size: int, mu: float) -> N
         assert not too_many(int((found <= limit).sum()), draws, alpha)
 
 
-def test_rank_errs_in_5_percent_at_5000_trials() -> None:
+def test_rank_errs_in_5_percent_at_5000_trials():
     """From guesses to μ, where 4000 draws of one seed would err in 5.98 %.
 
     20,000 audits; 4.3 standard errors, 1e-5.
@@ -178,7 +174,7 @@ def test_rank_errs_in_5_percent_at_5000_trials() -> None:
     assert 0.04 * audits < wrong <= audits * (0.05 + 4.3 * math.sqrt(0.05 * 0.95 / audits))
 
 
-def test_rank_of_a_thousand_audits_together_is_hardly_below_that_of_one() -> None:
+def test_rank_of_a_thousand_audits_together_is_hardly_below_that_of_one():
     """A share of 1e-3, 1e-4, ... of the error costs what it does on a normal scale."""
     scores, members = gaussian_trials(np.random.default_rng(9), 1000, 2.0)
     found = [
@@ -191,7 +187,7 @@ def test_rank_of_a_thousand_audits_together_is_hardly_below_that_of_one() -> Non
     assert found[4] > 1.4
 
 
-def test_weights_fall_and_cost_adds_up() -> None:
+def test_weights_fall_and_cost_adds_up():
     weights = Weights.from_responses(100, Responses.from_curve(gaussian(1.0)))
     assert weights.edges[0] == 0
     assert weights.edges[-1] == 100
@@ -204,7 +200,7 @@ def test_weights_fall_and_cost_adds_up() -> None:
     assert weights.cost(Group(wrong)) == approx(loop)
 
 
-def test_no_choice_of_guesses_beats_the_surest_first() -> None:
+def test_no_choice_of_guesses_beats_the_surest_first():
     """An adversary who knows the coins' levels and picks order and guesses as it likes.
 
     Four ways of doing worse than sorting by level; each must cost stochastically at least as much,
@@ -237,7 +233,7 @@ def not_first(right: np.ndarray, share: float, rng: np.random.Generator) -> np.n
     return np.where(rng.random(right.shape) < share, ~right, right)
 
 
-def test_the_midpoint_needs_no_bits() -> None:
+def test_the_midpoint_needs_no_bits():
     rng = np.random.default_rng(4)
     scores, _ = gaussian_trials(rng, 2000, 6.0)
     assert two_means(scores) == approx(3.0, abs=0.15)
@@ -247,7 +243,7 @@ def test_the_midpoint_needs_no_bits() -> None:
     assert two_means(np.zeros(9)) == 0.0
 
 
-def test_groups_by_hand() -> None:
+def test_groups_by_hand():
     scores = np.array([5.0, -1.0, 0.5, np.inf, np.nan, -4.0])
     members = np.array([True, True, False, True, False, False])
     seen = Diverged(outside=0, inside=9)
@@ -273,7 +269,7 @@ at_length = long("as at ε = 2 and 8")
         (8, 7.25),
     ],
 )
-def test_rank_certifies_what_was_asked_for(epsilon: float, least: float) -> None:
+def test_rank_certifies_what_was_asked_for(epsilon, least):
     """Medians of 400 audits of 1000 trials; `accuracy` has .48, 1.45, 3.36 and 7.18.
 
     The median of 1000 other audits lay .003 to .03 above each, one standard error here is .02 to
@@ -289,7 +285,7 @@ def test_rank_certifies_what_was_asked_for(epsilon: float, least: float) -> None
     assert np.mean(np.array(found) > epsilon) <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / 400)
 
 
-def test_rank_errs_at_its_level_on_what_is_not_gaussian() -> None:
+def test_rank_errs_at_its_level_on_what_is_not_gaussian():
     """μ of randomised response and of one-sided noise: what the best guess reaches, or more.
 
     150 audits each, or 300 at length; four standard errors above 5 %.
@@ -320,7 +316,7 @@ def _subsampled_mu(q: float) -> float:
 SUBSAMPLED = _subsampled_mu(0.3)
 
 
-def test_rank_while_trials_arrive_is_that_of_its_last_look() -> None:
+def test_rank_while_trials_arrive_is_that_of_its_last_look():
     scores, members = gaussian_trials(np.random.default_rng(7), 600, 2.0)
     whole = stats.make("rank", 1000)
     whole.fold(scores, members)
@@ -343,7 +339,7 @@ def slow_two_means(values: np.ndarray) -> float:
     return float(centre)
 
 
-def test_two_means_of_sorted_values_are_those_of_any_order() -> None:
+def test_two_means_of_sorted_values_are_those_of_any_order():
     rng = np.random.default_rng(0)
     for _ in range(200):
         n = int(rng.integers(1, 60))

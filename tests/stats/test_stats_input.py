@@ -1,7 +1,5 @@
 """Bad input gets a defined answer, usually 0, or a ValueError that names value and bound."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Speed as ratios against the obvious way and as limits, in CPU time: a machine may be busy."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

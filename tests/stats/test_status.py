@@ -1,7 +1,5 @@
 """What an ε is called: certified only where nothing is assumed that is not known."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import ClassVar

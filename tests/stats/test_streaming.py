@@ -1,7 +1,5 @@
 """Estimates are functions of the prefix: any split of the stream gives the same bound."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

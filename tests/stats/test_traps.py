@@ -1,7 +1,5 @@
 """Ways in which audit tools were found to break; those that are missing here have other tests."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

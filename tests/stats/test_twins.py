@@ -1,7 +1,5 @@
 """A slow, obvious twin for every fast formula."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

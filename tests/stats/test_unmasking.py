@@ -4,8 +4,6 @@ Counts of errors are compared as in `test_coverage`: a bound that errs at exactl
 once in 10,000 seeds. These err in 2 to 4 %, so a new seed fails less than once in a million.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

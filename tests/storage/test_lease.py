@@ -1,7 +1,5 @@
 """One driver writes a run directory: who gets it, who keeps it, and what who lost it may do."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -118,16 +116,14 @@ LEFT = pytest.mark.parametrize("left", [None, {"owner": "x", "host": "elsewhere"
 
 
 @LEFT
-def test_of_two_that_start_at_once_on_slow_storage_one_drives(
-    left: dict | None, slow: RunDirectory
-) -> None:
+def test_of_two_that_start_at_once_on_slow_storage_one_drives(left, slow):
     """Both held it in two of five such starts."""
     one_drives(slow, left, tries=3)
 
 
 @long("the same as above, 50 times")
 @LEFT
-def test_of_many_starts_at_once_one_drives_each_time(left: dict | None, slow: RunDirectory) -> None:
+def test_of_many_starts_at_once_one_drives_each_time(left, slow):
     one_drives(slow, left, tries=50)
 
 
@@ -139,7 +135,7 @@ def one_drives(run: RunDirectory, left: dict | None, tries: int) -> None:
 
 
 @pytest.mark.parametrize("key", ["boot", "pids", "host"])
-def test_a_process_id_of_elsewhere_says_nothing(key: str, local: RunDirectory) -> None:
+def test_a_process_id_of_elsewhere_says_nothing(key, local):
     """Containers may have equal host names; the process is not here, and may live there."""
     gone = {"owner": "x", **lease._where(), "pid": 2**22 + 1, "started": "1"}
     assert socket.gethostname() == gone["host"]
@@ -150,7 +146,7 @@ def test_a_process_id_of_elsewhere_says_nothing(key: str, local: RunDirectory) -
             assert (time.monotonic() - started < 2.0) is at_once
 
 
-def test_a_process_that_is_hidden_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_hidden_is_not_gone(monkeypatch):
     """`/proc` may be mounted so that it shows one's own processes only."""
 
     def hidden(pid: int, signal: int) -> None:
@@ -162,9 +158,7 @@ def test_a_process_that_is_hidden_is_not_gone(monkeypatch: pytest.MonkeyPatch) -
     assert not lease._is_gone(entry)
 
 
-def test_a_clock_that_jumps_takes_nothing_over(
-    local: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_jumps_takes_nothing_over(local, monkeypatch):
     """Every look at any clock finds it an hour on, as after a pause; the owner had one beat."""
     with lease.held(local, beat=0.1):
         hours = iter(range(10**6))
@@ -177,7 +171,7 @@ def test_a_clock_that_jumps_takes_nothing_over(
 
 
 @pytest.mark.parametrize("first", ["s3://bucket/runs/tiny", "s3://bucket/runs/tiny//"])
-def test_a_slash_at_the_end_is_no_other_run(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slash_at_the_end_is_no_other_run(first, monkeypatch):
     memory(monkeypatch)
     monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.1)
     second = RunDirectory.under("s3://bucket/runs/", "tiny")
@@ -221,7 +215,7 @@ def overtaken(run: RunDirectory, ended: bool) -> Iterator[Lease]:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_who_lost_the_lease_writes_nothing(ended: bool, run: RunDirectory) -> None:
+def test_who_lost_the_lease_writes_nothing(ended, run):
     with overtaken(run, ended) as paused:
         before = contents(run)
         told = "driver.json is gone: another driver" if ended else "another driver has taken over"
@@ -232,9 +226,7 @@ def test_who_lost_the_lease_writes_nothing(ended: bool, run: RunDirectory) -> No
             assert contents(run) == before, what
 
 
-def test_a_pause_in_the_midst_of_a_write_is_no_way_in(
-    local: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pause_in_the_midst_of_a_write_is_no_way_in(local, monkeypatch):
     """Its bytes are on the disk beside their place when another driver takes over."""
     sync = os.fsync
     with contextlib.ExitStack() as later, lease.held(local, beat=NEVER) as paused:
@@ -250,9 +242,7 @@ def test_a_pause_in_the_midst_of_a_write_is_no_way_in(
         assert set(contents(local)) == {fence.FILE, fence.LOCK}
 
 
-def test_a_pause_before_an_upload_replaces_nothing_of_a_new_driver(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pause_before_an_upload_replaces_nothing_of_a_new_driver(monkeypatch):
     """It has looked at the lease; another driver then takes over, and writes the same file."""
     run, put = RunDirectory(f"{memory(monkeypatch)}/tiny"), obstore.put
     with contextlib.ExitStack() as later, lease.held(run, beat=NEVER) as paused:
@@ -274,9 +264,7 @@ def test_a_pause_before_an_upload_replaces_nothing_of_a_new_driver(
             paused.run.write_scores("a", pack(16))
 
 
-def test_nobody_takes_over_while_a_file_is_put_in_place(
-    local: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_takes_over_while_a_file_is_put_in_place(local, monkeypatch):
     """A driver that is paused between its look at the lease and the rename."""
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
     with lease.held(local, beat=NEVER) as paused:
@@ -286,7 +274,7 @@ def test_nobody_takes_over_while_a_file_is_put_in_place(
         assert local.read_json(fence.FILE)["owner"] == paused.owner
 
 
-def test_renewals_stop_at_a_foreign_lease(local: RunDirectory) -> None:
+def test_renewals_stop_at_a_foreign_lease(local):
     with lease.held(local, beat=0.05) as held:
         held.require()
         local.write_json(fence.FILE, {"owner": "new", "host": "there", "pid": 7})
@@ -314,9 +302,7 @@ def at_the_third_pack(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[],
     return arrange
 
 
-def test_an_overtaken_run_ends_in_exit_4(
-    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_the_third_pack: Any
-) -> None:
+def test_an_overtaken_run_ends_in_exit_4(tiny, tmp_path, monkeypatch, at_the_third_pack):
     """Another driver takes over and completes the run while this one stands still."""
     monkeypatch.setattr(lease, "held", functools.partial(lease.held, watch=0.2, beat=NEVER))
     file, seen = write_sweep(tmp_path, tiny), {}
@@ -334,9 +320,7 @@ def test_an_overtaken_run_ends_in_exit_4(
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_run_directory_that_vanishes_ends_in_exit_4(
-    moved: bool, tiny: dict, tmp_path: Path, at_the_third_pack: Any
-) -> None:
+def test_a_run_directory_that_vanishes_ends_in_exit_4(moved, tiny, tmp_path, at_the_third_pack):
     file, place = write_sweep(tmp_path, tiny), tmp_path / "tiny"
 
     def vanish() -> None:
@@ -358,7 +342,7 @@ def test_a_run_directory_that_vanishes_ends_in_exit_4(
         assert len(da.Result(str(place), complete=True).scores) == 2 * 90 * 2
 
 
-def test_every_error_of_a_lost_lease_is_exit_4() -> None:
+def test_every_error_of_a_lost_lease_is_exit_4():
     assert LeaseLostError.exit_code == 4
     assert not issubclass(LeaseLostError, OSError), "asking again would not help"
     assert issubclass(LeaseLostError, DpauditError)

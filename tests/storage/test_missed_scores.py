@@ -1,10 +1,7 @@
 """Missed trials among the scores of a pack: a column of the file, where there are some."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +27,7 @@ def pack(missed: dict[int, str] = WHY, measured: bool = False, first: int = 10) 
 
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_they_come_back(measured: bool, tmp_path: Path) -> None:
+def test_they_come_back(measured, tmp_path):
     run, whole = RunDirectory(str(tmp_path)), pack(measured=measured)
     run.write_scores("a", whole)
     (file,) = tmp_path.glob("scores/a/*.parquet")
@@ -41,13 +38,13 @@ def test_they_come_back(measured: bool, tmp_path: Path) -> None:
     assert found.lost.tolist() == [False, False, True, True, False, False]
 
 
-def test_a_file_without_any_is_as_it_was() -> None:
+def test_a_file_without_any_is_as_it_was():
     assert pack({}).table("a").column_names == COLUMNS
     plain = dataclasses.replace(pack({}), outputs={10: "printed"})
     assert encoded(plain.table("a")) == encoded(pack({}).table("a"))
 
 
-def test_packs_with_and_without_are_put_together_and_cut() -> None:
+def test_packs_with_and_without_are_put_together_and_cut():
     parts = [pack({}, first=4), pack(), pack({}, first=16)]
     whole = PackScores.joined(parts)
     again = PackScores.from_table(whole.table("a"), "a", 4, 21)
@@ -83,12 +80,12 @@ def altered(column: str, values: list[object]) -> pa.Table:
     ],
     ids=["none", "one step", "of a score", "null", "with scores", "other name", "other order"],
 )
-def test_a_file_that_is_not_what_it_says_is_refused(table: pa.Table) -> None:
+def test_a_file_that_is_not_what_it_says_is_refused(table):
     with pytest.raises(ValueError, match=r"columns|does not hold|missed"):
         PackScores.from_table(table, "a", 10, 15)
 
 
-def test_two_runs_that_miss_the_same_are_the_same() -> None:
+def test_two_runs_that_miss_the_same_are_the_same():
     assert pack().difference(pack(dict.fromkeys(WHY, "in other words"))) is None
     assert pack().difference(pack({12: "x"})) is not None
 
@@ -101,9 +98,7 @@ def test_two_runs_that_miss_the_same_are_the_same() -> None:
         ({}, {11: "x"}, "gave no score for trial 11 (x)"),  # NaN in both
     ],
 )
-def test_one_that_misses_another_is_not(
-    mine: dict[int, str], other: dict[int, str], said: str
-) -> None:
+def test_one_that_misses_another_is_not(mine, other, said):
     assert pack(mine).difference(pack(other)) == said
 
 
@@ -121,7 +116,7 @@ class Listening:
         self.heard.append(("miss", members.tolist()))
 
 
-def test_they_are_folded_in_the_order_of_trials() -> None:
+def test_they_are_folded_in_the_order_of_trials():
     whole, state = pack({10: "x", 12: "x", 13: "x"}), Listening()
     score_stream.feed(state, whole)
     last, bits = whole.scores[:, -1], whole.members.tolist()
@@ -132,7 +127,7 @@ def test_they_are_folded_in_the_order_of_trials() -> None:
 
 
 @pytest.mark.parametrize("lost", [[], [0], [1], [0, 0, 1, 1, 0], [1, 1]])
-def test_runs_cover_all_trials_once(lost: list[int]) -> None:
+def test_runs_cover_all_trials_once(lost):
     marks = np.array(lost, dtype=bool)
     found = list(score_stream.alike_in_a_row(marks))
     assert [bool(mark) for rows, _ in found for mark in marks[rows]] == marks.tolist()
@@ -140,7 +135,7 @@ def test_runs_cover_all_trials_once(lost: list[int]) -> None:
     assert all(one[1] != two[1] for one, two in itertools.pairwise(found))
 
 
-def test_trials_know_which_were_missed() -> None:
+def test_trials_know_which_were_missed():
     class Audit:
         packs = ((0, 3), (4, 9), (10, 15))
         horizons = (3, 6)

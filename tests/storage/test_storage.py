@@ -1,7 +1,5 @@
 """The run directory: absent or whole, readable by anything, and honest about damage."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import errno
@@ -56,9 +54,7 @@ def measured(first: int = 10, trials: int = 6) -> PackScores:
 
 
 @pytest.mark.parametrize("names", [("accuracy", "loss"), ("loss",)])
-def test_what_models_are_worth_lies_beside_their_scores(
-    names: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_what_models_are_worth_lies_beside_their_scores(names, tmp_path):
     run, whole = RunDirectory(str(tmp_path / "run")), measured()
     whole = dataclasses.replace(whole, utility={name: whole.utility[name] for name in names})
     run.write_scores("a", whole)
@@ -68,7 +64,7 @@ def test_what_models_are_worth_lies_beside_their_scores(
     assert_same(PackScores.joined([whole.part(10, 12), whole.part(13, 15)]), whole)
 
 
-def test_a_score_file_with_an_unknown_column_is_refused(tmp_path: Path) -> None:
+def test_a_score_file_with_an_unknown_column_is_refused(tmp_path):
     table = measured().table("a")
     for other in (table.append_column("auc", table["score"]), table.rename_columns({"loss": "x"})):
         with pytest.raises(ValueError, match="columns"):
@@ -106,7 +102,7 @@ def local(tmp_path: Path) -> RunDirectory:
 # Every kind of storage -----------------------------------------------------------------------
 
 
-def test_an_empty_directory_holds_nothing(run: RunDirectory) -> None:
+def test_an_empty_directory_holds_nothing(run):
     assert run.read_text("sweep.yaml") is None
     assert run.read_json("plan.json") is None
     assert run.score_files("a") == set()
@@ -117,7 +113,7 @@ def test_an_empty_directory_holds_nothing(run: RunDirectory) -> None:
     assert len(run.estimates()) == len(run.scores("a")) == 0
 
 
-def test_text_and_json_come_back(run: RunDirectory) -> None:
+def test_text_and_json_come_back(run):
     run.write_text("sweep.yaml", "name: é\n")
     run.write_json("plan.json", {"a": [1, 2.5, None]})
     run.write_json("plan.json", {"a": [3]})
@@ -125,7 +121,7 @@ def test_text_and_json_come_back(run: RunDirectory) -> None:
     assert run.read_json("plan.json") == {"a": [3]}
 
 
-def test_scores_come_back_bit_for_bit(run: RunDirectory) -> None:
+def test_scores_come_back_bit_for_bit(run):
     for given in (pack(10), pack(16, trials=9), pack(0, trials=10, steps=(250,))):
         audit = f"audit-{given.first}"
         run.write_scores(audit, given)
@@ -134,14 +130,14 @@ def test_scores_come_back_bit_for_bit(run: RunDirectory) -> None:
     assert run.has_scores
 
 
-def test_writing_a_pack_twice_changes_nothing(run: RunDirectory) -> None:
+def test_writing_a_pack_twice_changes_nothing(run):
     run.write_scores("a", pack())
     run.write_scores("a", pack())
     assert run.score_files("a") == {(10, 15)}
     assert_same(run.read_scores("a", 10, 15), pack())
 
 
-def test_scores_are_put_together_in_trial_order(run: RunDirectory) -> None:
+def test_scores_are_put_together_in_trial_order(run):
     for first in (100, 10, 4):
         run.write_scores("a", pack(first))
     frame = run.scores("a")
@@ -149,7 +145,7 @@ def test_scores_are_put_together_in_trial_order(run: RunDirectory) -> None:
     assert frame["step"].tolist() == [3, 6] * 18
 
 
-def test_estimates_are_replaced(run: RunDirectory) -> None:
+def test_estimates_are_replaced(run):
     run.write_estimates([row(), row(step=3)])
     run.write_estimates([row(trials=180)])
     (only,) = run.estimates().to_dict("records")
@@ -158,13 +154,13 @@ def test_estimates_are_replaced(run: RunDirectory) -> None:
     assert np.isinf(only["epsilon_upper"])
 
 
-def test_success_comes_and_goes(run: RunDirectory) -> None:
+def test_success_comes_and_goes(run):
     for complete in (False, True, True, False, False):
         run.set_complete(complete)
         assert run.complete is complete
 
 
-def test_a_writable_place_is_left_as_it_was(run: RunDirectory) -> None:
+def test_a_writable_place_is_left_as_it_was(run):
     run.write_text("sweep.yaml", "x")
     run.require_writable()
     assert run._folder.names("") == ["sweep.yaml"]
@@ -173,7 +169,7 @@ def test_a_writable_place_is_left_as_it_was(run: RunDirectory) -> None:
 # What other programs rely on -------------------------------------------------------------------
 
 
-def test_score_files_have_the_columns_of_the_contract(local: RunDirectory) -> None:
+def test_score_files_have_the_columns_of_the_contract(local):
     local.write_scores("000-loss-x", pack())
     file = Path(local.location) / "scores/000-loss-x/10-15.parquet"
     assert pq.read_schema(file).names == SCORE_COLUMNS == SCORE_SCHEMA.names
@@ -184,14 +180,14 @@ def test_score_files_have_the_columns_of_the_contract(local: RunDirectory) -> No
     assert frame["score"].isna().sum() == 1
 
 
-def test_estimates_have_the_columns_of_the_contract(local: RunDirectory) -> None:
+def test_estimates_have_the_columns_of_the_contract(local):
     local.write_estimates([row()])
     file = Path(local.location) / "estimates.parquet"
     assert pq.read_schema(file).names == ESTIMATE_COLUMNS == ESTIMATE_SCHEMA.names
     assert pd.read_parquet(file).loc[0, "epsilon_lower"] == 1.5
 
 
-def test_the_layout_is_that_of_the_contract(local: RunDirectory) -> None:
+def test_the_layout_is_that_of_the_contract(local):
     local.write_scores("a", pack())
     local.write_estimates([row()])
     local.write_figure("a.png", b"png")
@@ -210,9 +206,7 @@ def dies(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("moment", ["fsync", "place"])
-def test_a_killed_write_leaves_no_visible_file(
-    moment: str, local: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_write_leaves_no_visible_file(moment, local, monkeypatch):
     local.write_estimates([row()])
     with monkeypatch.context() as patch:
         places = [(os, "link"), (Path, "replace")]
@@ -234,9 +228,7 @@ def test_a_killed_write_leaves_no_visible_file(
     assert_same(local.read_scores("a", 10, 15), pack())
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(
-    local: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing(local, monkeypatch):
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -246,9 +238,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     assert list(Path(local.location).rglob("*.*")) == []
 
 
-def test_two_writers_of_one_file_do_not_share_a_temporary_one(
-    local: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_writers_of_one_file_do_not_share_a_temporary_one(local, monkeypatch):
     """Two drivers on one run directory: the second writes while the first is about to link."""
     link = os.link
 
@@ -263,7 +253,7 @@ def test_two_writers_of_one_file_do_not_share_a_temporary_one(
     assert list(Path(local.location).rglob("*.tmp")) == []
 
 
-def test_what_is_no_pack_is_no_pack(local: RunDirectory) -> None:
+def test_what_is_no_pack_is_no_pack(local):
     local.write_scores("a", pack())
     folder = Path(local.location) / "scores/a"
     for name in (".0-9.parquet.1f.tmp", "notes.txt", "0-9.parquet.bak", "x-9.parquet", "0-9.csv"):
@@ -332,9 +322,7 @@ DAMAGES: list[Callable[[Path], object]] = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_score_file_is_told_with_a_remedy(
-    damage: Callable[[Path], object], local: RunDirectory
-) -> None:
+def test_a_damaged_score_file_is_told_with_a_remedy(damage, local):
     local.write_scores("a", pack())
     file = Path(local.location) / "scores/a/10-15.parquet"
     damage(file)
@@ -348,7 +336,7 @@ def test_a_damaged_score_file_is_told_with_a_remedy(
         assert "\n" not in str(error.value)
 
 
-def test_no_changed_byte_is_read_as_another_score(local: RunDirectory) -> None:
+def test_no_changed_byte_is_read_as_another_score(local):
     """Every byte of the file is flipped in turn: told, or without consequence."""
     local.write_scores("a", pack())
     file = Path(local.location) / "scores/a/10-15.parquet"
@@ -363,7 +351,7 @@ def test_no_changed_byte_is_read_as_another_score(local: RunDirectory) -> None:
     assert told > len(whole) / 2
 
 
-def test_no_truncated_file_is_read(local: RunDirectory) -> None:
+def test_no_truncated_file_is_read(local):
     local.write_scores("a", pack())
     file = Path(local.location) / "scores/a/10-15.parquet"
     whole = file.read_bytes()
@@ -376,9 +364,7 @@ def test_no_truncated_file_is_read(local: RunDirectory) -> None:
 @pytest.mark.parametrize(
     "damage", [DAMAGES[0], DAMAGES[2], DAMAGES[3], other_columns], ids=["empty", "text", "cut", "x"]
 )
-def test_damaged_estimates_are_told_with_a_remedy(
-    damage: Callable[[Path], object], local: RunDirectory
-) -> None:
+def test_damaged_estimates_are_told_with_a_remedy(damage, local):
     local.write_estimates([row()])
     damage(Path(local.location) / "estimates.parquet")
     with pytest.raises(RunDirectoryError, match=r"estimates\.parquet is not .*; delete it"):
@@ -388,7 +374,7 @@ def test_damaged_estimates_are_told_with_a_remedy(
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe"])
-def test_damaged_json_is_told(content: bytes, local: RunDirectory) -> None:
+def test_damaged_json_is_told(content, local):
     local.require_writable()
     (Path(local.location) / "plan.json").write_bytes(content)
     with pytest.raises(
@@ -397,7 +383,7 @@ def test_damaged_json_is_told(content: bytes, local: RunDirectory) -> None:
         local.read_json("plan.json")
 
 
-def test_a_pack_that_vanished_is_told(local: RunDirectory) -> None:
+def test_a_pack_that_vanished_is_told(local):
     with pytest.raises(RunDirectoryError, match=r"0-9\.parquet is not readable \(it is gone\)"):
         local.read_scores("a", 0, 9)
 
@@ -405,7 +391,7 @@ def test_a_pack_that_vanished_is_told(local: RunDirectory) -> None:
 # Places ------------------------------------------------------------------------------------------
 
 
-def test_names_are_appended_to_any_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_appended_to_any_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for place, location in [
@@ -420,19 +406,19 @@ def test_names_are_appended_to_any_place(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("place", ["", "s3://", "s3:///", "gs://", "://"])
-def test_a_place_without_a_name_is_refused(place: str) -> None:
+def test_a_place_without_a_name_is_refused(place):
     with pytest.raises(RunDirectoryError, match=r"names no place; give a folder"):
         RunDirectory.under(place, "x")
 
 
-def test_an_unknown_kind_of_address_is_refused() -> None:
+def test_an_unknown_kind_of_address_is_refused():
     with pytest.raises(
         RunDirectoryError, match=r"cannot use storage path floppy://a/x \(floppy:// is none"
     ):
         RunDirectory.under("floppy://a", "x")
 
 
-def test_a_place_below_a_file_is_told(tmp_path: Path) -> None:
+def test_a_place_below_a_file_is_told(tmp_path):
     (tmp_path / "file").touch()
     run = RunDirectory.under(str(tmp_path / "file/below"), "x")
     assert run.read_text("sweep.yaml") is None
@@ -445,12 +431,12 @@ def test_a_place_below_a_file_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_uri_is_the_same_directory(tmp_path: Path) -> None:
+def test_a_file_uri_is_the_same_directory(tmp_path):
     RunDirectory.under(tmp_path.as_uri(), "x").write_scores("a", pack())
     assert_same(RunDirectory(str(tmp_path / "x")).read_scores("a", 10, 15), pack())
 
 
-def test_nothing_is_pickled(local: RunDirectory) -> None:
+def test_nothing_is_pickled(local):
     local.write_scores("a", pack())
     local.write_json("plan.json", {"x": 1})
     assert json.loads((Path(local.location) / "plan.json").read_text()) == {"x": 1}

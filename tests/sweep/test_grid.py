@@ -1,7 +1,5 @@
 """The plain tree of a sweep: overrides, cells and labels, paths."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ def unrolled(tree: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     return [(cell.sections, cell.label) for cell in grid.cells(whole)]
 
 
-def test_the_grid_is_a_product_in_the_order_of_the_file() -> None:
+def test_the_grid_is_a_product_in_the_order_of_the_file():
     cells = unrolled({"grid": {"mechanism.steps": [5, 6], "adversary": ["loss", {"name": "x"}]}})
     assert [(cell["mechanism"]["steps"], cell["adversary"]) for cell, _ in cells] == [
         (5, "loss"),
@@ -28,14 +26,14 @@ def test_the_grid_is_a_product_in_the_order_of_the_file() -> None:
     ]
 
 
-def test_cells_share_nothing() -> None:
+def test_cells_share_nothing():
     (first, _), (second, _) = unrolled({"grid": {"audit.x": [{"a": [1]}, {"a": [2]}]}})
     first["mechanism"]["steps"] = 99
     first["audit"]["x"]["a"].append(3)
     assert second == {"mechanism": {"steps": 1}, "adversary": "loss", "audit": {"x": {"a": [2]}}}
 
 
-def test_a_key_may_change_what_an_earlier_one_has_set() -> None:
+def test_a_key_may_change_what_an_earlier_one_has_set():
     cells = unrolled({"grid": {"adversary": [{"name": "a"}, {"name": "b"}], "adversary.k": [1, 2]}})
     assert [cell["adversary"] for cell, _ in cells] == [
         {"name": "a", "k": 1},
@@ -58,17 +56,17 @@ def test_a_key_may_change_what_an_earlier_one_has_set() -> None:
         ({}, ""),
     ],
 )
-def test_labels_say_what_was_changed(changes: dict[str, Any], label: str) -> None:
+def test_labels_say_what_was_changed(changes, label):
     assert [text for _, text in unrolled({"grid": changes})] == [label]
 
 
-def test_labels_say_how_where_what_is_audited_is_the_same() -> None:
+def test_labels_say_how_where_what_is_audited_is_the_same():
     rows = [[5, 10], [5, 20]]
     found = [text for _, text in unrolled({"grid": {"mechanism.steps, audit.trials": rows}})]
     assert found == ["steps=5, trials=10", "steps=5, trials=20"]
 
 
-def test_keys_joined_by_commas_change_together() -> None:
+def test_keys_joined_by_commas_change_together():
     pairs = [[5, {"name": "a"}], [25, {"name": "b"}]]
     cells = unrolled({"grid": {"mechanism.steps, adversary": pairs, "adversary.k": [1, 2]}})
     found = [(cell["mechanism"]["steps"], *cell["adversary"].values()) for cell, _ in cells]
@@ -84,16 +82,16 @@ def test_keys_joined_by_commas_change_together() -> None:
 
 
 @pytest.mark.parametrize("empty", [{}, {"grid": None}, {"grid": {}}])
-def test_no_grid_is_one_cell(empty: dict[str, Any]) -> None:
+def test_no_grid_is_one_cell(empty):
     assert len(unrolled(empty)) == 1
 
 
-def test_a_grid_may_fill_a_section_that_the_file_leaves_out() -> None:
+def test_a_grid_may_fill_a_section_that_the_file_leaves_out():
     (cell,) = grid.cells({"mechanism": {}, "audit": {}, "grid": {"adversary": ["loss"]}})
     assert cell.sections["adversary"] == "loss"
 
 
-def test_overrides_reach_nested_new_and_grid_keys() -> None:
+def test_overrides_reach_nested_new_and_grid_keys():
     tree = {"audit": {"trials": 1}, "grid": {"mechanism.steps": [1]}}
     grid.override(
         tree,
@@ -108,7 +106,7 @@ def test_overrides_reach_nested_new_and_grid_keys() -> None:
 
 
 @pytest.mark.parametrize("key", ["adversary", "adversary.period", "mechanism.data.path"])
-def test_an_override_without_effect_is_refused(key: str) -> None:
+def test_an_override_without_effect_is_refused(key):
     """The grid would replace it in every cell, and nobody would notice."""
     tree: dict[str, Any] = {"grid": {"adversary": ["loss"], "mechanism.data": ["x"]}}
     with pytest.raises(SpecError, match=rf"^{key}: is set by the grid in every audit; set grid\."):
@@ -116,7 +114,7 @@ def test_an_override_without_effect_is_refused(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["mechanism", "mechanism.clip_norm", "adversaryx"])
-def test_an_override_beside_the_grid_is_taken(key: str) -> None:
+def test_an_override_beside_the_grid_is_taken(key):
     tree: dict[str, Any] = {"grid": {"mechanism.clip": [1], "adversary": ["loss"]}}
     grid.override(tree, {key: {}})
 
@@ -130,13 +128,13 @@ def test_an_override_beside_the_grid_is_taken(key: str) -> None:
         ("grid.foo", "must start with one of"),
     ],
 )
-def test_an_override_that_leads_nowhere_is_told(key: str, problem: str) -> None:
+def test_an_override_that_leads_nowhere_is_told(key, problem):
     with pytest.raises(SpecError, match=problem) as error:
         grid.override({"audit": {"trials": 5}}, {key: 1})
     assert key in str(error.value)
 
 
-def test_python_values_become_plain_data() -> None:
+def test_python_values_become_plain_data():
     raw = {"a": np.float64(0.5), "b": np.int64(3), "c": (1, 2), "d": np.arange(2), "e": Path("x")}
     assert grid.plain(raw) == {"a": 0.5, "b": 3, "c": [1, 2], "d": [0, 1], "e": "x"}
     assert grid.plain({"day": datetime.date(2020, 1, 1)}) == {"day": "2020-01-01"}
@@ -144,7 +142,7 @@ def test_python_values_become_plain_data() -> None:
         assert type(value) in (float, int, list, str)
 
 
-def test_what_cannot_be_plain_data_is_told() -> None:
+def test_what_cannot_be_plain_data_is_told():
     with pytest.raises(SpecError, match="must be plain data"):
         grid.plain({(1, 2): 3})
     endless: dict[str, Any] = {}
@@ -153,15 +151,13 @@ def test_what_cannot_be_plain_data_is_told() -> None:
         grid.plain(endless)
 
 
-def test_plain_is_a_deep_copy() -> None:
+def test_plain_is_a_deep_copy():
     raw = {"a": {"b": [1]}}
     grid.plain(raw)["a"]["b"].append(2)
     assert raw == {"a": {"b": [1]}}
 
 
-def test_paths_are_made_absolute_where_something_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_made_absolute_where_something_is_found(tmp_path, monkeypatch):
     here, beside, home = tmp_path / "here", tmp_path / "beside", tmp_path / "home"
     for folder, names in ((here, "ab"), (beside, "bc"), (home, "d")):
         folder.mkdir()
@@ -184,7 +180,7 @@ def test_paths_are_made_absolute_where_something_is_found(
     assert located("a", "name") == "a"
 
 
-def test_paths_in_a_grid_are_found_too(tmp_path: Path) -> None:
+def test_paths_in_a_grid_are_found_too(tmp_path):
     (tmp_path / "x.npz").touch()
     tree = {"grid": {"mechanism.data.path": ["x.npz", "y.npz"], "mechanism.name": ["x.npz"]}}
     assert grid.located(tree, [tmp_path])["grid"] == {
@@ -206,5 +202,5 @@ def test_paths_in_a_grid_are_found_too(tmp_path: Path) -> None:
         (["a=1", "a=1, b=2"], "", ["a=1", "a=1, b=2"]),
     ],
 )
-def test_labels_say_once_what_all_have(labels: list[str], legend: str, brief: list[str]) -> None:
+def test_labels_say_once_what_all_have(labels, legend, brief):
     assert grid.shorten_labels(labels) == (legend, brief)

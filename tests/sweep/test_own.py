@@ -1,7 +1,5 @@
 """Estimators and accountants of somebody's own, and claims of sampled trainings, in sweeps."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -99,7 +97,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run.open(da.run(raw, storage_path=folder, executor="inline").location)
 
 
-def test_a_sampled_audit_reads_its_hits_through_its_claim(ran: Run) -> None:
+def test_a_sampled_audit_reads_its_hits_through_its_claim(ran):
     rows = ran.estimates[ran.estimates["accountant"] == "pld"].set_index("estimator")
     assert rows["status"].to_dict() == {
         "accuracy": "if-claimed-family",
@@ -116,7 +114,7 @@ def test_a_sampled_audit_reads_its_hits_through_its_claim(ran: Run) -> None:
     assert not overview(ran)[0]["above_claim"]
 
 
-def test_above_its_claim_is_what_refutes_the_claimed_noise(ran: Run) -> None:
+def test_above_its_claim_is_what_refutes_the_claimed_noise(ran):
     """An ε that was read through the claim refutes it; not one of somebody's own."""
     higher = ran.estimates.assign(epsilon_lower_together=100.0)
     marked = all_estimates(dataclasses.replace(ran, estimates=higher))
@@ -125,13 +123,13 @@ def test_above_its_claim_is_what_refutes_the_claimed_noise(ran: Run) -> None:
     assert set(marked["estimator"]) == {"accuracy", "anytime"}
 
 
-def test_claims_of_ones_own_stand_beside_the_others(ran: Run) -> None:
+def test_claims_of_ones_own_stand_beside_the_others(ran):
     found = ran.plan.audits[0].claims
     assert list(found) == ["pld", f"{HERE}:Loose"]
     assert found[f"{HERE}:Loose"][0] == 2 * found["pld"][0]
 
 
-def test_what_is_assumed_is_said_in_words(ran: Run) -> None:
+def test_what_is_assumed_is_said_in_words(ran):
     said = words.conditions(set(ran.estimates["status"]), ran.sweep.cells)
     assert [text.partition(":")[0] for text in said[:3]] == [
         "if-gaussian", "if-claimed-family", "if-assumed",
@@ -139,12 +137,12 @@ def test_what_is_assumed_is_said_in_words(ran: Run) -> None:
     assert said[3:] == [f"{HERE}:Guessed assumes: nobody looks"]
 
 
-def test_their_code_is_recorded(ran: Run) -> None:
+def test_their_code_is_recorded(ran):
     code = json.loads((Path(ran.directory.location) / "plan.json").read_text())["code"]
     assert HERE in json.dumps(code)
 
 
-def test_what_is_not_trusted_is_read_as_it_was_recorded(ran: Run) -> None:
+def test_what_is_not_trusted_is_read_as_it_was_recorded(ran):
     with imports.trusting(imports.Trust.parse(None, reads=True)):
         again = Run.open(ran.directory.location)
         assert overview(again) == overview(ran)
@@ -152,7 +150,7 @@ def test_what_is_not_trusted_is_read_as_it_was_recorded(ran: Run) -> None:
             again.sweep.cells[0].audit.estimators[1].make(planned=1)
 
 
-def test_what_cannot_be_used_is_one_line_with_its_key() -> None:
+def test_what_cannot_be_used_is_one_line_with_its_key():
     assert refused(estimators=["no_such:Thing"]).startswith(
         "audit.estimators.0.name: cannot import"
     )
@@ -171,7 +169,7 @@ def test_what_cannot_be_used_is_one_line_with_its_key() -> None:
     assert "does not define delta, epsilon" in refused(accountants=[f"{HERE}:Unfinished"])
 
 
-def test_an_estimator_of_a_subclass_is_found() -> None:
+def test_an_estimator_of_a_subclass_is_found():
     """Those below another estimator were not."""
 
     @dataclasses.dataclass
@@ -194,7 +192,7 @@ def test_an_estimator_of_a_subclass_is_found() -> None:
         (Claimed(4.0, 9, adjacency=accounting.Adjacency.REPLACE), 1.5),
     ],
 )
-def test_the_curve_of_a_claim_honours_sampling_and_neighbours(asked: Claimed, mu: float) -> None:
+def test_the_curve_of_a_claim_honours_sampling_and_neighbours(asked, mu):
     found = claims.curves(asked, "gaussian", 1e-5)(asked.noise_multiplier)
     np.testing.assert_allclose(found.deltas, stats.gdp.delta(found.epsilons, mu))
     by_pld = claims.curves(asked, "pld", 1e-5)(asked.noise_multiplier)
@@ -202,9 +200,7 @@ def test_the_curve_of_a_claim_honours_sampling_and_neighbours(asked: Claimed, mu
     assert asked.gaussian
 
 
-def test_a_verdict_says_what_its_claim_takes_for_granted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_verdict_says_what_its_claim_takes_for_granted(monkeypatch, tmp_path):
     raw = sampled(trials=40, accountants=["gaussian"])
     raw["mechanism"] |= {"sample_rate": 1.0, "options": {"rate": 0.999}}
     run = Run.open(da.run(raw, storage_path=str(tmp_path), executor="inline").location)

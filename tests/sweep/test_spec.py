@@ -1,7 +1,5 @@
 """Sweeps: what is read, what the fingerprint covers, and that a recorded sweep runs again."""
 
-from __future__ import annotations
-
 import copy
 import os
 from pathlib import Path
@@ -31,11 +29,11 @@ def npz(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
-def test_the_jobs_of_this_project_are_sound(job: Path) -> None:
+def test_the_jobs_of_this_project_are_sound(job):
     assert spec.load(job).trials > 0
 
 
-def test_defaults(tiny: dict) -> None:
+def test_defaults(tiny):
     del tiny["seed"], tiny["resources"], tiny["audit"]["estimators"], tiny["grid"]
     sweep = spec.from_raw(tiny)
     (cell,) = sweep.cells
@@ -47,14 +45,14 @@ def test_defaults(tiny: dict) -> None:
     assert cell.label == "loss"
 
 
-def test_trials_add_up_over_the_grid(tiny: dict) -> None:
+def test_trials_add_up_over_the_grid(tiny):
     tiny["grid"]["audit.trials"] = [10, 20]
     sweep = spec.from_raw(tiny)
     assert [cell.audit.trials for cell in sweep.cells] == [10, 20, 10, 20]
     assert sweep.trials == 60
 
 
-def test_options_of_estimators_are_typed(tiny: dict) -> None:
+def test_options_of_estimators_are_typed(tiny):
     tiny["audit"]["estimators"] = [{"name": "eps-delta", "threshold": "fixed", "value": 3}]
     (estimator,) = spec.from_raw(tiny).cells[0].audit.estimators
     assert estimator.options == {"threshold": "fixed", "value": 3.0}
@@ -62,13 +60,11 @@ def test_options_of_estimators_are_typed(tiny: dict) -> None:
 
 
 @pytest.mark.parametrize(("every", "horizons"), [(None, (6,)), (3, (3, 6)), (4, (4, 6)), (6, (6,))])
-def test_the_last_step_is_always_recorded(
-    every: int | None, horizons: tuple[int, ...], tiny: dict
-) -> None:
+def test_the_last_step_is_always_recorded(every, horizons, tiny):
     assert spec.from_raw(changed(tiny, "audit.record_every", every)).cells[0].horizons == horizons
 
 
-def test_python_values_are_welcome(tiny: dict) -> None:
+def test_python_values_are_welcome(tiny):
     """A sweep built in Python: numpy numbers and tuples, which YAML could not be written from."""
     plain = spec.from_raw(tiny)
     changed(tiny, "mechanism.noise_multiplier", np.float64(2.0))
@@ -77,7 +73,7 @@ def test_python_values_are_welcome(tiny: dict) -> None:
     assert spec.from_raw(tiny).canonical() == plain.canonical()
 
 
-def test_the_given_mapping_is_left_alone(tiny: dict, npz: Path) -> None:
+def test_the_given_mapping_is_left_alone(tiny, npz):
     tiny["mechanism"]["data"] = {"name": "npz", "path": os.path.relpath(npz)}
     before = copy.deepcopy(tiny)
     spec.from_raw(tiny, overrides={"audit.trials": 5})
@@ -120,20 +116,20 @@ NO_CHANGES: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("key", "value"), CHANGES)
-def test_what_changes_a_result_changes_the_fingerprint(key: str, value: Any, tiny: dict) -> None:
+def test_what_changes_a_result_changes_the_fingerprint(key, value, tiny):
     before = spec.from_raw(tiny).fingerprint
     assert spec.from_raw(changed(tiny, key, value)).fingerprint != before
 
 
 @pytest.mark.parametrize(("key", "value"), NO_CHANGES)
-def test_what_changes_no_result_changes_no_fingerprint(key: str, value: Any, tiny: dict) -> None:
+def test_what_changes_no_result_changes_no_fingerprint(key, value, tiny):
     before = spec.from_raw(tiny)
     after = spec.from_raw(changed(tiny, key, value))
     assert after.fingerprint == before.fingerprint
     assert [c.fingerprint for c in after.cells] == [c.fingerprint for c in before.cells]
 
 
-def test_where_the_data_lies_is_no_part_of_the_fingerprint(tiny: dict) -> None:
+def test_where_the_data_lies_is_no_part_of_the_fingerprint(tiny):
     found = set()
     for path in ("/one/data.npz", "/two/data.npz"):
         tiny["mechanism"]["data"] = {"name": "npz", "path": path}
@@ -141,19 +137,19 @@ def test_where_the_data_lies_is_no_part_of_the_fingerprint(tiny: dict) -> None:
     assert len(found) == 1
 
 
-def test_the_level_of_an_audit_leaves_its_bits_alone(tiny: dict) -> None:
+def test_the_level_of_an_audit_leaves_its_bits_alone(tiny):
     before = [cell.fingerprint for cell in spec.from_raw(tiny).cells]
     tiny["audit"] |= {"delta": 1e-6, "estimators": ["accuracy"], "trials": 7}
     assert [cell.fingerprint for cell in spec.from_raw(tiny).cells] == before
 
 
-def test_two_data_files_are_two_audits(tiny: dict) -> None:
+def test_two_data_files_are_two_audits(tiny):
     tiny["mechanism"]["data"] = {"name": "npz", "path": "x"}
     tiny["grid"] = {"mechanism.data.path": ["a.npz", "b.npz"]}
     assert len(spec.from_raw(tiny).cells) == 2
 
 
-def test_fingerprints_are_pinned(tiny: dict) -> None:
+def test_fingerprints_are_pinned(tiny):
     """When this fails, run directories of users can no longer be resumed: only on purpose.
 
     New options keep it, because options at their default are left out.
@@ -161,7 +157,7 @@ def test_fingerprints_are_pinned(tiny: dict) -> None:
     assert spec.from_raw(tiny).fingerprint == "3b21426086870f5644b2e8ed3376749a"
 
 
-def test_identities_hold_no_defaults(tiny: dict) -> None:
+def test_identities_hold_no_defaults(tiny):
     for cell in spec.from_raw(tiny).cells:
         for plugin in (cell.mechanism, cell.adversary):
             assert_no_defaults(plugin)
@@ -180,7 +176,7 @@ def assert_no_defaults(plugin: Plugin) -> None:
 # A recorded sweep -------------------------------------------------------------------------------
 
 
-def test_a_recorded_sweep_reads_as_the_same_sweep(tiny: dict) -> None:
+def test_a_recorded_sweep_reads_as_the_same_sweep(tiny):
     sweep = spec.from_raw(tiny)
     again = spec.from_raw(parse_yaml(sweep.canonical(), "sweep.yaml"))
     assert again == sweep
@@ -188,12 +184,12 @@ def test_a_recorded_sweep_reads_as_the_same_sweep(tiny: dict) -> None:
 
 
 @pytest.mark.parametrize("name", ["1e5", "12e3", "007", "true", "null", "1.5"])
-def test_a_name_that_looks_like_something_else_survives(name: str, tiny: dict) -> None:
+def test_a_name_that_looks_like_something_else_survives(name, tiny):
     sweep = spec.from_raw(changed(tiny, "name", name))
     assert spec.from_raw(parse_yaml(sweep.canonical(), "")).name == name
 
 
-def test_an_edited_recording_is_told(tiny: dict) -> None:
+def test_an_edited_recording_is_told(tiny):
     text = spec.from_raw(tiny).canonical().replace("steps: 6", "steps: 9")
     with pytest.raises(SpecError, match=r"^fingerprint: is \w{32} but the content gives \w{32}"):
         spec.from_raw(parse_yaml(text, ""))
@@ -201,9 +197,7 @@ def test_an_edited_recording_is_told(tiny: dict) -> None:
     assert spec.from_raw(parse_yaml("\n".join(kept), "")).cells[0].horizons[-1] == 9
 
 
-def test_a_relative_data_path_is_recorded_as_an_absolute_one(
-    tiny: dict, npz: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_relative_data_path_is_recorded_as_an_absolute_one(tiny, npz, monkeypatch, tmp_path):
     tiny["mechanism"]["data"] = {"name": "npz", "path": npz.name}
     file = write_sweep(npz.parent, tiny)
     elsewhere = tmp_path / "elsewhere"
@@ -215,7 +209,7 @@ def test_a_relative_data_path_is_recorded_as_an_absolute_one(
     spec.from_raw(recorded).cells[0].mechanism.check_inputs()
 
 
-def test_overrides_apply_before_validation(tiny: dict, tmp_path: Path) -> None:
+def test_overrides_apply_before_validation(tiny, tmp_path):
     tiny["audit"]["trials"] = "later"
     sweep = spec.load(write_sweep(tmp_path, tiny), {"audit.trials": 20, "name": "other"})
     assert sweep.name == "other"
@@ -223,9 +217,7 @@ def test_overrides_apply_before_validation(tiny: dict, tmp_path: Path) -> None:
     assert "trials: 20" in sweep.canonical()
 
 
-def test_an_estimator_without_its_required_option_is_one_line(
-    tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_estimator_without_its_required_option_is_one_line(tiny, tmp_path, monkeypatch):
     """It was a TypeError with a traceback, and exit 70."""
     known = stats.estimators() | {"needy": Needy}
     for place in ("dpaudit_ray.stats.estimators", "dpaudit_ray.stats.base.estimators"):
@@ -239,7 +231,7 @@ def test_an_estimator_without_its_required_option_is_one_line(
     assert spec.from_raw(tiny).cells[0].audit.estimators[0].options == {"needle": 1.0}
 
 
-def test_several_gpus_are_for_functions_of_ones_own(tiny: dict) -> None:
+def test_several_gpus_are_for_functions_of_ones_own(tiny):
     """A trainer of DP-SGD would use one of two; a run that asked for two before can be read."""
     kept = spec.from_raw(changed(tiny, "resources.num_gpus", 1))
     asked = changed(tiny, "resources.num_gpus", 2)

@@ -1,9 +1,6 @@
 """YAML as users expect it, and one line when it is not what they meant."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 
@@ -29,26 +26,26 @@ from dpaudit_ray.sweep.yamlfile import dump_yaml, parse_value, parse_yaml
         ("{name: loss}", {"name": "loss"}),
     ],
 )
-def test_values_are_what_they_look_like(text: str, value: Any) -> None:
+def test_values_are_what_they_look_like(text, value):
     parsed = parse_value(text)
     assert parsed == value
     assert type(parsed) is type(value)
 
 
-def test_nan_is_a_number() -> None:
+def test_nan_is_a_number():
     assert math.isnan(parse_value(".nan"))
 
 
 @pytest.mark.parametrize("text", ["1e5", "12e7", "3", ".5", "yes", "null", "1:30", "a: b", "é", ""])
-def test_text_stays_text_when_written_and_read_again(text: str) -> None:
+def test_text_stays_text_when_written_and_read_again(text):
     assert parse_yaml(dump_yaml({"name": text, "delta": 1e-5}), "") == {"name": text, "delta": 1e-5}
 
 
-def test_keys_keep_their_order() -> None:
+def test_keys_keep_their_order():
     assert list(parse_yaml(dump_yaml({"z": 1, "a": 2, "m": 3}), "")) == ["z", "a", "m"]
 
 
-def test_merged_keys_may_be_overridden() -> None:
+def test_merged_keys_may_be_overridden():
     text = "base: &base {steps: 5, clip: 1}\nother: {<<: *base, clip: 2}\n"
     assert parse_yaml(text, "")["other"] == {"steps": 5, "clip": 2}
 
@@ -61,18 +58,16 @@ def test_merged_keys_may_be_overridden() -> None:
         ("grid: {seed: [1], seed: [2]}\n", 1),
     ],
 )
-def test_a_repeated_key_is_told_with_its_line(text: str, line: int) -> None:
+def test_a_repeated_key_is_told_with_its_line(text, line):
     with pytest.raises(SpecError, match=rf"^sweep\.yaml:{line}:\d+: seed: is given twice; remove"):
         parse_yaml(text, "sweep.yaml")
 
 
-def test_the_same_key_in_different_places_is_fine() -> None:
+def test_the_same_key_in_different_places_is_fine():
     assert parse_yaml("a: {n: 1}\nb: {n: 1}\n", "") == {"a": {"n": 1}, "b": {"n": 1}}
 
 
-def test_aliases_count_as_what_they_stand_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_aliases_count_as_what_they_stand_for(monkeypatch):
     """Of text, too; a file of as much without an alias is refused alike."""
     monkeypatch.setattr(yamlfile, "MAX_VALUES", 30)
     assert parse_yaml("a: &a [1, 2, 3]\nb: [*a, *a]\n", "") == {
@@ -103,9 +98,7 @@ def test_aliases_count_as_what_they_stand_for(
         ("a: \x00", "", "special characters"),
     ],
 )
-def test_what_is_not_yaml_is_told_with_place_and_reason(
-    text: str, place: str, problem: str
-) -> None:
+def test_what_is_not_yaml_is_told_with_place_and_reason(text, place, problem):
     with pytest.raises(
         SpecError, match=rf"^sweep\.yaml{place}: not valid YAML: .*{problem}"
     ) as error:
@@ -114,11 +107,11 @@ def test_what_is_not_yaml_is_told_with_place_and_reason(
 
 
 @pytest.mark.parametrize("text", ["", "hello", "- a", "3", "null"])
-def test_what_is_no_mapping_is_refused(text: str) -> None:
+def test_what_is_no_mapping_is_refused(text):
     with pytest.raises(SpecError, match=r"sweep\.yaml must hold a mapping"):
         parse_yaml(text, "sweep.yaml")
 
 
-def test_an_override_that_is_not_yaml_names_set() -> None:
+def test_an_override_that_is_not_yaml_names_set():
     with pytest.raises(SpecError, match=r"^--set: '\{' is not a YAML value"):
         parse_value("{")
