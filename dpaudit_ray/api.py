@@ -14,13 +14,7 @@ from . import plan as planning
 from .errors import DamagedArraysError, DamagedScoresError, SpecError
 from .orchestration import metrics
 from .orchestration.dispatcher import Dispatcher
-from .orchestration.driver import (
-    CheckingDriver,
-    Driver,
-    FailureBudget,
-    packs_to_check,
-    refusals,
-)
+from .orchestration.driver import Driver, FailureBudget
 from .orchestration.executors import Work
 from .orchestration.interruption import Stop
 from .orchestration.progress import Activity, Progress
@@ -63,8 +57,8 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         address: a Ray cluster to join; by default one is started for this call.
         overrides: values by dotted key, applied to a sweep file before validation.
         show: called about twice a second with a snapshot; by default a notebook shows it.
-        retry_failed: run packs again that failed in an earlier try, where the code gives the same
-            scores twice; else their trials stay misses.
+        retry_failed: run packs again that failed in an earlier try, several times each; where the
+            code does not give the same scores each time, their trials stay misses.
         accept_changed_code: go on where the run so far was computed by other code; estimates of
             audits with trials of both are marked.
         tell: called with a line for the user when a run is resumed, or something is given up, or
@@ -99,7 +93,6 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     with stop.listening(), lease.held(directory) as held:
         plan = planning.open_run(prepared, held.run, accept_changed_code, tell)
         running = held.run.patient(patience.RUNNING)
-        quarantine.set_aside(running, plan, tell)
         job = _Job(prepared, plan, running, held, stop, show or notebook_progress(), tell, phase)
         with contextlib.ExitStack() as beside:
             if report:
@@ -130,10 +123,7 @@ class _Job:
                 try:
                     return self._run(executor, address, retry_failed)
                 except (DamagedScoresError, DamagedArraysError):
-                    # Every file is looked at now, so that this happens once.
-                    if not quarantine.set_aside(
-                        self.directory, self.plan, self.tell, thorough=True
-                    ):
+                    if not quarantine.set_aside(self.directory, self.plan, self.tell):
                         raise
 
     def _run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
@@ -144,21 +134,20 @@ class _Job:
             outcomes.failed_parts(self.directory, self.plan), self.plan
         ):
             self.tell(line)
-        remaining = self._remaining([] if retry_failed else recorded)
-        name: ExecutorName = executor if remaining else "inline"
-        with self._dispatcher(name, len(remaining), address) as chosen:
-            if not (retry_failed and recorded):
-                result = self._drive(chosen, remaining, recorded)
-                if name == "ray" and result.complete:
-                    self._conclude(chosen, result)
-                return result
-            granted = self._granted(chosen, recorded)
-            chosen.try_again([failure.pack for failure in granted])
-            left = [failure for failure in recorded if failure not in granted]
-            result = self._drive(chosen, self._remaining(left), left)
-            chosen.give_up(granted)  # packs whose turn did not come once more are misses again
-            chosen.flush()
-            return dataclasses.replace(result, failures=self._failures())
+        retried, left_out = (recorded, []) if retry_failed else ([], recorded)
+        packs = len(self._remaining(left_out))
+        name: ExecutorName = executor if packs else "inline"
+        with self._dispatcher(name, packs, address) as chosen:
+            if retried:
+                chosen.try_again(retried)
+            result = self._drive(chosen, self._remaining(left_out), left_out)
+            if retried:
+                chosen.give_up(retried)  # packs whose turn did not come once more are misses again
+                chosen.flush()
+                result = dataclasses.replace(result, failures=self._failures())
+            if name == "ray" and result.complete:
+                self._conclude(chosen, result)
+            return result
 
     def _tell_where_it_resumes(self, retry_failed: bool) -> None:
         """Tells the number of trials that are done, where some are and some are left to run."""
@@ -177,19 +166,6 @@ class _Job:
         left = [p for p in packs if p not in left_out and p.audit not in waiting]
         parts = preparing.left(self.directory, self.plan, left)
         return [*(part for part in parts if not waiting.intersection(part.waiting)), *left]
-
-    def _granted(self, dispatcher: Dispatcher, recorded: list[Failure]) -> list[Failure]:
-        """Failures of packs that are due and may be run again."""
-        due = set(self._remaining([]))
-        failed = [failure for failure in recorded if failure.pack in due]
-        checks = packs_to_check(self.plan, self.directory, [failure.pack for failure in failed])
-        budget, require = self._budget([]), self.lease.require
-        checking = CheckingDriver(dispatcher, checks, budget, self.stop, self.show, require)
-        checking.run()
-        for line in refusals(self.plan, checking.different):
-            self.tell(line)
-        refused = {pack.audit for pack in checking.different}
-        return [failure for failure in failed if failure.pack.audit not in refused]
 
     def _failures(self) -> tuple[Failure, ...]:
         of_packs = outcomes.failed(self.directory, self.plan)

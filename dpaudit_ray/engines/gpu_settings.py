@@ -43,7 +43,7 @@ def settle_in(tf32: bool) -> None:
     """Before the first operation on a GPU, since cuBLAS reads its variable once.
 
     Deterministic algorithms are asked for where there are some: convolutions, sums by index. Torch
-    warns of an operation that has none, and `dpaudit run --retry-failed` finds packs that differ.
+    warns of one that has none, and `--retry-failed` leaves the misses of packs that differ.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -57,6 +57,7 @@ class Aggregation:
         self._outputs = TrialOutputs(run, plan)
         self._record = outcomes.Record(run, plan)
         self._failures = {failure.pack: failure for failure in outcomes.failed(run, plan)}
+        self._retried: set[Pack] = set()  # of them, those that are run again: no misses until then
         self._audits = [self._opened(index) for index in range(len(plan.audits))]
         self._due = time.monotonic() + FLUSH_SECONDS
 
@@ -78,7 +79,7 @@ class Aggregation:
         self._checkpoints.drop(pack)
         with self._turn:
             if pack in self._failures:  # of a trainer that was taken for lost: a score after all
-                self._forget([pack])
+                self._forget(pack)
             if self._audits[pack.audit].add(pack, scores):
                 self._compactor.stored(pack, scores)
 
@@ -120,36 +121,32 @@ class Aggregation:
             new = {
                 failure.pack: failure
                 for failure in packs
-                if failure.pack not in self._failures
+                if (failure.pack not in self._failures or failure.pack in self._retried)
                 and not self._audits[failure.pack.audit].holds(failure.pack)
             }
             if not new:
                 return
             self._record.set_failed((self._failures | new).values())
             self._failures |= new
+            self._retried -= new.keys()
             for pack in new:
                 self._audits[pack.audit].miss(pack)
                 self._compactor.missed(pack)
 
     def try_again(self, packs: Collection[Pack]) -> None:
-        """Takes packs that are to be run again off the record; they are misses no more.
+        """Packs that are to be run again are misses no more, until they have failed once more.
 
-        A decision that rested on them is taken again: it held for the trials as they counted
-        then, and what replaces them may put it off.
+        They stay on the record, where a crash finds them. A decision that rested on them is taken
+        again: what replaces them may put it off.
 
         Raises:
-            StorageError: the record could not be written.
+            StorageError: the decisions could not be written.
         """
         with self._turn:
-            self._forget(packs)
+            self._retried.update(packs)
+            for index in {pack.audit for pack in packs}:
+                self._audits[index] = self._opened(index)
         self.flush()
-
-    def difference(self, pack: Pack, again: PackScores) -> str | None:
-        """How the stored scores of a pack differ from these, in words; None where they do not."""
-        number = compaction.number(self._plan.audits[pack.audit], pack.first)
-        here = Stretch((pack.first, pack.last), number, number + 1)
-        stored = score_stream.read_stretch(self._run, self._plan, pack.audit, here)
-        return stored.difference(again) if isinstance(stored, PackScores) else None
 
     def progress(self, activity: Activity | None = None) -> Progress:
         """What to show now; cheap."""
@@ -208,16 +205,19 @@ class Aggregation:
         audit.settle(taken.packs)
         return audit, taken
 
-    def _forget(self, packs: Collection[Pack]) -> None:
-        """Rebuilds the audits whose failures are forgotten."""
-        left = {pack: failure for pack, failure in self._failures.items() if pack not in packs}
+    def _forget(self, pack: Pack) -> None:
+        """Takes a failure off the record, and rebuilds the audit where it was a miss."""
+        left = {other: failure for other, failure in self._failures.items() if other != pack}
         self._record.set_failed(left.values())
         self._failures = left
-        for index in {pack.audit for pack in packs}:
-            self._audits[index] = self._opened(index)
+        if pack in self._retried:
+            self._retried.remove(pack)
+        else:
+            self._audits[pack.audit] = self._opened(pack.audit)
 
     def _opened(self, index: int) -> AuditState:
-        given_up = {(pack.first, pack.last) for pack in self._failures if pack.audit == index}
+        missed = self._failures.keys() - self._retried
+        given_up = {(pack.first, pack.last) for pack in missed if pack.audit == index}
         files = self._run.score_files(self._plan.audits[index].id)
         self._compactor.opened(index, files, given_up)
         return AuditState(self._opened_sweep, index, given_up, files)

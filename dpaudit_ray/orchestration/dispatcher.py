@@ -85,23 +85,16 @@ class Dispatcher:
     def submit(self, pack: Pack) -> None:
         """Gives the pack to the trainer with the fewest packs; never waits for its result."""
         self._in_flight += 1
-        self._hand(self._pool.next(), "run_pack", pack)
-
-    def check(self, pack: Pack, finished: bool) -> None:
-        """Has a pack run again and compared, in place of stored; the outcome is `Checked`.
-
-        With its scores where it is `finished`, else with another try of the same.
-        """
-        self._in_flight += 1
-        self._hand(self._pool.next(), "check_pack", pack, finished)
+        self._hand(self._pool.next(), pack)
 
     def give_up(self, failed: list[Failure]) -> None:
         """Has the aggregator record packs whose trials are misses; returns when that is done."""
         self._client.call("give_up", failed)
 
-    def try_again(self, packs: list[Pack]) -> None:
-        """Has the aggregator take recorded packs back, which are run again now."""
-        self._client.call("try_again", packs)
+    def try_again(self, failed: list[Failure]) -> None:
+        """Has packs that failed in an earlier try count no longer: they are run again now."""
+        self._attribution.earlier = {failure.pack: failure for failure in failed}
+        self._client.call("try_again", list(self._attribution.earlier))
         self._client.refresh()
 
     def wait(self, timeout: float) -> list[Outcome]:
@@ -153,10 +146,11 @@ class Dispatcher:
         self._owners[greeting] = worker
         return worker
 
-    def _hand(self, worker: Worker, method: str, pack: Pack, *arguments: Any) -> None:
+    def _hand(self, worker: Worker, pack: Pack) -> None:
         # Not labelled with its trials: Ray keeps metrics by task name, 15 kB each, everywhere.
         label = self._work.plan.audits[pack.audit].label
-        answer = self._executor.call(worker.handle, method, pack, *arguments, label=label)
+        before = self._attribution.failure(pack)
+        answer = self._executor.call(worker.handle, "run_pack", pack, before, label=label)
         worker.take(answer, pack)
         self._pool.changed(worker)
         self._owners[answer] = worker
@@ -175,7 +169,7 @@ class Dispatcher:
                 answer.cancel()
                 del full.packs[answer]
                 self._pool.changed(full)
-                self._hand(idle, "run_pack", pack)
+                self._hand(idle, pack)
 
     def _hand_due(self) -> None:
         """Packs that failed go to another trainer; those of a trainer that was replaced, to any."""
@@ -184,9 +178,9 @@ class Dispatcher:
             suspicion = self._attribution.suspicion(pack)
             if suspicion is None and ready:
                 least = min(ready, key=lambda worker: len(worker.packs))
-                self._hand(least, "run_pack", pack)
+                self._hand(least, pack)
             elif suspicion and (other := self._attribution.other(suspicion, ready)):
-                self._hand(other, "retry_pack", pack, suspicion.failure)
+                self._hand(other, pack)
             else:
                 self._due.append(pack)
                 if suspicion and suspicion.worker in self._pool.workers:

@@ -2,12 +2,6 @@
 
 It holds packs and small outcomes, never scores, so its memory does not depend on the number of
 trials.
-
-`--retry-failed` runs failed packs again where the code gives the same scores twice. The bits of a
-failed pack are known, and its trials count as misses. Scores may take their place only if they are
-those that the trials would have had: of code that is not deterministic, a second try picks among
-outcomes, and what fails for one bit more often than for the other then counts for the adversary. So
-packs of the audit that were finished are run again first and compared.
 """
 
 from __future__ import annotations
@@ -17,19 +11,17 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import ClusterError, StorageError
-from ..plan import compaction, outcomes
-from ..plan.model import Pack, Part, Plan
+from ..plan import outcomes
+from ..plan.model import Pack, Part
 from ..plan.outcomes import Failure
-from ..storage.run_directory import RunDirectory
 from ..sweep.resources import ResourceSpec
 from .dispatcher import Dispatcher
-from .executors import Checked, Done, Lost, Outcome
+from .executors import Done, Lost, Outcome
 from .interruption import Stop
 from .progress import Activity, Progress
-from .trainer import RETRIED
 
 SHOW_SECONDS = 0.5
 SAME_FAILURES = 3  # packs of an audit that fail the same way in a row: the others would as well
@@ -96,9 +88,9 @@ class Driver:
                 self._look()
         except ClusterError:
             with contextlib.suppress(ClusterError, StorageError):  # what comes up says more
-                self._flush()
+                self._dispatcher.flush()
             raise
-        self._flush()
+        self._dispatcher.flush()
         self._look(force=True)
         final = self._progress()
         self._show(final)
@@ -129,7 +121,7 @@ class Driver:
             if self._in_flight >= self._dispatcher.slots:
                 self._queue.put_back([pack])
                 return True
-            self._submit(pack)
+            self._dispatcher.submit(pack)
             self._count_in_flight(pack, 1)
         return False
 
@@ -162,19 +154,8 @@ class Driver:
                 if self._training_since is None:
                     self._training_since = time.monotonic() - outcome.seconds
         if given_up := self._budget.failures[self._given_up :]:
-            self._record(given_up)
+            self._dispatcher.give_up(given_up)
             self._given_up += len(given_up)
-
-    # A driver that compares packs, in place of having them stored, does these otherwise.
-
-    def _submit(self, pack: Pack) -> None:
-        self._dispatcher.submit(pack)
-
-    def _record(self, failed: list[Failure]) -> None:
-        self._dispatcher.give_up(failed)
-
-    def _flush(self) -> None:
-        self._dispatcher.flush()
 
     def _count_in_flight(self, pack: Pack, packs: int) -> None:
         self._in_flight += packs
@@ -361,89 +342,4 @@ class FailureBudget:
             self._tell(
                 f"{self._labels[audit]}: stopped, {SAME_FAILURES} packs in a row failed the same "
                 f"way ({failure.message}); the other audits go on"
-            )
-
-
-def packs_to_check(plan: Plan, run: RunDirectory, failed: Iterable[Pack]) -> dict[Pack, bool]:
-    """What to run again before `failed`: a pack, and whether it is finished.
-
-    As many trials of an audit as are retried, but no more than `RETRIED`, rounded up to a pack.
-    The largest finished packs of an audit; where it has none, a failed one, which is run twice.
-    """
-    by_audit: dict[int, list[Pack]] = {}
-    for pack in failed:
-        by_audit.setdefault(pack.audit, []).append(pack)
-    chosen: dict[Pack, bool] = {}
-    for index, packs in by_audit.items():
-        finished = [Pack(index, *b) for b in compaction.finished(run, plan.audits[index])]
-        due = min(sum(pack.size for pack in packs), RETRIED)
-        again: list[Pack] = []
-        for pack in sorted(finished, key=lambda pack: (-pack.size, pack.first)):
-            if due > 0:
-                again.append(pack)
-                due -= pack.size
-        chosen |= dict.fromkeys(again or packs[:1], bool(again))
-    return chosen
-
-
-class CheckingDriver(Driver):
-    """Has packs run again and compared, in place of stored; a pack that was compared is done.
-
-    `different` has every pack that is not shown to repeat itself, and how it ended otherwise;
-    None while it was not run again.
-    """
-
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        checks: Mapping[Pack, bool],
-        budget: FailureBudget,
-        stop: Stop,
-        show: Callable[[Progress], None] = lambda progress: None,
-        require: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(dispatcher, checks, budget, stop, show, require=require)
-        self._checks = checks
-        self.different: dict[Pack, str | None] = dict.fromkeys(checks)
-
-    def _submit(self, pack: Pack) -> None:
-        self._dispatcher.check(pack, finished=self._checks[pack])
-
-    def _settle(self, outcome: Outcome) -> None:
-        if isinstance(outcome, Checked):
-            self.different[outcome.pack] = outcome.difference
-            if outcome.difference is None:
-                del self.different[outcome.pack]
-            outcome = Done(outcome.pack)
-        super()._settle(outcome)
-
-    def _record(self, failed: list[Failure]) -> None:
-        """A pack that cannot be run again proves nothing; that it failed is known or no matter."""
-        self.different |= {failure.pack: failure.message for failure in failed}
-
-    def _flush(self) -> None:
-        """Nothing was stored."""
-
-    def _progress(self) -> Progress:
-        """No audit is over for these packs, though trials are decided: that may be put off."""
-        seen = super()._progress()
-        audits = tuple(dataclasses.replace(audit, decided=None) for audit in seen.audits)
-        return dataclasses.replace(seen, audits=audits)
-
-    def _backlog(self) -> float:
-        """Packs that are retried come after these."""
-        return math.inf
-
-
-def refusals(plan: Plan, different: Mapping[Pack, str | None]) -> Iterator[str]:
-    """What the user is told of each audit whose failed packs stay misses."""
-    refused: set[int] = set()
-    for pack, difference in different.items():
-        if difference is not None and pack.audit not in refused:
-            refused.add(pack.audit)
-            yield (
-                f"{plan.audits[pack.audit].label}: trials {pack.first}-{pack.last}, run again, "
-                f"{difference}; a retry could pick among outcomes, so failed trials stay misses: "
-                "make the code a function of its seed, or start again with a new name and a new "
-                "seed"
             )

@@ -151,12 +151,4 @@ class Lost:
     begun: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
-class Checked:
-    """The pack was run again; `difference` says how it ended otherwise, None where it did not."""
-
-    pack: Pack
-    difference: str | None
-
-
-Outcome = Done | Failure | Lost | Checked
+Outcome = Done | Failure | Lost

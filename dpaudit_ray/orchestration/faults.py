@@ -46,10 +46,16 @@ class FaultAttribution:
         self._places, self._tell, self._changed = places, tell, changed
         self._suspicions: dict[Pack, Suspicion] = {}
         self._guilty: set[str] = set()
+        self.earlier: Mapping[Pack, Failure] = {}  # of an earlier try of the sweep
 
     def suspicion(self, pack: Pack) -> Suspicion | None:
         """The open suspicion about a pack."""
         return self._suspicions.get(pack)
+
+    def failure(self, pack: Pack) -> Failure | None:
+        """How the pack failed when it was run before, here or in an earlier try."""
+        suspicion = self._suspicions.get(pack)
+        return self.earlier.get(pack) if suspicion is None else suspicion.failure
 
     def failed(self, failure: Failure, worker: Worker) -> bool:
         """Whether the pack is to be tried by another trainer; else it has been, and failed."""
@@ -182,7 +188,7 @@ class HangDetection:
 
     def _limit(self, pack: Pack) -> float:
         seconds = self._deadlines.seconds(pack)
-        return seconds * (runs_of(pack) if self._attribution.suspicion(pack) else 1)
+        return seconds * (runs_of(pack) if self._attribution.failure(pack) else 1)
 
     def _tell_of_first_pack(self, worker: Worker) -> None:
         pack = worker.running

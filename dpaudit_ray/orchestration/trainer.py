@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import logging
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +26,7 @@ from ..storage.scores import PackScores
 from ..sweep import spec
 from ..sweep.spec import Sweep
 from .checkpoints import CallAggregator, PackCheckpoints
-from .executors import Checked, Done
+from .executors import Done
 from .workers import threads
 
 _log = logging.getLogger("dpaudit.trainer")
@@ -73,13 +72,12 @@ class Brief:
 # Trials that are run again, or more, where a failed pack is done after all, to see whether they
 # give the same. Of runs of randomised response at ε = 2 one in 3.6 million repeats all 64.
 RETRIED = 64
+_UNLIKE = "; run again, it did not give the same twice"
 
 
 def runs_of(pack: Pack) -> int:
-    """How often a pack that failed elsewhere is run. A part knows no bit to pick outcomes by."""
-    if isinstance(pack, Part):
-        return 1
-    return 1 + math.ceil(RETRIED / pack.size)
+    """How often a pack that failed before is run. A part knows no bit to pick outcomes by."""
+    return 1 if isinstance(pack, Part) else 1 + math.ceil(RETRIED / pack.size)
 
 
 class PackTrainer:
@@ -101,19 +99,21 @@ class PackTrainer:
         self._opened: tuple[int, Session] | None = None
         self.resumed = False  # whether the last pack went on from a checkpoint
 
-    def train(self, pack: Pack) -> PackScores:
+    def train(self, pack: Pack, afresh: bool = False) -> PackScores:
         """Trains and scores one pack; the same pack gives the same scores on every call.
 
-        Where it was interrupted, it goes on from the last checkpoint. Trials that failed while
-        others did not are missed; where all did, the pack has failed.
+        Where it was interrupted, it goes on from the last checkpoint, unless it is to begin
+        `afresh`. Trials that failed while others did not are missed; where all did, the pack has
+        failed.
         """
         audit = self._brief.audits[pack.audit]
         members, noise = self._drawn(pack)
         session = self._session(pack.audit)
         self.resumed = False
         minutes = self._sweep.resources.checkpoint_minutes
-        if self._call is not None and minutes and isinstance(session, ResumableSession):
-            checkpoints = PackCheckpoints(self._call, pack, minutes)
+        call = None if afresh else self._call
+        if call is not None and minutes and isinstance(session, ResumableSession):
+            checkpoints = PackCheckpoints(call, pack, minutes)
             scored = session.run(members, noise, audit.horizons, checkpoints)
             self.resumed = checkpoints.resumed
         else:
@@ -138,10 +138,10 @@ class PackTrainer:
         prepared = mechanism.prepare_part(adversary, part.first, PartSeeds(run_seed, seed), gpu)
         return arrays.checked(prepared, f"the preparation of {mechanism.name}")
 
-    def attempt(self, pack: Pack) -> PackScores | Failure:
+    def attempt(self, pack: Pack, afresh: bool = False) -> PackScores | Failure:
         """`train`, with anything the user's code may raise turned into a `Failure`."""
         self._fetch(pack.audit)  # what it raises is not of the user's code
-        return _attempt(self.train, pack)
+        return _attempt(lambda pack: self.train(pack, afresh), pack)
 
     def attempt_part(self, part: Part) -> Arrays | Failure:
         """`prepare`, likewise."""
@@ -153,33 +153,15 @@ class PackTrainer:
         Of code that is not a function of its seed, a retry would pick among outcomes, and what
         fails for one bit more often than for the other would count for the adversary.
         """
-        with self._afresh():
-            first = self.attempt(pack)
-            for _ in range(runs_of(pack) - 1):
-                if isinstance(first, Failure):
-                    return first
-                again = self.attempt(pack)
-                if isinstance(again, Failure) or first.difference(again) is not None:
-                    why = "; another trainer could do it, but not twice the same"
-                    return dataclasses.replace(before, message=before.message + why)
-            return first
-
-    def difference(
-        self, pack: Pack, compare: Callable[[Pack, PackScores], str | None] | None = None
-    ) -> str | None:
-        """How a pack ends otherwise when it is run again, in words; None where it does not.
-
-        `compare` does so with what is stored of it; without, it is run twice.
-        """
-        with self._afresh():
-            first = self.attempt(pack)
-            if compare is not None and not isinstance(first, Failure):
-                return compare(pack, first)
-            second = self.attempt(pack) if compare is None else None
-        if isinstance(first, PackScores) and isinstance(second, PackScores):
-            return first.difference(second)
-        failed = [run for run in (first, second) if isinstance(run, Failure)]
-        return None if len(failed) == 2 else f"raised ({failed[0].message}) once, and once did not"
+        first = self.attempt(pack, afresh=True)
+        for _ in range(runs_of(pack) - 1):
+            if isinstance(first, Failure):
+                return first
+            again = self.attempt(pack, afresh=True)
+            if isinstance(again, Failure) or first.difference(again) is not None:
+                message = before.message.removesuffix(_UNLIKE) + _UNLIKE
+                return dataclasses.replace(before, message=message)
+        return first
 
     def by_steps(self, audit: int) -> bool:
         """Whether its packs take time in proportion to their steps."""
@@ -201,15 +183,6 @@ class PackTrainer:
         audit = self._brief.audits[pack.audit].fingerprint
         bits = seeds.bits(self._brief.seed, audit, pack.first, pack.last)
         return bits, seeds.noise_seed(self._brief.seed, audit, pack.first)
-
-    @contextlib.contextmanager
-    def _afresh(self) -> Iterator[None]:
-        """Runs that are compared begin at the beginning, all of them."""
-        call, self._call = self._call, None
-        try:
-            yield
-        finally:
-            self._call = call
 
     def _fetch(self, index: int) -> tuple[Arrays, ...]:
         """The parts that an audit waits for; nothing where it waits for nothing."""
@@ -261,22 +234,16 @@ class Trainer:
         self._brief, self._call = brief, call
         self._packs = PackTrainer(raw_sweep, brief, lambda audit: call("prepared", audit), call)
 
-    def run_pack(self, pack: Pack) -> Done | Failure:
-        """Returns when the pack is stored, or with the failure of the user's code."""
+    def run_pack(self, pack: Pack, before: Failure | None = None) -> Done | Failure:
+        """Returns when the pack is stored, or with the failure of the user's code.
+
+        One that failed `before` is run several times, and stored where they agree.
+        """
         if isinstance(pack, Part):
             return self._run(pack, self._packs.attempt_part, "keep")
-        return self._run(pack, self._packs.attempt, "fold")
-
-    def retry_pack(self, pack: Pack, before: Failure) -> Done | Failure:
-        """Runs a pack that failed elsewhere, several times, and stores it where they agree."""
-        if isinstance(pack, Part):
-            return self.run_pack(pack)
+        if before is None:
+            return self._run(pack, self._packs.attempt, "fold")
         return self._run(pack, lambda p: self._packs.retry(p, before), "fold", runs_of(pack))
-
-    def check_pack(self, pack: Pack, finished: bool) -> Checked:
-        """Runs a pack again and compares; stores nothing."""
-        compare = functools.partial(self._call, "difference") if finished else None
-        return Checked(pack, self._packs.difference(pack, compare))
 
     def _run(
         self,

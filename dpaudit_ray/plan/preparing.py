@@ -64,11 +64,9 @@ def left(run: RunDirectory, plan: Plan, packs: Iterable[Pack]) -> list[Part]:
 def done(run: RunDirectory, audit: PlannedAudit) -> int:
     """How many parts of an audit's preparation are done."""
     preparation = audit.preparation
-    return (
-        0
-        if preparation is None
-        else len(run.parts(preparation.id).keys() & range(preparation.parts))
-    )
+    if preparation is None:
+        return 0
+    return len(run.parts(preparation.id).intersection(range(preparation.parts)))
 
 
 def name(plan: Plan, part: Pack) -> str:
@@ -88,11 +86,6 @@ def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
                 by_id[preparation.id] = entry | {"done": done(run, audit)}
             by_id[preparation.id]["audits"].append(audit.label)
     return list(by_id.values())
-
-
-def set_aside(run: RunDirectory, plan: Plan, part: Part) -> str:
-    """Renames a damaged part, so that it is made again; returns its new name."""
-    return run.set_part_aside(name(plan, part), part.first)
 
 
 class Prepared:

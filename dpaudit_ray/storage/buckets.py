@@ -68,13 +68,6 @@ class Bucket:
         except FileNotFoundError:
             return None
 
-    def ends(self, name: str, size: int) -> tuple[bytes, bytes]:
-        """The first and the last `size` bytes of an object that is as long as that."""
-        length = self._ask(obstore.head, name)["size"]
-        starts, ends = [0, length - size], [size, length]
-        first, last = self._call(obstore.get_ranges, self._store, name, starts=starts, ends=ends)
-        return bytes(first), bytes(last)
-
     def write(self, name: str, content: bytes, passage: Passage = contextlib.nullcontext) -> None:
         """Puts an object in place of the one that is there.
 
@@ -132,14 +125,10 @@ class Bucket:
     def names(self, folder: str, recursive: bool = False) -> list[str]:
         """The objects in `folder` (and below), without their paths."""
         if not recursive:
-            return list(self.sizes(folder))
+            return [name for name, _, _ in self.stamps(folder)]
         stream = self._call(obstore.list, self._store, folder or None)
         entries = [entry for page in self._pages(stream) for entry in page]
         return [str(entry["path"]).rpartition("/")[2] for entry in entries]
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """The objects in `folder` and their bytes, by one listing."""
-        return {name: size for name, size, _ in self.stamps(folder)}
 
     def stamps(self, folder: str) -> list[tuple[str, int, int]]:
         """The objects in `folder`, their bytes and when they were last changed (ns), by name."""

@@ -49,13 +49,6 @@ class Folder:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def ends(self, name: str, size: int) -> tuple[bytes, bytes]:
-        """The first and the last `size` bytes of a file that is as long as that."""
-        with (self._root / name).open("rb") as file:
-            first = file.read(size)
-            file.seek(-size, os.SEEK_END)
-            return first, file.read(size)
-
     def write(self, name: str, content: bytes, passage: Passage = contextlib.nullcontext) -> None:
         """Puts a file in place, with the folders above it; replaces what was there."""
         _write(self._root / name, content, passage, Path.replace)
@@ -100,10 +93,6 @@ class Folder:
         if not recursive:
             return [entry.name for entry in self._entries(folder) if entry.is_file()]
         return [name for _, _, names in os.walk(self._root / folder) for name in names]
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """The files in `folder` and their bytes, by one listing."""
-        return {name: size for name, size, _ in self.stamps(folder)}
 
     def stamps(self, folder: str) -> list[tuple[str, int, int]]:
         """The files in `folder`, their bytes and when they were last changed (ns), by name."""

@@ -37,7 +37,6 @@ OUTCOMES = "outcomes.json"
 _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
 _STEPS = 10_000  # recorded of an audit, at most
-_MAGIC = b"PAR1"  # what a Parquet file begins and ends with
 _PACK = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)\.parquet")
 _CHECKPOINT = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-([1-9]\d*)\.parquet")
 _PART = re.compile(r"(0|[1-9]\d*)\.parquet")
@@ -91,27 +90,14 @@ class RunDirectory(Place):
         """Removes a score file whose trials are in another one."""
         self.delete(self._pack(audit, first, last))
 
-    def score_files(self, audit: str) -> set[tuple[int, int]]:
+    def score_files(self, audit: str) -> set[Bounds]:
         """First and last trial of each score file of an audit; `compaction` knows the packs."""
         names = self._list(self._folder.names, f"scores/{audit}")
         return {file for name in names if (file := _bounds(name))}
 
-    def sizes(self, audit: str) -> dict[tuple[int, int], int]:
-        """The same, and the bytes of each."""
-        sizes = self._list(self._folder.sizes, f"scores/{audit}")
-        return {file: size for name, size in sizes.items() if (file := _bounds(name))}
-
     def stamps(self, audit: str) -> list[tuple[str, int, int]]:
         """Name, bytes and time of change (ns) of each file among the scores of an audit."""
         return self._list(self._folder.stamps, f"scores/{audit}")
-
-    def whole(self, audit: str, first: int, last: int) -> bool:
-        """Whether a score file begins and ends as Parquet does; not what is in it.
-
-        Raises:
-            StorageError, RunDirectoryError: it cannot be read.
-        """
-        return self._whole(self._pack(audit, first, last))
 
     def set_aside(self, audit: str, first: int, last: int) -> str:
         """Renames a score file, so that its packs are not finished; returns its new name."""
@@ -166,15 +152,10 @@ class RunDirectory(Place):
         """
         return self._read_arrays(_part(preparation, part))
 
-    def parts(self, preparation: str) -> dict[int, int]:
-        """The parts of a preparation that are done, and the bytes of each."""
-        sizes = self._list(self._folder.sizes, f"preparations/{preparation}")
-        matches = ((_PART.fullmatch(name), size) for name, size in sizes.items())
-        return {int(match[1]): size for match, size in matches if match}
-
-    def whole_part(self, preparation: str, part: int) -> bool:
-        """Whether a part begins and ends as Parquet does; see `whole`."""
-        return self._whole(_part(preparation, part))
+    def parts(self, preparation: str) -> set[int]:
+        """The parts of a preparation that are done."""
+        names = self._list(self._folder.names, f"preparations/{preparation}")
+        return {int(match[1]) for name in names if (match := _PART.fullmatch(name))}
 
     def set_part_aside(self, preparation: str, part: int) -> str:
         """Renames a part, so that it is not done; returns its new name."""
@@ -247,13 +228,6 @@ class RunDirectory(Place):
             self._write(_SUCCESS, b"")
         else:
             self.delete(_SUCCESS)
-
-    def _whole(self, name: str) -> bool:
-        try:
-            ends = self._patience(self._folder.ends, name, len(_MAGIC))
-        except OSError as error:
-            raise self._unread(name, error) from error
-        return ends == (_MAGIC, _MAGIC)
 
     @staticmethod
     def _pack(audit: str, first: int, last: int) -> str:

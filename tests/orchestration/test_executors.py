@@ -17,7 +17,7 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import StorageError
 from dpaudit_ray.orchestration import ray_executor
-from dpaudit_ray.orchestration.executors import Checked, Done, Executor, Work, WorkerDiedError
+from dpaudit_ray.orchestration.executors import Done, Executor, Work, WorkerDiedError
 from dpaudit_ray.orchestration.inline_executor import InlineExecutor
 from dpaudit_ray.orchestration.progress import Activity
 from dpaudit_ray.orchestration.ray_executor import RayExecutor
@@ -110,7 +110,6 @@ def test_a_pack_goes_from_a_trainer_to_the_aggregator(start, light, tmp_path):
         assert opened.done == pack.size
         assert opened.answer("run_pack", pack).pack == pack
         assert opened.done == pack.size, "twice is once"
-        assert opened.answer("check_pack", pack, True) == Checked(pack, None)
         opened.ask("flush")
         assert set(opened.run.estimates()["trials"]) == {0, pack.size}
         assert opened.executor.wait(0.0) == []
@@ -148,7 +147,7 @@ def test_a_failure_of_the_users_code_is_an_answer(start, light, tmp_path):
         failure = opened.answer("run_pack", opened.packs[0])
         assert isinstance(failure, Failure)
         assert failure.message.startswith("RuntimeError: CUDA error")
-        again = opened.answer("retry_pack", opened.packs[0], failure)
+        again = opened.answer("run_pack", opened.packs[0], failure)
         assert isinstance(again, Failure)
         opened.ask("give_up", [again])
         opened.ask("flush")

@@ -100,7 +100,6 @@ def test_a_gathered_run_shows_what_one_with_a_file_per_pack_does(tmp_path, alone
     assert_same(run, alone)
     again = Aggregation.rebuild(run)
     assert again.progress() == aggregation.progress()
-    assert again.difference(order[7], large.scores(plan, order[7])) is None
     assert list(plan.remaining(run)) == []
     again.flush()
     assert_same(run, alone)

@@ -86,25 +86,14 @@ def test_damaged_packs_are_set_aside_and_run_again(damage, first, run, whole):
     assert again(run).err == "", "once"
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut"])
-def test_a_late_pack_is_looked_at_when_the_run_is_opened(damage, run):
-    """The prefix ends before it, and trains for hours; the pack would be found after that."""
+def test_a_late_pack_is_found_when_its_turn_comes(run, whole):
     scores = audit(run)
     (scores / "10-19.parquet").unlink()
-    DAMAGES[damage](scores / "70-79.parquet")
-    directory = RunDirectory(str(run))
-    told: list[str] = []
-    assert quarantine.set_aside(directory, planning.require(directory), told.append) == 1
-    assert "70-79.parquet is damaged" in told[0]
-    assert not directory.complete
-    assert (70, 79) not in directory.score_files(scores.name)
-
-
-def test_a_run_that_is_whole_is_opened_by_listings(run, monkeypatch):
-    monkeypatch.setattr(Folder, "ends", lambda *_: pytest.fail("opened"))
-    directory = RunDirectory(str(run))
-    assert quarantine.set_aside(directory, planning.require(directory), pytest.fail) == 0
-    assert directory.complete
+    DAMAGES["empty"](scores / "70-79.parquet")
+    found = again(run)
+    assert found.code == 0, found.err
+    assert "70-79.parquet is damaged" in found.err
+    assert_same(run, whole["folder"] / "tiny")
 
 
 def test_a_damaged_file_of_many_packs_is_set_aside(tiny, tmp_path):
@@ -130,7 +119,7 @@ def test_many_damaged_packs_are_counted(run):
     assert found.code == 0
     *named, rest = found.err.splitlines()
     assert len(named) == quarantine.NAMED
-    assert "13 more score files are damaged" in rest
+    assert "13 more files are damaged" in rest
 
 
 def test_a_foreign_pack_counts_no_trial_twice(run):
@@ -158,8 +147,6 @@ READS: dict[str, Callable[[RunDirectory], object]] = {
     "estimates": lambda run: run.estimates(),
     "json": lambda run: run.read_json("plan.json"),
     "files": lambda run: run.score_files("a"),
-    "sizes": lambda run: run.sizes("a"),
-    "ends": lambda run: run.whole("a", 10, 15),
     "complete": lambda run: run.complete,
 }
 
@@ -173,7 +160,7 @@ def test_what_cannot_be_read_now_is_not_to_be_deleted(what, tmp_path, monkeypatc
     def times_out(*_: Any, **__: Any) -> None:
         raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
-    for name in ("read", "ends", "names", "sizes", "exists"):
+    for name in ("read", "names", "exists"):
         monkeypatch.setattr(Folder, name, times_out)
     with pytest.raises(StorageError) as error:
         READS[what](run)
@@ -186,13 +173,12 @@ def test_a_time_out_sets_nothing_aside(run, monkeypatch):
     def times_out(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
 
-    scores = audit(run)
-    (scores / "10-19.parquet").unlink()
-    monkeypatch.setattr(Folder, "ends", times_out)
     directory = RunDirectory(str(run))
+    plan = planning.require(directory)
+    monkeypatch.setattr(Folder, "read", times_out)
     with pytest.raises(StorageError, match="not connected"):
-        quarantine.set_aside(directory, planning.require(directory), pytest.fail)
-    assert list(scores.glob("*.damaged-*")) == []
+        quarantine.set_aside(directory, plan, pytest.fail)
+    assert list(run.glob("scores/*/*.damaged-*")) == []
 
 
 # Written once ----------------------------------------------------------------------------------
