@@ -4,6 +4,8 @@
 bits of sums follow the processor, so other processors than the recorded ones compare plans alone.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import json
@@ -88,13 +90,11 @@ CASES = {name: case for name, *case in sweeps()}
 
 def machine() -> str:
     """What last bits follow."""
-    names = [
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
+    lines = (line.split("\t: ") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    processor = {pair[0].strip(): pair[1] for pair in lines if len(pair) == 2}
+    named = f"{processor.get('model name')}, family {processor.get('cpu family')}"
     capability = torch.backends.cpu.get_cpu_capability()
-    return (
-        f"{names[0].partition(': ')[2]}, {capability}, torch {torch.__version__.partition('+')[0]}"
-    )
+    return f"{named}, {capability}, torch {torch.__version__.partition('+')[0]}"
 
 
 def digest(*parts: object) -> str:
@@ -156,7 +156,7 @@ def settled() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_moves(name):
+def test_nothing_moves(name: str) -> None:
     recorded = json.loads(RECORDED.read_text())
     expected = recorded.get(machine(), {}).get(name)
     with settled():
