@@ -211,30 +211,32 @@ class Wagers:
         return np.asarray(gain + quiet * np.log1p(-share * d))
 
 
-@dataclasses.dataclass(frozen=True)
 class Portfolio:
-    """Bets against one claim: `values` float64 [bets, OUTCOMES]."""
+    """Bets of one stream of trials against one claim: all slots, at some points of the curve."""
 
-    values: Floats
-
-    @classmethod
-    def from_curve(cls, curve: Curve) -> Portfolio:
-        """All slots against some points of the curve."""
+    def __init__(self, curve: Curve) -> None:
+        self.curve = curve
         few = curve.thinned(_LEARNT_POINTS)
         shrink = np.exp(-few.epsilons)[:, None]
         quiet = 1 / (1 + few.deltas[:, None] * SHARES * shrink)
         right = quiet * (1 + shrink)
         values = np.where(WINS, right[..., None], np.where(LOSSES, 0.0, quiet[..., None]))
-        return cls(values.reshape(-1, OUTCOMES))
+        self.values = values.reshape(-1, OUTCOMES)
+        self._growth: dict[int, Floats] = {}
 
     def log_wealth(self, epochs: list[Counts]) -> float:
-        """Natural logarithm of the wealth after these epochs, from a stake of 1."""
+        """Natural logarithm of the wealth after these epochs, from a stake of 1.
+
+        What an epoch bets rests on those before it, which are over: it is worked out once.
+        """
         logs = np.zeros(len(_CAUTIONS))
         learnt = np.zeros(OUTCOMES, dtype=np.int64)
-        for counts in epochs:
+        for epoch, counts in enumerate(epochs):
             if counts.any():
-                gain = _CAUTIONS[:, None] * (self.mixture(learnt) - 1)
-                logs = logs + np.log1p(gain) @ counts
+                if epoch not in self._growth:
+                    gain = _CAUTIONS[:, None] * (self.mixture(learnt) - 1)
+                    self._growth[epoch] = np.log1p(gain)
+                logs = logs + self._growth[epoch] @ counts
             learnt = learnt + counts
         return float(special.logsumexp(logs)) - float(np.log(len(_CAUTIONS)))
 
@@ -328,6 +330,10 @@ class Claim(Wagered, Estimator):
     status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._portfolio: Portfolio | None = None
+
     @property
     def trials(self) -> int:
         """Trials folded so far."""
@@ -339,7 +345,9 @@ class Claim(Wagered, Estimator):
         The logarithm of an e-value: e-values of several audits may be averaged, and one that is
         looked at often needs no correction.
         """
-        learnt = Portfolio.from_curve(curve).log_wealth(self._wagers.epochs)
+        if self._portfolio is None or self._portfolio.curve is not curve:
+            self._portfolio = Portfolio(curve)
+        learnt = self._portfolio.log_wealth(self._wagers.epochs)
         return _mean([self._plain(curve), *self._constant(curve), learnt])
 
     def _plain(self, curve: Curve) -> float:

@@ -61,11 +61,12 @@ def mu_profile(
     errors = worlds.errors(thresholds)
     # Four one-sided bands: an upper and a lower one for either rate.
     tail = (1 - confidence) / 4
-    uppers = [upper_rates(n, tail, size) for n in worlds.sizes]
-    high = [u(k) for u, k in zip(uppers, errors, strict=True)]
-    low = [
-        np.maximum(1 - u(n - k), 0.0) for u, k, n in zip(uppers, errors, worlds.sizes, strict=True)
+    both = [
+        np.split(upper_rates(n, tail, size)(np.concatenate([k, n - k])), 2)
+        for k, n in zip(errors, worlds.sizes, strict=True)
     ]
+    high = [upper for upper, _ in both]
+    low = [np.maximum(1 - mirrored, 0.0) for _, mirrored in both]
     rates = [k / n for k, n in zip(errors, worlds.sizes, strict=True)]
     with np.errstate(invalid="ignore"):
         point = mu_of_rates(rates[0], rates[1])

@@ -75,7 +75,7 @@ def test_every_part_of_the_evidence_is_fair():
     for _ in range(1500):
         state = Claim(planned=300)
         state.fold(*gaussian_trials(rng, 300, 1.0))
-        learnt = Portfolio.from_curve(curve).log_wealth(state._wagers.epochs)
+        learnt = Portfolio(curve).log_wealth(state._wagers.epochs)
         wealth.append([state._plain(curve), *state._constant(curve), learnt])
     values = np.exp(np.array(wealth))
     error = values.std(axis=0) / math.sqrt(len(values))
@@ -85,7 +85,7 @@ def test_every_part_of_the_evidence_is_fair():
 def test_no_bet_wins_on_average():
     """Every bet on every mechanism that keeps the claim: the corners of each slot's payoff."""
     curve = gaussian(1.3)
-    values = Portfolio.from_curve(curve).values
+    values = Portfolio(curve).values
     assert (values >= 0).all()
     rng = np.random.default_rng(6)
     # Outcomes of a Gaussian mechanism whose thresholds lie anywhere.
@@ -106,7 +106,7 @@ def test_a_portfolio_finds_the_best_single_bet():
     rng = np.random.default_rng(7)
     wagers = Wagers()
     wagers.fold(*gaussian_trials(rng, 20_000, 1.5))
-    counts, portfolio = wagers.counts, Portfolio.from_curve(curve)
+    counts, portfolio = wagers.counts, Portfolio(curve)
     with np.errstate(divide="ignore"):
         shares = np.linspace(0, 0.95, 20)[:, None, None]
         alone = (np.log(1 - shares + shares * portfolio.values) @ counts).max()
@@ -122,7 +122,7 @@ def test_more_bets_than_one_beat_the_claim_of_a_strange_mechanism():
     state = Claim(planned=20_000)
     state.fold(scores, members)
     assert state._plain(curve) < 0
-    assert Portfolio.from_curve(curve).log_wealth(state._wagers.epochs) > 10
+    assert Portfolio(curve).log_wealth(state._wagers.epochs) > 10
 
 
 STUDY = [

@@ -274,7 +274,7 @@ def test_claim_evidence_by_its_average():
     rate = special.ndtr(0.25)
     plain = integrate.quad(lambda p: p**hits * (1 - p) ** misses, rate, 1, epsabs=0)[0]
     plain /= (1 - rate) * rate**hits * (1 - rate) ** misses
-    learnt = math.exp(Portfolio.from_curve(curve).log_wealth(table.epochs))
+    learnt = math.exp(Portfolio(curve).log_wealth(table.epochs))
     twin = (plain + wealth.mean() + wealth[:, -1, -3:].mean() + learnt) / 4
     assert math.exp(state.evidence(curve)) == approx(twin, rel=1e-6)
 
@@ -284,7 +284,7 @@ def test_portfolio_by_its_loop():
     scores, members = gaussian_trials(np.random.default_rng(17), 400, 2.0)
     table, curve = claim.Wagers(), claim.gaussian(0.6)
     table.fold(scores, members)
-    portfolio = Portfolio.from_curve(curve)
+    portfolio = Portfolio(curve)
     wealth, past = np.ones(2), np.zeros(claim.OUTCOMES, dtype=np.int64)
     for counts in table.epochs:
         mixture_ = portfolio.mixture(past)

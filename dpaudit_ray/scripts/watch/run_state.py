@@ -19,7 +19,6 @@ from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
-import torch.utils.data.dataloader as torch_loaders
 
 from ... import seeds
 
@@ -132,6 +131,7 @@ class LoaderWatch:
 
     def install(self) -> None:
         """Watches all loaders from now on."""
+        import torch.utils.data.dataloader as torch_loaders  # slow, and not needed to read a record
         from opacus.utils.batch_memory_manager import BatchSplittingSampler
 
         loader_class: Any = torch_loaders.DataLoader
