@@ -26,7 +26,7 @@ from .trial_log import LEARN, Logged, settled
 # Maps upper bounds on false-positive and false-negative rates [n] to what they show [n].
 Gain = Callable[[Rates, Rates], Rates]
 DEFAULT_SHARES = {"past": 0.2, "holdout": 0.5, "fixed": 0.0}  # of trials that choose a threshold
-_TABLE_SIZE = 4096  # counts up to which bounds are tabulated one by one
+_TABLE_SIZE, _FINER = 1024, 8  # rounded counts, at first; times as fine, each time after
 
 
 @dataclasses.dataclass
@@ -148,25 +148,28 @@ def best_test(worlds: Worlds, uppers: tuple[Upper, Upper], gain: Gain) -> tuple[
     """The largest gain over all thresholds, and that threshold; (0, NaN) when a world is empty.
 
     `gain` maps bounds on both error rates to what they show, and falls in either. Bounds are
-    tabulated per count; large worlds are tabulated coarsely, which discards every threshold that
-    cannot be best, and computed exactly for the few that remain.
+    computed once for each count. In large worlds counts are rounded either way first, finer and
+    finer: that discards every threshold that cannot be best.
     """
     thresholds = worlds.midpoints()
     if min(worlds.sizes) == 0 or len(thresholds) == 0:
         return 0.0, math.nan
-    counts = worlds.errors(thresholds)
-    step = max(1, max(worlds.sizes) // _TABLE_SIZE)
-    tables = [
-        upper(np.minimum(np.arange(0, n + step, step), n))
-        for upper, n in zip(uppers, worlds.sizes, strict=True)
-    ]
-    floors = [table[count // step] for table, count in zip(tables, counts, strict=True)]
-    gains = gain(floors[0], floors[1])
-    if step > 1:
-        ceilings = [table[-(-count // step)] for table, count in zip(tables, counts, strict=True)]
-        kept = np.flatnonzero(gains >= gain(ceilings[0], ceilings[1]).max())
-        thresholds = thresholds[kept]
-        gains = gain(uppers[0](counts[0][kept]), uppers[1](counts[1][kept]))
+    counts, step = worlds.errors(thresholds), max(worlds.sizes) // _TABLE_SIZE
+
+    def bounds(rounded: list[Counts]) -> list[Rates]:
+        """Thresholds rise, so equal counts follow each other: each is computed once."""
+        changes = [np.diff(count, prepend=-1) != 0 for count in rounded]
+        tables = [u(c[at]) for u, c, at in zip(uppers, rounded, changes, strict=True)]
+        return [table[np.cumsum(at) - 1] for table, at in zip(tables, changes, strict=True)]
+
+    while step > 1:
+        most = gain(*bounds([count - count % step for count in counts]))
+        pairs = zip(counts, worlds.sizes, strict=True)
+        least = gain(*bounds([np.minimum(count + -count % step, n) for count, n in pairs]))
+        kept = np.flatnonzero(most >= least.max())
+        thresholds, counts = thresholds[kept], (counts[0][kept], counts[1][kept])
+        step //= _FINER
+    gains = gain(*bounds([*counts]))
     best = np.flatnonzero(gains == gains.max())
     middle = best[len(best) // 2]
     return float(gains[middle]), float(thresholds[middle])
