@@ -19,9 +19,9 @@ from tests.pace import Pace
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("DPAUDIT_SHARED", ROOT.parent / "shared"))
 
-# Threads of torch that wait for each other spin, unless they are told to sleep: of the time that
-# several processes of tests take on few cores, most would be that. Read when torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Several processes of tests share few cores: threads of one that wait for each other would take a
+# third of all time. Read when torch is loaded; tests of threads set how many they have.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Ray starts its workers with niceness 15. Where as many tests run as there are cores, or more, the
 # actors of one get a thirtieth of what the processes of another do: minutes in place of seconds.
