@@ -10,18 +10,20 @@ from tests.jobs.small import JOBS, names, noise_images, run_small
 
 FOLDER = JOBS / "nasr2021"
 PLACES = "grid.mechanism.data, mechanism.model"
+SHAPES = {"cnn4": (40, 28, 28, 1), "convnet": (40, 32, 32, 3)}  # whose loops are compiled already
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file like MNIST's, of 40 images of noise."""
-    return noise_images(tmp_path_factory.mktemp("data"), (40, 28, 28, 1), 4)
+def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files of 40 images of noise, by the network that is trained on them."""
+    folders = {model: tmp_path_factory.mktemp(model) for model in SHAPES}
+    return {model: noise_images(folders[model], shape, 4) for model, shape in SHAPES.items()}
 
 
 @pytest.mark.parametrize("name", names("nasr2021"))
 def test_every_sweep_file_runs(name, images, tmp_path):
     raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
-    data = f"{{name: npz, path: {images}}}"
+    data = f"{{name: npz, path: {images[raw['mechanism']['model']['name']]}}}"
     sets = ["mechanism.batch_size=8", "mechanism.steps=4", "audit.trials=4", "resources={}"]
     by_grid = PLACES.removeprefix("grid.") in raw.get("grid", {})
     sets.append(f"{PLACES}=[[{data}, convnet]]" if by_grid else f"mechanism.data={data}")
