@@ -18,7 +18,6 @@ from dpaudit_ray.engines import gpu_settings
 from dpaudit_ray.engines.cpu import conv_pool
 from dpaudit_ray.engines.noise import GpuNoise
 from dpaudit_ray.engines.packing import packed
-from dpaudit_ray.engines.packing.memory import GPU_MOST, Footprint
 from dpaudit_ray.engines.packing.selfcheck import FASTEST
 from dpaudit_ray.mechanisms.base import Measured, PartSeeds, Session
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd, steps
@@ -127,11 +126,10 @@ def one_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks go by rules in a GPU's groups: to find that out takes as long as all the rest.
+    """Networks go by rules: to find that out takes as long as all the rest.
 
-    `test_footprint` finds groups; networks are checked on a GPU where each of them takes a step.
+    They are checked on a GPU where each of them takes a step.
     """
-    monkeypatch.setattr(Footprint, "groups", lambda *_: GPU_MOST)
     monkeypatch.setattr(packed, "fastest_right_way", lambda *_: FASTEST)
 
 
@@ -303,16 +301,14 @@ def one_step(asked: DpSgd, gpu: bool, kind: str, mode: StandIn | None) -> torch.
     ],
 )
 def test_a_step_of_every_network_waits_for_nothing(name, kind, monkeypatch):
-    """Groups by `test_footprint`: to find them takes as long as all the rest here.
+    """By rules on the CPU as well: to compile loops takes longer than all the rest here.
 
-    By rules on the CPU as well: to compile loops would take longer still. Small networks are
-    checked on the GPU, too.
+    Small networks are checked on the GPU, too.
     """
     if name in ("cnn4", "convnet"):
         monkeypatch.setattr(packed, "fastest_right_way", lambda *_: FASTEST)
     monkeypatch.setattr(packed, "whole_network_loops", lambda *_: None)
     monkeypatch.setattr(conv_pool, "merge_pooling", lambda layers, _: layers)
-    monkeypatch.setattr(Footprint, "groups", lambda *_: GPU_MOST)
     monkeypatch.setattr(GpuNoise, "fill", lambda _, out: out.fill_(0.01))  # millions of numbers
     model, shape = NETWORKS[name]
     asked = mechanism(model=model, data=Pictures(shape=shape), batch_size=4)

@@ -50,7 +50,6 @@ def test_on_a_cpu_it_does_the_same_in_small_without_ray_and_opacus():
         "sums against autograd, float32",
         "a pack, again",
         "a pack, in another process",
-        "memory of a step",
         "a model's step, of the matrix product",
         "an audit's ε",
     ]

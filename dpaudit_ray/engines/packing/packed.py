@@ -29,8 +29,6 @@ from .conversion import (
     whole_network_loops,
 )
 from .memory import (
-    Computed,
-    Footprint,
     Groups,
     one_model_too_large,
     out_of_memory,
@@ -71,7 +69,6 @@ class PackedModel:
         self._settled, self._threaded = False, True
         self._halvings = 0  # how often memory ran out
         self._rows: int | None = None  # the most that may go through together
-        self.footprint = Footprint(self._on_meta)
         self._passes = Passes()
         self._loops: Loops | None = None  # of the whole network
         self._convolutions_in_loops = 0
@@ -122,6 +119,8 @@ class PackedModel:
             self._loops, self._passes.by_loops = None, False
         for obstacle in self._without_rule if way.obstacle is None else [way.obstacle]:
             warn_of_slow_way(obstacle)
+        if self._alone is None and x.device.type != "cpu":
+            self.together(x, y)  # on a first batch that is the same in every try
 
     def _copy(self, groups: Groups | None, loops: bool) -> PackedModel:
         """Packs the module as it is now once more, without the checks that it has passed.
@@ -134,11 +133,6 @@ class PackedModel:
         made._loops, made._passes.by_loops = made._loops if loops else None, loops
         # Given groups are not shared out among threads: each thread would have one of its own.
         made._threaded = groups is None
-        return made
-
-    def _on_meta(self, groups: Groups) -> PackedModel:
-        made = PackedModel(copy.deepcopy(self._source).to("meta"), groups, self._compute)
-        made._settled = True
         return made
 
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -158,7 +152,7 @@ class PackedModel:
         def compute(models: slice, at_once: int) -> None:
             outputs.extend(self._passes.outputs(self._cast(theta[models]), batch, at_once))
 
-        self._by_groups("outputs", theta, batch, compute)
+        self._by_groups(theta, compute)
         return torch.cat(outputs).to(theta.dtype)
 
     def clipped_sums(
@@ -235,7 +229,7 @@ class PackedModel:
         batch, loops = (step.x, step.y), self._loops if on_cpu else None
         if loops is not None and not loops.fits(theta, step.x):
             loops = None
-        if self._groups is None and on_cpu:
+        if self._groups is None:
             self._groups = self._fitted(loops, theta, step)
 
         def compute(models: slice, at_once: int) -> None:
@@ -246,18 +240,16 @@ class PackedModel:
             else:
                 self._passes.clipped_sums(into, group, step, some, at_once, self._cast(group))
 
-        self._by_groups("sums", theta, step.x, compute)
+        self._by_groups(theta, compute)
 
-    def _by_groups(
-        self, computed: Computed, theta: Tensor, x: Tensor, compute: Callable[[slice, int], None]
-    ) -> None:
+    def _by_groups(self, theta: Tensor, compute: Callable[[slice, int], None]) -> None:
         """Computes all models of `theta` by groups, of half as many where memory runs out.
 
         `compute` takes a group's models, and how many go through the module at once.
         """
         start = 0
         while start < len(theta):
-            groups = self._chosen(computed, x)
+            groups = self._chosen()
             models = slice(start, start + groups.outer)
             try:
                 compute(models, groups.inner)
@@ -269,23 +261,20 @@ class PackedModel:
                 continue
             start = models.stop
 
-    def _chosen(self, computed: Computed, x: Tensor) -> Groups:
-        groups = self._groups
-        if groups is None:
-            on_cpu = x.device.type == "cpu"
-            groups = self._fast() if on_cpu else self.footprint.groups(computed, x)
+    def _chosen(self) -> Groups:
+        groups = self._groups or self._fast()
         for _ in range(self._halvings):
             groups = groups.halved()
         return groups
 
     def together(self, x: Tensor, y: Tensor) -> int:
         """How many models go through the module's own code at once, on a batch like this."""
-        if self._groups is None and x.device.type == "cpu":
+        if self._groups is None:
             self._groups = self._fitted(None, self.initial[None], Step(self._cast(x), y, 1.0, {}))
-        return self._chosen("sums", x).inner
+        return self._chosen().inner
 
     def _fitted(self, loops: Loops | None, theta: Tensor, step: Step) -> Groups:
-        """Returns groups that fit on a CPU, from what one model's pass leaves behind."""
+        """Returns groups that fit, from what one model's pass leaves behind."""
         if loops is not None:
             return self._fast().fitted(loops.bytes_of_one(step.x) * self._threads)
         try:
@@ -294,6 +283,8 @@ class PackedModel:
             if not out_of_memory(error):
                 raise
             raise one_model_too_large() from error
+        if theta.device.type != "cpu":
+            return Groups.for_gpu(held)
         return self._fast().fitted(held * self._threads)
 
     def _fast(self) -> Groups:

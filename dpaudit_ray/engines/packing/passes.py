@@ -209,7 +209,7 @@ class Passes:
 
 
 def _begins_with(x: Tensor, other: Tensor) -> bool:
-    """Whether both begin at one place; tensors without numbers (`meta`) have no address."""
+    """Whether both begin at one place."""
     same = x.untyped_storage()._cdata == other.untyped_storage()._cdata
     return same and bool(x.storage_offset() == other.storage_offset())
 
