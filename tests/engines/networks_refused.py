@@ -142,9 +142,6 @@ case("frozen-whole", VECTOR, REFUSED,
 case("scripted", VECTOR, REFUSED,
     lambda: torch.jit.script(around(nn.ReLU())),
     "give the module that it was scripted")  # fmt: skip
-case("decides-by-classes-seen", TOKENS, REFUSED,
-    lambda: Made(lambda self, x: self.out(F.one_hot(x.long()).sum((1, 2),
-    keepdim=True).flatten(1) * 1.0), out=nn.Linear(1, 3)), "reads from the batch")  # fmt: skip
 case("complex", VECTOR, REFUSED,
     lambda: Made(lambda self, x: (x.to(self.w.dtype) @ self.w).abs(),
     w=nn.Parameter(torch.randn(8, 3, dtype=torch.complex64))), "complex")  # fmt: skip

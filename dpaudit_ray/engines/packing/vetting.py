@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...errors import SpecError
@@ -28,6 +27,22 @@ from ...errors import SpecError
 _FAR = 1e6  # an example so far from all others pulls any statistic of its batch
 # Batches of other sizes may be summed in another order; the second in float32, and of tokens.
 _IN_FLOAT64, _BOUND = 1e-9, 1e-4
+_ANOTHER_OUTPUT = (
+    "gives an example another output when others in its batch change: DP-SGD cannot bound what one "
+    "example changes; treat every example alone, with GroupNorm in place of statistics of the batch"
+)
+_DRAWS = (
+    "draws random numbers, which no pack's seed covers; take them out, or set their probability "
+    "to 0"
+)
+_UNSTEADY = (
+    "gives another output when it is asked again: it draws random numbers or keeps something from "
+    "one batch to the next; take that out"
+)
+_READS_THE_BATCH = (
+    "decides by numbers that it reads from the batch (`if`, `.item()`), so one example can change "
+    "what happens to the others; use torch.where on every example alone"
+)
 
 
 def vet(module: nn.Module, x: Tensor, many: Tensor, thorough: bool = True) -> None:
@@ -39,45 +54,41 @@ def vet(module: nn.Module, x: Tensor, many: Tensor, thorough: bool = True) -> No
     Raises:
         SpecError: it mixes examples, draws random numbers, or keeps state.
     """
-    tensors = {name: tensor.detach().clone() for name, tensor in _tensors(module).items()}
-    plain = _numbers(module)
+    before = _state(module)
     try:
         first = _watched(module, x)
         _check_shape(first.outputs, len(x))
         if first.drew is not None:
-            raise _refusal(first.drew, "draws random numbers, which no pack's seed covers; take "
-                           "them out, or set their probability to 0")  # fmt: skip
-        now = _tensors(module)
-        for name, before in tensors.items():
-            if name not in now or relative_error(now[name], before) > 0:
-                raise _keeping(name)
-        numbers = _numbers(module)  # some are made by the first call
-        _check_numbers(plain, numbers)
+            raise _refusal(first.drew, _DRAWS)
+        state = _check_state(module, before)  # some is made by the first call
         again = _watched(module, x)
         if relative_error(again.outputs, first.outputs) > 0:
-            where = _first_difference(first, again, slice(None), 0.0)
-            raise _refusal(where, "gives another output when it is asked again: it draws random "
-                           "numbers or keeps something from one batch to the next; take that "
-                           "out")  # fmt: skip
-        _check_numbers(numbers, _numbers(module))
-        _check_other_last(module, x, first.outputs, thorough)
+            raise _refusal(_first_difference(first, again, slice(None), 0.0), _UNSTEADY)
+        _check_state(module, state)
+        whole = x, first.outputs
+        _check_other_last(module, whole, thorough)
         if first.read is not None:
-            raise _refusal(first.read, "decides by numbers that it reads from the batch (`if`, "
-                           "`.item()`), so one example can change what happens to the others; "
-                           "use torch.where on every example alone")  # fmt: skip
+            raise _refusal(first.read, _READS_THE_BATCH)
         for j in range(len(x) if thorough else 1):
-            alone = _called(module, x[j : j + 1])
-            _check_shape(alone, 1)
-            _check_same(module, (x, first.outputs), (x[j : j + 1], alone), slice(j, j + 1))
+            _check_part(module, whole, slice(j, j + 1))
         if len(many) > len(x):
-            _check_halves(module, many, len(x))
-            _check_copies(module, many)
+            whole = many, _called(module, many)
+            for rows, others in halves(many, len(x)):
+                part = whole[0][rows]
+                _check_part(module, whole, others)
+                whole = part, _check_part(module, whole, rows)
+            # One example as often as there are rows crowds what has room for some of them only.
+            copies = many[:1].expand_as(many)
+            whole = copies, _called(module, copies)
+            alone = copies[:1], _called(module, copies[:1])
+            for j in range(len(copies)):
+                _check_same(module, whole, alone, slice(j, j + 1))
     finally:
         with torch.no_grad():
             for name, tensor in _tensors(module).items():
-                before = tensors.get(name, tensor)
-                if before.shape == tensor.shape and relative_error(tensor, before) > 0:
-                    tensor.copy_(before)
+                old = before.get(name)
+                if isinstance(old, Tensor) and old.shape == tensor.shape and _differ(tensor, old):
+                    tensor.copy_(old)
 
 
 def relative_error(values: Tensor, expected: Tensor, least_scale: float = 0.0) -> float:
@@ -132,8 +143,12 @@ def _check_shape(outputs: Any, rows: int) -> None:
         )
 
 
-def _check_other_last(module: nn.Module, x: Tensor, outputs: Tensor, thorough: bool) -> None:
+Batch = tuple[Tensor, Tensor]  # x [B, ...] and its outputs
+
+
+def _check_other_last(module: nn.Module, whole: Batch, thorough: bool) -> None:
     """Whatever the last example is, the others' outputs stay."""
+    x = whole[0]
     last, real = x[-1:], x.is_floating_point()
     others = [torch.full_like(last, math.nan)] if real else []
     others += [x[:1]] if thorough else []
@@ -141,28 +156,19 @@ def _check_other_last(module: nn.Module, x: Tensor, outputs: Tensor, thorough: b
     for example in others:
         other = torch.cat([x[:-1], example])
         try:
-            outputs_then = _called(module, other)
+            outputs = _called(module, other)
         except Exception:  # noqa: BLE001 (a user's code may not take such values: no tokens)
             continue
-        _check_same(module, (x, outputs), (other, outputs_then), slice(0, len(x) - 1))
+        _check_same(module, whole, (other, outputs), slice(0, len(x) - 1))
 
 
-def _check_halves(module: nn.Module, x: Tensor, few: int) -> None:
-    """A batch of the training's size, in its halves, in halves of one, down to `few` rows."""
-    outputs = _called(module, x)
-    for parts in halves(x, few):
-        of_parts = [_called(module, x[rows]) for rows in parts]
-        for rows, part in zip(parts, of_parts, strict=True):
-            _check_same(module, (x, outputs), (x[rows], part), rows)
-        x, outputs = x[parts[0]], of_parts[0]
-
-
-def _check_copies(module: nn.Module, x: Tensor) -> None:
-    """One example as often as there are rows crowds whatever has room for some of them only."""
-    copies = x[:1].expand_as(x)
-    outputs, alone = _called(module, copies), _called(module, copies[:1])
-    for j in range(len(copies)):
-        _check_same(module, (copies, outputs), (copies[:1], alone), slice(j, j + 1))
+def _check_part(module: nn.Module, whole: Batch, rows: slice | Tensor) -> Tensor:
+    """Outputs of some rows of a batch by themselves, which are those that they have in it."""
+    part = whole[0][rows]
+    outputs = _called(module, part)
+    _check_shape(outputs, len(part))
+    _check_same(module, whole, (part, outputs), rows)
+    return outputs
 
 
 def _called(module: nn.Module, x: Tensor) -> Any:
@@ -170,29 +176,25 @@ def _called(module: nn.Module, x: Tensor) -> Any:
         return module(x.clone())
 
 
-def _check_same(
-    module: nn.Module, whole: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor],
-    rows: slice | Tensor,
-) -> None:  # fmt: skip
-    """Refuses a module whose outputs for some rows of `whole` are not those of `other`.
-
-    Both are a batch and its outputs; `other` has as many rows as `whole`, or only those.
-    """
+def _check_same(module: nn.Module, whole: Batch, other: Batch, rows: slice | Tensor) -> None:
+    """Refuses a module whose outputs for some rows of `whole` are not the first ones of `other`."""
     bound = _IN_FLOAT64 if whole[0].dtype == torch.float64 else _BOUND
-    outputs = other[1][rows] if len(other[0]) == len(whole[0]) else other[1]
-    if relative_error(outputs, whole[1][rows]) <= bound:
-        return
-    seen = _watched(module, whole[0]), _watched(module, other[0])
-    raise _refusal(_first_difference(*seen, rows, bound),
-                   "gives an example another output when others in its batch change: "
-                   "DP-SGD cannot bound what one example changes; treat every example alone, "
-                   "with GroupNorm in place of statistics of the batch")  # fmt: skip
+    expected = whole[1][rows]
+    if relative_error(other[1][: len(expected)], expected) > bound:
+        seen = _watched(module, whole[0]), _watched(module, other[0])
+        raise _refusal(_first_difference(*seen, rows, bound), _ANOTHER_OUTPUT)
 
 
 # A forward pass, watched: what every layer gave, drew and read ------------------------------------
 
 Place = tuple[str, str]  # a layer's path, and its class
-_READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+_READS = {torch.equal, torch.allclose, torch.is_nonzero} | {
+    getattr(Tensor, name)
+    for name in (
+        "item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__bool__", "__int__",
+        "__float__", "__index__", "__contains__",
+    )
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,36 +207,46 @@ class _LayerCall:
     given: Tensor | None
 
 
-@dataclasses.dataclass
-class _Watched:
-    """Outputs, and calls of layers in the order in which they were done.
+class _Watched(TorchFunctionMode):
+    """A forward pass: its outputs, and calls of layers in the order in which they were done.
 
     `drew`: the first layer that took numbers from a global generator. `read`: the first that took
     a number out of what depends on the batch, by `if` or `.item()`.
     """
 
     outputs: Any = None
-    calls: list[_LayerCall] = dataclasses.field(default_factory=list)
     drew: Place | None = None
     read: Place | None = None
-    inside: list[tuple[Place, object, Tensor | None]] = dataclasses.field(default_factory=list)
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.calls: list[_LayerCall] = []
+        self.inside: list[tuple[Place, object, Tensor | None]] = []
+        self._dependent = {id(x): x}  # kept, so that no other tensor takes an id
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        named = dict(kwargs or {})
+        result = func(*args, **named)
+        if any(id(leaf) in self._dependent for leaf in tree_leaves((args, named))):
+            if func in _READS and self.read is None and self.inside:
+                self.read = self.inside[-1][0]
+            tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+            self._dependent.update((id(tensor), tensor) for tensor in tensors)
+        return result
 
 
 def _watched(module: nn.Module, x: Tensor) -> _Watched:
     """Calls the module without gradients on a copy of `x`."""
-    watched = _Watched()
     x = x.clone()
-    reads = _Reads(x, watched)
-    with _hooked(module, watched), reads, _OneHot(reads), torch.no_grad():
-        watched.outputs = module(x)
-    return watched
-
-
-@contextlib.contextmanager
-def _hooked(module: nn.Module, watched: _Watched) -> Iterator[None]:
-    places = {layer: (path or "the model itself", type(layer).__name__)
-              for path, layer in module.named_modules()}  # fmt: skip
+    watched = _Watched(x)
     inside = watched.inside
+    places = {
+        layer: (path or "the model itself", type(layer).__name__)
+        for path, layer in module.named_modules()
+    }
 
     def enter(layer: nn.Module, inputs: object) -> None:
         inside.append((places[layer], _generator_states(), _first_tensor(inputs)))
@@ -246,11 +258,13 @@ def _hooked(module: nn.Module, watched: _Watched) -> Iterator[None]:
         caller = inside[-1][0] if inside else place
         watched.calls.append(_LayerCall(place, caller, taken, _first_tensor(outputs)))
 
-    with contextlib.ExitStack() as handles:
+    with contextlib.ExitStack() as handles, torch.no_grad():
         for layer in places:
             handles.callback(layer.register_forward_pre_hook(enter, prepend=True).remove)
             handles.callback(layer.register_forward_hook(leave).remove)
-        yield
+        with watched:
+            watched.outputs = module(x)
+    return watched
 
 
 def _first_tensor(values: object) -> Tensor | None:
@@ -268,75 +282,21 @@ def _generator_states() -> tuple[object, ...]:
     return torch_state, key["key"].tobytes(), key["pos"], random.getstate()
 
 
-class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows what depends on the batch, to see which layer takes a number out of it."""
-
-    def __init__(self, x: Tensor, watched: _Watched) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._dependent: dict[int, Tensor] = {id(x): x}
-        self._watched = watched
-        self.allowed = False  # whether reading decides nothing
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch's compiler takes a second and more to import, and compiles nothing here."""
-        return False
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # fmt: skip
-        result = func(*args, **(kwargs or {}))
-        inputs = tree_leaves((args, dict(kwargs or {})))
-        if any(id(leaf) in self._dependent for leaf in inputs if isinstance(leaf, Tensor)):
-            watched = self._watched
-            reads = func in _READS and not self.allowed
-            if reads and watched.read is None and watched.inside:
-                watched.read = watched.inside[-1][0]
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, Tensor):
-                    self._dependent[id(leaf)] = leaf
-        return result
-
-
-class _OneHot(TorchFunctionMode):
-    """Allows `one_hot` of a given number of classes to read: it only looks for one beyond them."""
-
-    def __init__(self, reads: _Reads) -> None:
-        super().__init__()
-        self._reads = reads
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # fmt: skip
-        named = dict(kwargs or {})
-        before = self._reads.allowed
-        if func is nn.functional.one_hot:
-            classes = args[1] if len(args) > 1 else named.get("num_classes", -1)
-            self._reads.allowed = int(classes) > 0
-        try:
-            return func(*args, **named)
-        finally:
-            self._reads.allowed = before
-
-
 def _first_difference(
     whole: _Watched, other: _Watched, rows: slice | Tensor, bound: float
 ) -> Place:  # fmt: skip
-    """The first layer, in order, whose outputs differ in these rows of the batch; or the model.
+    """The first layer, in order, whose outputs for these rows are not the first ones of `other`.
 
-    Where its inputs differ as well, what calls it is to blame. `other` holds the same rows, or
-    only those.
+    Where its inputs differ as well, what calls it is to blame; without any such, the model.
     """
-    batch, part = len(whole.outputs), len(other.outputs)
 
     def same(a: Tensor | None, b: Tensor | None) -> bool:
         if a is None or b is None or not a.dim() or not b.dim():
             return True
-        if (len(a), len(b)) != (batch, part):  # no row for each example
+        if (len(a), len(b)) != (len(whole.outputs), len(other.outputs)):  # no row for each example
             return True
-        return relative_error(b[rows] if part == batch else b, a[rows]) <= bound
+        expected = a[rows]
+        return relative_error(b[: len(expected)], expected) <= bound
 
     for a, b in zip(whole.calls, other.calls, strict=False):
         if not same(a.given, b.given):
@@ -351,29 +311,35 @@ def _refusal(place: Place, problem: str) -> SpecError:
 # What a module keeps from one call to the next ----------------------------------------------------
 
 
-def _check_numbers(before: dict[str, object], after: dict[str, object]) -> None:
+def _check_state(module: nn.Module, before: Mapping[str, object]) -> dict[str, object]:
+    """What the module keeps by now. Raises SpecError where something of `before` has changed."""
+    now = _state(module)
     for name, value in before.items():
-        if after.get(name) != value:
-            raise _keeping(name)
+        if name not in now or _differ(now[name], value):
+            raise SpecError(
+                "mechanism.model",
+                f"changes its {name} when it is called, so a batch's outputs depend on those "
+                "before it; keep nothing from one batch to the next",
+            )
+    return now
 
 
-def _keeping(name: str) -> SpecError:
-    return SpecError(
-        "mechanism.model",
-        f"changes its {name} when it is called, so a batch's outputs depend on those before it; "
-        "keep nothing from one batch to the next",
-    )
+def _differ(value: object, before: object) -> bool:
+    if isinstance(value, Tensor) and isinstance(before, Tensor):
+        return relative_error(value, before) > 0
+    return value is not before and value != before
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _numbers(module: nn.Module) -> dict[str, object]:
-    """Plain numbers and strings that layers have as attributes, by their path."""
-    return {
+def _state(module: nn.Module) -> dict[str, object]:
+    """Parameters, buffers, and plain numbers and strings that layers have, by their path."""
+    plain = {
         f"{path}.{name}".lstrip("."): value
         for path, layer in module.named_modules()
         for name, value in vars(layer).items()
         if isinstance(value, int | float | str)
     }
+    return plain | {name: tensor.detach().clone() for name, tensor in _tensors(module).items()}
