@@ -53,7 +53,6 @@ MODELS = {
     "fcnn": "fcnn",
     "mlp3": {"name": "mlp3", "width": 16},
     "convolved": Convolved.model_fields["name"].default,
-    "tied": TiedModel.model_fields["name"].default,
 }
 
 
@@ -94,11 +93,6 @@ def loss(module: nn.Module, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
     named = dict(module.named_parameters())
     parts = torch.split(flat, [one.numel() for one in named.values()])
     values = {k: one.view(named[k].shape) for k, one in zip(named, parts, strict=True)}
-    if isinstance(module, Tied):  # its layer, as often as it is used
-        w, b, out, bias = values.values()
-        for _ in range(3):
-            x = torch.tanh(x @ w.T + b)
-        return losses(x @ out.T + bias, y).sum()
     return losses(torch.func.functional_call(module, values, (x,)), y).sum()
 
 
@@ -138,38 +132,16 @@ def test_a_pack_crafts_what_each_model_alone_would(model, tiny):
     assert len({tuple(one.flatten().tolist()) for one in examples}) > 1, "each has its own"
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_both_ways_to_look_ahead_agree(model, tiny, caplog):
-    """Mapped over models, and one by one on the module itself, which is said where it must be."""
-    session = shared(tiny, model)
-    module, query = session.training.module, session.canary.query
-    theta = session.training.initial + torch.tensor([[0.0], [0.1], [-0.1]], dtype=PRECISE)
-    x, y = query.x * torch.tensor([[1.0], [0.5], [-1.0]], dtype=PRECISE), query.y.repeat(3)
-    found, alone = OneEach(module), OneEach(module, mapped=False)
-    close = {"rtol": 1e-9, "atol": 1e-12}
-    ahead = alone.ahead(theta, x, y, query, 0.7)
-    assert float(ahead.abs().max()) > 1e-6
-    torch.testing.assert_close(found.ahead(theta, x, y, query, 0.7), ahead, **close)
-    torch.testing.assert_close(found.gradients(theta, x, y), alone.gradients(theta, x, y), **close)
-    mapped = model != "tied"
-    assert ("does not run under torch.func" in caplog.text) is not mapped
-    if mapped:
-        quick = OneEach(module, mapped=True).ahead(theta, x, y, query, 0.7)
-        torch.testing.assert_close(quick, ahead, **close)
-
-
-def test_rounding_is_no_reason_to_be_slow(tiny, caplog):
-    """A long step on the query itself leaves little of its loss but rounding, in float32."""
-    steps = {"steps": 30, "learning_rate": 0.5, "noise_multiplier": 4.0}
-    session = opened(tiny, "adaptive-poison", **steps)
-    query, theta = session.canary.query, session.training.initial[None]
-    OneEach(session.training.module).ahead(theta, query.x, query.y, query, rate=15.0)
-    assert "slowly" not in caplog.text
+def test_a_network_that_torch_func_takes_for_another_is_refused(tiny):
+    tied = {"model": TiedModel.model_fields["name"].default}
+    session = opened(tiny, ADAPTIVE, PRECISE, **tied)
+    with pytest.raises(SpecError, match=r"torch\.func, which does not run Tied as it is"):
+        session.canary.at(1, session.training.initial[None])
 
 
 def test_looking_ahead_is_a_derivative(tiny):
     """Central differences of the query's loss after the step, by every feature."""
-    session = shared(tiny, "tied")
+    session = shared(tiny, "mlp3")
     training, query = session.training, session.canary.query
 
     def later(x: Tensor) -> float:

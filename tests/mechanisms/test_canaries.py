@@ -1,7 +1,6 @@
 """Canaries: what joins a sum, what is refused, and that nobody else's training feels them."""
 
 import dataclasses
-import logging
 import math
 
 import numpy as np
@@ -20,7 +19,7 @@ from dpaudit_ray.adversaries.base import (
     TrajectoryAdversary,
 )
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd, validation
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.recipe import Recipe
 from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
@@ -99,21 +98,6 @@ def test_a_step_with_its_canary_is_rounded_once(options, engine):
     unit = torch.from_numpy(np.spacing(theta.abs().numpy())).double()
     error = (found.double() - exact).abs() / unit
     assert float(error.max()) < 0.51
-
-
-def test_a_canary_that_rounding_hides_is_warned_of_once(options, caplog):
-    validation._warn_once.cache_clear()
-    initial = torch.full((9,), 0.75)
-    with caplog.at_level(logging.WARNING):
-        validation.check_float_resolution(small_steps(options, 10.1), initial)
-        validation.check_float_resolution(options.recipe, initial)
-        assert not caplog.records
-        validation.check_float_resolution(small_steps(options, 9.0), initial)
-        validation.check_float_resolution(small_steps(options, 9.0), initial)
-    (record,) = caplog.records
-    said = record.getMessage()
-    assert "9 units in the last place of a typical parameter (0.75)" in said
-    assert "\n" not in said
 
 
 # What a claim covers ------------------------------------------------------------------------------

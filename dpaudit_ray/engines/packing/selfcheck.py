@@ -31,6 +31,7 @@ from .vetting import halves, relative_error, vet
 if TYPE_CHECKING:
     from .packed import PackedModel
 
+    Sums = PackedModel | Samplewise
 Make = Callable[[Groups | None, bool], "PackedModel"]  # by groups, and whether by compiled loops
 
 _SPREAD = 0.05  # of the models' parameters around the module's own
@@ -206,7 +207,7 @@ _OTHER_OUTPUTS = "gives other outputs when it is packed"
 
 def _difference(
     candidate: Candidate,
-    ways: Sequence[Callable[[], PackedModel | Samplewise]],
+    ways: Sequence[Callable[[], Sums]],
     expected: _Expected,
 ) -> Obstacle | None:
     """Where one of these ways differs from autograd; None where none does.
@@ -228,7 +229,7 @@ def _difference(
 
 def _compared(
     candidate: Candidate,
-    ways: Sequence[Callable[[], PackedModel | Samplewise]],
+    ways: Sequence[Callable[[], Sums]],
     expected: _Expected,
 ) -> Obstacle | None:
     """Where one of these ways differs from what is expected; None where none does."""

@@ -116,7 +116,7 @@ class DpSgd(Recipe, Mechanism):
         validation.check_augmentations(self.augmentations, data.x.shape[1:], type(self.model))
         if self.engine == "opacus" and self.precision == "bfloat16":
             raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
-        validation.check_float_resolution(self, self._first_parameters(data))
+        self._first_parameters(data)
 
     def _first_parameters(self, data: Dataset) -> Tensor:
         batch = self.physical_batch_size or self.batch_size

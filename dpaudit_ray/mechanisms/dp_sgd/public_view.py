@@ -1,15 +1,13 @@
 """The public view of a training: what everybody knows of it before it begins, for adversaries.
 
-Gradients of many models, each on an example of its own, go by `torch.func` for all models at once,
-where the module allows it and gives what plain autograd on the module itself does: tried on the
-first example. Else by that, one model after another.
+Gradients of many models, each on an example of its own, go by `torch.func` for all models at once.
+A module that it does not take, or takes for another one, is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import math
 from collections.abc import Callable, Iterator
 
@@ -19,7 +17,7 @@ from torch.func import functional_call, grad, vmap
 
 from ...accounting import Sampling
 from ...adversaries.base import SampleCanary
-from ...engines.packing.samplewise import Samplewise, in_dtype, placed
+from ...engines.packing.samplewise import Samplewise, placed
 from ...engines.rules.base import trained
 from ...engines.rules.losses import losses
 from ...errors import SpecError
@@ -27,7 +25,6 @@ from .sampling import Sizes
 from .training import DpSgdTraining
 from .updates import Constant
 
-_log = logging.getLogger("dpaudit")
 _NUMBERS = 1 << 24  # parameters of the models that are computed at once: 64 MiB of float32
 _TOLERANCE = 1e-3  # how far both ways may differ, by the scale of what they compute
 
@@ -131,20 +128,19 @@ def check_floating(x: Tensor) -> None:
 
 
 class OneEach:
-    """Gradients of models of one architecture, each on an example of its own.
+    """Gradients of models of one architecture, each on an example of its own, all at once.
 
-    `mapped`: all at once or one after another; tried on the first example when left out. A
-    module may reach parameters where `functional_call` does not put others, and then says nothing.
+    A module may reach parameters where `functional_call` does not put others, and then says
+    nothing: so the first gradient is held against autograd on the module itself.
     """
 
-    def __init__(self, module: nn.Module, mapped: bool | None = None) -> None:
-        self._module, self._mapped = module, mapped
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._checked = False
 
     def gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """∇_θ ℓ(θ_i; x_i, y_i), float [n, p]; theta [n, p], x [n, ...], y [n]."""
-        mapped = self._is_mapped(theta, SampleCanary(x[:1], y[:1]), 1.0)
-        gradient = functools.partial(_gradient if mapped else _gradient_alone, self._module)
-        return _of_all_models(gradient, mapped, (theta, x, y))
+        return self._of_all_models(functools.partial(_gradient, self._module), theta, x, y)
 
     def ahead(
         self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
@@ -154,67 +150,39 @@ class OneEach:
         Theta is float [n, p], y [n]; the query one example. Double back-propagation.
         """
         check_floating(x)
-        mapped = self._is_mapped(theta, query, rate)
-        ahead = functools.partial(_ahead if mapped else _ahead_alone, self._module, query, rate)
-        return _of_all_models(ahead, mapped, (theta, x, y))
+        return self._of_all_models(
+            functools.partial(_ahead, self._module, query, rate), theta, x, y
+        )
 
-    def _is_mapped(self, theta: Tensor, query: SampleCanary, rate: float) -> bool:
-        if self._mapped is None:
-            self._mapped = _maps(self._module, (theta[:1], query, rate))
-            if not self._mapped:
-                kind = type(self._module).__name__
-                _log.warning("%s does not run under torch.func: crafted one by one, slowly", kind)
-        return self._mapped
+    def _of_all_models(self, function: OfOneModel, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Calls `function` for every model, in groups that are small enough."""
+        if not self._checked:
+            self._check(x[:1], y[:1])
+            self._checked = True
+        size = max(1, _NUMBERS // theta.shape[1])
+        parts = zip(*(torch.split(rows, size) for rows in (theta, x, y)), strict=True)
+        return torch.cat([vmap(function)(*part) for part in parts]).detach()
 
-
-def _maps(module: nn.Module, tried: tuple[Tensor, SampleCanary, float]) -> bool:
-    """Whether both ways agree on the query in one model, [1, p]; in float64 where that is allowed.
-
-    In float32 a step on the query may leave nothing of its loss but rounding.
-    """
-    for dtype in (torch.float64, torch.float32):
+    def _check(self, x: Tensor, y: Tensor) -> None:
+        row = nn.utils.parameters_to_vector(trained(self._module).values()).detach()
         try:
-            with in_dtype(module, dtype):
-                return _agree(module, tried, dtype)
+            mapped = vmap(functools.partial(_gradient, self._module))(row[None], x, y)[0].detach()
+            alone = Samplewise(self._module).gradients(row, x, y)[0]
+            right = float((mapped - alone).abs().max()) <= _TOLERANCE * float(alone.abs().max())
         except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
-            continue
-    return False
-
-
-def _agree(
-    module: nn.Module, tried: tuple[Tensor, SampleCanary, float], dtype: torch.dtype
-) -> bool:
-    theta, query, rate = tried
-    x = query.x[:1].to(dtype) if query.x.is_floating_point() else query.x[:1]
-    example, same = (theta.to(dtype), x, query.y[:1]), SampleCanary(x, query.y[:1])
-    alone, mapped = (OneEach(module, way) for way in (False, True))
-    pairs = [
-        (mapped.ahead(*example, same, rate), alone.ahead(*example, same, rate)),
-        (mapped.gradients(*example), alone.gradients(*example)),
-    ]
-    return all(float((a - b).abs().max()) <= _TOLERANCE * float(b.abs().max()) for a, b in pairs)
-
-
-def _of_all_models(
-    function: OfOneModel, mapped: bool, examples: tuple[Tensor, Tensor, Tensor]
-) -> Tensor:
-    """Calls `function` for every model: in groups that are small enough, or one by one."""
-    theta, x, y = examples
-    if not mapped:
-        return torch.stack([function(*model) for model in zip(theta, x, y, strict=True)])
-    size = max(1, _NUMBERS // theta.shape[1])
-    parts = zip(*(torch.split(rows, size) for rows in examples), strict=True)
-    return torch.cat([vmap(function)(*part) for part in parts]).detach()
+            right = False
+        if not right:
+            raise SpecError(
+                "adversary.name",
+                f"crafts by torch.func, which does not run {type(self._module).__name__} "
+                "as it is: shared weights, recurrent layers; use static-poison",
+            )
 
 
 def _gradient(module: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
     values = _named(module, row)
     gradient: Values = grad(_loss, argnums=1)(module, values, x, y)
     return torch.cat([gradient[name].flatten() for name in values])
-
-
-def _gradient_alone(module: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return Samplewise(module).gradients(row, x[None], y[None])[0]
 
 
 def _ahead(
@@ -229,25 +197,6 @@ def _ahead(
 
     slope: Tensor = grad(later)(x)
     return slope
-
-
-def _ahead_alone(
-    module: nn.Module, query: SampleCanary, rate: float, row: Tensor, x: Tensor, y: Tensor
-) -> Tensor:
-    """By the chain rule: -rate ∇_x ⟨∇_θ ℓ(θ; x), v⟩, with v the query's gradient after the step."""
-    stepped = row - rate * _gradient_alone(module, row, x, y)
-    v = _gradient_alone(module, stepped, query.x[0], query.y[0])
-    with placed(module, row) as parameters, torch.enable_grad():
-        moved = x[None].clone().requires_grad_()
-        loss = losses(module(moved.clone()), y[None]).sum()
-        gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
-        parts = torch.split(v, [p.numel() for p in parameters])
-        pairs = [(g, part) for g, part in zip(gradients, parts, strict=True) if g is not None]
-        along = sum(((g.flatten() * part).sum() for g, part in pairs), start=x.new_zeros(()))
-        slope = None
-        if along.requires_grad:  # else it is the same whatever the example is
-            (slope,) = torch.autograd.grad(along, moved, allow_unused=True)
-    return torch.zeros_like(x) if slope is None else -rate * slope[0]
 
 
 def _named(module: nn.Module, row: Tensor) -> Values:

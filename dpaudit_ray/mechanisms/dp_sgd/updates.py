@@ -43,15 +43,10 @@ class Noisy:
 
 
 class Optimizer(Plugin):
-    """Base of all optimizers. θ starts without momentum, as in torch.
-
-    `rounding_matters`: whether a step grows with the gradient, so that a small canary may be lost
-    where parameters are rounded; see `validation.check_float_resolution`.
-    """
+    """Base of all optimizers. θ starts without momentum, as in torch."""
 
     kind: ClassVar[str] = "optimizer"
     home: ClassVar[str] = "dpaudit_ray.mechanisms.dp_sgd.updates"
-    rounding_matters: ClassVar[bool] = True
 
     @abstractmethod
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
@@ -106,8 +101,6 @@ class Adam(Optimizer):
 
     First and second moments decay by `betas`; `eps` keeps the quotient finite.
     """
-
-    rounding_matters: ClassVar[bool] = False  # its steps do not grow with the gradient
 
     name: Literal["adam"] = "adam"
     betas: Annotated[tuple[_Decay, _Decay], _ListAsTuple] = (0.9, 0.999)

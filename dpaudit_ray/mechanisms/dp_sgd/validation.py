@@ -1,18 +1,14 @@
 """Checks of DP-SGD's options: against each other, the adversary, the data and the model.
 
-Each raises SpecError with the value and a remedy, but for `check_float_resolution`, which warns.
+Each raises SpecError with the value and a remedy.
 Sweep files are checked where torch need not be loaded, so it is imported by what runs a model.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import logging
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from ...accounting import Sampling
 from ...adversaries.base import Adversary, ShadowPlan
@@ -25,13 +21,9 @@ from .sampling import Sampler
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_LOG = logging.getLogger(__name__)
 _EXAMPLES_TRIED = 64
 _MODELS_REMEMBERED = 64
 _TRIED_MODELS: dict[Hashable, Tensor] = {}  # a sweep's audits share few, and each takes a second
-# Steps of fewer units in the last place of a parameter lose part of the canary's power: it is
-# whole from about there on.
-_FEWEST_UNITS = 10
 
 
 def check_period(adversary: Adversary, steps: int, sampling: Sampler) -> None:
@@ -207,37 +199,3 @@ def _model_key(module: nn.Module, x: Tensor, y: Tensor, classes: int) -> Hashabl
         digest.update(repr((tensor.shape, tensor.dtype, tensor.requires_grad)).encode())
         digest.update(tensor.detach().flatten().view(torch.uint8).numpy().tobytes())
     return code, repr(module), digest.digest(), classes
-
-
-def check_float_resolution(recipe: Recipe, initial: Tensor) -> None:
-    """Warns, once, of steps so small that θ + step, rounded to float32, loses part of the step.
-
-    A canary moves θ by η C / |B| in its direction. It joins the update before that is rounded, so
-    rounding hides what it did and never adds to it. It is measured against the spacing of float32
-    at the median of |θ_0|: half of all parameters have a wider one. A θ_0 that trials draw anew
-    is taken from one draw, and parameters at 0, which have no spacing to speak of, are left out.
-    So are optimizers whose steps do not grow with the gradient; a schedule counts at its height.
-    """
-    if not recipe.optimizer.rounding_matters:
-        return
-    sizes = initial.abs()
-    sizes = sizes[sizes > 0]
-    if not len(sizes):
-        return
-    typical = float(sizes.median())
-    rates = (recipe.learning_rate, recipe.clip_norm, recipe.batch_size)
-    step = rates[0] * rates[1] / rates[2]
-    units = step / float(np.spacing(np.float32(typical)))
-    if units < _FEWEST_UNITS:
-        _warn_once(
-            f"{recipe.model.name} on {recipe.data.name}: with mechanism.learning_rate "
-            f"{rates[0]:g}, clip_norm {rates[1]:g} and batch_size {rates[2]} a canary moves θ by "
-            f"{step:.2g}, {units:.2g} units in the last place of a typical parameter "
-            f"({typical:.2g}): rounding to float32 hides part of it; raise learning_rate or "
-            "clip_norm, or lower batch_size"
-        )
-
-
-@functools.cache  # once in a process, whatever the number of audits
-def _warn_once(text: str) -> None:
-    _LOG.warning(text)
