@@ -6,7 +6,6 @@ and whole runs as trials (L2), as far as the budget goes. Each layer has its sha
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 import time
@@ -104,25 +103,11 @@ class Audit:
         return any(item.weight is Weight.VIOLATION for item in self._judged.findings)
 
     def _run(self, requests: Iterator[RunRequest]) -> Iterator[EndedRun]:
-        """Runs in the order in which they were requested.
-
-        Which of two ends first may depend on their coins, and no trial may tell its coin so.
-        """
         limits = Limits(self._left + _GRACE, self._options.gib)
-        order: collections.deque[RunRequest] = collections.deque()
-        arrived: dict[RunRequest, EndedRun] = {}
-
-        def noted() -> Iterator[RunRequest]:
-            for request in requests:
-                order.append(request)
-                yield request
-
-        for run in self._runner.run(noted(), limits):
+        for run in self._runner.run(requests, limits):
             self._runs += 1
             self._output = run.ended.output or self._output
-            arrived[run.request] = run
-            while order and order[0] in arrived:
-                yield arrived.pop(order.popleft())
+            yield run
 
     def _request(self, *label: Any, **fields: Any) -> RunRequest:
         seed = RunRequest(self._options.seed).derived(*label)
@@ -149,8 +134,8 @@ class Audit:
         """The number of records as the secret: the same run with one record more."""
         self._progress(f"{self._target}: the same with one record more")
         requests = (self._request("size", n, most_steps=1, one_more=bool(n)) for n in (0, 1))
-        runs = sorted(self._run(requests), key=lambda run: run.request.one_more)
-        self._judged.add(sampling_check.judge_size([run.record for run in runs], delta))
+        records = [run.record for run in self._run(requests)]
+        self._judged.add(sampling_check.judge_size(records, delta))
 
     def _try_steps(self) -> None:
         """L1: every step a trial."""

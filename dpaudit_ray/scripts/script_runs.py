@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -84,25 +85,29 @@ class Runner(Protocol):
     width: int
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """Runs in any order, as they end; takes the next request where a place is free."""
+        """Runs in the order of their requests; takes the next request where a place is free."""
 
 
-def _keep_busy(
+def _in_order(
     width: int,
     requests: Iterator[RunRequest],
-    start: Callable[[RunRequest], Any],
-    first: Callable[[list[Any]], tuple[Any, EndedRun]],
+    submit: Callable[[RunRequest], futures.Future[EndedRun]],
 ) -> Iterator[EndedRun]:
-    """Starts requests while fewer than `width` run; `first` gives one that ended, with its run."""
-    running: list[Any] = []
+    """Yields runs in the order of their requests; `width` go on at a time.
+
+    Which of two ends first may depend on their coins, and no trial may tell its coin so.
+    """
+    waiting: collections.deque[futures.Future[EndedRun]] = collections.deque()
     while True:
-        while len(running) < width and (request := next(requests, None)) is not None:
-            running.append(start(request))
-        if not running:
+        running = [run for run in waiting if not run.done()]
+        if len(running) < width and (request := next(requests, None)) is not None:
+            waiting.append(submit(request))
+        elif not waiting:
             return
-        done, run = first(running)
-        running.remove(done)
-        yield run
+        elif waiting[0].done():
+            yield waiting.popleft().result()
+        else:
+            futures.wait(running, return_when=futures.FIRST_COMPLETED)
 
 
 class LocalRunner:
@@ -115,7 +120,7 @@ class LocalRunner:
         self._target = target
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """Runs in any order, as they end."""
+        """Runs in the order of their requests."""
         # Last in, first out: a sandbox that was used has its server already.
         free: queue.LifoQueue[Sandbox] = queue.LifoQueue()
 
@@ -126,15 +131,11 @@ class LocalRunner:
             finally:
                 free.put(sandbox)
 
-        def first(running: list[futures.Future[EndedRun]]) -> tuple[Any, EndedRun]:
-            done = next(iter(futures.wait(running, return_when=futures.FIRST_COMPLETED).done))
-            return done, done.result()
-
         # Sandboxes are closed first: then no call goes on that nobody waits for.
         with futures.ThreadPoolExecutor(self.width) as pool, contextlib.ExitStack() as stack:
             for _ in range(self.width):
                 free.put(stack.enter_context(sandbox_for(self._target)))
-            yield from _keep_busy(self.width, requests, lambda r: pool.submit(call, r), first)
+            yield from _in_order(self.width, requests, lambda request: pool.submit(call, request))
 
 
 class RayRunner:
@@ -147,7 +148,7 @@ class RayRunner:
     """
 
     def __init__(self, ray: Any, target: Target, cpus: float = 1) -> None:
-        self._ray, self._target, self._cpus = ray, target, cpus
+        self._target, self._cpus = target, cpus
         self.width = max(1, int(ray.cluster_resources().get("CPU", 1) // cpus))
         folder = target.script.parent
         files = WorkingDirPackage(folder).files()
@@ -155,16 +156,13 @@ class RayRunner:
         self._task = ray.remote(num_cpus=cpus, max_retries=2)(_run_on_node)
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """Runs in any order, as they end."""
+        """Runs in the order of their requests."""
 
-        def start(request: RunRequest) -> Any:
-            return self._task.remote(self._files, self._target, request, limits, int(self._cpus))
+        def submit(request: RunRequest) -> Any:
+            task = self._task.remote(self._files, self._target, request, limits, int(self._cpus))
+            return task.future()
 
-        def first(running: list[Any]) -> tuple[Any, EndedRun]:
-            (done,), _ = self._ray.wait(running, num_returns=1)
-            return done, self._ray.get(done)
-
-        return _keep_busy(self.width, requests, start, first)
+        return _in_order(self.width, requests, submit)
 
 
 def _run_on_node(
