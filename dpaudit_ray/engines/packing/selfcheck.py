@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from .vetting import halves, relative_error, vet
 if TYPE_CHECKING:
     from .packed import PackedModel
 
-    Sums = PackedModel | Samplewise
+    Sums: TypeAlias = PackedModel | Samplewise
 Make = Callable[[Groups | None, bool], "PackedModel"]  # by groups, and whether by compiled loops
 
 _SPREAD = 0.05  # of the models' parameters around the module's own

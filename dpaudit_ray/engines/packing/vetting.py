@@ -165,7 +165,7 @@ def _check_other_last(module: nn.Module, whole: Batch, thorough: bool) -> None:
 def _check_part(module: nn.Module, whole: Batch, rows: slice | Tensor) -> Tensor:
     """Outputs of some rows of a batch by themselves, which are those that they have in it."""
     part = whole[0][rows]
-    outputs = _called(module, part)
+    outputs: Tensor = _called(module, part)
     _check_shape(outputs, len(part))
     _check_same(module, whole, (part, outputs), rows)
     return outputs
