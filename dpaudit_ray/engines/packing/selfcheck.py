@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,7 @@ from .memory import GPU_MOST, ONE_BY_ONE, Groups
 from .samplewise import Samplewise, cast, in_dtype
 from .vetting import halves, relative_error, vet
 
-if TYPE_CHECKING:
-    from .packed import PackedModel
-
-    Sums: TypeAlias = PackedModel | Samplewise
-Make = Callable[[Groups | None, bool], "PackedModel"]  # by groups, and whether by compiled loops
+Make = Callable[[Groups | None, bool], "Packed"]  # by groups, and whether by compiled loops
 
 _SPREAD = 0.05  # of the models' parameters around the module's own
 _LARGE = 1_000_000  # parameters from which on the least that shows a difference is computed
@@ -41,6 +37,25 @@ _SURE = 1e-4  # float32 above this, but below its bound, has float64 decide wher
 _DRAWN = 1 << 22  # parameters of all models: to draw more would take as long as all the rest
 _MOST = 1 << 27  # numbers of a group's θ, as in a pack of `pack_size: auto`
 _CANCELLED = 1e-3  # of C: sums that cancel to less are rounding, and as good as none
+
+
+class Sums(Protocol):
+    """A way to compute clipped sums, as `PackedModel` does."""
+
+    def clipped_sums(
+        self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float, weights: Tensor | None
+    ) -> Tensor:
+        """Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C), float [n, p]."""
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Outputs of every model on every example, float [n, m, c]."""
+
+
+class Packed(Sums, Protocol):
+    """Several models at once."""
+
+    def together(self, x: Tensor, y: Tensor) -> int:
+        """How many go through what is the module's own code."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,9 +221,7 @@ _OTHER_OUTPUTS = "gives other outputs when it is packed"
 
 
 def _difference(
-    candidate: Candidate,
-    ways: Sequence[Callable[[], Sums]],
-    expected: _Expected,
+    candidate: Candidate, ways: Sequence[Callable[[], Sums]], expected: _Expected
 ) -> Obstacle | None:
     """Where one of these ways differs from autograd; None where none does.
 
@@ -228,9 +241,7 @@ def _difference(
 
 
 def _compared(
-    candidate: Candidate,
-    ways: Sequence[Callable[[], Sums]],
-    expected: _Expected,
+    candidate: Candidate, ways: Sequence[Callable[[], Sums]], expected: _Expected
 ) -> Obstacle | None:
     """Where one of these ways differs from what is expected; None where none does."""
     module, theta, clip_norm = candidate.module, expected.theta, expected.clip_norm
@@ -317,7 +328,7 @@ def _error_among_many(
     theta = _models(candidate, max(1, min(count, _MOST // candidate.size)))
     alone, least = make(ONE_BY_ONE, False), _CANCELLED * clip_norm
 
-    def sums(way: PackedModel, models: Tensor, x: Tensor, rows: Tensor) -> Tensor:
+    def sums(way: Packed, models: Tensor, x: Tensor, rows: Tensor) -> Tensor:
         return way.clipped_sums(models, x[rows], y[rows], clip_norm, None)
 
     every_row = torch.arange(len(y), device=y.device)
