@@ -5,11 +5,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...errors import RunDirectoryError, first_line
+from ...sweep.spec import RevisionError
 
 # Relative: what other versions of numpy and scipy, on another kind of machine, may differ by.
 TOLERANCE = 1e-9
@@ -67,77 +69,65 @@ class Findings:
     """Collects what one check finds."""
 
     def __init__(self) -> None:
-        self.differences: list[Difference] = []
         self.different = 0
         self.derived: collections.Counter[str] = collections.Counter()
         self.told: list[str] = []
-        self._unchecked: dict[tuple[str, str], list[str]] = {}  # of which audits
+        self._differences: list[Difference] = []
+        self._unchecked: dict[tuple[str, str], dict[str, None]] = {}  # of which audits
         self._rounded = 0  # values that are not the same bit for bit
         self._furthest = 0.0  # relative
 
-    def add(self, differences: Iterable[Difference]) -> None:
-        """Takes differences."""
-        for difference in differences:
-            self.different += 1
-            if len(self.differences) < KEPT:
-                self.differences.append(difference)
-
-    def differs(self, file: str, place: str, stored: Any, derived: Any, audit: str = "") -> None:
+    def differs(
+        self, file: str, place: str, stored: Any, derived: Any = "", audit: str = ""
+    ) -> None:
         """Adds one difference; values are shown with all their digits."""
-        words = (value if isinstance(value, str) else repr(value) for value in (stored, derived))
-        self.add([Difference(file, audit, place, *words)])
+        self.different += 1
+        if self.different <= KEPT:
+            there, here = (v if isinstance(v, str) else repr(v) for v in (stored, derived))
+            self._differences.append(Difference(file, audit, place, there, here))
 
     def compare(
         self, file: str, stored: Any, derived: Any, audit: str = "", place: str = ""
-    ) -> int:
-        """Adds a difference wherever a stored value is not the derived one; returns how many.
+    ) -> None:
+        """Adds a difference wherever a stored value is not the derived one.
 
         Mappings are compared key by key, whose keys make up the place; of tuples the first element
         that differs is named; floats may differ in their last digits.
         """
         if isinstance(stored, Mapping) and isinstance(derived, Mapping):
-            different = 0
             for key in dict.fromkeys([*stored, *derived]):
                 values = stored.get(key, NOTHING), derived.get(key, NOTHING)
                 inside = f"{place}, {key}" if place else str(key)
-                different += self.compare(file, *values, audit=audit, place=inside)
-            return different
-        numbers = isinstance(stored, float) and isinstance(derived, float)
-        if stored == derived or (numbers and self._same(stored, derived)):
-            return 0
+                self.compare(file, *values, audit=audit, place=inside)
+            return
+        if stored == derived or self._nearly(stored, derived):
+            return
         if isinstance(stored, tuple) and isinstance(derived, tuple):
-            pairs = zip(stored, derived, strict=False)
-            shorter = min(len(stored), len(derived))
-            at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
-            stored, derived = (
-                values[at] if at < len(values) else NOTHING for values in (stored, derived)
-            )
-            place = f"{place}, number {at}"
-        stored, derived = (
-            "an entry" if isinstance(value, Mapping) else value for value in (stored, derived)
-        )
-        self.differs(file, place, stored, derived, audit)
-        return 1
+            pairs = enumerate(itertools.zip_longest(stored, derived, fillvalue=NOTHING))
+            number, (stored, derived) = next(item for item in pairs if item[1][0] != item[1][1])
+            place = f"{place}, number {number}"
+        there, here = ("an entry" if isinstance(v, Mapping) else v for v in (stored, derived))
+        self.differs(file, place, there, here, audit)
 
     def cannot(self, what: str, why: str, audit: str = "") -> None:
         """Notes something that cannot be checked here; said once for all audits."""
-        audits = self._unchecked.setdefault((what, why), [])
-        if audit and audit not in audits:
-            audits.append(audit)
+        audits = self._unchecked.setdefault((what, why), {})
+        if audit:
+            audits[audit] = None
 
     @contextlib.contextmanager
     def reading(self, file: str) -> Iterator[None]:
         """Adds a difference where the content of a file cannot be used.
 
         Raises:
-            RunDirectoryError: it was not read at all.
+            RunDirectoryError: it was not read at all, or another version computed it.
         """
         try:
             yield
         except RunDirectoryError as error:
-            if isinstance(error.__cause__, OSError):
+            if isinstance(error.__cause__, OSError | RevisionError):
                 raise
-            self.differs(file, "", first_line(error.__cause__ or error), "")
+            self.differs(file, "", first_line(error.__cause__ or error))
 
     def checked(self, location: str, verdict: str, partial: str, seconds: float) -> Checked:
         """The outcome of it all."""
@@ -148,21 +138,23 @@ class Findings:
             )
         derived = {name: count for name, count in self.derived.items() if count}
         unchecked = tuple(
-            f"{_several(audits)}{what}: {why}" for (what, why), audits in self._unchecked.items()
+            f"{_several(list(audits))}{what}: {why}"
+            for (what, why), audits in self._unchecked.items()
         )
-        return Checked(location, tuple(self.differences), self.different, derived, verdict,
+        return Checked(location, tuple(self._differences), self.different, derived, verdict,
                        partial, unchecked, tuple(self.told), seconds)  # fmt: skip
 
-    def _same(self, stored: float, derived: float) -> bool:
+    def _nearly(self, stored: Any, derived: Any) -> bool:
         """Whether two numbers differ by no more than machines do; remembers that they do."""
+        if not (isinstance(stored, float) and isinstance(derived, float)):
+            return False
         if math.isnan(stored) and math.isnan(derived):
             return True
-        apart = abs(stored - derived)
-        largest = max(abs(stored), abs(derived))
-        if not math.isfinite(apart) or apart > max(TOLERANCE * largest, _ZERO):
+        if not math.isclose(stored, derived, rel_tol=TOLERANCE, abs_tol=_ZERO):
             return False
         self._rounded += 1
-        self._furthest = max(self._furthest, apart / largest)
+        apart = abs(stored - derived) / max(abs(stored), abs(derived))
+        self._furthest = max(self._furthest, apart)
         return True
 
 
