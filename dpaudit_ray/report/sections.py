@@ -1,14 +1,13 @@
 """Sections of the page: what it says of a run, and of each of its audits.
 
-A new section is a function here, marked with `@of_run` or `@of_audit`, and the lines of the
-template that show what it returns.
+A new section is a function here, its name in `all_sections`, and the lines of the template that
+show what it returns.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,45 +44,19 @@ class AuditView:
         return embedded(content)
 
 
-@dataclasses.dataclass(frozen=True)
-class RunView:
-    """A run, as its sections take it: `audits` has what was said of each audit."""
-
-    run: Run
-    audits: list[Content]
-
-
-_OF_AUDIT: list[Callable[[AuditView], Content]] = []
-_OF_RUN: list[Callable[[RunView], Content]] = []
-
-
-def of_audit(section: Callable[[AuditView], Content]) -> Callable[[AuditView], Content]:
-    """Marks a section of every audit; what is returned stands in `audit` in the template."""
-    _OF_AUDIT.append(section)
-    return section
-
-
-def of_run(section: Callable[[RunView], Content]) -> Callable[[RunView], Content]:
-    """Marks a section of the run; what is returned stands at the top of the template."""
-    _OF_RUN.append(section)
-    return section
-
-
 def all_sections(run: Run) -> Content:
     """Everything that the page says; writes the figures of the run beside it."""
     table, audits = all_estimates(run), []
     for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):  # trials of one at once
         trials, rows = Trials.of(audit, run.prefix(audit)), table[table["audit"] == audit.id]
         view = AuditView(run, audit, cell, trials, rows)
-        audits.append({key: value for part in _OF_AUDIT for key, value in part(view).items()})
-    whole = RunView(run, audits)
-    return {key: value for part in _OF_RUN for key, value in part(whole).items()}
+        audits.append(_numbers(view) | _bounds(view) | _counts(view) | _profile(view))
+    return _answer(run, audits) | _figures(run, audits) | _reading(run) | _failed(run)
 
 
 # Of each audit -----------------------------------------------------------------------------------
 
 
-@of_audit
 def _numbers(view: AuditView) -> Content:
     level, audit = view.cell.audit, view.audit
     final = view.estimates[view.estimates["step"] == audit.horizons[-1]]
@@ -103,7 +76,6 @@ def _numbers(view: AuditView) -> Content:
     }
 
 
-@of_audit
 def _bounds(view: AuditView) -> Content:
     """The figure of bounds and scores, once there is something to draw."""
     shown = view.trials.shown
@@ -113,7 +85,6 @@ def _bounds(view: AuditView) -> Content:
     return {"figure": view.drawn(content)}
 
 
-@of_audit
 def _counts(view: AuditView) -> Content:
     """How many trainings of each world gave what."""
     shown = view.trials.shown
@@ -130,7 +101,6 @@ def _counts(view: AuditView) -> Content:
     return {"counts": counts}
 
 
-@of_audit
 def _profile(view: AuditView) -> Content:
     """Curves of the scores and right guesses; bands and bounds take trials for independent."""
     if not (_has_curve(view) and view.audit.independent):
@@ -157,13 +127,12 @@ def _has_curve(view: AuditView) -> bool:
 # Of the run --------------------------------------------------------------------------------------
 
 
-@of_run
-def _answer(view: RunView) -> Content:
+def _answer(run: Run, contents: list[Content]) -> Content:
     """The verdict with its reasons, and the table of all audits."""
-    answered, rows = answer.keep(view.run), overview(view.run)
+    answered, rows = answer.keep(run), overview(run)
     audits = [
         entry | {"row": row, "verdict": audit.verdict, "reason": audit.reason}
-        for entry, row, audit in zip(view.audits, rows, answered.audits, strict=True)
+        for entry, row, audit in zip(contents, rows, answered.audits, strict=True)
     ]
     return {
         "answer": answered,
@@ -173,19 +142,17 @@ def _answer(view: RunView) -> Content:
     }
 
 
-@of_run
-def _figures(view: RunView) -> Content:
+def _figures(run: Run, audits: list[Content]) -> Content:
     pictures = []
-    for drawing in whole_run.all_figures(view.run, view.audits):
-        view.run.directory.write_figure(f"{drawing.name}.png", drawing.content)
+    for drawing in whole_run.all_figures(run, audits):
+        run.directory.write_figure(f"{drawing.name}.png", drawing.content)
         pictures.append({"text": drawing.text, "source": embedded(drawing.content)})
     return {"pictures": pictures}
 
 
-@of_run
-def _reading(view: RunView) -> Content:
+def _reading(run: Run) -> Content:
     """What the words mean, and at which level bounds hold."""
-    run, budget = view.run, view.run.sweep.budget
+    budget = run.sweep.budget
     statuses = {*run.estimates["status"], Status.IF_GAUSSIAN}
     return {
         "words": words,
@@ -196,10 +163,9 @@ def _reading(view: RunView) -> Content:
     }
 
 
-@of_run
-def _failed(view: RunView) -> Content:
+def _failed(run: Run) -> Content:
     """All that has failed and was not done since: packs by kind, single trials, preparations."""
-    run, failed = view.run, list[dict[str, str]]()
+    failed = list[dict[str, str]]()
 
     def add(label: str, what: str, message: str = "", detail: str = "") -> None:
         failed.append({"label": label, "what": what, "message": message, "detail": detail})

@@ -9,7 +9,7 @@ import pytest
 from dpaudit_ray.report.figures import whole_run
 from dpaudit_ray.report.figures.whole_run import is_axis
 from dpaudit_ray.report.tables import Run
-from tests.report.handed import LANDSCAPE, played, sweep
+from tests.report.handed import played
 
 
 def bounds_of(raw: dict, folder: Path) -> tuple[Run, pd.DataFrame]:
@@ -34,7 +34,6 @@ def test_repetitions_are_one_line_and_claims_one_panel(tiny, tmp_path):
         mine = bounds[bounds["audit"] == audit.id]
         np.testing.assert_array_equal(mine["bound"], rows.sort_values("step")["epsilon_lower"])
         assert tuple(mine["claim"]) == audit.claims["gaussian"]
-    assert whole_run.amplification_figure(run, bounds) is None, "the claim grows with the steps"
 
 
 def test_a_run_that_records_one_step_has_no_evolution(tiny, tmp_path):
@@ -42,48 +41,6 @@ def test_a_run_that_records_one_step_has_no_evolution(tiny, tmp_path):
     _, bounds = bounds_of(tiny, tmp_path)
     assert whole_run.evolution_figure(bounds) is None
     assert whole_run.bars_figure(bounds).startswith(b"\x89PNG")
-
-
-def test_amplification_is_the_last_epsilon_over_the_first(tmp_path):
-    """Landscapes insert the canary once; their grid is noise by batch size."""
-    raw = sweep(
-        mechanism=LANDSCAPE | {"steps": 3, "clip_norm": 1.0, "backend": "exact"},
-        audit={"trials": 1, "delta": 1e-5, "record_every": 1},
-        grid={"mechanism.noise_multiplier": [2.0, 4.0], "mechanism.batch_size": [1, 4]},
-    )
-    run, bounds = bounds_of(raw, tmp_path)
-    assert bounds["title"].unique().tolist() == ["noise_multiplier=2.0", "noise_multiplier=4.0"]
-    assert whole_run.amplification_figure(run, bounds) is not None
-    as_gaussian = whole_run.bounds_table(run, "exact-gdp")
-    assert bounds["bound"].iloc[2] < as_gaussian["bound"].iloc[2]
-
-
-def test_amplification_averages_repetitions(tmp_path):
-    """Wherever the seeds stand in the grid, a cell is the mean of its own repetitions."""
-    raw = sweep(
-        mechanism=LANDSCAPE | {"steps": 3},
-        audit={"trials": 100, "delta": 1e-5, "record_every": 1},
-        grid={
-            "mechanism.noise_multiplier": [0.5, 1.0],
-            "mechanism.seed": [1, 2, 3],
-            "mechanism.batch_size": [1, 4],
-        },
-        resources={"pack_size": 100},
-    )
-    run, bounds = bounds_of(raw, tmp_path)
-    assert whole_run.amplification_figure(run, bounds) is not None
-    cells = dict(zip((audit.id for audit in run.plan.audits), run.sweep.cells, strict=True))
-    mechanisms = [
-        [cells[audit].mechanism for audit in line["audit"].unique()]
-        for _, line in bounds.groupby("line")
-    ]
-    assert [{(m.noise_multiplier, m.batch_size) for m in line} for line in mechanisms] == [
-        {(0.5, 1)}, {(0.5, 4)}, {(1.0, 1)}, {(1.0, 4)},
-    ]  # fmt: skip
-    assert all([m.seed for m in line] == [1, 2, 3] for line in mechanisms)
-    means = [line.groupby("step")["bound"].mean() for _, line in bounds.groupby("line")]
-    expected = [float(mean[3] / mean[1]) if mean[1] > 0 else np.nan for mean in means]
-    np.testing.assert_allclose(whole_run.share_kept(bounds), expected)
 
 
 @pytest.mark.parametrize(

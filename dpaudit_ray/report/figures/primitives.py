@@ -149,20 +149,6 @@ def histograms(axes: Any, values: Mapping[str, Floats], edges: Floats, shares: b
         axes.hist(numbers, edges, **style)
 
 
-def heat_map(axes: Any, table: pd.DataFrame) -> None:
-    """Draws a field for each number of a table, coloured and written, from 0 to 1.
-
-    Its columns are places along the x axis, its index those along the y axis, from below.
-    """
-    axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto", origin="lower")
-    for (row, column), value in np.ndenumerate(table.to_numpy()):
-        colour = "white" if value < 0.6 else "black"
-        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
-    axes.set_xticks(range(len(table.columns)), [f"{x:g}" for x in table.columns])
-    axes.set_yticks(range(len(table.index)), [f"{y:g}" for y in table.index])
-    axes.grid(visible=False)
-
-
 def sentence(axes: Any, text: str) -> None:
     """Writes a text where nothing can be drawn."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=8)

@@ -1,6 +1,6 @@
 """Figures of a whole run: its audits side by side, over steps, and over what the sweep varies.
 
-A new figure is a function here, marked with `@figure`: the page draws all that are.
+A new figure is a function here, and its name in `all_figures`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from .primitives import (
     COLOURS,
     Floats,
     canvas,
-    heat_map,
     histograms,
     intervals,
     legend,
@@ -111,15 +110,6 @@ def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
     return last.assign(kind=last["status"].mask(last["mean"] > last["claim"], _ABOVE))
 
 
-def share_kept(table: pd.DataFrame) -> list[float]:
-    """Of every line of a `bounds_table`: its last bound over its first; NaN where that is 0."""
-    shares = []
-    for _, line in table.groupby("line"):
-        first, *_, last = line.groupby("step")["bound"].mean()
-        shares.append(last / first if first > 0 else math.nan)
-    return shares
-
-
 def _rows(run: Run, audit: PlannedAudit, estimator: str | None) -> pd.DataFrame:
     """The rows that stand for an audit, one a step."""
     rows = run.estimates[run.estimates["audit"] == audit.id]
@@ -140,31 +130,20 @@ class Drawing:
 
 
 Entries = Sequence[Mapping[str, Any]]  # of each audit, what its section of the page says
-Draw = Callable[[Run, Entries], Iterable[Drawing]]
-_FIGURES: list[Draw] = []
-
-
-def figure(draw: Draw) -> Draw:
-    """Marks a function that draws figures of a run, or none where there is nothing to show."""
-    _FIGURES.append(draw)
-    return draw
 
 
 def all_figures(run: Run, entries: Entries) -> Iterator[Drawing]:
-    """Every figure of a run, in the order of this file."""
-    for draw in _FIGURES:
+    """Every figure of a run for which there is something to show."""
+    for draw in (_bounds, _exact, _distributions, _hit_rates, _accuracies):
         yield from draw(run, entries)
 
 
-@figure
 def _bounds(run: Run, entries: Entries) -> Iterator[Drawing]:
     content = bars_figure(bounds_table(run))
     yield Drawing("overview", "Lower bound and claim of every audit", content)
-    yield from _of_estimator(run, None, "", ("Lower bounds and claims", "Last bound over first",
-                                             "Last bounds and claims"))  # fmt: skip
+    yield from _of_estimator(run, None, "", ("Lower bounds and claims", "Last bounds and claims"))
 
 
-@figure
 def _exact(run: Run, entries: Entries) -> Iterator[Drawing]:
     """Beside what stands for audits without trials, other ways to read their curve."""
     if any(cell.mechanism.sampled for cell in run.sweep.cells):
@@ -172,26 +151,24 @@ def _exact(run: Run, entries: Entries) -> Iterator[Drawing]:
     stated = {k: v for cell in run.sweep.cells for k, v in cell.mechanism.exact_estimators.items()}
     for estimator, what in stated.items():
         if what and estimator in set(run.estimates["estimator"]):
-            yield from _of_estimator(run, estimator, f" {what}", ("ε", "Last ε over first", "ε"))
+            yield from _of_estimator(run, estimator, f" {what}", ("ε", "ε"))
 
 
 def _of_estimator(
-    run: Run, estimator: str | None, what: str, texts: tuple[str, str, str]
+    run: Run, estimator: str | None, what: str, texts: tuple[str, str]
 ) -> Iterator[Drawing]:
-    """Bounds over steps, kept over a grid, and over a key, by one estimator."""
+    """Bounds over steps, and over a key, by one estimator."""
     bounds, suffix = bounds_table(run, estimator), f"-{estimator}" if estimator else ""
     small = estimator == "closed-form"  # far below its claim
-    over_steps, kept, over_key = texts
+    over_steps, over_key = texts
     for name, text, content in (
         ("evolution", f"{over_steps} over steps{what}", evolution_figure(bounds, small)),
-        ("amplification", f"{kept}{what}", amplification_figure(run, bounds)),
         ("trend", f"{over_key} over what the sweep varies{what}", trend_figure(run, estimator)),
     ):
         if content is not None:
             yield Drawing(f"{name}{suffix}", text, content)
 
 
-@figure
 def _distributions(run: Run, entries: Entries) -> Iterator[Drawing]:
     """Histograms of what mechanisms tell of themselves, where their preparation is there."""
     quantities: dict[str, dict[str, Floats]] = {}
@@ -227,7 +204,6 @@ def _prepared(run: Run, audit: PlannedAudit) -> tuple[Arrays, ...] | None:
     return tuple(run.directory.read_part(preparation.id, i) for i in range(preparation.parts))
 
 
-@figure
 def _hit_rates(run: Run, entries: Entries) -> Iterator[Drawing]:
     """Rates of right guesses with their intervals, and the most that each claim allows."""
     shown = [entry for entry in entries if entry["hits"]]
@@ -239,7 +215,6 @@ def _hit_rates(run: Run, entries: Entries) -> Iterator[Drawing]:
         yield Drawing("hits", text, _intervals_figure(table, labels, "rate of right guesses"))
 
 
-@figure
 def _accuracies(run: Run, entries: Entries) -> Iterator[Drawing]:
     """Mean accuracy of every audit with two standard errors."""
     means = {
@@ -356,34 +331,6 @@ def _legends(figure: Any, grid: Sequence[Any]) -> None:
         return
     for axes in grid:
         legend(axes, size=6)
-
-
-def amplification_figure(run: Run, bounds: pd.DataFrame) -> bytes | None:
-    """A PNG with the bound at the last step over that at the first, on a grid of two numbers.
-
-    None unless the canary is inserted in the first step only (the claim stays what it is), which
-    is where 1 says that hiding the steps amplified nothing, and two keys of numbers make the grid;
-    repetitions are averaged.
-    """
-    grid = dict(run.sweep.raw.get("grid") or {})
-    keys = {k: v for k, v in grid.items() if len(v) > 1 and k != "mechanism.seed"}
-    numbers = all(type(x) in (int, float) for values in keys.values() for x in values)
-    by_panel = bounds.groupby("panel")
-    constant = by_panel["claim"].max() <= by_panel["claim"].min() * (1 + 1e-9)
-    once = bool((constant & (by_panel["step"].nunique() > 1)).all())
-    cells = math.prod(len(values) for values in keys.values())
-    if len(keys) != 2 or not numbers or not once or bounds["line"].nunique() != cells:
-        return None
-    (upper, ups), (side, sides) = keys.items()
-    shares = np.reshape(share_kept(bounds), (len(ups), len(sides))).T
-    table = pd.DataFrame(shares, index=sides, columns=ups)
-    with canvas(1.6 + 0.7 * len(ups), 1.3 + 0.5 * len(sides)) as (figure, (axes,)):
-        heat_map(axes, table)
-        axes.set_xlabel(upper.rpartition(".")[2])
-        axes.set_ylabel(side.rpartition(".")[2])
-        steps = bounds.loc[bounds["panel"] == 0, "step"]
-        axes.set_title(f"ε at step {steps.max()} over ε at step {steps.min()}", fontsize=9)
-        return png(figure)
 
 
 def trend_figure(run: Run, estimator: str | None = None) -> bytes | None:
