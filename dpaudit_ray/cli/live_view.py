@@ -19,10 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.measure import Measurement
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -95,7 +94,7 @@ class View:
             if max(map(cell_len, labels), default=0) + _NUMBER_COLUMNS > width:
                 legend, labels = shorten_labels(labels)
             if legend:
-                lines.append(_Shortened(legend, "dim"))
+                lines.append(_one_line(Text(legend, style="dim")))
             shown, hidden = list(range(len(labels))), []
             if len(labels) > rows:
                 shown.sort(key=lambda index: _urgency(progress, index))
@@ -186,41 +185,13 @@ def _table(progress: Progress, labels: list[str], shown: list[int], width: int) 
         elif audit.decided is not None:
             done = f"{audit.done:,} enough"
         cells = (done, bound, status, f"{audit.claim:.2f}")
-        table.add_row(_Shortened(labels[index]), *map(Text, cells), style=style)
+        table.add_row(_one_line(Text(labels[index])), *map(Text, cells), style=style)
     return table
 
 
 def _one_line(text: Text) -> Text:
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
-
-
-class _Shortened:
-    """A text in one line that loses its middle where there is no room: ends tell labels apart."""
-
-    def __init__(self, text: str, style: str = "") -> None:
-        self._text, self._style = text, style
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The line, as rich asks for it."""
-        text = shorten(self._text, options.max_width)
-        yield Text(text, style=self._style, no_wrap=True, overflow="crop")
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """The columns that it takes, at least and at most."""
-        return Measurement(1, max(1, cell_len(self._text)))
-
-
-def shorten(text: str, width: int) -> str:
-    """`text` in so many columns, with an ellipsis in place of its middle where it is longer."""
-    if cell_len(text) <= width:
-        return text
-    head = max(0, width - 1) // 3
-    tail = max(0, width - 1 - head)
-    end = text
-    while cell_len(end) > tail:
-        end = end[1:]
-    return (set_cell_size(text, head) + "…" + end)[: max(width, 0)]
 
 
 class Display:

@@ -15,8 +15,8 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Sequence
+from typing import Any, Literal, TextIO
 
 import typer
 from rich.console import Console
@@ -165,35 +165,30 @@ def show_table(
     then columns of `spare` are left out, its first ones first; then the first column is folded.
     """
     cells = [[_cell(row[i]) for row in rows] for i in range(len(columns))]
-    widths = {i: _width(name, cells[i]) for i, name in enumerate(columns)}
-    ranks = [i for name in spare for i in widths if columns[i] == name]
-    legend, folded = "", False
-    if columns[0] == "audit" and _total(widths) > width():
+    legend = ""
+    if columns[0] == "audit" and sum(_widths(columns, cells)) - _GAP > width():
         from ..sweep.grid import shorten_labels  # loads pydantic, for which --help has no time
 
         legend, labels = shorten_labels([cell.plain for cell in cells[0]])
         cells[0] = [Text(label) for label in labels]
-        widths[0] = _width(columns[0], cells[0])
-    kept = _fitting(widths, ranks)
-    if _total(kept) > width():
-        folded = True
-        kept = _fitting(widths | {0: _FOLDED_WIDTH}, ranks)
-        kept[0] = max(len(columns[0]), _FOLDED_WIDTH + int(width()) - _total(kept))
+    first, *others = _widths(columns, cells)
+    ranks = [i for name in spare for i, column in enumerate(columns) if column == name]
+    kept, taken = _fitting([first, *others], ranks)
+    if taken > width():
+        kept, taken = _fitting([min(first, _FOLDED_WIDTH), *others], ranks)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, columns_wide in kept.items():
+    for i in kept:
         is_text = any(isinstance(r[i], str) and not isinstance(r[i], Figure) for r in rows)
-        fold = folded and i == 0
-        table.add_column(
-            columns[i], justify="left" if is_text else "right", width=columns_wide,
-            no_wrap=not fold, overflow="fold" if fold else "crop",
-        )  # fmt: skip
+        justify: Literal["left", "right"] = "left" if is_text else "right"
+        table.add_column(columns[i], justify=justify, no_wrap=i > 0, overflow="fold")
     for row in zip(*(cells[i] for i in kept), strict=True):
         table.add_row(*row)
     for above in (title, legend):
         if above:
             say(above)
     # Colours are for terminals, and not where NO_COLOR is set.
-    console = Console(width=_UNLIMITED, force_terminal=interactive(), **VERBATIM)
+    room = int(min(max(width(), taken), _UNLIMITED))
+    console = Console(width=room, force_terminal=interactive(), **VERBATIM)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
@@ -213,23 +208,23 @@ def _cell(value: Any) -> Text:
     return Text(number(value))
 
 
-def _width(name: str, cells: Sequence[Text]) -> int:
-    return max(Text(name).cell_len, *(cell.cell_len for cell in cells), 0)
+def _widths(columns: Sequence[str], cells: Sequence[Sequence[Text]]) -> list[int]:
+    """Columns of the terminal that each column takes, with the gap behind it."""
+    return [
+        max(Text(name).cell_len, *(cell.cell_len for cell in column), 0) + _GAP
+        for name, column in zip(columns, cells, strict=True)
+    ]
 
 
-def _total(widths: Mapping[int, int]) -> int:
-    """Columns of the terminal that a table takes."""
-    return sum(widths.values()) + _GAP * (len(widths) - 1)
-
-
-def _fitting(widths: Mapping[int, int], spare: Sequence[int]) -> dict[int, int]:
-    """The columns without as few spare ones as it takes to fit, or without all of those."""
-    kept = dict(widths)
-    for number in spare:
-        if _total(kept) <= width():
+def _fitting(widths: Sequence[int], spare: Sequence[int]) -> tuple[list[int], int]:
+    """Columns without as few spare ones as it takes to fit, and how much room these take."""
+    kept = list(range(len(widths)))
+    for number in (*spare, None):
+        taken = sum(widths[i] for i in kept) - _GAP
+        if taken <= width() or number is None:
             break
-        del kept[number]
-    return kept
+        kept.remove(number)
+    return kept, taken
 
 
 def _put(text: str, stream: TextIO, newline: bool = True) -> None:

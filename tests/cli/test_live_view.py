@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from dpaudit_ray.cli import tables, terminal
-from dpaudit_ray.cli.live_view import View, final_line, shorten
+from dpaudit_ray.cli.live_view import View, final_line
 from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
 from dpaudit_ray.report.verdict import AuditVerdict, RunVerdict, Verdict
 from tests.command import dpaudit, write_sweep
@@ -97,14 +97,6 @@ def test_nothing_is_said_of_the_pace_that_is_not_known():
     view = View(twenty_audits(), "", 0, math.nan, math.nan)
     assert "? trials/s, ETA ?" in drawn(view, 80, 24)[0]
     assert view.log_line.startswith("24920/40000 trials, ?/s, ETA ?; model=")
-
-
-def test_labels_lose_their_middle():
-    label = "clip_norm=1.0, 模型, noise=2.5"
-    for width in range(1, 30):
-        short = shorten(label, width)
-        assert cell_len(short) <= width
-        assert short.endswith(label[-max(1, width // 2) :]) or "…" in short
 
 
 def verdict(*audits: Verdict, together: Verdict) -> RunVerdict:
