@@ -201,7 +201,7 @@ class _Job:
         from .report import answer
 
         self.phase("judging the claims")
-        verdicts = answer.keep(result.run).audits
+        verdicts = answer.current(result.run).audits
         refuted = frozenset(i for i, audit in enumerate(verdicts) if audit.violates)
         now = Activity(trainers=dispatcher.trainers, last_result=time.time(), refuted=refuted)
         last = dispatcher.progress(now)

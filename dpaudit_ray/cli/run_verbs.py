@@ -62,7 +62,7 @@ def run(  # noqa: PLR0913 (options of a command line)
             raise typer.Exit(Exit.STOPPED) from None
     opened = result.run
     explain_unread(opened)
-    summary = answer.quick(opened) if result.stopped else answer.keep(opened)
+    summary = answer.quick(opened) if result.stopped else answer.current(opened)
     tables.show_overview(opened, summary)
     missed = list(outcomes.missed_lines(opened.directory, opened.plan))
     for line in [*failure_lines(opened, result.earlier), *missed]:

@@ -61,33 +61,29 @@ class Answer:
 
 
 def current(run: Run) -> Answer:
-    """The answer that is kept, if it is of the trials that are there; else it is computed."""
-    return kept(run) or _compute(run)
+    """The answer that is kept, if it is of the trials that are there; else computed, and kept.
 
-
-def keep(run: Run) -> Answer:
-    """The same; and the run directory has it from then on. Raises StorageError."""
+    A reader who may not write there computes it every time.
+    """
     if (before := kept(run)) is not None:
         return before
-    files = _stamps(run)
-    computed = _compute(run)
+    files, computed = _stamps(run), derived(run)
     content = {"of": _basis(run)} | dataclasses.asdict(computed)
     digest = _digest(content)
-    run.directory.write_json(FILE, content | {"digest": digest, "seal": seal.sign(digest + files)})
+    sealed = content | {"digest": digest, "seal": seal.sign(digest + files)}
+    with contextlib.suppress(StorageError):
+        run.directory.write_json(FILE, sealed)
     return computed
 
 
 def quick(run: Run) -> Answer | None:
-    """The answer where it is kept, or found while somebody waits, and then kept if it can be.
+    """The answer where it is kept, or found while somebody waits.
 
     Where it takes long, what was `recorded`; None where nothing was.
     """
     if sum(map(run.done, run.plan.audits)) > QUICK_TRIALS:
         return kept(run) or recorded(run)
-    try:
-        return keep(run)
-    except StorageError:  # a reader may not be allowed to write
-        return current(run)
+    return current(run)
 
 
 def kept(run: Run) -> Answer | None:
@@ -162,12 +158,9 @@ def _digest(content: Any) -> str:
 # In words ----------------------------------------------------------------------------------------
 
 
-def _compute(run: Run) -> Answer:
-    return worded(run, verdict.judge(run, thorough=False))
-
-
-def worded(run: Run, judged: RunVerdict) -> Answer:
-    """A verdict in words."""
+def derived(run: Run) -> Answer:
+    """The verdict by the trials that are there, in words; takes seconds."""
+    judged = verdict.judge(run, thorough=False)
     sampled, exact = iter(judged.audits), iter(judged.exact)
     lost: collections.Counter[int] = collections.Counter()
     for failure in outcomes.failed(run.directory, run.plan):

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 
 from ..plan import resume
-from ..plan.provenance import Code
 from ..plan.score_stream import Trials
 from . import verdict
 from .measures import HitRate
@@ -147,27 +146,17 @@ def _changes_of_cells(left: Run, right: Run, i: int, j: int) -> Iterator[Change]
 
 def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
     """What computed the last trials of each: versions, modules of the user's, machine, data."""
-    old, new = (run.plan.code[-1] if run.plan.code else None for run in (left, right))
-    if old is not None and new is not None:
-        yield from _apart(old, new)
-    elif old is not new:
-        yield "it was not recorded by which code one of them was run"
+    old, new = (
+        dataclasses.asdict(run.plan.code[-1]) if run.plan.code else None for run in (left, right)
+    )
+    for key, before, now in resume.differences(old, new):
+        if key:
+            yield f"{key} {str(before or 'none'):.60} -> {str(now or 'none'):.60}"
+        else:
+            yield "it was not recorded by which code one of them was run"
     digests = [{file.sha256 for file in run.plan.data or ()} for run in (left, right)]
     if digests[0] != digests[1]:
         yield "the files that they read have other contents"
-
-
-def _apart(old: Code, new: Code) -> Iterator[str]:
-    for kind, before, now in (
-        ("", old.versions, new.versions),
-        (" (SHA-256)", {k: v[:12] for k, v in old.modules.items()},
-         {k: v[:12] for k, v in new.modules.items()}),
-    ):  # fmt: skip
-        for name in sorted(before.keys() | now.keys()):
-            if before.get(name) != now.get(name):
-                yield f"{name}{kind} {before.get(name, 'none')} -> {now.get(name, 'none')}"
-    if old.device != new.device:
-        yield f"{old.device} -> {new.device}"
 
 
 # What belongs together ---------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def _has_curve(view: AuditView) -> bool:
 
 def _answer(run: Run, contents: list[Content]) -> Content:
     """The verdict with its reasons, and the table of all audits."""
-    answered, rows = answer.keep(run), overview(run)
+    answered, rows = answer.current(run), overview(run)
     audits = [
         entry | {"row": row, "verdict": audit.verdict, "reason": audit.reason}
         for entry, row, audit in zip(contents, rows, answered.audits, strict=True)

@@ -79,7 +79,7 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
 
 def test_a_partial_run(sweep, tmp_path):
     run = run_of(sweep, tmp_path, CLAIMED)
-    before = answer.keep(run)
+    before = answer.current(run)
     (tmp_path / f"scores/{run.plan.audits[0].id}/200-299.parquet").unlink()
     run.directory.set_complete(False)
     Aggregation.rebuild(run.directory).flush()
@@ -152,7 +152,7 @@ def test_no_trial_bounds_nothing(sweep, tmp_path):
 
 def test_it_is_computed_once_for_the_same_trials(sweep, tmp_path, monkeypatch):
     run = run_of(sweep, tmp_path, CLAIMED)
-    found = answer.keep(run)
+    found = answer.current(run)
     monkeypatch.setattr(verdict, "judge", lambda *_, **__: pytest.fail("computed again"))
     again = Run.open(str(tmp_path))
     assert answer.current(again) == answer.quick(again) == found
@@ -171,7 +171,7 @@ def test_it_is_computed_once_for_the_same_trials(sweep, tmp_path, monkeypatch):
 def test_a_forged_answer_is_not_believed(sweep, tmp_path):
     """Whoever writes `verdict.json` can give it the digest that fits, and not this user's seal."""
     run = run_of(sweep, tmp_path, 2 * CLAIMED)
-    found, stored = answer.keep(run), tmp_path / answer.FILE
+    found, stored = answer.current(run), tmp_path / answer.FILE
     sealed = json.loads(stored.read_text())
     told = {"verdict": "CONSISTENT", "sentence": "CONSISTENT: every claim holds", "help": []}
     audits = [one | {"verdict": "CONSISTENT"} for one in sealed["audits"]]
@@ -189,8 +189,10 @@ def test_a_forged_answer_is_not_believed(sweep, tmp_path):
         assert json.loads(stored.read_text())["sentence"] == found.sentence
 
 
-def test_where_deriving_takes_long_a_strangers_answer_is_marked(sweep, tmp_path, monkeypatch):
-    said = answer.keep(run_of(sweep, tmp_path, CLAIMED)).sentence
+def test_where_deriving_takes_long_a_strangers_answer_is_marked(
+    sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = answer.current(run_of(sweep, tmp_path, CLAIMED)).sentence
     monkeypatch.setattr(answer, "QUICK_TRIALS", TRIALS - 1)
     assert "nobody derived it" not in one_line(dpaudit("status", tmp_path).out)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
@@ -202,7 +204,7 @@ def test_where_deriving_takes_long_a_strangers_answer_is_marked(sweep, tmp_path,
 
 def test_other_scores_of_as_many_trials_are_judged_anew(sweep, tmp_path):
     """Estimates that are there stay the same: they are not what the answer rests on alone."""
-    before = answer.keep(run_of(sweep, tmp_path / "run", CLAIMED))
+    before = answer.current(run_of(sweep, tmp_path / "run", CLAIMED))
     run_of(sweep, tmp_path / "other", 2 * CLAIMED)
     for file in (tmp_path / "other/scores").rglob("*.parquet"):
         file.replace(tmp_path / "run" / file.relative_to(tmp_path / "other"))
@@ -259,12 +261,12 @@ def test_it_is_computed_anew_where_what_it_rests_on_has_changed(sweep, tmp_path)
     """What is complete, what bounds say, and of which audits it is."""
     run = run_of(sweep, tmp_path, CLAIMED)
     run.directory.set_complete(False)
-    assert answer.keep(Run.open(str(tmp_path))).verdict is Verdict.CONSISTENT
+    assert answer.current(Run.open(str(tmp_path))).verdict is Verdict.CONSISTENT
     assert "dpaudit run" in answer.current(Run.open(str(tmp_path))).help[0]
     run.directory.set_complete(True)
     complete = Run.open(str(tmp_path))
     assert answer.current(complete).help == ()
-    answer.keep(complete)
+    answer.current(complete)
     assert answer.kept(complete) is not None
     raised = complete.estimates.assign(epsilon_lower_together=99.0)
     assert answer.kept(dataclasses.replace(complete, estimates=raised)) is None

@@ -22,7 +22,7 @@ from ...storage.contents import DEPTH, Contents, Kind, digest
 from ...storage.fence import FILE as OWNER
 from ...storage.run_directory import RunDirectory
 from ...storage.scores import ESTIMATE_SCHEMA, EstimateRow, frame
-from .. import answer, verdict
+from .. import answer
 from ..tables import Run
 from . import given_files
 from .findings import Checked, Findings
@@ -251,7 +251,7 @@ class _Derivation:
         if len(others):
             table = pd.concat([table, others], ignore_index=True)
         run = Run(self._run, self._sweep, self._plan, table)
-        answered = answer.worded(run, verdict.judge(run, thorough=False))
+        answered = answer.derived(run)
         if not answer.sound(self._run):
             self._findings.differs(answer.FILE, "digest", "another", "that of its content")
         recorded = answer.recorded(Run(self._run, self._sweep, self._plan, self._stored))
