@@ -197,20 +197,18 @@ def show_verdict(judged: RunVerdict) -> None:
                     f"{audit.label}: {inside} trainings with the canary diverged and {outside} "
                     "without it, so diverging depends on the canary"
                 )
-        for audit in judged.audits:
             if audit.remark:
                 terminal.explain(f"{audit.label}: {audit.remark}")
         if len(judged.audits) > 1:
             terminal.explain(
-                f"all audits together: evidence {judged.evidence:.3f}, {judged.needed:.3f} needed"
+                f"all audits together: evidence {judged.evidence:.3f}, {judged.needed:.3f} needed; "
+                "it refutes the claims of a run even where that of no single audit does"
             )
-        if (why := why_rows_differ(judged)) is not None:
-            terminal.explain(why)
         terminal.explain(
             f"wrong about a true claim in at most {1 - judged.confidence:.0%} of runs, whenever "
             "and however often it is asked; a claim is also refuted by tests for the declared "
             f"number of trials; power: the chance to find {verdict.ALTERNATIVE:g} of the claimed "
-            "noise"
+            "noise; CONSISTENT: each mechanism has an audit that would have found that"
         )
         title = ""
     if judged.exact:
@@ -223,24 +221,6 @@ def show_verdict(judged: RunVerdict) -> None:
             f"recorded step; above the claim by more than {verdict.EXACT_TOLERANCE:g} is a "
             "violation"
         )
-
-
-def why_rows_differ(judged: RunVerdict) -> str | None:
-    """Why a run's verdict is that of no row; None where that needs no word."""
-    from ..report.verdict import Verdict
-
-    verdicts = [audit.verdict for audit in judged.audits]
-    verdicts += [audit.verdict for audit in judged.exact]
-    unclear = verdicts.count(Verdict.INCONCLUSIVE)
-    if judged.verdict is Verdict.CONSISTENT and unclear:
-        which = "an audit that cannot" if unclear == 1 else f"{unclear} audits that cannot"
-        return (
-            "CONSISTENT: each mechanism has an audit that would have found missing noise, beside "
-            f"{which} (INCONCLUSIVE)"
-        )
-    if judged.verdict is Verdict.VIOLATION and Verdict.VIOLATION not in verdicts:
-        return "VIOLATION: by the evidence of all audits together, and of none alone"
-    return None
 
 
 # Plans, advice, and designs for a budget ---------------------------------------------------------
@@ -278,7 +258,6 @@ def show_plan(name: str, outlook: Outlook) -> None:
             labels = ", ".join(assumed[:3])
             terminal.explain(f"max eps and power are if-gaussian for {labels}{more}")
             terminal.explain(words.IF_GAUSSIAN)
-        _explain_ceiling(outlook)
         show_advice(outlook)
     for preparation in outlook.preparations:
         first, *others = preparation.audits
@@ -298,18 +277,6 @@ def show_plan(name: str, outlook: Outlook) -> None:
         terminal.say(f"exact, no trials: `dpaudit run` computes eps of {plural(exact, 'audit')}")
     if outlook.problem is not None:
         terminal.say(f"time unknown: the calibration pack fails on this machine: {outlook.problem}")
-
-
-def _explain_ceiling(outlook: Outlook) -> None:
-    """Prints where Clopper-Pearson bounds on two rates cannot reach the claim."""
-    short = [a for a in outlook.audits if (a.ceiling_of_rates or a.claim) < a.claim]
-    if short:
-        lowest = min(short, key=lambda audit: audit.ceiling_of_rates or 0.0)
-        more = f", and of {len(short) - 1} more less than their claim" * (len(short) > 1)
-        terminal.explain(
-            f"eps-delta, paper-eps-delta: at most {lowest.ceiling_of_rates:.4f} of "
-            f"{lowest.label} with {lowest.trials:,} trials, however good the attack{more}"
-        )
 
 
 def show_code(code: Code) -> None:

@@ -35,9 +35,8 @@ class AuditOutlook:
     `status` is what that ε would be, and `largest_certifiable`: converted from the μ of `accuracy`,
     both are certified where the mechanism's trade-off curve is known to be Gaussian.
     `trials_needed` would do so with a chance of 80 %; None where no feasible number does. An audit
-    that runs no trials leaves nothing to chance: all three are None. `ceiling_of_rates` is what
-    estimators of two error rates give if no guess is wrong; None where none is asked for. `likely`
-    is the ε that a tight attack shows with a chance of 80 %; NaN where the claim is no number.
+    that runs no trials leaves nothing to chance: all three are None. `likely` is the ε that a tight
+    attack shows with a chance of 80 %; NaN where the claim is no number.
     """
 
     label: str
@@ -50,7 +49,6 @@ class AuditOutlook:
     power: float | None = None
     trials_needed: int | None = None
     status: stats.Status = stats.Status.CERTIFIED
-    ceiling_of_rates: float | None = None
     training_seconds: float = math.nan  # of one; NaN where none is left to be timed
     trainings: int = 0
     likely: float = math.nan
@@ -159,9 +157,6 @@ def _outlook(
     )
     if not cell.mechanism.sampled:
         return outlook
-    ceiling = None
-    if any(not e.unread and e.method.rates_only for e in cell.audit.estimators):
-        ceiling = stats.power.largest_certifiable(trainings, *level, method="eps-delta")
     likely, needed = math.nan, None
     if 0 < audit.claim < math.inf:
         with contextlib.suppress(ValueError):  # a claim that no billion trials would reach
@@ -177,7 +172,6 @@ def _outlook(
         power=stats.power.accuracy_power(audit.claim, CLAIM_SHARE * audit.claim, trainings, *level),
         trials_needed=needed or None,  # more canaries of one training are another training
         status=converted.status,
-        ceiling_of_rates=ceiling,
         likely=likely,
     )
 

@@ -151,7 +151,7 @@ def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
     )
     for key, before, now in resume.differences(old, new):
         if key:
-            yield f"{key} {str(before or 'none'):.60} -> {str(now or 'none'):.60}"
+            yield f"{key} {before or 'none'!s:.60} -> {now or 'none'!s:.60}"
         else:
             yield "it was not recorded by which code one of them was run"
     digests = [{file.sha256 for file in run.plan.data or ()} for run in (left, right)]

@@ -46,7 +46,6 @@ class Estimator(ABC):
     status: ClassVar[Status]
     assumes: ClassVar[str] = ""  # "the noise has a density", for which ε is certified then
     fair: ClassVar[bool] = True  # holds for fair coins only; else each world is judged by itself
-    rates_only: ClassVar[bool] = False  # reads ε off bounds on both error rates, each at half
     # When it may be read.
     interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
     within_planned: ClassVar[bool] = False  # ... but up to the planned number of trials only

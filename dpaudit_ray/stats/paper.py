@@ -49,7 +49,6 @@ class PaperEpsDelta(Logged, Estimator):
 
     name: ClassVar[str] = "paper-eps-delta"
     status: ClassVar[Status] = Status.PAPER
-    rates_only: ClassVar[bool] = True
     fair: ClassVar[bool] = False
 
     def bound(self, delta: float, confidence: float) -> Estimate:

@@ -181,7 +181,6 @@ class EpsDelta(AtOneThreshold, Estimator):
 
     name: ClassVar[str] = "eps-delta"
     status: ClassVar[Status] = Status.CERTIFIED
-    rates_only: ClassVar[bool] = True
     curve_free_place: ClassVar[int] = 2
 
     def bound(self, delta: float, confidence: float) -> Estimate:

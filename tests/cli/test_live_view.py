@@ -11,10 +11,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from dpaudit_ray.cli import tables, terminal
+from dpaudit_ray.cli import terminal
 from dpaudit_ray.cli.live_view import View, final_line
 from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
-from dpaudit_ray.report.verdict import AuditVerdict, RunVerdict, Verdict
 from tests.command import dpaudit, write_sweep
 from tests.pace import Pace
 from tests.screen import DPAUDIT, Screen
@@ -97,25 +96,6 @@ def test_nothing_is_said_of_the_pace_that_is_not_known():
     view = View(twenty_audits(), "", 0, math.nan, math.nan)
     assert "? trials/s, ETA ?" in drawn(view, 80, 24)[0]
     assert view.log_line.startswith("24920/40000 trials, ?/s, ETA ?; model=")
-
-
-def verdict(*audits: Verdict, together: Verdict) -> RunVerdict:
-    one = AuditVerdict("x", Verdict.CONSISTENT, 1.0, "prv", 1.0, None, 0.0, 2.0, 9, 9, None, 1.0)
-    rows = tuple(dataclasses.replace(one, verdict=each) for each in audits)
-    return RunVerdict(together, 0.95, rows)
-
-
-def test_a_verdict_that_is_not_a_rows_is_explained():
-    violation, consistent, inconclusive = Verdict
-    mixed = tables.why_rows_differ(verdict(consistent, inconclusive, together=consistent))
-    assert mixed is not None
-    assert mixed.startswith("CONSISTENT: each mechanism has an audit that would have found")
-    joint = tables.why_rows_differ(verdict(inconclusive, inconclusive, together=violation))
-    assert joint == "VIOLATION: by the evidence of all audits together, and of none alone"
-    for plain in ((consistent,), (consistent, consistent)):
-        assert tables.why_rows_differ(verdict(*plain, together=consistent)) is None
-    alone = verdict(violation, inconclusive, together=violation)
-    assert tables.why_rows_differ(alone) is None
 
 
 PLAYED = Path(__file__).with_name("played.py")
