@@ -138,8 +138,8 @@ def test_code_data_and_verdicts_stand_side_by_side(strong, weak, tmp_path):
     (other / "plan.json").write_text(json.dumps(raw))
     compared = json.loads(dpaudit("compare", strong, other, "--json").out)
     assert compared["code"] == [
-        f"versions.numpy {np.__version__} -> 1.0",
         f"modules.mine none -> {'ab' * 30}",
+        f"versions.numpy {np.__version__} -> 1.0",
         "the files that they read have other contents",
     ]
     verify = json.loads(dpaudit("verify", strong, "--json").out)
