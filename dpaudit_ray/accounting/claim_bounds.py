@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..stats import Status, gdp
-from ..stats.error_rates import in_unit, nonnegative
+from ..stats.error_rates import in_unit, nonnegative, root
 from .accountant import Accountant, Ends, UnansweredError, find
 from .training import UNAMPLIFIED, Adjacency, Bounds, Sampling, Training
 
@@ -223,13 +223,9 @@ def _bisected_noise(claim: Callable[[float], float], epsilon: float, tolerance: 
             low = middle
     if epsilon - reached <= tolerance:
         return high
-    from scipy import optimize  # as long to import as all else of this package
-
     # Bisection has bracketed the noise; a finer answer takes a few more claims, not dozens.
     aim = epsilon - tolerance / 2
-    return float(
-        optimize.brentq(lambda noise: claim(noise) - aim, low or high / 2, high, xtol=1e-9)
-    )
+    return root(lambda noise: claim(noise) - aim, low or high / 2, high, xtol=1e-9)
 
 
 def _check_target(epsilon: float, tolerance: float) -> None:

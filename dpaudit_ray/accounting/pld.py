@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from ..stats.error_rates import root
 from .accountant import Accountant, Ends
 from .gaussian import Gaussian
 from .rdp import Rdp
@@ -286,8 +287,6 @@ class LossSum:
 
     def epsilon(self, delta: float) -> float:
         """A bound on ε at δ, at least 0."""
-        from scipy import optimize  # as long to import as all else of this package
-
         if delta <= self._never:
             return math.inf
         log = math.log(delta - self._never)
@@ -307,11 +306,11 @@ class LossSum:
         if excess(low) <= 0:
             return 0.0
         fine = 1e-12 * max(most, 1.0)
-        root = float(optimize.brentq(excess, low, most, xtol=fine))
+        end = root(excess, low, most, xtol=fine)
         side = 1 if self._pessimistic else -1
-        while side * excess(root) > 0:
-            root, fine = root + side * fine, 2 * fine
-        return max(root + side * self._slip, 0.0)
+        while side * excess(end) > 0:
+            end, fine = end + side * fine, 2 * fine
+        return max(end + side * self._slip, 0.0)
 
     def _delta(self, theta: float, epsilon: float) -> float:
         log, points, masses, wrong = self._weighted(theta)

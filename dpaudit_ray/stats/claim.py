@@ -44,6 +44,7 @@ from . import gdp
 from .base import Estimator, Members, Scores
 from .curve import Curve, gaussian
 from .e_process import log_mixture
+from .error_rates import root
 from .lower_bound import Estimate, Status
 
 Floats = npt.NDArray[np.float64]
@@ -304,8 +305,6 @@ class EpsDeltaAnytime(Wagered, Estimator):
 def refuted_epsilon(wagers: Wagers, delta: float, alpha: float) -> float:
     """The largest ε whose wealth has reached 1/alpha; 0 when not even ε = 0 is refuted."""
 
-    from scipy import optimize  # as long to import as all else of this package
-
     def excess(epsilon: float) -> float:
         wealth = wagers.log_wealth([epsilon], [delta])
         return float(special.logsumexp(wealth)) - math.log(wealth.size) + math.log(alpha)
@@ -315,7 +314,7 @@ def refuted_epsilon(wagers: Wagers, delta: float, alpha: float) -> float:
     high = 1.0
     while excess(high) >= 0:  # each right guess earns at most e^-ε: this ends
         high *= 2
-    return float(optimize.brentq(excess, 0.0, high, xtol=1e-10))
+    return root(excess, 0.0, high, xtol=1e-10)
 
 
 @dataclasses.dataclass
@@ -387,10 +386,8 @@ def _mean(logs: npt.ArrayLike) -> float:
 
 def _end(excess: Callable[[float], float], low: float, high: float) -> float:
     """Where what is refuted ends, between `low` (nothing is) and `high` (all is)."""
-    from scipy import optimize  # as long to import as all else of this package
-
     if excess(low) < 0:
         return low
     if excess(high) >= 0:
         return high
-    return float(optimize.brentq(excess, low, high, xtol=1e-9, rtol=1e-5))
+    return root(excess, low, high, xtol=1e-9, rtol=1e-5)

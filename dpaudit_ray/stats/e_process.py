@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .error_rates import in_unit
+from .error_rates import in_unit, root
 
 Outcomes = npt.NDArray[np.float64]
 # Two gamblers share the stake. The bold one wins most on outcomes of small variance (many
@@ -67,9 +67,7 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
         high = 1 - 1e-12
         if excess(high) >= 0:
             return high
-    from scipy import optimize  # as long to import as all else of this package
-
-    return float(optimize.brentq(excess, low, high, xtol=1e-10))
+    return root(excess, low, high, xtol=1e-10)
 
 
 def evidence(outcomes: npt.ArrayLike, mean: float) -> Outcomes:
@@ -116,8 +114,6 @@ def anytime_lower(hits: int, trials: int, alpha: float, prior: Prior = UNIFORM) 
     Raises:
         ValueError: `alpha` outside (0, 1), hits outside 0..trials, or a prior of no mass.
     """
-    from scipy import optimize  # as long to import as all else of this package
-
     in_unit("alpha", alpha)
     if not 0 <= hits <= trials:
         raise ValueError(f"hits must lie in 0..{trials}, got {hits}")
@@ -134,7 +130,7 @@ def anytime_lower(hits: int, trials: int, alpha: float, prior: Prior = UNIFORM) 
     top = min(hits / trials, 1 - 1e-15)
     if excess(top) >= 0:
         return top
-    return float(optimize.brentq(excess, 0.5, top, xtol=1e-14, rtol=1e-14))
+    return root(excess, 0.5, top, xtol=1e-14, rtol=1e-14)
 
 
 def log_mixture(rate: float, hits: int, trials: int, prior: Prior = UNIFORM) -> float:

@@ -111,6 +111,13 @@ def first_where(holds: Callable[[int], bool], end: int) -> int:
     return low
 
 
+def root(function: Callable[[float], float], low: float, high: float, **tolerances: float) -> float:
+    """Where a function changes its sign between two places, by Brent's method."""
+    from scipy import optimize  # as long to import as all else of this package
+
+    return float(optimize.brentq(function, low, high, **tolerances))
+
+
 def upper_rates(n: int, tail: float, size: int = 0) -> Upper:
     """Bounds u(k) for k = 0..n errors of n trials, all valid together, as a function of k [m].
 
@@ -139,19 +146,17 @@ def local_level(n: int, tail: float) -> float:
     Raises:
         ValueError: n outside 1..EXACT_LIMIT, or tail outside (0, 1).
     """
-    from scipy import optimize  # as long to import as all else of this package
-
     if not 1 <= n <= EXACT_LIMIT:
         raise ValueError(f"n must lie in 1..{EXACT_LIMIT}, got {n}")
     in_unit("tail", tail)
     if n == 1:
         return tail
     # Bonferroni: η ≥ tail / n. One bound alone: η ≤ tail. In logarithms it is nearly linear.
-    root = optimize.brentq(
+    level = root(
         lambda log_level: math.log(miss_probability(n, math.exp(log_level)) / tail),
         math.log(tail / n), math.log(tail), xtol=1e-9, rtol=1e-12,
     )  # fmt: skip
-    return math.exp(root)
+    return math.exp(level)
 
 
 def miss_probability(n: int, level: float) -> float:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy import special
 
 from .base import Members, Scores
-from .error_rates import in_unit
+from .error_rates import in_unit, root
 from .guess_count_bound import Guesses
 from .lower_bound import Status
 
@@ -115,18 +115,16 @@ def refuted_rate(looks: Sequence[Look], spent: Floats) -> float:
     low, high = 0.5, min(hits / guesses, 1 - 1e-15) if guesses else 0.5
     if high <= low or _excess(low, looks, spent) > 0:
         return low
-    from scipy import optimize  # as long to import as all else of this package
 
     def root_between(low: float, high: float) -> float:
-        root = optimize.brentq(_excess, low, high, (looks, spent), xtol=1e-9, rtol=1e-12)
-        return float(root)
+        return root(lambda rate: _excess(rate, looks, spent), low, high, xtol=1e-9, rtol=1e-12)
 
-    root = root_between(low, high)
-    below = (root - (root - 0.5) * _HOLES).tolist()
+    end = root_between(low, high)
+    below = (end - (end - 0.5) * _HOLES).tolist()
     for low, high in itertools.pairwise([0.5, *below]):
         if _excess(high, looks, spent) > 0:
             return root_between(low, high)
-    return root
+    return end
 
 
 def _excess(rate: float, looks: Sequence[Look], spent: Floats) -> float:

@@ -15,7 +15,6 @@ norms `bounds` takes as `whole`.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import numpy.typing as npt
@@ -113,18 +112,6 @@ def bounds_of_gram(
         mu_direction=np.abs(flipped - true) / spread,
         mu=np.abs(flipped - true) * norms / noise,
     )
-
-
-def mu_upper(noise_multiplier: float, steps: int = 1) -> float:
-    """The claim under replacement adjacency: 2 √steps / σ, which no label bound can exceed.
-
-    Raises:
-        ValueError: noise that is not positive, or steps below 0.
-    """
-    _check_noise(1.0, noise_multiplier)
-    if steps < 0:
-        raise ValueError(f"steps must be at least 0, got {steps}")
-    return 2 * math.sqrt(steps) / noise_multiplier
 
 
 def epsilon(mu: npt.ArrayLike, delta: float) -> Floats:

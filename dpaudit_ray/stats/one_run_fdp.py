@@ -25,7 +25,7 @@ from scipy import special
 
 from . import gdp
 from .base import Estimator
-from .error_rates import check_counts, in_unit, nonnegative
+from .error_rates import check_counts, in_unit, nonnegative, root
 from .lower_bound import Estimate, Status
 from .one_run import Canaries, largest_refuted
 
@@ -133,8 +133,6 @@ def gaussian_mu(correct: int, guesses: int, canaries: int, confidence: float) ->
     Raises:
         ValueError: counts out of order, or confidence outside (0, 1).
     """
-    from scipy import optimize  # as long to import as all else of this package
-
     in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries)
 
@@ -146,7 +144,7 @@ def gaussian_mu(correct: int, guesses: int, canaries: int, confidence: float) ->
     high = 1.0
     while excess(high) < 0 and high < _LARGEST_MU:
         high *= 2
-    return float(optimize.brentq(excess, 0.0, high, xtol=1e-10)) if excess(high) >= 0 else high
+    return root(excess, 0.0, high, xtol=1e-10) if excess(high) >= 0 else high
 
 
 def _cut(mass: Floats, mu: float) -> Floats:

@@ -131,7 +131,7 @@ class AtOneThreshold(Logged):
         judged = Worlds.from_scores(scores[first:], members[first:])
         if math.isnan(threshold) or min(judged.sizes) == 0:
             return 0.0, float(threshold)
-        rates = _rates(judged.errors(threshold), judged.sizes, alpha)
+        rates = rates_at_most(judged.errors(threshold), judged.sizes, alpha)
         return float(gain(*rates)[0]), float(threshold)
 
 
@@ -189,23 +189,6 @@ class EpsDelta(AtOneThreshold, Estimator):
         return self._estimate(shown, math.nan, level, len(self._log), at)
 
 
-def epsilon_lower(
-    errors: tuple[npt.ArrayLike, npt.ArrayLike],
-    sizes: tuple[float, float],
-    delta: float,
-    alpha: float,
-) -> Scores:
-    """Lower bounds on ε from counts of false positives and negatives, float64 [len(errors)].
-
-    Each rate gets `alpha / 2`, so both upper bounds hold together at level 1 - alpha; both
-    directions are read off the same rectangle and need no further split.
-
-    Raises:
-        ValueError: counts outside 0..size, or `alpha` outside (0, 1).
-    """
-    return np.asarray(epsilon_of_rates(*_rates(errors, sizes, alpha), delta))
-
-
 def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> Any:
     """The smallest ε ≥ 0 at which a test with these error rates is possible; broadcasts.
 
@@ -237,24 +220,15 @@ class Gdp(AtOneThreshold, Estimator):
         return self._estimate(epsilon, mu, (delta, confidence), len(self._log), at)
 
 
-def mu_lower(
-    errors: tuple[npt.ArrayLike, npt.ArrayLike], sizes: tuple[float, float], alpha: float
-) -> Scores:
-    """Lower bounds on μ from counts of false positives and negatives, float64 [len(errors)].
-
-    Each rate gets `alpha / 2`. Both are upper bounds, so a negative result means "nothing was
-    shown" and must not be flipped into evidence by taking its absolute value.
-
-    Raises:
-        ValueError: counts outside 0..size, or `alpha` outside (0, 1).
-    """
-    return mu_of_rates(*_rates(errors, sizes, alpha))
-
-
-def _rates(
+def rates_at_most(
     errors: tuple[npt.ArrayLike, npt.ArrayLike], sizes: tuple[float, float], alpha: float
 ) -> tuple[Rates, Rates]:
-    """Upper bounds on false-positive and false-negative rates, float64 [n] each."""
+    """Upper bounds on false-positive and false-negative rates, float64 [n] each.
+
+    Each gets `alpha / 2` and counts its errors of so many trials, so both hold together. A bound
+    on ε or μ that comes out negative means "nothing was shown": it must not be flipped into
+    evidence. Raises ValueError for counts outside 0..size, or `alpha` outside (0, 1).
+    """
     uppers = two_rate_uppers(sizes, alpha)
     return uppers[0](np.atleast_1d(errors[0])), uppers[1](np.atleast_1d(errors[1]))
 

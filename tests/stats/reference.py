@@ -10,6 +10,7 @@ import pytest
 from scipy import special
 
 from dpaudit_ray import stats
+from dpaudit_ray.stats import threshold_rates
 from dpaudit_ray.stats.curve import Responses
 from dpaudit_ray.stats.ranking import Weights
 
@@ -110,3 +111,14 @@ def drawn_costs(
     block = np.minimum(np.cumsum(~is_level, axis=1) - ~is_level, blocks - 1)
     mistakes = rng.binomial(np.diff(bounds, axis=1, prepend=0), responses.mistakes[level])
     return np.asarray((mistakes * weights.costs[block]).sum(axis=1))
+
+
+def epsilon_of_counts(errors: Any, sizes: Any, delta: float, alpha: float) -> Any:
+    """Lower bounds on ε from counts of false positives and negatives, a half of `alpha` each."""
+    rates = threshold_rates.rates_at_most(errors, sizes, alpha)
+    return threshold_rates.epsilon_of_rates(*rates, delta)
+
+
+def mu_of_counts(errors: Any, sizes: Any, alpha: float) -> Any:
+    """Lower bounds on μ from the same."""
+    return threshold_rates.mu_of_rates(*threshold_rates.rates_at_most(errors, sizes, alpha))

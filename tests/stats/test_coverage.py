@@ -20,6 +20,7 @@ from tests.long import LONG, long
 from tests.stats.reference import (
     ORACLES,
     allowed,
+    epsilon_of_counts,
     gaussian_trials,
     laplace_trials,
     randomised_response,
@@ -208,9 +209,7 @@ def test_coverage_at_a_fixed_threshold(row):
     rng, n = np.random.default_rng(8), row["n"]
     errors = rng.binomial(n, [row["alpha"], row["beta"]], size=(400, 2))
     truth = row["eps_point"]
-    certified = stats.threshold_rates.epsilon_lower(
-        (errors[:, 0], errors[:, 1]), (n, n), DELTA, 0.05
-    )
+    certified = epsilon_of_counts((errors[:, 0], errors[:, 1]), (n, n), DELTA, 0.05)
     # 400 draws of rates near 4 %: standard error .01; the same for the medians in units of ε.
     assert np.mean(certified > truth) == pytest.approx(row["cp2"]["err"], abs=0.04)
     assert np.nanmedian(certified) == pytest.approx(row["cp2"]["med"], abs=0.15)

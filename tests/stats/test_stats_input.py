@@ -123,7 +123,6 @@ def test_confidence_outside_its_bounds_is_refused(confidence):
         (lambda: label.bounds([[1.0]], [1.5], [1], 1, 1, 0), r"probabilities must lie in \[0, 1\]"),
         (lambda: label.bounds([[1.0]], [0.5], [2], 1, 1, 0), "labels must be 0 or 1"),
         (lambda: label.bounds([[1.0]], [0.5], [1], 0, 1, 0), "clip_norm must be positive, got 0"),
-        (lambda: label.mu_upper(0.0), "noise_multiplier must be positive, got 0"),
         (lambda: stats.make("accurate", 10), "unknown method 'accurate'; known: accuracy"),
         (lambda: stats.make("accuracy", 10, looks=3), "accuracy does not take looks; it takes"),
         (lambda: stats.make("accuracy", 10, warmup=-1), "warmup must be at least 0, got -1"),

@@ -9,7 +9,7 @@ from scipy import special
 
 from dpaudit_ray import accounting, stats
 from dpaudit_ray.stats import budget, one_run, one_run_fdp, threshold_rates
-from tests.stats.reference import gaussian_trials, two_worlds
+from tests.stats.reference import epsilon_of_counts, gaussian_trials, mu_of_counts, two_worlds
 
 approx = pytest.approx
 
@@ -21,7 +21,7 @@ ONE_RUN = sorted(name for name, cls in stats.estimators().items() if cls.one_run
 def test_01_chance_counts_give_zero():
     # Flipping two upper bounds across the diagonal would give 0.985 here.
     errors, sizes = (10, 10), (20, 20)
-    assert threshold_rates.epsilon_lower(errors, sizes, 0.0, 0.05)[0] == 0
+    assert epsilon_of_counts(errors, sizes, 0.0, 0.05)[0] == 0
     assert threshold_rates.epsilon_of_rates(0.7, 0.7, 0.0) == 0
 
 
@@ -37,7 +37,7 @@ def test_02_gdp_shows_nothing_on_null_and_reversed_scores():
     for method in MANY_RUN:
         found = stats.estimate(scores[shuffle], members[shuffle], **LEVEL, method=method)
         assert found.epsilon_lower == 0, method
-    assert threshold_rates.mu_lower((450, 450), (500, 500), 0.05)[0] < -2
+    assert mu_of_counts((450, 450), (500, 500), 0.05)[0] < -2
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1.0])
@@ -64,11 +64,11 @@ def test_06_no_evidence_is_exactly_zero_and_ceilings_are_known():
 
 
 def test_08_unequal_worlds_must_not_be_swapped():
-    right = threshold_rates.epsilon_lower((5, 200), (1000, 400), 1e-5, 0.05)[0]
-    swapped = threshold_rates.epsilon_lower((5, 200), (400, 1000), 1e-5, 0.05)[0]
+    right = epsilon_of_counts((5, 200), (1000, 400), 1e-5, 0.05)[0]
+    swapped = epsilon_of_counts((5, 200), (400, 1000), 1e-5, 0.05)[0]
     assert right != approx(swapped, abs=0.1)
-    assert threshold_rates.mu_lower((5, 200), (1000, 400), 0.05)[0] != approx(
-        threshold_rates.mu_lower((5, 200), (400, 1000), 0.05)[0], abs=0.1
+    assert mu_of_counts((5, 200), (1000, 400), 0.05)[0] != approx(
+        mu_of_counts((5, 200), (400, 1000), 0.05)[0], abs=0.1
     )
 
 
