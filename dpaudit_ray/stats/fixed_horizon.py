@@ -24,8 +24,8 @@ from scipy import special
 from .base import Members, Scores
 from .curve import Curve, Responses
 from .error_rates import clopper_pearson_lower
-from .ranking import Costs, Group, Weights, distribution, two_means
-from .trial_log import Diverged
+from .ranking import Costs, Weights, distribution, ranked_mistakes, two_means
+from .trial_log import Diverged, TrialLog
 
 Floats = npt.NDArray[np.float64]
 LOOKS = 16  # more would find little earlier, and each costs a distribution
@@ -44,19 +44,26 @@ class DeclaredTest:
             raise ValueError(f"planned must be at least 1, got {planned}")
         looks = max(min(LOOKS, planned // _FEWEST), 1)
         self._ends = tuple(math.ceil(planned * (i + 1) / looks) for i in range(looks))
-        self._scores = np.empty(planned)
-        self._members = np.empty(planned, dtype=np.bool_)
-        self._groups: list[Group] = []
+        self._log = TrialLog()
+        self._groups: list[Members] = []  # mistakes between two looks, the surest guess first
         self._diverged = Diverged()
-        self.trials = 0
+
+    @property
+    def trials(self) -> int:
+        """Trials that count: no more than were declared."""
+        return min(len(self._log), self._ends[-1])
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials in order; `scores` float64 [n], not finite where diverged."""
-        self._add(np.where(np.isfinite(scores), scores, np.inf), members)
+        if self.trials < self._ends[-1]:
+            self._log.append(scores, members)
+            self._rank()
 
     def miss(self, members: Members) -> None:
         """Adds trials that count as misses."""
-        self._add(np.full(len(members), np.nan), members)
+        if self.trials < self._ends[-1]:
+            self._log.miss(members)
+            self._rank()
 
     def refuted_after(self, curve: Curve, alpha: float) -> int | None:
         """Trials after which `curve` was refuted, None while it is not.
@@ -65,7 +72,7 @@ class DeclaredTest:
         """
         boundary = _Boundary.from_claim(curve, self._ends, alpha * _SHARE)
         weighed = zip(boundary.weights, self._groups, strict=False)
-        costs = np.cumsum([weights.cost(group) for weights, group in weighed])
+        costs = np.cumsum([weights.cost(mistakes) for weights, mistakes in weighed])
         over = np.flatnonzero(costs <= boundary.limits[: len(costs)])
         if len(over):
             return self._ends[int(over[0])]
@@ -73,31 +80,26 @@ class DeclaredTest:
         complete = self.trials == self._ends[-1]
         return self.trials if complete and self._diverging(curve, rest) <= rest else None
 
-    def _add(self, scores: Scores, members: Members) -> None:
-        start, planned = 0, self._ends[-1]
-        while start < len(scores) and self.trials < planned:
-            end = next(end for end in self._ends if end > self.trials)
-            stop = min(len(scores), start + end - self.trials)
-            here = slice(self.trials, self.trials + stop - start)
-            self._scores[here], self._members[here] = scores[start:stop], members[start:stop]
-            self.trials, start = here.stop, stop
-            if self.trials == end:
-                self._close(end)
-
-    def _close(self, end: int) -> None:
-        """Ranks the trials since the last look, around the midpoint of all outputs so far."""
+    def _rank(self) -> None:
+        """Ranks the trials before each look that is due, around the midpoint of all outputs."""
         first = self._ends[len(self._groups) - 1] if self._groups else 0
-        scores, members = self._scores[first:end], self._members[first:end]
-        centre = two_means(self._scores[:end])
-        self._groups.append(Group.from_scores(scores, members, centre, self._diverged))
-        self._diverged.fold(scores, members)
+        for end in self._ends[len(self._groups) :]:
+            if end > len(self._log):
+                break
+            scores, members = self._log.arrays()
+            group = scores[first:end], members[first:end]
+            centre = two_means(scores[:end])
+            self._groups.append(ranked_mistakes(*group, centre, self._diverged))
+            self._diverged.fold(*group)
+            first = end
 
     def _diverging(self, curve: Curve, alpha: float) -> float:
         """p-value, for a test at `alpha`, of the diverged trials after those that taught."""
-        lost = np.flatnonzero(np.isinf(self._scores[: self.trials]))
+        scores, members = self._log.arrays()
+        lost = np.flatnonzero(np.isinf(scores[: self.trials]))
         if len(lost) <= _LESSONS:
             return 1.0
-        taught, judged = self._members[lost[:_LESSONS]], self._members[lost[_LESSONS:]]
+        taught, judged = members[lost[:_LESSONS]], members[lost[_LESSONS:]]
         mistakes = int((judged != (2 * taught.sum() >= _LESSONS)).sum())
         after = self.trials - int(lost[_LESSONS - 1]) - 1
         counts = (mistakes, len(judged), after)

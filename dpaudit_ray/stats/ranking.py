@@ -56,32 +56,25 @@ _LOOK = 1.25  # ratio of trials between looks of `Rank`, each of which costs a d
 _SMALLEST, _RATIO, _STEPS = 0.005, 1.02, 400  # μ that `Rank` tries, from 0.005 to 13.5
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Trials that are ranked together: `mistakes` bool [n], the surest guess first."""
+def ranked_mistakes(scores: Scores, members: Members, centre: float, diverged: Diverged) -> Members:
+    """Whether each guess of a group of trials is wrong, bool [n], the surest guess first.
 
-    mistakes: npt.NDArray[np.bool_]
+    Guesses are "in" above `centre`, and surest where the score is furthest from it.
 
-    @classmethod
-    def from_scores(
-        cls, scores: Scores, members: Members, centre: float, diverged: Diverged
-    ) -> Group:
-        """Guesses "in" above `centre`, surest where the score is furthest from it.
-
-        Args:
-            scores: float64 [n]; NaN marks a trial that counts as a miss, ±inf a diverged one.
-            members: bool [n].
-            centre: a function of outputs and of earlier bits.
-            diverged: what earlier trials teach about diverged ones.
-        """
-        missed, lost = np.isnan(scores), np.isinf(scores)
-        with np.errstate(invalid="ignore", over="ignore"):
-            distance = np.abs(scores - centre)
-            guessed = np.where(lost, diverged.guessed_in, scores > centre)
-        distance[lost] = np.inf if diverged.sure else 0.0
-        distance[missed] = np.inf
-        wrong = (guessed != members) | missed
-        return cls(wrong[np.argsort(-distance, kind="stable")])
+    Args:
+        scores: float64 [n]; NaN marks a trial that counts as a miss, ±inf a diverged one.
+        members: bool [n].
+        centre: a function of outputs and of earlier bits.
+        diverged: what earlier trials teach about diverged ones.
+    """
+    missed, lost = np.isnan(scores), np.isinf(scores)
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.abs(scores - centre)
+        guessed = np.where(lost, diverged.guessed_in, scores > centre)
+    distance[lost] = np.inf if diverged.sure else 0.0
+    distance[missed] = np.inf
+    wrong = (guessed != members) | missed
+    return np.asarray(wrong[np.argsort(-distance, kind="stable")])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +111,9 @@ class Weights:
         largest = round(_LARGEST / _TYPICAL * typical)
         return cls(edges, np.minimum(np.round(odds / unit), largest).astype(np.int64))
 
-    def cost(self, group: Group) -> int:
-        """The cost of a group's mistakes."""
-        return int(np.add.reduceat(group.mistakes, self.edges[:-1], dtype=np.int64) @ self.costs)
+    def cost(self, mistakes: Members) -> int:
+        """The cost of a group's mistakes, bool [n], the surest guess first."""
+        return int(np.add.reduceat(mistakes, self.edges[:-1], dtype=np.int64) @ self.costs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,8 +343,8 @@ class Rank(Logged, Estimator):
         if members.all() or not members.any():
             self._known = {(trials, confidence): 0.0}  # one world alone is an accident
         if (trials, confidence) not in self._known:
-            group = self._group(scores, members, centre)
-            self._known = {(trials, confidence): mu_lower(group, 1 - confidence)}
+            mistakes = self._mistakes(scores, members, centre)
+            self._known = {(trials, confidence): mu_lower(mistakes, 1 - confidence)}
         mu = self._known[trials, confidence]
         return self._estimate(float(gdp.epsilon(mu, delta)), mu, level, len(self._log), centre)
 
@@ -364,38 +357,38 @@ class Rank(Logged, Estimator):
         steps = math.floor(math.log(trials) / math.log(_LOOK) + 1e-9)
         return min(math.ceil(_LOOK**steps), trials)
 
-    def _group(self, scores: Scores, members: Members, centre: float) -> Group:
-        """All trials, ranked; diverged ones that taught how others are guessed come last."""
+    def _mistakes(self, scores: Scores, members: Members, centre: float) -> Members:
+        """Of all trials, ranked; diverged ones that taught how others are guessed come last."""
         learn = math.ceil(LEARN * self.planned)
         taught = Diverged()
         taught.fold(scores[:learn], members[:learn])
         lesson = np.isinf(scores) & (np.arange(len(scores)) < learn)
-        judged = Group.from_scores(scores[~lesson], members[~lesson], centre, taught)
-        return Group(np.concatenate([judged.mistakes, ~members[lesson]]))
+        judged = ranked_mistakes(scores[~lesson], members[~lesson], centre, taught)
+        return np.concatenate([judged, ~members[lesson]])
 
 
-def mu_lower(group: Group, alpha: float) -> float:
+def mu_lower(mistakes: Members, alpha: float) -> float:
     """The largest μ that the order of mistakes refutes at level `alpha`; 0 when none.
 
     Found on a grid of μ, as tests of them are kept; between two of them by what the normal
     quantile of the p-value is in between.
     """
-    if len(group.mistakes) == 0 or _excess_at(0, group, alpha) <= 0:
+    if len(mistakes) == 0 or _excess_at(0, mistakes, alpha) <= 0:
         return 0.0
     low, high = 0, _STEPS
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _excess_at(middle, group, alpha) > 0 else (low, middle)
-    left, right = _excess_at(low, group, alpha), _excess_at(high, group, alpha)
+        low, high = (middle, high) if _excess_at(middle, mistakes, alpha) > 0 else (low, middle)
+    left, right = (_excess_at(end, mistakes, alpha) for end in (low, high))
     share = left / (left - right) if high < _STEPS and right < left else 0.0
     # Down to 2e-8 of μ: matrix products on another number of threads have other last bits.
     return float(_SMALLEST * _RATIO**low * _RATIO ** (math.floor(share * 2**20) / 2**20))
 
 
-def _excess_at(index: int, group: Group, alpha: float) -> float:
+def _excess_at(index: int, mistakes: Members, alpha: float) -> float:
     """How far below `alpha` the p-value is, as quantiles of the normal distribution."""
-    weights, costs = distribution(len(group.mistakes), _claim_at(index))
-    return float(special.ndtri(alpha) - special.ndtri(costs.at_most(weights.cost(group))))
+    weights, costs = distribution(len(mistakes), _claim_at(index))
+    return float(special.ndtri(alpha) - special.ndtri(costs.at_most(weights.cost(mistakes))))
 
 
 @functools.lru_cache(maxsize=_STEPS + 1)

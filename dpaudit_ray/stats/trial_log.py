@@ -26,19 +26,23 @@ class TrialLog:
 
     scores: list[Scores] = dataclasses.field(default_factory=list)
     members: list[Members] = dataclasses.field(default_factory=list)
+    trials: int = 0
 
     def append(self, scores: Scores, members: Members) -> None:
         """Adds trials in order."""
-        self.scores.append(np.where(np.isfinite(scores), scores, np.inf))
-        self.members.append(members)
+        self._add(np.where(np.isfinite(scores), scores, np.inf), members)
 
     def miss(self, members: Members) -> None:
         """Adds trials that count as misses."""
-        self.scores.append(np.full(len(members), np.nan))
+        self._add(np.full(len(members), np.nan), members)
+
+    def _add(self, scores: Scores, members: Members) -> None:
+        self.scores.append(scores)
         self.members.append(members)
+        self.trials += len(scores)
 
     def __len__(self) -> int:
-        return sum(map(len, self.scores))
+        return self.trials
 
     def arrays(self) -> tuple[Scores, Members]:
         """The trials so far as two arrays."""

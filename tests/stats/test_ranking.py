@@ -10,7 +10,7 @@ from scipy import special
 from dpaudit_ray import stats
 from dpaudit_ray.stats import gdp, ranking
 from dpaudit_ray.stats.curve import Curve, Responses, gaussian
-from dpaudit_ray.stats.ranking import Group, Weights, distribution, two_means
+from dpaudit_ray.stats.ranking import Weights, distribution, ranked_mistakes, two_means
 from dpaudit_ray.stats.trial_log import Diverged
 from tests.long import LONG, long
 from tests.stats.reference import drawn_costs, drawn_mistakes, gaussian_trials, randomised_response
@@ -169,7 +169,7 @@ def test_rank_errs_in_5_percent_at_5000_trials():
     )
     for _ in range(audits):
         trials = rng.multinomial(5000, coins.shares / coins.shares.sum())
-        group = Group(rng.random(5000) < np.repeat(coins.mistakes, trials))
+        group = rng.random(5000) < np.repeat(coins.mistakes, trials)
         wrong += ranking.mu_lower(group, 0.05) > 0.262
     assert 0.04 * audits < wrong <= audits * (0.05 + 4.3 * math.sqrt(0.05 * 0.95 / audits))
 
@@ -197,7 +197,7 @@ def test_weights_fall_and_cost_adds_up():
         weights.costs[np.searchsorted(weights.edges, rank, side="right") - 1]
         for rank in np.flatnonzero(wrong)
     )
-    assert weights.cost(Group(wrong)) == approx(loop)
+    assert weights.cost(wrong) == approx(loop)
 
 
 def test_no_choice_of_guesses_beats_the_surest_first():
@@ -248,12 +248,12 @@ def test_groups_by_hand():
     members = np.array([True, True, False, True, False, False])
     seen = Diverged(outside=0, inside=9)
     # missed and diverged first, then 5 (right), -4 (right), -1 (wrong), 0.5 (wrong)
-    found = Group.from_scores(scores, members, 0.0, seen).mistakes
+    found = ranked_mistakes(scores, members, 0.0, seen)
     assert found.tolist() in (
         [False, True, False, False, True, True],
         [True, False, False, False, True, True],
     )
-    shy = Group.from_scores(scores, members, 0.0, Diverged()).mistakes
+    shy = ranked_mistakes(scores, members, 0.0, Diverged())
     assert shy.tolist() == [True, False, False, True, True, False]
 
 
