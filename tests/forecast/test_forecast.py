@@ -129,9 +129,7 @@ def test_what_can_be_certified_is_what_perfect_guesses_give(tiny, tmp_path):
     assert audit.largest_certifiable >= perfect.epsilon_lower > 0.8 * audit.largest_certifiable
 
 
-def test_a_plan_promises_certified_bounds_only_where_the_curve_is_known(
-    tiny: dict, tmp_path: Path
-) -> None:
+def test_a_plan_promises_certified_bounds_only_where_the_curve_is_known(tiny, tmp_path):
     assert [audit.status for audit in outlook(tiny, tmp_path).audits] == [
         "certified",
         "if-gaussian",

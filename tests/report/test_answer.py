@@ -189,9 +189,7 @@ def test_a_forged_answer_is_not_believed(sweep, tmp_path):
         assert json.loads(stored.read_text())["sentence"] == found.sentence
 
 
-def test_where_deriving_takes_long_a_strangers_answer_is_marked(
-    sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_deriving_takes_long_a_strangers_answer_is_marked(sweep, tmp_path, monkeypatch):
     said = answer.current(run_of(sweep, tmp_path, CLAIMED)).sentence
     monkeypatch.setattr(answer, "QUICK_TRIALS", TRIALS - 1)
     assert "nobody derived it" not in one_line(dpaudit("status", tmp_path).out)
