@@ -47,8 +47,7 @@ def epsilon(
         adjacency: `add-remove` or `replace`.
         sampling: `poisson`, `shuffle` or `balls-and-bins`; of the last two what is proven.
 
-    Raises:
-        ValueError: a value outside its bounds, or an accountant that cannot give a bound.
+    Raises ValueError for a value outside its bounds, or an accountant that cannot give a bound.
     """
     training = Training(noise_multiplier, steps, sample_rate, adjacency, sampling)
     return epsilon_of(training, delta, accountant).upper
@@ -123,8 +122,7 @@ def events_epsilon(
             1; or one of your own that defines `composed`.
         adjacency: `add-remove` or `replace`.
 
-    Raises:
-        ValueError: a value outside its bounds, or an accountant that cannot give a bound.
+    Raises ValueError for a value outside its bounds, or an accountant that cannot give a bound.
     """
     in_unit("delta", delta)
     counts: dict[tuple[float, float], int] = {}
@@ -160,9 +158,7 @@ def noise_multiplier(  # noqa: PLR0913 (what a training is, by name)
 
     The gaussian accountant answers in closed form. The others are bisected from 20 downwards, as
     Opacus does, so that its default tolerance of 0.01 gives its answers.
-
-    Raises:
-        ValueError: a value outside its bounds, or no noise up to 1e6 reaches `epsilon`.
+    Raises ValueError for a value outside its bounds, or no noise up to 1e6 reaches `epsilon`.
     """
     in_unit("delta", delta)
     training = Training(1.0, steps, sample_rate, adjacency, sampling)
@@ -186,9 +182,7 @@ def clt_epsilon(
 
     It underestimates: 4.03 against 4.16 by PLD for noise 2, rate 0.05, 1000 steps, δ = 1e-6. It
     is here to be looked at; no verdict accepts it.
-
-    Raises:
-        ValueError: a value outside its bounds.
+    Raises ValueError for a value outside its bounds.
     """
     training = Training(noise_multiplier, steps, sample_rate)
     in_unit("delta", delta)

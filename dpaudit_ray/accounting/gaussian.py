@@ -33,8 +33,7 @@ class Gaussian(Accountant):
 def mu(training: Training) -> float:
     """The GDP parameter of a training without sampling.
 
-    Raises:
-        ValueError: sampling, for which no closed form exists.
+    Raises ValueError for sampling, for which no closed form exists.
     """
     if training.sample_rate != 1:
         raise ValueError(

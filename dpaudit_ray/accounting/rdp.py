@@ -50,8 +50,7 @@ def divergences(
 ) -> Floats:
     """RDP of `steps` steps at each order, float64 [len(orders)]; `noise_multiplier` > 0.
 
-    Raises:
-        ValueError: an order of 1 or less.
+    Raises ValueError for an order of 1 or less.
     """
     alphas = np.atleast_1d(np.asarray(orders, dtype=np.float64))
     if not np.all(alphas > 1):

@@ -61,9 +61,7 @@ class Training:
     Each record takes part in a step with probability `sample_rate`; 1 also stands for mini-batches
     that the adversary knows. With `sampling` other than Poisson it is in one batch of each epoch,
     of batch size over number of records many: how they are drawn does not depend on the data.
-
-    Raises:
-        ValueError: a value outside its bounds.
+    Raises ValueError for a value outside its bounds.
     """
 
     noise_multiplier: float

@@ -139,9 +139,7 @@ def make(
     `independent` says that every score comes from a training of its own. Methods for canaries of
     one training then judge by what independence allows; all others take it for granted.
     `canaries` is for methods that judge whole trainings: so many scores in a row are of one.
-
-    Raises:
-        ValueError: unknown method or option, or an option outside its bounds.
+    Raises ValueError for an unknown method or option, or an option outside its bounds.
     """
     cls = _method_class(method)
     name, fields = cls.name, option_names(cls)
@@ -222,8 +220,7 @@ def estimate(
         options: options of the method; `curve="claimed"` needs a `family`
             (`accounting.Family`) beside it.
 
-    Raises:
-        ValueError: an argument outside its bounds; the message names value and bound.
+    Raises ValueError for an argument outside its bounds; the message names value and bound.
     """
     values, bits = checked(scores, members)
     check_level(delta, confidence)
@@ -418,8 +415,7 @@ def assumption_free(
         missed: bool [R], trials that were run and gave no output; wrong guesses, whatever their
             score. None unless given.
 
-    Raises:
-        ValueError: an argument outside its bounds; the message names value and bound.
+    Raises ValueError for an argument outside its bounds; the message names value and bound.
     """
     values, bits = checked(scores, members)
     check_level(delta, confidence)

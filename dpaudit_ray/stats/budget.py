@@ -23,9 +23,7 @@ class Budget:
     """Error 1 - confidence for a whole audit, whose `estimators` decide at each of `steps`.
 
     Directions of one estimator need no share of their own: every estimator here accounts for both.
-
-    Raises:
-        ValueError: confidence outside (0, 1), or a name or step that appears twice.
+    Raises ValueError for a confidence outside (0, 1), or a name or step that appears twice.
     """
 
     confidence: float

@@ -32,9 +32,7 @@ class Curve:
 
     Include ε = 0 (the best guessing accuracy); points whose δ is tiny add little. Curves of the
     same points are equal and hash alike, so that what is computed of one can be kept.
-
-    Raises:
-        ValueError: lengths that differ, an ε below 0 or a δ outside [0, 1].
+    Raises ValueError for lengths that differ, an ε below 0 or a δ outside [0, 1].
     """
 
     epsilons: Floats

@@ -39,8 +39,7 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
         outcomes: float64 [n] in [0, 1], in the order they were observed.
         alpha: error probability over all n and every earlier stop.
 
-    Raises:
-        ValueError: an argument outside its bounds.
+    Raises ValueError for an argument outside its bounds.
     """
     in_unit("alpha", alpha)
     values = np.asarray(outcomes, dtype=np.float64)
@@ -111,8 +110,7 @@ def _log_wealth(
 def anytime_lower(hits: int, trials: int, alpha: float, prior: Prior = UNIFORM) -> float:
     """Largest refuted hit rate ≥ 1/2; 0.5 when chance itself is not refuted.
 
-    Raises:
-        ValueError: `alpha` outside (0, 1), hits outside 0..trials, or a prior of no mass.
+    Raises ValueError for `alpha` outside (0, 1), hits outside 0..trials, or a prior of no mass.
     """
     in_unit("alpha", alpha)
     if not 0 <= hits <= trials:

@@ -35,9 +35,7 @@ def clopper_pearson_upper(
 
     The arguments broadcast. Scalars in, a float out; arrays in, a float64 array out.
     No trials bound nothing: the result is 1.
-
-    Raises:
-        ValueError: counts outside 0..trials, or `alpha` outside (0, 1).
+    Raises ValueError for counts outside 0..trials, or `alpha` outside (0, 1).
     """
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
@@ -52,9 +50,7 @@ def clopper_pearson_lower(
 
     The arguments broadcast. Scalars in, a float out; arrays in, a float64 array out.
     No trials bound nothing: the result is 0.
-
-    Raises:
-        ValueError: counts outside 0..trials, or `alpha` outside (0, 1).
+    Raises ValueError for counts outside 0..trials, or `alpha` outside (0, 1).
     """
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
@@ -143,8 +139,7 @@ def upper_rates(n: int, tail: float, size: int = 0) -> Upper:
 def local_level(n: int, tail: float) -> float:
     """The level η at which all n bounds hold together with probability 1 - tail, exactly.
 
-    Raises:
-        ValueError: n outside 1..EXACT_LIMIT, or tail outside (0, 1).
+    Raises ValueError for an n outside 1..EXACT_LIMIT, or tail outside (0, 1).
     """
     if not 1 <= n <= EXACT_LIMIT:
         raise ValueError(f"n must lie in 1..{EXACT_LIMIT}, got {n}")

@@ -33,8 +33,7 @@ def delta(epsilon: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
 def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     """The smallest ε ≥ 0 at which a μ-GDP mechanism is (ε, δ)-DP.
 
-    Raises:
-        ValueError: μ negative, or δ outside (0, 1).
+    Raises ValueError for a negative μ, or a δ outside (0, 1).
     """
     m, d = np.broadcast_arrays(nonnegative("mu", mu), in_unit("delta", delta))
     log_d = np.log(d)
@@ -45,8 +44,7 @@ def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
 def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     """The largest μ whose mechanisms are all (ε, δ)-DP: the inverse of `epsilon` in μ.
 
-    Raises:
-        ValueError: ε negative, or δ outside (0, 1).
+    Raises ValueError for a negative ε, or a δ outside (0, 1).
     """
     e, d = np.broadcast_arrays(nonnegative("epsilon", epsilon), in_unit("delta", delta))
     log_d = np.log(d)

@@ -90,8 +90,7 @@ class GroupSequential(Guesses):
 def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
     """Error spent by each share of the trials, float64 [looks]; `alpha` at share 1.
 
-    Raises:
-        ValueError: `alpha` outside (0, 1).
+    Raises ValueError for `alpha` outside (0, 1).
     """
     in_unit("alpha", alpha)
     f = np.asarray(shares, dtype=np.float64)

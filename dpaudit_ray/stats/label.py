@@ -66,8 +66,7 @@ def bounds(
         whole: float [N], norms of the derivatives by all parameters, which are then clipped and
             released together. None where the attacked weights are all there is.
 
-    Raises:
-        ValueError: shapes that do not fit, or a value outside its bounds.
+    Raises ValueError for shapes that do not fit, or a value outside its bounds.
     """
     columns, p, y = _checked(features, probabilities, labels)
     _check_noise(clip_norm, noise_multiplier)
@@ -136,8 +135,7 @@ def coefficients(features: npt.ArrayLike, gradient: npt.ArrayLike) -> Floats:
         float64 [N]; NaN where the system does not determine it: a dead neuron's, or a record whose
         column lies in the span of the others.
 
-    Raises:
-        ValueError: shapes that do not fit.
+    Raises ValueError for shapes that do not fit.
     """
     columns, total = np.asarray(features, np.float64), np.asarray(gradient, np.float64)
     if columns.ndim != 2 or total.shape != columns.shape[:1]:
@@ -153,9 +151,7 @@ def growth(batch_size: int, batches: int) -> float:
 
     Appendix A.3.1 with its mistake mended: H_MN / H_N, harmonic numbers, if the bounds were
     independent and exponential. An estimate of an expectation, no bound.
-
-    Raises:
-        ValueError: a number below 1.
+    Raises ValueError for a number below 1.
     """
     if min(batch_size, batches) < 1:
         raise ValueError(f"must be at least 1, got {batch_size} records and {batches} batches")

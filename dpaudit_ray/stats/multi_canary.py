@@ -134,8 +134,7 @@ def coupled_worlds(
         confidence: level of the bound, in (0, 1); it holds at every earlier stop as well.
         width: width of the ramp from "out" to "in", in standard deviations of a world's scores.
 
-    Raises:
-        ValueError: an argument outside its bounds.
+    Raises ValueError for an argument outside its bounds.
     """
     check_level(delta, confidence)
     pair = np.array([outside, inside], dtype=np.float64)

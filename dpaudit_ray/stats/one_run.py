@@ -195,8 +195,7 @@ def epsilon_lower(
         delta: δ of the bound, in [0, 1].
         confidence: level of the bound, in (0, 1).
 
-    Raises:
-        ValueError: an argument outside its bounds.
+    Raises ValueError for an argument outside its bounds.
     """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries, delta)
@@ -222,8 +221,7 @@ def largest_refuted(refuted: Callable[[float], bool], largest: float) -> float:
 def p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
     """Largest chance of `correct` or more right guesses under (ε, δ)-DP; arguments as above.
 
-    Raises:
-        ValueError: an argument outside its bounds.
+    Raises ValueError for an argument outside its bounds.
     """
     check_counts(correct, guesses, canaries, delta)
     nonnegative("epsilon", epsilon)
@@ -274,8 +272,7 @@ def independent_epsilon_lower(
         delta: δ of the bound, in [0, 1].
         confidence: level of the bound, in (0, 1).
 
-    Raises:
-        ValueError: an argument outside its bounds.
+    Raises ValueError for an argument outside its bounds.
     """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, trials, delta)

@@ -76,8 +76,7 @@ def mu_lower(correct: int, guesses: int, canaries: int, confidence: float) -> fl
         canaries: canaries that had a coin, m, guessed or not.
         confidence: level of the bound, in (0, 1).
 
-    Raises:
-        ValueError: an argument outside its bounds.
+    Raises ValueError for an argument outside its bounds.
     """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries, 0.0)
@@ -106,8 +105,7 @@ def _refuted(mu: float, correct: int, guesses: int, canaries: int, level: float)
 def gaussian_p_value(mistakes: int, guesses: int, canaries: int, mu: float) -> float:
     """P(at most `mistakes` among the most confident `guesses`) if each canary is μ-GDP.
 
-    Raises:
-        ValueError: counts out of order, or a negative μ.
+    Raises ValueError for counts out of order, or a negative μ.
     """
     check_counts(mistakes, guesses, canaries)
     nonnegative("mu", mu)
@@ -130,8 +128,7 @@ def _quadrature() -> tuple[Floats, Floats]:
 def gaussian_mu(correct: int, guesses: int, canaries: int, confidence: float) -> float:
     """The μ refuted at `confidence` if canaries did not interfere; 0 when nothing is shown.
 
-    Raises:
-        ValueError: counts out of order, or confidence outside (0, 1).
+    Raises ValueError for counts out of order, or a confidence outside (0, 1).
     """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries)

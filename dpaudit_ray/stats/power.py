@@ -37,9 +37,7 @@ def largest_certifiable(
 
     `eps-delta` is taken with half of the trials in either world and a threshold that was fixed
     beforehand.
-
-    Raises:
-        ValueError: an unknown method, trials below 0, or a level outside its bounds.
+    Raises ValueError for an unknown method, trials below 0, or a level outside its bounds.
     """
     check_level(delta, confidence)
     nonnegative("trials", trials)
@@ -80,8 +78,7 @@ def trials_needed(
         delta: δ of the bound.
         confidence: level of the bound.
 
-    Raises:
-        ValueError: an argument outside its bounds, or more than a billion trials.
+    Raises ValueError for an argument outside its bounds, or more than a billion trials.
     """
     check_level(delta, confidence)
     _check_plan(epsilon, within, power)
@@ -103,8 +100,7 @@ def likely_bound(
 ) -> float:
     """The ε that the accuracy bound reaches with a chance of `power` when the truth is `epsilon`.
 
-    Raises:
-        ValueError: an argument outside its bounds.
+    Raises ValueError for an argument outside its bounds.
     """
     check_level(delta, confidence)
     _check_plan(epsilon, 0.5, power)

@@ -50,8 +50,7 @@ def mu_profile(
         confidence: chance that the whole band is right, in (0, 1).
         size: see `upper_rates`, for both worlds.
 
-    Raises:
-        ValueError: an argument outside its bounds.
+    Raises ValueError for an argument outside its bounds.
     """
     in_unit("confidence", confidence)
     worlds = Worlds.observed(*checked(scores, members))
@@ -87,8 +86,7 @@ def epsilon_curve(
 ) -> Floats:
     """Lower bounds on ε at each δ, float64 [len(deltas)], all valid together; else as above.
 
-    Raises:
-        ValueError: an argument outside its bounds.
+    Raises ValueError for an argument outside its bounds.
     """
     d = np.atleast_1d(np.asarray(deltas, dtype=np.float64))
     if not np.all((d >= 0) & (d < 1)):
@@ -116,8 +114,7 @@ def true_positive_rate(
         epsilons: ε_j of the claim, [k]; a fine grid from 0 on.
         deltas: δ(ε_j), [k].
 
-    Raises:
-        ValueError: lengths that differ, or a value outside its bounds.
+    Raises ValueError for lengths that differ, or a value outside its bounds.
     """
     a = np.atleast_1d(np.asarray(fpr, dtype=np.float64))[:, None]
     e, d = (np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (epsilons, deltas))
