@@ -98,8 +98,11 @@ class Canaries(Logged):
             total = len(scores)
             tried = {min(self.guesses, total)} if self.guesses else set()
             tried = tried or {math.ceil(share * total) for share in SHARES}
-            hits = np.concatenate([[0], np.cumsum(confident_hits(scores, members))])
-            attempts = [(int(hits[r]), r) for r in sorted(tried) if r > 0]
+            attempts = [
+                hits_of(scores, members, *balanced(scores, guesses))
+                for guesses in sorted(tried)
+                if guesses > 0
+            ]
         split = 1 - (1 - confidence) / max(len(attempts), 1)
         return max((lower(v, r, split) for v, r in attempts), default=0.0)
 
@@ -153,19 +156,11 @@ class OneRun(Canaries, Estimator):
         return dataclasses.replace(judged, guesses=judged.guesses + missed), trials
 
 
-def confident_hits(scores: Scores, members: Members) -> npt.NDArray[np.bool_]:
-    """Whether each guess is right, bool [m], from the most to the least extreme score.
-
-    The order is read off the scores alone: highest, lowest, second highest, and so on; those
-    that are not finite come first and are wrong.
-    """
-    finite = np.isfinite(scores)
-    rising = np.argsort(scores[finite], kind="stable")
-    bits, count = members[finite], len(rising)
-    high, low = rising[::-1][: (count + 1) // 2], rising[: count // 2]
-    right = np.empty(count, dtype=np.bool_)
-    right[0::2], right[1::2] = bits[high], ~bits[low]
-    return np.concatenate([np.zeros(int((~finite).sum()), dtype=np.bool_), right])
+def balanced(scores: Scores, guesses: int) -> tuple[int, int]:
+    """How many of so many guesses are "in" and "out": half of each, after scores not finite."""
+    wrong = min(int(np.count_nonzero(~np.isfinite(scores))), guesses)
+    above = wrong + (guesses - wrong + 1) // 2
+    return above, guesses - above
 
 
 def hits_of(scores: Scores, members: Members, positive: int, negative: int) -> tuple[int, int]:

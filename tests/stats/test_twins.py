@@ -345,12 +345,13 @@ def test_one_run_order_statistics_by_simulation():
     assert found == approx(np.mean(wrong <= 3), abs=0.015)
 
 
-def test_confident_hits_by_hand():
+def test_balanced_guesses_by_hand():
     scores = np.array([5.0, 1.0, -3.0, np.nan, 2.0, 0.0])
     members = np.array([True, True, False, True, False, False])
     # the NaN first and wrong, then 5 in, -3 out, 2 in, 0 out, 1 in
-    expected = [False, True, True, False, True, True]
-    np.testing.assert_array_equal(one_run.confident_hits(scores, members), expected)
+    expected = [(0, 1), (1, 2), (2, 3), (2, 4), (3, 5), (4, 6)]
+    split = (one_run.balanced(scores, guesses) for guesses in range(1, 7))
+    assert [one_run.hits_of(scores, members, *kinds) for kinds in split] == expected
 
 
 # --- everything else -----------------------------------------------------------------------------
