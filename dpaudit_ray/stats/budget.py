@@ -15,8 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from .error_rates import in_unit
-
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
@@ -29,12 +27,6 @@ class Budget:
     confidence: float
     estimators: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        in_unit("confidence", self.confidence)
-        for name, values in (("estimators", self.estimators), ("steps", self.steps)):
-            if len(set(values)) != len(values):
-                raise ValueError(f"{name} must differ from each other, got {values}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,6 +70,14 @@ class Curve:
         kept = np.unique(np.abs(self.epsilons[:, None] - wanted).argmin(axis=0))
         return Curve(self.epsilons[kept], self.deltas[kept])
 
+    def true_positive_rate(self, fpr: npt.ArrayLike) -> Floats:
+        """The ROC curve: no test hits more often at these false-positive rates, [n] in [0, 1]."""
+        a = np.atleast_1d(np.asarray(fpr, dtype=np.float64))[:, None]
+        growth = np.exp(np.minimum(self.epsilons, _LARGEST))
+        steep = growth * a + self.deltas
+        flat = 1 - (1 - self.deltas - a) / growth  # the same line with both errors exchanged
+        return np.asarray(np.clip(np.minimum(steep, flat).min(axis=1), 0.0, 1.0))
+
 
 @dataclasses.dataclass(frozen=True)
 class Responses:

@@ -102,31 +102,3 @@ def epsilon_curve(
         upper_rates(n, tail, size)(counts) for n, counts in zip(worlds.sizes, tests, strict=True)
     )
     return np.array([np.max(epsilon_of_rates(fpr, fnr, delta), initial=0.0) for delta in d])
-
-
-def true_positive_rate(
-    fpr: npt.ArrayLike, epsilons: npt.ArrayLike, deltas: npt.ArrayLike
-) -> Floats:  # fmt: skip
-    """The ROC curve of a claim: no test hits more often at this false-positive rate, float64 [n].
-
-    Args:
-        fpr: false-positive rates in [0, 1], [n].
-        epsilons: ε_j of the claim, [k]; a fine grid from 0 on.
-        deltas: δ(ε_j), [k].
-
-    Raises ValueError for lengths that differ, or a value outside its bounds.
-    """
-    a = np.atleast_1d(np.asarray(fpr, dtype=np.float64))[:, None]
-    e, d = (np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (epsilons, deltas))
-    if e.shape != d.shape:
-        raise ValueError(
-            f"epsilons and deltas must have one length, got shapes {e.shape} and {d.shape}"
-        )
-    if not np.all((a >= 0) & (a <= 1)):
-        raise ValueError(f"fpr must lie in [0, 1], got {fpr!r}")
-    if not (np.all(e >= 0) and np.all((d >= 0) & (d <= 1))):
-        raise ValueError("epsilons must be at least 0 and deltas lie in [0, 1]")
-    growth = np.exp(np.minimum(e, 700.0))
-    steep = growth * a + d
-    flat = 1 - (1 - d - a) / growth  # the same line with both errors exchanged
-    return np.asarray(np.clip(np.minimum(steep, flat).min(axis=1), 0.0, 1.0))

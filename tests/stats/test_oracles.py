@@ -19,8 +19,8 @@ from dpaudit_ray.stats import (
     one_run,
     one_run_fdp,
     power,
-    profile,
 )
+from dpaudit_ray.stats.curve import Curve
 from tests.stats.reference import cases, epsilon_of_counts, mu_of_counts, rows, two_worlds
 
 approx = pytest.approx
@@ -336,7 +336,7 @@ def test_reading_randomised_response_as_gaussian_overstates_it(pair):
         assert mu == approx(row["mu_gdp"], abs=1e-3)
         assert gdp.epsilon(mu, 1e-5) == approx(row["eps_gdp_1e5"], abs=1e-3)
         fpr = np.linspace(0, 1, 20_001)
-        curve = profile.true_positive_rate(fpr, [0.0, true], [2 * row["acc"] - 1, 0.0])
+        curve = Curve([0.0, true], [2 * row["acc"] - 1, 0.0]).true_positive_rate(fpr)
         gap = np.max(np.abs(gdp.true_positive_rate(fpr, mu) - curve))
         assert gap == approx(row["sup_tradeoff_gap"], abs=1e-3)
 

@@ -23,6 +23,7 @@ from dpaudit_ray.stats import (
     threshold_rates,
 )
 from dpaudit_ray.stats.claim import Portfolio
+from dpaudit_ray.stats.curve import Curve
 from tests.stats.reference import gaussian_trials, laplace_trials
 
 approx = pytest.approx
@@ -474,7 +475,7 @@ def test_mu_profile_knows_gaussian_from_response():
 def test_claimed_roc_is_the_gaussian_one():
     epsilons = np.linspace(0, 12, 4001)
     fpr = np.array([0.0, 0.01, 0.1, 0.5, 0.9, 1.0])
-    found = profile.true_positive_rate(fpr, epsilons, gdp.delta(epsilons, 1.3))
+    found = Curve(epsilons, gdp.delta(epsilons, 1.3)).true_positive_rate(fpr)
     np.testing.assert_allclose(found[1:-1], gdp.true_positive_rate(fpr[1:-1], 1.3), atol=1e-5)
     assert found[-1] == 1
 

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import special
 
 from ...plan.score_stream import Trials
-from ...stats import Status, profile
+from ...stats import Status
 from ..measures import ObservedTradeOff, Profile, gaussian_trade_off
 from .primitives import (
     ALARM,
@@ -142,7 +142,7 @@ def _trade_off(axes: Any, curves: Profile) -> None:
     """The observed curve, its fit, and the curve below which the claim lets no test come."""
     observed, claim = curves.tradeoff, curves.claim
     rates = np.linspace(0.0, 1.0, 400)
-    least = 1 - profile.true_positive_rate(rates, claim.epsilons, claim.deltas)
+    least = 1 - claim.true_positive_rate(rates)
     fit = f"Gaussian, μ = {observed.mu:.2f}"
     table = [
         pd.DataFrame({"series": name, "x": alpha, "y": beta})
