@@ -174,8 +174,15 @@ def _show_check(checked: Checked) -> None:
         terminal.say(f"  and {more:,} more places")
     for line in checked.told:
         terminal.explain(f"told: {line}")
-    for line in checked.unchecked:
-        terminal.explain(f"not checked: {line}")
+    if checked.rounded:
+        terminal.explain(
+            f"told: values that differ in their last digits: {checked.rounded:,}, by at most "
+            f"{checked.furthest:.0e} of their size"
+        )
+    for line, audits in checked.unchecked.items():
+        others = f" and {len(audits) - 1} more" * (len(audits) > 1)
+        of_audits = f"{audits[0]}{others}: " if audits else ""
+        terminal.explain(f"not checked: {of_audits}{line}")
     counts = [plural(count, name.removesuffix("s")) for name, count in checked.derived.items()]
     derived = f"{', '.join(counts) or 'nothing'}{', the verdict' * bool(checked.verdict)}"
     took = duration(checked.seconds)

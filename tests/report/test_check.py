@@ -92,7 +92,7 @@ def test_a_run_that_was_handed_over_is_in_order_and_stays_as_it_is(run, tmp_path
     assert contents(run) == before
     shown = json.loads(dpaudit("check", run, "--json").out)
     assert (shown["in_order"], shown["different"], shown["partial"]) == (True, 0, "")
-    assert shown["unchecked"] == shown["told"] == []
+    assert (shown["unchecked"], shown["told"]) == ({}, [])
     assert shown["verdict"] == json.loads(dpaudit("verify", run, "--json").out)["verdict"]
 
 
@@ -104,7 +104,7 @@ def test_what_a_report_draws_and_what_lies_beside_is_told(run):
     (run / ".plan.json.0a1b2c3d.tmp").write_text("{")
     checked = check.check_run(str(run))
     assert checked.in_order
-    assert checked.unchecked == ("report.html and figures: `dpaudit report` draws them anew",)
+    assert [*checked.unchecked] == ["report.html and figures: `dpaudit report` draws them anew"]
     assert [line.partition(":")[0] for line in checked.told] == [
         ".plan.json.0a1b2c3d.tmp",
         "notes.txt",
@@ -320,9 +320,7 @@ def test_last_digits_are_told_and_no_difference(run):
         0, value * (1 + 1e-13)))  # fmt: skip
     checked = check.check_run(str(run))
     assert checked.in_order, checked.differences
-    assert checked.told == (
-        "values that differ in their last digits: 4, by at most 1e-13 of their size",
-    )
+    assert (checked.rounded, f"{checked.furthest:.0e}") == (4, "1e-13")
 
 
 # Runs of all kinds ---------------------------------------------------------------------------

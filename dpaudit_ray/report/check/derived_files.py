@@ -25,7 +25,7 @@ from ...storage.scores import ESTIMATE_SCHEMA, EstimateRow, frame
 from .. import answer
 from ..tables import Run
 from . import given_files
-from .findings import Checked, Findings
+from .findings import Checked
 from .given_files import Given
 
 ESTIMATES, SUCCESS = "estimates.parquet", "_SUCCESS"
@@ -44,28 +44,29 @@ def check_run(location: str) -> Checked:
         StorageError: it cannot be read now.
     """
     began = time.perf_counter()
-    findings, run = Findings(), RunDirectory(location)
-    given, told, partial = given_files.read(run, findings), "", ""
+    run = RunDirectory(location)
+    checked = Checked(run.location)
+    given, recorded, stored = given_files.read(run, checked), None, None
     if given is not None:
-        _check_names(given, findings)
-        recorded = stored = None
-        with findings.reading(outcomes.FILE):
+        _check_names(given, checked)
+        with checked.reading(outcomes.FILE):
             recorded = outcomes.read(run, given.plan)
-        with findings.reading(ESTIMATES):
+        with checked.reading(ESTIMATES):
             stored = run.estimates(plan_consistency.estimates(given.sweep, given.plan))
         if recorded is None or stored is None:
-            findings.cannot("estimates and verdict", "they rest on records that are damaged")
+            checked.cannot("estimates and verdict", "they rest on records that are damaged")
         else:
-            derivation = _Derivation(given, recorded, stored, findings)
-            partial = derivation.check_files()
+            derivation = _Derivation(given, recorded, stored, checked)
+            checked.partial = derivation.check_files()
             if len(given.good) < len(given.plan.audits):
-                findings.cannot("the verdict", "it rests on the files that differ")
+                checked.cannot("the verdict", "it rests on the files that differ")
             else:
-                told = derivation.check_verdict()
-    return findings.checked(run.location, told, partial, time.perf_counter() - began)
+                checked.verdict = derivation.check_verdict()
+    checked.seconds = time.perf_counter() - began
+    return checked
 
 
-def _check_names(given: Given, findings: Findings) -> None:
+def _check_names(given: Given, checked: Checked) -> None:
     """Every file is one that a run has; those of others are named, and refused among its own.
 
     Files of scores are held against the plan where they are read.
@@ -76,21 +77,21 @@ def _check_names(given: Given, findings: Findings) -> None:
     for name in run.files(DEPTH):
         kind = contents.kind(name)
         if kind is Kind.CODE:
-            with findings.reading(name):
+            with checked.reading(name):
                 content = (run.read_text(name) or "").encode()
                 stored = {"SHA-256": hashlib.sha256(content).hexdigest()}
-                findings.compare(name, stored, {"SHA-256": digest(name)})
-                findings.derived["modules"] += 1
+                checked.compare(name, stored, {"SHA-256": digest(name)})
+                checked.count("modules")
         elif kind is Kind.FOREIGN:
-            findings.differs(name, "", "a file", "one that this run has written")
+            checked.differs(name, "", "a file", "one that this run has written")
         elif kind is Kind.DRAWN:
-            findings.cannot("report.html and figures", "`dpaudit report` draws them anew")
+            checked.cannot("report.html and figures", "`dpaudit report` draws them anew")
         elif kind is Kind.TOLD:
-            findings.cannot("missed/", "what trials printed while they ran")
+            checked.cannot("missed/", "what trials printed while they ran")
         elif kind in _TOLD:
-            findings.told.append(f"{name}: {_TOLD[kind]}")
+            checked.told.append(f"{name}: {_TOLD[kind]}")
     if run.read_text(OWNER) is not None:
-        findings.told.append(
+        checked.told.append(
             f"{OWNER}: a driver is at work, or was killed; its changes meanwhile may be told here"
         )
 
@@ -108,9 +109,9 @@ class _Derivation:
     """Derives what follows from the scores of audits whose files are in order, and compares it."""
 
     def __init__(
-        self, given: Given, recorded: outcomes.Outcomes, stored: pd.DataFrame, findings: Findings
+        self, given: Given, recorded: outcomes.Outcomes, stored: pd.DataFrame, checked: Checked
     ) -> None:
-        self._given, self._findings = given, findings
+        self._given, self._checked = given, checked
         self._run, self._sweep, self._plan = given.run, given.sweep, given.plan
         self._recorded, self._stored = recorded, stored
         self._failed = outcomes.failed(given.run, given.plan)
@@ -121,7 +122,7 @@ class _Derivation:
         """Estimates, records and _SUCCESS; returns how far a run is that is not complete."""
         for name in sorted(set(self._stored["audit"].dropna()) - {a.id for a in self._plan.audits}):
             rows = f"rows of {name!r:.60}"
-            self._findings.differs(ESTIMATES, "", rows, "of an audit of the plan")
+            self._checked.differs(ESTIMATES, "", rows, "of an audit of the plan")
         for index in sorted(self._given.good):
             self._check_audit(index)
         self._check_records()
@@ -138,12 +139,12 @@ class _Derivation:
             self._compare_estimates(index)
         except DamagedArraysError as error:
             name = "" if audit.preparation is None else audit.preparation.id
-            self._findings.differs(f"preparations/{name}", "", first_line(error), "", audit.label)
+            self._checked.differs(f"preparations/{name}", "", first_line(error), "", audit.label)
         except DpauditError as error:
-            self._findings.cannot("its estimates", first_line(error), audit.label)
+            self._checked.cannot("its estimates", first_line(error), audit.label)
 
     def _compare_estimates(self, index: int) -> None:
-        audit, findings = self._plan.audits[index], self._findings
+        audit, checked = self._plan.audits[index], self._checked
         packs = (failure.pack for failure in self._failed)
         lost = {(pack.first, pack.last) for pack in packs if pack.audit == index}
         state = AuditState(self._opened, index, lost, self._run.score_files(audit.id))
@@ -158,7 +159,7 @@ class _Derivation:
         if written > trials and self._name_lacking(audit, lost, written):
             return
         if behind:
-            findings.told.append(
+            checked.told.append(
                 f"{audit.label}: estimates are of {written:,} trials, {trials:,} are stored; "
                 "`dpaudit run` goes on from there"
             )
@@ -169,11 +170,11 @@ class _Derivation:
         there = {_key(row): row for row in stored.to_dict("records")}
         if len(there) < len(stored):
             apart = f"{len(stored)} rows", f"{len(there)}, of one each"
-            findings.differs(ESTIMATES, "", *apart, audit.label)
+            checked.differs(ESTIMATES, "", *apart, audit.label)
         if isinstance(self._sweep.cells[index].mechanism, Recorded):
             self._take_for_certified(audit, there, derived)
-        findings.derived["estimates"] += len(there.keys() & derived.keys())
-        findings.compare(ESTIMATES, there, derived, audit.label)
+        checked.count("estimates", len(there.keys() & derived.keys()))
+        checked.compare(ESTIMATES, there, derived, audit.label)
 
     def _name_lacking(self, audit: PlannedAudit, lost: set[Bounds], written: int) -> bool:
         """Names the packs that written estimates rest on, and that are not there."""
@@ -181,7 +182,7 @@ class _Derivation:
         lacking = [pack for pack in audit.packs if pack[0] < written and pack not in there]
         apart = "", "no such file", "the scores that its estimates rest on", audit.label
         for pack in lacking:
-            self._findings.differs(given_files.score_file(audit, pack), *apart)
+            self._checked.differs(given_files.score_file(audit, pack), *apart)
         return bool(lacking)
 
     def _rows_after(self, index: int, trials: int) -> list[EstimateRow]:
@@ -202,7 +203,7 @@ class _Derivation:
             if conditional and there[key]["status"] == Status.CERTIFIED:
                 derived[key] = derived[key] | {"status": Status.CERTIFIED.value}
                 why = "what is known of the curve takes code or data that is not here"
-                self._findings.cannot("that its eps is certified", why, audit.label)
+                self._checked.cannot("that its eps is certified", why, audit.label)
 
     def _check_records(self) -> None:
         """The records of missed trials and of decisions, which are written with the estimates."""
@@ -214,16 +215,16 @@ class _Derivation:
             stored = [kind for kind in self._recorded.missed if kind.audit == audit.id]
             there = _entries(stored, decided.get(index))
             here = _entries(missed, derived.taken.decided)
-            self._findings.compare(outcomes.FILE, there, here, audit.label)
-            self._findings.derived["missed trials"] += sum(kind.trials for kind in missed)
-            self._findings.derived["decisions"] += derived.taken.decided is not None
+            self._checked.compare(outcomes.FILE, there, here, audit.label)
+            self._checked.count("missed trials", sum(kind.trials for kind in missed))
+            self._checked.count("decisions", derived.taken.decided is not None)
 
     def _check_completeness(self) -> str:
         """Compares _SUCCESS with the audits that have trials, or parts of preparations, left.
 
         Returns how far the run is, "DONE of ALL trials", or "" where nothing is left.
         """
-        run, plan, findings = self._run, self._plan, self._findings
+        run, plan, checked = self._run, self._plan, self._checked
         enough = dict(outcomes.decided(run, self._sweep, plan))
         for index, derived in self._derived.items():
             enough[index] = derived.taken.decided or plan.audits[index].trials
@@ -233,13 +234,13 @@ class _Derivation:
         left = [plan.audits[index].label for index in sorted(indices)]
         if run.complete and left:
             more = f" and {len(left) - 1} more" * (len(left) > 1)
-            findings.differs(SUCCESS, "", "complete", f"while {left[0]}{more} is not")
-        if not run.complete and not left and not findings.different:
-            findings.told.append("all trials are there, and no _SUCCESS: `dpaudit run` ends it")
+            checked.differs(SUCCESS, "", "complete", f"while {left[0]}{more} is not")
+        if not run.complete and not left and not checked.different:
+            checked.told.append("all trials are there, and no _SUCCESS: `dpaudit run` ends it")
         stored = (pack for audit in plan.audits for pack in compaction.finished(run, audit))
         done = sum(last - first + 1 for first, last in stored)
         if not done and not self._failed:
-            findings.told.append("it has not trained yet; `dpaudit run` trains it")
+            checked.told.append("it has not trained yet; `dpaudit run` trains it")
         return f"{done:,} of {plan.trials:,} trials" if left else ""
 
     def check_verdict(self) -> str:
@@ -253,11 +254,11 @@ class _Derivation:
         run = Run(self._run, self._sweep, self._plan, table)
         answered = answer.derived(run)
         if not answer.sound(self._run):
-            self._findings.differs(answer.FILE, "digest", "another", "that of its content")
+            self._checked.differs(answer.FILE, "digest", "another", "that of its content")
         recorded = answer.recorded(Run(self._run, self._sweep, self._plan, self._stored))
         if recorded is not None:
             stored = vars(dataclasses.replace(recorded, derived=True))
-            self._findings.compare(answer.FILE, stored, vars(answered))
+            self._checked.compare(answer.FILE, stored, vars(answered))
         return answered.verdict.value
 
 

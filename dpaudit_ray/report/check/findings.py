@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -40,42 +39,38 @@ class Difference:
         return f"{self.file}: {where}{': ' * bool(where)}{self.stored}{apart}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Checked:
-    """The outcome of a check.
+    """What a check of a run has shown so far.
 
     `derived` counts what was computed again, by what it is; `differences` are the first KEPT of
     `different`. `partial` says how far a run is that is not complete, and is empty for others.
-    `unchecked` is what cannot be told here, `told` what is no difference and worth knowing.
+    `unchecked` is what cannot be told here, and why, with the labels of its audits; `told` what is
+    no difference and worth knowing. So many values as were `rounded` are not the same bit for bit,
+    and `furthest` apart relative to their size.
     """
 
     location: str
-    differences: tuple[Difference, ...]
-    different: int
-    derived: dict[str, int]
-    verdict: str
-    partial: str
-    unchecked: tuple[str, ...]
-    told: tuple[str, ...]
-    seconds: float
+    differences: list[Difference] = dataclasses.field(default_factory=list)
+    different: int = 0
+    derived: dict[str, int] = dataclasses.field(default_factory=dict)
+    verdict: str = ""
+    partial: str = ""
+    unchecked: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    told: list[str] = dataclasses.field(default_factory=list)
+    rounded: int = 0
+    furthest: float = 0.0
+    seconds: float = 0.0
 
     @property
     def in_order(self) -> bool:
         """Whether nothing differs, as far as it could be checked."""
         return self.different == 0
 
-
-class Findings:
-    """Collects what one check finds."""
-
-    def __init__(self) -> None:
-        self.different = 0
-        self.derived: collections.Counter[str] = collections.Counter()
-        self.told: list[str] = []
-        self._differences: list[Difference] = []
-        self._unchecked: dict[tuple[str, str], dict[str, None]] = {}  # of which audits
-        self._rounded = 0  # values that are not the same bit for bit
-        self._furthest = 0.0  # relative
+    def count(self, what: str, number: int = 1) -> None:
+        """Notes that something was derived."""
+        if number:
+            self.derived[what] = self.derived.get(what, 0) + number
 
     def differs(
         self, file: str, place: str, stored: Any, derived: Any = "", audit: str = ""
@@ -84,7 +79,7 @@ class Findings:
         self.different += 1
         if self.different <= KEPT:
             there, here = (v if isinstance(v, str) else repr(v) for v in (stored, derived))
-            self._differences.append(Difference(file, audit, place, there, here))
+            self.differences.append(Difference(file, audit, place, there, here))
 
     def compare(
         self, file: str, stored: Any, derived: Any, audit: str = "", place: str = ""
@@ -111,9 +106,9 @@ class Findings:
 
     def cannot(self, what: str, why: str, audit: str = "") -> None:
         """Notes something that cannot be checked here; said once for all audits."""
-        audits = self._unchecked.setdefault((what, why), {})
-        if audit:
-            audits[audit] = None
+        audits = self.unchecked.setdefault(f"{what}: {why}", [])
+        if audit and audit not in audits[-1:]:
+            audits.append(audit)
 
     @contextlib.contextmanager
     def reading(self, file: str) -> Iterator[None]:
@@ -129,21 +124,6 @@ class Findings:
                 raise
             self.differs(file, "", first_line(error.__cause__ or error))
 
-    def checked(self, location: str, verdict: str, partial: str, seconds: float) -> Checked:
-        """The outcome of it all."""
-        if self._rounded:
-            self.told.append(
-                f"values that differ in their last digits: {self._rounded:,}, by at most "
-                f"{self._furthest:.0e} of their size"
-            )
-        derived = {name: count for name, count in self.derived.items() if count}
-        unchecked = tuple(
-            f"{_several(list(audits))}{what}: {why}"
-            for (what, why), audits in self._unchecked.items()
-        )
-        return Checked(location, tuple(self._differences), self.different, derived, verdict,
-                       partial, unchecked, tuple(self.told), seconds)  # fmt: skip
-
     def _nearly(self, stored: Any, derived: Any) -> bool:
         """Whether two numbers differ by no more than machines do; remembers that they do."""
         if not (isinstance(stored, float) and isinstance(derived, float)):
@@ -152,12 +132,7 @@ class Findings:
             return True
         if not math.isclose(stored, derived, rel_tol=TOLERANCE, abs_tol=_ZERO):
             return False
-        self._rounded += 1
+        self.rounded += 1
         apart = abs(stored - derived) / max(abs(stored), abs(derived))
-        self._furthest = max(self._furthest, apart)
+        self.furthest = max(self.furthest, apart)
         return True
-
-
-def _several(audits: list[str]) -> str:
-    more = f" and {len(audits) - 1} more" * (len(audits) > 1)
-    return f"{audits[0]}{more}: " if audits else ""

@@ -35,7 +35,7 @@ from ...storage.run_directory import RunDirectory
 from ...sweep.cell import Cell
 from ...sweep.spec import Sweep
 from ...version import __version__
-from .findings import Findings
+from .findings import Checked
 
 PLAN, SWEEP = record.FILE, record.SWEEP_FILE
 # What a claim of another version of dpaudit may differ by, as where a run is read.
@@ -57,7 +57,7 @@ class Given:
     good: set[int]
 
 
-def read(run: RunDirectory, findings: Findings) -> Given | None:
+def read(run: RunDirectory, checked: Checked) -> Given | None:
     """Reads and checks sweep, plan, preparations and scores; None where there is no plan to go by.
 
     Raises:
@@ -66,59 +66,59 @@ def read(run: RunDirectory, findings: Findings) -> Given | None:
     if run.read_text(PLAN) is None and run.read_text(SWEEP) is None:
         record.require(run)
     plan = sweep = None
-    with findings.reading(PLAN):
+    with checked.reading(PLAN):
         if (plan := record.load(run)) is None:
-            findings.differs(PLAN, "", "no such file", "a plan")
-    with findings.reading(SWEEP):
+            checked.differs(PLAN, "", "no such file", "a plan")
+    with checked.reading(SWEEP):
         if (sweep := record.recorded(run)) is None:
-            findings.differs(SWEEP, "", "no such file", "a sweep")
+            checked.differs(SWEEP, "", "no such file", "a sweep")
     if plan is not None and sweep is not None:
-        before = findings.different
+        before = checked.different
         stored = {"fingerprint": plan.fingerprint, "seed": plan.seed, "audits": len(plan.audits)}
         derived = {"fingerprint": sweep.fingerprint, "seed": sweep.seed, "audits": len(sweep.cells)}
-        findings.compare(PLAN, stored, derived)
-        if findings.different == before:
-            return _checked(run, sweep, plan, findings)
-    findings.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
+        checked.compare(PLAN, stored, derived)
+        if checked.different == before:
+            return _hold_together(run, sweep, plan, checked)
+    checked.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
     return None
 
 
-def _checked(run: RunDirectory, sweep: Sweep, plan: Plan, findings: Findings) -> Given:
+def _hold_together(run: RunDirectory, sweep: Sweep, plan: Plan, checked: Checked) -> Given:
     if any(cell.unread for cell in sweep.cells):
-        findings.cannot(f"the fingerprint of {SWEEP}", "takes code of its author's to tell")
+        checked.cannot(f"the fingerprint of {SWEEP}", "takes code of its author's to tell")
     given = Given(run, plan_consistency.filled(sweep, plan, run), plan, set())
-    wrong = _wrong_preparations(given, findings)
+    wrong = _wrong_preparations(given, checked)
     for index, audit in enumerate(plan.audits):
-        before = findings.different
-        _check_planned(index, sweep.cells[index], given, findings)
-        _check_claims(index, given, findings)
-        _check_scores(run, plan.seed, audit, findings)
-        if findings.different == before and index not in wrong:
+        before = checked.different
+        _check_planned(index, sweep.cells[index], given, checked)
+        _check_claims(index, given, checked)
+        _check_scores(run, plan.seed, audit, checked)
+        if checked.different == before and index not in wrong:
             given.good.add(index)
-    _tell_provenance(sweep, plan, findings)
+    _tell_provenance(sweep, plan, checked)
     return given
 
 
 # The plan ----------------------------------------------------------------------------------------
 
 
-def _check_planned(index: int, cell: Cell, given: Given, findings: Findings) -> None:
+def _check_planned(index: int, cell: Cell, given: Given, checked: Checked) -> None:
     """Compares what follows from the sweep, as far as that can be told."""
     audit, place = given.plan.audits[index], f"audits.{index}."
-    findings.derived["audits"] += 1
-    findings.derived["bits"] += audit.trials
+    checked.count("audits")
+    checked.count("bits", audit.trials)
     recorded = isinstance(given.sweep.cells[index].mechanism, Recorded)
     if recorded:
         why = "takes code or data that is not here; it is as plan.json has it"
-        findings.cannot("what accountants are asked", why, audit.label)
+        checked.cannot("what accountants are asked", why, audit.label)
     if cell.unread:
-        findings.cannot("its fingerprint", "takes code of its author's", audit.label)
+        checked.cannot("its fingerprint", "takes code of its author's", audit.label)
     try:
         derived = _planned(index, cell, given, recorded)
     except DpauditError as error:
-        findings.cannot("its entry in plan.json", first_line(error), audit.label)
+        checked.cannot("its entry in plan.json", first_line(error), audit.label)
         return
-    findings.compare(
+    checked.compare(
         PLAN,
         {place + name: getattr(audit, name) for name in derived},
         {place + name: value for name, value in derived.items()},
@@ -169,59 +169,59 @@ def _packs(audit: PlannedAudit, cell: Cell, sweep: Sweep) -> tuple[Bounds, ...]:
     return tuple(packs)
 
 
-def _check_claims(index: int, given: Given, findings: Findings) -> None:
+def _check_claims(index: int, given: Given, checked: Checked) -> None:
     """Compares ε of every accountant at every recorded step."""
     audit, cell = given.plan.audits[index], given.sweep.cells[index]
     names, place = cell.audit.accountants, f"audits.{index}.claims"
-    findings.compare(PLAN, ", ".join(audit.claims), ", ".join(names), audit.label, place)
+    checked.compare(PLAN, ", ".join(audit.claims), ", ".join(names), audit.label, place)
     versions = given.plan.code[-1].versions if given.plan.code else {}
     other_version = versions.get("dpaudit", __version__) != __version__
     for name in names:
         if ":" in name and is_data(name):
-            findings.cannot(f"claims by {name}", "they take code of its author's to tell")
+            checked.cannot(f"claims by {name}", "they take code of its author's to tell")
             continue
         try:
             values = claims.by(claims.asked(cell), cell.audit.delta, name)
         except DpauditError as error:
-            findings.cannot(f"its claims by {name}", first_line(error), audit.label)
+            checked.cannot(f"its claims by {name}", first_line(error), audit.label)
             continue
-        findings.derived["claims"] += len(values)
+        checked.count("claims", len(values))
         there = audit.claims.get(name, values)
         if len(there) != len(values):
             continue  # of other steps, which is said of those
         if other_version and there != values and np.allclose(there, values, _AGAIN, _NUMERIC):
             why = "another version of dpaudit computed them"
-            findings.cannot("claims to the last digit", why)
+            checked.cannot("claims to the last digit", why)
             continue
         places = [f"claim after step {step} by {name}" for step in audit.horizons]
         stored, derived = (dict(zip(places, ends, strict=True)) for ends in (there, values))
-        findings.compare(PLAN, stored, derived, audit.label)
+        checked.compare(PLAN, stored, derived, audit.label)
 
 
-def _tell_provenance(sweep: Sweep, plan: Plan, findings: Findings) -> None:
+def _tell_provenance(sweep: Sweep, plan: Plan, checked: Checked) -> None:
     """Tells what ran, beside what is here; that is no difference."""
     if plan.code is None:
-        findings.told.append("it was not recorded by which code it was run")
+        checked.told.append("it was not recorded by which code it was run")
     else:
         grave, harmless = provenance.changes(plan.code[-1], provenance.sweep_code(sweep))
         if grave or harmless:
-            findings.told.append(f"other code or machine here: {'; '.join((*grave, *harmless))}")
+            checked.told.append(f"other code or machine here: {'; '.join((*grave, *harmless))}")
     if plan.data is None:
         return
     try:
         here = {file.sha256 for file in inputs.input_files(sweep)}
     except DpauditError as error:
-        findings.cannot("the data", first_line(error))
+        checked.cannot("the data", first_line(error))
         return
     if names := [file.file for file in plan.data if file.sha256 not in here]:
-        findings.cannot("the data", f"{', '.join(names)} not here, or with another content")
-    findings.derived["data files"] += len({file.sha256 for file in plan.data} & here)
+        checked.cannot("the data", f"{', '.join(names)} not here, or with another content")
+    checked.count("data files", len({file.sha256 for file in plan.data} & here))
 
 
 # Preparations and scores -------------------------------------------------------------------------
 
 
-def _wrong_preparations(given: Given, findings: Findings) -> set[int]:
+def _wrong_preparations(given: Given, checked: Checked) -> set[int]:
     """Reads every part of every preparation; returns the audits that wait for a damaged one."""
     run, plan, wrong = given.run, given.plan, set[int]()
     for part in preparing.all_parts(plan, range(len(plan.audits))):
@@ -232,16 +232,16 @@ def _wrong_preparations(given: Given, findings: Findings) -> set[int]:
             run.read_part(name, part.first)
         except DamagedArraysError as error:
             why = first_line(error.__cause__ or error)
-            findings.differs(f"preparations/{name}/{part.first}.parquet", "", why)
+            checked.differs(f"preparations/{name}/{part.first}.parquet", "", why)
             wrong |= {*part.waiting}
         else:
-            findings.derived["prepared parts"] += 1
-    if findings.derived["prepared parts"]:
-        findings.cannot("what preparations hold", "it was trained; its files are whole")
+            checked.count("prepared parts")
+    if checked.derived["prepared parts"]:
+        checked.cannot("what preparations hold", "it was trained; its files are whole")
     return wrong
 
 
-def _check_scores(run: RunDirectory, seed: int, audit: PlannedAudit, findings: Findings) -> None:
+def _check_scores(run: RunDirectory, seed: int, audit: PlannedAudit, checked: Checked) -> None:
     """Reads all files of scores of an audit, several at once."""
     files = run.score_files(audit.id)
     chosen = compaction.resolved(audit.packs, files)
@@ -254,14 +254,14 @@ def _check_scores(run: RunDirectory, seed: int, audit: PlannedAudit, findings: F
 
     for file in sorted(files - {*named}):
         place = score_file(audit, file)
-        findings.differs(place, "", "a file", "of any pack of its plan", audit.label)
+        checked.differs(place, "", "a file", "of any pack of its plan", audit.label)
     with ThreadPoolExecutor(_READERS, thread_name_prefix="check") as readers:
         for file, wrong in zip(named, readers.map(faults, named), strict=True):
             for fault in wrong:
-                findings.differs(score_file(audit, file), *fault, audit=audit.label)
+                checked.differs(score_file(audit, file), *fault, audit=audit.label)
             if file in packs and not wrong:
-                findings.derived["packs"] += len(packs[file])
-                findings.derived["trials"] += packs[file][-1][1] - packs[file][0][0] + 1
+                checked.count("packs", len(packs[file]))
+                checked.count("trials", packs[file][-1][1] - packs[file][0][0] + 1)
 
 
 def score_file(audit: PlannedAudit, file: Bounds) -> str:
