@@ -120,7 +120,12 @@ class _Derivation:
 
     def check_files(self) -> str:
         """Estimates, records and _SUCCESS; returns how far a run is that is not complete."""
-        for name in sorted(set(self._stored["audit"].dropna()) - {a.id for a in self._plan.audits}):
+        words = [field.name for field in ESTIMATE_SCHEMA if not pa.types.is_floating(field.type)]
+        whole = self._stored.dropna(subset=words)
+        if lost := len(self._stored) - len(whole):
+            self._checked.differs(ESTIMATES, "", f"{lost} rows that lack a value", "whole ones")
+            self._stored = whole.astype({"step": "int64", "trials": "int64"})
+        for name in sorted(set(self._stored["audit"]) - {a.id for a in self._plan.audits}):
             rows = f"rows of {name!r:.60}"
             self._checked.differs(ESTIMATES, "", rows, "of an audit of the plan")
         for index in sorted(self._given.good):
@@ -151,7 +156,7 @@ class _Derivation:
         taken, rows = state.take(), state.rows()
         stored = self._stored[self._stored["audit"] == audit.id]
         trials = max((row.trials for row in rows), default=0)
-        written = int(stored["trials"].max(skipna=True)) if stored["trials"].notna().any() else 0
+        written = int(stored["trials"].max()) if len(stored) else 0
         behind = written < trials and not self._run.complete
         self._derived[index] = _Derived(rows, taken, behind)
         if not trials and stored.empty:
