@@ -23,7 +23,7 @@ from tests.command import dpaudit, inline, refused, write_sweep
 from tests.head import free_port
 from tests.long import long
 from tests.orchestration import shadows
-from tests.report.handed import LANDSCAPE, played, sweep
+from tests.report.handed import DP_SGD, LANDSCAPE, played, sweep
 
 
 @pytest.fixture(scope="module")
@@ -354,10 +354,7 @@ def waiting_for_a_preparation(folder: Path) -> Path:
 
 
 def several_canaries(folder: Path) -> Path:
-    mechanism = {
-        "name": "dp-sgd", "data": "breast_cancer", "model": "fcnn", "steps": 4, "batch_size": 32,
-        "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0, "held_out": 0.2,
-    }  # fmt: skip
+    mechanism = DP_SGD | {"steps": 4, "batch_size": 32, "held_out": 0.2}
     audit = {"trials": 120, "delta": 1e-5, "estimators": ["several-canaries", "one-run"]}
     adversary = {"name": "biased-dimension", "count": 6}
     raw = sweep(mechanism=mechanism, adversary=adversary, audit=audit, grid={})
@@ -412,11 +409,8 @@ def test_data_that_is_not_here_is_said(tmp_path):
     file = tmp_path / "data.npz"
     rng = np.random.default_rng(0)
     np.savez(file, x=rng.normal(size=(60, 4)).astype(np.float32), y=rng.integers(0, 2, 60))
-    mechanism = {
-        "name": "dp-sgd", "data": {"name": "npz", "path": str(file)}, "model": "fcnn", "steps": 2,
-        "batch_size": 10, "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0,
-        "sampling": "shuffle",
-    }  # fmt: skip
+    data = {"name": "npz", "path": str(file)}
+    mechanism = DP_SGD | {"data": data, "steps": 2, "batch_size": 10, "sampling": "shuffle"}
     audit = {"trials": 20, "delta": 1e-5}
     raw = sweep(mechanism=mechanism, adversary="loss", audit=audit, grid={})
     location = played(raw, tmp_path, 2)

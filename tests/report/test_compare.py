@@ -14,7 +14,7 @@ from dpaudit_ray.report import comparison
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import dpaudit, inline, refused, write_sweep
-from tests.report.handed import LANDSCAPE, played, sweep
+from tests.report.handed import DP_SGD, LANDSCAPE, played, sweep
 
 AUDIT = {"trials": 120, "delta": 1e-5, "record_every": 6}
 EIGHT = {"pack_size": 30}
@@ -96,10 +96,7 @@ def test_what_needs_no_trials_is_compared_as_it_is(tmp_path):
 
 
 def test_scores_that_share_a_training_have_no_interval(strong, tmp_path):
-    mechanism = {
-        "name": "dp-sgd", "data": "breast_cancer", "model": "fcnn", "steps": 4, "batch_size": 32,
-        "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0, "held_out": 0.2,
-    }  # fmt: skip
+    mechanism = DP_SGD | {"steps": 4, "batch_size": 32, "held_out": 0.2}
     audit = {"trials": 120, "delta": 1e-5, "estimators": ["several-canaries"]}
     adversary = {"name": "biased-dimension", "count": 6}
     raw = sweep("six", mechanism=mechanism, adversary=adversary, audit=audit, grid={})
