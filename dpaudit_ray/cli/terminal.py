@@ -175,7 +175,9 @@ def show_table(
     ranks = [i for name in spare for i, column in enumerate(columns) if column == name]
     kept, taken = _fitting([first, *others], ranks)
     if taken > width():
-        kept, taken = _fitting([min(first, _FOLDED_WIDTH), *others], ranks)
+        folded = min(first, _FOLDED_WIDTH + _GAP)
+        kept, taken = _fitting([folded, *others], ranks)
+        taken -= folded - len(columns[0]) - _GAP  # rich folds further where it must
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i in kept:
         is_text = any(isinstance(r[i], str) and not isinstance(r[i], Figure) for r in rows)
