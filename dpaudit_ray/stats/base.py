@@ -244,9 +244,8 @@ def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Memb
     bits = np.asarray(members)
     if values.ndim != 1 or bits.shape != values.shape:
         raise ValueError(
-            f"scores and members must be two 1-D arrays of one length, "
-            f"got shapes {values.shape} and {bits.shape}; canaries of several trainings are given "
-            "one after the other, with runs="
+            f"scores and members must be two 1-D arrays of one length, got shapes {values.shape} "
+            f"and {bits.shape}; canaries of several trainings come one after the other, with runs="
         )
     if bits.dtype != np.bool_:
         if not np.all((bits == 0) | (bits == 1)):
@@ -266,17 +265,15 @@ def check_coins(members: Members, judge: Estimator) -> None:
         spread = _BEYOND * math.sqrt(n) / 2
         raise ValueError(
             f"members must be fair coin flips, got {inside} of {n} inside, where fair coins give "
-            f"{n / 2 - spread:.0f} to {n / 2 + spread:.0f}: guesses would be right without a look "
-            "at a score; draw each bit with chance 1/2, or take a method that judges each world "
-            "by itself, as gdp or eps-delta"
+            f"{n / 2 - spread:.0f} to {n / 2 + spread:.0f}; draw each bit with chance 1/2, or "
+            "take gdp or eps-delta, which judge each world by itself"
         )
     runs, expected, ordered = _order(members)
     if judge.learns and ordered:
         raise ValueError(
             f"members come in an order that coins do not give: {runs} runs of equal bits in {n} "
-            f"trials, where {expected:.0f} are expected, so earlier trials give later ones away; "
-            "give the trials in the order in which their coins fell, or shuffle independent "
-            "trainings: order = numpy.random.default_rng(0).permutation(len(members))"
+            f"trials, where {expected:.0f} are expected; give the trials in the order in which "
+            "their coins fell, or shuffle independent trainings"
         )
 
 

@@ -53,9 +53,7 @@ class GroupSequential(Guesses):
         if self.looks < 1:
             raise ValueError(f"looks must be at least 1, got {self.looks}")
         if self.spending not in ("obrien-fleming", "pocock"):
-            raise ValueError(
-                f"spending must be obrien-fleming or pocock, got {self.spending!r}"
-            )  # fmt: skip
+            raise ValueError(f"spending must be obrien-fleming or pocock, got {self.spending!r}")
         shares = np.arange(1, self.looks + 1) / self.looks
         self._ends = np.unique(np.ceil(shares * self.planned).astype(np.int64))
         self._seen: list[Look] = []
