@@ -20,7 +20,7 @@ from . import gdp
 from .base import Estimator, Members, Scores
 from .lower_bound import Estimate, Status
 from .one_run import epsilon_lower, p_value
-from .threshold_rates import Worlds, best_test, epsilon_of_rates, mu_of_rates, two_rate_uppers
+from .threshold_rates import Worlds, best_test, epsilon_of_rates, mu_of_rates
 from .trial_log import Logged, TrialLog, settled
 
 _COUNTS_TRIED = 24  # numbers of guesses of each kind, beside none
@@ -28,14 +28,18 @@ _COUNTS_TRIED = 24  # numbers of guesses of each kind, beside none
 
 @dataclasses.dataclass
 class PaperGdp(Logged, Estimator):
-    """Cebere, Bellet, Papernot, Algorithm 4: best threshold, two-sided intervals, GDP."""
+    """Cebere, Bellet, Papernot, Algorithm 4: best threshold, two-sided intervals, GDP.
+
+    Error rates get *upper* bounds; the paper's text says "lower bound", which would not bound
+    anything. ε grows with μ, so the best ε is that of the best μ.
+    """
 
     name: ClassVar[str] = "paper-gdp"
     status: ClassVar[Status] = Status.PAPER
     fair: ClassVar[bool] = False
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        mu, threshold = algorithm_4(_as_published(self._log), confidence)
+        mu, threshold = best_test(_as_published(self._log), 1 - confidence, mu_of_rates)
         epsilon = gdp.epsilon(max(mu, 0.0), delta)
         return self._estimate(epsilon, mu, (delta, confidence), len(self._log), threshold)
 
@@ -54,9 +58,7 @@ class PaperEpsDelta(Logged, Estimator):
     def bound(self, delta: float, confidence: float) -> Estimate:
         worlds = _as_published(self._log)
         epsilon, threshold = best_test(
-            worlds,
-            two_rate_uppers(worlds.sizes, 1 - confidence),
-            lambda a, b: epsilon_of_rates(a, b, delta),
+            worlds, 1 - confidence, lambda a, b: epsilon_of_rates(a, b, delta)
         )
         level = (delta, confidence)
         return self._estimate(epsilon, math.nan, level, len(self._log), threshold)
@@ -66,16 +68,6 @@ def _as_published(log: TrialLog) -> Worlds:
     """No paper speaks of diverged trials: they are errors at every threshold."""
     scores, members = log.arrays()
     return Worlds.from_scores(settled(scores, members, len(scores)), members)
-
-
-def algorithm_4(worlds: Worlds, confidence: float) -> tuple[float, float]:
-    """Largest μ over all thresholds, and that threshold; (0, NaN) when a world is empty.
-
-    Error rates get *upper* bounds at (1 - confidence)/2 each, as the two-sided interval of the
-    paper; the paper's text says "lower bound", which would not bound anything.
-    """
-    # ε grows with μ, so the best ε is the ε of the best μ: one conversion instead of thousands.
-    return best_test(worlds, two_rate_uppers(worlds.sizes, 1 - confidence), mu_of_rates)
 
 
 @dataclasses.dataclass

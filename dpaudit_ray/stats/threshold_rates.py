@@ -19,7 +19,7 @@ from scipy import special
 
 from . import gdp
 from .base import Estimator, Members, Scores
-from .error_rates import Counts, Rates, Upper, clopper_pearson_upper
+from .error_rates import Counts, Rates, clopper_pearson_upper
 from .lower_bound import Estimate, Status
 from .trial_log import LEARN, Logged, settled
 
@@ -126,7 +126,7 @@ class AtOneThreshold(Logged):
             share = self.calibration or DEFAULT_SHARES[self.threshold]
             first = math.ceil(share * self.planned)
             past = Worlds.from_scores(settled(scores[:first], members[:first], 0), members[:first])
-            threshold = best_test(past, two_rate_uppers(past.sizes, alpha), gain)[1]
+            threshold = best_test(past, alpha, gain)[1]
         scores = settled(scores, members, first or math.ceil(LEARN * self.planned))
         judged = Worlds.from_scores(scores[first:], members[first:])
         if math.isnan(threshold) or min(judged.sizes) == 0:
@@ -135,21 +135,13 @@ class AtOneThreshold(Logged):
         return float(gain(*rates)[0]), float(threshold)
 
 
-def two_rate_uppers(sizes: tuple[float, float], alpha: float) -> tuple[Upper, Upper]:
-    """Clopper-Pearson bounds at `alpha` / 2 each: the upper ends of two-sided intervals."""
-    out, inside = sizes
-    return (
-        lambda counts: np.asarray(clopper_pearson_upper(counts, out, alpha / 2)),
-        lambda counts: np.asarray(clopper_pearson_upper(counts, inside, alpha / 2)),
-    )
-
-
-def best_test(worlds: Worlds, uppers: tuple[Upper, Upper], gain: Gain) -> tuple[float, float]:
+def best_test(worlds: Worlds, alpha: float, gain: Gain) -> tuple[float, float]:
     """The largest gain over all thresholds, and that threshold; (0, NaN) when a world is empty.
 
-    `gain` maps bounds on both error rates to what they show, and falls in either. Bounds are
-    computed once for each count. In large worlds counts are rounded either way first, finer and
-    finer: that discards every threshold that cannot be best.
+    `gain` maps bounds on both error rates, at `alpha` / 2 each as the upper ends of two-sided
+    intervals, to what they show, and falls in either. Bounds are computed once for each count. In
+    large worlds counts are rounded either way first, finer and finer: that discards every threshold
+    that cannot be best.
     """
     thresholds = worlds.midpoints()
     if min(worlds.sizes) == 0 or len(thresholds) == 0:
@@ -159,7 +151,8 @@ def best_test(worlds: Worlds, uppers: tuple[Upper, Upper], gain: Gain) -> tuple[
     def bounds(rounded: list[Counts]) -> list[Rates]:
         """Thresholds rise, so equal counts follow each other: each is computed once."""
         changes = [np.diff(count, prepend=-1) != 0 for count in rounded]
-        tables = [u(c[at]) for u, c, at in zip(uppers, rounded, changes, strict=True)]
+        distinct = [count[at] for count, at in zip(rounded, changes, strict=True)]
+        tables = rates_at_most((distinct[0], distinct[1]), worlds.sizes, alpha)
         return [table[np.cumsum(at) - 1] for table, at in zip(tables, changes, strict=True)]
 
     while step > 1:
@@ -229,8 +222,11 @@ def rates_at_most(
     on ε or μ that comes out negative means "nothing was shown": it must not be flipped into
     evidence. Raises ValueError for counts outside 0..size, or `alpha` outside (0, 1).
     """
-    uppers = two_rate_uppers(sizes, alpha)
-    return uppers[0](np.atleast_1d(errors[0])), uppers[1](np.atleast_1d(errors[1]))
+    false_positives, false_negatives = (
+        np.asarray(clopper_pearson_upper(np.atleast_1d(counts), trials, alpha / 2))
+        for counts, trials in zip(errors, sizes, strict=True)
+    )
+    return false_positives, false_negatives
 
 
 def mu_of_rates(fpr: Rates, fnr: Rates) -> Rates:
