@@ -236,7 +236,7 @@ def _wrong_preparations(given: Given, checked: Checked) -> set[int]:
             wrong |= {*part.waiting}
         else:
             checked.count("prepared parts")
-    if checked.derived["prepared parts"]:
+    if "prepared parts" in checked.derived:
         checked.cannot("what preparations hold", "it was trained; its files are whole")
     return wrong
 
