@@ -1,6 +1,5 @@
 """Ways in which audit tools were found to break; those that are missing here have other tests."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -131,9 +130,6 @@ def test_14_many_tests_share_one_error_budget():
     assert budget.SweepBudget((audit,)).parts == 10
     assert budget.SweepBudget((audit,)).each == approx(0.995)
     assert budget.SweepBudget((budget.Budget(0.95),)).each == approx(0.95)
-    for field, value in (("estimators", ("a", "a")), ("steps", (1, 1)), ("confidence", 1.0)):
-        with pytest.raises(ValueError, match=field):
-            dataclasses.replace(audit, **{field: value})
     # Under the null, 20 configurations at 1 - alpha / 20 each: the family errs in 5 % at most.
     # Without the split it would err in most families; 150 families, flake rate below 1e-4.
     rng, split, unsplit = np.random.default_rng(14), 0, 0
