@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from . import plan as planning
 from .errors import DamagedArraysError, DamagedScoresError, SpecError
-from .orchestration import metrics
+from .orchestration import ExecutorName, metrics
 from .orchestration.dispatcher import Dispatcher
 from .orchestration.driver import Driver, FailureBudget
 from .orchestration.executors import Work
@@ -27,8 +28,6 @@ from .storage.lease import Lease
 from .storage.run_directory import RunDirectory
 from .sweep import spec
 from .sweep.spec import Sweep
-
-ExecutorName = Literal["ray", "inline"]
 
 
 def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
@@ -70,6 +69,8 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     Raises:
         DpauditError: one line for the user; see `dpaudit_ray.errors`.
     """
+    if executor not in (names := get_args(ExecutorName)):
+        raise SpecError("executor", f"must be {' or '.join(names)}, got {executor!r}")
     phase("reading the sweep")
     if isinstance(sweep, Sweep):
         prepared = sweep
@@ -80,8 +81,8 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     else:
         kind = type(sweep).__name__
         raise SpecError("sweep", f"is a {kind}; give a sweep file's path, its content or a Sweep")
-    if executor == "inline":
-        _require_gpu(prepared)
+    if executor != "ray":
+        _require_gpu(prepared, executor)
     directory = RunDirectory.under(storage_path, prepared.name, patience.OPENING)
     prepared = planning.kept(prepared, directory, tell)
     phase("loading the data")
@@ -213,10 +214,9 @@ class _Job:
         self, name: ExecutorName, packs: int, address: str | None
     ) -> Iterator[Dispatcher]:
         work = Work(self.sweep, self.plan, self.directory, packs, self.tell)
-        if name == "inline":
-            from .orchestration import inline_executor
-
-            dispatcher = inline_executor.dispatcher(work)
+        if name != "ray":  # which has to be joined or started first
+            module = importlib.import_module(f"{__package__}.orchestration.{name}_executor")
+            dispatcher = module.dispatcher(work)
         else:
             from .orchestration import ray_executor
 
@@ -246,7 +246,7 @@ def check_inputs(sweep: Sweep) -> None:
             cell.mechanism.check_records(cell.adversary)
 
 
-def _require_gpu(sweep: Sweep) -> None:
+def _require_gpu(sweep: Sweep, executor: ExecutorName) -> None:
     """Raises SpecError where packs would be given a GPU that this process does not see."""
     gpus = sweep.resources.num_gpus
     ours = any(c.mechanism.uses_torch and c.mechanism.uses_gpu for c in sweep.cells)
@@ -259,6 +259,6 @@ def _require_gpu(sweep: Sweep) -> None:
             raise SpecError(
                 "resources.num_gpus",
                 f"is {gpus:g}, but this process sees {there or 'no'} GPU{'s' * (there > 1)}, and "
-                "executor inline has no other; use --set resources.num_gpus=0, or --executor ray "
-                "on a cluster that has them",
+                f"executor {executor} has no other; use --set resources.num_gpus=0, or --executor "
+                "ray on a cluster that has them",
             )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import Exit
+from ..orchestration import ExecutorName
 from ..printable import printable
 from . import tables, terminal
 from .arguments import ChangedCode, Set, StoragePath, Sweep, Trusted, Wide, complete_sweep
@@ -18,20 +18,13 @@ _MAX_NAMES = 20  # files that are not sent and are named
 _STOPPED = "stopped; finished packs are safe: run the same command to resume"
 
 
-class ExecutorChoice(StrEnum):
-    """Executors: a Ray cluster, or this process."""
-
-    ray = "ray"
-    inline = "inline"
-
-
 @app.command()
 def run(  # noqa: PLR0913 (options of a command line)
     sweep: Sweep,
     storage_path: StoragePath = "runs",
     address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
     changes: Set = None,
-    executor: Annotated[ExecutorChoice, typer.Option(help="Where packs run.")] = ExecutorChoice.ray,
+    executor: Annotated[ExecutorName, typer.Option(help="Where packs run.")] = "ray",
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run packs again that failed before.")
     ] = False,
@@ -53,7 +46,7 @@ def run(  # noqa: PLR0913 (options of a command line)
     with Display() as display:
         try:
             result = api.run(
-                sweep, storage_path, executor.value, address, parse_changes(changes), display,
+                sweep, storage_path, executor, address, parse_changes(changes), display,
                 retry_failed=retry_failed, accept_changed_code=accept_changed_code,
                 tell=display.tell, phase=display.phase, report=page,
             )  # fmt: skip

@@ -1,7 +1,8 @@
 """What an executor is: five methods by which workers run somewhere, and how packs end in them.
 
-`inline` and `ray_executor` have these methods, and nothing above them knows of Ray. A worker is a
-trainer or the aggregator. Scores go from trainers to the aggregator without passing the driver.
+`inline_executor` and `ray_executor` have them, and nothing above these knows of Ray. Another is a
+file `<name>_executor` with a function `dispatcher(work)`, and its name in `ExecutorName`. A worker
+is a trainer or the aggregator; scores go from trainers to it without passing the driver.
 """
 
 from __future__ import annotations

@@ -32,14 +32,14 @@ class InlineExecutor:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._aggregator: _InlineAggregator
+        self._aggregator: InlineAggregator
         self._answers: list[Future[Any]] = []
 
     def start(self, role: Role, name: str, avoid: Collection[str] = ()) -> Handle:
         if role == "Aggregator":
-            self._aggregator = _InlineAggregator(self._work.sweep, self._work.plan, self._work.run)
+            self._aggregator = InlineAggregator(self._work.sweep, self._work.plan, self._work.run)
             return self._aggregator
-        return _InlineTrainer(self._work.sweep, self._work.plan, self._aggregator)
+        return InlineTrainer(self._work.sweep, self._work.plan, self._aggregator)
 
     def call(self, worker: Handle, method: str, *arguments: Any, label: str = "") -> Future[Any]:
         answer: Future[Any] = Future()
@@ -47,7 +47,7 @@ class InlineExecutor:
             answer.set_result(getattr(worker, method)(*arguments))
         except Exception as error:  # noqa: BLE001 (as at a process boundary: it is raised by the answer)
             answer.set_exception(error)
-        if isinstance(worker, _InlineTrainer):
+        if isinstance(worker, InlineTrainer):
             self._answers.append(answer)
         return answer
 
@@ -63,7 +63,7 @@ class InlineExecutor:
         return Cluster((_NODE,))
 
 
-class _InlineAggregator(Aggregation):
+class InlineAggregator(Aggregation):
     """Keeps up with what was stored whenever it is asked how far it is: no thread of it does."""
 
     _kept_up = -math.inf
@@ -80,7 +80,9 @@ class _InlineAggregator(Aggregation):
         return True
 
 
-class _InlineTrainer(Trainer):
+class InlineTrainer(Trainer):
+    """A trainer that calls the aggregator in its own process."""
+
     def __init__(self, sweep: Sweep, plan: Plan, aggregator: Aggregation) -> None:
         def call(method: str, *arguments: Any, label: str = "") -> Any:
             return getattr(aggregator, method)(*arguments)

@@ -1,6 +1,6 @@
 """What every executor does: one suite for all of them, on a cluster of their own or on none.
 
-Another executor is added to `EXECUTORS`.
+Another executor is added to `EXECUTORS`, by its name.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
-from dpaudit_ray.errors import StorageError
+from dpaudit_ray.errors import SpecError, StorageError
 from dpaudit_ray.orchestration import ray_executor
 from dpaudit_ray.orchestration.executors import Done, Executor, Work, WorkerDiedError
 from dpaudit_ray.orchestration.inline_executor import InlineExecutor
@@ -156,13 +156,19 @@ def test_a_failure_of_the_users_code_is_an_answer(start, light, tmp_path):
 
 
 @each
-def test_all_executors_give_the_same_scores_and_estimates(start, light, tmp_path):
-    name: Any = "inline" if start is InlineExecutor else "ray"
+@pytest.mark.usefixtures("start")
+def test_all_executors_give_the_same_scores_and_estimates(light, tmp_path, request):
+    name = request.node.callspec.params["start"]
     for _ in range(2):  # nothing is left to run the second time
         result = da.run(light, storage_path=str(tmp_path / name), executor=name)
         assert result.complete
     twin = da.run(light, storage_path=str(tmp_path / "twin"), executor="inline")
     assert_same(result.location, twin.location)
+
+
+def test_no_other_executor_is_taken_for_ray(light):
+    with pytest.raises(SpecError, match="executor: must be ray or "):
+        da.run(light, executor="inlin")
 
 
 def test_a_request_is_rays_options():
