@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -192,6 +193,14 @@ def test_estimator_and_accountant_examples_run(workplace):
     shown = estimates[estimates["estimator"] == "cut:Cut"].iloc[0]
     assert shown["status"] == "certified"
     assert 0.4 < shown["epsilon_lower"] < 0.9  # ln(.69 / .31) = .8 is what the best guess shows
+
+
+def test_estimator_example_takes_misses_for_errors_in_both_worlds():
+    example = next(block for block in blocks("python") if "# cut.py" in block)
+    exec(example, namespace := {"__name__": "cut"})
+    state = namespace["Cut"](planned=40)
+    state.miss(np.arange(40) < 20)
+    assert (state.hits, state.trials) == (0, 40)
 
 
 def test_preparation_example_runs(workplace):

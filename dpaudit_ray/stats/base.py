@@ -82,8 +82,11 @@ class Estimator(ABC):
         self._miss(checked(np.full(len(members), math.nan), members)[1])
 
     def _miss(self, members: Members) -> None:
-        """A method that learns from diverged trials must tell them from these."""
-        self._fold(np.full(len(members), math.nan), members)
+        """Folds the scores that every threshold guesses wrongly by; NaN would be right to call out.
+
+        A method that learns from diverged trials must tell them from these.
+        """
+        self._fold(np.where(members, -math.inf, math.inf), members)
 
     @abstractmethod
     def bound(self, delta: float, confidence: float) -> Estimate:
