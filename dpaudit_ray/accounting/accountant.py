@@ -26,7 +26,7 @@ class UnansweredError(Exception):
 
 
 class Accountant(ABC):
-    """Base of all accountants. `samplings` are those that it has a proof for.
+    """Base of all accountants. `samplings` are those that it has a proof for; it may have none.
 
     Trainings of other samplings reach it as what is proven of them without amplification
     (`Training.unamplified`), and never as another sampling. It is not asked about trainings

@@ -265,6 +265,5 @@ def _assumption(accountant: Accountant, proven: Training) -> str:
 
 def _proven(accountant: Accountant, training: Training) -> tuple[Training, str]:
     """The training that an accountant is asked about in place of `training`, and a note on it."""
-    if training.sampling in accountant.samplings:
-        return training, ""
-    return training.unamplified, UNAMPLIFIED
+    proven = training if training.sampling in accountant.samplings else training.unamplified
+    return proven, UNAMPLIFIED if proven != training else ""

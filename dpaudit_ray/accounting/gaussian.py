@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from ..stats import gdp
 from .accountant import Accountant, Ends
-from .training import Training
+from .training import Sampling, Training
 
 
 class Gaussian(Accountant):
     """Dong, Roth, Su 2022, Corollary 3.3: exact, for trainings whose steps see every record."""
 
     name = "gaussian"
+    samplings: ClassVar[frozenset[Sampling]] = frozenset()
 
     def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
         """ε at δ, all three ends the same."""

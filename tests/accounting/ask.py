@@ -3,6 +3,9 @@
 from dpaudit_ray import accounting
 from dpaudit_ray.accounting import Bounds, Training
 
+EVERY = list(accounting.accountants())
+SAMPLED = [name for name, cls in accounting.accountants().items() if cls.samplings]
+
 
 def bounds(
     noise_multiplier: float, steps: int, delta: float, sample_rate: float = 1.0,

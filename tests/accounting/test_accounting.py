@@ -12,14 +12,11 @@ from scipy import integrate
 from dpaudit_ray import accounting
 from dpaudit_ray.accounting import Bounds, Training, rdp
 from dpaudit_ray.stats import gdp
-from tests.accounting.ask import bounds, delta_bounds, least_delta
+from tests.accounting.ask import EVERY, SAMPLED, bounds, delta_bounds, least_delta
 from tests.long import long
 from tests.stats.reference import cases, rows
 
 approx = pytest.approx
-
-EVERY = list(accounting.accountants())
-SAMPLED = [name for name in EVERY if name != "gaussian"]
 
 
 def short(found, *names):
@@ -280,7 +277,7 @@ def test_nothing_and_everything(name):
         ({"sample_rate": 0.5}, "exact at sample_rate 1 only, got 0.5; use prv, pld or rdp"),
         (
             {"accountant": "moments"},
-            "accountant must be one of gaussian, pld, prv, rdp, or package",
+            "accountant must be one of gaussian, .*rdp.*, or package",
         ),
         ({"sampling": "sorted"}, "sampling must be one of poisson, shuffle, balls-and-bins, got"),
         ({"adjacency": "swap"}, "adjacency must be one of add-remove, replace, got 'swap'"),

@@ -231,9 +231,8 @@ def test_bits_of_a_wrong_share_certify_nothing(method, share):
 
 
 def test_what_judges_each_world_by_itself_takes_any_bits():
-    assert set(EVERY) - set(FAIR) == {
-        "eps-delta", "gdp", "paper-eps-delta", "paper-gdp",
-    }  # fmt: skip
+    named = {"eps-delta", "gdp", "paper-eps-delta", "paper-gdp"}
+    assert named.isdisjoint(FAIR)
     rng = np.random.default_rng(4)
     members = rng.random(2000) < 0.8
     scores = rng.normal(size=2000) + 2 * members
