@@ -24,7 +24,7 @@ test: .venv/tested ## Installs the test extra and runs the suite, but for the te
 	$(BIN)/python -m pytest --numprocesses 3 -m "not cluster"
 
 test-cluster: .venv/tested ## Runs the tests that start clusters and take nodes, drivers or storage away
-	$(BIN)/python -m pytest --numprocesses 4 -m cluster
+	$(BIN)/python -m pytest --numprocesses 4 -m cluster $$(grep -rl --include='test_*.py' mark.cluster tests)
 
 long: .venv/tested ## Adds the tests that take minutes and repeat at length what a shorter one shows
 	DPAUDIT_LONG=1 $(BIN)/python -m pytest --numprocesses 2

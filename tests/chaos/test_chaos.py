@@ -14,6 +14,7 @@ from tests.command import changed, write_sweep
 from tests.long import long
 from tests.orchestration.test_failing_storage import faults
 from tests.orchestration.test_faults import assert_same
+from tests.pace import Pace
 
 pytestmark = pytest.mark.cluster
 HUNDRED: dict[Kind, int] = {
@@ -31,10 +32,14 @@ class Weather:
     seed: int = 5
 
 
-def survives(sweep: dict, folder: Path, size: int, weather: Weather) -> None:
+def survives(
+    sweep: dict, folder: Path, size: int, weather: Weather, pace: Pace | None = None
+) -> None:
     """Runs a sweep on `size` nodes and a head through one blow for each of its kinds."""
     changed(sweep, "resources.max_worker_losses", 1000)
     quiet = da.run(sweep, storage_path=str(folder / "quiet"), executor="inline")
+    if pace is not None:
+        pace.slow(0.5)
     trials = len(quiet.scores.drop_duplicates(["audit", "trial"]))
     with Cluster(size) as around:
         storm = Storm(around, write_sweep(folder, sweep), folder / "stormy", weather.seed)
@@ -49,12 +54,11 @@ def survives(sweep: dict, folder: Path, size: int, weather: Weather) -> None:
     assert_same(folder / "stormy/tiny", quiet.location)
 
 
-def test_one_kill_of_each_kind(tiny, tmp_path):
-    changed(tiny, "mechanism.steps", 300)
-    changed(tiny, "audit.record_every", 100)
-    changed(tiny, "audit.trials", 300)
+def test_one_kill_of_each_kind(light, pace, tmp_path):
+    """Trainers that start again wait for no torch; those of a hundred blows do."""
+    pace.of(changed(light, "audit.trials", 300))
     kinds: list[Kind] = ["trainer", "trainer", "node", "aggregator", "driver"]
-    survives(tiny, tmp_path, 2, Weather(kinds, (0.5, 3)))
+    survives(light, tmp_path, 2, Weather(kinds, (0.5, 3)), pace)
 
 
 @long("a hundred blows during 1200 packs take ten minutes on two cores")

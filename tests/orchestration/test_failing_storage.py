@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import inline
 from tests.long import long
 from tests.orchestration.test_faults import assert_same
 
@@ -85,9 +86,9 @@ def test_a_full_disk_stops_the_sweep_and_a_larger_one_ends_it(sweep_of_400, quie
         assert told.count("\n") == 1
         assert os.strerror(errno.ENOSPC) in told
         assert "run the same command again" in told
-        done = len(list(place.glob("tiny/scores/*/*.parquet")))
-        assert 5 < done < 80
+        packs = len(list(place.glob("tiny/scores/*/*.parquet")))
+        assert 5 < packs < 80
         assert mount("-o", "remount,size=20m", str(place)).returncode == 0
-        code, told = run(sweep_of_400, place)
-        assert code == 0, told
+        done = inline(sweep_of_400, place)
+        assert done.code == 0, done.err
         assert_same(place / "tiny", quiet_400)

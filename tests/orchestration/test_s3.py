@@ -82,7 +82,7 @@ def test_run_kill_resume(sweep_of_400, pace, tmp_path, bucket):
 
     pace.hurry()
     assert dpaudit("status", f"{bucket}/tiny").code == 0
-    resumed = dpaudit("run", sweep, "--storage-path", bucket)
+    resumed = dpaudit("run", sweep, "--storage-path", bucket, "--executor", "inline")
     assert resumed.code == 0, resumed.err
     assert partial < packs()
     assert dpaudit("report", f"{bucket}/tiny").code == 0
