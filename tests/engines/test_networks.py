@@ -3,12 +3,6 @@
 import logging
 from collections.abc import Iterator
 
-import networks_altered  # noqa: F401 (each adds its own to CASES)
-import networks_inputs  # noqa: F401
-import networks_own  # noqa: F401
-import networks_refused  # noqa: F401
-import networks_right  # noqa: F401
-import networks_shared  # noqa: F401
 import numpy as np
 import pytest
 import torch
@@ -22,7 +16,7 @@ from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.models.base import Model
-from tests.engines import networks_ways
+from tests.engines import networks_altered, networks_right, networks_ways  # noqa: F401 (CASES)
 from tests.engines.networks import BATCH, CASES, Kind, Outcome
 from tests.engines.test_packed import loss_of
 from tests.long import paired

@@ -5,7 +5,6 @@ import math
 import subprocess
 import sys
 
-import networks_own  # noqa: F401 (adds its own to CASES)
 import numpy as np
 import pytest
 import torch
@@ -16,6 +15,7 @@ from dpaudit_ray.engines.noise import CpuNoise
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules import losses
 from dpaudit_ray.errors import SpecError
+from tests.engines import networks_right  # noqa: F401 (adds its own to CASES)
 from tests.engines.networks import CASES
 from tests.long import paired
 
