@@ -212,7 +212,7 @@ def test_what_the_trials_are_is_read_off_the_adversary(adversary, tmp_path):
     run = Run.open(str(tmp_path / "one-run"))
     rows = run.estimates.set_index("estimator")
     scores = run.directory.scores(run.plan.audits[0].id)
-    one_training = adversary.startswith("test_one_run")
+    one_training = adversary.endswith("OneTraining")
     for name in NAMES:
         expected = stats.estimate(
             scores["score"], scores["member"], 1e-5, 0.95, name,
