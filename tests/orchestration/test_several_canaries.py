@@ -191,12 +191,7 @@ def test_one_training_is_no_run_of_independent_trials_for_the_verdict_either(twe
 def one_run_sweep(adversary: str, estimators: list[str]) -> dict[str, Any]:
     return {
         "name": "one-run",
-        "mechanism": {
-            "name": "jobs.studies.coverage:Coverage",
-            "sizes": [40],
-            "worlds": "randomised-response",
-            "epsilon": 3.0,
-        },
+        "mechanism": {"name": "test_several_canaries:Alike", "mu": 3.0},
         "adversary": {"name": adversary},
         "audit": {"trials": 300, "delta": 1e-5, "estimators": estimators},
         "resources": {"pack_size": 100},
@@ -218,7 +213,7 @@ def test_what_the_trials_are_is_read_off_the_adversary(adversary, tmp_path):
             scores["score"], scores["member"], 1e-5, 0.95, name,
             runs=np.zeros(300) if one_training else np.arange(300),
         )  # fmt: skip
-        assert rows.loc[name, "epsilon_lower"] == expected.epsilon_lower
+        assert rows.loc[name, "epsilon_lower"] == expected.epsilon_lower > 0
         assert rows.loc[name, "status"] == expected.status
 
 
