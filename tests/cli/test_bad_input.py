@@ -1,7 +1,6 @@
 """A sweep file that cannot be run: exit 2, and a line with its place for each mistake."""
 
 import pickle
-import re
 from pathlib import Path
 from typing import Any
 
@@ -162,13 +161,6 @@ def test_a_canary_example_beyond_the_data_is_told_by_plan(tiny, tmp_path):
     assert line == "adversary.example: is 569, but the data ends at 568"
 
 
-def test_so_many_packs_that_no_disk_would_hold_them(tiny, tmp_path):
-    tiny["audit"]["trials"] = 50_000_000
-    tiny["resources"]["pack_size"] = 1
-    line = line_for(tiny, tmp_path)
-    assert line.startswith("resources.pack_size: is 1, which cuts 50000000 trials into more than")
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -302,12 +294,6 @@ def test_what_is_missing_is_told_where_it_should_be(tmp_path):
     assert {"sweep.yaml:1:1: adversary: is required", "sweep.yaml:1:1: name: is required"} < {
         *lines
     }
-
-
-def test_a_mistake_that_only_the_data_show_is_told_with_its_place(tiny, tmp_path):
-    tiny["mechanism"]["batch_size"] = 570
-    (line,) = told(write_sweep(tmp_path, tiny).read_text(), tmp_path)
-    assert re.match(r"sweep\.yaml:\d+:15: mechanism\.batch_size: is 570, but breast_", line), line
 
 
 def test_what_the_data_show_of_one_cell_is_told_with_its_line(tiny, tmp_path):

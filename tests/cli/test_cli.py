@@ -239,26 +239,6 @@ def test_a_lost_cluster_ends_in_exit_4(sweep, tmp_path, monkeypatch):
     assert (outcome.code, outcome.err) == (4, "dpaudit: lost 9 packs to dying workers\n")
 
 
-def test_raising_trials_extends_a_run(finished, sweep):
-    before = score_files(finished)
-    outcome = inline(sweep, finished.parent, "--set", "audit.trials=115")
-    assert outcome.code == 0
-    assert before.items() <= score_files(finished).items()
-    assert packs(finished, FIRST) == 9 + 3
-    table = pd.read_parquet(finished / "estimates.parquet")
-    assert set(table["trials"]) == {115}
-    statuses = [
-        dict(zip(t["estimator"], t["status"], strict=False)) for _, t in table.groupby("audit")
-    ]
-    fixed = {"accuracy": "extended", "paper-gdp": "paper", "eps-delta": "extended"}
-    assert statuses == [fixed | {"anytime": "certified"}, fixed | {"anytime": "if-gaussian"}]
-    assert set(table["free_estimator"]) <= {"", "eps-delta-anytime"}
-    assert table.loc[table["status"] == "extended", "epsilon_lower_together"].isna().all()
-    shown = table_of(outcome.out)
-    assert shown[0].endswith("lower bounds by anytime")
-    assert re.fullmatch("biased-dimension +[A-Z]+ +115 .* certified .*", shown[2])
-
-
 def test_the_file_of_an_extended_run_can_be_run_again(finished, sweep):
     """What is there stays, and is not run again; nor does `plan` refuse it."""
     assert inline(sweep, finished.parent, "--set", "audit.trials=115").code == 0
@@ -274,17 +254,6 @@ def test_the_file_of_an_extended_run_can_be_run_again(finished, sweep):
     planned = dpaudit("plan", sweep, "--storage-path", finished.parent)
     assert (planned.code, planned.err) == (0, told)
     assert planned.out.startswith("tiny: 230 trials in 24 packs, 24 packs done\n")
-
-
-def test_trials_of_a_run_that_is_not_complete_are_not_lowered(finished, sweep):
-    (audit_folder(finished, FIRST) / "20-29.parquet").unlink()
-    (finished / "_SUCCESS").unlink()
-    more = ("--storage-path", finished.parent, "--set", "audit.trials=80")
-    for verb in ("run", "plan"):
-        assert refused(verb, sweep, *more) == (
-            f"{finished} was planned with audit.trials = 90, this sweep says 80; trials can be "
-            "raised, not lowered: go on with 90, or use a new name and a new seed"
-        )
 
 
 def test_an_extension_that_fails_is_not_complete(finished, sweep, monkeypatch):
@@ -350,23 +319,6 @@ def test_plan_of_a_finished_run_trains_nothing(finished, sweep, monkeypatch):
     outcome = dpaudit("plan", sweep, "--storage-path", finished.parent)
     assert outcome.code == 0
     assert "left to do: about 0s on this machine" in outcome.out
-
-
-@pytest.mark.parametrize(
-    ("change", "remedy"),
-    [
-        ("mechanism.clip_norm=2.0", "use a new name, or the old settings to resume"),
-        ("seed=9", "use a new name, or the old settings to resume"),
-        ("grid.adversary=[loss]", "use a new name and a new seed, or the old settings to resume"),
-        ("audit.delta=1e-6", "use a new name and a new seed, or the old settings to resume"),
-    ],
-)
-def test_plan_and_run_refuse_a_run_of_another_sweep(change, remedy, finished, sweep, kept):
-    for verb in ("plan", "run"):
-        line = refused(verb, sweep, "--storage-path", finished.parent, "--set", change)
-        assert line.startswith(f"{finished} holds another sweep (")
-        assert line.endswith(f"; {remedy}"), "a new name alone would repeat the same trials"
-    assert_same_results(finished, kept / "finished/tiny")
 
 
 # status and report ---------------------------------------------------------------------------
@@ -536,12 +488,6 @@ def test_a_damaged_file_is_told_and_nothing_else_is_touched(
         assert line.endswith(remedy)
     after = {f: f.read_bytes() for f in finished.rglob("*") if f.is_file()}
     assert before.items() <= after.items()
-
-
-def test_damaged_failures_are_told(finished):
-    for content in ("[3]", "{"):
-        (finished / "outcomes.json").write_text(content)
-        assert refused("status", finished).endswith("the rest is made again from the scores")
 
 
 @pytest.mark.parametrize("below", ["x", "x/y"])

@@ -17,9 +17,8 @@ from dpaudit_ray.plan.model import Pack
 from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.plan.score_stream import MissedPack
 from dpaudit_ray.report import page
-from dpaudit_ray.report.tables import Run, all_estimates, overview
+from dpaudit_ray.report.tables import Run, overview
 from dpaudit_ray.stats.threshold_rates import Worlds
-from dpaudit_ray.storage.scores import EstimateRow
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 PROBE = """
@@ -70,21 +69,6 @@ def test_only_what_is_certified_is_tagged_so(html):
     ]
     assert "above its claim</span>" not in loss
     assert "each bound holds at 95 % by itself" in html
-
-
-def test_a_partial_run_is_marked_interim(copied):
-    audit = copied.plan.audits[0]
-    (Path(copied.directory.location) / f"scores/{audit.id}/40-49.parquet").unlink()
-    table = copied.estimates
-    fewer = table.assign(trials=table["trials"].where(table["audit"] != audit.id, 40))
-    rows = [EstimateRow(**row) for row in fewer.to_dict("records")]
-    copied.directory.write_estimates(rows)
-    partial = Run.open(copied.directory.location)
-    assert [row["interim"] for row in overview(partial)] == [True, False]
-    marks = all_estimates(partial).groupby(["audit", "estimator"])["interim"].all()
-    assert marks[audit.id, "accuracy"]
-    assert not marks[audit.id, "anytime"], "a time-uniform bound is never interim"
-    assert "<strong>Interim.</strong>" in Path(page.write(partial)).read_text()
 
 
 def test_the_report_uses_the_trials_that_the_estimates_use(copied):
