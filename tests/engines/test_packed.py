@@ -4,17 +4,21 @@ import itertools
 import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from numba.core import caching
 from torch import Tensor, nn
 
+from dpaudit_ray.engines.cpu import vector_code
 from dpaudit_ray.engines.noise import CpuNoise
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules import losses
 from dpaudit_ray.errors import SpecError
+from dpaudit_ray.mechanisms.dp_sgd.initialization import generator, seeded
 from tests.engines import networks_right  # noqa: F401 (adds its own to CASES)
 from tests.engines.networks import CASES
 from tests.long import paired
@@ -268,3 +272,40 @@ def test_numbers_kept_at_the_first_call_are_those_of_the_training(name):
     assert module(x).dtype == torch.float32
     expected = slow_clipped_sum(module, theta[0], x, y, 0.3)
     torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bit", [32, 63, 64, 127])
+def test_every_bit_of_a_seed_counts(bit):
+    """`manual_seed` keeps 32 of them on a CPU."""
+    drawn = []
+    for seed in (5, 5 + 2**bit):
+        with seeded(seed):
+            drawn.append(torch.randn(8))
+        again = torch.randn(8, generator=generator(seed, torch.device("cpu")))
+        assert torch.equal(drawn[-1], again)
+    assert not torch.equal(*drawn)
+
+
+def test_seeds_draw_standard_normals():
+    """The first of 4000 seeds each, and 40,000 of one; right ones are rejected in 1 of 1e4."""
+    firsts = torch.cat(
+        [torch.randn(1, generator=generator(s, torch.device("cpu"))) for s in range(4000)]
+    )
+    many = torch.randn(40_000, generator=generator(2**100, torch.device("cpu")))
+    for drawn in (firsts, many):
+        assert abs(float(drawn.mean())) < 4 / math.sqrt(len(drawn))
+        assert abs(float(drawn.std()) - 1) < 4 / math.sqrt(2 * len(drawn))
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch):
+    def total(values: np.ndarray) -> float:
+        result = 0.0
+        for value in values:
+            result += value
+        return result
+
+    for kind in (caching.CacheImpl, *caching.CacheImpl.__subclasses__()):
+        monkeypatch.setattr(kind, "_locator_classes", [])
+    loop: Any = vector_code.compiled(total)
+    assert loop(np.ones(3)) == 3
+    assert loop.stats.cache_path is None

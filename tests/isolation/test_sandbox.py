@@ -215,3 +215,22 @@ def test_a_call_is_made_whatever_descriptors_are_open():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2.0"] * 6
+
+
+SLOW = """
+import atexit, pathlib
+
+here = pathlib.Path(__file__).parent
+(here / "entered").touch()
+atexit.register((here / "left").touch)
+"""
+
+
+def test_a_room_is_left_without_tearing_down_what_it_imported(tmp_path):
+    (tmp_path / "slow_to_leave.py").write_text(SLOW)
+    root = Path(__file__).resolve().parents[2]
+    surroundings = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)])}
+    with Sandbox(("slow_to_leave",), environment=surroundings) as room:
+        assert room.call("json:dumps", "x").value == '"x"'
+    assert (tmp_path / "entered").exists()
+    assert not (tmp_path / "left").exists()

@@ -1,4 +1,4 @@
-"""The coverage studies: what their mechanisms leak, by slow twins, and that they run as written."""
+"""The studies of coverage and extensions: what leaks, by slow twins; they run as written."""
 
 import math
 from pathlib import Path
@@ -8,10 +8,13 @@ import pytest
 import yaml
 from scipy import integrate, special, stats
 
+from dpaudit_ray.stats import gdp
 from dpaudit_ray.sweep import spec
 from jobs.studies.coverage import RATE, draw, subsampled_noise
+from jobs.studies.extending import Extending, errors
 from jobs.studies.table import tabulate, tabulate_verdicts, true_epsilon, true_mu
 from tests.command import inline
+from tests.long import long
 
 FOLDER = Path(__file__).resolve().parents[2] / "jobs/studies"
 
@@ -99,3 +102,23 @@ def test_the_study_of_verdicts_runs_as_written(tmp_path):
     assert table["refuted"].tolist() == [0.0, 1.0]
     assert np.isinf(table["median"][0])
     assert 0 < table["median"][1] <= 300
+
+
+@long("the study itself, a twentieth of it")
+def test_extending_until_it_pleases_does_not_void_what_is_certified():
+    """1000 trials, doubled up to 8000, at ε = 1.
+
+    The bound for a declared number errs in 12.8 %: 14 or fewer of 200 would have probability 0.7 %
+    with another seed. What is certified may err in 5 %: more than `allowed` has 0.01 %.
+    """
+    audits, truth = 200, float(gdp.mu(1.0, 1e-5))
+    study = {"sizes": [1000, 2000, 4000, 8000], "epsilon": 1.0}
+    before, now = (
+        errors(Extending(**study, certified=certified), truth, audits, seed=3)
+        for certified in (False, True)
+    )
+    k = np.arange(audits)
+    allowed = int(k[special.bdtr(k, audits, 0.05) >= 0.9999][0])
+    assert before >= 15
+    assert now <= allowed
+    assert now < before

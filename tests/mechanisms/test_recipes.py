@@ -1,10 +1,10 @@
-"""Optimizers, schedules, an ε in place of noise, and parts of batches; both engines take them."""
+"""Optimizers, schedules, an ε in place of noise, parts of batches; what cannot be trained."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpaudit_ray import accounting, plugins
 from dpaudit_ray.adversaries.base import SampleCanary
@@ -16,7 +16,7 @@ from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.mechanisms.dp_sgd.updates import Schedule
 from dpaudit_ray.plan import claims
 from dpaudit_ray.sweep import spec
-from tests.command import changed
+from tests.command import changed, refused, write_sweep
 from tests.trainings import along, path
 
 
@@ -277,3 +277,43 @@ def test_trainers_are_given_the_noise_that_keeps_an_epsilon(tiny, monkeypatch):
     assert again.recipe.model_dump() == mechanism.given(told).recipe.model_dump()
     assert again.recipe.noise_multiplier == told["noise"]
     assert again.identity() == mechanism.identity()
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(30, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def narrow() -> nn.Module:
+    return nn.Sequential(nn.Linear(31, 2))
+
+
+def one_of_two() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(30, 1), nn.Unflatten(1, (1, 1)))
+
+
+class Mixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(30, 5)
+        self.out = nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.out(h - h.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        ("normalised", "mechanism.model: 1 is a BatchNorm1d"),
+        ("narrow", "fails on examples of shape [30]"),
+        ("one_of_two", "must be [2, 1]"),
+        ("Mixing", "mechanism.model: the model itself (Mixing) gives an example another output"),
+    ],
+)
+def test_a_network_of_ones_own(network, said, tiny, tmp_path):
+    model = {"name": "module", "path": f"{__name__}:{network}"}
+    sweep = write_sweep(tmp_path, changed(tiny, "mechanism.model", model))
+    for verb in ("plan", "run"):
+        assert said in refused(verb, sweep, "--storage-path", tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()

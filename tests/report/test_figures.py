@@ -1,14 +1,21 @@
-"""Figures of a whole run: which audits stand together, and what is drawn of them."""
+"""Figures of a whole run, curves of one audit, and how often its bits are guessed right."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import special
 
+from dpaudit_ray import accounting
+from dpaudit_ray.plan.score_stream import Trials
 from dpaudit_ray.report.figures import whole_run
 from dpaudit_ray.report.figures.whole_run import is_axis
+from dpaudit_ray.report.measures import HitRate, ObservedTradeOff, Profile, gaussian_trade_off
 from dpaudit_ray.report.tables import Run
+from dpaudit_ray.stats import error_rates, gdp
+from dpaudit_ray.stats.guess_count_bound import GuessCounter
 from tests.report.handed import played
 
 
@@ -57,3 +64,94 @@ def test_a_run_that_records_one_step_has_no_evolution(tiny, tmp_path):
 )
 def test_numbers_make_an_axis(key, values, drawn):
     assert is_axis(key, values) == drawn
+
+
+def test_audits_of_one_size_share_their_calibration(tiny, tmp_path):
+    """It takes most of the time where there are thousands of trials; two levels need one each."""
+    tiny["grid"]["mechanism.seed"] = [1, 2, 3]
+    run = Run.open(str(played(tiny, tmp_path, 10_000)))
+    error_rates.local_level.cache_clear()
+    for cell, audit in zip(run.sweep.cells, run.plan.audits, strict=True):
+        Profile.from_trials(cell, audit, Trials.of(audit, run.prefix(audit)))
+    assert error_rates.local_level.cache_info().misses == 2
+
+
+@pytest.mark.parametrize("mu", [0.5, 2.0])
+def test_a_gaussian_pair_fits_a_gaussian_curve(mu):
+    """R = 20,000. The gap is a Kolmogorov statistic of two worlds at most: above 2.2/√10,000 in
+    about 1 of 4,000 seeds; μ errs by 0.1 in fewer.
+    """
+    rng = np.random.default_rng(0)
+    members = np.arange(20_000) % 2 == 0
+    curve = ObservedTradeOff.from_scores(rng.normal(size=20_000) + mu * members, members)
+    assert curve.mu == pytest.approx(mu, abs=0.1)
+    assert curve.gap < 0.05
+
+
+def test_randomised_response_does_not_fit():
+    """Right in 9 of 10 trials: the true curve is two lines, 0.1 below which no test comes."""
+    rng = np.random.default_rng(0)
+    members = np.arange(20_000) % 2 == 0
+    answers = np.where(rng.random(20_000) < 0.9, members, ~members)
+    curve = ObservedTradeOff.from_scores(answers + rng.uniform(size=20_000) / 1e3, members)
+    assert curve.mu == pytest.approx(float(gdp.mu(0.0, 0.8)), abs=0.1)
+    assert curve.gap > 0.04
+
+
+def test_the_slow_twin_counts_errors_one_by_one():
+    rng = np.random.default_rng(1)
+    scores, members = rng.normal(size=30), rng.random(30) < 0.5
+    scores[3] = np.nan  # diverged: wrong at every threshold
+    curve = ObservedTradeOff.from_scores(scores, members)
+    finite = np.sort(scores[np.isfinite(scores)])
+    thresholds = [np.inf, *((finite[:-1] + finite[1:]) / 2)[::-1], -np.inf]
+    for h, alpha, beta in zip(thresholds, curve.alpha, curve.beta, strict=True):
+        wrong_out = sum(not s < h for s, m in zip(scores, members, strict=True) if not m)
+        wrong_in = sum(not s >= h for s, m in zip(scores, members, strict=True) if m)
+        assert alpha == pytest.approx(wrong_out / (~members).sum())
+        assert beta == pytest.approx(wrong_in / members.sum())
+
+
+def test_g_mu_is_its_own_inverse_and_starts_at_one():
+    rates = np.linspace(0.01, 0.99, 50)
+    np.testing.assert_allclose(
+        gaussian_trade_off(gaussian_trade_off(rates, 1.3), 1.3), rates, atol=1e-12
+    )
+    assert gaussian_trade_off(0.0, 1.3) == 1.0
+
+
+def test_worlds_without_trials_have_no_curve():
+    empty = ObservedTradeOff.from_scores(np.ones(3), np.ones(3, dtype=bool))
+    assert (len(empty.alpha), empty.mu, empty.gap) == (0, 0.0, 0.0)
+
+
+def trials(n: int, mu: float, missed: float = 0.0) -> Trials:
+    rng = np.random.default_rng(1)
+    members = rng.random(n) < 0.5
+    lost = rng.random(n) < missed
+    scores = np.where(lost, math.nan, rng.normal(size=n) + mu * members)[:, None]
+    return Trials((1,), members, scores, lost, {})
+
+
+def test_a_perfect_attack_on_a_gaussian_reaches_the_limit():
+    """Its rate Φ(μ/2) is (1 + δ(0)) / 2 of the Gaussian curve. Fixed seed; misses 1 time in 20."""
+    mu = 1.0
+    most = (1 + accounting.delta_of(accounting.Training(1 / mu, 1), 0.0).upper) / 2
+    assert most == pytest.approx(special.ndtr(mu / 2), abs=1e-6)
+    rate = HitRate.from_trials(trials(20_000, mu), 0.95, most)
+    assert rate.low < most < rate.high
+    assert rate.rate == pytest.approx(most, abs=0.01)
+
+
+def test_missed_trials_are_wrong_guesses_in_their_place():
+    """As the estimator folds them, one by one."""
+    mixed = trials(300, 2.0, missed=0.1)
+    counter = GuessCounter()
+    for missed, score, member in zip(mixed.missed, mixed.scores[:, 0], mixed.members, strict=True):
+        if missed:
+            counter.miss(1)
+        else:
+            counter.fold(np.array([score]), np.array([member]))
+    rate = HitRate.from_trials(mixed, 0.95, math.nan)
+    assert (rate.hits, rate.guesses) == (counter.hits, counter.guesses)
+    assert HitRate.from_trials(trials(5, 1.0), 0.95, math.nan) is None
