@@ -17,7 +17,6 @@ from dpaudit_ray.forecast import bench
 from dpaudit_ray.sweep import spec, yamlfile
 from tests.command import dpaudit
 from tests.forecast.test_bench import fcnn_benchmark
-from tests.long import long
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -92,17 +91,12 @@ def test_sweep_file_example_is_valid():
     assert [cell.label for cell in sweep.cells] == ["noise_multiplier=2", "noise_multiplier=4"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "executor",
-    ["inline", pytest.param("ray", marks=long("test_submission has classes of one's own on Ray"))],
-)
-def test_adversary_example_runs(executor, workplace, tiny):
+def test_adversary_example_runs(workplace, tiny):
     example = next(block for block in blocks("python") if "class LastBias" in block)
     (workplace / "last_bias.py").write_text(example)
     tiny["grid"] = {"adversary": [{"name": "last_bias:LastBias", "strength": 0.5}]}
     (workplace / "sweep.yaml").write_text(yaml.safe_dump(tiny))
-    done = dpaudit("run", "sweep.yaml", "--executor", executor)
+    done = dpaudit("run", "sweep.yaml", "--executor", "inline")
     assert done.code == 0, done.err
     scores = da.Result(str(workplace / "runs/tiny"), complete=True).scores
     assert len(scores) == 90 * 2

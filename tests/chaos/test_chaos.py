@@ -12,7 +12,6 @@ import dpaudit_ray as da
 from tests.chaos.storm import Cluster, Kind, Storm
 from tests.command import changed, write_sweep
 from tests.long import long
-from tests.orchestration.test_failing_storage import faults
 from tests.orchestration.test_faults import assert_same
 from tests.pace import Pace
 
@@ -21,6 +20,18 @@ HUNDRED: dict[Kind, int] = {
     "trainer": 54, "node": 20, "aggregator": 12, "driver": 7, "drain": 4, "pause": 2, "gcs": 1,
 }  # fmt: skip
 STORMS = int(os.environ.get("DPAUDIT_STORMS", "1"))  # `make chaos STORMS=10` takes hours
+
+FAULTS = """
+import errno, os, random
+sync, dice = os.fsync, random.Random(os.getpid())
+
+def fails_at_times(file):
+    if dice.random() < 1 / 60:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    sync(file)
+
+os.fsync = fails_at_times
+"""  # a write syncs twice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +80,7 @@ def test_a_hundred_blows_while_writes_fail(seed, tiny, tmp_path, monkeypatch):
     changed(tiny, "mechanism.steps", 300)
     changed(tiny, "audit.record_every", 100)
     changed(tiny, "audit.trials", 6000)
-    for name, value in faults(tmp_path, 1 / 60).items():
-        monkeypatch.setenv(name, value)
+    (tmp_path / "sitecustomize.py").write_text(FAULTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     kinds = [kind for kind, count in HUNDRED.items() for _ in range(count)]
     survives(tiny, tmp_path, 3, Weather(kinds, (1, 6), seed))

@@ -1,10 +1,14 @@
-"""Damaged scores and a killed aggregator: nothing lost, estimates bit for bit the same.
+"""Damaged scores, a killed aggregator, a full disk: nothing lost, estimates bit for bit the same.
 
 `tests/chaos` kills trainers, drivers, aggregators and nodes, `test_dispatcher` plays their faults.
 """
 
+import contextlib
+import errno
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +18,7 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.plan import outcomes
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import write_sweep
+from tests.command import inline, write_sweep
 from tests.head import actors, wait_for
 from tests.plan import failing
 
@@ -97,3 +101,40 @@ def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(tmp_path, m
     again = da.run(slow, storage_path=str(tmp_path), executor="inline", retry_failed=True)
     quiet = da.run(slow, storage_path=str(tmp_path / "quiet"), executor="inline")
     assert_same(again.location, quiet.location)
+
+
+@contextlib.contextmanager
+def disk(place: Path, size: str) -> Iterator[None]:
+    """A disk of its own at `place`; skips the test where nobody may mount one."""
+    place.mkdir()
+    mounted = mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place))
+    if mounted.returncode != 0:
+        pytest.skip(f"a disk cannot be mounted here ({mounted.stderr.strip()})")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def mount(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["mount", *arguments], capture_output=True, text=True)
+
+
+def test_a_full_disk_stops_the_sweep_and_a_larger_one_ends_it(sweep_of_400, quiet_400, tmp_path):
+    place = tmp_path / "disk"
+    with disk(place, "200k"):
+        command = [sys.executable, "-m", "dpaudit_ray", "run", sweep_of_400]
+        full = subprocess.run(
+            [*command, "--storage-path", place], capture_output=True, text=True, timeout=400
+        )
+        told = full.stderr
+        assert full.returncode == 4, told
+        assert told.count("\n") == 1
+        assert os.strerror(errno.ENOSPC) in told
+        assert "run the same command again" in told
+        packs = len(list(place.glob("tiny/scores/*/*.parquet")))
+        assert 5 < packs < 80
+        assert mount("-o", "remount,size=20m", str(place)).returncode == 0
+        done = inline(sweep_of_400, place)
+        assert done.code == 0, done.err
+        assert_same(place / "tiny", quiet_400)

@@ -22,7 +22,7 @@ from dpaudit_ray.storage import fence, files, lease
 from dpaudit_ray.storage.lease import Lease
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import inline, write_sweep
-from tests.long import long
+from tests.long import LONG
 from tests.storage.test_storage import memory, pack, row
 
 NEVER = 1000.0
@@ -112,26 +112,13 @@ def slow(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return run
 
 
-LEFT = pytest.mark.parametrize("left", [None, {"owner": "x", "host": "elsewhere", "pid": 1}])
-
-
-@LEFT
+@pytest.mark.parametrize("left", [None, {"owner": "x", "host": "elsewhere", "pid": 1}])
 def test_of_two_that_start_at_once_on_slow_storage_one_drives(left, slow):
     """Both held it in two of five such starts."""
-    one_drives(slow, left, tries=3)
-
-
-@long("the same as above, 50 times")
-@LEFT
-def test_of_many_starts_at_once_one_drives_each_time(left, slow):
-    one_drives(slow, left, tries=50)
-
-
-def one_drives(run: RunDirectory, left: dict | None, tries: int) -> None:
-    for _ in range(tries):
+    for _ in range(50 if LONG else 3):
         if left is not None:
-            run.write_json(fence.FILE, left)
-        assert outcomes_of_two(run) == ["drives", "refused"]
+            slow.write_json(fence.FILE, left)
+        assert outcomes_of_two(slow) == ["drives", "refused"]
 
 
 @pytest.mark.parametrize("key", ["boot", "pids", "host"])
