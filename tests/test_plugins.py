@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import dpaudit_ray as da
 from dpaudit_ray import plugins
 from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.adversaries.loss import Loss
@@ -55,12 +54,6 @@ class WrongShape(Loss):
 
     def score(self, canary, observed):
         return torch.zeros(3)
-
-class Diverges(Loss):
-    name: str = "diverges"
-
-    def score(self, canary, observed):
-        return super().score(canary, observed) * float("nan")
 
 def function(): ...
 """
@@ -195,16 +188,6 @@ def test_an_adversary_that_raises_fails_its_audit_only(name, message, tiny, tmp_
     assert "not complete" in status.out
     done = [len(list(audit.iterdir())) for audit in (tmp_path / "runs/tiny/scores").iterdir()]
     assert done == [9], "the other audit is finished, the failed one has no file"
-
-
-@pytest.mark.usefixtures("own")
-def test_diverged_trials_are_outcomes(tiny, tmp_path):
-    outcome = inline(write_sweep(tmp_path, alone(tiny, "own_attack:Diverges")), tmp_path / "runs")
-    assert outcome.code == 0
-    result = da.Result(str(tmp_path / "runs/tiny"), complete=True)
-    assert result.scores["score"].isna().all()
-    assert len(result.scores) == 90 * 2
-    assert (result.estimates["epsilon_lower"] == 0).all()
 
 
 def test_an_error_names_the_first_problem_with_its_value():

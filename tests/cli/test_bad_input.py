@@ -161,23 +161,6 @@ def test_a_canary_example_beyond_the_data_is_told_by_plan(tiny, tmp_path):
     assert line == "adversary.example: is 569, but the data ends at 568"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("name: x\nname: y\n", "name: is given twice; remove one"),
-        ("mechanism:\n  steps: 1\n  steps: 2\n", "steps: is given twice; remove one"),
-        ("a: [1,\nb: }", "not valid YAML: while parsing"),
-        ("hello", "FILE must hold a mapping with name, mechanism, adversary, audit"),
-        ("", "FILE must hold a mapping"),
-    ],
-)
-def test_a_file_that_is_no_sweep(text, expected, tmp_path):
-    file = tmp_path / "sweep.yaml"
-    file.write_text(text)
-    line = refused("plan", file)
-    assert line.startswith(expected.replace("FILE", str(file))), line
-
-
 def test_a_file_that_cannot_be_read(tmp_path):
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(bytes(range(256)))

@@ -119,21 +119,6 @@ def test_an_override_beside_the_grid_is_taken(key):
     grid.override(tree, {key: {}})
 
 
-@pytest.mark.parametrize(
-    ("key", "problem"),
-    [
-        ("audit.trials.x", "trials is 5, no mapping that could hold x"),
-        ("audit..x", "has an empty part"),
-        (".x", "has an empty part"),
-        ("grid.foo", "must start with one of"),
-    ],
-)
-def test_an_override_that_leads_nowhere_is_told(key, problem):
-    with pytest.raises(SpecError, match=problem) as error:
-        grid.override({"audit": {"trials": 5}}, {key: 1})
-    assert key in str(error.value)
-
-
 def test_python_values_become_plain_data():
     raw = {"a": np.float64(0.5), "b": np.int64(3), "c": (1, 2), "d": np.arange(2), "e": Path("x")}
     assert grid.plain(raw) == {"a": 0.5, "b": 3, "c": [1, 2], "d": [0, 1], "e": "x"}

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.stats.test_status import Needy
 
 from dpaudit_ray import stats
 from dpaudit_ray.errors import SpecError
@@ -17,6 +16,7 @@ from dpaudit_ray.sweep import spec, yamlfile
 from dpaudit_ray.sweep.yamlfile import dump_yaml, parse_value, parse_yaml
 from tests.command import changed, refused, write_sweep
 from tests.conftest import ROOT
+from tests.stats.test_stats_input import Needy
 
 JOBS = sorted((ROOT / "jobs").rglob("*.yaml"))
 
