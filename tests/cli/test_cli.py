@@ -74,10 +74,10 @@ def broken_off(sweep: Path, storage: Path, error: BaseException) -> Outcome:
     """`dpaudit run`, with an error in the fifth pack of the first audit."""
     train = PackTrainer.train
 
-    def breaking(self: PackTrainer, pack: Any) -> PackScores:
+    def breaking(self: PackTrainer, pack: Any, *how: Any) -> PackScores:
         if (pack.audit, pack.first) == (0, 40):
             raise error
-        return train(self, pack)
+        return train(self, pack, *how)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PackTrainer, "train", breaking)

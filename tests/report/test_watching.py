@@ -103,13 +103,13 @@ def test_status_knows_the_driver_and_the_failures_while_the_sweep_runs(
     seen: list[str] = []
     raw: list[Any] = []
 
-    def looking(self: PackTrainer, pack: Any) -> PackScores:
+    def looking(self: PackTrainer, pack: Any, *how: Any) -> PackScores:
         if (pack.audit, pack.first) == (0, 40):
             raise ValueError("boom")
         if (pack.audit, pack.first) == (1, 80):
             seen.append(dpaudit("status", tmp_path / "tiny").out)
             raw.append(json.loads(dpaudit("status", tmp_path / "tiny", "--json").out))
-        return train(self, pack)
+        return train(self, pack, *how)
 
     monkeypatch.setattr(PackTrainer, "train", looking)
     assert inline(sweep, tmp_path).code == 3
@@ -128,9 +128,9 @@ class TestPage:
         train, trained = PackTrainer.train, threading.Semaphore(9)  # packs of 18
         file = tmp_path / "tiny/report.html"
 
-        def waiting(self: PackTrainer, pack: Any) -> PackScores:
+        def waiting(self: PackTrainer, pack: Any, *how: Any) -> PackScores:
             assert trained.acquire(timeout=300)
-            return train(self, pack)
+            return train(self, pack, *how)
 
         monkeypatch.setattr(PackTrainer, "train", waiting)
         driver = threading.Thread(target=da.run, args=(sweep, str(tmp_path), "inline"))
