@@ -333,11 +333,6 @@ class Recorded(Unread, Mechanism):
     accountants bounded at each of `steps`; None where nobody recorded them.
     """
 
-    # Any that this package has: somebody's own class may derive from one of its mechanisms.
-    exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType(
-        dict.fromkeys(("exact", "exact-gdp", "closed-form", "complement", "extrapolated"), "")
-    )
-
     options: dict[str, Any]
     steps: tuple[int, ...]
     trials: int

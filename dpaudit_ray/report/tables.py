@@ -12,9 +12,11 @@ import pandas as pd
 
 from .. import plan as planning
 from .. import stats
+from ..mechanisms.base import Mechanism, Recorded
 from ..plan import compaction, outcomes, plan_consistency, score_stream
 from ..plan.model import Plan, PlannedAudit
 from ..plan.score_stream import ConsumedPack
+from ..plugins import registry
 from ..stats import Status
 from ..storage.run_directory import RunDirectory
 from ..sweep.spec import Sweep
@@ -39,7 +41,10 @@ class Run:
         sweep, plan = planning.read(directory)
         estimates = directory.estimates(plan_consistency.estimates(sweep, plan))
         names = {spec.name for cell in sweep.cells for spec in cell.audit.estimators}
-        names |= {name for cell in sweep.cells for name in cell.mechanism.exact_estimators}
+        kinds = {type(cell.mechanism) for cell in sweep.cells}
+        if Recorded in kinds:  # of a class that may derive from any mechanism of this package
+            kinds.update(registry(Mechanism).values())
+        names |= {name for kind in kinds for name in kind.exact_estimators}
         plan_consistency.check_estimates(estimates, plan, directory, names)
         return cls(directory, sweep, plan, estimates)
 
