@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,12 +190,14 @@ class JobsClient:
             if not info.submission_id or theirs.get(_RUN) != job.run:
                 continue
             if info.status not in _OVER:
-                if other := metadata_difference(theirs, metadata):
-                    raise RunDirectoryError(
-                        f"job {info.submission_id} works on {job.run} with other settings "
-                        f"({other}); wait for its end or stop it, and run this command again: "
-                        f"{self.stop_command(info.submission_id)}"
-                    )
+                for key in (_FINGERPRINT, _SETTINGS):
+                    if theirs.get(key) != metadata[key]:
+                        raise RunDirectoryError(
+                            f"job {info.submission_id} works on {job.run} with other settings "
+                            f"(there {key} {theirs.get(key)}, here {key} {metadata[key]}); wait for "
+                            "its end or stop it, and run this command again: "
+                            f"{self.stop_command(info.submission_id)}"
+                        )
                 self._tell(f"already running as job {info.submission_id}")
                 return str(info.submission_id)
             before = theirs.get(_ATTEMPT, "")
@@ -312,30 +314,6 @@ def job_metadata(sweep: Sweep, run: str) -> dict[str, str]:
         _FINGERPRINT: sweep.fingerprint,
         _SETTINGS: json.dumps(settings),
     }
-
-
-def metadata_difference(theirs: Mapping[str, str], mine: Mapping[str, str]) -> str:
-    """What a job that works on the same run does otherwise, in words; empty for nothing."""
-    there, here = (metadata.get(_FINGERPRINT, "?") for metadata in (theirs, mine))
-    if there != here:
-        return f"another sweep, fingerprint {there[:8]} there, {here[:8]} here"
-    before, now = (_settings(metadata) for metadata in (theirs, mine))
-
-    def shown(settings: Mapping[str, Any], key: str) -> str:
-        return json.dumps(settings[key]) if key in settings else "not set"
-
-    return ", ".join(
-        f"{key}: {shown(before, key)} there, {shown(now, key)} here"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    )
-
-
-def _settings(metadata: Mapping[str, str]) -> dict[str, Any]:
-    try:
-        return dict(json.loads(metadata.get(_SETTINGS, "")))
-    except (ValueError, TypeError):
-        return {}
 
 
 def require_dashboard(address: str, tell: Tell) -> None:

@@ -11,19 +11,16 @@ import contextlib
 import dataclasses
 import fnmatch
 import os
+import subprocess
 import zipfile
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import SpecError
 
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
-
 LIMIT = 100 * 2**20  # bytes; what the dashboard of a Ray head takes in one request
-RAY_IGNORE, GIT_IGNORE = ".rayignore", ".gitignore"
+RAY_IGNORE = ".rayignore"
 HIDDEN = ".*"  # settings of tools, caches, and most secrets: .git, .venv, .env, .netrc, .kube, .ray
 MADE = ("__pycache__", "*.pyc", "*.egg-info", "node_modules")
 MADE_OUTSIDE = ("venv", "build", "dist", "runs")  # of packages, where such names are the user's
@@ -42,15 +39,13 @@ SECRETS = (
 CODE = ("*.py", "*.pyi", "*.ipynb")  # about secrets, perhaps, and none itself
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive, which Ray sends once
 
-_GitIgnores = tuple[tuple[Path, "GitIgnoreSpec"], ...]  # by folder, the furthest above first
-
 
 class Withheld(Enum):
     """Why a file that was not excluded is not sent, in words."""
 
     SECRET = "for they look like secrets"
     OUTSIDE = "for they lead out of the working directory"
-    IGNORED = f"for {GIT_IGNORE} lists them"
+    IGNORED = "for git ignores them"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +54,8 @@ class WorkingDirPackage:
 
     `excludes` are patterns of file or folder names, or of paths below the folder; those of its
     .rayignore are added. What begins with a dot, looks like a secret, was made by tools, is ignored
-    by git (.gitignore, also in folders above up to the repository and below) or lies outside of the
-    folder is withheld in any case. Packages are sent whole otherwise, whatever their folders are
-    called.
+    by git or lies outside of the folder is withheld in any case. Packages are sent whole otherwise,
+    whatever their folders are called.
     """
 
     folder: Path
@@ -115,29 +109,29 @@ class WorkingDirPackage:
         ignored = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         patterns = (HIDDEN, *MADE, *ignored, *self.excludes)
         root = self.folder.resolve()
-        repository = next((p for p in (root, *root.parents) if (p / ".git").exists()), root)
-        above = [folder for folder in root.parents if folder.is_relative_to(repository)]
-        git = tuple(ignores for folder in reversed(above) for ignores in _git_ignores(folder))
         with _named_if_unreadable():
-            yield from self._below(Path(), patterns, (root,), git)
+            yield from self._below(Path(), patterns, (root,), _git_ignored(root))
 
     def _below(
-        self, here: Path, patterns: Sequence[str], above: tuple[Path, ...], git: _GitIgnores
+        self,
+        here: Path,
+        patterns: Sequence[str],
+        above: tuple[Path, ...],
+        ignored: frozenset[Path],
     ) -> Iterator[tuple[Path, Withheld | None]]:
-        """`above` are the real folders that lead here, `git` what is ignored on the way."""
-        git = (*git, *_git_ignores(self.folder / here))
+        """`above` are the real folders that lead here."""
         for path in (here / name for name in sorted(os.listdir(self.folder / here))):
             full = self.folder / path
             if _matches(path, patterns) or not (full.is_file() or full.is_dir()):
                 continue
-            if (reason := self._reason(full, path, git)) is not None or full.is_file():
+            if (reason := self._reason(full, path, ignored)) is not None or full.is_file():
                 yield path, reason
             elif full.resolve() not in above:  # else links lead round in a circle
                 inside = any(_is_package(folder) for folder in (full, *above[1:]))
                 if inside or not _matches(path, MADE_OUTSIDE):
-                    yield from self._below(path, patterns, (*above, full.resolve()), git)
+                    yield from self._below(path, patterns, (*above, full.resolve()), ignored)
 
-    def _reason(self, full: Path, path: Path, git: _GitIgnores) -> Withheld | None:
+    def _reason(self, full: Path, path: Path, ignored: frozenset[Path]) -> Withheld | None:
         """Why a file or folder is withheld; a link has the reasons of what it leads to, too."""
         real, root = full.resolve(), self.folder.resolve()
         if not real.is_relative_to(root):
@@ -148,8 +142,7 @@ class WorkingDirPackage:
             names += [target, *target.parents][: len(target.parts)]
         if any(name.name.startswith(".") or self._is_secret(name) for name in names):
             return Withheld.SECRET
-        ignored = _is_git_ignored(full, git) or _is_git_ignored(real, git)
-        return Withheld.IGNORED if ignored else None
+        return Withheld.IGNORED if ignored.intersection([*names, real.relative_to(root)]) else None
 
     def _is_secret(self, path: Path) -> bool:
         code = _matches(path, CODE) or _is_package(self.folder / path)
@@ -174,20 +167,11 @@ def _matches(path: Path, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatch(name, p.strip("/")) for p in patterns for name in names)
 
 
-def _git_ignores(folder: Path) -> _GitIgnores:
-    from pathspec import GitIgnoreSpec
-
-    file = folder / GIT_IGNORE
-    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
-    return ((folder.resolve(), GitIgnoreSpec.from_lines(lines)),) if lines else ()
-
-
-def _is_git_ignored(full: Path, git: _GitIgnores) -> bool:
-    """By the last line that speaks of it, in the file that is nearest."""
-    place = full.parent.resolve() / full.name
-    for folder, spec in reversed(git):
-        if place.is_relative_to(folder):
-            name = place.relative_to(folder).as_posix() + "/" * full.is_dir()
-            if (include := spec.check_file(name).include) is not None:
-                return include
-    return False
+def _git_ignored(folder: Path) -> frozenset[Path]:
+    """What git ignores below a folder, folders that it ignores whole; nothing outside of git."""
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--others", "--ignored"]
+    with contextlib.suppress(OSError):
+        options = ["--exclude-standard", "--directory"]
+        listed = subprocess.run([*command, *options], capture_output=True, check=False)
+        return frozenset(Path(os.fsdecode(name)) for name in listed.stdout.split(b"\0") if name)
+    return frozenset()

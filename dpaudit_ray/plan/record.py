@@ -10,7 +10,7 @@ from ..errors import RunDirectoryError, SpecError
 from ..storage import strangers
 from ..storage.run_directory import RESTORE, RunDirectory
 from ..sweep import spec, yamlfile
-from ..sweep.spec import RevisionError, Sweep
+from ..sweep.spec import Sweep
 from ..version import __version__
 from . import plan_consistency
 from .model import Plan
@@ -82,12 +82,9 @@ def recorded(run: RunDirectory) -> Sweep | None:
     try:
         source = f"{run.location}/{SWEEP_FILE}"
         return None if text is None else spec.from_raw(yamlfile.parse_yaml(text, source))
-    except RevisionError as error:
-        raise RunDirectoryError(f"{run.location}: its fingerprint {error.problem}") from error
     except SpecError as error:
-        what = str(error.problems[0]).partition(";")[
-            0
-        ]  # its remedy is for a file of the user's own
+        # Its remedy is for a file of the user's own.
+        what = str(error.problems[0]).partition(";")[0]
         raise RunDirectoryError(
             f"{run.location}/{SWEEP_FILE} is damaged ({what}); {RESTORE}"
         ) from error

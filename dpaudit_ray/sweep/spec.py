@@ -150,7 +150,12 @@ def from_raw(
     if recorded is None:
         _refuse_idle_gpus(sweep)
     elif recorded != sweep.fingerprint:
-        raise _fingerprint_error(recorded, sweep)
+        raise SpecError(
+            "fingerprint",
+            f"is {recorded} but the content gives {sweep.fingerprint}: it was edited, or written "
+            "by a version whose scores do not mix with this one's; remove the line to use the file as "
+            "it is, with a new name and a new seed",
+        )
     return sweep
 
 
@@ -193,46 +198,3 @@ def _refuse_twins(cells: tuple[Cell, ...]) -> None:
                 "grid", f"gives the same audit twice ({seen[key]}; {cell.label}); remove one"
             )
         seen[key] = cell.label
-
-
-class RevisionError(SpecError):
-    """A recorded sweep of a version that computed something else from the same options."""
-
-
-def _fingerprint_error(recorded: Any, sweep: Sweep) -> SpecError:
-    """The reason why a file states another fingerprint than its content gives.
-
-    A RevisionError where an earlier version of the computation would have given it.
-    """
-    for older, changes in _older_identities(sweep.identity()):
-        if recorded == digest(older):
-            return RevisionError(
-                "fingerprint",
-                f"is that of another version of the computation ({changes}), whose scores do not "
-                "mix with this one's; use a new name and a new seed, or the version that wrote it",
-            )
-    return SpecError(
-        "fingerprint",
-        f"is {recorded} but the content gives {sweep.fingerprint}, so it was edited or written by "
-        "another version; remove the line to use the file as it is",
-    )
-
-
-def _older_identities(identity: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The identity as earlier versions would have had it, newest first, and what differs."""
-    revisions: dict[str, int] = {}  # the highest by the key of a plug-in
-
-    def lowered(value: Any, bound: int, key: str = "") -> Any:
-        """`value` with no revision above `bound`; the first revision is not written."""
-        if not isinstance(value, dict):
-            return value
-        rest = {k: lowered(part, bound, k) for k, part in value.items() if k != "revision"}
-        revision = int(value.get("revision", 1))
-        revisions[key] = max(revision, revisions.get(key, 1))
-        return rest | ({"revision": min(revision, bound)} if min(revision, bound) > 1 else {})
-
-    lowered(identity, 1)
-    for bound in range(max(revisions.values()) - 1, 0, -1):
-        changed = sorted(item for item in revisions.items() if item[1] > bound)
-        shown = "; ".join(f"{key}.revision: {bound} there, {now} here" for key, now in changed)
-        yield lowered(identity, bound), shown

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...errors import RunDirectoryError, first_line
-from ...sweep.spec import RevisionError
 
 # Relative: what other versions of numpy and scipy, on another kind of machine, may differ by.
 TOLERANCE = 1e-9
@@ -115,12 +114,12 @@ class Checked:
         """Adds a difference where the content of a file cannot be used.
 
         Raises:
-            RunDirectoryError: it was not read at all, or another version computed it.
+            RunDirectoryError: it was not read at all.
         """
         try:
             yield
         except RunDirectoryError as error:
-            if isinstance(error.__cause__, OSError | RevisionError):
+            if isinstance(error.__cause__, OSError):
                 raise
             self.differs(file, "", first_line(error.__cause__ or error))
 
