@@ -194,8 +194,8 @@ class JobsClient:
                     if theirs.get(key) != metadata[key]:
                         raise RunDirectoryError(
                             f"job {info.submission_id} works on {job.run} with other settings "
-                            f"(there {key} {theirs.get(key)}, here {key} {metadata[key]}); wait for "
-                            "its end or stop it, and run this command again: "
+                            f"(there {key} {theirs.get(key)}, here {key} {metadata[key]}); wait "
+                            "for its end or stop it, and run this command again: "
                             f"{self.stop_command(info.submission_id)}"
                         )
                 self._tell(f"already running as job {info.submission_id}")

@@ -11,6 +11,7 @@ that overlap the longer one counts.
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -140,46 +141,30 @@ class Groups:
         rows = len(audit.horizons) * (audit.packs[0][1] + 1 if audit.packs else MOST_ROWS)
         size = min(GATHERED, MOST_ROWS // rows)
         self._size = size if size >= _WORTH_IT else 0
-        self._files: dict[int, set[Bounds]] = {}
-        self._awaited: dict[int, int] = {}
-        self._due: set[int] = set()
-        if self._size:
-            self._open(list(files))
-
-    def _open(self, files: list[Bounds]) -> None:
-        there = packs_of(self._audit, resolved(self._audit.packs, files)) | self._missed
-        for file in files:
-            self._files.setdefault(self._group(file), set()).add(file)
-        for group, start in enumerate(range(0, len(self._audit.packs), self._size)):
-            packs = self._audit.packs[start : start + self._size]
-            self._awaited[group] = sum(pack not in there for pack in packs)
-            if not self._awaited[group]:
-                self._due.add(group)
+        self._files: dict[int, set[Bounds]] = collections.defaultdict(set)
+        for file in files if self._size else ():
+            self._files[self._group(file)].add(file)
+        self._changed = set(self._files)  # groups, since they were looked at
 
     def arrived(self, pack: Bounds, missed: bool = False) -> None:
         """A pack is there: in a file of its own, or `missed`."""
-        if not self._size:
-            return
-        group = self._group(pack)
-        if pack in self._missed:
-            self._missed.discard(pack)
-        else:
-            self._awaited[group] -= 1
-        if missed:
-            self._missed.add(pack)
-        else:
-            self._files.setdefault(group, set()).add(pack)
-        if self._awaited[group] == 0:
-            self._due.add(group)
+        if self._size:
+            group = self._group(pack)
+            if missed:
+                self._missed.add(pack)
+            else:
+                self._missed.discard(pack)
+                self._files[group].add(pack)
+            self._changed.add(group)
 
     def due(self) -> list[Gathering]:
         """What is to be gathered now; told once."""
-        groups, self._due = sorted(self._due), set()
+        groups, self._changed = sorted(self._changed), set()
         return [gathering for group in groups for gathering in self._gatherings(group)]
 
     def gathered(self, done: Gathering) -> None:
         """These packs are in one file."""
-        files = self._files.get(done.parts[0].start // self._size, set())
+        files = self._files[done.parts[0].start // self._size]
         files -= done.files
         files.add(done.bounds(self._audit))
 
@@ -188,14 +173,19 @@ class Groups:
 
     def _gatherings(self, group: int) -> Iterator[Gathering]:
         """Packs of a group that follow each other and lie in several files."""
-        start, files = group * self._size, self._files.get(group, set())
+        start, files = group * self._size, self._files[group]
+        packs = self._audit.packs[start : start + self._size]
         runs: list[list[Stretch]] = []
-        for part in resolved(self._audit.packs[start : start + self._size], files):
-            part = Stretch(part.file, part.start + start, part.stop + start)
-            if runs and runs[-1][-1].stop == part.start:
-                runs[-1].append(part)
-            else:
-                runs.append([part])
+        reached = 0
+        for part in resolved(packs, files):
+            if not self._missed.issuperset(packs[reached : part.start]):
+                return
+            if not runs or part.start > reached:
+                runs.append([])
+            runs[-1].append(Stretch(part.file, part.start + start, part.stop + start))
+            reached = part.stop
+        if not self._missed.issuperset(packs[reached:]):
+            return
         for run in runs:
             whole = Gathering(tuple(run), frozenset(files))
             first, last = whole.bounds(self._audit)

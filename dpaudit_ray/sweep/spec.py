@@ -153,8 +153,8 @@ def from_raw(
         raise SpecError(
             "fingerprint",
             f"is {recorded} but the content gives {sweep.fingerprint}: it was edited, or written "
-            "by a version whose scores do not mix with this one's; remove the line to use the file as "
-            "it is, with a new name and a new seed",
+            "by a version whose scores do not mix with this one's; remove the line to use the file "
+            "as it is, with a new name and a new seed",
         )
     return sweep
 
