@@ -29,10 +29,11 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import SpecError
 
+C = TypeVar("C")
 _PACKAGE = Path(__file__).resolve().parent
 # CPython 3.11 counts the parser's depth once for all threads, and raises SystemError where a
 # callback of the garbage collector (JAX has one) lets another thread parse in the midst.
@@ -122,6 +123,17 @@ def imported(path: str, key: str) -> Any:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise SpecError(key, f"cannot import {path!r} ({reason}); is it on PYTHONPATH?") from error
     return value
+
+
+def subclass(base: type[C], path: str, key: str) -> type[C]:
+    """The class at `path`, of the kind `base`. Raises SpecError under `key` for another thing."""
+    cls: Any = imported(path, key)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise SpecError(key, f"{path!r} is not a subclass of {base.__module__}:{base.__name__}")
+    if inspect.isabstract(cls):
+        lacking = ", ".join(sorted(vars(cls)["__abstractmethods__"]))
+        raise SpecError(key, f"{path!r} does not define {lacking}")
+    return cls
 
 
 def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
@@ -253,7 +252,7 @@ def got(value: Any) -> str:
 
 def _find(base: type[P], name: str, key: str) -> type[P]:
     if ":" in name:
-        return _user_class(base, name, key)
+        return imports.subclass(base, name, key)
     # Most are in a module of their name: no other needs to be imported then.
     module = name.replace("-", "_")
     package = importlib.import_module(base.home)
@@ -266,16 +265,6 @@ def _find(base: type[P], name: str, key: str) -> type[P]:
     if name not in classes:
         raise SpecError(key, unknown_name(base.kind, name, classes))
     return classes[name]
-
-
-def _user_class(base: type[P], name: str, key: str) -> type[P]:
-    cls = imports.imported(name, key)
-    if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise SpecError(key, f"{name!r} is not a subclass of {base.__module__}:{base.__name__}")
-    if inspect.isabstract(cls):
-        lacking = ", ".join(sorted(cls.__abstractmethods__))
-        raise SpecError(key, f"{name!r} does not define {lacking}")
-    return cls
 
 
 @functools.cache

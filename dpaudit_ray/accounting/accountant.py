@@ -8,13 +8,11 @@ promises: where it has no proof, it raises ValueError, and answers nothing.
 from __future__ import annotations
 
 import functools
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
 from .. import imports
-from ..errors import SpecError
 from ..stats.base import subclasses
 from .training import Sampling, Training
 
@@ -90,13 +88,7 @@ def find(name: str) -> Accountant:
         raise ValueError(
             f"accountant must be one of {', '.join(named)}, or package.module:Class, got {name!r}"
         )
-    cls = imports.imported(name, "accountant")
-    if not (isinstance(cls, type) and issubclass(cls, Accountant)):
-        raise SpecError("accountant", f"{name!r} is no subclass of accounting.Accountant")
-    if inspect.isabstract(cls):
-        lacking = ", ".join(sorted(cls.__abstractmethods__))
-        raise SpecError("accountant", f"{name!r} does not define {lacking}")
-    return _instance(cls)
+    return _instance(imports.subclass(Accountant, name, "accountant"))
 
 
 @functools.cache

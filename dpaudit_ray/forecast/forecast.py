@@ -202,7 +202,7 @@ class Rehearsal:
         """Every preparation of the plan; `left` are the parts that packs still wait for."""
         by_name: dict[str, list[Part]] = {}
         for part in left:
-            by_name.setdefault(preparing.name(self._plan, part), []).append(part)
+            by_name.setdefault(part.preparation, []).append(part)
         outlooks = []
         for entry in preparing.entries(self._run, self._plan):
             seconds, parts = 0.0, by_name.get(entry["id"], [])
@@ -222,7 +222,7 @@ class Rehearsal:
         """All parts that an audit waits for. Raises UnpreparedError where one is not made."""
         arrays = []
         for part in preparing.all_parts(self._plan, [audit]):
-            key = preparing.name(self._plan, part), part.first
+            key = part.preparation, part.first
             if key not in self._made and part.first not in self._run.parts(key[0]):
                 raise UnpreparedError
             arrays.append(self._made[key] if key in self._made else self._run.read_part(*key))

@@ -141,7 +141,7 @@ class PackTrainer:
     def attempt(self, pack: Pack, afresh: bool = False) -> PackScores | Failure:
         """`train`, with anything the user's code may raise turned into a `Failure`."""
         self._fetch(pack.audit)  # what it raises is not of the user's code
-        return _attempt(lambda pack: self.train(pack, afresh), pack)
+        return _attempt(functools.partial(self.train, afresh=True) if afresh else self.train, pack)
 
     def attempt_part(self, part: Part) -> Arrays | Failure:
         """`prepare`, likewise."""

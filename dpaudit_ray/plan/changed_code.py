@@ -22,20 +22,17 @@ from .provenance import Code
 _MAX_LINES = 20  # of a textual difference
 
 
-@dataclasses.dataclass(frozen=True)
-class Resumed:
-    """A plan that follows `previous`, made by the code as it is now, and its run directory."""
-
-    sweep: Sweep
-    plan: Plan
-    previous: Plan
-    run: RunDirectory
-
-
 def followed(
-    resumed: Resumed, accept: bool = False, tell: Callable[[str], None] = lambda line: None
+    sweep: Sweep,
+    plan: Plan,
+    previous: Plan,
+    run: RunDirectory,
+    accept: bool,
+    tell: Callable[[str], None],
 ) -> Plan:
     """The plan, with the codes that computed its trials so far and will compute the others.
+
+    It follows `previous`, and was made by the code as it is now.
 
     A run of which nothing was computed takes the code as it is. A run without trials left may go
     on with another version of a package, but not with other modules of the user's.
@@ -43,7 +40,7 @@ def followed(
     Raises:
         ChangedCodeError: trials were computed by other code, and that is not accepted.
     """
-    plan, before, run = resumed.plan, resumed.previous.code, resumed.run
+    before = previous.code
     if plan.code is None:
         return plan
     if before is not None and before[-1] == plan.code[-1]:
@@ -65,7 +62,7 @@ def followed(
         raise ChangedCodeError(
             f"{run.location} was run with other code ({_listed(grave)}); {RESTORE}; "
             "--accept-changed-code goes on, and marks the estimates",
-            tuple(_diff(then, now, resumed)),
+            tuple(_diff(then, now, sweep, run)),
         )
     tell(f"{run.location} goes on with other code ({_listed(grave)}); its estimates are marked")
     left = {pack.audit for pack in plan.remaining(run)}
@@ -98,13 +95,13 @@ def _begun(plan: Plan, run: RunDirectory) -> set[int]:
         return computed
 
 
-def _diff(then: Code, now: Code, resumed: Resumed) -> Iterator[str]:
+def _diff(then: Code, now: Code, sweep: Sweep, run: RunDirectory) -> Iterator[str]:
     """Changed lines of the user's modules, as far as there is a copy of the earlier text."""
-    texts = provenance.sources(resumed.sweep)
+    texts = provenance.sources(sweep)
     shown: list[str] = []
     for name in sorted(then.modules.keys() & now.modules.keys()):
         old, new = then.modules[name], now.modules[name]
-        before = resumed.run.read_text(_copy(old))
+        before = run.read_text(_copy(old))
         whole = before is not None and hashlib.sha256(before.encode()).hexdigest() == old
         if old != new and whole and new in texts and before is not None:
             ends = (before.splitlines(), texts[new].splitlines(), f"{name} there", f"{name} here")

@@ -44,10 +44,11 @@ class Pack:
 class Part(Pack):
     """Part number `first` (and `last`) of a preparation: work as packs are, and without trials.
 
-    `audit` is the first of those that are `waiting` for it.
+    `audit` is the first of those that are `waiting` for it, `preparation` its id.
     """
 
     waiting: tuple[int, ...]
+    preparation: str
 
     @property
     def size(self) -> int:

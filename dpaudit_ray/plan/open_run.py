@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..errors import RunDirectoryError
-from ..storage.run_directory import RESTORE, RunDirectory
+from ..storage.run_directory import OUTCOMES, RESTORE, RunDirectory
+from ..sweep import spec
 from ..sweep.spec import Sweep
-from . import changed_code, outcomes, plan_consistency, record, resume
+from . import changed_code, inputs, outcomes, plan_consistency, record
 from .model import Plan
 from .planner import make
 
 
 def kept(sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]) -> Sweep:
-    """The sweep with as many trials as a complete run of it already has; `tell` says so."""
-    kept = resume.kept(sweep, record.load(run), run)
-    if kept is not sweep:
-        tell(
-            f"{run.location} holds {kept.cells[0].audit.trials} trials of each audit, more than "
-            f"audit.trials = {sweep.cells[0].audit.trials}: they stay"
-        )
-    return kept
+    """The sweep with as many trials as a complete run of it was extended to; `tell` says so.
+
+    So a file can be run again after `--set audit.trials` extended its run. What is not complete,
+    or has another number in every audit, is left to `preview`.
+    """
+    plan = record.load(run)
+    if plan is None or plan.fingerprint != sweep.fingerprint or not run.complete:
+        return sweep
+    wanted = {cell.audit.trials for cell in sweep.cells if cell.mechanism.sampled}
+    there = {audit.trials for audit in plan.audits if audit.trials}
+    by_grid = any(key.startswith("audit") for key in sweep.raw.get("grid") or ())
+    if by_grid or not (len(wanted) == len(there) == 1 and min(wanted) < min(there)):
+        return sweep
+    trials = there.pop()
+    tell(
+        f"{run.location} holds {trials} trials of each audit, more than audit.trials = "
+        f"{wanted.pop()}: they stay"
+    )
+    return spec.from_raw(sweep.raw, overrides={"audit.trials": trials})
 
 
 def preview(
@@ -39,23 +52,32 @@ def preview(
             difference), holds more trials, was run on other data or with other code, or is damaged.
     """
     recorded, previous = record.recorded(run), record.load(run)
-    if recorded is not None:
-        resume.check_same(sweep, recorded, run)
-    if previous is not None:
-        plan_consistency.check(sweep, previous, run)
-        resume.check_not_lowered(sweep, previous, run)
-    elif run.has_scores:
-        raise RunDirectoryError(
-            f"{run.location} holds scores but no {record.FILE}, so it is not known how they were "
-            "packed; " + RESTORE
-        )
-    plan = make(sweep, previous, resume.extends(sweep, previous, run))
+    if recorded is not None and sweep.fingerprint != recorded.fingerprint:
+        raise _another_sweep(sweep, recorded, run)
     if previous is None:
-        return plan
-    resume.check_data(plan, previous, run)
-    plan = dataclasses.replace(plan, data=previous.data)
-    resumed = changed_code.Resumed(sweep, plan, previous, run)
-    return changed_code.followed(resumed, accept_changed_code, tell)
+        if run.has_scores:
+            raise RunDirectoryError(
+                f"{run.location} holds scores but no {record.FILE}, so it is not known how they "
+                "were packed; " + RESTORE
+            )
+        return make(sweep)
+    plan_consistency.check(sweep, previous, run)
+    for audit, cell in zip(previous.audits, sweep.cells, strict=True):
+        if cell.audit.trials < audit.trials:  # stored trials are never thrown away
+            raise RunDirectoryError(
+                f"{run.location} was planned with audit.trials = {audit.trials}, this sweep says "
+                f"{cell.audit.trials}; trials can be raised, not lowered: go on with "
+                f"{audit.trials}, or use a new name and a new seed"
+            )
+    pairs = zip(sweep.cells, previous.audits, strict=True)
+    raised = any(cell.audit.trials > audit.trials for cell, audit in pairs)
+    plan = make(sweep, previous, extends=raised and _was_seen(run))
+    before, now = previous.data, plan.data  # a record without digests is taken on trust
+    difference = None if before is None or now is None else inputs.other(before, now)
+    if difference:
+        raise RunDirectoryError(f"{run.location} was run on other data ({difference}); {RESTORE}")
+    plan = dataclasses.replace(plan, data=before)
+    return changed_code.followed(sweep, plan, previous, run, accept_changed_code, tell)
 
 
 def open_run(
@@ -79,3 +101,43 @@ def open_run(
     if plan != record.load(run):
         run.write_json(record.FILE, record.to_json(plan))
     return plan
+
+
+def _another_sweep(new: Sweep, recorded: Sweep, run: RunDirectory) -> RunDirectoryError:
+    changes = [
+        f"{key}: {_shown(old)} there, {_shown(value)} here"
+        for key, old, value in differences(recorded.identity(), new.identity())
+    ]
+    shown = "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" * (len(changes) > 4))
+    # Bits depend on seed, mechanism and adversary: where these are equal, so are the trials.
+    here, there = ({cell.fingerprint for cell in sweep.cells} for sweep in (new, recorded))
+    seed = " and a new seed" * bool(new.seed == recorded.seed and here & there)
+    return RunDirectoryError(
+        f"{run.location} holds another sweep ({shown}); use a new name{seed}, or the old "
+        "settings to resume"
+    )
+
+
+def _was_seen(run: RunDirectory) -> bool:
+    """Whether some trial was: to declare more of them then is an extension."""
+    outcomes = run.read_json(OUTCOMES)
+    if not isinstance(outcomes, dict):
+        return run.has_scores or outcomes is not None
+    # Of a preparation that failed, no trial was seen. Packs that are tried again were.
+    return run.has_scores or bool(outcomes.get("failed_packs")) or not outcomes.get("failed_parts")
+
+
+def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two trees of plain data differ: dotted keys, and the value in each; None for none."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for part in sorted({*old, *new}):
+            path = f"{key}.{part}" if key else part
+            yield from differences(old.get(part), new.get(part), path)
+    elif old != new:
+        yield key, old, new
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, dict):
+        return "set" if value else "not set"
+    return repr(value)

@@ -149,20 +149,25 @@ class Record:
     """The file while a sweep runs: each change is written at once. Any thread may call it."""
 
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
-        self._run, self._plan = run, plan
-        self._turn = threading.Lock()
+        self._run, self._turn = run, threading.Lock()
         self._content = read(run, plan)
 
     def set_failed(self, packs: Iterable[Failure]) -> None:
         """Replaces the packs that were given up. Raises StorageError."""
-        self._replace(failed_packs=tuple(map(_failed_pack, packs)))
+        entries = (
+            _FailedPack(f.pack.audit, f.pack.first, f.pack.last, f.kind, f.message, f.traceback)
+            for f in packs
+        )
+        self._replace(failed_packs=tuple(entries))
 
     def add_parts(self, parts: Iterable[Failure]) -> None:
         """Adds parts that failed; one that is known already stays. Raises StorageError."""
         entries = {(part.preparation, part.part): part for part in self._content.failed_parts}
         for failure in parts:
-            entry = _failed_part(self._plan, failure)
-            entries.setdefault((entry.preparation, entry.part), entry)
+            assert isinstance(failure.pack, Part)
+            place = failure.pack.preparation, failure.pack.first
+            what = failure.kind, failure.message, failure.traceback
+            entries.setdefault(place, _FailedPart(*place, *what))
         self._replace(failed_parts=tuple(entries.values()))
 
     def set_derived(
@@ -246,7 +251,7 @@ def failed_parts(run: RunDirectory, plan: Plan) -> list[Failure]:
     """The parts of preparations that failed, are still not done, and that some audit waits for."""
     entries = read(run, plan).failed_parts
     waited = preparing.all_parts(plan, range(len(plan.audits))) if entries else []
-    parts = {(preparing.name(plan, part), part.first): part for part in waited}
+    parts = {(part.preparation, part.first): part for part in waited}
     return [
         Failure(parts[place], entry.kind, entry.message, entry.traceback)
         for entry in entries
@@ -359,14 +364,3 @@ def preparation_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
 
 def _waiting(part: Pack) -> tuple[int, ...]:
     return part.waiting if isinstance(part, Part) else ()
-
-
-def _failed_pack(failure: Failure) -> _FailedPack:
-    pack = failure.pack
-    what = failure.kind, failure.message, failure.traceback
-    return _FailedPack(pack.audit, pack.first, pack.last, *what)
-
-
-def _failed_part(plan: Plan, failure: Failure) -> _FailedPart:
-    place = preparing.name(plan, failure.pack), failure.pack.first
-    return _FailedPart(*place, failure.kind, failure.message, failure.traceback)

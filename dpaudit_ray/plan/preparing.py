@@ -44,7 +44,7 @@ def all_parts(plan: Plan, audits: Iterable[int]) -> list[Part]:
         if (preparation := plan.audits[index].preparation) is not None:
             waiting.setdefault(preparation, []).append(index)
     return [
-        Part(those[0], part, part, tuple(those))
+        Part(those[0], part, part, tuple(those), awaited.id)
         for awaited, those in waiting.items()
         for part in range(awaited.parts)
     ]
@@ -55,10 +55,8 @@ def left(run: RunDirectory, plan: Plan, packs: Iterable[Pack]) -> list[Part]:
     waiting = dict.fromkeys(pack.audit for pack in packs)
     waiting |= dict.fromkeys(i for i, audit in enumerate(plan.audits) if not audit.packs)
     parts = all_parts(plan, waiting)
-    done = {
-        identifier: run.parts(identifier) for identifier in {name(plan, part) for part in parts}
-    }
-    return [part for part in parts if part.first not in done[name(plan, part)]]
+    done = {name: run.parts(name) for name in {part.preparation for part in parts}}
+    return [part for part in parts if part.first not in done[part.preparation]]
 
 
 def done(run: RunDirectory, audit: PlannedAudit) -> int:
@@ -67,13 +65,6 @@ def done(run: RunDirectory, audit: PlannedAudit) -> int:
     if preparation is None:
         return 0
     return len(run.parts(preparation.id).intersection(range(preparation.parts)))
-
-
-def name(plan: Plan, part: Pack) -> str:
-    """The id of the preparation that a part belongs to."""
-    preparation = plan.audits[part.audit].preparation
-    assert preparation is not None
-    return preparation.id
 
 
 def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
@@ -105,10 +96,9 @@ class Prepared:
         Raises:
             StorageError: it could not be written, or is stored with other arrays.
         """
-        preparation = name(self._plan, part)
-        self._run.write_part(preparation, part.first, arrays)
+        self._run.write_part(part.preparation, part.first, arrays)
         with self._turn:
-            self._done[preparation] = done(self._run, self._plan.audits[part.audit])
+            self._done[part.preparation] = done(self._run, self._plan.audits[part.audit])
 
     def parts(self, audit: int) -> tuple[Arrays, ...]:
         """All parts that an audit waits for; none where it waits for none.

@@ -36,7 +36,7 @@ def set_aside(run: RunDirectory, plan: Plan, tell: Callable[[str], None]) -> int
                 f"{aside.rpartition('/')[2]}, its trials are run again"
             )
     for part in _damaged_parts(run, plan):
-        aside = run.set_part_aside(preparing.name(plan, part), part.first)
+        aside = run.set_part_aside(part.preparation, part.first)
         lines.append(
             f"{plan.audits[part.audit].label}: {part.what} is damaged: set aside as "
             f"{aside.rpartition('/')[2]}, and made again"
@@ -64,9 +64,8 @@ def _damaged_scores(run: RunDirectory, audit: PlannedAudit) -> Iterator[Bounds]:
 
 def _damaged_parts(run: RunDirectory, plan: Plan) -> Iterator[Part]:
     for part in preparing.all_parts(plan, range(len(plan.audits))):
-        name = preparing.name(plan, part)
-        if part.first in run.parts(name):
+        if part.first in run.parts(part.preparation):
             try:
-                run.read_part(name, part.first)
+                run.read_part(part.preparation, part.first)
             except DamagedArraysError:
                 yield part

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..plan import resume
+from ..plan.open_run import differences
 from ..plan.score_stream import Trials
 from . import verdict
 from .measures import HitRate
@@ -137,7 +137,7 @@ def _sides(run: Run) -> tuple[Verdict, list[Side]]:
 
 
 def _changes(old: Any, new: Any) -> Iterator[Change]:
-    return (Change(*place) for place in resume.differences(old, new) if place[0] != "name")
+    return (Change(*place) for place in differences(old, new) if place[0] != "name")
 
 
 def _changes_of_cells(left: Run, right: Run, i: int, j: int) -> Iterator[Change]:
@@ -149,7 +149,7 @@ def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
     old, new = (
         dataclasses.asdict(run.plan.code[-1]) if run.plan.code else None for run in (left, right)
     )
-    for key, before, now in resume.differences(old, new):
+    for key, before, now in differences(old, new):
         if key:
             yield f"{key} {before or 'none'!s:.60} -> {now or 'none'!s:.60}"
         else:

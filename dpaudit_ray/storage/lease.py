@@ -115,14 +115,19 @@ def _left_behind(run: RunDirectory, watch: float) -> Any:
     seen = _read(run)
     if seen is None or _is_gone(seen):
         return seen
-    pause = min(LOOK_SECONDS, watch / 4)
-    for _ in range(math.ceil(watch / pause)):
+    now = _watched(run, seen, watch)
+    if now is not None and now != seen:
+        raise _taken(run, now)
+    return now
+
+
+def _watched(run: RunDirectory, seen: Any, seconds: float) -> Any:
+    """The entry as soon as it is another one than `seen`, or as it is after so many seconds."""
+    pause = min(LOOK_SECONDS, seconds / 4)
+    for _ in range(math.ceil(seconds / pause)):
         time.sleep(pause)
-        now = _read(run)
-        if now is None:
-            return None
-        if now != seen:
-            raise _taken(run, now)
+        if (now := _read(run)) != seen:
+            return now
     return seen
 
 
@@ -255,12 +260,7 @@ def holder(run: RunDirectory, wait: float = 2 * BEAT_SECONDS + 2) -> Holder | No
     process = {key: entry.get(key) for key in ("pid", "started")}
     if pid is not None and driver.host == socket.gethostname() and _process(pid) == process:
         return driver
-    began = time.monotonic()
-    while (waited := time.monotonic() - began) < wait:
-        time.sleep(min(0.25, wait / 4))
-        now = _read(run)
-        if now is None:
-            return None
-        if now != seen:
-            return driver
-    return dataclasses.replace(driver, silent=max(waited, 1))
+    now = _watched(run, seen, wait)
+    if now is None:
+        return None
+    return driver if now != seen else dataclasses.replace(driver, silent=max(wait, 1))

@@ -154,17 +154,16 @@ class Place:
 
     # Arrays -------------------------------------------------------------------------------
 
-    def _create_arrays(self, name: str, content_arrays: Arrays) -> None:
-        """Writes a file of arrays once; StorageError where others are stored under its name."""
-        content = arrays.encoded(content_arrays)
-        there = self._try(name, self._folder.create, name, content, self._passage)
-        if there is None or arrays.same(content_arrays, self._read_arrays(name)):
+    def _create(self, name: str, content: bytes, difference: Callable[[], str | None]) -> None:
+        """Writes a file once; StorageError where there is one with what `difference` says."""
+        if self._try(name, self._folder.create, name, content, self._passage) is None:
             return
-        raise StorageError(
-            f"{self.location}/{name} was written by somebody else, and is never replaced (this try "
-            "gave other arrays): what makes it is no function of its seed, or ran on another kind "
-            "of device; run the same command again to go on with what is stored"
-        )
+        if (other := difference()) is not None:
+            raise StorageError(
+                f"{self.location}/{name} was written by somebody else, and is never replaced (this "
+                f"try {other}): what makes it is no function of its seed, or ran on another kind "
+                "of device; run the same command again to go on with what is stored"
+            )
 
     def _read_arrays(self, name: str) -> Arrays:
         try:

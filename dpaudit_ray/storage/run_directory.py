@@ -24,9 +24,9 @@ from collections.abc import Iterator
 import pandas as pd
 import pyarrow as pa
 
-from ..errors import DamagedScoresError, RunDirectoryError, StorageError
+from ..errors import DamagedScoresError, RunDirectoryError
 from . import strangers
-from .arrays import Arrays
+from .arrays import Arrays, same
 from .arrays import encoded as encoded_arrays
 from .place import RESTORE as RESTORE
 from .place import Place
@@ -56,18 +56,12 @@ class RunDirectory(Place):
         Raises:
             StorageError: it could not be written, or other scores of these trials are stored.
         """
-        name = self._pack(audit, pack.first, pack.last)
-        content = pack.encoded(audit)
-        if self._try(name, self._folder.create, name, content, self._passage) is None:
-            return
-        there = self.read_scores(audit, pack.first, pack.last, len(pack.steps))
-        difference = there.difference(pack)
-        if difference is not None:
-            raise StorageError(
-                f"{self.location}/{name} was written by somebody else, and is never replaced (this "
-                f"try {difference}): the training is no function of its seed, or ran on another "
-                "kind of device; run the same command again to go on with what is stored"
-            )
+
+        def difference() -> str | None:
+            there = self.read_scores(audit, pack.first, pack.last, len(pack.steps))
+            return there.difference(pack)
+
+        self._create(self._pack(audit, pack.first, pack.last), pack.encoded(audit), difference)
 
     def read_scores(self, audit: str, first: int, last: int, steps: int = _STEPS) -> PackScores:
         """Reads a score file and checks that it is what its name says, of so many steps at most.
@@ -141,7 +135,12 @@ class RunDirectory(Place):
         Raises:
             StorageError: it could not be written, or another result of it is stored.
         """
-        self._create_arrays(_part(preparation, part), arrays)
+        name = _part(preparation, part)
+
+        def difference() -> str | None:
+            return None if same(arrays, self._read_arrays(name)) else "gave other arrays"
+
+        self._create(name, encoded_arrays(arrays), difference)
 
     def read_part(self, preparation: str, part: int) -> Arrays:
         """Reads a part of a preparation and checks it.

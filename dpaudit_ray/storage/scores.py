@@ -29,25 +29,6 @@ SCORE_SCHEMA = pa.schema(
 UTILITY = ("accuracy", "loss", "determined")
 MISSED = "missed"  # the last column, where a trial was: why, empty for all others
 _DIGEST = b"dpaudit_sha256"  # in a file's footer, of what was written into it
-ESTIMATE_SCHEMA = pa.schema(
-    [
-        ("audit", pa.string()),
-        ("step", pa.int32()),
-        ("trials", pa.int64()),
-        ("estimator", pa.string()),
-        ("status", pa.string()),
-        ("epsilon_lower", pa.float64()),
-        ("mu_lower", pa.float64()),
-        ("delta", pa.float64()),
-        ("confidence", pa.float64()),
-        ("epsilon_upper", pa.float64()),
-        ("accountant", pa.string()),
-        ("threshold", pa.float64()),
-        ("epsilon_lower_together", pa.float64()),
-        ("epsilon_lower_free", pa.float64()),
-        ("free_estimator", pa.string()),
-    ]
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +55,15 @@ class EstimateRow:
     epsilon_lower_together: float
     epsilon_lower_free: float
     free_estimator: str
+
+
+_ARROW = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+ESTIMATE_SCHEMA = pa.schema(
+    [
+        (field.name, pa.int32() if field.name == "step" else _ARROW[str(field.type)])
+        for field in dataclasses.fields(EstimateRow)
+    ]
+)
 
 
 @dataclasses.dataclass(frozen=True)

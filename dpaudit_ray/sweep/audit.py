@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import json
 import typing
 from collections.abc import Callable
@@ -174,12 +173,7 @@ def _estimator_class(name: str, key: str) -> type[stats.Estimator]:
         if name not in registered:
             raise SpecError(key, unknown_name("estimator", name, registered))
         return registered[name]
-    cls = imports.imported(name, key)
-    if not (isinstance(cls, type) and issubclass(cls, stats.Estimator)):
-        raise SpecError(key, f"{name!r} is no subclass of dpaudit_ray.stats.Estimator")
-    if inspect.isabstract(cls):
-        lacking = ", ".join(sorted(cls.__abstractmethods__))
-        raise SpecError(key, f"{name!r} does not define {lacking}")
+    cls = imports.subclass(stats.Estimator, name, key)
     if not (hasattr(cls, "name") and isinstance(getattr(cls, "status", None), stats.Status)):
         raise SpecError(key, f"{name!r} does not say its name and status")
     return cls

@@ -144,7 +144,7 @@ def test_no_secret_bit_is_drawn_for_a_preparation(monkeypatch):
 
 
 def test_packs_wait_for_their_parts_and_others_do_not():
-    parts = [Part(0, part, part, (0, 2)) for part in range(2)]
+    parts = [Part(0, part, part, (0, 2), "id") for part in range(2)]
     packs = [Pack(audit, first, first) for audit in range(3) for first in range(2)]
     over: set[int] = set()
     order = PackQueue([*parts, *packs], over.__contains__)
@@ -161,7 +161,7 @@ def test_packs_wait_for_their_parts_and_others_do_not():
 
 
 def test_packs_of_a_part_that_failed_are_never_run():
-    part = Part(0, 0, 0, (0,))
+    part = Part(0, 0, 0, (0,), "id")
     over: set[int] = set()
     order = PackQueue([part, Pack(0, 0, 9), Pack(1, 0, 9)], over.__contains__)
     assert [order.next() for _ in range(3)] == [part, Pack(1, 0, 9), None]
@@ -203,12 +203,13 @@ def test_a_record_of_parts_is_read_whoever_waits_for_them(tmp_path):
     run = RunDirectory(str(tmp_path / "run"))
     plan = planning.open_run(spec.from_raw(sweep()), run)
     told = ("ValueError", "ValueError: boom", "")
-    first, second = (Failure(Part(1, part, part, (1,)), *told) for part in (0, 2))
+    name = plan.audits[1].preparation.id
+    first, second = (Failure(Part(1, part, part, (1,), name), *told) for part in (0, 2))
     prepared, record = Prepared(run, plan), outcomes.Record(run, plan)
     for failed in ([first], [first, second], [second]):
         record.add_parts(failed)
     found = outcomes.failed_parts(run, plan)
-    assert [each.pack for each in found] == [Part(0, part, part, (0, 1)) for part in (0, 2)]
+    assert [each.pack for each in found] == [Part(0, part, part, (0, 1), name) for part in (0, 2)]
     prepared.keep(found[0].pack, {"made": np.ones(1)})
     assert [each.pack.first for each in outcomes.failed_parts(run, plan)] == [2], (
         "it is done after all"

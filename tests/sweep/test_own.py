@@ -156,7 +156,7 @@ def test_what_cannot_be_used_is_one_line_with_its_key():
     )
     assert "known: accuracy" in refused(estimators=["nothing"])
     assert refused(estimators=[f"{HERE}:train"]).endswith(
-        "no subclass of dpaudit_ray.stats.Estimator"
+        "not a subclass of dpaudit_ray.stats.base:Estimator"
     )
     assert "does not define _fold, bound" in refused(estimators=[f"{HERE}:Base"])
     assert "unknown key; known: threshold" in refused(
@@ -165,7 +165,9 @@ def test_what_cannot_be_used_is_one_line_with_its_key():
     assert "family: unknown key" in refused(estimators=[{"name": "accuracy", "family": 1}])
     assert refused(accountants=["no_such:Thing"]).startswith("audit.accountants.0: cannot import")
     assert "unknown accountant 'moments'; known: gaussian" in refused(accountants=["moments"])
-    assert "no subclass of accounting.Accountant" in refused(accountants=[f"{HERE}:train"])
+    assert "not a subclass of dpaudit_ray.accounting.accountant:Accountant" in refused(
+        accountants=[f"{HERE}:train"]
+    )
     assert "does not define delta, epsilon" in refused(accountants=[f"{HERE}:Unfinished"])
 
 

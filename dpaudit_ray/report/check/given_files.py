@@ -225,7 +225,7 @@ def _wrong_preparations(given: Given, checked: Checked) -> set[int]:
     """Reads every part of every preparation; returns the audits that wait for a damaged one."""
     run, plan, wrong = given.run, given.plan, set[int]()
     for part in preparing.all_parts(plan, range(len(plan.audits))):
-        name = preparing.name(plan, part)
+        name = part.preparation
         if part.first not in run.parts(name):
             continue
         try:
