@@ -17,8 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from ..storage.run_directory import RunDirectory
-
-Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
+from ..storage.scores import Bounds as Bounds
 
 GATHERED = 256  # packs
 FEWEST = 64  # of the last packs of an audit, or between two that failed

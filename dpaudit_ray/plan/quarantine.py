@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from ..errors import DamagedArraysError, DamagedScoresError
-from ..storage.run_directory import Bounds, RunDirectory
+from ..storage.run_directory import RunDirectory
 from . import preparing
+from .compaction import Bounds
 from .model import Part, Plan, PlannedAudit
 from .score_stream import READERS
 

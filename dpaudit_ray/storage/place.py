@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import pyarrow as pa
-
-from ..errors import DamagedArraysError, RunDirectoryError, StorageError
-from . import arrays, strangers
-from .arrays import Arrays
+from ..errors import RunDirectoryError, StorageError
+from . import strangers
 from .buckets import Bucket
 from .fence import FILE as OWNER
 from .fence import LOCK, Fence
@@ -152,7 +149,7 @@ class Place:
         """Removes a file if it is there."""
         self._try(name, self._folder.delete, name, self._passage)
 
-    # Arrays -------------------------------------------------------------------------------
+    # What any kind of file is written and read by -----------------------------------------
 
     def _create(self, name: str, content: bytes, difference: Callable[[], str | None]) -> None:
         """Writes a file once; StorageError where there is one with what `difference` says."""
@@ -164,15 +161,6 @@ class Place:
                 f"try {other}): what makes it is no function of its seed, or ran on another kind "
                 "of device; run the same command again to go on with what is stored"
             )
-
-    def _read_arrays(self, name: str) -> Arrays:
-        try:
-            if (content := self._content(name, strangers.ARRAYS)) is None:
-                raise ValueError("it is gone")
-            return arrays.decoded(content)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            remedy = "run the sweep again: it is set aside and made again"
-            raise DamagedArraysError(str(self._unusable(name, error, remedy))) from error
 
     def _set_aside(self, name: str) -> str:
         """Gives a damaged file a name that nobody looks for; returns it."""

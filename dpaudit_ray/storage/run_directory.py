@@ -24,92 +24,24 @@ from collections.abc import Iterator
 import pandas as pd
 import pyarrow as pa
 
-from ..errors import DamagedScoresError, RunDirectoryError
+from ..errors import DamagedArraysError, RunDirectoryError
 from . import strangers
 from .arrays import Arrays, same
+from .arrays import decoded as decoded_arrays
 from .arrays import encoded as encoded_arrays
 from .place import RESTORE as RESTORE
-from .place import Place
-from .scores import ESTIMATE_SCHEMA, EstimateRow, PackScores, decoded, encoded, frame, score_frame
+from .scores import ESTIMATE_SCHEMA, Bounds, EstimateRow, ScoreFiles, decoded, encoded, frame
 
-RERUN = "run the sweep again: it is set aside and its trials are run again"
 OUTCOMES = "outcomes.json"
 _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
-_STEPS = 10_000  # recorded of an audit, at most
-_PACK = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)\.parquet")
 _CHECKPOINT = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-([1-9]\d*)\.parquet")
 _PART = re.compile(r"(0|[1-9]\d*)\.parquet")
 _OUTPUT = re.compile(r"(0|[1-9]\d*)\.txt")
 
-Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
 
-
-class RunDirectory(Place):
+class RunDirectory(ScoreFiles):
     """One sweep's directory: what it holds, by kind; see `Place` for what is raised."""
-
-    # Scores -------------------------------------------------------------------------------
-
-    def write_scores(self, audit: str, pack: PackScores) -> None:
-        """Puts a pack's file in place; only then is the pack done. It is never replaced.
-
-        Raises:
-            StorageError: it could not be written, or other scores of these trials are stored.
-        """
-
-        def difference() -> str | None:
-            there = self.read_scores(audit, pack.first, pack.last, len(pack.steps))
-            return there.difference(pack)
-
-        self._create(self._pack(audit, pack.first, pack.last), pack.encoded(audit), difference)
-
-    def read_scores(self, audit: str, first: int, last: int, steps: int = _STEPS) -> PackScores:
-        """Reads a score file and checks that it is what its name says, of so many steps at most.
-
-        Raises:
-            DamagedScoresError: it is not.
-            RunDirectoryError: there is none, or it may not be read.
-            StorageError: it cannot be read now.
-        """
-        name, rows = self._pack(audit, first, last), (last - first + 1) * steps
-        try:
-            content = self._content(name, strangers.score_bytes(rows))
-            if content is None:
-                raise self._unusable(name, FileNotFoundError("it is gone"), "run the sweep again")
-            return PackScores.from_table(decoded(content, rows), audit, first, last)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise DamagedScoresError(str(self._unusable(name, error, RERUN))) from error
-
-    def delete_scores(self, audit: str, first: int, last: int) -> None:
-        """Removes a score file whose trials are in another one."""
-        self.delete(self._pack(audit, first, last))
-
-    def score_files(self, audit: str) -> set[Bounds]:
-        """First and last trial of each score file of an audit; `compaction` knows the packs."""
-        names = self._list(self._folder.names, f"scores/{audit}")
-        return {file for name in names if (file := _bounds(name))}
-
-    def stamps(self, audit: str) -> list[tuple[str, int, int]]:
-        """Name, bytes and time of change (ns) of each file among the scores of an audit."""
-        return self._list(self._folder.stamps, f"scores/{audit}")
-
-    def set_aside(self, audit: str, first: int, last: int) -> str:
-        """Renames a score file, so that its packs are not finished; returns its new name."""
-        return self._set_aside(self._pack(audit, first, last))
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether any pack of any audit is finished."""
-        names = self._list(self._folder.names, "scores", True)
-        return any(map(_bounds, names))
-
-    def scores(self, audit: str) -> pd.DataFrame:
-        """What the score files of an audit hold, in trial order, as their columns.
-
-        Packs that are just being gathered lie in two files; `Result.scores` has each trial once.
-        """
-        files = sorted(self.score_files(audit))
-        return score_frame(audit, [self.read_scores(audit, *file) for file in files])
 
     # Missed trials ------------------------------------------------------------------------
 
@@ -181,6 +113,17 @@ class RunDirectory(Place):
                 first, last, step = map(int, match.groups())
                 yield (first, last), step
 
+    # Arrays of both -----------------------------------------------------------------------
+
+    def _read_arrays(self, name: str) -> Arrays:
+        try:
+            if (content := self._content(name, strangers.ARRAYS)) is None:
+                raise ValueError("it is gone")
+            return decoded_arrays(content)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            remedy = "run the sweep again: it is set aside and made again"
+            raise DamagedArraysError(str(self._unusable(name, error, remedy))) from error
+
     # Results ------------------------------------------------------------------------------
 
     def write_estimates(self, rows: list[EstimateRow]) -> None:
@@ -227,16 +170,6 @@ class RunDirectory(Place):
             self._write(_SUCCESS, b"")
         else:
             self.delete(_SUCCESS)
-
-    @staticmethod
-    def _pack(audit: str, first: int, last: int) -> str:
-        return f"scores/{audit}/{first}-{last}.parquet"
-
-
-def _bounds(name: str) -> tuple[int, int] | None:
-    """First and last trial of a score file, None for another file."""
-    match = _PACK.fullmatch(name)
-    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def _checkpoint(audit: str, pack: Bounds, step: int) -> str:

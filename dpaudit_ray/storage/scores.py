@@ -1,10 +1,11 @@
-"""Scores of a pack, and the files they are stored in; both kinds of Parquet that a run has."""
+"""Scores of a pack, and the files they are stored in; rows of estimates."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
@@ -14,8 +15,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..errors import DamagedScoresError
 from . import strangers
+from .place import Place
 
+Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
+
+RERUN = "run the sweep again: it is set aside and its trials are run again"
+_STEPS = 10_000  # recorded of an audit, at most
+_PACK = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)\.parquet")
 SCORE_SCHEMA = pa.schema(
     [
         ("audit", pa.string()),
@@ -264,3 +272,78 @@ def frame(table: pa.Table) -> pd.DataFrame:
     """The table as pandas has it."""
     rows: pd.DataFrame = table.to_pandas()
     return rows
+
+
+class ScoreFiles(Place):
+    """The score files of a run directory: scores/<audit>/<first>-<last>.parquet."""
+
+    def write_scores(self, audit: str, pack: PackScores) -> None:
+        """Puts a pack's file in place; only then is the pack done. It is never replaced.
+
+        Raises:
+            StorageError: it could not be written, or other scores of these trials are stored.
+        """
+
+        def difference() -> str | None:
+            there = self.read_scores(audit, pack.first, pack.last, len(pack.steps))
+            return there.difference(pack)
+
+        self._create(self._pack(audit, pack.first, pack.last), pack.encoded(audit), difference)
+
+    def read_scores(self, audit: str, first: int, last: int, steps: int = _STEPS) -> PackScores:
+        """Reads a score file and checks that it is what its name says, of so many steps at most.
+
+        Raises:
+            DamagedScoresError: it is not.
+            RunDirectoryError: there is none, or it may not be read.
+            StorageError: it cannot be read now.
+        """
+        name, rows = self._pack(audit, first, last), (last - first + 1) * steps
+        try:
+            content = self._content(name, strangers.score_bytes(rows))
+            if content is None:
+                raise self._unusable(name, FileNotFoundError("it is gone"), "run the sweep again")
+            return PackScores.from_table(decoded(content, rows), audit, first, last)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise DamagedScoresError(str(self._unusable(name, error, RERUN))) from error
+
+    def delete_scores(self, audit: str, first: int, last: int) -> None:
+        """Removes a score file whose trials are in another one."""
+        self.delete(self._pack(audit, first, last))
+
+    def score_files(self, audit: str) -> set[Bounds]:
+        """First and last trial of each score file of an audit; `compaction` knows the packs."""
+        names = self._list(self._folder.names, f"scores/{audit}")
+        return {file for name in names if (file := _bounds(name))}
+
+    def stamps(self, audit: str) -> list[tuple[str, int, int]]:
+        """Name, bytes and time of change (ns) of each file among the scores of an audit."""
+        return self._list(self._folder.stamps, f"scores/{audit}")
+
+    def set_aside(self, audit: str, first: int, last: int) -> str:
+        """Renames a score file, so that its packs are not finished; returns its new name."""
+        return self._set_aside(self._pack(audit, first, last))
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether any pack of any audit is finished."""
+        names = self._list(self._folder.names, "scores", True)
+        return any(map(_bounds, names))
+
+    def scores(self, audit: str) -> pd.DataFrame:
+        """What the score files of an audit hold, in trial order, as their columns.
+
+        Packs that are just being gathered lie in two files; `Result.scores` has each trial once.
+        """
+        files = sorted(self.score_files(audit))
+        return score_frame(audit, [self.read_scores(audit, *file) for file in files])
+
+    @staticmethod
+    def _pack(audit: str, first: int, last: int) -> str:
+        return f"scores/{audit}/{first}-{last}.parquet"
+
+
+def _bounds(name: str) -> tuple[int, int] | None:
+    """First and last trial of a score file, None for another file."""
+    match = _PACK.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))
