@@ -20,7 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from .. import plan as planning
 from .. import stats
@@ -89,7 +89,7 @@ class Aggregation:
             if pack in self._failures:  # of a trainer that was taken for lost: a score after all
                 self._forget(pack)
             if self._audits[pack.audit].add(pack, scores):
-                self._compactor.stored(pack, scores)
+                self._compactor.arrived(pack, scores)
 
     def checkpoint(self, pack: Pack) -> Saved | None:
         """The last checkpoint of a pack that is whole."""
@@ -139,7 +139,7 @@ class Aggregation:
             self._retried -= new.keys()
             for pack in new:
                 self._audits[pack.audit].miss(pack)
-                self._compactor.missed(pack)
+                self._compactor.arrived(pack, None)
 
     def try_again(self, packs: Collection[Pack]) -> None:
         """Packs that are to be run again are misses no more, until they have failed once more.
@@ -288,15 +288,12 @@ class AuditState:
         self._done = sum(last - first + 1 for first, last in self._finished)
         self._folded = 0  # packs of the prefix
         self._estimates = opened.estimates(index)
-        self._live = LiveBound(self._audit)
+        self._live = live_bound(self._audit)
         # Where the claim is not Gaussian, only a bound for any curve may be held against it.
         gaussian = self._cell.mechanism.claimed(self._cell.adversary, self._last_step).gaussian
-        self._alarm = self._live if gaussian else LiveBound(self._audit, curve="any")
-        self._rule = StopRule(opened.sweep, index, self._audit, self._live.state)
+        self._alarm = self._live if gaussian else live_bound(self._audit, curve="any")
+        self._rule = StopRule(opened.sweep, index, self._audit, self._live)
         self._tally = MissedTally(self._audit.id)
-        self._consumers: list[Consumer] = [self._live, self._rule, self._tally]
-        if not gaussian:
-            self._consumers.append(self._alarm)
         self._taken: list[ConsumedPack] = []  # those that the estimates do not know yet
         self.decided: int | None = None  # trials that were enough; later ones are not folded
         self._shown: tuple[stats.Estimate, float] | None = None  # kept until the next fold, as
@@ -381,8 +378,8 @@ class AuditState:
     def _live_bounds(self) -> tuple[stats.Estimate, float]:
         """The bound that is shown, and the ε that an alarm may compare with the claim."""
         cell = self._cell
-        bound = self._live.state.bound(cell.audit.delta, cell.audit.confidence)
-        alarm = self._alarm.state.bound(cell.audit.delta, self._budget.each_audit)
+        bound = self._live.bound(cell.audit.delta, cell.audit.confidence)
+        alarm = self._alarm.bound(cell.audit.delta, self._budget.each_audit)
         shown = bound.given(cell.mechanism.trade_off(cell.adversary, self._last_step))
         if self._audit.mixed:
             shown = dataclasses.replace(shown, status=stats.Status.MIXED)
@@ -409,8 +406,11 @@ class AuditState:
             for pack in self._rule.cut(packs):
                 self._taken.append(pack)
                 self._folded = compaction.number(self._audit, pack.last) + 1
-                for consumer in self._consumers:
-                    consumer.fold(pack)
+                score_stream.feed(self._live, pack)
+                if self._alarm is not self._live:
+                    score_stream.feed(self._alarm, pack)
+                self._rule.fold(pack)
+                self._tally.fold(pack)
                 self._shown = None
                 yield pack
                 if self._rule.enough():
@@ -427,23 +427,10 @@ class AuditState:
 # What takes the trials of an audit, in their order -----------------------------------------------
 
 
-class Consumer(Protocol):
-    """What takes the packs of an audit in trial order."""
-
-    def fold(self, pack: ConsumedPack) -> None:
-        """Adds a pack."""
-
-
-class LiveBound:
+def live_bound(audit: PlannedAudit, **options: str) -> Estimator:
     """A bound that may be looked at after every pack. Of one training alone, it shows nothing."""
-
-    def __init__(self, audit: PlannedAudit, **options: str) -> None:
-        method = methods_after_a_look(by_run=not audit.independent)[0]
-        spec = EstimatorSpec(name=method, options=options)
-        self.state = spec.make(audit.declared[0], audit.in_a_training)
-
-    def fold(self, pack: ConsumedPack) -> None:
-        score_stream.feed(self.state, pack)
+    method = methods_after_a_look(by_run=not audit.independent)[0]
+    return EstimatorSpec(name=method, options=options).make(audit.declared[0], audit.in_a_training)
 
 
 class StopRule:

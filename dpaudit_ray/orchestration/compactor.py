@@ -31,16 +31,12 @@ class Compactor:
         with self._turn:
             self._groups[index] = Groups(self._plan.audits[index], files, missed)
 
-    def stored(self, pack: Pack, scores: PackScores) -> None:
-        """A pack has a file of its own."""
+    def arrived(self, pack: Pack, scores: PackScores | None) -> None:
+        """A pack has a file of its own, or was given up."""
         with self._turn:
-            self._recent.put(pack.audit, scores)
-            self._groups[pack.audit].arrived((pack.first, pack.last))
-
-    def missed(self, pack: Pack) -> None:
-        """A pack was given up."""
-        with self._turn:
-            self._groups[pack.audit].arrived((pack.first, pack.last), missed=True)
+            if scores is not None:
+                self._recent.put(pack.audit, scores)
+            self._groups[pack.audit].arrived((pack.first, pack.last), missed=scores is None)
 
     def work(self) -> None:
         """Gathers what is due."""

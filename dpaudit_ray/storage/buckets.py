@@ -43,8 +43,6 @@ class Bucket:
     ...) or from the machine's role. Every method raises OSError.
     """
 
-    local = False
-
     def __init__(self, location: str) -> None:
         scheme, _, place = location.partition("://")
         if scheme not in _SCHEMES:
@@ -122,13 +120,9 @@ class Bucket:
         """Whether a link leads out of it: there are none."""
         return False
 
-    def names(self, folder: str, recursive: bool = False) -> list[str]:
-        """The objects in `folder` (and below), without their paths."""
-        if not recursive:
-            return [name for name, _, _ in self.stamps(folder)]
-        stream = self._call(obstore.list, self._store, folder or None)
-        entries = [entry for page in self._pages(stream) for entry in page]
-        return [str(entry["path"]).rpartition("/")[2] for entry in entries]
+    def names(self, folder: str) -> list[str]:
+        """The objects in `folder`, without their paths."""
+        return [name for name, _, _ in self.stamps(folder)]
 
     def stamps(self, folder: str) -> list[tuple[str, int, int]]:
         """The objects in `folder`, their bytes and when they were last changed (ns), by name."""

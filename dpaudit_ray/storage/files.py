@@ -30,8 +30,6 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 class Folder:
     """A folder of this machine or of a network file system, with or without a last slash."""
 
-    local = True
-
     def __init__(self, location: str) -> None:
         if location.startswith("file://"):
             location = urllib.parse.unquote(location.removeprefix("file://"))
@@ -88,11 +86,9 @@ class Folder:
         """Whether a link on the way to a file leads out of the folder."""
         return not (self._root / name).resolve().is_relative_to(self._root.resolve())
 
-    def names(self, folder: str, recursive: bool = False) -> list[str]:
-        """The files in `folder` (and below), without their paths; none when it does not exist."""
-        if not recursive:
-            return [entry.name for entry in self._entries(folder) if entry.is_file()]
-        return [name for _, _, names in os.walk(self._root / folder) for name in names]
+    def names(self, folder: str) -> list[str]:
+        """The files in `folder`, without their paths; none when it does not exist."""
+        return [entry.name for entry in self._entries(folder) if entry.is_file()]
 
     def stamps(self, folder: str) -> list[tuple[str, int, int]]:
         """The files in `folder`, their bytes and when they were last changed (ns), by name."""

@@ -327,8 +327,8 @@ class ScoreFiles(Place):
     @property
     def has_scores(self) -> bool:
         """Whether any pack of any audit is finished."""
-        names = self._list(self._folder.names, "scores", True)
-        return any(map(_bounds, names))
+        paths = (path.split("/") for path in self.files(depth=3))
+        return any(folder == "scores" and _bounds(path[-1]) for folder, *path in paths if path)
 
     def scores(self, audit: str) -> pd.DataFrame:
         """What the score files of an audit hold, in trial order, as their columns.
