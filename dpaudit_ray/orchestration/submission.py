@@ -6,8 +6,8 @@ lies in the run directory, and the metadata of a job says which run it was an at
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
+import io
 import json
 import logging
 import os
@@ -30,7 +30,7 @@ from .working_dir_package import WorkingDirPackage
 STOP_MARGIN_SECONDS = 30  # after the grace period of running packs: estimates and the lease
 START_SECONDS = 60.0  # for a cluster that has only just been started
 CONNECT_SECONDS = 10.0  # for an answer of the dashboard
-POLL_SECONDS = 1.0
+POLL_SECONDS = 2.0  # the whole log comes each time
 _OVER = ("SUCCEEDED", "FAILED", "STOPPED")
 # Of `dpaudit run`, which has no other exit codes than these and 0.
 _EXIT_CODES = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}
@@ -162,24 +162,27 @@ class JobsClient:
             ClusterError: the connection is gone, or the job ended as no sweep does.
             NoClusterError: the cluster lacks what a sweep needs.
         """
-        log = JobLog(write)
+        passed = 0  # lines
         while True:
             over = self._info(submission).status in _OVER
-            log.rewind()
-            asyncio.run(self._feed(log, submission))
+            lines = self._log(submission)
+            if lines and not over and not lines[-1].endswith("\n"):
+                del lines[-1]  # it is still being written
+            for line in lines[passed:]:
+                if not _LINE_OF_RAY.match(line):
+                    write(line)
+            passed = max(passed, len(lines))
             if over:
-                log.close()
                 return self._exit_code(submission)
             time.sleep(POLL_SECONDS)
 
-    async def _feed(self, log: JobLog, submission: str) -> None:
-        import aiohttp
-
+    def _log(self, submission: str) -> list[str]:
+        """Its lines so far; none where the connection fails: whoever looks at the job tells."""
         try:
-            async for text in self._client.tail_job_logs(submission):
-                log.feed(text)
-        except (RuntimeError, aiohttp.ClientError) as error:
+            return io.StringIO(self._client.get_job_logs(submission)).readlines()
+        except (RuntimeError, OSError) as error:
             logging.getLogger("dpaudit").debug("log of %s: %s", submission, error)
+            return []
 
     def _attempt(self, job: SweepJob, archive: Path) -> str:
         """The attempt that runs now, if it does what this one would do; else starts the next."""
@@ -248,40 +251,6 @@ class JobsClient:
                 f"lost the connection to {self.address} ({_reason(error)}); the job may go on: "
                 "run the same command again to follow or resume it"
             ) from error
-
-
-class JobLog:
-    """A job's log: whole lines, each passed to `write` once, without what Ray says of itself.
-
-    The log may start anew at any time, as it does with each connection.
-    """
-
-    def __init__(self, write: Callable[[str], object]) -> None:
-        self._write = write
-        self._passed = self._position = 0  # lines
-        self._line = ""
-
-    def rewind(self) -> None:
-        """From here on, the log comes from its beginning once more."""
-        self._position, self._line = 0, ""
-
-    def feed(self, text: str) -> None:
-        """Takes the next piece of the log."""
-        *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            self._position += 1
-            if self._position > self._passed:
-                self._passed = self._position
-                self._pass_on(line + "\n")
-
-    def close(self) -> None:
-        """Passes on a last line that has no end."""
-        if self._line:
-            self._pass_on(self._line)
-
-    def _pass_on(self, line: str) -> None:
-        if not _LINE_OF_RAY.match(line):
-            self._write(line)
 
 
 def normalized_storage_path(path: str) -> str:

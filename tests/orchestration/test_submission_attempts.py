@@ -4,7 +4,6 @@ Ray's Jobs API is played; `test_submission.py` has the real one.
 """
 
 import dataclasses
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +13,6 @@ import ray.job_submission
 from dpaudit_ray.errors import ClusterError, Exit, NoClusterError, RunDirectoryError
 from dpaudit_ray.orchestration import submission
 from dpaudit_ray.orchestration.submission import (
-    JobLog,
     JobsClient,
     SweepJob,
     job_metadata,
@@ -63,9 +61,8 @@ class PlayedJobs:
     def get_job_info(self, submission_id: str) -> Job:
         return next(job for job in self.jobs if job.submission_id == submission_id)
 
-    async def tail_job_logs(self, submission_id: str) -> AsyncIterator[str]:
-        yield self.log[:40]
-        yield self.log[40:]
+    def get_job_logs(self, submission_id: str) -> str:
+        return self.log
 
 
 Jobs = type[PlayedJobs]
@@ -246,18 +243,22 @@ def followed(jobs: Jobs, prepared: Any, status: str, code: int | None, message: 
         assert seen == ["one\n"]
 
 
-def test_every_line_once_and_none_of_ray_s_own_but_warnings():
+def test_every_line_once_and_none_of_ray_s_own_but_warnings(jobs, prepared, monkeypatch):
     warning = RAY_SAYS.replace("INFO", "WARNING")
     text = f"{RAY_SAYS}first\n{RAY_SAYS}{warning}Traceback\nlast"
-    for size in (1, 7, 1000):
-        seen: list[str] = []
-        log = JobLog(seen.append)
-        for cut in (20, len(text)):  # the connection breaks, and the log starts anew
-            log.rewind()
-            for start in range(0, cut, size):
-                log.feed(text[start : min(start + size, cut)])
-        log.close()
-        assert seen == ["first\n", warning, "Traceback\n", "last"]
+    cluster, seen = JobsClient(ADDRESS), list[str]()
+    name = cluster.submit(prepared())
+    cuts = iter([20, 30, None, len(text) - 3, len(text)])
+
+    def log(self: PlayedJobs, submission_id: str) -> str:
+        if (cut := next(cuts)) is None:
+            raise RuntimeError("the connection is gone")
+        jobs.jobs[0].status = "RUNNING" if cut < 100 else "SUCCEEDED"
+        return text[:cut]
+
+    monkeypatch.setattr(jobs, "get_job_logs", log)
+    assert cluster.follow(name, seen.append) == 0
+    assert seen == ["first\n", warning, "Traceback\n", "last"]
 
 
 @pytest.mark.parametrize(
