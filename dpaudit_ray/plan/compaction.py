@@ -14,31 +14,18 @@ import bisect
 import collections
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import Bounds as Bounds
+
+if TYPE_CHECKING:
+    from .model import PlannedAudit  # which asks which of its packs are finished
 
 GATHERED = 256  # packs
 FEWEST = 64  # of the last packs of an audit, or between two that failed
 MOST_ROWS = 2**20  # of a file: 8 MiB of scores
 _WORTH_IT = 8  # packs that this leaves, or they stay as they are
-
-
-class Packed(Protocol):
-    """As much of a planned audit as its files know."""
-
-    @property
-    def id(self) -> str:
-        """Names its folder."""
-
-    @property
-    def horizons(self) -> tuple[int, ...]:
-        """The steps that its scores are of."""
-
-    @property
-    def packs(self) -> tuple[Bounds, ...]:
-        """All of them, in the order of their trials."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +37,17 @@ class Stretch:
     stop: int
 
 
-def stored(run: RunDirectory, audit: Packed) -> list[Stretch]:
+def stored(run: RunDirectory, audit: PlannedAudit) -> list[Stretch]:
     """The finished packs of an audit in their order, each once."""
     return resolved(audit.packs, run.score_files(audit.id))
 
 
-def finished(run: RunDirectory, audit: Packed) -> set[Bounds]:
+def finished(run: RunDirectory, audit: PlannedAudit) -> set[Bounds]:
     """Bounds of the finished packs of an audit."""
     return packs_of(audit, stored(run, audit))
 
 
-def packs_of(audit: Packed, stretches: Iterable[Stretch]) -> set[Bounds]:
+def packs_of(audit: PlannedAudit, stretches: Iterable[Stretch]) -> set[Bounds]:
     """The bounds of all packs of these stretches."""
     return {pack for stretch in stretches for pack in audit.packs[stretch.start : stretch.stop]}
 
@@ -83,7 +70,7 @@ def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[Stretch]:
 
 
 def prefix(
-    audit: Packed,
+    audit: PlannedAudit,
     there: Iterable[Stretch],
     missed: Collection[Bounds],
     start: int = 0,
@@ -111,7 +98,7 @@ def prefix(
         yield Stretch(None, place, place + 1)
 
 
-def number(audit: Packed, trial: int) -> int:
+def number(audit: PlannedAudit, trial: int) -> int:
     """The number of the pack that a trial is in."""
     return bisect.bisect_right(audit.packs, trial, key=lambda pack: pack[0]) - 1
 
@@ -123,7 +110,7 @@ class Gathering:
     parts: tuple[Stretch, ...]
     files: frozenset[Bounds]
 
-    def bounds(self, audit: Packed) -> Bounds:
+    def bounds(self, audit: PlannedAudit) -> Bounds:
         """First and last trial."""
         return audit.packs[self.parts[0].start][0], audit.packs[self.parts[-1].stop - 1][1]
 
@@ -135,7 +122,9 @@ class Groups:
     is done after all.
     """
 
-    def __init__(self, audit: Packed, files: Iterable[Bounds], missed: Collection[Bounds]) -> None:
+    def __init__(
+        self, audit: PlannedAudit, files: Iterable[Bounds], missed: Collection[Bounds]
+    ) -> None:
         self._audit, self._missed = audit, set(missed)
         rows = len(audit.horizons) * (audit.packs[0][1] + 1 if audit.packs else MOST_ROWS)
         size = min(GATHERED, MOST_ROWS // rows)

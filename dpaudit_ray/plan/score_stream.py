@@ -18,7 +18,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,8 @@ import pandas as pd
 
 from .. import seeds
 from ..errors import RunDirectoryError
-from ..stats.base import Members, Scores
+from ..stats.base import Estimator
+from ..stats.claim_verdict import ClaimTest, RunTest
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores, score_frame
 from ..sweep.spec import Sweep
@@ -202,17 +202,7 @@ def up_to_looks(
             first = end + 1
 
 
-class Folding(Protocol):
-    """What takes trials in order: an estimator or a test."""
-
-    def fold(self, scores: Scores, members: Members) -> None:
-        """Adds trials by their scores."""
-
-    def miss(self, members: Members) -> None:
-        """Adds trials that gave no output."""
-
-
-def feed(state: Folding, pack: ConsumedPack, column: int = -1) -> None:
+def feed(state: Estimator | ClaimTest | RunTest, pack: ConsumedPack, column: int = -1) -> None:
     """Folds a pack into `state`, by its scores at recorded step number `column`.
 
     In the order of its trials: those that were missed one by one come in their turn.
