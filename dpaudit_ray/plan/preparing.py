@@ -14,7 +14,7 @@ from ..storage.run_directory import RunDirectory
 from ..sweep.cell import Cell
 from . import inputs
 from .inputs import InputFile
-from .model import MAX_PARTS, Pack, Part, Plan, PlannedAudit, PlannedPreparation
+from .model import MAX_PARTS, Pack, Part, Plan, PlannedPreparation
 
 
 def planned(cell: Cell, seed: int, files: tuple[InputFile, ...]) -> PlannedPreparation | None:
@@ -59,24 +59,19 @@ def left(run: RunDirectory, plan: Plan, packs: Iterable[Pack]) -> list[Part]:
     return [part for part in parts if part.first not in done[part.preparation]]
 
 
-def done(run: RunDirectory, audit: PlannedAudit) -> int:
-    """How many parts of an audit's preparation are done."""
-    preparation = audit.preparation
-    if preparation is None:
-        return 0
-    return len(run.parts(preparation.id).intersection(range(preparation.parts)))
-
-
 def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
     """Each preparation as plain JSON: its id, the labels of its audits, its parts, those done."""
-    by_id: dict[str, dict[str, Any]] = {}
+    waiting: dict[PlannedPreparation, list[str]] = {}
     for audit in plan.audits:
-        if (preparation := audit.preparation) is not None:
-            if preparation.id not in by_id:
-                entry = {"id": preparation.id, "audits": [], "parts": preparation.parts}
-                by_id[preparation.id] = entry | {"done": done(run, audit)}
-            by_id[preparation.id]["audits"].append(audit.label)
-    return list(by_id.values())
+        if audit.preparation is not None:
+            waiting.setdefault(audit.preparation, []).append(audit.label)
+    return [
+        {
+            "id": awaited.id, "audits": labels, "parts": awaited.parts,
+            "done": len(run.parts(awaited.id).intersection(range(awaited.parts))),
+        }
+        for awaited, labels in waiting.items()
+    ]  # fmt: skip
 
 
 class Prepared:
@@ -88,7 +83,8 @@ class Prepared:
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
         self._run, self._plan = run, plan
         self._turn = threading.Lock()
-        self._done = {entry["id"]: entry["done"] for entry in entries(run, plan)}
+        ids = {audit.preparation.id for audit in plan.audits if audit.preparation is not None}
+        self._done = {name: run.parts(name) for name in ids}
 
     def keep(self, part: Part, arrays: Arrays) -> None:
         """Stores a part; storing it again changes nothing.
@@ -98,7 +94,7 @@ class Prepared:
         """
         self._run.write_part(part.preparation, part.first, arrays)
         with self._turn:
-            self._done[part.preparation] = done(self._run, self._plan.audits[part.audit])
+            self._done[part.preparation].add(part.first)
 
     def parts(self, audit: int) -> tuple[Arrays, ...]:
         """All parts that an audit waits for; none where it waits for none.
@@ -124,4 +120,7 @@ class Prepared:
     def progress(self, audit: int) -> tuple[int, int]:
         """Parts of an audit's preparation that are done, and all of them."""
         awaited = self._plan.audits[audit].preparation
-        return (0, 0) if awaited is None else (self._done[awaited.id], awaited.parts)
+        if awaited is None:
+            return 0, 0
+        with self._turn:
+            return len(self._done[awaited.id].intersection(range(awaited.parts))), awaited.parts

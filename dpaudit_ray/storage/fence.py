@@ -1,21 +1,12 @@
 """Whose the run directory is, asked whenever something is put into it.
 
 `driver.json` names the driver that holds the lease; every process that works for it, its aggregator
-too, knows that driver's token and writes only while the entry bears it. What that is worth:
-
-* Local file systems: proven. The entry is read, and the file becomes visible, under a lock that
-  whoever takes a lease over needs alone. A process that is paused at any moment, and goes on after
-  somebody else took over, finds a foreign entry and writes nothing.
-* NFS: the same where its locks reach the server (NFSv4, or lockd), as long as the server keeps
-  them: one that has not heard of a client for its lease time, 90 s as a rule, drops them. Mounted
-  with `nolock` or `local_lock`, and where attributes are cached for long, a process that is paused
-  between the two may replace a record that the new driver has written; running the sweep again
-  makes it anew.
-* Object stores: the entry is read before each upload, and each upload is on a condition that was
-  taken before that: scores are created where there are none, and a record is replaced only while it
-  is the one that was there. A process that is paused in between, for however long, so replaces
-  nothing that the new driver has written. What it may still put in place is an older
-  `estimates.parquet` or `outcomes.json` that the new driver has not written yet, and then does.
+too, knows that driver's token and writes only while the entry bears it. In a file system the entry
+is read, and the file becomes visible, under a lock that whoever takes a lease over needs alone. In
+an object store each upload is on a condition that was taken before the entry was read, so a process
+that is paused in between replaces nothing that the new driver has written; what it may still put in
+place is an older record that the new driver has not written yet, and then does. `cluster/README.md`
+says how far that holds.
 """
 
 from __future__ import annotations
