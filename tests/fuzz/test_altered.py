@@ -23,7 +23,8 @@ from dpaudit_ray.plan import outcomes
 from dpaudit_ray.plan.model import Pack
 from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage import lease
-from dpaudit_ray.storage.run_directory import PackScores, RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores
 from tests.command import Outcome, dpaudit, inline, write_sweep
 from tests.fuzz.altering import EVIL, RANDOM, altered, snapshot, tree
 from tests.long import LONG

@@ -16,7 +16,8 @@ from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.report import page
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage import lease
-from dpaudit_ray.storage.run_directory import PackScores, RunDirectory
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores
 from tests.command import dpaudit, inline, refused, write_sweep
 from tests.report.handed import played
 
