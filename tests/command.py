@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from dpaudit_ray.cli import main as cli
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import score_frame
 
 _PLACE = re.compile(r"^dpaudit: (\S+:\d+:\d+: |--set (?=\S+: ))?")
 
@@ -73,3 +76,9 @@ def changed(sweep: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
         node = node.setdefault(parent, {})
     node[last] = value
     return sweep
+
+
+def stored_scores(run: RunDirectory, audit: str) -> pd.DataFrame:
+    """What the score files of an audit hold, in trial order, as their columns."""
+    files = sorted(run.score_files(audit))
+    return score_frame(audit, [run.read_scores(audit, *file) for file in files])

@@ -330,14 +330,6 @@ class ScoreFiles(Place):
         paths = (path.split("/") for path in self.files(depth=3))
         return any(folder == "scores" and _bounds(path[-1]) for folder, *path in paths if path)
 
-    def scores(self, audit: str) -> pd.DataFrame:
-        """What the score files of an audit hold, in trial order, as their columns.
-
-        Packs that are just being gathered lie in two files; `Result.scores` has each trial once.
-        """
-        files = sorted(self.score_files(audit))
-        return score_frame(audit, [self.read_scores(audit, *file) for file in files])
-
     @staticmethod
     def _pack(audit: str, first: int, last: int) -> str:
         return f"scores/{audit}/{first}-{last}.parquet"

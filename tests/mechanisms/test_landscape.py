@@ -18,7 +18,7 @@ from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import EXACT_TOLERANCE, Verdict
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
-from tests.command import changed, dpaudit, inline, refused, write_sweep
+from tests.command import changed, dpaudit, inline, refused, stored_scores, write_sweep
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs" / "cebere2024"
 
@@ -92,7 +92,7 @@ def test_a_seed_draws_other_trials_of_the_same_process(tmp_path):
     assert isinstance(first, Landscape)
     assert first.process(LandscapeAdversary()) == second.process(LandscapeAdversary())
     audits = run.estimates()["audit"].unique()
-    scores = [run.scores(audit) for audit in audits]
+    scores = [stored_scores(run, audit) for audit in audits]
     assert len(scores) == 2
     assert not scores[0]["score"].equals(scores[1]["score"])
     assert not scores[0]["member"].equals(scores[1]["member"])

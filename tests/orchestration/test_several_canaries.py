@@ -22,7 +22,7 @@ from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.sweep import spec
 from jobs.studies.coverage import Nobody
-from tests.command import changed, dpaudit, inline, write_sweep
+from tests.command import changed, dpaudit, inline, stored_scores, write_sweep
 
 SEVERAL = ["several-canaries", "one-run"]
 NAMES = ["one-run", "one-run-fdp"]
@@ -101,7 +101,7 @@ def test_bounds_are_those_of_trainings(twenty, tmp_path):
     (audit,) = run.plan.audits
     assert audit.canaries == 20
     assert run.directory.read_json("plan.json")["audits"][0]["canaries"] == 20
-    scores = run.directory.scores(audit.id)
+    scores = stored_scores(run.directory, audit.id)
     rows = run.estimates.set_index("estimator")
     for name in SEVERAL:
         expected = stats.estimate(
@@ -206,7 +206,7 @@ def test_what_the_trials_are_is_read_off_the_adversary(adversary, tmp_path):
     assert inline(file, tmp_path).code == 0
     run = Run.open(str(tmp_path / "one-run"))
     rows = run.estimates.set_index("estimator")
-    scores = run.directory.scores(run.plan.audits[0].id)
+    scores = stored_scores(run.directory, run.plan.audits[0].id)
     one_training = adversary.endswith("OneTraining")
     for name in NAMES:
         expected = stats.estimate(

@@ -12,7 +12,7 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import stats
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import dpaudit, inline, write_sweep
+from tests.command import dpaudit, inline, stored_scores, write_sweep
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 
@@ -51,7 +51,7 @@ def whole(raw: dict[str, Any], folder: Path, name: str, planned: int) -> stats.E
     """The bound by hand, from all scores."""
     run = RunDirectory(str(folder / raw["name"]))
     (audit,) = planning.from_json(run.read_json("plan.json")).audits
-    scores = run.scores(audit.id)
+    scores = stored_scores(run, audit.id)
     state = stats.make(name, planned=planned)
     state.fold(scores["score"].to_numpy(), scores["member"].to_numpy())
     return state.bound(**LEVEL)
@@ -117,7 +117,7 @@ def test_a_time_uniform_bound_is_not_tuned_again_after_looking(tmp_path):
     table = grown(raw, tmp_path, 100, 1000)
     run = RunDirectory(str(tmp_path / "longer"))
     (audit,) = planning.from_json(run.read_json("plan.json")).audits
-    scores = run.scores(audit.id)
+    scores = stored_scores(run, audit.id)
     bounds = {}
     for planned in (100, 1000):
         state = stats.make("anytime", planned=planned, expected=0.8)

@@ -20,7 +20,7 @@ from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats.base import curve_free_method
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep.spec import Sweep
-from tests.command import Outcome, dpaudit, inline, write_sweep
+from tests.command import Outcome, dpaudit, inline, stored_scores, write_sweep
 from tests.plan.failing import FLAG, sweep
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
@@ -118,7 +118,7 @@ def test_failures_that_tell_the_bit_show_nothing(tmp_path):
     assert (found["epsilon_lower"] == 0).all()
     run = Run.open(str(tmp_path / "failing"))
     audit = run.plan.audits[0]
-    stored = run.directory.scores(audit.id)
+    stored = stored_scores(run.directory, audit.id)
     alone = stats.estimate(stored["score"], stored["member"], **LEVEL, method="eps-delta")
     assert alone.epsilon_lower > 2, "what is left of them would have"
     assert (found["epsilon_lower_free"] == 0).all()

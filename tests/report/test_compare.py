@@ -13,7 +13,7 @@ from dpaudit_ray import stats
 from dpaudit_ray.report import comparison
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import dpaudit, inline, refused, write_sweep
+from tests.command import dpaudit, inline, refused, stored_scores, write_sweep
 from tests.report.handed import DP_SGD, LANDSCAPE, played, sweep
 
 AUDIT = {"trials": 120, "delta": 1e-5, "record_every": 6}
@@ -59,7 +59,7 @@ def test_intervals_are_those_of_right_guesses(both, strong):
     """The slow twin is what `accuracy` certifies, at half the error."""
     run = RunDirectory(str(strong))
     for pair, audit in zip(both.pairs, planning.require(run).audits, strict=True):
-        scores = run.scores(audit.id)
+        scores = stored_scores(run, audit.id)
         compared = stats.estimate(scores["score"], scores["member"], 1e-5, 0.975, "accuracy")
         assert 2 * special.ndtri(pair.one.low) == pytest.approx(compared.mu_lower)
         assert pair.one.low < pair.one.rate < pair.one.high

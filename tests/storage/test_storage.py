@@ -19,6 +19,7 @@ from obstore.store import MemoryStore
 from dpaudit_ray.errors import RunDirectoryError, StorageError
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import ESTIMATE_SCHEMA, SCORE_SCHEMA, EstimateRow, PackScores
+from tests.command import stored_scores
 
 SCORE_COLUMNS = ["audit", "trial", "member", "step", "score"]
 ESTIMATE_COLUMNS = [
@@ -109,8 +110,8 @@ def test_an_empty_directory_holds_nothing(run):
     assert not run.has_scores
     assert not run.complete
     assert run.estimates().columns.tolist() == ESTIMATE_COLUMNS
-    assert run.scores("a").columns.tolist() == SCORE_COLUMNS
-    assert len(run.estimates()) == len(run.scores("a")) == 0
+    assert stored_scores(run, "a").columns.tolist() == SCORE_COLUMNS
+    assert len(run.estimates()) == len(stored_scores(run, "a")) == 0
 
 
 def test_text_and_json_come_back(run):
@@ -140,7 +141,7 @@ def test_writing_a_pack_twice_changes_nothing(run):
 def test_scores_are_put_together_in_trial_order(run):
     for first in (100, 10, 4):
         run.write_scores("a", pack(first))
-    frame = run.scores("a")
+    frame = stored_scores(run, "a")
     assert frame["trial"].tolist() == np.repeat([*range(4, 16), *range(100, 106)], 2).tolist()
     assert frame["step"].tolist() == [3, 6] * 18
 
@@ -222,7 +223,7 @@ def test_a_killed_write_leaves_no_visible_file(moment, local, monkeypatch):
     assert all(file.name.startswith(".") for file in leftovers)
     assert local.score_files("a") == set()
     assert not local.has_scores
-    assert len(local.scores("a")) == 0
+    assert len(stored_scores(local, "a")) == 0
     assert local.estimates()["trials"].tolist() == [90], "the old estimates are still there"
     local.write_scores("a", pack())
     assert_same(local.read_scores("a", 10, 15), pack())
@@ -260,7 +261,7 @@ def test_what_is_no_pack_is_no_pack(local):
         (folder / name).write_text("x")
     (folder / "0-9.parquet").mkdir()
     assert local.score_files("a") == {(10, 15)}
-    assert len(local.scores("a")) == 12
+    assert len(stored_scores(local, "a")) == 12
 
 
 # Damage ------------------------------------------------------------------------------------------
@@ -326,7 +327,7 @@ def test_a_damaged_score_file_is_told_with_a_remedy(damage, local):
     local.write_scores("a", pack())
     file = Path(local.location) / "scores/a/10-15.parquet"
     damage(file)
-    for read in (lambda: local.read_scores("a", 10, 15), lambda: local.scores("a")):
+    for read in (lambda: local.read_scores("a", 10, 15), lambda: stored_scores(local, "a")):
         with pytest.raises(RunDirectoryError) as error:
             read()
         assert str(file) in str(error.value)
