@@ -1,4 +1,4 @@
-"""What each file of a run directory is, by its path: `run_directory` read backwards."""
+"""What each file of a run directory is, by its path."""
 
 from __future__ import annotations
 
@@ -21,40 +21,49 @@ class Kind(Enum):
     OTHER = auto()  # beside it
 
 
-_NUMBER = r"(?:0|[1-9]\d*)"
-_PACK = f"{_NUMBER}-{_NUMBER}"
-_RECORDS = re.compile(
-    r"sweep\.yaml|(plan|outcomes|driver|machines|verdict)\.json"
-    r"|estimates\.parquet|\.driver\.lock|_SUCCESS"
-)
+_NUMBER = r"(0|[1-9]\d*)"
+# Names of files in the folders of an audit or a preparation: trials, parts and steps.
+_NUMBERED = {
+    "scores": re.compile(rf"{_NUMBER}-{_NUMBER}\.parquet"),
+    "checkpoints": re.compile(rf"{_NUMBER}-{_NUMBER}-{_NUMBER}\.parquet"),
+    "preparations": re.compile(rf"{_NUMBER}\.parquet"),
+    "missed": re.compile(rf"{_NUMBER}\.txt"),
+}
 _CODE = re.compile(r"code/([0-9a-f]{64})\.py")
-_DRAWN = re.compile(r"report\.html|figures/.+")
-_LEFT = re.compile(r"(.*/)?(\.[^/]+\.[0-9a-f]{8}\.tmp|[^/]+\.parquet\.damaged-[0-9a-f]{8})")
-_OWNED = ("scores/", "preparations/", "checkpoints/", "missed/", "code/")
+_OTHERS = {
+    re.compile(
+        r"sweep\.yaml|(plan|outcomes|driver|machines|verdict)\.json"
+        r"|estimates\.parquet|\.driver\.lock|_SUCCESS"
+    ): Kind.OF_THE_RUN,
+    _CODE: Kind.CODE,
+    re.compile(r"report\.html|figures/.+"): Kind.DRAWN,
+    re.compile(r"(.*/)?(\.[^/]+\.[0-9a-f]{8}\.tmp|[^/]+\.parquet\.damaged-[0-9a-f]{8})"): Kind.LEFT,
+}
+
+
+def numbers(folder: str, name: str) -> tuple[int, ...]:
+    """The numbers in the name of a file in a folder below `folder`; none where it is not so."""
+    match = _NUMBERED[folder].fullmatch(name)
+    return () if match is None else tuple(map(int, match.groups()))
 
 
 class Contents:
     """Knows the files of a run with these ids of audits and preparations."""
 
     def __init__(self, audits: Collection[str], preparations: Collection[str]) -> None:
-        audit, preparation = (
-            "|".join(map(re.escape, ids)) or "(?!)" for ids in (audits, preparations)
-        )
-        self._inside = re.compile(
-            rf"scores/(?:{audit})/{_PACK}\.parquet|checkpoints/(?:{audit})/{_PACK}-{_NUMBER}\.parquet"
-            rf"|preparations/(?:{preparation})/{_NUMBER}\.parquet"
-        )
-        self._told = re.compile(rf"missed/(?:{audit})/{_NUMBER}\.txt")
+        self._audits, self._preparations = audits, preparations
 
     def kind(self, path: str) -> Kind:
         """What the file at this path from the run directory is."""
-        for pattern, kind in (
-            (_RECORDS, Kind.OF_THE_RUN), (self._inside, Kind.OF_THE_RUN), (self._told, Kind.TOLD),
-            (_CODE, Kind.CODE), (_DRAWN, Kind.DRAWN), (_LEFT, Kind.LEFT),
-        ):  # fmt: skip
+        folder, *below = path.split("/")
+        if folder in _NUMBERED and len(below) == 2:
+            owners = self._preparations if folder == "preparations" else self._audits
+            if below[0] in owners and numbers(folder, below[1]):
+                return Kind.TOLD if folder == "missed" else Kind.OF_THE_RUN
+        for pattern, kind in _OTHERS.items():
             if pattern.fullmatch(path):
                 return kind
-        return Kind.FOREIGN if path.startswith(_OWNED) else Kind.OTHER
+        return Kind.FOREIGN if below and folder in (*_NUMBERED, "code") else Kind.OTHER
 
 
 def digest(path: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from ..errors import RunDirectoryError, StorageError
-from . import strangers
+from . import contents, strangers
 from .buckets import Bucket
 from .fence import FILE as OWNER
 from .fence import LOCK, Fence
@@ -167,6 +167,11 @@ class Place:
         aside = f"{name}.damaged-{secrets.token_hex(4)}"
         self._try(name, self._folder.move, name, aside, self._passage)
         return aside
+
+    def _numbered(self, folder: str, owner: str) -> Iterator[tuple[int, ...]]:
+        """The numbers in the names of the files of an audit or a preparation in `folder`."""
+        names = self._list(self._folder.names, f"{folder}/{owner}")
+        return filter(None, (contents.numbers(folder, name) for name in names))
 
     def _list(self, listing: Callable[..., T], *arguments: Any) -> T:
         try:

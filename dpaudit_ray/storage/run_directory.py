@@ -18,7 +18,6 @@ Every file is absent or whole, and damage to one that is there is found by check
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pandas as pd
@@ -35,9 +34,6 @@ from .scores import ESTIMATE_SCHEMA, Bounds, EstimateRow, ScoreFiles, decoded, e
 OUTCOMES = "outcomes.json"
 _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
-_CHECKPOINT = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-([1-9]\d*)\.parquet")
-_PART = re.compile(r"(0|[1-9]\d*)\.parquet")
-_OUTPUT = re.compile(r"(0|[1-9]\d*)\.txt")
 
 
 class RunDirectory(ScoreFiles):
@@ -51,8 +47,7 @@ class RunDirectory(ScoreFiles):
 
     def outputs(self, audit: str) -> set[int]:
         """The missed trials of which that is kept."""
-        names = self._list(self._folder.names, self.output_folder(audit))
-        return {int(match[1]) for name in names if (match := _OUTPUT.fullmatch(name))}
+        return {trial for (trial,) in self._numbered("missed", audit)}
 
     @staticmethod
     def output_folder(audit: str) -> str:
@@ -85,8 +80,7 @@ class RunDirectory(ScoreFiles):
 
     def parts(self, preparation: str) -> set[int]:
         """The parts of a preparation that are done."""
-        names = self._list(self._folder.names, f"preparations/{preparation}")
-        return {int(match[1]) for name in names if (match := _PART.fullmatch(name))}
+        return {part for (part,) in self._numbered("preparations", preparation)}
 
     def set_part_aside(self, preparation: str, part: int) -> str:
         """Renames a part, so that it is not done; returns its new name."""
@@ -108,10 +102,8 @@ class RunDirectory(ScoreFiles):
 
     def checkpoints(self, audit: str) -> Iterator[tuple[Bounds, int]]:
         """First and last trial of each pack that has some, and the step of each."""
-        for name in self._list(self._folder.names, f"checkpoints/{audit}"):
-            if match := _CHECKPOINT.fullmatch(name):
-                first, last, step = map(int, match.groups())
-                yield (first, last), step
+        for first, last, step in self._numbered("checkpoints", audit):
+            yield (first, last), step
 
     # Arrays of both -----------------------------------------------------------------------
 

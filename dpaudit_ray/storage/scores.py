@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
@@ -17,13 +16,13 @@ import pyarrow.parquet as pq
 
 from ..errors import DamagedScoresError
 from . import strangers
+from .contents import numbers
 from .place import Place
 
 Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
 
 RERUN = "run the sweep again: it is set aside and its trials are run again"
 _STEPS = 10_000  # recorded of an audit, at most
-_PACK = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)\.parquet")
 SCORE_SCHEMA = pa.schema(
     [
         ("audit", pa.string()),
@@ -313,8 +312,7 @@ class ScoreFiles(Place):
 
     def score_files(self, audit: str) -> set[Bounds]:
         """First and last trial of each score file of an audit; `compaction` knows the packs."""
-        names = self._list(self._folder.names, f"scores/{audit}")
-        return {file for name in names if (file := _bounds(name))}
+        return {(first, last) for first, last in self._numbered("scores", audit)}
 
     def stamps(self, audit: str) -> list[tuple[str, int, int]]:
         """Name, bytes and time of change (ns) of each file among the scores of an audit."""
@@ -327,15 +325,9 @@ class ScoreFiles(Place):
     @property
     def has_scores(self) -> bool:
         """Whether any pack of any audit is finished."""
-        paths = (path.split("/") for path in self.files(depth=3))
-        return any(folder == "scores" and _bounds(path[-1]) for folder, *path in paths if path)
+        paths = (path.split("/") for path in self.files(depth=3) if path.startswith("scores/"))
+        return any(numbers("scores", path[-1]) for path in paths)
 
     @staticmethod
     def _pack(audit: str, first: int, last: int) -> str:
         return f"scores/{audit}/{first}-{last}.parquet"
-
-
-def _bounds(name: str) -> tuple[int, int] | None:
-    """First and last trial of a score file, None for another file."""
-    match = _PACK.fullmatch(name)
-    return None if match is None else (int(match[1]), int(match[2]))
