@@ -208,20 +208,14 @@ class Places:
 
     def tell_what_for(self, trainers: int, room: Room) -> None:
         """Says what `trainers` wait for, none of which has its place."""
-        if room.now:
-            names = (name.rpartition(TRAINER)[0] for _, name in self._cluster.foreign_trainers)
-            counts = sorted(collections.Counter(names).items())
-            holders = ", ".join(f"{count} trainers of {name}" for name, count in counts)
-            others = f"places are held by {holders}" if holders else "no other sweep is there"
-            self._tell(
-                f"no trainer has started: the cluster has room for {room.now} when nothing else "
-                f"runs on it, and {others}; waiting"
-            )
-        else:
-            self._tell(
-                f"waiting for nodes: {trainers} trainers of {self._request} are asked for, and no "
-                "node of the cluster fits one yet"
-            )
+        names = (name.rpartition(TRAINER)[0] for _, name in self._cluster.foreign_trainers)
+        counts = sorted(collections.Counter(names).items())
+        holders = ", ".join(f"{count} trainers of {name}" for name, count in counts)
+        self._tell(
+            f"waiting for nodes: {trainers} trainers of {self._request} are asked for, and the "
+            f"cluster has room for {room.now} when nothing else runs on it; places are held by "
+            f"{holders or 'no other sweep'}"
+        )
 
     def alive(self, node: str) -> bool:
         """Whether the node of a trainer that died is still there.

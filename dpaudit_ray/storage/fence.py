@@ -59,15 +59,10 @@ class Fence:
                 f"another driver has taken over {place} ({process_of(entry)}) and goes on with the "
                 "sweep; this one has stopped and writes nothing more"
             )
-        if any(not name.startswith(".") for name in self._folder.names("")):
-            raise LeaseLostError(
-                f"{place}/{FILE} is gone: another driver had taken over and has ended, or the file "
-                "was deleted; this one has stopped and writes nothing more: run the same command "
-                "again to resume"
-            )
         raise LeaseLostError(
-            f"{place} is gone: it was moved or deleted while the sweep ran; restore it and run the "
-            "same command again to resume, or run it to begin anew"
+            f"{place}/{FILE} is gone: another driver had taken over and has ended, or the run "
+            "directory was moved or deleted; this one has stopped and writes nothing more: restore "
+            "what is missing and run the same command again to resume"
         )
 
 

@@ -164,16 +164,11 @@ def _required(sections: Mapping[str, Any], key: str) -> Any:
 def _check_recording(every: int | None, mechanism: Mechanism) -> None:
     horizons = mechanism.horizons(None)
     steps = horizons[-1]
-    if every is None and len(horizons) > MAX_HORIZONS:
+    least = -(-steps // MAX_HORIZONS)
+    wrong = len(horizons) > MAX_HORIZONS if every is None else not least <= every <= steps
+    if wrong:
         raise SpecError(
             "audit.record_every",
-            f"is not given, which records {len(horizons)} steps, more than {MAX_HORIZONS}; give "
-            f"{-(-steps // MAX_HORIZONS)} or more",
-        )
-    if every is not None and not steps / MAX_HORIZONS <= every <= steps:
-        raise SpecError(
-            "audit.record_every",
-            f"is {every}, but there are only {steps} steps; use at most that"
-            if every > steps
-            else f"is {every}, which records more than {MAX_HORIZONS} of {steps} steps; raise it",
+            f"must be {least} to {steps}: of {steps} steps at most {MAX_HORIZONS} are recorded; "
+            f"got {every or 'none'}",
         )

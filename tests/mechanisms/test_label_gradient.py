@@ -309,7 +309,7 @@ def test_a_neuron_that_is_dead_everywhere_is_refused():
         ({"mechanism__training__held_out": 0.2}, "training.held_out: must be nothing"),
         (
             {"mechanism__backend": "exact", "mechanism__training__steps": 100_000},
-            "audit.record_every: is not given, which records 100000 steps",
+            "audit.record_every: must be 10 to 100000: of 100000 steps",
         ),
         ({"mechanism__batches": 9}, "is 9, but the training has 8 steps"),
         ({"mechanism__training__model": {"name": "resnet18"}}, "training.model: resnet18 needs"),

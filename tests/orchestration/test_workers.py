@@ -204,7 +204,7 @@ def test_who_holds_the_places_is_said_while_no_trainer_has_one():
     counted = places(cluster, told)
     cluster.others = {"dpaudit-0123456789ab-1.0000-0.0000": 3, "somebody-else": 2}
     counted.tell_what_for(2, counted.room(0))
-    assert "nothing else runs on it, and places are held by 5 trainers of other" in told[0]
+    assert "nothing else runs on it; places are held by 5 trainers of other" in told[0]
 
 
 class PlayedPool:

@@ -320,7 +320,8 @@ def test_a_run_directory_that_vanishes_ends_in_exit_4(moved, tiny, tmp_path, at_
     found = inline(file, tmp_path)
     assert found.code == 4, found.err
     assert found.err.count("\n") == 1
-    assert f"{place} is gone: it was moved or deleted while the sweep ran" in found.err
+    assert f"{place}/driver.json is gone: " in found.err
+    assert "the run directory was moved or deleted" in found.err
     assert not place.exists(), "no hollow one, and no _SUCCESS in it"
     if moved:
         (tmp_path / "moved").rename(place)
