@@ -89,7 +89,7 @@ class Aggregation:
             if pack in self._failures:  # of a trainer that was taken for lost: a score after all
                 self._forget(pack)
             if self._audits[pack.audit].add(pack, scores):
-                self._compactor.arrived(pack, scores)
+                self._compactor.stored(pack.audit, scores)
 
     def checkpoint(self, pack: Pack) -> Saved | None:
         """The last checkpoint of a pack that is whole."""
@@ -139,7 +139,6 @@ class Aggregation:
             self._retried -= new.keys()
             for pack in new:
                 self._audits[pack.audit].miss(pack)
-                self._compactor.arrived(pack, None)
 
     def try_again(self, packs: Collection[Pack]) -> None:
         """Packs that are to be run again are misses no more, until they have failed once more.
@@ -172,7 +171,7 @@ class Aggregation:
         with self._writing:
             for index in range(len(self._plan.audits)):
                 self._settled(index)
-            self._compactor.work()
+            self._compactor.work([audit.folded for audit in self._audits])
         if time.monotonic() >= self._due:
             self.flush()
 
@@ -195,7 +194,7 @@ class Aggregation:
             self._record.set_derived(self._sweep, missed, enough)
             if complete and not self._run.complete:
                 self._run.set_complete(True)
-            self._compactor.work()
+            self._compactor.work([audit.folded for audit in self._audits])
             cost = time.thread_time() - started
             self._due = time.monotonic() + max(FLUSH_SECONDS, cost / SHARE - cost)
 
@@ -227,7 +226,6 @@ class Aggregation:
         missed = self._failures.keys() - self._retried
         given_up = {(pack.first, pack.last) for pack in missed if pack.audit == index}
         files = self._run.score_files(self._plan.audits[index].id)
-        self._compactor.opened(index, files, given_up)
         return AuditState(self._opened_sweep, index, given_up, files)
 
 
@@ -286,7 +284,7 @@ class AuditState:
         self._missed = given_up - self._finished
         self._there = self._finished | self._missed
         self._done = sum(last - first + 1 for first, last in self._finished)
-        self._folded = 0  # packs of the prefix
+        self.folded = 0  # packs of the prefix
         self._estimates = opened.estimates(index)
         self._live = live_bound(self._audit)
         # Where the claim is not Gaussian, only a bound for any curve may be held against it.
@@ -308,7 +306,7 @@ class AuditState:
         end = self._audit.trials if self.decided is None else self.decided
         if any(first < end for first, _ in self._missed):
             return False
-        return self.decided is not None or self._folded == len(self._audit.packs)
+        return self.decided is not None or self.folded == len(self._audit.packs)
 
     def holds(self, pack: Pack) -> bool:
         """Whether the scores of a pack are stored."""
@@ -391,12 +389,12 @@ class AuditState:
             pass
 
     def _next(self) -> Iterable[Stretch]:
-        numbers = range(self._folded, len(self._audit.packs))
+        numbers = range(self.folded, len(self._audit.packs))
         ready = itertools.takewhile(lambda n: self._audit.packs[n] in self._there, numbers)
         some = [(n, self._audit.packs[n]) for n in itertools.islice(ready, compaction.FEWEST)]
         if len(some) == compaction.FEWEST:  # they waited for a late one; some may be gathered
             there = compaction.stored(self._run, self._audit)
-            return compaction.prefix(self._audit, there, self._missed, self._folded)
+            return compaction.prefix(self._audit, there, self._missed, self.folded)
         return [Stretch(None if pack in self._missed else pack, n, n + 1) for n, pack in some]
 
     def _advance(self, stretches: Iterable[Stretch]) -> Iterator[ConsumedPack]:
@@ -405,7 +403,7 @@ class AuditState:
         for packs in score_stream.in_order(self._read, stretches, ahead, self._kept):
             for pack in self._rule.cut(packs):
                 self._taken.append(pack)
-                self._folded = compaction.number(self._audit, pack.last) + 1
+                self.folded = compaction.number(self._audit, pack.last) + 1
                 score_stream.feed(self._live, pack)
                 if self._alarm is not self._live:
                     score_stream.feed(self._alarm, pack)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from ..errors import RunDirectoryError, StorageError
-from ..plan import score_stream
-from ..plan.compaction import Bounds, Gathering, Groups, Stretch
-from ..plan.model import Pack, Plan
+from ..plan import compaction, score_stream
+from ..plan.compaction import Bounds, Stretch
+from ..plan.model import Plan
 from ..plan.score_stream import RecentPacks
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores
@@ -22,48 +23,44 @@ class Compactor:
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
         self._run, self._plan = run, plan
         self._turn = threading.Lock()
-        self._groups: dict[int, Groups] = {}
         self._recent = RecentPacks()
+        self._seen = [0] * len(plan.audits)  # packs of each audit that were looked at
         self._ended = False
 
-    def opened(self, index: int, files: set[Bounds], missed: set[Bounds]) -> None:
-        """Audit number `index` begins with these."""
+    def stored(self, index: int, scores: PackScores) -> None:
+        """A pack of audit number `index` has a file of its own."""
         with self._turn:
-            self._groups[index] = Groups(self._plan.audits[index], files, missed)
+            self._recent.put(index, scores)
 
-    def arrived(self, pack: Pack, scores: PackScores | None) -> None:
-        """A pack has a file of its own, or was given up."""
-        with self._turn:
-            if scores is not None:
-                self._recent.put(pack.audit, scores)
-            self._groups[pack.audit].arrived((pack.first, pack.last), missed=scores is None)
-
-    def work(self) -> None:
-        """Gathers what is due."""
+    def work(self, folded: Sequence[int]) -> None:
+        """Gathers the groups of which all packs were folded, as so many of each audit were."""
         if self._ended:
             return
         try:
-            for index in range(len(self._plan.audits)):
-                with self._turn:
-                    due = self._groups[index].due()
-                for gathering in due:
-                    self._gather(index, gathering)
+            for index, audit in enumerate(self._plan.audits):
+                start, stop, size = self._seen[index], folded[index], compaction.group_size(audit)
+                if stop < len(audit.packs):
+                    stop -= stop % max(size, 1)
+                if size and start < stop:
+                    files = self._run.score_files(audit.id)
+                    for parts, inside in compaction.gatherings(audit, files, start, stop):
+                        self._gather(index, parts, inside)
+                    self._seen[index] = stop
         except (StorageError, RunDirectoryError):
             self._ended = True
 
-    def _gather(self, index: int, packs: Gathering) -> None:
+    def _gather(self, index: int, parts: list[Stretch], files: list[Bounds]) -> None:
         """Writes them once under a new name, reads that back, and only then deletes the others."""
         audit = self._plan.audits[index]
-        file = packs.bounds(audit)
-        if file not in packs.files:
-            parts = [self._part(index, part) for part in packs.parts]
-            self._run.write_scores(audit.id, PackScores.joined(parts))
-        whole = Stretch(file, packs.parts[0].start, packs.parts[-1].stop)
+        file = compaction.span(audit, parts)
+        if file not in files:
+            scores = PackScores.joined([self._part(index, part) for part in parts])
+            self._run.write_scores(audit.id, scores)
+        whole = Stretch(file, parts[0].start, parts[-1].stop)
         score_stream.read_stretch(self._run, self._plan, index, whole)
-        for other in packs.files - {file}:
-            self._run.delete_scores(audit.id, *other)
-        with self._turn:
-            self._groups[index].gathered(packs)
+        for other in files:
+            if other != file:
+                self._run.delete_scores(audit.id, *other)
 
     def _part(self, index: int, part: Stretch) -> PackScores:
         """From memory where it is fresh."""

@@ -1,17 +1,16 @@
 """Which files hold which packs: one each at first, then many packs that follow each other in one.
 
 A run of 50,000 packs takes half a minute to read from as many files, and a second from a few
-hundred. So finished packs are gathered, GATHERED at a time by their numbers: they are written once
-under a new name, `<first>-<last>.parquet` as before, read back, and only then are the old files
-deleted. A crash in between leaves a pack in two files. It has the same content in both, and is
-taken from one: every file that does not begin and end where packs do is left alone, and of those
-that overlap the longer one counts.
+hundred. So packs that were folded are gathered, GATHERED at a time by their numbers: they are
+written once under a new name, `<first>-<last>.parquet` as before, read back, and only then are the
+old files deleted. A crash in between leaves a pack in two files. It has the same content in both,
+and is taken from one: every file that does not begin and end where packs do is left alone, and of
+those that overlap the longer one counts.
 """
 
 from __future__ import annotations
 
 import bisect
-import collections
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -103,80 +102,36 @@ def number(audit: PlannedAudit, trial: int) -> int:
     return bisect.bisect_right(audit.packs, trial, key=lambda pack: pack[0]) - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Gathering:
-    """Packs to be put into one file: the stretches that make it up, and all files inside it."""
-
-    parts: tuple[Stretch, ...]
-    files: frozenset[Bounds]
-
-    def bounds(self, audit: PlannedAudit) -> Bounds:
-        """First and last trial."""
-        return audit.packs[self.parts[0].start][0], audit.packs[self.parts[-1].stop - 1][1]
+def group_size(audit: PlannedAudit) -> int:
+    """How many packs one file may hold; 0 where gathering them would not pay."""
+    rows = len(audit.horizons) * (audit.packs[0][1] + 1 if audit.packs else MOST_ROWS)
+    size = min(GATHERED, MOST_ROWS // rows)
+    return size if size >= _WORTH_IT else 0
 
 
-class Groups:
-    """The packs of one audit by GATHERED, and which groups are due to be gathered.
+def gatherings(
+    audit: PlannedAudit, files: Collection[Bounds], start: int, stop: int
+) -> Iterator[tuple[list[Stretch], list[Bounds]]]:
+    """What is to be put into one file, of packs number `start` to `stop` - 1.
 
-    A group is due when none of its packs is awaited any more, and again when one that had failed
-    is done after all.
+    Stretches that follow each other in a group, and all files inside them.
     """
-
-    def __init__(
-        self, audit: PlannedAudit, files: Iterable[Bounds], missed: Collection[Bounds]
-    ) -> None:
-        self._audit, self._missed = audit, set(missed)
-        rows = len(audit.horizons) * (audit.packs[0][1] + 1 if audit.packs else MOST_ROWS)
-        size = min(GATHERED, MOST_ROWS // rows)
-        self._size = size if size >= _WORTH_IT else 0
-        self._files: dict[int, set[Bounds]] = collections.defaultdict(set)
-        for file in files if self._size else ():
-            self._files[self._group(file)].add(file)
-        self._changed = set(self._files)  # groups, since they were looked at
-
-    def arrived(self, pack: Bounds, missed: bool = False) -> None:
-        """A pack is there: in a file of its own, or `missed`."""
-        if self._size:
-            group = self._group(pack)
-            if missed:
-                self._missed.add(pack)
+    size, ordered = group_size(audit), sorted(files)
+    runs: list[list[Stretch]] = []
+    for part in resolved(audit.packs, files):
+        if start <= part.start and part.stop <= stop:
+            if runs and runs[-1][-1].stop == part.start and part.start % size:
+                runs[-1].append(part)
             else:
-                self._missed.discard(pack)
-                self._files[group].add(pack)
-            self._changed.add(group)
+                runs.append([part])
+    for run in runs:
+        first, last = span(audit, run)
+        below = ordered[bisect.bisect_left(ordered, (first,)) : bisect.bisect(ordered, (last,))]
+        inside = [file for file in below if file[1] <= last]
+        if run[-1].stop - run[0].start >= min(FEWEST, size) and len(inside) > 1:
+            yield run, inside
 
-    def due(self) -> list[Gathering]:
-        """What is to be gathered now; told once."""
-        groups, self._changed = sorted(self._changed), set()
-        return [gathering for group in groups for gathering in self._gatherings(group)]
 
-    def gathered(self, done: Gathering) -> None:
-        """These packs are in one file."""
-        files = self._files[done.parts[0].start // self._size]
-        files -= done.files
-        files.add(done.bounds(self._audit))
-
-    def _group(self, file: Bounds) -> int:
-        return number(self._audit, file[0]) // self._size
-
-    def _gatherings(self, group: int) -> Iterator[Gathering]:
-        """Packs of a group that follow each other and lie in several files."""
-        start, files = group * self._size, self._files[group]
-        packs = self._audit.packs[start : start + self._size]
-        runs: list[list[Stretch]] = []
-        reached = 0
-        for part in resolved(packs, files):
-            if not self._missed.issuperset(packs[reached : part.start]):
-                return
-            if not runs or part.start > reached:
-                runs.append([])
-            runs[-1].append(Stretch(part.file, part.start + start, part.stop + start))
-            reached = part.stop
-        if not self._missed.issuperset(packs[reached:]):
-            return
-        for run in runs:
-            whole = Gathering(tuple(run), frozenset(files))
-            first, last = whole.bounds(self._audit)
-            inside = frozenset(f for f in files if first <= f[0] and f[1] <= last)
-            if run[-1].stop - run[0].start >= min(FEWEST, self._size) and len(inside) > 1:
-                yield Gathering(whole.parts, inside)
+def span(audit: PlannedAudit, run: Sequence[Stretch]) -> Bounds:
+    """First and last trial of stretches that follow each other."""
+    return audit.packs[run[0].start][0], audit.packs[run[-1].stop - 1][1]
