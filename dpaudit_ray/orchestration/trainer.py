@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .. import seeds
 from ..errors import DpauditError, first_line
 from ..mechanisms.base import Measured, Mechanism, Missed, PartSeeds, ResumableSession, Session
-from ..plan.model import Pack, Part, Plan, PlannedPreparation
+from ..plan.model import Pack, Part, Plan, PlannedAudit
 from ..plan.outcomes import Failure
 from ..printable import lines, printable
 from ..storage import arrays
@@ -36,22 +36,15 @@ P = TypeVar("P", bound=Pack)
 
 
 @dataclasses.dataclass(frozen=True)
-class AuditBrief:
-    """What a trainer must know of an audit; `worked_out` is of its mechanism."""
-
-    label: str
-    fingerprint: str
-    horizons: tuple[int, ...]
-    preparation: PlannedPreparation | None = None
-    worked_out: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
 class Brief:
-    """What a trainer must know of a plan. Its packs are not in it: a trainer is told each."""
+    """What a trainer must know of a plan. Its packs are not in it: a trainer is told each.
+
+    `worked_out` is of the mechanisms of the audits.
+    """
 
     seed: int
-    audits: tuple[AuditBrief, ...]
+    audits: tuple[PlannedAudit, ...]
+    worked_out: tuple[Mapping[str, float], ...] = ()
 
     @property
     def what(self) -> str:
@@ -62,11 +55,8 @@ class Brief:
     @classmethod
     def from_plan(cls, plan: Plan, sweep: Sweep) -> Brief:
         """The same for any number of packs."""
-        audits = (
-            AuditBrief(a.label, a.fingerprint, a.horizons, a.preparation, c.mechanism.worked_out())
-            for a, c in zip(plan.audits, sweep.cells, strict=True)
-        )
-        return cls(plan.seed, tuple(audits))
+        audits = tuple(dataclasses.replace(audit, packs=()) for audit in plan.audits)
+        return cls(plan.seed, audits, tuple(cell.mechanism.worked_out() for cell in sweep.cells))
 
 
 # Trials that are run again, or more, where a failed pack is done after all, to see whether they
@@ -209,7 +199,7 @@ class PackTrainer:
         return sweep
 
     def _mechanism(self, index: int) -> Mechanism:
-        return self._sweep.cells[index].mechanism.given(self._brief.audits[index].worked_out)
+        return self._sweep.cells[index].mechanism.given(self._brief.worked_out[index])
 
     def _session(self, index: int) -> Session:
         # Packs come audit by audit, so keeping one session open is enough.

@@ -80,19 +80,25 @@ def keep_sources(sweep: Sweep, run: RunDirectory) -> None:
             run.write_text(_copy(digest), text)
 
 
-def _begun(plan: Plan, run: RunDirectory) -> set[int]:
-    """Numbers of the audits of which a trial or a preparation was computed, or failed to be."""
-    computed = {
-        index
-        for index, audit in enumerate(plan.audits)
-        if run.score_files(audit.id) or (audit.preparation and run.parts(audit.preparation.id))
-    }
+def trials_seen(plan: Plan, run: RunDirectory) -> set[int]:
+    """Numbers of the audits of which a trial was computed, or failed to be."""
+    computed = {index for index, audit in enumerate(plan.audits) if run.score_files(audit.id)}
     try:
-        outcomes = run.read_json(OUTCOMES) or {}
-        return computed | {int(entry["audit"]) for entry in outcomes.get("failed_packs", ())}
+        failed = (run.read_json(OUTCOMES) or {}).get("failed_packs", ())
+        return computed | {int(entry["audit"]) for entry in failed}
     except (AttributeError, KeyError, TypeError, ValueError):
         # Whoever needs the record tells what is wrong.
         return computed
+
+
+def _begun(plan: Plan, run: RunDirectory) -> set[int]:
+    """The same, and those of which a part of a preparation was computed."""
+    prepared = {
+        index
+        for index, audit in enumerate(plan.audits)
+        if audit.preparation and run.parts(audit.preparation.id)
+    }
+    return prepared | trials_seen(plan, run)
 
 
 def _diff(then: Code, now: Code, sweep: Sweep, run: RunDirectory) -> Iterator[str]:

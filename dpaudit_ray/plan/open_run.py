@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import RunDirectoryError
-from ..storage.run_directory import OUTCOMES, RESTORE, RunDirectory
+from ..storage.run_directory import RESTORE, RunDirectory
 from ..sweep import spec
 from ..sweep.spec import Sweep
 from . import changed_code, inputs, outcomes, plan_consistency, record
@@ -71,7 +71,7 @@ def preview(
             )
     pairs = zip(sweep.cells, previous.audits, strict=True)
     raised = any(cell.audit.trials > audit.trials for cell, audit in pairs)
-    plan = make(sweep, previous, extends=raised and _was_seen(run))
+    plan = make(sweep, previous, extends=raised and bool(changed_code.trials_seen(previous, run)))
     before, now = previous.data, plan.data  # a record without digests is taken on trust
     difference = None if before is None or now is None else inputs.other(before, now)
     if difference:
@@ -116,15 +116,6 @@ def _another_sweep(new: Sweep, recorded: Sweep, run: RunDirectory) -> RunDirecto
         f"{run.location} holds another sweep ({shown}); use a new name{seed}, or the old "
         "settings to resume"
     )
-
-
-def _was_seen(run: RunDirectory) -> bool:
-    """Whether some trial was: to declare more of them then is an extension."""
-    outcomes = run.read_json(OUTCOMES)
-    if not isinstance(outcomes, dict):
-        return run.has_scores or outcomes is not None
-    # Of a preparation that failed, no trial was seen. Packs that are tried again were.
-    return run.has_scores or bool(outcomes.get("failed_packs")) or not outcomes.get("failed_parts")
 
 
 def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
