@@ -19,7 +19,7 @@ from .orchestration.driver import Driver, FailureBudget
 from .orchestration.executors import Work
 from .orchestration.interruption import Stop
 from .orchestration.progress import Activity, Progress
-from .plan import compaction, outcomes, preparing, quarantine
+from .plan import compaction, outcomes, quarantine
 from .plan.model import Pack, Plan
 from .plan.outcomes import Failure
 from .result import Result, notebook_progress
@@ -160,13 +160,9 @@ class _Job:
             self.tell(f"resuming at {trials - missing:,} of {trials:,} trials")
 
     def _remaining(self, recorded: list[Failure]) -> list[Pack]:
-        left_out = {failure.pack for failure in recorded}
         enough = outcomes.decided(self.directory, self.sweep, self.plan)
-        packs = self.plan.remaining(self.directory, enough)
-        waiting = outcomes.unprepared(self.directory, self.plan)
-        left = [p for p in packs if p not in left_out and p.audit not in waiting]
-        parts = preparing.left(self.directory, self.plan, left)
-        return [*(part for part in parts if not waiting.intersection(part.waiting)), *left]
+        left_out = {failure.pack for failure in recorded}
+        return outcomes.to_run(self.directory, self.plan, enough, left_out)
 
     def _failures(self) -> tuple[Failure, ...]:
         of_packs = outcomes.failed(self.directory, self.plan)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter
@@ -280,18 +280,25 @@ def _rule(sweep: Sweep, index: int) -> Any:
     return rule and rule.rule()
 
 
-def only_failed(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:
-    """Whether all that an incomplete run lacks has failed before: `dpaudit run` leaves that out.
+def to_run(
+    run: RunDirectory, plan: Plan, enough: Mapping[int, int], left_out: Collection[Pack]
+) -> list[Pack]:
+    """Packs that are still to be run, behind the parts that they wait for.
 
-    `enough` is as in `Plan.remaining`.
+    None of `left_out`, nor of audits that wait for a part that failed. `enough` is as in
+    `Plan.remaining`.
     """
-    given_up = {failure.pack for failure in failed(run, plan)}
     waiting = unprepared(run, plan)
     open_packs = (pack for pack in plan.remaining(run, enough) if pack.audit not in waiting)
-    left = [pack for pack in open_packs if pack not in given_up]
+    left = [pack for pack in open_packs if pack not in left_out]
     parts = preparing.left(run, plan, left)
-    fresh = [part for part in parts if not waiting.intersection(part.waiting)]
-    return bool(given_up or waiting) and not left and not fresh
+    return [*(part for part in parts if not waiting.intersection(part.waiting)), *left]
+
+
+def only_failed(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:
+    """Whether all that an incomplete run lacks has failed before: `dpaudit run` leaves that out."""
+    given_up = {failure.pack for failure in failed(run, plan)}
+    return bool(given_up or unprepared(run, plan)) and not to_run(run, plan, enough, given_up)
 
 
 # In words ----------------------------------------------------------------------------------------
