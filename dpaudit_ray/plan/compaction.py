@@ -126,7 +126,7 @@ def gatherings(
                 runs.append([part])
     for run in runs:
         first, last = span(audit, run)
-        below = ordered[bisect.bisect_left(ordered, (first,)) : bisect.bisect(ordered, (last,))]
+        below = ordered[bisect.bisect_left(ordered, (first,)) : bisect.bisect(ordered, (last + 1,))]
         inside = [file for file in below if file[1] <= last]
         if run[-1].stop - run[0].start >= min(FEWEST, size) and len(inside) > 1:
             yield run, inside
