@@ -54,7 +54,7 @@ class PlayedExecutor:
         """A call of a trainer or of the aggregator."""
         answers: dict[str, Callable[..., Any]] = {
             "ready": lambda modules: ("node", "127.0.0.1", provenance.machine(modules, gpu=False)),
-            "run_pack": lambda pack: Done(pack, 1.0),
+            "run_pack": lambda pack, before: Done(pack, 1.0),
             "progress": lambda activity: Progress((), activity),
         }
         answer: Future[Any] = Future()

@@ -246,7 +246,8 @@ def test_what_a_trainer_is_given_does_not_grow_with_the_packs(tmp_path):
         plan = planning.make(sweep)
         assert len(plan.audits[0].packs) == packs
         sizes.append(len(pickle.dumps(Brief.from_plan(plan, sweep))))
-    assert sizes[0] == sizes[1] < 500
+    assert sizes[1] - sizes[0] < 10, "more digits of numbers"
+    assert sizes[1] < 1000
 
 
 def test_a_pack_costs_the_driver_the_same_with_many_trainers(tmp_path):
