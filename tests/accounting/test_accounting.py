@@ -275,10 +275,7 @@ def test_nothing_and_everything(name):
         ({"sample_rate": 0.0}, r"sample_rate must lie in \(0, 1\], got 0"),
         ({"sample_rate": 1.5}, r"sample_rate must lie in \(0, 1\], got 1.5"),
         ({"sample_rate": 0.5}, "exact at sample_rate 1 only, got 0.5; use prv, pld or rdp"),
-        (
-            {"accountant": "moments"},
-            "accountant must be one of gaussian, .*rdp.*, or package",
-        ),
+        ({"accountant": "moments"}, "accountant must be one of gaussian, .*rdp.*, or package"),
         ({"sampling": "sorted"}, "sampling must be one of poisson, shuffle, balls-and-bins, got"),
         ({"adjacency": "swap"}, "adjacency must be one of add-remove, replace, got 'swap'"),
         ({"accountant": "gdp"}, "not an upper bound"),

@@ -63,11 +63,7 @@ def test_on_the_bank_it_is_the_same_sweep_but_for_its_data(name):
 
 @pytest.mark.skipif(not CANCER.is_file(), reason="the cervical cancer data are not at hand")
 @pytest.mark.parametrize(
-    "name",
-    [
-        "figure1_noise_cancer",
-        pytest.param("figure2_clipping_cancer", marks=AS_FIGURE_1),
-    ],
+    "name", ["figure1_noise_cancer", pytest.param("figure2_clipping_cancer", marks=AS_FIGURE_1)]
 )
 def test_trends_on_the_real_data_are_those_of_the_paper(name, tmp_path):
     """More noise, or a larger clip norm, lowers bounds; the last layer tells more."""

@@ -251,11 +251,7 @@ def test_whatever_a_trial_does_it_does_to_itself(tmp_path):
     file = write_sweep(tmp_path, sweep("all_kinds", trials=24, pack_size=8, **limits))
     assert inline(file, tmp_path).code == 3
     scores = da.api.Result(str(tmp_path / "own"), True).scores.set_index("trial")
-    said = {
-        0: "took more than 3 s",
-        1: "took more than 0.5 GiB",
-        2: "ended with exit status 5",
-    }
+    said = {0: "took more than 3 s", 1: "took more than 0.5 GiB", 2: "ended with exit status 5"}
     for trial, _, seed in drawn(tmp_path / "own"):
         assert scores.loc[trial, "missed"] == said.get(seed % 6, ""), trial
     assert set(said.values()) < set(scores["missed"])

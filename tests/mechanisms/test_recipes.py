@@ -270,8 +270,7 @@ def test_trainers_are_given_the_noise_that_keeps_an_epsilon(tiny, monkeypatch):
     told = mechanism.worked_out()
     assert told == {"noise": mechanism.recipe.noise_multiplier}
     monkeypatch.setattr(
-        "dpaudit_ray.mechanisms.dp_sgd.recipe.calibrate_noise",
-        lambda *_: pytest.fail("again"),
+        "dpaudit_ray.mechanisms.dp_sgd.recipe.calibrate_noise", lambda *_: pytest.fail("again")
     )
     again = spec.from_raw(tiny).cells[0].mechanism.given(told)
     assert again.recipe.model_dump() == mechanism.given(told).recipe.model_dump()

@@ -8,11 +8,7 @@ import pytest
 import torch
 
 from dpaudit_ray import stats
-from dpaudit_ray.adversaries.base import (
-    Adversary,
-    FinalModelAdversary,
-    SampleCanary,
-)
+from dpaudit_ray.adversaries.base import Adversary, FinalModelAdversary, SampleCanary
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.adversaries.loss import Loss
 from dpaudit_ray.engines.noise import CpuNoise

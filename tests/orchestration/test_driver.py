@@ -6,12 +6,7 @@ import signal
 import pytest
 
 from dpaudit_ray.errors import ClusterError, LeaseLostError, StorageError
-from dpaudit_ray.orchestration.driver import (
-    LOSSES_PER_PACK,
-    NODES_PER_PACK,
-    Driver,
-    FailureBudget,
-)
+from dpaudit_ray.orchestration.driver import LOSSES_PER_PACK, NODES_PER_PACK, Driver, FailureBudget
 from dpaudit_ray.orchestration.executors import Done, Lost, Outcome
 from dpaudit_ray.orchestration.faults import FIRST, SHORTEST, Deadlines
 from dpaudit_ray.orchestration.interruption import Stop

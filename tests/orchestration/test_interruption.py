@@ -18,12 +18,7 @@ import pytest
 
 from dpaudit_ray.errors import ClusterError
 from dpaudit_ray.orchestration import aggregator_client, interruption
-from dpaudit_ray.orchestration.aggregator_client import (
-    LONG,
-    QUIET,
-    START_SECONDS,
-    AggregatorClient,
-)
+from dpaudit_ray.orchestration.aggregator_client import LONG, QUIET, START_SECONDS, AggregatorClient
 from dpaudit_ray.orchestration.executors import WorkerDiedError
 from dpaudit_ray.orchestration.interruption import (
     GONE_SECONDS,

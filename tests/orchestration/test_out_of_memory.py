@@ -17,10 +17,7 @@ from tests.command import write_sweep
 from tests.conftest import ROOT
 from tests.long import long
 
-pytestmark = [
-    pytest.mark.cluster,
-    long("needs a machine whose memory nobody else uses"),
-]
+pytestmark = [pytest.mark.cluster, long("needs a machine whose memory nobody else uses")]
 MARGIN = 2 << 30
 
 

@@ -128,12 +128,7 @@ def test_other_settings_than_those_of_the_job_that_runs_are_refused(jobs, prepar
 def test_one_id_per_run_whatever_its_path_is_called(jobs, prepared):
     cluster = JobsClient(ADDRESS)
     first = cluster.submit(prepared("/shared/runs"))
-    for same in (
-        "/shared/runs/",
-        "//shared//runs",
-        "/shared/a/../runs",
-        "file:///shared/runs/",
-    ):
+    for same in ("/shared/runs/", "//shared//runs", "/shared/a/../runs", "file:///shared/runs/"):
         assert cluster.submit(prepared(same)) == first
     for other in ("/shared/elsewhere", "s3://bucket/runs"):
         assert cluster.submit(prepared(other)) != first

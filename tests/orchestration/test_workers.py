@@ -217,9 +217,7 @@ class PlayedPool:
         self.ended: list[str] = []
         self.told: list[int] = []
         self.pool = Pool(
-            lambda number: Worker(f"t-{number}", f"t-{number}", None),
-            self.ended.append,
-            self,
+            lambda number: Worker(f"t-{number}", f"t-{number}", None), self.ended.append, self
         )
 
     def room(self, ready: int) -> Room:

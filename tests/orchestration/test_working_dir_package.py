@@ -74,12 +74,7 @@ def test_packages_are_sent_whole_whatever_they_are_called(tmp_path, name):
 
 
 def test_folders_behind_links_are_sent_and_circles_end(tmp_path):
-    laid_out(
-        tmp_path,
-        "repo/sweep.yaml",
-        "repo/lib/mine/__init__.py",
-        "repo/lib/mine/build/a.py",
-    )
+    laid_out(tmp_path, "repo/sweep.yaml", "repo/lib/mine/__init__.py", "repo/lib/mine/build/a.py")
     (tmp_path / "repo/mine").symlink_to("lib/mine")
     (tmp_path / "repo/lib/mine/again").symlink_to(tmp_path / "repo/lib/mine")
     (tmp_path / "repo/lib/mine/up").symlink_to(tmp_path / "repo")

@@ -371,14 +371,8 @@ def claimed(**fields: Any) -> Callable[[dict[str, Any]], object]:
             "has 10000000000",
         ),
         (lambda p: p["audits"][0].update(trials=float("inf")), "trials: Input should be a finite"),
-        (
-            lambda p: p["audits"][0].update(claims={"gaussian": [1.0, 2.0]}),
-            "after step 6 by gauss",
-        ),
-        (
-            lambda p: p["audits"][0].update(claims={"rdp": [1.0, 2.0]}),
-            "accountants are rdp, not",
-        ),
+        (lambda p: p["audits"][0].update(claims={"gaussian": [1.0, 2.0]}), "after step 6 by gauss"),
+        (lambda p: p["audits"][0].update(claims={"rdp": [1.0, 2.0]}), "accountants are rdp, not"),
         (lambda p: p["audits"][0].update(claimed={"noise_multiplier": -1}), "audits.0.claimed: "),
         (
             lambda p: p.update(code=[{"modules": {"x": "0" * 64}}]),

@@ -70,10 +70,7 @@ def test_claims_that_no_number_can_hold():
 def test_the_distribution_of_costs_is_exact(curve):
     """Against every way in which five trials fall on levels and err."""
     curve = curve.thinned(5)
-    coins, (weights, costs) = (
-        Responses.from_curve(curve),
-        distribution(5, curve),
-    )
+    coins, (weights, costs) = (Responses.from_curve(curve), distribution(5, curve))
     each = np.repeat(weights.costs, np.diff(weights.edges))
     chances = np.zeros(int(each.sum()) + 1)
     shares = coins.shares / coins.shares.sum()
