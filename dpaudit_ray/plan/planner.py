@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator
 
 from ..errors import SpecError
-from ..models.base import PACK, Model
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 from . import claims, inputs, preparing, provenance
@@ -75,14 +74,6 @@ def _declared(trials: int, before: tuple[int, ...], extends: bool) -> tuple[int,
     if trials in before[-1:]:
         return before
     return (*before, trials) if extends else (*before[:-1], trials)
-
-
-def earlier_pack_size(cell: Cell, sweep: Sweep) -> int:
-    """As versions up to 0.1.0 had it, in whose plans large models came in packs of 256, too."""
-    canaries, model = cell.adversary.canaries, getattr(cell.mechanism, "model", None)
-    if sweep.resources.pack_size != "auto" or not isinstance(model, Model):
-        return pack_size(cell, sweep)
-    return max(PACK // canaries, 1) * canaries
 
 
 def pack_size(cell: Cell, sweep: Sweep) -> int:

@@ -158,14 +158,13 @@ def _packs(audit: PlannedAudit, cell: Cell, sweep: Sweep) -> tuple[Bounds, ...]:
 
     A number that was raised before a trial was seen has left a short pack and no other trace.
     """
-    size, before = planner.pack_size(cell, sweep), planner.earlier_pack_size(cell, sweep)
-    lengths = {first: last - first + 1 for first, last in audit.packs}
+    size = planner.pack_size(cell, sweep)
     short = [last + 1 for first, last in audit.packs[:-1] if last - first + 1 < size]
     raised = short if len(short) == len(audit.declared) == 1 else ()
     packs: list[Bounds] = []
     for trials in sorted({*audit.declared, *raised}):
         start = packs[-1][1] + 1 if packs else 0
-        packs += planner.cut(start, trials, before if lengths.get(start, 0) > size else size)
+        packs += planner.cut(start, trials, size)
     return tuple(packs)
 
 
