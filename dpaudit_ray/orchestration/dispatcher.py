@@ -206,9 +206,7 @@ class Dispatcher:
         self._pool.changed(worker)
         return pack
 
-    def _greeted(
-        self, worker: Worker, node: str, address: str, machine: Machine | None = None
-    ) -> None:
+    def _greeted(self, worker: Worker, node: str, address: str, machine: Machine) -> None:
         """A trainer has its place, where it may stay if it would compute what the driver would."""
         worker.node, worker.address = node, address
         self._pool.changed(worker)

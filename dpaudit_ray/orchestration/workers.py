@@ -492,7 +492,7 @@ class MachineCompatibility:
         on_cpu = sweep.resources.num_gpus == 0
         grouped = threads(sweep) > 1 and on_cpu and any(c.mechanism.uses_torch for c in sweep.cells)
         self._grouping = f", {threads(sweep)} threads" if grouped else ""
-        self._code = plan.code[-1] if plan.code else None
+        self._code = plan.code[-1]
         self._run, self._tell = work.run, work.tell
         self._kinds = recorded_machines(work.run)
         self._mixing_told = False
@@ -500,13 +500,11 @@ class MachineCompatibility:
     @property
     def modules(self) -> tuple[str, ...]:
         """The user's, which a machine is to be asked about."""
-        return tuple(self._code.modules) if self._code else ()
+        return tuple(self._code.modules)
 
-    def admit(self, address: str, machine: Machine | None) -> str | None:
+    def admit(self, address: str, machine: Machine) -> str | None:
         """Takes what a trainer says of its machine; why it may not train, None where it may."""
-        if machine is None:
-            return "it has an older version of dpaudit"
-        if self._code is not None and (why := provenance.unlike(self._code, machine)):
+        if why := provenance.unlike(self._code, machine):
             return why
         kind = machine.device + self._grouping
         if address not in self._kinds.setdefault(kind, []):

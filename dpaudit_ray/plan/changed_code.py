@@ -41,15 +41,10 @@ def followed(
         ChangedCodeError: trials were computed by other code, and that is not accepted.
     """
     before = previous.code
-    if plan.code is None:
-        return plan
-    if before is not None and before[-1] == plan.code[-1]:
+    if before[-1] == plan.code[-1]:
         return dataclasses.replace(plan, code=before)
     begun = _begun(plan, run)
     if not begun:
-        return plan
-    if before is None:
-        tell(f"{run.location}: it was not recorded by which code; from now on it is")
         return plan
     then, now = before[-1], plan.code[-1]
     remains = next(plan.remaining(run), None) is not None

@@ -121,16 +121,13 @@ class PlannedAudit:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All audits of a sweep, the files it reads, and what computed its trials, in turn.
-
-    The last two are None where they were not recorded.
-    """
+    """All audits of a sweep, the files it reads, and what computed its trials, in turn."""
 
     seed: int
     fingerprint: str
     audits: tuple[PlannedAudit, ...]
-    data: tuple[InputFile, ...] | None = None
-    code: Annotated[tuple[Code, ...], Field(min_length=1)] | None = None
+    data: tuple[InputFile, ...]
+    code: Annotated[tuple[Code, ...], Field(min_length=1)]
 
     @property
     def trials(self) -> int:

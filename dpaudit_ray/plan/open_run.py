@@ -72,11 +72,9 @@ def preview(
     pairs = zip(sweep.cells, previous.audits, strict=True)
     raised = any(cell.audit.trials > audit.trials for cell, audit in pairs)
     plan = make(sweep, previous, extends=raised and bool(changed_code.trials_seen(previous, run)))
-    before, now = previous.data, plan.data  # a record without digests is taken on trust
-    difference = None if before is None or now is None else inputs.other(before, now)
-    if difference:
+    if difference := inputs.other(previous.data, plan.data):
         raise RunDirectoryError(f"{run.location} was run on other data ({difference}); {RESTORE}")
-    plan = dataclasses.replace(plan, data=before)
+    plan = dataclasses.replace(plan, data=previous.data)
     return changed_code.followed(sweep, plan, previous, run, accept_changed_code, tell)
 
 

@@ -146,15 +146,10 @@ def _changes_of_cells(left: Run, right: Run, i: int, j: int) -> Iterator[Change]
 
 def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
     """What computed the last trials of each: versions, modules of the user's, machine, data."""
-    old, new = (
-        dataclasses.asdict(run.plan.code[-1]) if run.plan.code else None for run in (left, right)
-    )
+    old, new = (dataclasses.asdict(run.plan.code[-1]) for run in (left, right))
     for key, before, now in differences(old, new):
-        if key:
-            yield f"{key} {before or 'none'!s:.60} -> {now or 'none'!s:.60}"
-        else:
-            yield "it was not recorded by which code one of them was run"
-    digests = [{file.sha256 for file in run.plan.data or ()} for run in (left, right)]
+        yield f"{key} {before or 'none'!s:.60} -> {now or 'none'!s:.60}"
+    digests = [{file.sha256 for file in run.plan.data} for run in (left, right)]
     if digests[0] != digests[1]:
         yield "the files that they read have other contents"
 

@@ -35,7 +35,7 @@ def machines(run: RunDirectory, tiny: dict) -> Opened:
     def opened(told: list[str] | None = None, **resources: float) -> MachineCompatibility:
         sweep = from_raw(tiny | {"resources": resources})
         tell = ([] if told is None else told).append
-        return MachineCompatibility(Work(sweep, Plan(0, "", (), None, (CODE,)), run, 0, tell))
+        return MachineCompatibility(Work(sweep, Plan(0, "", (), (), (CODE,)), run, 0, tell))
 
     return opened
 
@@ -53,7 +53,6 @@ def machine(device: str = "Abacus", own: str | None = "a" * 64, **versions: str)
         (machine(torch="2.1"), "it has torch 2.1, the driver 2"),
         (machine(numba="4"), "it has numba 4, the driver 3"),
         (machine(dpaudit="2"), "it has dpaudit 2, the driver 1"),
-        (None, "it has an older version of dpaudit"),
         (
             machine(own="b" * 64),
             "own has SHA-256 bbbbbbbbbbbb... there, SHA-256 aaaaaaaaaaaa... where the driver runs",

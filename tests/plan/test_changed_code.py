@@ -220,22 +220,6 @@ def test_a_run_of_which_nothing_was_computed_takes_the_code_as_it_is(sweep, fold
     assert "mixed-code" not in outcome.out
 
 
-def test_a_run_from_before_resumes_with_a_line(sweep, folder):
-    assert run(sweep).code == 0
-    file = folder / "runs/own/plan.json"
-    raw = plan(sweep)
-    del raw["code"]
-    file.write_text(json.dumps(raw))
-    changed(folder)
-    outcome = run(sweep, *EXTENDED)
-    assert outcome.code == 0, outcome.err
-    assert outcome.err == (
-        f"dpaudit: {folder}/runs/own: it was not recorded by which code; from now on it is\n"
-        "dpaudit: resuming at 40 of 80 trials\n"
-    )
-    assert len(plan(sweep)["code"]) == 1
-
-
 def test_another_version_of_a_package_is_refused_where_trials_are_left(sweep, monkeypatch):
     assert run(sweep).code == 0
     here = provenance.here()

@@ -73,17 +73,6 @@ def test_the_same_data_elsewhere_are_the_same(reading, tmp_path):
     assert json.loads(plan_file(tmp_path).read_text())["data"] == json.loads(plan)["data"]
 
 
-def test_a_run_from_before_digests_resumes_on_trust(reading, tmp_path):
-    sweep = write_sweep(tmp_path, reading)
-    assert inline(sweep, tmp_path).code == 0
-    old = json.loads(plan_file(tmp_path).read_text())
-    del old["data"]
-    plan_file(tmp_path).write_text(json.dumps(old))
-    write_data(tmp_path / "data.npz", seed=1)
-    assert inline(sweep, tmp_path, "--set", "audit.trials=30").code == 0
-    assert "data" not in json.loads(plan_file(tmp_path).read_text())
-
-
 @pytest.mark.parametrize("data", ["data.npz", ["data.npz"], [{"file": "data.npz"}]])
 def test_a_damaged_record_is_told(data, reading, tmp_path):
     sweep = write_sweep(tmp_path, reading)

@@ -134,7 +134,7 @@ def _planned(index: int, cell: Cell, given: Given, recorded: bool) -> dict[str, 
     fields: dict[str, Any] = {
         "label": printable(cell.label),
         "trials": cell.audit.trials if sampled and not untold else 0,
-        "mixed": audit.mixed and len(plan.code or ()) > 1,
+        "mixed": audit.mixed and len(plan.code) > 1,
     }
     if not cell.unread:
         fields |= {
@@ -143,8 +143,7 @@ def _planned(index: int, cell: Cell, given: Given, recorded: bool) -> dict[str, 
             "horizons": cell.horizons,
             "canaries": cell.canaries if sampled else 1,
         }
-        if plan.data is not None:
-            fields["preparation"] = preparing.planned(cell, sweep.seed, plan.data)
+        fields["preparation"] = preparing.planned(cell, sweep.seed, plan.data)
     if not cell.unread or sweep.resources.pack_size != "auto":
         fields["packs"] = _packs(audit, cell, sweep)
     if not recorded:
@@ -173,8 +172,7 @@ def _check_claims(index: int, given: Given, checked: Checked) -> None:
     audit, cell = given.plan.audits[index], given.sweep.cells[index]
     names, place = cell.audit.accountants, f"audits.{index}.claims"
     checked.compare(PLAN, ", ".join(audit.claims), ", ".join(names), audit.label, place)
-    versions = given.plan.code[-1].versions if given.plan.code else {}
-    other_version = versions.get("dpaudit", __version__) != __version__
+    other_version = given.plan.code[-1].versions.get("dpaudit", __version__) != __version__
     for name in names:
         if ":" in name and is_data(name):
             checked.cannot(f"claims by {name}", "they take code of its author's to tell")
@@ -199,14 +197,9 @@ def _check_claims(index: int, given: Given, checked: Checked) -> None:
 
 def _tell_provenance(sweep: Sweep, plan: Plan, checked: Checked) -> None:
     """Tells what ran, beside what is here; that is no difference."""
-    if plan.code is None:
-        checked.told.append("it was not recorded by which code it was run")
-    else:
-        grave, harmless = provenance.changes(plan.code[-1], provenance.sweep_code(sweep))
-        if grave or harmless:
-            checked.told.append(f"other code or machine here: {'; '.join((*grave, *harmless))}")
-    if plan.data is None:
-        return
+    grave, harmless = provenance.changes(plan.code[-1], provenance.sweep_code(sweep))
+    if grave or harmless:
+        checked.told.append(f"other code or machine here: {'; '.join((*grave, *harmless))}")
     try:
         here = {file.sha256 for file in inputs.input_files(sweep)}
     except DpauditError as error:
