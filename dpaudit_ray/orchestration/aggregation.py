@@ -511,9 +511,7 @@ class Estimates:
         prepared: Callable[[], tuple[Arrays, ...]] = tuple,
     ) -> None:
         self._audit, self._cell, self._prepared = audit, cell, prepared
-        self._exact_bounds: dict[int, tuple[Estimate, ...]] | None = (
-            None  # by horizon, once prepared
-        )
+        self._exact_bounds: dict[int, tuple[Estimate, ...]] | None = None  # by horizon
         self._specs = specs = self._estimators()
         self._each = self._level(budget)
         self._states = [[self._made(spec, step) for spec in specs] for step in audit.horizons]
