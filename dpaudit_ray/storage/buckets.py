@@ -108,14 +108,6 @@ class Bucket:
         with passage(), contextlib.suppress(FileNotFoundError):
             self._ask(obstore.delete, name)
 
-    def exists(self, name: str) -> bool:
-        """Whether there is such an object."""
-        try:
-            self._ask(obstore.head, name)
-        except FileNotFoundError:
-            return False
-        return True
-
     def leads_out(self, name: str) -> bool:
         """Whether a link leads out of it: there are none."""
         return False

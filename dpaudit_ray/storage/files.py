@@ -78,10 +78,6 @@ class Folder:
         with passage():
             (self._root / name).unlink(missing_ok=True)
 
-    def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
-        return (self._root / name).is_file()
-
     def leads_out(self, name: str) -> bool:
         """Whether a link on the way to a file leads out of the folder."""
         return not (self._root / name).resolve().is_relative_to(self._root.resolve())

@@ -151,10 +151,7 @@ class RunDirectory(ScoreFiles):
     @property
     def complete(self) -> bool:
         """Whether _SUCCESS is present."""
-        try:
-            return self._patience(self._folder.exists, _SUCCESS)
-        except OSError as error:
-            raise self._unread(_SUCCESS, error) from error
+        return self._read(_SUCCESS) is not None
 
     def set_complete(self, complete: bool) -> None:
         """Writes or removes _SUCCESS."""

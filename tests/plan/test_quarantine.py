@@ -160,7 +160,7 @@ def test_what_cannot_be_read_now_is_not_to_be_deleted(what, tmp_path, monkeypatc
     def times_out(*_: Any, **__: Any) -> None:
         raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
-    for name in ("read", "names", "exists"):
+    for name in ("read", "names"):
         monkeypatch.setattr(Folder, name, times_out)
     with pytest.raises(StorageError) as error:
         READS[what](run)
