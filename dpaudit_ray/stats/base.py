@@ -52,9 +52,6 @@ class Estimator(ABC):
     # Which scores it takes.
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
     by_run: ClassVar[bool] = False  # judges trainings of several canaries as wholes
-    # Where it is used unasked; 0: nowhere.
-    curve_free_place: ClassVar[int] = 0  # among bounds that assume no curve: 1 speaks first
-    after_look_place: ClassVar[int] = 0  # among those added to an audit that is looked at
 
     @property
     def learns(self) -> bool:
@@ -108,6 +105,8 @@ class Estimator(ABC):
         return Status.CERTIFIED if math.isnan(mu) else Status.IF_GAUSSIAN
 
 
+# Bounds that assume no trade-off curve, the one first that speaks for an audit where it may.
+_CURVE_FREE = ("one-run", "eps-delta", "eps-delta-anytime")
 # Estimators of earlier versions, and what certifies more on the same trials.
 RETIRED = {"band": "accuracy", "katz": "eps-delta", "bayes": "eps-delta"}
 
@@ -358,14 +357,12 @@ def curve_free_method(one_run: bool = False, time_uniform: bool = False) -> str:
     With `one_run` it takes the canaries of one training, with `time_uniform` its bound holds at
     every number of trials.
     """
-    choice = [
-        cls
-        for cls in estimators().values()
-        if cls.curve_free_place
-        and (cls.one_run or not one_run)
-        and (cls.time_uniform() or not time_uniform)
-    ]
-    return min(choice, key=lambda cls: cls.curve_free_place).name
+    fitting = (
+        name
+        for name in _CURVE_FREE
+        if (cls := estimators()[name]).one_run >= one_run and cls.time_uniform() >= time_uniform
+    )
+    return next(fitting)
 
 
 def methods_after_a_look(by_run: bool) -> list[str]:
@@ -374,8 +371,7 @@ def methods_after_a_look(by_run: bool) -> list[str]:
     A bound on μ comes first, one without assumption second: these take over where a bound for a
     declared number of trials no longer holds. With `by_run`, for trainings of several canaries.
     """
-    added = [cls for cls in estimators().values() if cls.after_look_place and cls.by_run == by_run]
-    return [cls.name for cls in sorted(added, key=lambda cls: cls.after_look_place)]
+    return ["several-canaries"] if by_run else ["anytime", "eps-delta-anytime"]
 
 
 def curve_free(estimates: Iterable[Estimate]) -> Estimate | None:
@@ -384,10 +380,10 @@ def curve_free(estimates: Iterable[Estimate]) -> Estimate | None:
     Of `estimates` of one audit; None where all assume a curve. The choice is by method, made before
     any trial is seen: the larger of two bounds that hold at 95 % each holds at 90 %.
     """
-    places = {name: cls.curve_free_place for name, cls in estimators().items()}
     free = [estimate for estimate in estimates if estimate.curve_free]
-    # Others than those with a place come last; of equals, the one that is listed first.
-    return min(free, key=lambda e: places.get(e.method) or math.inf, default=None)
+    # Others come last; of equals, the one that is listed first.
+    places = {name: place for place, name in enumerate(_CURVE_FREE)}
+    return min(free, key=lambda e: places.get(e.method, len(places)), default=None)
 
 
 def assumption_free(

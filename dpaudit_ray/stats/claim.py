@@ -293,8 +293,6 @@ class EpsDeltaAnytime(Wagered, Estimator):
     name: ClassVar[str] = "eps-delta-anytime"
     status: ClassVar[Status] = Status.CERTIFIED
     interim_valid: ClassVar[bool] = True
-    curve_free_place: ClassVar[int] = 3
-    after_look_place: ClassVar[int] = 2
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         wagers, level = self._wagers, (delta, confidence)

@@ -166,7 +166,6 @@ class Anytime(Guesses):
     name: ClassVar[str] = "anytime"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True
-    after_look_place: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -92,7 +92,6 @@ class SeveralCanaries(Estimator):
     status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True
     by_run: ClassVar[bool] = True
-    after_look_place: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.curve not in ("gaussian", "any"):

@@ -132,7 +132,6 @@ class OneRun(Canaries, Estimator):
     name: ClassVar[str] = "one-run"
     status: ClassVar[Status] = Status.CERTIFIED
     one_run: ClassVar[bool] = True
-    curve_free_place: ClassVar[int] = 1
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         total, level = len(self._log), (delta, confidence)

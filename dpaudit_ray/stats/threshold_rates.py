@@ -174,7 +174,6 @@ class EpsDelta(AtOneThreshold, Estimator):
 
     name: ClassVar[str] = "eps-delta"
     status: ClassVar[Status] = Status.CERTIFIED
-    curve_free_place: ClassVar[int] = 2
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         level = (delta, confidence)
