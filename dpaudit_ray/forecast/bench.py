@@ -184,13 +184,14 @@ def measure(
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
             for name in models:
-                alone[name] = pool.submit(_opacus_as_it_comes, name, threads, repeats).result()
+                alone[name] = pool.submit(_opacus, name, threads, repeats, "cpu").result()
     trainings = {
         name: DpSgdTraining.prepare(_recipe(WORKLOADS[name]), seed=0, gpu=gpu) for name in models
     }
     rows = []
     for name, training in trainings.items():
-        same = _opacus(training, repeats) if beside else math.nan
+        device = str(training.initial.device)
+        same = _opacus(name, threads, repeats, device) if beside else math.nan
         usual = _fitting_packs(training.initial.nbytes) if gpu else (WORKLOADS[name].models,)
         tried = {n: _packed(training, n, repeats) for n in packs or usual}
         fastest = min(tried, key=tried.__getitem__)
@@ -207,8 +208,8 @@ def measure(
                 opacus_same_process_seconds=same,
             )
         )
-    device = torch.cuda.get_device_name() if gpu else _cpu_name()
-    return Benchmark(device, threads, gpu, _matmul(training.initial.device, repeats), tuple(rows))
+    machine = torch.cuda.get_device_name() if gpu else _cpu_name()
+    return Benchmark(machine, threads, gpu, _matmul(training.initial.device, repeats), tuple(rows))
 
 
 def _recipe(work: Workload) -> Recipe:
@@ -253,16 +254,8 @@ def _packed(training: DpSgdTraining, models: int, repeats: int) -> float:
     return _step_seconds(steps, theta, (training.x, training.y), repeats) / models
 
 
-def _opacus(training: DpSgdTraining, repeats: int) -> float:
-    from ..mechanisms.dp_sgd.steps import OpacusSteps
-
-    steps = OpacusSteps(training.recipe, training.module, 0, training.initial.device)
-    theta = training.initial[None].clone()
-    return _step_seconds(steps, theta, (training.x, training.y), repeats)
-
-
-def _opacus_as_it_comes(name: str, threads: int, repeats: int) -> float:
-    """Opacus with the allocator as it is: `DpSgdTraining` would change that."""
+def _opacus(name: str, threads: int, repeats: int, device: str) -> float:
+    """Opacus with the allocator as it is in this process: `DpSgdTraining` changes it."""
     import torch
 
     from ..mechanisms.dp_sgd.initialization import network
@@ -272,11 +265,11 @@ def _opacus_as_it_comes(name: str, threads: int, repeats: int) -> float:
     work = WORKLOADS[name]
     recipe = _recipe(work)
     data = recipe.data.load()
-    module = network(recipe.model, work.shape, work.classes, 0)
+    module = network(recipe.model, work.shape, work.classes, 0).to(device)
     theta = torch.nn.utils.parameters_to_vector(module.parameters()).detach()[None]
     steps = OpacusSteps(recipe, module, 0, theta.device)
-    records = torch.from_numpy(data.x.copy()), torch.from_numpy(data.y.copy())
-    return _step_seconds(steps, theta, records, repeats)
+    x, y = (torch.from_numpy(values.copy()).to(device) for values in (data.x, data.y))
+    return _step_seconds(steps, theta, (x, y), repeats)
 
 
 def _step_seconds(
