@@ -79,14 +79,11 @@ def find(name: str) -> Accountant:
     named = accountants()
     if name in named:
         return named[name]
-    if name in ("gdp", "clt"):
-        raise ValueError(
-            f"accountant {name!r} is a central-limit approximation, not an upper bound; "
-            f"use one of {', '.join(named)}, or accounting.clt_epsilon to look at it"
-        )
     if ":" not in name:
+        central = ", a central-limit approximation, not an upper bound" * (name in ("gdp", "clt"))
         raise ValueError(
             f"accountant must be one of {', '.join(named)}, or package.module:Class, got {name!r}"
+            f"{central}"
         )
     return _instance(imports.subclass(Accountant, name, "accountant"))
 
