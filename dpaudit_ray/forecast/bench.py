@@ -27,6 +27,7 @@ from ..mechanisms.base import Mechanism
 from ..mechanisms.dp_sgd import DpSgd
 from ..mechanisms.dp_sgd.recipe import Recipe
 from ..models.base import Model
+from ..plan import provenance
 from ..plugins import parse
 from ..sweep.resources import ResourceSpec
 
@@ -208,8 +209,8 @@ def measure(
                 opacus_same_process_seconds=same,
             )
         )
-    machine = torch.cuda.get_device_name() if gpu else _cpu_name()
-    return Benchmark(machine, threads, gpu, _matmul(training.initial.device, repeats), tuple(rows))
+    product = _matmul(training.initial.device, repeats)
+    return Benchmark(provenance.device(gpu), threads, gpu, product, tuple(rows))
 
 
 def _recipe(work: Workload) -> Recipe:
@@ -316,12 +317,3 @@ def _matmul(device: torch.device, repeats: int) -> float:
     side = _SIDE if device.type == "cpu" else _SIDE_ON_GPU
     a = torch.randn(side, side, device=device)
     return 2 * side**3 / _median_seconds(lambda: a @ a, device, repeats)
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else "CPU"
