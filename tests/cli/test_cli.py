@@ -19,9 +19,7 @@ import torch
 
 from dpaudit_ray import __version__
 from dpaudit_ray import plan as planning
-from dpaudit_ray.errors import ClusterError
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.orchestration.driver import Driver
 from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
@@ -228,15 +226,6 @@ def test_storage_that_fails_later_ends_in_exit_4(sweep, tmp_path, monkeypatch):
     assert "(No space left on device); free or repair the storage, then run the same" in outcome.err
     assert list(tmp_path.rglob("*.tmp")) == []
     assert inline(sweep, tmp_path).code == 0
-
-
-def test_a_lost_cluster_ends_in_exit_4(sweep, tmp_path, monkeypatch):
-    def lost(_: Driver) -> None:
-        raise ClusterError("lost 9 packs to\ndying workers")
-
-    monkeypatch.setattr(Driver, "run", lost)
-    outcome = inline(sweep, tmp_path)
-    assert (outcome.code, outcome.err) == (4, "dpaudit: lost 9 packs to dying workers\n")
 
 
 def test_the_file_of_an_extended_run_can_be_run_again(finished, sweep):
