@@ -133,8 +133,9 @@ def judge(run: Run, thorough: bool = True) -> RunVerdict:
     confidence = min(cell.audit.confidence for cell in run.sweep.cells)
     sampled = [index for index, cell in enumerate(run.sweep.cells) if cell.mechanism.sampled]
     alpha = (1 - confidence) / max(len(sampled), 1)
-    tests = {index: _test(run, index) for index in sampled}
-    audits = {index: _judge_audit(run, index, tests[index], alpha, thorough) for index in sampled}
+    tests, audits = dict[int, Test](), dict[int, AuditVerdict]()
+    for index in sampled:
+        tests[index], audits[index] = _judge_audit(run, index, alpha, thorough)
     exact = {i: _judge_exact(run, i) for i in range(len(run.plan.audits)) if i not in audits}
     weak = [index for index, audit in audits.items() if audit.weak]
     if weak:
@@ -188,24 +189,20 @@ def _judge_exact(run: Run, index: int) -> ExactVerdict:
     return ExactVerdict(audit.label, verdict, claim, accountant, epsilon, step)
 
 
-def _test(run: Run, index: int) -> Test:
-    """The claim test after all trials of the prefix, looking after every pack."""
+def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Test, AuditVerdict]:
+    """The claim test after all trials of the prefix, looking after every pack, and what it says.
+
+    `alpha` is the error that this audit may spend.
+    """
     audit, cell = run.plan.audits[index], run.sweep.cells[index]
     claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
-    family = claims.curves(claimed, next(iter(audit.claims)), cell.audit.delta)
-    test = claims.test(audit, family(claimed.noise_multiplier))
+    noise, accountant = claimed.noise_multiplier, next(iter(audit.claims))
+    family = claims.curves(claimed, accountant, cell.audit.delta)
+    test = claims.test(audit, family(noise))
     for pack in score_stream.up_to_looks(audit, run.prefix(audit), lambda: test.due):
         score_stream.feed(test, pack)
         test.look()
     test.look(now=True)
-    return test
-
-
-def _judge_audit(run: Run, index: int, test: Test, alpha: float, thorough: bool) -> AuditVerdict:
-    """`alpha` is the error that this audit may spend."""
-    audit, cell = run.plan.audits[index], run.sweep.cells[index]
-    claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
-    noise, accountant = claimed.noise_multiplier, next(iter(audit.claims))
     refuted_after, done = test.refuted_after(alpha), test.trials == audit.trials
     chance = chance_to_refute(test, alpha) if done or thorough else 0.0
     above, strong = run.above(audit), chance >= REQUIRED_POWER
@@ -215,9 +212,8 @@ def _judge_audit(run: Run, index: int, test: Test, alpha: float, thorough: bool)
     elif done and strong and not (test.lopsided or audit.mixed or above):
         verdict = Verdict.CONSISTENT
     if thorough or verdict is Verdict.VIOLATION:
-        family = claims.curves(claimed, accountant, cell.audit.delta)
         effective_noise = test.effective_noise(family, noise, alpha)
-    return AuditVerdict(
+    return test, AuditVerdict(
         label=audit.label,
         verdict=verdict,
         claim=audit.claim,

@@ -322,7 +322,7 @@ def test_a_verdict_looks_after_packs_and_not_after_files(tmp_path, monkeypatch):
         )[1],
     )
     opened_run = Run.open(run.location)
-    fast = verdict._test(opened_run, 0)
+    fast, _ = verdict._judge_audit(opened_run, 0, alpha=0.05, thorough=False)
     looks, seen[:] = list(seen), []
     curve = fast.curve
     slow = ClaimTest(curve, plan.audits[0].declared[0])
