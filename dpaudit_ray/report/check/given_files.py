@@ -78,12 +78,13 @@ def read(run: RunDirectory, checked: Checked) -> Given | None:
         derived = {"fingerprint": sweep.fingerprint, "seed": sweep.seed, "audits": len(sweep.cells)}
         checked.compare(PLAN, stored, derived)
         if checked.different == before:
-            return _hold_together(run, sweep, plan, checked)
+            return _check_all(run, sweep, plan, checked)
     checked.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
     return None
 
 
-def _hold_together(run: RunDirectory, sweep: Sweep, plan: Plan, checked: Checked) -> Given:
+def _check_all(run: RunDirectory, sweep: Sweep, plan: Plan, checked: Checked) -> Given:
+    """Checks every audit by itself: its plan, its preparation and its scores."""
     if any(cell.unread for cell in sweep.cells):
         checked.cannot(f"the fingerprint of {SWEEP}", "takes code of its author's to tell")
     given = Given(run, plan_consistency.filled(sweep, plan, run), plan, set())
