@@ -239,12 +239,11 @@ def show_plan(name: str, outlook: Outlook) -> None:
          duration(a.seconds) if a.sampled else None)
         for a in outlook.audits
     ]  # fmt: skip
-    terminal.show_table(
-        f"{name}: {outlook.trials:,} trials in {outlook.packs:,} packs, "
-        f"{outlook.packs_done:,} packs done",
-        columns,
-        rows,
-    )
+    trials = sum(audit.trials for audit in outlook.audits)
+    packs = sum(audit.packs for audit in outlook.audits)
+    done = sum(audit.packs_done for audit in outlook.audits)
+    title = f"{name}: {trials:,} trials in {packs:,} packs, {done:,} packs done"
+    terminal.show_table(title, columns, rows)
     sampled = [audit for audit in outlook.audits if audit.sampled]
     if sampled:
         terminal.explain(
@@ -270,7 +269,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
         terminal.explain("time ?: packs can be timed once what they wait for is done")
     if sampled:
         terminal.say(
-            f"left to do: about {duration(outlook.wall_seconds)} on this machine with "
+            f"left to do: about {duration(outlook.seconds / outlook.workers)} on this machine with "
             f"{plural(outlook.workers, 'trainer')}, {duration(outlook.seconds)} with one"
         )
     if exact := len(outlook.audits) - len(sampled):

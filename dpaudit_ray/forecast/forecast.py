@@ -80,29 +80,9 @@ class Outlook:
     preparations: tuple[PreparationOutlook, ...] = ()
 
     @property
-    def trials(self) -> int:
-        """Planned trials."""
-        return sum(a.trials for a in self.audits)
-
-    @property
-    def packs(self) -> int:
-        """Planned packs."""
-        return sum(a.packs for a in self.audits)
-
-    @property
-    def packs_done(self) -> int:
-        """Finished packs."""
-        return sum(a.packs_done for a in self.audits)
-
-    @property
     def seconds(self) -> float:
         """Trainer seconds that are left."""
         return sum(a.seconds for a in self.audits) + sum(p.seconds for p in self.preparations)
-
-    @property
-    def wall_seconds(self) -> float:
-        """Seconds that are left with all trainers at work."""
-        return self.seconds / self.workers
 
 
 def forecast(
