@@ -38,11 +38,6 @@ class AuditAnswer:
     verdict: Verdict
     reason: str
 
-    @property
-    def violates(self) -> bool:
-        """Whether its claim is refuted."""
-        return self.verdict is Verdict.VIOLATION
-
 
 @dataclasses.dataclass(frozen=True)
 class Answer:

@@ -53,10 +53,8 @@ class Estimator(ABC):
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
     by_run: ClassVar[bool] = False  # judges trainings of several canaries as wholes
 
-    @property
-    def learns(self) -> bool:
-        """Whether trials are guessed by the bits of earlier ones: then their order matters."""
-        return True
+    # Whether trials are guessed by the bits of earlier ones: then their order matters.
+    learns = True
 
     @classmethod
     def time_uniform(cls) -> bool:

@@ -144,13 +144,9 @@ class Wagers:
             self.epochs.append(np.zeros(OUTCOMES, dtype=np.int64))
 
     def _count(self, outcomes: npt.NDArray[np.int64]) -> None:
-        if self.epochs and self._has_thresholds:
+        # Before an epoch knows where scores lie, no trial is guessed.
+        if self.epochs and not (math.isnan(self.centre) or math.isnan(self.spread)):
             self.epochs[-1] += np.bincount(outcomes, minlength=OUTCOMES)
-
-    @property
-    def _has_thresholds(self) -> bool:
-        """Whether this epoch of bets knows where scores lie: before that, no trial is guessed."""
-        return not (math.isnan(self.centre) or math.isnan(self.spread))
 
     def _outcomes(self, scores: Scores, members: Members) -> npt.NDArray[np.int64]:
         """Number of the outcome of each trial, int64 [n], below OUTCOMES."""

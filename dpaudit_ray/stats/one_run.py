@@ -77,12 +77,8 @@ class Canaries(Logged):
             raise ValueError(
                 "guesses of two kinds are for several canaries in each training, 1 or more; use one"
             )
+        self.learns = self.independent  # canaries of one training have no order
         super().__post_init__()
-
-    @property
-    def learns(self) -> bool:
-        """On independent trainings; canaries of one have no order."""
-        return self.independent
 
     def _of_one_training(
         self, lower: Callable[[int, int, float], float], confidence: float

@@ -56,10 +56,7 @@ class OneRunAdaptive(Logged, Estimator):
     status: ClassVar[Status] = Status.CERTIFIED
     one_run: ClassVar[bool] = True
 
-    @property
-    def learns(self) -> bool:
-        """Each canary is guessed by the bits of those before it."""
-        return True
+    learns = True  # each canary is guessed by the bits of those before it
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         scores, members = self._log.arrays()

@@ -108,12 +108,8 @@ class AtOneThreshold(Logged):
             raise ValueError(f"calibration must lie in (0, 1), got {self.calibration}")
         if (self.threshold == "fixed") != math.isfinite(self.value):
             raise ValueError(f"threshold: fixed goes with a finite value, got {self.value}")
+        self.learns = self.threshold != "fixed"
         super().__post_init__()
-
-    @property
-    def learns(self) -> bool:
-        """Unless the threshold was registered beforehand."""
-        return self.threshold != "fixed"
 
     def _judge(self, gain: Gain, alpha: float) -> tuple[float, float]:
         """What the threshold that gains most on the earlier trials shows on the later ones.

@@ -56,13 +56,10 @@ class TrialLog:
 class Logged:
     """Mixin: an estimator that keeps every trial, and learns nothing from the order of the bits."""
 
+    learns = False  # guesses, ranks and thresholds are functions of all trials at once
+
     def __post_init__(self) -> None:
         self._log = TrialLog()
-
-    @property
-    def learns(self) -> bool:
-        """False: guesses, ranks and thresholds are functions of all trials at once."""
-        return False
 
     def _fold(self, scores: Scores, members: Members) -> None:
         self._log.append(scores, members)
