@@ -175,11 +175,6 @@ class Profile:
     epsilons: Floats
     claim: Curve
 
-    @property
-    def gaussian(self) -> bool:
-        """False when no single μ fits: then no ε converted from a μ should be believed."""
-        return self.mu.gaussian
-
     @classmethod
     def from_trials(cls, cell: Cell, audit: PlannedAudit, trials: Trials) -> Profile:
         """Computes the curves from an audit's scores at its last step."""

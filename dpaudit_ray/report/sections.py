@@ -112,7 +112,7 @@ def _profile(view: AuditView) -> Content:
     return {
         "hits": HitRate.from_trials(trials, view.cell.audit.confidence, most),
         "profile": view.drawn(one_audit.profile_figure(curves), "-profile"),
-        "gaussian": curves.gaussian,
+        "gaussian": curves.mu.gaussian,
         "saturated": curves.tradeoff.saturated,
         "fit": curves.tradeoff.mu,
         "gap": curves.tradeoff.gap,
