@@ -143,13 +143,12 @@ def events_epsilon(
         return find("pld").composed(parts, delta)[2]
 
 
-def noise_multiplier(  # noqa: PLR0913 (what a training is, by name)
+def noise_multiplier(
     epsilon: float,
     steps: int,
     delta: float,
     sample_rate: float = 1.0,
     accountant: str = "gaussian",
-    adjacency: str = Adjacency.ADD_REMOVE,
     tolerance: float = 0.01,
     *,
     sampling: str = Sampling.POISSON,
@@ -161,12 +160,11 @@ def noise_multiplier(  # noqa: PLR0913 (what a training is, by name)
     Raises ValueError for a value outside its bounds, or no noise up to 1e6 reaches `epsilon`.
     """
     in_unit("delta", delta)
-    training = Training(1.0, steps, sample_rate, adjacency, sampling)
+    training = Training(1.0, steps, sample_rate, sampling=sampling)
     fixed = training.unamplified
     if accountant == "gaussian" and fixed.sample_rate == 1:
         _check_target(epsilon, tolerance)
-        sensitivity = 2 if adjacency == Adjacency.REPLACE else 1
-        return sensitivity * math.sqrt(fixed.steps) / float(gdp.mu(epsilon, delta))
+        return math.sqrt(fixed.steps) / float(gdp.mu(epsilon, delta))
 
     def claim(noise: float) -> float:
         with_noise = dataclasses.replace(training, noise_multiplier=noise)
