@@ -13,7 +13,6 @@ binomial, because trainings are alike and independent (Berger, Boos 1994 for suc
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 
@@ -70,10 +69,10 @@ class DeclaredTest:
 
         A true claim is ever refuted with probability `alpha` at most.
         """
-        boundary = _Boundary.from_claim(curve, self._ends, alpha * _SHARE)
-        weighed = zip(boundary.weights, self._groups, strict=False)
+        weights_of_looks, limits = boundary(curve, self._ends, alpha * _SHARE)
+        weighed = zip(weights_of_looks, self._groups, strict=False)
         costs = np.cumsum([weights.cost(mistakes) for weights, mistakes in weighed])
-        over = np.flatnonzero(costs <= boundary.limits[: len(costs)])
+        over = np.flatnonzero(costs <= limits[: len(costs)])
         if len(over):
             return self._ends[int(over[0])]
         rest = (1 - _SHARE) * alpha
@@ -106,31 +105,26 @@ class DeclaredTest:
         return one_sided_p_value(Responses.from_curve(curve), counts, _RARE * alpha)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Boundary:
-    """Boundary of a claim: costs of at most `limits`, int64 [looks], refute it; -1: none does."""
+@functools.lru_cache(maxsize=1024)
+def boundary(
+    claim: Curve, ends: tuple[int, ...], alpha: float
+) -> tuple[tuple[Weights, ...], npt.NDArray[np.int64]]:
+    """Weights of mistakes at each look, and costs, int64 [looks], that refute the claim; -1: none.
 
-    weights: tuple[Weights, ...]
-    limits: npt.NDArray[np.int64]
-
-    @classmethod
-    @functools.lru_cache(maxsize=1024)
-    def from_claim(cls, claim: Curve, ends: tuple[int, ...], alpha: float) -> _Boundary:
-        """Boundary that the claim's worst mechanism ever crosses with probability alpha at most.
-
-        By each look as much is spent as a single look there would with a boundary of this shape.
-        """
-        parts = [distribution(int(size), claim) for size in np.diff([0, *ends])]
-        shares = np.array(ends) / ends[-1]
-        due = special.ndtr(special.ndtri(alpha) * shares**-_SHAPE)
-        path, spent, limits = Costs(0, np.ones(1)), 0.0, []
-        for (_, costs), allowed in zip(parts, due, strict=True):
-            path = path.plus(costs)
-            over = int(np.searchsorted(spent + path.below, allowed, side="right"))
-            limits.append(path.first + over - 1 if over else -1)
-            spent += float(path.chances[:over].sum())
-            path = path.above(over)
-        return cls(tuple(weights for weights, _ in parts), np.array(limits))
+    The claim's worst mechanism ever has costs that low with probability alpha at most. By each look
+    as much is spent as a single look there would with a boundary of this shape.
+    """
+    parts = [distribution(int(size), claim) for size in np.diff([0, *ends])]
+    shares = np.array(ends) / ends[-1]
+    due = special.ndtr(special.ndtri(alpha) * shares**-_SHAPE)
+    path, spent, limits = Costs(0, np.ones(1)), 0.0, []
+    for (_, costs), allowed in zip(parts, due, strict=True):
+        path = path.plus(costs)
+        over = int(np.searchsorted(spent + path.below, allowed, side="right"))
+        limits.append(path.first + over - 1 if over else -1)
+        spent += float(path.chances[:over].sum())
+        path = path.above(over)
+    return tuple(weights for weights, _ in parts), np.array(limits)
 
 
 def one_sided_p_value(responses: Responses, counts: tuple[int, int, int], rare: float) -> float:

@@ -10,7 +10,7 @@ from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats.claim import LOSSES, OUTCOMES, PLAIN, WINS, Claim, Portfolio, Wagers
 from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import Curve, Responses, gaussian
-from dpaudit_ray.stats.fixed_horizon import DeclaredTest, _Boundary
+from dpaudit_ray.stats.fixed_horizon import DeclaredTest, boundary
 from tests.long import LONG
 from tests.stats.reference import drawn_costs, gaussian_trials
 
@@ -141,10 +141,10 @@ def test_the_declared_looks_err_at_every_level_no_more_than_they_may(size, mu):
     levels = (0.05, 0.01, 1e-3, 1e-4, 1e-5)
     found = dict.fromkeys(levels, 0)
     for _ in range(20):
-        groups = _Boundary.from_claim(key, ends, 0.05).weights
+        groups = boundary(key, ends, 0.05)[0]
         paths = np.cumsum([drawn_costs(one, coins, draws // 20, rng) for one in groups], axis=0)
         for alpha in levels:
-            limits = _Boundary.from_claim(key, ends, alpha).limits
+            _, limits = boundary(key, ends, alpha)
             found[alpha] += int((paths <= limits[:, None]).any(axis=0).sum())
     for alpha, wrong in found.items():
         assert wrong == 0 or special.bdtrc(wrong - 1, draws, alpha) > 1e-5
