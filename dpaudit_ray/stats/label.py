@@ -69,7 +69,9 @@ def bounds(
     Raises ValueError for shapes that do not fit, or a value outside its bounds.
     """
     columns, p, y = _checked(features, probabilities, labels)
-    _check_noise(clip_norm, noise_multiplier)
+    for name, value in (("clip_norm", clip_norm), ("noise_multiplier", noise_multiplier)):
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}")
     if not 0 <= delta < 1:
         raise ValueError(f"delta must lie in [0, 1), got {delta}")
     gram = columns.T @ columns
@@ -199,10 +201,3 @@ def _checked(
     if not np.all((y == 0) | (y == 1)):
         raise ValueError(f"labels must be 0 or 1, got {y.tolist()}")
     return columns, p, y
-
-
-def _check_noise(clip_norm: float, noise_multiplier: float) -> None:
-    if not clip_norm > 0:
-        raise ValueError(f"clip_norm must be positive, got {clip_norm}")
-    if not noise_multiplier > 0:
-        raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}")
