@@ -282,7 +282,6 @@ class AuditState:
         there = compaction.resolved(self._audit.packs, files)
         self._finished = compaction.packs_of(self._audit, there)
         self._missed = given_up - self._finished
-        self._there = self._finished | self._missed
         self._done = sum(last - first + 1 for first, last in self._finished)
         self.folded = 0  # packs of the prefix
         self._estimates = opened.estimates(index)
@@ -317,7 +316,6 @@ class AuditState:
         if self.holds(pack):
             return False
         self._finished.add((pack.first, pack.last))
-        self._there.add((pack.first, pack.last))
         self._done += pack.size
         if self.decided is None:
             self._recent.put(self, scores)
@@ -329,7 +327,6 @@ class AuditState:
         if self.holds(pack):
             return
         self._missed.add((pack.first, pack.last))
-        self._there.add((pack.first, pack.last))
         if self.decided is None:
             self._go_on()
 
@@ -390,8 +387,9 @@ class AuditState:
 
     def _next(self) -> Iterable[Stretch]:
         numbers = range(self.folded, len(self._audit.packs))
-        ready = itertools.takewhile(lambda n: self._audit.packs[n] in self._there, numbers)
-        some = [(n, self._audit.packs[n]) for n in itertools.islice(ready, compaction.FEWEST)]
+        packs, stored, missed = self._audit.packs, self._finished, self._missed
+        ready = itertools.takewhile(lambda n: packs[n] in stored or packs[n] in missed, numbers)
+        some = [(n, packs[n]) for n in itertools.islice(ready, compaction.FEWEST)]
         if len(some) == compaction.FEWEST:  # they waited for a late one; some may be gathered
             there = compaction.stored(self._run, self._audit)
             return compaction.prefix(self._audit, there, self._missed, self.folded)
