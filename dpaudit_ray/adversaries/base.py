@@ -188,12 +188,11 @@ class ShadowPlan:
     """Shadow models that an adversary needs trained before any trial: so many, in packs.
 
     They are trained as the private models are, on `data`, or on records in reserve where that is
-    None. Records of `data` that are private too are refused, unless `allow_overlap`.
+    None. Records of `data` that are private too are refused.
     """
 
     models: int
     data: Data | None = None
-    allow_overlap: bool = False
 
     @property
     def parts(self) -> int:

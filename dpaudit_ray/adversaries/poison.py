@@ -38,15 +38,14 @@ class Poisoner(Adversary):
     not trained on: so it stays an input that a record could have.
 
     Shadows are trained as the private models are, on `shadow_data`, or on half of the data, which
-    is then not private. Records of `shadow_data` that are private too are refused, unless
-    `allow_overlap`: who knows them by heart attacks better than who knows their like. They are a
-    preparation: trained once in packs of their own, stored, and shared by all audits whose
-    mechanism, shadow records and number of shadows are the same, whatever adversary asks for them.
+    is then not private. Records of `shadow_data` that are private too are refused: who knows them
+    by heart attacks better than who knows their like. Shadows are a preparation: trained once in
+    packs of their own, stored, and shared by all audits whose mechanism, shadow records and number
+    of shadows are the same, whatever adversary asks for them.
     """
 
     shadows: int = Field(default=SHADOWS_PER_PART, ge=1, le=10_000)
     shadow_data: Annotated[SerializeAsAny[Data] | None, nested(Data)] = None
-    allow_overlap: bool = False
     ascent: int = Field(default=50, ge=0, le=10_000)
     rate: float = Field(default=0.02, gt=0, le=1)
 
@@ -60,7 +59,7 @@ class Poisoner(Adversary):
 
     @property
     def shadow_plan(self) -> ShadowPlan:
-        return ShadowPlan(self.shadows, self.shadow_data, self.allow_overlap)
+        return ShadowPlan(self.shadows, self.shadow_data)
 
     def poison(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         """A random record of the shadows' kind, made worse for them."""

@@ -25,7 +25,7 @@ _HOUSING = (
     "Longitude",
 )  # fmt: skip
 _TARGET = "MedHouseVal"
-_BANK_NUMBERS = ("age", "balance", "day", "duration", "campaign", "pdays", "previous")
+_BANK_NUMBERS = ("age", "balance", "day", "campaign", "pdays", "previous")
 _BANK_WORDS = (
     "job", "marital", "education", "default", "housing", "loan", "contact", "month", "poutcome",
 )  # fmt: skip
@@ -104,21 +104,19 @@ class Bank(Data):
     """45,211 calls of a Portuguese bank; class 1 = the client subscribed (Moro et al. 2011).
 
     Numbers are standardised, then come the categories, one column of 0 and 1 for each value in
-    the file, `unknown` included: 50 features. `duration` is known only after the call and gives
-    the answer away; `drop_duration: false` keeps it.
+    the file, `unknown` included: 50 features. `duration`, which is known only after the call and
+    gives the answer away, is none of them.
     """
 
     name: Literal["bank"] = "bank"
     path: str
-    drop_duration: bool = True
 
     def read(self) -> Dataset:
         """Reads UCI's `bank-full.csv`, separated by semicolons, also gzipped."""
         remedy = "give mechanism.data.path UCI's bank-full.csv or bank-full.csv.gz"
         file = existing_file(self.path, self.name, remedy)
         table = Table(file, remedy, sep=";", keep_default_na=False, na_values=[""])
-        names = [n for n in _BANK_NUMBERS if not (self.drop_duration and n == "duration")]
-        numbers = standardized(table.numbers(names))
+        numbers = standardized(table.numbers(_BANK_NUMBERS))
         # Each value of a word is a column of 0 and 1, in alphabetical order.
         words = [np.equal(w[:, None], np.unique(w)) for w in map(table.words, _BANK_WORDS)]
         y = table.words("y")

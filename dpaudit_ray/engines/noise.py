@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,24 +20,6 @@ import torch
 from torch import Tensor
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-class NoiseSource(Protocol):
-    """A stream of standard normals."""
-
-    def fill(self, out: Tensor) -> None:
-        """Overwrites a contiguous tensor of floats, in memory order, with standard normals."""
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Returns the position in the stream, as one array named after the generator."""
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Continues from `state`. Raises KeyError for the state of another generator."""
-
-
-def noise_source(seed: int, device: torch.device) -> NoiseSource:
-    """Returns the generator that belongs to `device`; `seed` has 128 bits."""
-    return CpuNoise(seed) if device.type == "cpu" else GpuNoise(seed, device)
 
 
 class CpuNoise:
@@ -111,6 +93,11 @@ _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 _WORD = 0xFFFFFFFF
+
+
+def noise_source(seed: int, device: torch.device) -> CpuNoise | GpuNoise:
+    """Returns the generator that belongs to `device`; `seed` has 128 bits."""
+    return CpuNoise(seed) if device.type == "cpu" else GpuNoise(seed, device)
 
 
 def philox(key: int, counter: Sequence[Tensor]) -> Words:

@@ -138,8 +138,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"adversary": STATIC, "adversary.shadow_data": "small"},
-        "adversary.shadow_data: 5 of the 100 records of npz are private ones too; give others, or "
-        "set adversary.allow_overlap: true",
+        "adversary.shadow_data: 5 of the 100 records of npz are private ones too; give others",
     ),
     (
         {"adversary": STATIC, "adversary.shadow_data": "tiny"},
@@ -183,12 +182,3 @@ def test_bad_input_is_one_line(changes, line, tiny, files, tmp_path):
     told = refused("run", file, "--storage-path", tmp_path, "--executor", "inline")
     assert told.startswith(line)
     assert not (tmp_path / "tiny/scores").exists()
-
-
-def test_private_records_may_be_the_shadows_where_it_is_said(tiny, files, tmp_path):
-    own = {"shadow_data": files["small"], "allow_overlap": True, "shadows": 2}
-    asked = sweep(tiny, STATIC | own)
-    result = da.run(asked, storage_path=str(tmp_path), executor="inline")
-    assert result.complete
-    mechanism = plan_of(asked).audits[0]
-    assert mechanism.preparation.parts == 1

@@ -133,14 +133,6 @@ def test_calls_are_numbers_and_one_hot_categories(tmp_path):
     assert data.x[:, 6:9].tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]  # None, management, ...
 
 
-def test_the_duration_is_kept_when_asked(tmp_path):
-    kept = load(tmp_path, BANK, Bank, drop_duration=False).x
-    dropped = load(tmp_path, BANK, Bank).x
-    seconds = np.array([261, 151, 76])
-    assert np.allclose(kept[:, 3], (seconds - seconds.mean()) / seconds.std(), atol=1e-6)
-    assert np.array_equal(np.delete(kept, 3, axis=1), dropped)
-
-
 def test_the_real_calls(shared_data):
     file = shared_data / "bank-full.csv.gz"
     data = Bank(path=str(file)).load()

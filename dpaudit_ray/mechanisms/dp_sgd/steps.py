@@ -16,7 +16,7 @@ import functools
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,31 +39,12 @@ Array = npt.NDArray[Any]
 _LARGE = 1 << 16  # numbers whose noise is drawn beside the gradients: half a millisecond
 
 
-class Steps(Protocol):
-    """An engine at work on one pack, from its first step on."""
-
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
-        """Changes `theta`, float [n, p], in place.
-
-        Args:
-            theta: parameters before, then after the step.
-            x: the batch's examples [B, ...], of any number.
-            y: their classes [B].
-            inserted: a canary that joins some of the models' sums.
-
-        Returns:
-            The noisy sums, float [n, p]; the next step may overwrite them.
-        """
-
-    def state(self) -> dict[str, Array]:
-        """All but θ that the steps to come depend on, by name."""
-
-    def restore(self, state: Mapping[str, Array], taken: int) -> None:
-        """Goes on as if `taken` steps had been done. Raises KeyError for another engine's state."""
-
-
 class PackedSteps:
-    """Gradients of all models at once; noise from one stream for the whole pack."""
+    """Gradients of all models at once; noise from one stream for the whole pack.
+
+    `state` has all but θ that the steps to come depend on, by name; `restore` goes on as if so many
+    steps were taken, and raises KeyError for another engine's state.
+    """
 
     def __init__(self, recipe: Recipe, model: PackedModel, seed: int, device: torch.device) -> None:
         self._recipe = recipe
@@ -76,6 +57,11 @@ class PackedSteps:
 
     @ours()
     def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
+        """Changes `theta`, float [n, p], in place; returns the noisy sums, likewise.
+
+        The next step may overwrite these. `x` [B, ...] and `y` [B] are a batch of any number;
+        `inserted` is a canary that joins some of the models' sums.
+        """
         recipe = self._recipe
         if self._update is None:
             self._update = torch.empty_like(theta)
@@ -232,6 +218,9 @@ class OpacusSteps:
         for parameter, part in zip(self._parameters, parts, strict=True):
             assert parameter.grad is not None
             parameter.grad += part.view(parameter.shape) / self._recipe.batch_size
+
+
+Steps = PackedSteps | OpacusSteps  # an engine at work on one pack, from its first step on
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:

@@ -112,11 +112,10 @@ def check_shadow_records(plan: ShadowPlan, private: Dataset, reserved: int, batc
         )
     rows = {row.tobytes() for row in private.x}
     shared = sum(row.tobytes() in rows for row in other.x)
-    if shared and not plan.allow_overlap:
+    if shared:
         raise SpecError(
             key,
-            f"{shared} of the {len(other.y)} records of {name} are private ones too; give others, "
-            "or set adversary.allow_overlap: true",
+            f"{shared} of the {len(other.y)} records of {name} are private ones too; give others",
         )
 
 
