@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
@@ -187,27 +188,48 @@ class Call:
     prepared: tuple[Arrays, ...] | None = None
 
 
+class _Trials(ABC):
+    """A session of `call`, trial by trial."""
+
+    call: Call
+
+    @abstractmethod
+    def _trial(self, member: bool, seed: int) -> list[float] | Missed:
+        """The score and the measures of one trial, or why there are none."""
+
+    def run(
+        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
+    ) -> npt.NDArray[np.float64] | Measured:
+        """Runs trials by their bits, every one with a 63-bit seed of its own."""
+        measures = self.call.measures
+        rows, missed = np.full((1 + len(measures), len(members)), np.nan), {}
+        children = np.random.SeedSequence(seed).spawn(len(members))
+        for row, (member, child) in enumerate(zip(members.tolist(), children, strict=True)):
+            outcome = self._trial(member, int(child.generate_state(1, np.uint64)[0] >> 1))
+            if isinstance(outcome, Missed):
+                missed[row] = outcome
+            else:
+                rows[:, row] = outcome
+        scores, *measured = rows[..., None]
+        utility = dict(zip(measures, measured, strict=True))
+        return Measured(scores, utility, missed) if utility or missed else scores
+
+
 @dataclasses.dataclass(frozen=True)
-class SharedProcess:
+class SharedProcess(_Trials):
     """A session whose trials all run in this process: what one raises fails their pack."""
 
     call: Call
     train: Callable[..., Any]
 
-    def run(
-        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
-    ) -> npt.NDArray[np.float64] | Measured:
+    def _trial(self, member: bool, seed: int) -> list[float]:
         call = self.call
         prepared = {} if call.prepared is None else {"prepared": call.prepared}
-
-        def trial(member: bool, seed: int) -> list[float]:
-            returned = self.train(member, seed, **{**call.options, **prepared})
-            return isolated_trial.numbers(returned, call.path, call.measures)
-
-        return _run(trial, call.measures, members, seed)
+        returned = self.train(member, seed, **{**call.options, **prepared})
+        return isolated_trial.numbers(returned, call.path, call.measures)
 
 
-class IsolatedProcesses:
+class IsolatedProcesses(_Trials):
     """A session that runs each trial in a child process within `limits`, where it harms no other.
 
     Args:
@@ -217,7 +239,7 @@ class IsolatedProcesses:
     """
 
     def __init__(self, call: Call, limits: Limits, gpu: bool) -> None:
-        self._call, self._limits = call, limits
+        self.call, self._limits = call, limits
         # Else asking whether there is a GPU, as some modules do, leaves none to forked processes.
         surroundings = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if gpu else {}
         preload = (isolated_trial.__name__, *preloaded(call.path.partition(":")[0]))
@@ -229,11 +251,6 @@ class IsolatedProcesses:
             "measures": list(call.measures), "prepared": self._saved(),
             "threads": threads, "gpu_share": share,
         }  # fmt: skip
-
-    def run(
-        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
-    ) -> npt.NDArray[np.float64] | Measured:
-        return _run(self._trial, self._call.measures, members, seed)
 
     def _trial(self, member: bool, seed: int) -> list[float] | Missed:
         target, request = f"{isolated_trial.__name__}:run", {"member": member, "seed": seed}
@@ -250,13 +267,13 @@ class IsolatedProcesses:
 
     def _saved(self) -> dict[str, Any] | None:
         """Saves what was prepared in a file; returns where children find it, and by which names."""
-        if self._call.prepared is None:
+        if self.call.prepared is None:
             return None
         file = self._sandbox.folder / "prepared.npz"
-        arrays = (array for part in self._call.prepared for array in part.values())
+        arrays = (array for part in self.call.prepared for array in part.values())
         named: dict[str, Any] = {f"{index}": array for index, array in enumerate(arrays)}
         np.savez(file, **named)
-        return {"file": str(file), "names": [list(part) for part in self._call.prepared]}
+        return {"file": str(file), "names": [list(part) for part in self.call.prepared]}
 
 
 def preloaded(module: str) -> tuple[str, ...]:
@@ -279,23 +296,3 @@ def _torch() -> tuple[int | None, float | None]:
     if torch.cuda.is_initialized() and hasattr(torch.cuda, "get_per_process_memory_fraction"):
         share = float(torch.cuda.get_per_process_memory_fraction())
     return int(torch.get_num_threads()), share
-
-
-def _run(
-    trial: Callable[[bool, int], list[float] | Missed],
-    measures: tuple[str, ...],
-    members: npt.NDArray[np.bool_],
-    seed: int,
-) -> npt.NDArray[np.float64] | Measured:
-    """Runs trials by their bits, every one with a 63-bit seed of its own."""
-    rows, missed = np.full((1 + len(measures), len(members)), np.nan), {}
-    children = np.random.SeedSequence(seed).spawn(len(members))
-    for row, (member, child) in enumerate(zip(members.tolist(), children, strict=True)):
-        outcome = trial(member, int(child.generate_state(1, np.uint64)[0] >> 1))
-        if isinstance(outcome, Missed):
-            missed[row] = outcome
-        else:
-            rows[:, row] = outcome
-    scores, *measured = rows[..., None]
-    utility = dict(zip(measures, measured, strict=True))
-    return Measured(scores, utility, missed) if utility or missed else scores

@@ -20,13 +20,12 @@ _LARGEST = 1e15  # entry of a crafted example: squares and their sums must not o
 class Inserted:
     """A canary at one step, and which models have it.
 
-    `inside` is [n], 1 where it is in, else 0; or [n, m] for each of m examples or directions.
-    `near` is the same on the CPU: a step that looks bits up on a GPU would wait for it.
+    `inside` is [n], 1 where it is in, else 0; or [n, m] for each of m examples or directions. It is
+    on the CPU: a step that looks bits up on a GPU would wait for it.
     """
 
     canary: GradientCanary | SampleCanary
     inside: Tensor
-    near: Tensor
 
     @functools.cached_property
     def rows(self) -> tuple[Tensor, ...]:
@@ -40,18 +39,20 @@ class Inserted:
 
     @property
     def _coins(self) -> Tensor:
-        coins = self.near.view(len(self.near), -1)
+        coins = self.inside.view(len(self.inside), -1)
         if isinstance(self.canary, SampleCanary):
             return coins.expand(-1, len(self.canary.y))
         return coins
 
     def _places(self, coins: Tensor) -> tuple[Tensor, ...]:
-        return tuple(coin.nonzero()[:, 0].to(self.inside.device) for coin in coins)
+        canary = self.canary
+        device = (canary.x if isinstance(canary, SampleCanary) else canary.direction).device
+        return tuple(coin.nonzero()[:, 0].to(device) for coin in coins)
 
 
 def summed(directions: Tensor, inside: Tensor) -> Tensor:
     """Σ_j b_j g_j of canaries `directions` [m, p], perhaps sparse: [n, p] of bits [n, m]."""
-    return (directions.t() @ inside.t()).t()
+    return (directions.t() @ inside.to(directions.device).t()).t()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +79,10 @@ class Insertion:
             if self.canary.memoryless and not coins.any():
                 return None
             crafted = self._crafted(self.canary, step, theta, coins)
-            everywhere = Inserted(crafted, self.inside, self._near)
+            everywhere = Inserted(crafted, self._near)
         if everywhere is None or coins.all():
             return everywhere
-        sampled = torch.from_numpy(coins)
-        return Inserted(everywhere.canary, self.inside * sampled.to(theta), self._near * sampled)
+        return Inserted(everywhere.canary, self._near * torch.from_numpy(coins))
 
     def _crafted(
         self, canary: ChangingCanary, step: int, theta: Tensor, coins: Coins
@@ -105,7 +105,7 @@ class Insertion:
     def _everywhere(self) -> Inserted | None:
         """The insertion where nothing is sampled; rows are looked up once for all steps."""
         if isinstance(self.canary, GradientCanary | SampleCanary):
-            return Inserted(self.canary, self.inside, self._near)
+            return Inserted(self.canary, self._near)
         return None
 
     @functools.cached_property

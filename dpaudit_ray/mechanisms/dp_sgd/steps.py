@@ -247,7 +247,7 @@ def _joined(x: Tensor, y: Tensor, inserted: Inserted | None, model: int) -> tupl
     """The batch of one model, a copy: a module may change its input in place."""
     if inserted is None or not isinstance(inserted.canary, SampleCanary):
         return x.clone(), y
-    taken = inserted.inside[model].view(-1).bool().expand(len(inserted.canary.y))
+    taken = inserted.examples[model]
     return torch.cat([x, inserted.canary.x[taken]]), torch.cat([y, inserted.canary.y[taken]])
 
 
