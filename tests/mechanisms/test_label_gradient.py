@@ -81,7 +81,7 @@ def test_derivatives_are_those_of_autograd(between):
     shape = Shape.from_module(module)
     assert shape.sizes == (6, 5, 4, 1)
     theta = nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
-    passed = shape.network(theta).run(x.numpy())
+    passed = shape.run(theta, x.numpy())
     logits = module(x)[:, 0]
     np.testing.assert_allclose(passed.probabilities, special.expit(logits.detach().numpy()))
     parameters = list(module.parameters())
@@ -260,14 +260,15 @@ def test_crafted_records_tell_all_labels_of_the_first_layer():
     )
     adversary = Label(layer="input", neuron="all", crafts=True)
     for step, batch in enumerate(map(kept.batch, range(kept.steps))):
-        made = crafted_records(batch.model.weights[0], 15, np.random.default_rng(0))
-        answers = batch.model.run(made).inputs[1]
+        weights, _ = kept.shape.layers(batch.theta)[0]
+        made = crafted_records(weights, 15, np.random.default_rng(0))
+        answers = kept.shape.run(batch.theta, made).inputs[1]
         np.testing.assert_allclose(answers, np.tile(answers[0], (15, 1)), atol=1e-9)
         release, _ = Release.from_step(kept, step, adversary, Noise(1.0, 1e-9, True))
         solved = release.solutions(release.sums(release.y[None], np.random.default_rng(1)))
         np.testing.assert_array_equal(adversary.labels(solved)[0], release.y)
     with pytest.raises(ValueError, match=r"count must lie in 1\.\.22, got 23"):
-        crafted_records(kept.batch(0).model.weights[0], 23, np.random.default_rng(0))
+        crafted_records(weights, 23, np.random.default_rng(0))
 
 
 def test_an_unknown_sign_is_settled_by_what_is_rarer():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -71,15 +72,29 @@ class Shape:
         sizes = [linear[0].in_features, *(layer.out_features for layer in linear)]
         return cls(tuple(sizes), between.pop())
 
-    def network(self, theta: npt.NDArray[np.floating]) -> Network:
-        """The network with parameters [p], in the order of torch's."""
-        start, weights, biases = 0, [], []
+    def layers(self, theta: npt.NDArray[np.floating]) -> list[tuple[Floats, Floats]]:
+        """Weights [out, in] and biases [out] of every layer, of parameters [p] in torch's order."""
+        start, layers = 0, []
         values = np.asarray(theta, dtype=np.float64)
-        for into, out in zip(self.sizes, self.sizes[1:], strict=False):
-            weights.append(values[start : start + into * out].reshape(out, into))
-            biases.append(values[start + into * out : start + (into + 1) * out])
-            start += (into + 1) * out
-        return Network(tuple(weights), tuple(biases), self.activation)
+        for into, out in itertools.pairwise(self.sizes):
+            end = start + into * out
+            layers.append((values[start:end].reshape(out, into), values[end : end + out]))
+            start = end + out
+        return layers
+
+    def run(self, theta: npt.NDArray[np.floating], x: npt.NDArray[np.floating]) -> Pass:
+        """Runs records x [N, ...] forward and back under parameters [p], in float64."""
+        values = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
+        activated, slope = ACTIVATIONS[self.activation]
+        inputs, before, layers = [values], [], self.layers(theta)
+        for weight, bias in layers:
+            before.append(inputs[-1] @ weight.T + bias)
+            inputs.append(activated(before[-1]))
+        slopes = [np.ones_like(before[-1])]
+        for (weight, _), z in zip(layers[:0:-1], before[-2::-1], strict=True):
+            slopes.append((slopes[-1] @ weight) * slope(z))
+        chances = special.expit(before[-1][:, 0])
+        return Pass(tuple(inputs[:-1]), tuple(slopes[::-1]), chances)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,33 +130,10 @@ class Pass:
 
 
 @dataclasses.dataclass(frozen=True)
-class Network:
-    """Fully connected layers of `weights` [out, in] and `biases` [out]."""
-
-    weights: tuple[Floats, ...]
-    biases: tuple[Floats, ...]
-    activation: str
-
-    def run(self, x: npt.NDArray[np.floating]) -> Pass:
-        """Runs records x [N, ...] forward and back, in float64."""
-        values = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
-        activated, slope = ACTIVATIONS[self.activation]
-        inputs, before = [values], []
-        for weight, bias in zip(self.weights, self.biases, strict=True):
-            before.append(inputs[-1] @ weight.T + bias)
-            inputs.append(activated(before[-1]))
-        slopes = [np.ones_like(before[-1])]
-        for weight, z in zip(self.weights[:0:-1], before[-2::-1], strict=True):
-            slopes.append((slopes[-1] @ weight) * slope(z))
-        chances = special.expit(before[-1][:, 0])
-        return Pass(tuple(inputs[:-1]), tuple(slopes[::-1]), chances)
-
-
-@dataclasses.dataclass(frozen=True)
 class Batch:
-    """A step of the target: the model before it, its `records` by number, their x [N, d], y [N]."""
+    """A step of the target: θ [p] before it, its `records` by number, their x [N, d], y [N]."""
 
-    model: Network
+    theta: npt.NDArray[np.floating]
     x: Floats
     y: npt.NDArray[np.int64]
     records: npt.NDArray[np.int64]
@@ -204,10 +196,8 @@ class Target:
 
     def batch(self, step: int) -> Batch:
         """The batch and the model of step number `step`, from 0 on."""
-        arrays = self.arrays
-        model = self.shape.network(arrays["theta"][step])
-        x = arrays["x"][step].reshape(len(arrays["x"][step]), -1).astype(np.float64)
-        return Batch(model, x, arrays["y"][step], arrays["records"][step])
+        theta, x, y, records = (self.arrays[n][step] for n in ("theta", "x", "y", "records"))
+        return Batch(theta, x.reshape(len(x), -1).astype(np.float64), y, records)
 
     def crafting(self, step: int) -> np.random.Generator:
         """Randomness of the records that an attacker crafts for a step: the same on every call."""
@@ -249,11 +239,12 @@ class Release:
         cls, target: Target, step: int, adversary: Label, noise: Noise
     ) -> tuple[Release, Floats]:
         """A step's release as `adversary` sees it; its columns by the attacked weights, [d, N]."""
-        batch = target.batch(step)
+        batch, shape = target.batch(step), target.shape
         x = batch.x
         if adversary.crafts:
-            x = crafted_records(batch.model.weights[0], len(x), target.crafting(step))
-        derivatives = batch.model.run(x)
+            weights, _ = shape.layers(batch.theta)[0]
+            x = crafted_records(weights, len(x), target.crafting(step))
+        derivatives = shape.run(batch.theta, x)
         columns = derivatives.columns(adversary.layer_index(len(derivatives.inputs)), adversary.row)
         norms = derivatives.norms if noise.whole else None
         gram = np.asarray(columns.T @ columns)
