@@ -42,7 +42,7 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("mechanism.noise_multiplier", NAN, "mechanism.noise_multiplier: must be finite, got nan"),
     ("mechanism.batch_size", 0, "mechanism.batch_size: must be at least 1, got 0"),
     ("mechanism.batch_size", 570, "mechanism.batch_size: is 570, but breast_cancer has 569"),
-    ("adversary.period", 7, "adversary.period: is 7, but there are only 6 steps"),
+    ("adversary.period", 7, "adversary.period: is 7, which does not divide the 6 steps"),
     ("audit.delta", 0, "audit.delta: must be greater than 0, got 0"),
     ("audit.delta", 1, "audit.delta: must be less than 1, got 1"),
     ("audit.delta", NAN, "audit.delta: must be finite, got nan"),

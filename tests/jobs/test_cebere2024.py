@@ -115,7 +115,7 @@ def test_a_period_must_divide_the_steps(table, tmp_path):
     line = refused("run", FOLDER / "housing_periods.yaml", "--storage-path", tmp_path, *changes)
     assert line == (
         "adversary.period: is 5, which does not divide the 252 steps: training would end between "
-        "two insertions; set mechanism.steps to 250"
+        "two insertions; lower it, or make mechanism.steps a multiple of it"
     )
 
 

@@ -29,7 +29,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ...errors import SpecError
 from ..rules import convolution, normalization
 from ..rules.base import Rule, Slot, altered, plain, trained
-from ..rules.convolution import Conv2dRule, GroupedConv2dRule
+from ..rules.convolution import Conv2dRule
 from ..rules.functional import FunctionalRule
 from ..rules.linear import EmbeddingRule, LinearRule
 from ..rules.normalization import AffineRule
@@ -39,6 +39,7 @@ _LOG = logging.getLogger(__name__)
 
 RULES: dict[type[nn.Module], type[Rule[Any]]] = {
     nn.Linear: LinearRule,
+    nn.Conv1d: Conv2dRule,
     nn.Conv2d: Conv2dRule,
     nn.GroupNorm: AffineRule,
     nn.LayerNorm: AffineRule,
@@ -104,13 +105,14 @@ def converted(
     """
     if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
         layer_slots = {name: slots[f"{path}{name}"] for name in trained(module)}
-        if type(module) is nn.Conv1d and _all_trained(module):
-            flat, layer_slots = convolution.as_2d(module, layer_slots)
-            layer = _layer(flat, layer_slots, passes, _rule(flat) or FunctionalRule)
-            return nn.Sequential(nn.Unflatten(1, (-1, 1)), layer, nn.Flatten(1, 2))
-        if (rule := _rule(module)) is None:
+        rule = _rule(module)
+        if rule is FunctionalRule:
             obstacles.append(Obstacle.at(path, module, "has no rule of its own", whole=False))
-        return _layer(module, layer_slots, passes, rule or FunctionalRule)
+        if type(module) is nn.Conv1d and rule is Conv2dRule:
+            flat, layer_slots = convolution.as_2d(module, layer_slots)
+            layer = _layer(flat, layer_slots, passes, rule)
+            return nn.Sequential(nn.Unflatten(1, (-1, 1)), layer, nn.Flatten(1, 2))
+        return _layer(module, layer_slots, passes, rule)
     for name, child in module.named_children():
         setattr(module, name, converted(child, slots, passes, obstacles, f"{path}{name}."))
     if type(module).__module__ == _ACTIVATIONS and getattr(module, "inplace", False):
@@ -123,15 +125,9 @@ def converted(
     return module
 
 
-def _rule(module: nn.Module) -> type[Rule[Any]] | None:
-    if not _all_trained(module):
-        return None
-    grouped = type(module) is nn.Conv2d and module.groups != 1
-    return GroupedConv2dRule if grouped else RULES.get(type(module))
-
-
-def _all_trained(module: nn.Module) -> bool:
-    return all(parameter.requires_grad for parameter in module.parameters())
+def _rule(module: nn.Module) -> type[Rule[Any]]:
+    trained_whole = all(parameter.requires_grad for parameter in module.parameters())
+    return RULES.get(type(module), FunctionalRule) if trained_whole else FunctionalRule
 
 
 def _layer(

@@ -23,7 +23,10 @@ _PATCHES = 1 << 24
 
 
 class Conv2dRule(InputRule):
-    """A convolution without groups. Padding other than zeros is applied before it (`Padding`)."""
+    """A convolution; each of its groups of channels is a sample of a smaller one.
+
+    Padding other than zeros is applied before it (`Padding`).
+    """
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
         assert isinstance(layer, nn.Conv2d)
@@ -42,6 +45,9 @@ class Conv2dRule(InputRule):
         return _in_turn(y, n), x
 
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self._groups > 1:
+            y, _ = self.forward(theta, x.repeat(len(theta), 1, 1, 1))
+            return y.reshape(len(theta), len(x), *y.shape[1:]), x
         weight = self.weight.of(theta)
         bias = None if self.bias is None else self.bias.of(theta).flatten()
         y = F.conv2d(x, weight.flatten(0, 1), bias, self._stride, self._padding, self._dilation)
@@ -54,18 +60,21 @@ class Conv2dRule(InputRule):
         return _in_turn(self._backward(weight, of_x, of_g, (True, False), groups)[0], n)
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
-        n = len(theta)
+        n, outputs, groups = len(theta), g.shape[1], self._groups
         g = g.flatten(2)  # [n*B, o, T]
-        if not self._keeps(len(g) // n, g.shape[2]):
+        if groups == 1 and not self._keeps(len(g) // n, g.shape[2]):
             return _Passing(self, x, g.view(n, -1, *g.shape[1:]), None)
+        g = g.reshape(len(g) * groups, -1, g.shape[2])
         formed = g.new_empty(*g.shape[:2], self._inputs + 1)
-        for rows, patches in self._patches(x):
+        for rows, patches in self._patches(x.reshape(len(x) * groups, -1, *x.shape[2:])):
             torch.bmm(g[rows], patches.transpose(1, 2), out=formed[rows])
-        return self._formed(formed.view(n, -1, *formed.shape[1:]))
+        return self._formed(formed.view(n, -1, outputs, self._inputs + 1))
 
     def samples_shared(
         self, theta: Tensor, x: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
     ) -> SampleGradients:
+        if self._groups > 1:
+            return super().samples_shared(theta, x, parts, cache)
         n, batch, outputs = len(theta), len(x), self.weight.shape[0]
         by_sample = torch.cat([g.transpose(0, 1).flatten(3) for g in parts], 1)  # [B, n, o, T]
         if not self._keeps(batch, by_sample.shape[3]):
@@ -97,8 +106,8 @@ class Conv2dRule(InputRule):
 
     @property
     def in_runs(self) -> bool:
-        """Whether a row of a patch is one run of an image's row."""
-        return self._dilation == (1, 1)
+        """Whether a row of a patch, of all channels, is one run of an image's row."""
+        return self._dilation == (1, 1) and self._groups == 1
 
     @property
     def stride(self) -> Pair:
@@ -167,39 +176,6 @@ class Conv2dRule(InputRule):
             for i in (0, 1)
         ]  # fmt: skip
         return sizes[0], sizes[1]
-
-
-class GroupedConv2dRule(Conv2dRule):
-    """A convolution in groups of channels: each group is a sample of a smaller convolution."""
-
-    @property
-    def in_runs(self) -> bool:
-        """False: the loops take patches of all channels, and a group has a part of them."""
-        return False
-
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        y, _ = self.forward(theta, x.repeat(len(theta), 1, 1, 1))
-        return y.reshape(len(theta), len(x), *y.shape[1:]), x
-
-    def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
-        """Gradients of weights and biases of every example, of n models.
-
-        `x` [n B, channels, H, W] and the gradient at the output `g` [n B, o, H', W']. Patches end
-        with a row of ones, so that the last column of what is formed is the bias's.
-        """
-        by_group = g.reshape(
-            len(g) * self._groups, -1, g[0, 0].numel()
-        )  # [n B groups, o/groups, T]
-        formed = g.new_empty(*by_group.shape[:2], self._inputs + 1)
-        x = x.reshape(len(x) * self._groups, -1, *x.shape[2:])
-        for rows, patches in self._patches(x):
-            torch.bmm(by_group[rows], patches.transpose(1, 2), out=formed[rows])
-        return self._formed(formed.view(len(theta), -1, g.shape[1], self._inputs + 1))
-
-    def samples_shared(
-        self, theta: Tensor, x: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
-    ) -> SampleGradients:
-        return InputRule.samples_shared(self, theta, x, parts, cache)
 
 
 @dataclasses.dataclass(frozen=True)
