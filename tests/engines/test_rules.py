@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpaudit_ray.engines import gpu_settings
 from dpaudit_ray.engines.packing import memory
 from dpaudit_ray.engines.packing.conversion import warn_of_slow_way
 from dpaudit_ray.engines.packing.memory import Groups
@@ -224,6 +225,15 @@ def test_groups_that_free_memory_makes_smaller_are_told(monkeypatch, caplog):
     assert Groups(64, 64).fitted(1 << 24) == Groups(1, 1)
     (said,) = caplog.messages
     assert "which may change last bits of scores" in said
+
+
+def test_groups_on_a_gpu_follow_from_its_budget_and_not_from_what_is_free(monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1)
+    for share, groups in ((1, 16), (0.25, 4), (0, 16)):
+        gpu_settings.take_share(share)
+        assert Groups.for_gpu(1 << 20) == memory.GPU_MOST
+        assert Groups.for_gpu(1 << 28) == Groups(groups, groups)
+        assert Groups.for_gpu(1 << 40) == Groups(1, 1)
 
 
 def test_running_out_of_memory_halves_the_models(monkeypatch, caplog):
