@@ -74,15 +74,15 @@ class Insertion:
         coins = next(self.coins)
         if step % self.period:
             return None
-        everywhere = self._everywhere
-        if isinstance(self.canary, ChangingCanary):
-            if self.canary.memoryless and not coins.any():
-                return None
-            crafted = self._crafted(self.canary, step, theta, coins)
-            everywhere = Inserted(crafted, self._near)
-        if everywhere is None or coins.all():
-            return everywhere
-        return Inserted(everywhere.canary, self._near * torch.from_numpy(coins))
+        if not isinstance(self.canary, ChangingCanary):
+            if coins.all():
+                return self._everywhere
+            canary = self.canary
+        elif self.canary.memoryless and not coins.any():
+            return None
+        else:
+            canary = self._crafted(self.canary, step, theta, coins)
+        return Inserted(canary, self._near * torch.from_numpy(coins))
 
     def _crafted(
         self, canary: ChangingCanary, step: int, theta: Tensor, coins: Coins
@@ -102,11 +102,10 @@ class Insertion:
         return GradientCanary(torch.zeros_like(theta).index_copy_(0, rows, crafted.direction))
 
     @functools.cached_property
-    def _everywhere(self) -> Inserted | None:
+    def _everywhere(self) -> Inserted:
         """The insertion where nothing is sampled; rows are looked up once for all steps."""
-        if isinstance(self.canary, GradientCanary | SampleCanary):
-            return Inserted(self.canary, self._near)
-        return None
+        assert not isinstance(self.canary, ChangingCanary)
+        return Inserted(self.canary, self._near)
 
     @functools.cached_property
     def _near(self) -> Tensor:
@@ -121,15 +120,11 @@ def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -
     problem = ""
     if isinstance(canary, GradientCanary):
         shape = tuple(canary.direction.shape)
-        if coins > 1 and shape != (coins, parameters):
+        fits = shape == (coins, parameters) if coins > 1 else shape[-1:] == (parameters,)
+        if not fits:
             problem = (
-                f"crafted gradients of shape {shape} for {coins} secret bits; it must be "
-                f"({coins}, {parameters}), one for each bit"
-            )
-        elif shape[-1:] != (parameters,):
-            problem = (
-                f"crafted a gradient of shape {shape}; its last dimension must be the {parameters} "
-                "parameters"
+                f"crafted a gradient of shape {shape} for {coins} secret bit{'s' * (coins > 1)}; "
+                f"each bit must have one of the {parameters} parameters"
             )
         elif not (norm := _longest(canary.direction)) <= clip_norm * (1 + 1e-6):
             problem = (
