@@ -53,8 +53,11 @@ class Samplewise:
     ) -> Tensor:
         """Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C) of every model i, float [n, p]."""
         out = torch.zeros_like(theta)
-        for models in slices(len(theta), self._together(theta, len(y))):
-            for part in slices(len(y), max(1, _numbers(theta) // theta.shape[1])):
+        most = _NUMBERS if theta.device.type == "cpu" else _ON_GPU
+        # By sizes alone, so that bits are the same in every try of a pack.
+        together = most // (theta.shape[1] * max(1, len(y))) if self.stacked else 1
+        for models in slices(len(theta), max(1, min(together, _MODELS))):
+            for part in slices(len(y), max(1, most // theta.shape[1])):
                 gradients = self._of_models(theta[models], x[part], y[part]).to(theta.dtype)
                 norms = torch.linalg.vector_norm(gradients, dim=2)
                 factors = clip_norm / norms.clamp(min=clip_norm)
@@ -123,13 +126,6 @@ class Samplewise:
 
         gradients: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(values, x, y)
         return torch.cat([gradients[name].flatten(1) for name in named], 1)
-
-    def _together(self, theta: Tensor, examples: int) -> int:
-        """Models whose gradients are formed at once; a function of sizes alone, so that bits are
-        the same in every try of a pack.
-        """
-        room = _numbers(theta) // (theta.shape[1] * max(1, examples))
-        return max(1, min(room, _MODELS)) if self.stacked else 1
 
     def _cast(self, values: Tensor) -> Tensor:
         return cast(values, self.compute)
@@ -248,10 +244,6 @@ class _Attributes:
 def cast(values: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Floating numbers in `dtype`; None leaves them as they are."""
     return values.to(dtype) if dtype is not None and values.is_floating_point() else values
-
-
-def _numbers(theta: Tensor) -> int:
-    return _NUMBERS if theta.device.type == "cpu" else _ON_GPU
 
 
 def _dense(parameter: Tensor) -> Tensor:

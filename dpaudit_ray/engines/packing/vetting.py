@@ -10,7 +10,6 @@ computed at once; both compare by `relative_error` and part batches by `halves`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -197,19 +196,10 @@ _READS = {torch.equal, torch.allclose, torch.is_nonzero} | {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class _LayerCall:
-    """The first tensors that a layer took and gave; `caller` is the layer that calls it."""
-
-    place: Place
-    caller: Place
-    taken: Tensor | None
-    given: Tensor | None
-
-
 class _Watched(TorchFunctionMode):
     """A forward pass: its outputs, and calls of layers in the order in which they were done.
 
+    Of a call there are the layer, the one that calls it, and the first tensors taken and given.
     `drew`: the first layer that took numbers from a global generator. `read`: the first that took
     a number out of what depends on the batch, by `if` or `.item()`.
     """
@@ -220,7 +210,7 @@ class _Watched(TorchFunctionMode):
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
-        self.calls: list[_LayerCall] = []
+        self.calls: list[tuple[Place, Place, Tensor | None, Tensor | None]] = []
         self.inside: list[tuple[Place, object, Tensor | None]] = []
         self._dependent = {id(x): x}  # kept, so that no other tensor takes an id
 
@@ -256,7 +246,7 @@ def _watched(module: nn.Module, x: Tensor) -> _Watched:
         if watched.drew is None and states != _generator_states():
             watched.drew = place
         caller = inside[-1][0] if inside else place
-        watched.calls.append(_LayerCall(place, caller, taken, _first_tensor(outputs)))
+        watched.calls.append((place, caller, taken, _first_tensor(outputs)))
 
     with contextlib.ExitStack() as handles, torch.no_grad():
         for layer in places:
@@ -298,10 +288,11 @@ def _first_difference(
         expected = a[rows]
         return relative_error(b[: len(expected)], expected) <= bound
 
-    for a, b in zip(whole.calls, other.calls, strict=False):
-        if not same(a.given, b.given):
-            return a.place if same(a.taken, b.taken) else a.caller
-    return whole.calls[-1].place
+    pairs = zip(whole.calls, other.calls, strict=False)
+    for (place, caller, taken, given), (_, _, other_taken, other_given) in pairs:
+        if not same(given, other_given):
+            return place if same(taken, other_taken) else caller
+    return whole.calls[-1][0]
 
 
 def _refusal(place: Place, problem: str) -> SpecError:
