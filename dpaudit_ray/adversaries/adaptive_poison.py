@@ -39,7 +39,8 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
 
     Crafting takes for 8 models, as a multiple of a packed step on 128 examples, on one core: 0.4
     for `cnn4` on 28 x 28 pixels, 2.6 for `convnet`, 5.7 for `mlp3` on 600 features, and 60 for
-    `fcnn`, of which a step takes 0.3 ms. Models that a step does not sample are left out.
+    `fcnn`, of which a step takes 0.3 ms. Models that a step does not sample are left out. Networks
+    that `torch.func` does not run as they are, with shared or recurrent layers, are refused.
     """
 
     name: Literal["adaptive-poison"] = "adaptive-poison"
