@@ -61,6 +61,15 @@ class Logged:
     def __post_init__(self) -> None:
         self._log = TrialLog()
 
+    @property
+    def keeps_log_only(self) -> bool:
+        """Whether trials go into the log and nowhere else, so that the log may be shared."""
+        return type(self)._fold is Logged._fold
+
+    def share_log(self, other: Logged) -> None:
+        """Keeps no trials of its own from now on: it reads those that are folded into `other`."""
+        self._log = other._log
+
     def _fold(self, scores: Scores, members: Members) -> None:
         self._log.append(scores, members)
 
