@@ -36,7 +36,8 @@ from .model import Plan, PlannedAudit
 
 READERS = 32  # an object store takes tens of milliseconds to answer, whoever asks
 UNDERWAY = 2 * READERS
-_VALUES = 2**22  # scores that are read ahead
+_AT_ONCE = 2**20
+_VALUES = 2**21  # scores that are read ahead; a file of them takes ten times their bytes to read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,11 +221,14 @@ def feed(state: Estimator | ClaimTest | RunTest, pack: ConsumedPack, column: int
 
 
 def alike_in_a_row(lost: npt.NDArray[np.bool_]) -> Iterator[tuple[slice, bool]]:
-    """Trials that follow each other and are alike: where they are, and whether they were missed."""
-    ends = [0, *(np.flatnonzero(np.diff(lost)) + 1).tolist(), len(lost)]
+    """Trials that follow each other and are alike: where they are, and whether they were missed.
+
+    No more than a million at once, since what takes them makes arrays of their size.
+    """
+    changes = (np.flatnonzero(np.diff(lost)) + 1).tolist()
+    ends = sorted({*range(0, len(lost), _AT_ONCE), *changes, len(lost)})
     for start, stop in itertools.pairwise(ends):
-        if start < stop:
-            yield slice(start, stop), bool(lost[start])
+        yield slice(start, stop), bool(lost[start])
 
 
 def values(pack: ConsumedPack, column: int = -1) -> npt.NDArray[np.float64]:
@@ -284,7 +288,7 @@ class Trials:
         "Out" above all others, "in" below.
         """
         last = self.scores[:, -1].copy()
-        finite = self.scores[np.isfinite(self.scores)]
+        finite = last[np.isfinite(last)]
         low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
         errors = np.where(self.members, np.nextafter(low, -np.inf), np.nextafter(high, np.inf))
         last[self.missed] = errors[self.missed]

@@ -21,7 +21,7 @@ from ..stats.curve import Curve
 from ..stats.guess_count_bound import GuessCounter
 from ..stats.profile import MuProfile
 from ..stats.threshold_rates import Worlds
-from ..storage.scores import UTILITY
+from ..storage.scores import UTILITY, PackScores
 from ..sweep.cell import Cell
 
 Floats = npt.NDArray[np.float64]
@@ -107,8 +107,14 @@ def utilities(audit: PlannedAudit, trials: Trials) -> list[Utility]:
 
 def mean_utilities(audit: PlannedAudit, packs: Iterable[ConsumedPack]) -> dict[str, float]:
     """Mean of each measure over all trainings at the last step; NaN where it was not measured."""
-    measured = utilities(audit, Trials.of(audit, packs))
-    means = {utility.measure: utility.mean for utility in measured if utility.canary == "any"}
+    every, measured = max(audit.in_a_training, 1), dict[str, list[Floats]]()
+    for pack in packs:
+        for name, values in pack.utility.items() if isinstance(pack, PackScores) else ():
+            measured.setdefault(name, []).append(values[~pack.lost, -1][::every])
+    means = {
+        name: Utility.from_values(name, "any", np.concatenate(values)).mean
+        for name, values in measured.items()
+    }
     return dict.fromkeys(UTILITY, math.nan) | means
 
 
@@ -131,7 +137,7 @@ class ObservedTradeOff:
         worlds = Worlds.observed(*checked(scores, members))
         if min(worlds.sizes) == 0:
             return cls(np.empty(0), np.empty(0), 0.0)
-        thresholds = np.concatenate([[np.inf], worlds.midpoints()[::-1], [-np.inf]])
+        thresholds = np.concatenate([[np.inf], worlds.midpoints(profile.MOST)[::-1], [-np.inf]])
         counts = zip(worlds.errors(thresholds), worlds.sizes, strict=True)
         alpha, beta = (np.asarray(errors / trials, dtype=np.float64) for errors, trials in counts)
         # One half of an error per world: a perfect attack has no finite μ.

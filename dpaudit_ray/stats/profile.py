@@ -18,6 +18,7 @@ from .error_rates import in_unit, upper_rates
 from .threshold_rates import Worlds, epsilon_of_rates, mu_of_rates
 
 Floats = npt.NDArray[np.float64]
+MOST = 20_000  # thresholds of a curve: any choice of them holds, and no figure shows more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ def mu_profile(
     """
     in_unit("confidence", confidence)
     worlds = Worlds.observed(*checked(scores, members))
-    thresholds = worlds.midpoints()[::-1]
+    thresholds = worlds.midpoints(MOST)[::-1]
     if min(worlds.sizes) == 0:
         return MuProfile(*(np.empty(0) for _ in range(4)))
     errors = worlds.errors(thresholds)
@@ -96,7 +97,7 @@ def epsilon_curve(
     if min(worlds.sizes) == 0:
         return np.zeros(len(d))
     # Upper bounds on both error rates at each distinct test, valid together at `confidence`.
-    tests = np.unique(np.stack(worlds.errors(worlds.midpoints())), axis=1)
+    tests = np.unique(np.stack(worlds.errors(worlds.midpoints(MOST))), axis=1)
     tail = (1 - confidence) / 2
     fpr, fnr = (
         upper_rates(n, tail, size)(counts) for n, counts in zip(worlds.sizes, tests, strict=True)

@@ -26,7 +26,7 @@ from .trial_log import LEARN, Logged, settled
 # Maps upper bounds on false-positive and false-negative rates [n] to what they show [n].
 Gain = Callable[[Rates, Rates], Rates]
 DEFAULT_SHARES = {"past": 0.2, "holdout": 0.5, "fixed": 0.0}  # of trials that choose a threshold
-_TABLE_SIZE, _FINER = 1024, 8  # rounded counts, at first; times as fine, each time after
+_MOST_BLOCKS, _PARTS = 1024, 8  # of thresholds, at first; of each block that stays
 
 
 @dataclasses.dataclass
@@ -64,17 +64,23 @@ class Worlds:
         """Trials per world, (out, in), misses included."""
         return len(self.outside) + self.missed_outside, len(self.inside) + self.missed_inside
 
-    def midpoints(self) -> Scores:
-        """Alg. 4's candidates: midpoints of neighbours in the pooled sorted scores.
+    @property
+    def pooled(self) -> Scores:
+        """All scores, sorted."""
+        return np.sort(np.concatenate([self.outside, self.inside]))
 
-        Between finite and diverged ones, the finite score beside the gap stands in.
+    def midpoints(self, most: int | None = None) -> Scores:
+        """Alg. 4's candidates, rising: midpoints of neighbours in the pooled sorted scores.
+
+        Of more than `most` about so many are taken, half of them evenly and half near the ends.
         """
-        pooled = np.sort(np.concatenate([self.outside, self.inside]))
-        low, high = pooled[:-1], pooled[1:]
-        above = np.where(np.isinf(low), high, np.nextafter(low, np.inf))
-        with np.errstate(invalid="ignore"):
-            between = low / 2 + high / 2
-        return np.where(np.isfinite(low) & np.isfinite(high), between, above)
+        pooled = self.pooled
+        places = np.arange(max(len(pooled) - 1, 0))
+        if most is not None and len(places) > most:
+            near = np.geomspace(1, len(places), most // 4).astype(np.int64) - 1
+            evenly = np.linspace(0, len(places) - 1, most // 2).astype(np.int64)
+            places = np.unique(np.concatenate([near, evenly, len(places) - 1 - near]))
+        return _between(pooled[places], pooled[places + 1])
 
     def errors(self, thresholds: npt.ArrayLike) -> tuple[Counts, Counts]:
         """False positives and false negatives at each threshold."""
@@ -135,33 +141,42 @@ def best_test(worlds: Worlds, alpha: float, gain: Gain) -> tuple[float, float]:
     """The largest gain over all thresholds, and that threshold; (0, NaN) when a world is empty.
 
     `gain` maps bounds on both error rates, at `alpha` / 2 each as the upper ends of two-sided
-    intervals, to what they show, and falls in either. Bounds are computed once for each count. In
-    large worlds counts are rounded either way first, finer and finer: that discards every threshold
-    that cannot be best.
+    intervals, to what they show, and falls in either. Neighbours are taken together first: a block
+    of thresholds is left out if not even its lowest rates, of either kind, gain what some threshold
+    does. Blocks that stay are divided.
     """
-    thresholds = worlds.midpoints()
-    if min(worlds.sizes) == 0 or len(thresholds) == 0:
+    pooled = worlds.pooled
+    if min(worlds.sizes) == 0 or len(pooled) < 2:
         return 0.0, math.nan
-    counts, step = worlds.errors(thresholds), max(worlds.sizes) // _TABLE_SIZE
+    count, width = len(pooled) - 1, 1
+    while count // width > _MOST_BLOCKS:
+        width *= _PARTS
+    places = np.arange(0, count, width)
 
-    def bounds(rounded: list[Counts]) -> list[Rates]:
-        """Thresholds rise, so equal counts follow each other: each is computed once."""
-        changes = [np.diff(count, prepend=-1) != 0 for count in rounded]
-        distinct = [count[at] for count, at in zip(rounded, changes, strict=True)]
-        tables = rates_at_most((distinct[0], distinct[1]), worlds.sizes, alpha)
-        return [table[np.cumsum(at) - 1] for table, at in zip(tables, changes, strict=True)]
+    def rates(places: Counts) -> tuple[Rates, Rates]:
+        errors = worlds.errors(_between(pooled[places], pooled[places + 1]))
+        return rates_at_most(errors, worlds.sizes, alpha)
 
-    while step > 1:
-        most = gain(*bounds([count - count % step for count in counts]))
-        pairs = zip(counts, worlds.sizes, strict=True)
-        least = gain(*bounds([np.minimum(count + -count % step, n) for count, n in pairs]))
-        kept = np.flatnonzero(most >= least.max())
-        thresholds, counts = thresholds[kept], (counts[0][kept], counts[1][kept])
-        step //= _FINER
-    gains = gain(*bounds([*counts]))
+    while width > 1:
+        fpr, fnr = rates(places)
+        fpr_at_end, _ = rates(np.minimum(places + width, count) - 1)
+        kept = places[gain(fpr_at_end, fnr) >= gain(fpr, fnr).max()]
+        width //= _PARTS
+        places = (kept[:, None] + width * np.arange(_PARTS)).ravel()
+        places = places[places < count]
+    gains = gain(*rates(places))
     best = np.flatnonzero(gains == gains.max())
     middle = best[len(best) // 2]
-    return float(gains[middle]), float(thresholds[middle])
+    at = places[middle]
+    return float(gains[middle]), float(_between(pooled[at], pooled[at + 1]))
+
+
+def _between(low: npt.ArrayLike, high: npt.ArrayLike) -> Scores:
+    """Midpoints of pairs of scores; between a finite and a diverged one, beside the finite one."""
+    above = np.where(np.isinf(low), high, np.nextafter(low, np.inf))
+    with np.errstate(invalid="ignore"):
+        between = np.asarray(low) / 2 + np.asarray(high) / 2
+    return np.where(np.isfinite(low) & np.isfinite(high), between, above)
 
 
 @dataclasses.dataclass

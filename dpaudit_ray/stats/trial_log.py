@@ -17,16 +17,15 @@ LEARN = 0.2  # share of the planned trials whose diverged ones teach, where all 
 _CLEAR = 2.0  # standard deviations from which diverging counts as a sure sign
 
 
-@dataclasses.dataclass
 class TrialLog:
     """All folded trials, for methods that need every score (8 + 1 bytes per trial).
 
     Diverged trials are kept as inf, trials that count as misses as NaN.
     """
 
-    scores: list[Scores] = dataclasses.field(default_factory=list)
-    members: list[Members] = dataclasses.field(default_factory=list)
-    trials: int = 0
+    def __init__(self) -> None:
+        self._scores, self._members = np.empty(0), np.empty(0, dtype=np.bool_)
+        self._trials = 0
 
     def append(self, scores: Scores, members: Members) -> None:
         """Adds trials in order."""
@@ -36,21 +35,22 @@ class TrialLog:
         """Adds trials that count as misses."""
         self._add(np.full(len(members), np.nan), members)
 
-    def _add(self, scores: Scores, members: Members) -> None:
-        self.scores.append(scores)
-        self.members.append(members)
-        self.trials += len(scores)
-
     def __len__(self) -> int:
-        return self.trials
+        return self._trials
 
     def arrays(self) -> tuple[Scores, Members]:
-        """The trials so far as two arrays."""
-        if not self.scores:
-            return np.empty(0), np.empty(0, dtype=np.bool_)
-        self.scores = [np.concatenate(self.scores)]
-        self.members = [np.concatenate(self.members)]
-        return self.scores[0], self.members[0]
+        """The trials so far as two arrays, which are read only."""
+        return self._scores[: self._trials], self._members[: self._trials]
+
+    def _add(self, scores: Scores, members: Members) -> None:
+        start, self._trials = self._trials, self._trials + len(scores)
+        if self._trials > len(self._scores):
+            room = max(self._trials, 2 * start)  # what is not written to yet takes no memory
+            kept, bits = self.arrays()
+            self._scores, self._members = np.empty(room), np.empty(room, dtype=np.bool_)
+            self._scores[:start], self._members[:start] = kept[:start], bits[:start]
+        self._scores[start : self._trials] = scores
+        self._members[start : self._trials] = members
 
 
 class Logged:

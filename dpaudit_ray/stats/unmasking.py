@@ -85,10 +85,11 @@ class Masks:
         self._scores, self._members = scores, members
         self._groups = groups = Groups.from_scores(scores)
         # Trials that are in, among the first k of the order.
-        self._bits: Counts = np.concatenate([[0], np.cumsum(members[groups.order])])
+        self._bits = _counted(members[groups.order])
         # Within a group trials are in order, so the known ones are always its first.
-        begun = np.concatenate([[0], np.cumsum(groups.order < first)])
-        self._known: Counts = begun[groups.start + groups.size] - begun[groups.start]
+        begun = _counted(groups.order < first)
+        known = begun[groups.start + groups.size] - begun[groups.start]
+        self._known = known.astype(np.int64)
         self._fit: Floats | None = None
         self._learn()
 
@@ -156,12 +157,12 @@ class Masks:
 class Groups:
     """Trials grouped by score, lowest first; the last group holds the diverged ones, if any.
 
-    `order` lists the trials, int64 [R], group by group and in trial order within each; group g is
+    `order` lists the trials, int32 [R], group by group and in trial order within each; group g is
     `order[start[g] : start[g] + size[g]]`. `ramps` are the fitted shapes, float64
     [8, groups - 1]. All of it is a function of the scores alone.
     """
 
-    order: Counts
+    order: npt.NDArray[np.int32]
     start: Counts
     size: Counts
     ramps: Floats
@@ -169,21 +170,25 @@ class Groups:
     @classmethod
     def from_scores(cls, scores: Scores) -> Groups:
         """Groups float64 [R] scores, equal ones always together, all that are not finite too."""
-        finite = np.isfinite(scores)
-        rising = np.argsort(scores[finite])
-        first = _changes(scores[finite][rising])
+        rising = np.flatnonzero(np.isfinite(scores))
+        rising = rising[np.argsort(scores[rising])]
+        first = _changes(scores[rising])
         count = np.diff(first, append=len(rising))
         place = np.arange(len(first))
         if len(first) > GROUPS:
             coarse = (first + count - count // 2 - 1) * GROUPS // len(rising)
             place = np.searchsorted(_changes(coarse), place, side="right") - 1
+        place = place.astype(np.int16)  # so few values are sorted by digits
         total = int(place[-1]) + 1 if len(place) else 0
-        group = np.full(len(scores), total, dtype=np.int16)  # so few values are sorted by digits
-        group[np.flatnonzero(finite)[rising]] = np.repeat(place, count)
+        group = np.full(len(scores), total, dtype=np.int16)
+        group[rising] = np.repeat(place, count)
+        ranked = max(len(rising), 1)
+        del first, count, place, rising  # arrays as long as the scores
         size = np.bincount(group, minlength=total + 1)
         start = np.cumsum(size) - size
-        rank = (start + size / 2)[:-1] / max(len(rising), 1)
-        return cls(np.argsort(group, kind="stable"), start, size, _ramps(special.ndtri(rank)))
+        rank = (start + size / 2)[:-1] / ranked
+        order = np.argsort(group, kind="stable").astype(np.int32)
+        return cls(order, start, size, _ramps(special.ndtri(rank)))
 
     def chance_in(
         self, inside: Counts, seen: Counts, start: Floats | None = None
@@ -194,6 +199,13 @@ class Groups:
         """
         curve, theta = _average(self.ramps, inside[:-1], seen[:-1], start)
         return np.append(curve, (inside[-1] + 0.5) / (seen[-1] + 1)), theta
+
+
+def _counted(marked: Members) -> npt.NDArray[np.int32]:
+    """How many of the first k are marked, for k = 0..R: int32 [R + 1]."""
+    counts = np.zeros(len(marked) + 1, dtype=np.int32)
+    np.cumsum(marked, dtype=np.int32, out=counts[1:])
+    return counts
 
 
 def _changes(rising: Floats | Counts) -> Counts:

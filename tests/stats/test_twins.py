@@ -73,14 +73,14 @@ def test_epsilon_of_rates_by_search():
         assert found == approx(twin, abs=2e-3)
 
 
-def test_best_threshold_of_large_worlds_is_not_lost_to_the_coarse_table(monkeypatch):
+def test_best_threshold_of_large_worlds_is_lost_in_no_block(monkeypatch):
     scores, members = laplace_trials(np.random.default_rng(1), 6000, 1.5)
     for method in ("paper-gdp", "paper-eps-delta"):
-        fine = stats.estimate(scores, members, 1e-5, 0.95, method)
-        with monkeypatch.context() as patch:
-            patch.setattr(threshold_rates, "_TABLE_SIZE", 50)
-            coarse = stats.estimate(scores, members, 1e-5, 0.95, method)
-        assert coarse == fine
+        bounds = []
+        for most in (math.inf, 1024, 5):
+            monkeypatch.setattr(threshold_rates, "_MOST_BLOCKS", most)
+            bounds.append(stats.estimate(scores, members, 1e-5, 0.95, method))
+        assert bounds[0] == bounds[1] == bounds[2]
 
 
 def test_algorithm_4_by_its_loop():

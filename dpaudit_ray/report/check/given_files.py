@@ -40,7 +40,7 @@ from .findings import Checked
 PLAN, SWEEP = record.FILE, record.SWEEP_FILE
 # What a claim of another version of dpaudit may differ by, as where a run is read.
 _AGAIN, _NUMERIC = 1e-3, 0.02
-_READERS = 8  # of files that may hold 2**20 scores each
+_READERS = 4
 Fault = tuple[str, str, str]  # place, what is stored, what was derived
 
 
