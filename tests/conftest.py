@@ -19,8 +19,7 @@ from tests.pace import Pace
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("DPAUDIT_SHARED", ROOT.parent / "shared"))
 
-# Several processes of tests share few cores: threads of one that wait for each other would take a
-# third of all time. Read when torch is loaded; tests of threads set how many they have.
+# As `make test` sets it for numpy, too; torch reads it later. Tests of threads set their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Ray starts its workers with niceness 15. Where as many tests run as there are cores, or more, the
