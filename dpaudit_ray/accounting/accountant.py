@@ -43,7 +43,7 @@ class Accountant(ABC):
         """δ at ε, its lower end, estimate and upper end; without `both_ends` the lower may be 0."""
 
     def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[Ends]:
-        """ε at δ after each of `steps`, which are whole numbers from 1 to `training.steps`.
+        """ε at δ after each of `steps`, from 1 to `training.steps`: lower end, estimate, upper end.
 
         Accountants that can share work between step counts override it.
         """

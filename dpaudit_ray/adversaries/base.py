@@ -121,7 +121,10 @@ class PublicKnowledge(Protocol):
 
     @property
     def shadows(self) -> Tensor | None:
-        """The adversary's own shadow models, float [s, p]; None where it trains none."""
+        """Parameters of the s models that the adversary has trained itself, float [s, p].
+
+        None where it trains none.
+        """
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
         """Trains `steps` steps without noise or clipping on records `outside`: θ, float [p]."""

@@ -74,9 +74,11 @@ class Sums:
         return self.shown.clone()
 
     def state(self) -> dict[str, Tensor]:
+        """What a checkpoint of the training keeps."""
         return {"shown": self.shown}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on with the sum of a checkpoint, `state()` of the process that saved it."""
         self.shown = state["shown"]
 
 

@@ -57,7 +57,11 @@ class OneRunFdp(Canaries, Estimator):
         return self._estimate(epsilon, mu, (delta, confidence), total, threshold)
 
     def _independent(self, confidence: float) -> tuple[float, float]:
-        """(μ, threshold) of many trainings; those without output are among the guesses."""
+        """(lower bound on μ, threshold on scores) from trainings of one canary each.
+
+        The surest `fixed` trials are guessed, or a SHARE of them. A training without output could
+        have failed because of its bit, so it counts as a wrong guess.
+        """
         masks, missed, trials = self._masks()
         wanted = min(self.fixed or math.ceil(SHARE * trials), trials)
         judged = masks.fixed(wanted - missed)

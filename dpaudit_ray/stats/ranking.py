@@ -140,7 +140,10 @@ class Costs:
         return Costs(self.first + other.first, np.maximum(np.fft.irfft(both, size)[:n], 0.0))
 
     def above(self, dropped: int) -> Costs:
-        """Without the smallest `dropped` numbers, and the largest ones that are next to never."""
+        """The distribution without its `dropped` smallest numbers: chances then sum to less than 1.
+
+        The largest numbers go as well, where their chance is below rounding.
+        """
         kept = np.flatnonzero(self.chances[dropped:] > ROUNDING / self.chances.size)
         end = dropped + (int(kept[-1]) + 1 if len(kept) else 1)
         return Costs(self.first + dropped, self.chances[dropped:end])

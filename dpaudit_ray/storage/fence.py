@@ -45,7 +45,7 @@ class Fence:
             yield
 
     def check(self) -> None:
-        """Raises what `passing` raises, if it has come to that."""
+        """Raises LeaseLostError unless this driver still holds the lease of the run directory."""
         try:
             content = self._folder.read(FILE)
         except StrangeFileError:

@@ -42,7 +42,7 @@ class RunDirectory(ScoreFiles):
     # Missed trials ------------------------------------------------------------------------
 
     def write_output(self, audit: str, trial: int, text: str) -> None:
-        """Puts what is known of a missed trial in place."""
+        """Keeps what a trial that failed had printed, and why it failed, as a text file."""
         self.write_text(f"{self.output_folder(audit)}/{trial}.txt", text)
 
     def outputs(self, audit: str) -> set[int]:

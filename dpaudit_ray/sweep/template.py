@@ -59,13 +59,14 @@ def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
     """Reads the data by name, by path, or by both.
 
     Args:
-        name: of a data set; None: found out by reading what lies at `path`.
+        name: of a data set; None: found out by reading what lies at `path`, or without a path
+            `breast_cancer`.
         path: a file, or the folder that holds torchvision's.
         beside: the folder of the sweep file, from which a path below it is named.
 
     Raises:
         DataError: nothing reads it.
-        SpecError: neither is given, or the named data set lacks a path.
+        SpecError: the named data set lacks a path.
     """
     if path is None:
         options: dict[str, Any] = {"name": name or "breast_cancer"}

@@ -199,7 +199,11 @@ class Passes:
         return x, False
 
     def layer_output(self, rule: Rule[Any], x: Tensor, shared: bool) -> tuple[Tensor, Any]:
-        """The layer's output for this group's models, [n*B, ...], and what its rule keeps."""
+        """The layer's output for the models that are passed now, [n*B, ...], and what its rule keeps.
+
+        x is [n*B, ...], each model's own, or [B, ...] where it is `shared` by all models, as the
+        batch itself: then the layer is computed once for all models, and kept for the next group.
+        """
         if not shared:
             return rule.forward(self.theta, x)
         if rule not in self._shared:

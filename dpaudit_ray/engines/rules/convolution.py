@@ -106,7 +106,10 @@ class Conv2dRule(InputRule):
 
     @property
     def in_runs(self) -> bool:
-        """Whether a row of a patch, of all channels, is one run of an image's row."""
+        """Whether the compiled loops may take it: they copy a row of a patch in one piece.
+
+        That needs neighbouring pixels, of all channels.
+        """
         return self._dilation == (1, 1) and self._groups == 1
 
     @property

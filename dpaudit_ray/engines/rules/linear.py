@@ -136,6 +136,10 @@ class EmbeddingRule(InputRule):
         raise TypeError("tokens have no gradient")
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
+        """Of tokens x [n*B, ...] of n models, and the gradients g [n*B, ..., d] of their vectors.
+
+        The padding token has no gradient.
+        """
         n = len(theta)
         tokens = x.reshape(n, len(x) // n, -1)
         wide = g.reshape(*tokens.shape, g.shape[-1])

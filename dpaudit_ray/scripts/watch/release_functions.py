@@ -78,7 +78,11 @@ def watching(run: WatchedRun) -> Iterator[None]:
 
 
 def current() -> Streams | None:
-    """The streams of the run that this is inside of; None while a step is tried on copies."""
+    """The watched run's call sites, for code that it calls now.
+
+    None outside a watched run, before and after its training, and while one of its steps is done
+    again on copies of the model, whose releases are not the run's.
+    """
     streams = _current.get()
     if streams is None or streams.run.replaying or streams.run.phase != "main":
         return None
