@@ -199,7 +199,7 @@ class Passes:
         return x, False
 
     def layer_output(self, rule: Rule[Any], x: Tensor, shared: bool) -> tuple[Tensor, Any]:
-        """The layer's output for the models that are passed now, [n*B, ...], and what its rule keeps.
+        """The output for the models that are passed now, [n*B, ...], and what the rule keeps of it.
 
         x is [n*B, ...], each model's own, or [B, ...] where it is `shared` by all models, as the
         batch itself: then the layer is computed once for all models, and kept for the next group.
