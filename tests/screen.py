@@ -46,6 +46,7 @@ class Screen:
 
         def own_terminal() -> None:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a suite in the background ignores it
             if not hangups:
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
