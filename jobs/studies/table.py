@@ -12,6 +12,7 @@ from scipy import optimize, special
 
 import dpaudit_ray as da
 from dpaudit_ray import stats
+from dpaudit_ray.plan import score_stream
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
 from jobs.studies.coverage import Coverage, Worlds, subsampled_noise
@@ -60,7 +61,7 @@ def tabulate(location: str) -> pd.DataFrame:
     """Error rate and median bound per method, worlds, ε and R."""
     run = Run.open(location)
     rows = []
-    for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):
+    for index, (audit, cell) in enumerate(zip(run.plan.audits, run.sweep.cells, strict=True)):
         study = cell.mechanism
         if not isinstance(study, Coverage):
             raise typer.BadParameter(f"{location} is no coverage study")
@@ -69,7 +70,7 @@ def tabulate(location: str) -> pd.DataFrame:
         truth = (true_mu if bounds_mu else true_epsilon)(study.worlds, study.epsilon, study.delta)
         if study.faults == "diverges-inside":
             truth = math.inf  # a run that diverged was in; otherwise faults hide, and tell nothing
-        scores = run.directory.scores(audit.id)
+        scores = score_stream.stored_scores(run.directory, run.plan, index)
         for size, group in scores.groupby("step"):
             rows.append(
                 {
@@ -94,11 +95,11 @@ def tabulate(location: str) -> pd.DataFrame:
 def tabulate_verdicts(location: str) -> pd.DataFrame:
     """A row per cell: the share of audits that were refuted, and quantiles of when."""
     run, rows = Run.open(location), []
-    for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):
+    for index, cell in enumerate(run.sweep.cells):
         study = cell.mechanism
         if not isinstance(study, Verdicts):
             raise typer.BadParameter(f"{location} is no study of verdicts")
-        scores = run.directory.scores(audit.id)
+        scores = score_stream.stored_scores(run.directory, run.plan, index)
         after = scores[scores["step"] == 2]["score"].fillna(math.inf)
         rows.append(
             {
