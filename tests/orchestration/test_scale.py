@@ -172,9 +172,9 @@ def test_packs_come_in_order_from_memory_or_else_from_storage():
     assert recent.take("a", 90) is None, "each is handed out once"
 
 
-@pytest.mark.parametrize(("size", "most"), [(1, UNDERWAY), (2**17, 32)])
+@pytest.mark.parametrize(("size", "most"), [(1, UNDERWAY), (2**17, 16)])
 def test_no_more_is_read_than_is_asked_for_soon(size, most):
-    """Neither many packs nor large ones: those of 1 MiB hold 32 MiB."""
+    """Neither many packs nor large ones: those of 1 MiB hold 16 MiB."""
     read: list[int] = []
 
     def reader(packs: Stretch) -> PackScores:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
 from dpaudit_ray.errors import RunDirectoryError, SpecError
@@ -19,7 +18,6 @@ from dpaudit_ray.models.fcnn import Fcnn
 from dpaudit_ray.plan import claims, outcomes
 from dpaudit_ray.plan.model import Pack, Plan
 from dpaudit_ray.plugins import parse
-from dpaudit_ray.report import check
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
@@ -504,17 +502,3 @@ def test_a_plan_of_before_keeps_its_packs(tiny, monkeypatch):
     assert [audit.packs[:3] for audit in more.audits] == [audit.packs for audit in old.audits]
     assert more.audits[0].packs[3:] == ((600, 639), (640, 679), (680, 699))
     assert [a.fingerprint for a in more.audits] == [a.fingerprint for a in old.audits]
-
-
-def test_a_run_of_before_and_what_it_was_extended_by_are_in_order(tiny, tmp_path, monkeypatch):
-    sweep = automatic(tiny, 300, {"name": "fcnn"})
-    location = da.run(sweep, storage_path=str(tmp_path), executor="inline").location
-    larger(monkeypatch, 40)
-    assert check.check_run(location).in_order
-    sweep = automatic(tiny, 350, {"name": "fcnn"})
-    da.run(sweep, storage_path=str(tmp_path), executor="inline")
-    found = check.check_run(location)
-    assert found.in_order
-    assert not found.different
-    larger(monkeypatch, 50)
-    assert not check.check_run(location).in_order  # packs of 40 are of no version
