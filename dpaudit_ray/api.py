@@ -195,12 +195,13 @@ class _Job:
 
     def _conclude(self, dispatcher: Dispatcher, result: Result) -> None:
         """Tells the metrics of refuted claims: those of all trials, and not of live bounds only."""
-        from .report import answer
-        from .report.verdict import Verdict
+        from .report import verdict
 
         self.phase("judging the claims")
-        verdicts = answer.current(result.run).audits
-        refuted = frozenset(i for i, a in enumerate(verdicts) if a.verdict is Verdict.VIOLATION)
+        verdicts = verdict.current(result.run).audits
+        refuted = frozenset(
+            i for i, a in enumerate(verdicts) if a.verdict is verdict.Verdict.VIOLATION
+        )
         now = Activity(trainers=dispatcher.trainers, last_result=time.time(), refuted=refuted)
         last = dispatcher.progress(now)
         if refuted - {i for i, audit in enumerate(last.audits) if audit.refuted}:

@@ -20,10 +20,9 @@ from .storage.run_directory import RunDirectory
 from .storage.scores import MISSED
 
 if TYPE_CHECKING:
-    from .report.answer import Answer
     from .report.figures.primitives import Picture
     from .report.tables import Run
-    from .report.verdict import Verdict
+    from .report.verdict import Answer, Verdict
 
 _AUDITS = 6  # that are shown, of those that go on
 
@@ -82,9 +81,9 @@ class Result:
     @functools.cached_property
     def answer(self) -> Answer:
         """The run's verdict in a sentence, why, and what would help; takes seconds."""
-        from .report import answer
+        from .report import verdict
 
-        return answer.current(self.run)
+        return verdict.current(self.run)
 
     def verdict(self) -> Verdict:
         """VIOLATION, CONSISTENT or INCONCLUSIVE, as `dpaudit verify` says."""

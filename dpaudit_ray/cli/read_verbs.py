@@ -15,8 +15,8 @@ from .arguments import AsJson, RunPath, TrustedToRead, Wide
 
 if TYPE_CHECKING:
     from ..plan.outcomes import Failure
-    from ..report.answer import Answer
     from ..report.tables import Run
+    from ..report.verdict import Answer
 
 app = typer.Typer()
 
@@ -35,10 +35,10 @@ def status(
     run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None, wide: Wide = False
 ) -> None:
     """Progress, estimates, verdict, failures by kind and who drives, without a cluster."""
-    from ..report import answer
+    from ..report import verdict
 
     opened = open_run(run)
-    summary = answer.quick(opened)
+    summary = verdict.quick(opened)
     if as_json:
         terminal.show_json(_status_entries(opened, summary))
     else:

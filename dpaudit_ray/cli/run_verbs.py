@@ -38,7 +38,7 @@ def run(  # noqa: PLR0913 (options of a command line)
     """Starts a sweep, or resumes it when its run directory exists. A sweep file is code."""
     from .. import api
     from ..plan import outcomes
-    from ..report import answer
+    from ..report import verdict
     from ..sweep.yamlfile import parse_changes
     from .live_view import Display
     from .read_verbs import explain_unread, failure_lines
@@ -55,7 +55,7 @@ def run(  # noqa: PLR0913 (options of a command line)
             raise typer.Exit(Exit.STOPPED) from None
     opened = result.run
     explain_unread(opened)
-    summary = answer.quick(opened) if result.stopped else answer.current(opened)
+    summary = verdict.quick(opened) if result.stopped else verdict.current(opened)
     tables.show_overview(opened, summary)
     missed = list(outcomes.missed_lines(opened.directory, opened.plan))
     for line in [*failure_lines(opened, result.earlier), *missed]:

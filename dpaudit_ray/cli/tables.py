@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
     from ..forecast.forecast import AuditOutlook, Outlook
     from ..plan.provenance import Code
-    from ..report.answer import Answer
     from ..report.tables import Run
-    from ..report.verdict import RunVerdict
+    from ..report.verdict import Answer, RunVerdict
     from ..sweep.spec import Sweep
 
 # Columns that a narrow terminal does without, the first ones first.

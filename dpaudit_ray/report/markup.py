@@ -8,8 +8,8 @@ from typing import Any
 import jinja2
 
 from ..printable import lines
-from .answer import Answer
 from .tables import Run, overview
+from .verdict import Answer
 
 
 def environment(**options: Any) -> jinja2.Environment:

@@ -19,7 +19,7 @@ from ..plan.score_stream import Trials
 from ..stats import Status
 from ..storage.scores import UTILITY
 from ..sweep.cell import Cell
-from . import answer, words
+from . import verdict, words
 from .figures import one_audit, whole_run
 from .markup import embedded
 from .measures import HitRate, Profile, utilities
@@ -129,7 +129,7 @@ def _has_curve(view: AuditView) -> bool:
 
 def _answer(run: Run, contents: list[Content]) -> Content:
     """The verdict with its reasons, and the table of all audits."""
-    answered, rows = answer.current(run), overview(run)
+    answered, rows = verdict.current(run), overview(run)
     audits = [
         entry | {"row": row, "verdict": audit.verdict, "reason": audit.reason}
         for entry, row, audit in zip(contents, rows, answered.audits, strict=True)

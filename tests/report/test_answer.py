@@ -18,11 +18,10 @@ from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import outcomes
 from dpaudit_ray.plan.model import Pack
 from dpaudit_ray.plan.outcomes import Failure
-from dpaudit_ray.report import answer, page, verdict, words
-from dpaudit_ray.report.answer import Answer
+from dpaudit_ray.report import page, verdict, words
 from dpaudit_ray.report.figures import whole_run
 from dpaudit_ray.report.tables import Run, overview
-from dpaudit_ray.report.verdict import Verdict
+from dpaudit_ray.report.verdict import Answer, Verdict
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep.cell import Cell
 from tests.command import dpaudit, write_sweep
@@ -50,7 +49,7 @@ def run_of(sweep: dict[str, Any], folder: Path, mu: float) -> Run:
 
 
 def test_a_healthy_run(sweep, tmp_path):
-    found = answer.current(run_of(sweep, tmp_path, CLAIMED))
+    found = verdict.current(run_of(sweep, tmp_path, CLAIMED))
     assert found.verdict is Verdict.CONSISTENT
     assert found.sentence.startswith("CONSISTENT: no claim is refuted, and with 0.7 of the claimed")
     assert found.help == ()
@@ -58,7 +57,7 @@ def test_a_healthy_run(sweep, tmp_path):
 
 
 def test_a_broken_run(sweep, tmp_path):
-    found = answer.current(run_of(sweep, tmp_path, 2 * CLAIMED))
+    found = verdict.current(run_of(sweep, tmp_path, 2 * CLAIMED))
     assert found.verdict is Verdict.VIOLATION
     said = re.search(r"refuted after (\d+) of 600 trials: no more private than with noise mult"
                      r"iplier ([\d.]+) where 0.5 is claimed", found.sentence)  # fmt: skip
@@ -69,21 +68,21 @@ def test_a_broken_run(sweep, tmp_path):
 
 def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
     sweep["mechanism"]["noise_multiplier"] = 1.0
-    found = answer.current(run_of(sweep, tmp_path / "few", 0.8))
+    found = verdict.current(run_of(sweep, tmp_path / "few", 0.8))
     assert found.verdict is Verdict.INCONCLUSIVE
     assert re.search(r"more trials: about [\d,]+ \(`--set audit.trials=\d+`\)", found.help[0])
-    blind = answer.current(run_of(sweep, tmp_path / "blind", 0.0))
+    blind = verdict.current(run_of(sweep, tmp_path / "blind", 0.0))
     assert "with a chance of 0%" in blind.sentence
     assert not any("more trials" in line for line in blind.help)
 
 
 def test_a_partial_run(sweep, tmp_path):
     run = run_of(sweep, tmp_path, CLAIMED)
-    before = answer.current(run)
+    before = verdict.current(run)
     (tmp_path / f"scores/{run.plan.audits[0].id}/200-299.parquet").unlink()
     run.directory.set_complete(False)
     Aggregation.rebuild(run.directory).flush()
-    found = answer.current(Run.open(str(tmp_path)))
+    found = verdict.current(Run.open(str(tmp_path)))
     assert before.verdict is Verdict.CONSISTENT
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "500 of 600 trials are done, 200 of them usable before a gap" in found.sentence
@@ -102,15 +101,15 @@ def test_a_failed_run(sweep, tmp_path):
     )
     begun = Run.open(str(tmp_path))
     begun.directory.set_complete(False)
-    assert "100 of 600 trials failed, and 0 are done" in answer.current(begun).sentence
-    assert answer.current(begun).help[0] == "`dpaudit run` with the same sweep file goes on"
+    assert "100 of 600 trials failed, and 0 are done" in verdict.current(begun).sentence
+    assert verdict.current(begun).help[0] == "`dpaudit run` with the same sweep file goes on"
     outcomes.Record(run.directory, run.plan).set_failed(
         [Failure(pack, *why) for pack in failed_packs]
     )
     run.directory.set_complete(False)
     Aggregation.rebuild(run.directory).flush()
     failed = Run.open(str(tmp_path))
-    found = answer.current(failed)
+    found = verdict.current(failed)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "600 of 600 trials failed, and 0 are done" in found.sentence
     assert "dpaudit run --retry-failed" in found.help[0]
@@ -144,7 +143,7 @@ def test_no_trial_bounds_nothing(sweep, tmp_path):
     (row,) = overview(run)
     assert row["epsilon_lower"] != row["epsilon_lower"]
     assert row["status"] == ""
-    assert answer.current(run).sentence == "INCONCLUSIVE: no claim is refuted, but not run"
+    assert verdict.current(run).sentence == "INCONCLUSIVE: no claim is refuted, but not run"
     html = Path(page.write(run)).read_text()
     assert "no trial was run" not in html
     assert "there is nothing to show" in html
@@ -152,35 +151,35 @@ def test_no_trial_bounds_nothing(sweep, tmp_path):
 
 def test_it_is_computed_once_for_the_same_trials(sweep, tmp_path, monkeypatch):
     run = run_of(sweep, tmp_path, CLAIMED)
-    found = answer.current(run)
+    found = verdict.current(run)
     monkeypatch.setattr(verdict, "judge", lambda *_, **__: pytest.fail("computed again"))
     again = Run.open(str(tmp_path))
-    assert answer.current(again) == answer.quick(again) == found
+    assert verdict.current(again) == verdict.quick(again) == found
     monkeypatch.undo()
-    stored = tmp_path / answer.FILE
+    stored = tmp_path / verdict.FILE
     whole = json.loads(stored.read_text())
     edited = json.dumps(whole | {"verdict": "VIOLATION", "sentence": "VIOLATION: all is lost"})
-    assert answer.sound(again.directory)
+    assert verdict.sound(again.directory)
     for damaged in ("", "3", '"x"', "[]", "{}", '{"of": 1}', edited):
         stored.write_text(damaged)
-        assert answer.kept(again) is None
-        assert not answer.sound(again.directory)
-        assert answer.current(again) == found
+        assert verdict.kept(again) is None
+        assert not verdict.sound(again.directory)
+        assert verdict.current(again) == found
 
 
 def test_a_forged_answer_is_not_believed(sweep, tmp_path):
     """Whoever writes `verdict.json` can give it the digest that fits, and not this user's seal."""
     run = run_of(sweep, tmp_path, 2 * CLAIMED)
-    found, stored = answer.current(run), tmp_path / answer.FILE
+    found, stored = verdict.current(run), tmp_path / verdict.FILE
     sealed = json.loads(stored.read_text())
     told = {"verdict": "CONSISTENT", "sentence": "CONSISTENT: every claim holds", "help": []}
     audits = [one | {"verdict": "CONSISTENT"} for one in sealed["audits"]]
     forged = {k: v for k, v in sealed.items() if k not in ("digest", "seal")} | told
     forged |= {"audits": audits}
     for seal in (sealed.get("seal", ""), hashlib.sha256(b"").hexdigest(), None):
-        content = forged | {"digest": answer._digest(forged), "seal": seal}
+        content = forged | {"digest": verdict._digest(forged), "seal": seal}
         stored.write_text(json.dumps(content))
-        assert answer.sound(run.directory)
+        assert verdict.sound(run.directory)
         told_by_status = json.loads(dpaudit("status", tmp_path, "--json").out)["verdict"]
         assert told_by_status["verdict"] == "VIOLATION"
         assert told_by_status["derived"] is True
@@ -190,8 +189,8 @@ def test_a_forged_answer_is_not_believed(sweep, tmp_path):
 
 
 def test_where_deriving_takes_long_a_strangers_answer_is_marked(sweep, tmp_path, monkeypatch):
-    said = answer.current(run_of(sweep, tmp_path, CLAIMED)).sentence
-    monkeypatch.setattr(answer, "QUICK_TRIALS", TRIALS - 1)
+    said = verdict.current(run_of(sweep, tmp_path, CLAIMED)).sentence
+    monkeypatch.setattr(verdict, "QUICK_TRIALS", TRIALS - 1)
     assert "nobody derived it" not in one_line(dpaudit("status", tmp_path).out)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
     shown = one_line(dpaudit("status", tmp_path).out)
@@ -202,11 +201,11 @@ def test_where_deriving_takes_long_a_strangers_answer_is_marked(sweep, tmp_path,
 
 def test_other_scores_of_as_many_trials_are_judged_anew(sweep, tmp_path):
     """Estimates that are there stay the same: they are not what the answer rests on alone."""
-    before = answer.current(run_of(sweep, tmp_path / "run", CLAIMED))
+    before = verdict.current(run_of(sweep, tmp_path / "run", CLAIMED))
     run_of(sweep, tmp_path / "other", 2 * CLAIMED)
     for file in (tmp_path / "other/scores").rglob("*.parquet"):
         file.replace(tmp_path / "run" / file.relative_to(tmp_path / "other"))
-    after = answer.current(Run.open(str(tmp_path / "run")))
+    after = verdict.current(Run.open(str(tmp_path / "run")))
     assert (before.verdict, after.verdict) == (Verdict.CONSISTENT, Verdict.VIOLATION)
 
 
@@ -217,13 +216,13 @@ def test_who_may_not_write_is_told_all_the_same(sweep, tmp_path, monkeypatch):
         raise StorageError("read only")
 
     monkeypatch.setattr(RunDirectory, "write_json", refusing)
-    assert answer.quick(run) == answer.current(run)
-    assert not (tmp_path / answer.FILE).exists()
+    assert verdict.quick(run) == verdict.current(run)
+    assert not (tmp_path / verdict.FILE).exists()
     monkeypatch.undo()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / answer.seal.__name__ / "x"))
-    (tmp_path / answer.seal.__name__).write_text("no folder")
-    assert answer.quick(run) == answer.current(run), "a home without a key costs time only"
-    assert answer.kept(run) is None
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / verdict.seal.__name__ / "x"))
+    (tmp_path / verdict.seal.__name__).write_text("no folder")
+    assert verdict.quick(run) == verdict.current(run), "a home without a key costs time only"
+    assert verdict.kept(run) is None
 
 
 def many(sweep: dict[str, Any], audits: int) -> dict[str, Any]:
@@ -259,24 +258,24 @@ def test_it_is_computed_anew_where_what_it_rests_on_has_changed(sweep, tmp_path)
     """What is complete, what bounds say, and of which audits it is."""
     run = run_of(sweep, tmp_path, CLAIMED)
     run.directory.set_complete(False)
-    assert answer.current(Run.open(str(tmp_path))).verdict is Verdict.CONSISTENT
-    assert "dpaudit run" in answer.current(Run.open(str(tmp_path))).help[0]
+    assert verdict.current(Run.open(str(tmp_path))).verdict is Verdict.CONSISTENT
+    assert "dpaudit run" in verdict.current(Run.open(str(tmp_path))).help[0]
     run.directory.set_complete(True)
     complete = Run.open(str(tmp_path))
-    assert answer.current(complete).help == ()
-    assert answer.kept(complete) is not None
+    assert verdict.current(complete).help == ()
+    assert verdict.kept(complete) is not None
     raised = complete.estimates.assign(epsilon_lower_together=99.0)
-    assert answer.kept(dataclasses.replace(complete, estimates=raised)) is None
+    assert verdict.kept(dataclasses.replace(complete, estimates=raised)) is None
     named = dataclasses.replace(complete.plan.audits[0], label="another")
     plan = dataclasses.replace(complete.plan, audits=(named,))
-    assert answer.kept(dataclasses.replace(complete, plan=plan)) is None
+    assert verdict.kept(dataclasses.replace(complete, plan=plan)) is None
 
 
 def test_a_bound_above_its_claim_is_never_beside_consistent(sweep, tmp_path, monkeypatch):
     """Bounds and the test of the claim spend their errors apart, so they may differ."""
     run = run_of(sweep, tmp_path, CLAIMED)
     monkeypatch.setattr(Run, "above", lambda *_: True)
-    found = answer.current(run)
+    found = verdict.current(run)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "does not refute it" in found.sentence
     assert "never CONSISTENT" in words.ABOVE
@@ -290,7 +289,7 @@ def test_a_bar_above_its_claim_looks_otherwise(sweep, mu, kind, tmp_path):
 
 def test_it_is_the_same_everywhere(sweep, tmp_path, capsys):
     run = run_of(sweep, tmp_path, 2 * CLAIMED)
-    said = answer.current(run).sentence
+    said = verdict.current(run).sentence
     status = dpaudit("status", tmp_path)
     assert one_line(said) in one_line(status.out)
     assert json.loads(dpaudit("status", tmp_path, "--json").out)["verdict"]["sentence"] == said

@@ -22,7 +22,7 @@ from ...storage.contents import DEPTH, Contents, Kind, digest
 from ...storage.fence import FILE as OWNER
 from ...storage.run_directory import RunDirectory
 from ...storage.scores import ESTIMATE_SCHEMA, EstimateRow, frame
-from .. import answer
+from .. import verdict
 from ..tables import Run
 from . import given_files
 from .findings import Checked
@@ -257,13 +257,13 @@ class _Derivation:
         if len(others):
             table = pd.concat([table, others], ignore_index=True)
         run = Run(self._run, self._sweep, self._plan, table)
-        answered = answer.derived(run)
-        if not answer.sound(self._run):
-            self._checked.differs(answer.FILE, "digest", "another", "that of its content")
-        recorded = answer.recorded(Run(self._run, self._sweep, self._plan, self._stored))
+        answered = verdict.derived(run)
+        if not verdict.sound(self._run):
+            self._checked.differs(verdict.FILE, "digest", "another", "that of its content")
+        recorded = verdict.recorded(Run(self._run, self._sweep, self._plan, self._stored))
         if recorded is not None:
             stored = vars(dataclasses.replace(recorded, derived=True))
-            self._checked.compare(answer.FILE, stored, vars(answered))
+            self._checked.compare(verdict.FILE, stored, vars(answered))
         return answered.verdict.value
 
 
