@@ -1,5 +1,6 @@
 """Optimizers, schedules, an ε in place of noise, parts of batches; what cannot be trained."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.recipe import Recipe
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
-from dpaudit_ray.mechanisms.dp_sgd.updates import Schedule
+from dpaudit_ray.mechanisms.dp_sgd.updates import Adam, Schedule
 from dpaudit_ray.plan import claims
 from dpaudit_ray.sweep import spec
 from tests.command import changed, refused, write_sweep
@@ -83,6 +84,11 @@ def test_parts_of_a_batch_make_the_same_step(engine, sampling, tiny):
     for size in (64, 13):
         parted = end(recipe(tiny, **options, physical_batch_size=size), "sample")
         torch.testing.assert_close(parted, whole, rtol=0, atol=1e-9)
+
+
+def test_adam_is_that_of_torch_where_nothing_is_said():
+    usual = inspect.signature(torch.optim.Adam).parameters
+    assert (Adam().betas, Adam().eps) == (usual["betas"].default, usual["eps"].default)
 
 
 def test_optimizers_take_the_steps_of_their_papers(tiny):

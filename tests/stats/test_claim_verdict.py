@@ -7,7 +7,18 @@ import pytest
 from scipy import special
 
 from dpaudit_ray.stats import gdp
-from dpaudit_ray.stats.claim import LOSSES, OUTCOMES, PLAIN, WINS, Claim, Portfolio, Wagers
+from dpaudit_ray.stats.claim import (
+    DIVERGED_RIGHT,
+    DIVERGED_WRONG,
+    LOSSES,
+    MISSED,
+    OUTCOMES,
+    PLAIN,
+    WINS,
+    Claim,
+    Portfolio,
+    Wagers,
+)
 from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import Curve, Responses, gaussian
 from dpaudit_ray.stats.fixed_horizon import DeclaredTest, boundary
@@ -80,6 +91,14 @@ def test_every_part_of_the_evidence_is_fair():
     values = np.exp(np.array(wealth))
     error = values.std(axis=0) / math.sqrt(len(values))
     assert (values.mean(axis=0) <= 1 + 4 * error).all()
+
+
+def test_plain_guessing_leaves_diverged_trials_alone():
+    """It guesses every finite one, and loses what was missed."""
+    finite = np.arange(OUTCOMES) < DIVERGED_RIGHT
+    assert ((WINS[PLAIN] | LOSSES[PLAIN])[finite]).all()
+    assert not (WINS[PLAIN] | LOSSES[PLAIN])[[DIVERGED_RIGHT, DIVERGED_WRONG]].any()
+    assert LOSSES[PLAIN, MISSED]
 
 
 def test_no_bet_wins_on_average():

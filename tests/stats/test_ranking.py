@@ -30,6 +30,13 @@ CLAIMS = [
 IDS = ["gaussian", "strong", "point", "three", "unsorted"]
 
 
+def test_a_diverged_trial_that_tells_nothing_is_the_least_sure():
+    """While both worlds diverge alike, any finite score says more."""
+    scores, members = np.array([np.inf, 0.005]), np.array([False, True])
+    assert ranked_mistakes(scores, members, 0.0, Diverged()).tolist() == [False, True]
+    assert ranked_mistakes(scores, members, 0.0, Diverged(9, 1)).tolist() == [False, False]
+
+
 @pytest.mark.parametrize("curve", CLAIMS, ids=IDS)
 def test_a_claim_is_a_mixture_of_coins(curve):
     """δ at each claimed ε, computed from the coins, is what was claimed or implied by the rest."""

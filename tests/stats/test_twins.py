@@ -83,6 +83,19 @@ def test_best_threshold_of_large_worlds_is_lost_in_no_block(monkeypatch):
         assert bounds[0] == bounds[1] == bounds[2]
 
 
+def test_few_thresholds_are_some_of_all_with_both_ends():
+    scores, members = gaussian_trials(np.random.default_rng(3), 5000, 1.0)
+    worlds = threshold_rates.Worlds.from_scores(scores, members)
+    every = worlds.midpoints()
+    assert worlds.midpoints(4999).tolist() == every.tolist()
+    few = worlds.midpoints(400)
+    assert 300 < len(few) <= 400
+    assert np.isin(few, every).all()
+    assert few[:9].tolist() == every[:9].tolist()
+    assert few[-9:].tolist() == every[-9:].tolist()
+    assert np.diff(np.searchsorted(every, few)).max() <= 26, "evenly in between"
+
+
 def test_algorithm_4_by_its_loop():
     scores, members = gaussian_trials(np.random.default_rng(2), 200, 1.0)
     best = -math.inf
