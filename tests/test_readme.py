@@ -1,4 +1,4 @@
-"""The README stays true: its commands run, its code runs, its links lead somewhere."""
+"""README and docs stay true: their commands run, their code runs, their links lead somewhere."""
 
 import contextlib
 import math
@@ -21,10 +21,19 @@ from tests.forecast.test_bench import fcnn_benchmark
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = sorted(p for p in ROOT.rglob("*.md") if ".venv" not in p.parts)
+# Pages of docs/, each once, in the order in which the README sends its readers to them.
+DOCS = [ROOT / name for name in dict.fromkeys(re.findall(r"\]\((docs/\w[\w-]*\.md)", README))]
+GUIDE = "\n".join([README, *(page.read_text() for page in DOCS)])
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link to a heading of `page` may have behind its #, as GitHub makes it."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.fixture
@@ -67,7 +76,7 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_command_of_the_readme_runs_in_its_order(commanded, monkeypatch):
+def test_every_command_runs_in_its_order(commanded, monkeypatch):
     monkeypatch.chdir(commanded)
     entries = yaml.safe_load(dpaudit("status", "runs/quickstart", "--json").out)["audits"]
     simulated, loss = (entry["epsilon_lower"] for entry in entries)
@@ -83,11 +92,12 @@ def test_python_example_runs(commanded, monkeypatch, capsys):
     exec(next(block for block in blocks("python") if "da.run" in block), {})
     printed = capsys.readouterr().out.splitlines()[-1]
     assert printed == "9.482 if-gaussian, claim 9.997"
-    assert f"It prints `{printed}`" in README
+    assert f"It prints `{printed}`" in GUIDE
 
 
 def test_sweep_file_example_is_valid():
-    sweep = spec.from_raw(yamlfile.parse_yaml(blocks("yaml")[0], "README.md"))
+    block = next(block for block in blocks("yaml") if "name: my-sweep" in block)
+    sweep = spec.from_raw(yamlfile.parse_yaml(block, "sweep-file.md"))
     assert [cell.label for cell in sweep.cells] == ["noise_multiplier=2", "noise_multiplier=4"]
 
 
@@ -128,7 +138,7 @@ def test_script_example_is_audited(workplace):
     """Its first layer; `jobs/zoo` has all of them run."""
     example = next(block for block in blocks("python") if "# train.py" in block)
     (workplace / "train.py").write_text(example)
-    assert "dpaudit verify train.py:main" in README
+    assert "dpaudit verify train.py:main" in GUIDE
     done = dpaudit("verify", "train.py:main", "--budget", "2min", "--layers", "0")
     assert done.code == 5, done.out + done.err
     assert "INCONCLUSIVE: train.py:main, ε = " in done.out
@@ -139,7 +149,7 @@ def test_script_example_is_audited(workplace):
 def test_recipe_examples_run(workplace):
     """That of the sweep file as it is, and again with all three classes of one's own."""
     block = next(block for block in blocks("yaml") if "sampling: poisson" in block)
-    raw = yamlfile.parse_yaml(block, "README.md")
+    raw = yamlfile.parse_yaml(block, "sweep-file.md")
     assert spec.from_raw(raw).cells[0].mechanism.noise > 0.5
     own = {"sampling": "my_sampling:Drawn", "optimizer": "my_optimizer:RmsProp"}
     for name in ("my_sampling", "my_optimizer", "my_schedule"):
@@ -210,9 +220,21 @@ def test_preparation_example_runs(workplace):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+            name, _, anchor = target.partition("#")
+            file = page.parent / name if name else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), target
+
+
+def test_readme_leads_to_every_page_of_docs():
+    assert set(DOCS) == set((ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
+def test_pages_begin_with_what_they_answer_and_for_whom(page):
+    assert re.match(r"# .+\n\nThis page says [^\n]*; it is for [^\n]*\.\n\n", page.read_text())
 
 
 def test_no_placeholder_is_left():

@@ -131,22 +131,22 @@ def test_events_that_say_nothing_or_all():
         accounting.events_epsilon([(1.0, 2.0, 1)], 1e-5)
 
 
-# --- the table of the README ----------------------------------------------------------------------
+# --- the table of the docs ------------------------------------------------------------------------
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "estimators-and-accountants.md"
 ROWS = re.findall(
     r"^\| ([\d.]+), ([\d./]+), (\d+) \| (poisson|shuffle|fixed) \| (.*) \|$",
-    README.read_text(),
+    PAGE.read_text(),
     re.M,
 )
 
 
-def test_the_readme_has_every_kind_of_batches():
+def test_the_docs_have_every_kind_of_batches():
     assert len(ROWS) == 9
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row[:4]))
-def test_claims_of_the_readme(row):
+def test_claims_of_the_docs(row):
     noise, rate, steps, batches, cells = row
     asked = (float(noise), int(steps), 1e-5, 1.0 if batches == "fixed" else float(Fraction(rate)))
     sampling = "poisson" if batches == "fixed" else batches
