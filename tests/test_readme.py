@@ -56,9 +56,10 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands = [line.split("#")[0].split() for line in lines if line.startswith("dpaudit")]
     # `submit` needs a cluster: test_submission.py runs it.
     commands = [command for command in commands if command[1] != "submit"]
+    commands = [list(command) for command in dict.fromkeys(map(tuple, commands))]  # once each
     verbs = " ".join(command[1] for command in commands)
-    assert verbs == "plan plan run run status report verify check init list bench"
-    commands[3] += ["--executor", "inline"]  # the trials that are added: Ray has run the others
+    assert verbs == "plan run report plan run status report verify check init list bench"
+    commands[4] += ["--executor", "inline"]  # the trials that are added: Ray has run the others
     # What the blocks say besides: `make quickstart` can be repeated, and a plan uses the benchmark.
     plan = ["dpaudit", "plan", "jobs/quickstart.yaml", "--bench", "bench.json"]
     recipe = re.search(r"\$\(BIN\)/(dpaudit run .*)", (ROOT / "Makefile").read_text())[1].split()
@@ -89,10 +90,26 @@ def test_every_command_runs_in_its_order(commanded, monkeypatch):
 def test_python_example_runs(commanded, monkeypatch, capsys):
     """On a run that is complete: `dpaudit run` is the same call, and has started it."""
     monkeypatch.chdir(commanded)
-    exec(next(block for block in blocks("python") if "da.run" in block), {})
+    short, long = (block for block in blocks("python") if "da.run" in block)
+    exec(short, {})
+    exec(long, {})
     printed = capsys.readouterr().out.splitlines()[-1]
     assert printed == "9.482 if-gaussian, claim 9.997"
     assert f"It prints `{printed}`" in GUIDE
+
+
+def test_readme_is_short():
+    assert len(README.splitlines()) <= 150
+    assert len(README.split()) <= 1000
+
+
+def test_sweep_of_the_readme_is_the_quickstart():
+    block = next(block for block in blocks("yaml") if "name: quickstart" in block)
+    short = spec.from_raw(yamlfile.parse_yaml(block, "README.md"))
+    full = spec.load(ROOT / "jobs" / "quickstart.yaml")
+    assert short.cells == full.cells
+    assert short.fingerprint == full.fingerprint
+    assert short.name == full.name
 
 
 def test_sweep_file_example_is_valid():
@@ -136,9 +153,10 @@ def test_own_training_example_runs(workplace):
 
 def test_script_example_is_audited(workplace):
     """Its first layer; `jobs/zoo` has all of them run."""
-    example = next(block for block in blocks("python") if "# train.py" in block)
+    short, example = (block for block in blocks("python") if "# train.py" in block)
+    assert example.startswith(short)  # that of the README
     (workplace / "train.py").write_text(example)
-    assert "dpaudit verify train.py:main" in GUIDE
+    assert GUIDE.count("\ndpaudit verify train.py:main --budget 10min\n") == 2
     done = dpaudit("verify", "train.py:main", "--budget", "2min", "--layers", "0")
     assert done.code == 5, done.out + done.err
     assert "INCONCLUSIVE: train.py:main, ε = " in done.out
