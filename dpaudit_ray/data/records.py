@@ -27,7 +27,7 @@ class _Records(Data):
             "class and zeros and ones, separated by commas"
         )
         file = existing_file(self.path, self.name, remedy)
-        cells = read_csv(file, header=None).to_numpy()
+        cells = read_csv(file, remedy, header=None).to_numpy()
         if cells.dtype.kind not in "iu" or cells.shape[1] < 2:
             raise DataError(f"{file}: not such text; {remedy}")
         y = cells[:, 0].astype(np.int64)

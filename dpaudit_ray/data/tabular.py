@@ -9,16 +9,15 @@ from __future__ import annotations
 import functools
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import DataError
 from ..storage.files import reason
-from .base import Data, Dataset, checked, existing_file, standardized
+from .base import Data, Dataset, checked, existing_file, require_finite, standardized
 
 _HOUSING = (
     "MedInc", "HouseAge", "AveRooms", "AveBedrms", "Population", "AveOccup", "Latitude",
@@ -80,8 +79,11 @@ class CaliforniaHousing(Data):
                 "give mechanism.data.path a CSV with scikit-learn's columns, or leave it out to "
                 "let scikit-learn download the data"
             )
-            table = Table(existing_file(self.path, self.name, remedy), remedy)
-            x, target = table.numbers(_HOUSING), table.numbers([_TARGET])[:, 0]
+            file = existing_file(self.path, self.name, remedy)
+            types = dict.fromkeys([*_HOUSING, _TARGET], np.float64)
+            table = read_table(file, remedy, types).to_numpy()
+            require_finite(table, str(file))
+            x, target = table[:, :-1], table[:, -1]
         y = (target > np.median(target)).astype(np.int64)
         return checked(standardized(x), y, self.name)
 
@@ -115,15 +117,20 @@ class Bank(Data):
         """Reads UCI's `bank-full.csv`, separated by semicolons, also gzipped."""
         remedy = "give mechanism.data.path UCI's bank-full.csv or bank-full.csv.gz"
         file = existing_file(self.path, self.name, remedy)
-        table = Table(file, remedy, sep=";", keep_default_na=False, na_values=[""])
-        numbers = standardized(table.numbers(_BANK_NUMBERS))
-        # Each value of a word is a column of 0 and 1, in alphabetical order.
-        words = [np.equal(w[:, None], np.unique(w)) for w in map(table.words, _BANK_WORDS)]
-        y = table.words("y")
-        if not np.isin(y, ["no", "yes"]).all():
+        texts = [*_BANK_WORDS, "y"]
+        types = dict.fromkeys(_BANK_NUMBERS, np.float64) | dict.fromkeys(texts, str)
+        table = read_table(file, remedy, types, sep=";")
+        if table[texts].eq("").any(axis=None):
+            raise DataError(f"{file}: a cell is empty; {remedy}")
+        if not table["y"].isin(["no", "yes"]).all():
             raise DataError(f"{file}: column y must hold yes and no; {remedy}")
-        x = np.concatenate([numbers, *words], axis=1, dtype=np.float32)
-        return checked(x, (y == "yes").astype(np.int64), str(file))
+        numbers = table[list(_BANK_NUMBERS)].to_numpy()
+        require_finite(numbers, str(file))
+        # Each value of a word is a column of 0 and 1, in alphabetical order.
+        words = (table[column].to_numpy(np.str_) for column in _BANK_WORDS)
+        hot = [np.equal(w[:, None], np.unique(w)) for w in words]
+        x = np.concatenate([standardized(numbers), *hot], axis=1, dtype=np.float32)
+        return checked(x, table["y"].eq("yes").to_numpy(np.int64), str(file))
 
 
 class CervicalCancer(Data):
@@ -139,81 +146,41 @@ class CervicalCancer(Data):
     def read(self) -> Dataset:
         remedy = "give mechanism.data.path UCI's risk_factors_cervical_cancer.csv"
         file = existing_file(self.path, self.name, remedy)
-        table = Table(file, remedy)
-        features = table.numbers(_CERVICAL_FEATURES, missing="?")
+        types = dict.fromkeys([*_CERVICAL_FEATURES, "Biopsy"], np.float64)
+        table = read_table(file, remedy, types, na_values=["?"])
+        features, y = table.to_numpy()[:, :-1], table["Biopsy"]
+        if not y.isin([0, 1]).all():
+            raise DataError(f"{file}: column Biopsy must hold 0 and 1; {remedy}")
         empty = np.isnan(features).all(axis=0)
         if empty.any():
             column = _CERVICAL_FEATURES[int(empty.argmax())]
             raise DataError(f"{file}: column {column} has no value at all; {remedy}")
-        medians = np.nanmedian(features, axis=0)
-        filled = np.where(np.isnan(features), medians, features)
-        y = table.numbers(["Biopsy"])[:, 0]
-        if not np.isin(y, [0, 1]).all():
-            raise DataError(f"{file}: column Biopsy must hold 0 and 1; {remedy}")
-        return checked(standardized(filled), y.astype(np.int64), str(file))
+        filled = np.where(np.isnan(features), np.nanmedian(features, axis=0), features)
+        require_finite(filled, str(file))
+        return checked(standardized(filled), y.to_numpy(np.int64), str(file))
 
 
-class Table:
-    """A CSV file with a header, read strictly; gzipped where its name ends in .gz.
+def read_table(file: Path, remedy: str, types: Mapping[str, type], **options: Any) -> Any:
+    """The columns named in `types`, in that order, as a data frame of such values.
 
-    `remedy` ends messages; `options` are those of pandas.read_csv.
+    A cell is missing only where `options`, those of `pandas.read_csv`, say so.
 
     Raises:
-        DataError: the file is no such table, or an empty one.
+        DataError: a column is missing, a cell is of another type, or there are no rows.
     """
-
-    def __init__(self, file: Path, remedy: str, **options: Any) -> None:
-        self._file, self._remedy = file, remedy
-        self._content = read_csv(file, **options)
-        if len(self._content) == 0:
-            raise DataError(f"{file}: holds no rows; {remedy}")
-
-    def numbers(
-        self, columns: Sequence[str], missing: str | None = None
-    ) -> npt.NDArray[np.float64]:
-        """Columns as finite numbers [N, len(columns)]; NaN where a cell is `missing`.
-
-        Raises:
-            DataError: a column is missing, or a cell is no number.
-        """
-        import pandas as pd
-
-        cells = self._chosen(columns)
-        parsed = cells.apply(pd.to_numeric, errors="coerce")
-        numbers: npt.NDArray[np.float64] = parsed.to_numpy(np.float64)
-        wrong = ~np.isfinite(numbers)
-        if missing is not None:
-            wrong &= cells.ne(missing).to_numpy(np.bool_)
-        self._refuse(cells, wrong, "no finite number")
-        return numbers
-
-    def words(self, column: str) -> npt.NDArray[np.str_]:
-        """A column as text [N]. Raises DataError when it is missing, or a cell is empty."""
-        cells = self._chosen([column])
-        self._refuse(cells, cells.isna().to_numpy(), "empty")
-        words: npt.NDArray[np.str_] = cells[column].to_numpy(np.str_)
-        return words
-
-    def _chosen(self, columns: Sequence[str]) -> Any:
-        for column in columns:
-            if column not in self._content.columns:
-                raise DataError(f"{self._file}: column {column} is missing; {self._remedy}")
-        return self._content[list(columns)]
-
-    def _refuse(self, cells: Any, wrong: npt.NDArray[np.bool_], what: str) -> None:
-        if wrong.any():
-            row, column = np.argwhere(wrong)[0]
-            raise DataError(
-                f"{self._file}: {cells.columns[column]} in data row {row + 1} is "
-                f"{str(cells.iloc[row, column])!r}, {what}; clean the data"
-            )
+    table = read_csv(
+        file, remedy, usecols=list(types), dtype=types, keep_default_na=False, **options
+    )
+    if table.empty:
+        raise DataError(f"{file}: holds no rows; {remedy}")
+    return table[list(types)]
 
 
-def read_csv(file: Path, **options: Any) -> Any:
+def read_csv(file: Path, remedy: str, **options: Any) -> Any:
     """The file as a data frame. Raises DataError in one line when pandas cannot read it."""
     import pandas as pd
 
     try:
         return pd.read_csv(file, **options)
     except (ValueError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file}: not a CSV table ({reason(error)})") from error
+        raise DataError(f"{file}: not such a CSV table ({reason(error)}); {remedy}") from error

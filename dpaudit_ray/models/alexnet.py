@@ -60,7 +60,14 @@ class AlexNet(Model):
             )
         from .networks.blocks import AlexNetBody
 
-        return AlexNetBody(self._state())
+        state, source = self._state()
+        try:
+            return AlexNetBody(state)
+        except RuntimeError as error:
+            problem = " ".join(str(error).split())
+            raise DataError(
+                f"{source}: not AlexNet's weights ({problem:.300}); {_REMEDY}"
+            ) from error
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         from torch import nn
@@ -72,17 +79,15 @@ class AlexNet(Model):
             )
         return nn.Sequential(nn.Flatten(), nn.Linear(_FEATURES, outputs(classes)))
 
-    def _state(self) -> dict[str, Tensor] | None:
-        """The body's weights; None for random ones."""
+    def _state(self) -> tuple[dict[str, Tensor] | None, str]:
+        """The network's weights, None for random ones, and where they are from."""
         import torch
         from torchvision.models import AlexNet_Weights
 
-        from .networks.blocks import body_state
-
         if self.weights == "none":
-            return None
+            return None, self.name
         if self.path is None:
-            source, default = str(self.name), AlexNet_Weights.DEFAULT
+            default = AlexNet_Weights.DEFAULT
             try:
                 state = default.get_state_dict(progress=False, check_hash=True, weights_only=True)
             except (OSError, RuntimeError, pickle.UnpicklingError) as error:
@@ -90,22 +95,16 @@ class AlexNet(Model):
                     f"{self.name}: the weights are not in torch's cache and the download failed "
                     f"({reason(error)}); give a copy with weights: file and path"
                 ) from error
-        else:
-            source = str(file := existing_file(self.path, self.name, _REMEDY))
-            try:
-                with warnings.catch_warnings():  # about foreign pickles; the error below tells
-                    warnings.simplefilter("ignore")
-                    state = torch.load(file, map_location="cpu", weights_only=True)
-            except (
-                Exception
-            ) as error:  # torch raises whatever it meets in a damaged or foreign file
-                raise DataError(
-                    f"{file}: not a readable file of weights without code; {_REMEDY}"
-                ) from error
-            if not isinstance(state, dict):
-                kind = type(state).__name__
-                raise DataError(f"{file}: holds a {kind}, no state dict; {_REMEDY}")
+            return dict(state), self.name
+        file = existing_file(self.path, self.name, _REMEDY)
         try:
-            return body_state(state)
-        except ValueError as error:
-            raise DataError(f"{source}: not AlexNet's weights: {error}; {_REMEDY}") from error
+            with warnings.catch_warnings():  # about foreign pickles; the error below tells
+                warnings.simplefilter("ignore")
+                state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises whatever it meets in a damaged or foreign file
+            raise DataError(
+                f"{file}: not a readable file of weights without code; {_REMEDY}"
+            ) from error
+        if not isinstance(state, dict):
+            raise DataError(f"{file}: holds a {type(state).__name__}, no state dict; {_REMEDY}")
+        return state, str(file)

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from .. import imports
 from ..errors import SpecError, first_line
-from .base import Model, input_dtype, outputs, unchanged
+from .base import Model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,10 +42,10 @@ class UserModule(Model):
         return (*super().named_modules(), self.path.partition(":")[0])
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Imports, calls and tries it on two examples of zeros.
+        """Imports and calls it.
 
         Raises:
-            SpecError: it cannot be imported or made, or does not fit the data.
+            SpecError: it cannot be imported or made, or is no module.
         """
         from torch import nn
 
@@ -60,31 +60,4 @@ class UserModule(Model):
             raise SpecError(
                 f"{_KEY}.path", f"{self.path} gives a {type(network).__name__}, no torch.nn.Module"
             )
-        self._try(network, shape, classes)
         return network
-
-    def _try(self, network: nn.Module, shape: tuple[int, ...], classes: int) -> None:
-        import torch
-
-        parameter = next(network.parameters(), None)
-        if parameter is None:
-            raise SpecError(f"{_KEY}.path", f"{self.path} has no parameters to train")
-        modes = {module: module.training for module in network.modules()}
-        network.eval()
-        try:
-            with torch.no_grad(), unchanged(network):
-                zeros = torch.zeros(2, *shape, dtype=parameter.dtype)
-                logits = network(zeros.to(input_dtype(network, zeros))).shape
-        except Exception as error:  # a user's code may raise anything
-            raise SpecError(
-                f"{_KEY}.path",
-                f"{self.path} fails on examples of shape {list(shape)} ({first_line(error)})",
-            ) from error
-        for module, training in modes.items():
-            module.training = training
-        if tuple(logits) not in {(2, classes), (2, outputs(classes))}:
-            raise SpecError(
-                f"{_KEY}.path",
-                f"{self.path} returns {list(logits)} for 2 examples of {classes} classes; must be "
-                f"[2, {outputs(classes)}]",
-            )

@@ -63,13 +63,13 @@ def test_the_real_locations(shared_data):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("", "not a CSV table (No columns to parse from file)"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(99), "not a CSV table ('utf-8' codec can't decode"),
+        ("", "not such a CSV table (No columns to parse from file)"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(99), "not such a CSV table ('utf-8' codec can't decode"),
         ("class,a,b\n1,0,1\n", "not such text; give mechanism.data.path an .npz file of x and y"),
         ("1,0,1\n2,0,\n", "not such text"),
         ("1,0,0.5\n2,0,1\n", "not such text"),
         ("1\n2\n", "not such text"),
-        ("1,0,1\n2,0,1,1,1\n", "not a CSV table (Error tokenizing data"),
+        ("1,0,1\n2,0,1,1,1\n", "not such a CSV table (Error tokenizing data"),
         ("1,0,1\n2,0,1\n2,7,1\n", "feature 1 of record 3 is 7; must be 0 or 1, or read the file"),
         ("1,0,1\n3,0,1\n", "y holds the classes 0, 2; number two or more"),
         ("5,0,1\n6,0,1\n", "y holds the classes 5, 6; number two or more"),
@@ -83,7 +83,7 @@ def test_what_is_no_such_text_is_told(content, problem, tmp_path):
     assert str(error.value).startswith(f"{tmp_path}/dataset_purchase: {problem}")
     assert "\n" not in str(error.value)
     for damaged in (b"", b"text", gzip.compress(TEXT.encode())[:40]):
-        with pytest.raises(DataError, match=r"purchase.gz: not a CSV table \("):
+        with pytest.raises(DataError, match=r"purchase.gz: not such a CSV table \("):
             load(tmp_path, damaged, "purchase.gz")
 
 

@@ -311,8 +311,8 @@ class Mixing(nn.Module):
     ("network", "said"),
     [
         ("normalised", "mechanism.model: 1 is a BatchNorm1d"),
-        ("narrow", "fails on examples of shape [30]"),
-        ("one_of_two", "must be [2, 1]"),
+        ("narrow", "module does not run on examples of shape (30,)"),
+        ("one_of_two", "module gives [2, 1, 1] for two examples of 2 classes"),
         ("Mixing", "mechanism.model: the model itself (Mixing) gives an example another output"),
     ],
 )

@@ -164,14 +164,13 @@ def check_model(model: Model, data: Dataset, batch: int) -> Tensor:
         raise SpecError(
             "mechanism.model", f"{model.name} does not run on examples of shape {shape}: {reason}"
         ) from error
-    if isinstance(outputs, torch.Tensor) and outputs.dim() == 2:
-        given, enough = outputs.shape[1], data.classes
-        if given < enough and (given, enough) != (1, 2):
-            raise SpecError(
-                "mechanism.model",
-                f"gives {given} scores per example, but the data has {enough} classes; "
-                "give it one output per class (one alone for two classes)",
-            )
+    given = list(outputs.shape) if isinstance(outputs, torch.Tensor) else []
+    if len(given) != 2 or (given[1] < data.classes and (given[1], data.classes) != (1, 2)):
+        raise SpecError(
+            "mechanism.model",
+            f"{model.name} gives {given or type(outputs).__name__} for two examples of "
+            f"{data.classes} classes; give one output per class (one alone for two classes)",
+        )
     packed.settle(x, y)
     _TRIED_MODELS[key] = packed.initial
     while len(_TRIED_MODELS) > _MODELS_REMEMBERED:

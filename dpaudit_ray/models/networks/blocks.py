@@ -91,7 +91,11 @@ class AlexNetBody(nn.Module):
     deviation: Tensor
 
     def __init__(self, state: dict[str, Tensor] | None) -> None:
-        """`state` as from `state_dict()` of `features` and `classifier`; None draws one."""
+        """`state` as from torchvision, whatever the last layer; None draws one.
+
+        Raises:
+            RuntimeError: an entry is missing or of another shape, or has a NaN or infinite value.
+        """
         from torchvision.models import alexnet
 
         super().__init__()
@@ -99,7 +103,11 @@ class AlexNetBody(nn.Module):
             network = alexnet(weights=None)
         del network.classifier[-1]
         if state is not None:
-            network.load_state_dict(state, assign=True)
+            body = {name: value for name, value in state.items() if not name.startswith(_LAST)}
+            network.load_state_dict(body, assign=True)
+            for name, value in body.items():
+                if not torch.isfinite(value).all():
+                    raise RuntimeError(f"{name} has a NaN or infinite value")
         for module in network.modules():
             if isinstance(module, nn.ReLU):
                 module.inplace = False
@@ -116,28 +124,3 @@ class AlexNetBody(nn.Module):
         resized = functional.interpolate(x, (_SIDE, _SIDE), mode="bilinear", align_corners=False)
         result: Tensor = self.network((resized - self.mean) / self.deviation)
         return result
-
-
-def body_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The part of AlexNet's `state` that the body needs, last layer left out.
-
-    Raises:
-        ValueError: an entry is missing or of another shape, or has a NaN or infinite value.
-    """
-    from torchvision.models import alexnet
-
-    with torch.device("meta"):
-        expected = alexnet(weights=None).state_dict()
-    needed = {}
-    for name, like in expected.items():
-        if name.startswith(_LAST):
-            continue
-        tensor = state.get(name)
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{name} is missing")
-        if tensor.shape != like.shape:
-            raise ValueError(f"{name} has shape {list(tensor.shape)}, not {list(like.shape)}")
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"{name} has a NaN or infinite value")
-        needed[name] = tensor
-    return needed
