@@ -12,7 +12,7 @@ from torch import nn
 import dpaudit_ray as da
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
-from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining, Views
+from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining, draw_views
 from dpaudit_ray.sweep import spec
 from tests.command import inline, refused, write_sweep
 
@@ -52,7 +52,7 @@ def slow_sum(module: nn.Module, x: torch.Tensor, y: torch.Tensor, c: float) -> t
 def test_views_are_crops_and_mirror_images():
     rng = np.random.default_rng(1)
     x = torch.from_numpy(rng.normal(size=(40, 2, 9, 8)))
-    found = Views(5, 3).draw(x, 2)
+    found = draw_views(x, 5, 3, 2)
     assert found.shape == (40, 5, 2, 9, 8)
     padded = F.pad(x, (4,) * 4, mode="reflect")
     seen = set()
@@ -65,8 +65,8 @@ def test_views_are_crops_and_mirror_images():
                 crops[crop.flip(-1).numpy().tobytes()] = (down, across, True)
         seen.update(crops[view.contiguous().numpy().tobytes()] for view in found[i])
     assert len(seen) > 80, "of 162, some of which are the same, by 200 draws"
-    assert torch.equal(found, Views(5, 3).draw(x, 2))
-    assert not torch.equal(found, Views(5, 3).draw(x, 3))
+    assert torch.equal(found, draw_views(x, 5, 3, 2))
+    assert not torch.equal(found, draw_views(x, 5, 3, 3))
 
 
 @pytest.mark.parametrize("physical", [None, 3])

@@ -102,9 +102,8 @@ def test_a_release_is_the_sum_that_training_clips(layer):
     training = mechanism.target.training(5, gpu=False)
     step = kept.steps - 1
     theta = torch.from_numpy(kept.arrays["theta"][step])[None]
-    batch = kept.batch(step)
     release, columns = Release.from_step(kept, step, adversary, mechanism.noise)
-    for y in (batch.y, np.where(np.arange(BATCH) == 3, 1 - batch.y, batch.y)):
+    for y in (release.y, np.where(np.arange(BATCH) == 3, 1 - release.y, release.y)):
         x = torch.from_numpy(kept.arrays["x"][step])
         whole = training.sums(theta, x, torch.from_numpy(y), 1.0)[0].numpy()
         sizes, at = kept.shape.sizes, 0
@@ -259,10 +258,10 @@ def test_crafted_records_tell_all_labels_of_the_first_layer():
         adversary={"name": "label", "layer": "input", "neuron": "all", "crafts": True},
     )
     adversary = Label(layer="input", neuron="all", crafts=True)
-    for step, batch in enumerate(map(kept.batch, range(kept.steps))):
-        weights, _ = kept.shape.layers(batch.theta)[0]
+    for step, theta in enumerate(kept.arrays["theta"]):
+        weights, _ = kept.shape.layers(theta)[0]
         made = crafted_records(weights, 15, np.random.default_rng(0))
-        answers = kept.shape.run(batch.theta, made).inputs[1]
+        answers = kept.shape.run(theta, made).inputs[1]
         np.testing.assert_allclose(answers, np.tile(answers[0], (15, 1)), atol=1e-9)
         release, _ = Release.from_step(kept, step, adversary, Noise(1.0, 1e-9, True))
         solved = release.solutions(release.sums(release.y[None], np.random.default_rng(1)))

@@ -15,13 +15,12 @@ import pytest
 from scipy import integrate, stats
 
 from dpaudit_ray.mechanisms.landscape.exact import (
-    Crossings,
-    Mass,
     Power,
     best_threshold,
     best_width,
     evolve,
     final_power,
+    hockey_stick,
     power,
 )
 from dpaudit_ray.mechanisms.landscape.process import Process
@@ -50,7 +49,7 @@ def process(
 
 
 def powers(landscape: Process, *steps: int, refine: int = 1) -> list[Power]:
-    return [power(worlds, DELTA) for worlds in evolve(landscape, steps, refine)]
+    return [power(*worlds, DELTA) for worlds in evolve(landscape, steps, refine)]
 
 
 def table(name: str) -> Any:
@@ -179,13 +178,12 @@ def test_two_steps_by_slow_quadrature():
             for a, b in ((-9.0, 0.5), (0.5, 10.0))
         )
 
-    (worlds,) = evolve(landscape, (2,))
-    outside, inside = (Mass(worlds.panels, d) for d in worlds.densities)
+    ((outside, inside),) = evolve(landscape, (2,))
     grid = np.linspace(-8, 9, 851)
     p_out, p_in = (np.array([density(x, b) for x in grid]) for b in (0, 1))
     for epsilon in (0.0, 0.5, 1.5):
         slow = integrate.simpson(np.maximum(p_in - np.exp(epsilon) * p_out, 0), x=grid)
-        assert Crossings.between(inside, outside).delta(epsilon) == pytest.approx(slow, abs=2e-5)
+        assert hockey_stick(inside, outside)(epsilon) == pytest.approx(slow, abs=2e-5)
     for x in (-1.0, 0.5, 2.2):
         tail = integrate.simpson(p_in[grid >= x - 1e-9], x=grid[grid >= x - 1e-9])
         below, above = inside.split(np.array([x]))
@@ -304,7 +302,7 @@ def test_samples_have_the_exact_law(sigma, batch, gradient, first):
     for member in (False, True):
         theta = landscape.run(np.full(TRIALS // 4, member), 11, steps)
         for column, worlds in enumerate(evolve(landscape, steps)):
-            exact = Mass(worlds.panels, worlds.densities[int(member)])
+            exact = worlds[int(member)]
             found = stats.kstest(theta[:, column], lambda x, m=exact: m.split(x)[0])
             assert found.pvalue > 1e-4, (steps[column], member)
 

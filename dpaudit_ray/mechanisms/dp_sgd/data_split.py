@@ -50,7 +50,7 @@ def divide(recipe: Recipe, data: Dataset, seed: int) -> Split:
         return Split(data, other, None)
     rng = np.random.default_rng(derive("held out", seed, recipe.seed))
     rank = rng.permutation(count)
-    held = recipe.held_out_records(count)
+    held = recipe.share_of("held_out", count)
     first, last = rank < held, rank >= held + left
     held_out, reserve = (_rows(data, rows) if rows.any() else None for rows in (first, last))
     return Split(_rows(data, ~(first | last)), other or held_out, reserve)

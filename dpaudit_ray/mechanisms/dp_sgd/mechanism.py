@@ -126,10 +126,10 @@ class DpSgd(Recipe, Mechanism):
         if type(adversary).check_size is not Adversary.check_size:
             adversary.check_size(len(self._first_parameters(self.data.load())))
         if adversary.reserves is not None:
-            adversary.check_reserve(self.reserved_records(len(self.data.load().y)))
+            adversary.check_reserve(self.share_of("reserved", len(self.data.load().y)))
         if (plan := adversary.shadow_plan) is not None:
             data = self.data.load()
-            reserved = self.reserved_records(len(data.y))
+            reserved = self.share_of("reserved", len(data.y))
             validation.check_shadow_records(plan, data, reserved, self.batch_size)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:

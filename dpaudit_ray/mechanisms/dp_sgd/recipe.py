@@ -162,8 +162,8 @@ class Recipe(Strict):
             SpecError: no record is held out or reserved though some should be, or fewer than two
                 are left.
         """
-        reserved = self.reserved_records(examples)
-        left = examples - self.held_out_records(examples) - reserved
+        reserved = self.share_of("reserved", examples)
+        left = examples - self.share_of("held_out", examples) - reserved
         if left < 2:
             raise SpecError(
                 "mechanism.reserved" if reserved else "mechanism.held_out",
@@ -171,25 +171,18 @@ class Recipe(Strict):
             )
         return left
 
-    def reserved_records(self, examples: int) -> int:
-        """Number of the `examples` of a data set that only adversaries have."""
-        return _count(self.reserved, "reserved", examples)
-
-    def held_out_records(self, examples: int) -> int:
-        """Number of the `examples` of a data set that trained models are measured on."""
-        return _count(self.held_out, "held_out", examples)
-
-
-def _count(share: Data | float | None, name: str, examples: int) -> int:
-    if not isinstance(share, float):
-        return 0
-    count = round(share * examples)
-    if count < 1:
-        raise SpecError(
-            f"mechanism.{name}",
-            f"is {share:g}, which is none of {examples} examples; take at least one",
-        )
-    return count
+    def share_of(self, option: Literal["held_out", "reserved"], examples: int) -> int:
+        """Number of the `examples` that models are measured on, or that only adversaries have."""
+        share = getattr(self, option)
+        if not isinstance(share, float):
+            return 0
+        count = round(share * examples)
+        if count < 1:
+            raise SpecError(
+                f"mechanism.{option}",
+                f"is {share:g}, which is none of {examples} examples; take at least one",
+            )
+        return count
 
 
 @functools.lru_cache(maxsize=1024)

@@ -55,14 +55,17 @@ class Sampler(Plugin):
     def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
         """Yields the others' batch at steps 1, 2, ... without end: indices int64, maybe none."""
 
-    @abstractmethod
     def coins(
         self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
     ) -> Iterator[Coins]:
         """Yields whether each canary is sampled at steps 1, 2, ... without end: bool, of `shape`.
 
-        `shape` is [n] for a canary in each of n trials, or [n, m] for m of them.
+        `shape` is [n] for a canary in each of n trials, or [n, m] for m of them. Here each is in
+        one batch of every epoch, drawn uniformly.
         """
+        while True:
+            chosen = rng.integers(sizes.per_epoch, size=shape)
+            yield from (chosen == batch for batch in range(sizes.per_epoch))
 
     def rate(self, sizes: Sizes) -> float:
         """The chance that a step has the canary, as accountants are told; one batch an epoch."""
@@ -74,15 +77,6 @@ def _shuffled(sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
     while True:
         order = rng.permutation(sizes.examples)[: sizes.per_epoch * sizes.batch_size]
         yield from order.reshape(sizes.per_epoch, -1)
-
-
-def _once_an_epoch(
-    sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
-) -> Iterator[Coins]:
-    """Each record is in exactly one batch of every epoch, drawn uniformly."""
-    while True:
-        chosen = rng.integers(sizes.per_epoch, size=shape)
-        yield from (chosen == batch for batch in range(sizes.per_epoch))
 
 
 class Fixed(Sampler):
@@ -146,11 +140,6 @@ class Shuffle(Sampler):
     def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
         return _shuffled(sizes, rng)
 
-    def coins(
-        self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
-    ) -> Iterator[Coins]:
-        return _once_an_epoch(sizes, shape, rng)
-
 
 class BallsAndBins(Sampler):
     """Balls and bins (Chua et al. 2024): every record joins one batch of an epoch, drawn alone.
@@ -163,9 +152,4 @@ class BallsAndBins(Sampler):
     name: Literal["balls-and-bins"] = "balls-and-bins"
 
     def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
-        return map(np.flatnonzero, _once_an_epoch(sizes, (sizes.examples,), rng))
-
-    def coins(
-        self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
-    ) -> Iterator[Coins]:
-        return _once_an_epoch(sizes, shape, rng)
+        return map(np.flatnonzero, self.coins(sizes, (sizes.examples,), rng))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Self, cast
 
 import numpy as np
@@ -172,8 +172,11 @@ class DpSgdSession(ResumableSession):
 
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
         saved = PackCheckpoints(checkpoints, training.trainer, self.canary, observer)
-        shape = (len(members), len(horizons))
-        record = _Record(shape, canaries, training, saved.recorded)
+        held_out = training.held_out
+        record = {}  # by name, float64 [n, horizons]; NaN where training has not come yet
+        for name in ("scores", *(() if held_out is None else MEASURES)):
+            fresh = np.full((len(members), len(horizons)), np.nan)
+            record[name] = np.array(saved.recorded.get(name, fresh))
         column = {step: i for i, step in enumerate(horizons)}
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
         path = training.run(inside, seed, inserted, adversary.period, watch, saved)
@@ -185,12 +188,17 @@ class DpSgdSession(ResumableSession):
                     scores = adversary.score(self.canary, final)
                 else:
                     scores = observer.scores()
-                checked = _checked(scores, bits, adversary if observer is None else observer)
-                record.put(column[step], checked, theta)
-            saved.offer(step, theta, record.arrays)
+                at = np.s_[:, column[step]]
+                record["scores"][at] = _checked(scores, bits, observer or adversary)
+                if held_out is not None:
+                    measured = held_out.measured(training.model, theta)
+                    for name, values in zip(MEASURES, measured, strict=True):
+                        record[name][at] = np.repeat(values, canaries)
+            saved.offer(step, theta, record)
             if step == horizons[-1]:
                 break
-        return record.result
+        scores = record.pop("scores")
+        return Measured(scores, record) if record else scores
 
 
 def _watched(
@@ -221,45 +229,6 @@ def _checked(scores: Any, bits: Tensor, scorer: object) -> Scores:
         )
     flat: Scores = scores.double().flatten().cpu().numpy()
     return flat
-
-
-class _Record:
-    """Scores of a pack at its horizons and, with records held out, the utility of its models there.
-
-    Float64 [n, horizons] each; NaN where training has not come yet. `arrays` has them by name, and
-    goes on from those that are `saved`. `canaries` scores belong to each model.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        canaries: int,
-        training: DpSgdTraining,
-        saved: Mapping[str, Scores],
-    ) -> None:
-        self._canaries, self._model, self._held_out = canaries, training.model, training.held_out
-        self.arrays = {"scores": np.full(shape, np.nan)}
-        if training.held_out is not None:
-            self.arrays |= {name: np.full(shape, np.nan) for name in MEASURES}
-        for name, values in self.arrays.items():
-            if name in saved:
-                values[:] = saved[name]
-
-    def put(self, column: int, scores: Scores, theta: Tensor) -> None:
-        """Keeps scores [n] at horizon number `column`, and measures models, [n / canaries, p]."""
-        self.arrays["scores"][:, column] = scores
-        if self._held_out is not None:
-            utility = self._held_out.measured(self._model, theta)
-            for name, values in zip(MEASURES, utility, strict=True):
-                self.arrays[name][:, column] = np.repeat(values, self._canaries)
-
-    @property
-    def result(self) -> Scores | Measured:
-        """What the pack came to: the scores alone where nothing else was measured."""
-        scores = self.arrays["scores"]
-        if self._held_out is None:
-            return scores
-        return Measured(scores, {name: self.arrays[name] for name in MEASURES})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,33 +44,25 @@ _PAD = 4  # pixels that a view may be shifted by, for images of 32
 Watch = Callable[[int, Tensor, Tensor], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Views:
-    """Augmentation multiplicity: each image as `count` random crops, mirrored or not.
+def draw_views(x: Tensor, count: int, seed: int, step: int) -> Tensor:
+    """Augmentation multiplicity (De et al. 2022, section 3.2): random crops, mirrored or not.
 
-    (De et al. 2022, section 3.2.)
-
-    The gradients of one example's views are averaged before they are clipped, so that an example is
-    still one record to the claim. They are drawn from the step, as batches are: known to all.
+    Of images x [B, C, H, W] as [B, count, C, H, W]. The gradients of one example's views are
+    averaged before they are clipped, so that an example is still one record to the claim. They are
+    drawn from the step, as batches are: known to all.
     """
-
-    count: int
-    seed: int
-
-    def draw(self, x: Tensor, step: int) -> Tensor:
-        """Draws the views of images x [B, C, H, W] at `step`: [B, count, C, H, W]."""
-        size, (height, width) = len(x) * self.count, x.shape[-2:]
-        rng = np.random.default_rng(derive("views", self.seed, step))
-        offsets = rng.integers(2 * _PAD + 1, size=(2, size))
-        mirrored = rng.random(size) < 0.5
-        columns = np.arange(width)[None] + offsets[1][:, None]
-        columns[mirrored] = columns[mirrored][:, ::-1]
-        rows = np.arange(height)[None] + offsets[0][:, None]
-        down, across = (torch.from_numpy(index.copy()).to(x.device) for index in (rows, columns))
-        owner = torch.arange(len(x), device=x.device).repeat_interleave(self.count)
-        padded = F.pad(x, (_PAD,) * 4, mode="reflect").movedim(1, -1)
-        views = padded[owner[:, None, None], down[:, :, None], across[:, None, :]]
-        return views.movedim(-1, 1).reshape(len(x), self.count, *x.shape[1:])
+    size, (height, width) = len(x) * count, x.shape[-2:]
+    rng = np.random.default_rng(derive("views", seed, step))
+    offsets = rng.integers(2 * _PAD + 1, size=(2, size))
+    mirrored = rng.random(size) < 0.5
+    columns = np.arange(width)[None] + offsets[1][:, None]
+    columns[mirrored] = columns[mirrored][:, ::-1]
+    rows = np.arange(height)[None] + offsets[0][:, None]
+    down, across = (torch.from_numpy(index.copy()).to(x.device) for index in (rows, columns))
+    owner = torch.arange(len(x), device=x.device).repeat_interleave(count)
+    padded = F.pad(x, (_PAD,) * 4, mode="reflect").movedim(1, -1)
+    views = padded[owner[:, None, None], down[:, :, None], across[:, None, :]]
+    return views.movedim(-1, 1).reshape(len(x), count, *x.shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +81,7 @@ class DpSgdTraining:
     held_out: HeldOut | None = None
     reserved: tuple[Tensor, Tensor] | None = None  # x [m, ...] and y [m] that only adversaries have
     shadows: Tensor | None = None  # models [s, p] that an adversary trained on them
-    views: Views | None = None
+    views_seed: int = 0
 
     @classmethod
     def prepare(
@@ -126,9 +118,8 @@ class DpSgdTraining:
         most = min(most, recipe.physical_batch_size or most)
         model.settle(features[:most], y[:most])
         initial = model.initial
-        views = Views(recipe.augmentations, derive("views", seed, recipe.seed))
         return cls(
-            views=None if recipe.augmentations == 1 else views,
+            views_seed=derive("views", seed, recipe.seed),
             recipe=recipe,
             module=module,
             model=model,
@@ -250,7 +241,7 @@ class DpSgdTraining:
             rng = np.random.default_rng(derive("coins", seed))
             sizes = Sizes(self.examples, recipe.batch_size)
             coins = recipe.sampling.coins(sizes, tuple(inside.shape), rng)
-            insertion = Insertion(canary, inside, period, coins, self.clip_norm)
+            insertion = Insertion(canary, inside, period, coins, recipe.clip_norm)
         secret: list[Iterator[Tensor]] = []  # batches for each model, where nobody knows them
         if recipe.batches == "secret":
             drawn = (derive("secret batches", seed, i) for i in range(len(inside)))
@@ -274,8 +265,9 @@ class DpSgdTraining:
 
     def _examples(self, batch: Tensor, step: int) -> tuple[Tensor, Tensor]:
         with ours():
-            x = self.x[batch]  # indexed by a list: a copy
-            return x if self.views is None else self.views.draw(x, step), self.y[batch]
+            x, count = self.x[batch], self.recipe.augmentations  # indexed by a list: a copy
+            x = x if count == 1 else draw_views(x, count, self.views_seed, step)
+            return x, self.y[batch]
 
     def check_claim(self, canary: Canary, coins: int = 1) -> None:
         """Raises SpecError for a canary that breaks the sensitivity of the claim."""

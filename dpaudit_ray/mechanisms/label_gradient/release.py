@@ -130,16 +130,6 @@ class Pass:
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
-    """A step of the target: θ [p] before it, its `records` by number, their x [N, d], y [N]."""
-
-    theta: npt.NDArray[np.floating]
-    x: Floats
-    y: npt.NDArray[np.int64]
-    records: npt.NDArray[np.int64]
-
-
-@dataclasses.dataclass(frozen=True)
 class Target:
     """A trained target, as arrays: `theta` [steps, p], `x` [steps, N, d], `y`, `records`."""
 
@@ -194,15 +184,6 @@ class Target:
         sizes = tuple(map(int, self.arrays["sizes"]))
         return Shape(sizes, list(ACTIVATIONS)[int(self.arrays["activation"])])
 
-    def batch(self, step: int) -> Batch:
-        """The batch and the model of step number `step`, from 0 on."""
-        theta, x, y, records = (self.arrays[n][step] for n in ("theta", "x", "y", "records"))
-        return Batch(theta, x.reshape(len(x), -1).astype(np.float64), y, records)
-
-    def crafting(self, step: int) -> np.random.Generator:
-        """Randomness of the records that an attacker crafts for a step: the same on every call."""
-        return np.random.default_rng([int(self.arrays["seed"]), step])
-
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
@@ -239,17 +220,18 @@ class Release:
         cls, target: Target, step: int, adversary: Label, noise: Noise
     ) -> tuple[Release, Floats]:
         """A step's release as `adversary` sees it; its columns by the attacked weights, [d, N]."""
-        batch, shape = target.batch(step), target.shape
-        x = batch.x
+        theta, x, y, records = (target.arrays[n][step] for n in ("theta", "x", "y", "records"))
+        shape = target.shape
         if adversary.crafts:
-            weights, _ = shape.layers(batch.theta)[0]
-            x = crafted_records(weights, len(x), target.crafting(step))
-        derivatives = shape.run(batch.theta, x)
+            weights, _ = shape.layers(theta)[0]
+            rng = np.random.default_rng([int(target.arrays["seed"]), step])  # the same on each call
+            x = crafted_records(weights, len(x), rng)
+        derivatives = shape.run(theta, x)
         columns = derivatives.columns(adversary.layer_index(len(derivatives.inputs)), adversary.row)
         norms = derivatives.norms if noise.whole else None
         gram = np.asarray(columns.T @ columns)
         probabilities = derivatives.probabilities
-        return cls(gram, probabilities, batch.y, norms, noise, batch.records), columns
+        return cls(gram, probabilities, y, norms, noise, records), columns
 
     def bounds(self, delta: float) -> bounds.LabelBounds:
         """Bounds of every record's label."""

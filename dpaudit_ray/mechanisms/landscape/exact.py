@@ -24,7 +24,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.polynomial import legendre
@@ -46,6 +46,12 @@ TUNED_AT = 1e-5  # δ at which widths are compared
 _RATES = np.arange(1, 20) / 20  # false-positive rates whose thresholds are tried
 _SPACING = math.log(2) / 2  # of the widths that are tried, in their logarithm
 
+_NODES, _WEIGHTS = legendre.leggauss(ORDER)  # on [-1, 1]
+# [ORDER, ORDER + 1]: values at these nodes to Legendre terms of an antiderivative.
+_TO_INTEGRAL = np.stack(
+    [legendre.legint(c) for c in np.linalg.inv(legendre.legvander(_NODES, ORDER - 1)).T]
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Panels:
@@ -57,12 +63,12 @@ class Panels:
     def nodes(self) -> Floats:
         """float64 [n, ORDER], increasing."""
         middles, halves = (self.edges[1:] + self.edges[:-1]) / 2, np.diff(self.edges) / 2
-        return np.asarray(middles[:, None] + halves[:, None] * _unit()[0])
+        return np.asarray(middles[:, None] + halves[:, None] * _NODES)
 
     @functools.cached_property
     def weights(self) -> Floats:
         """Quadrature weights of the nodes, float64 [n, ORDER]."""
-        return np.asarray(np.diff(self.edges)[:, None] / 2 * _unit()[1])
+        return np.asarray(np.diff(self.edges)[:, None] / 2 * _WEIGHTS)
 
     @classmethod
     def covering(cls, process: Process, steps: int, refine: int) -> Panels:
@@ -82,11 +88,32 @@ class Panels:
 
 
 @dataclasses.dataclass(frozen=True)
-class Worlds:
-    """Densities at the nodes, float64 [2, n, ORDER]: canary out, canary in."""
+class Mass:
+    """A density, float64 [n, ORDER] at the nodes of `panels`, and its integrals."""
 
     panels: Panels
-    densities: Floats
+    density: Floats
+
+    @functools.cached_property
+    def _sums(self) -> tuple[Floats, Floats]:
+        """Mass to the left and to the right of every panel edge, float64 [n + 1] each."""
+        masses = (self.density * self.panels.weights).sum(axis=1)
+        left = np.concatenate([[0.0], np.cumsum(masses)])
+        right = np.concatenate([np.cumsum(masses[::-1])[::-1], [0.0]])
+        return left, right
+
+    def split(self, points: Floats) -> tuple[Floats, Floats]:
+        """P(θ ≤ x) and P(θ > x), float64 [k] each, both accurate where they are small."""
+        edges = self.panels.edges
+        panel = np.clip(np.searchsorted(edges, points) - 1, 0, len(edges) - 2)
+        half = np.diff(edges)[panel] / 2
+        unit = np.clip((points - edges[panel]) / half - 1, -1.0, 1.0)
+        terms = (self.density[panel] @ _TO_INTEGRAL) * half[:, None]
+        here = legendre.legvander(unit, ORDER)
+        left, right = self._sums
+        below = left[panel] + (terms * (here - _AT_LEFT)).sum(axis=1)
+        above = right[panel + 1] + (terms * (1.0 - here)).sum(axis=1)
+        return np.asarray(np.maximum(below, 0.0)), np.asarray(np.maximum(above, 0.0))
 
 
 def reach(process: Process, steps: int) -> tuple[float, float]:
@@ -103,8 +130,10 @@ def entries(process: Process, steps: int) -> float:
     return nodes * ORDER * (2 * REACH + 1)
 
 
-def evolve(process: Process, horizons: tuple[int, ...], refine: int = 1) -> Iterator[Worlds]:
-    """Yields the densities of θ_t at each horizon, in turn.
+def evolve(
+    process: Process, horizons: tuple[int, ...], refine: int = 1
+) -> Iterator[tuple[Mass, Mass]]:
+    """Yields the densities of θ_t at each horizon, in turn: canary out, canary in.
 
     Args:
         process: the landscape.
@@ -119,7 +148,8 @@ def evolve(process: Process, horizons: tuple[int, ...], refine: int = 1) -> Iter
         if step > 1 and transition is not None:
             densities = transition @ densities
         if step in horizons:
-            yield Worlds(panels, densities.T.reshape(2, *panels.nodes.shape))
+            outside, inside = densities.T.reshape(2, *panels.nodes.shape)
+            yield Mass(panels, outside), Mass(panels, inside)
 
 
 def _transition(process: Process, panels: Panels) -> sparse.csc_array:
@@ -144,13 +174,6 @@ def _normal(x: Floats, scale: float) -> Floats:
     return np.asarray(np.exp(-0.5 * (x / scale) ** 2) / (scale * math.sqrt(2 * math.pi)))
 
 
-@functools.cache
-def _unit() -> tuple[Floats, Floats]:
-    """Nodes and weights on [-1, 1]."""
-    nodes, weights = legendre.leggauss(ORDER)
-    return np.asarray(nodes), np.asarray(weights)
-
-
 @dataclasses.dataclass(frozen=True)
 class Power:
     """The power of an adversary who sees θ_t, up to the accuracy of the grid.
@@ -165,41 +188,11 @@ class Power:
     epsilon_gdp: float
 
 
-def power(worlds: Worlds, delta: float) -> Power:
+def power(outside: Mass, inside: Mass, delta: float) -> Power:
     """The exact strength of the pair at δ in (0, 1)."""
-    outside, inside = (Mass(worlds.panels, density) for density in worlds.densities)
     mu, threshold = strongest_threshold(outside, inside)
     epsilon = max(_epsilon(outside, inside, delta), _epsilon(inside, outside, delta))
     return Power(epsilon, mu, threshold, float(gdp.epsilon(max(mu, 0.0), delta)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Mass:
-    """A density, float64 [n, ORDER] at the nodes of `panels`, and its integrals."""
-
-    panels: Panels
-    density: Floats
-
-    @functools.cached_property
-    def _sums(self) -> tuple[Floats, Floats]:
-        """Mass to the left and to the right of every panel edge, float64 [n + 1] each."""
-        masses = (self.density * self.panels.weights).sum(axis=1)
-        left = np.concatenate([[0.0], np.cumsum(masses)])
-        right = np.concatenate([np.cumsum(masses[::-1])[::-1], [0.0]])
-        return left, right
-
-    def split(self, points: Floats) -> tuple[Floats, Floats]:
-        """P(θ ≤ x) and P(θ > x), float64 [k] each, both accurate where they are small."""
-        edges = self.panels.edges
-        panel = np.clip(np.searchsorted(edges, points) - 1, 0, len(edges) - 2)
-        half = np.diff(edges)[panel] / 2
-        unit = np.clip((points - edges[panel]) / half - 1, -1.0, 1.0)
-        terms = (self.density[panel] @ _to_integral()) * half[:, None]
-        here = legendre.legvander(unit, ORDER)
-        left, right = self._sums
-        below = left[panel] + (terms * (here - _AT_LEFT)).sum(axis=1)
-        above = right[panel + 1] + (terms * (1.0 - here)).sum(axis=1)
-        return np.asarray(np.maximum(below, 0.0)), np.asarray(np.maximum(above, 0.0))
 
 
 def strongest_threshold(outside: Mass, inside: Mass) -> tuple[float, float]:
@@ -238,10 +231,10 @@ def _z(below: Floats, above: Floats) -> Floats:
 
 def _epsilon(p: Mass, q: Mass, delta: float) -> float:
     """The smallest ε ≥ 0 at which the hockey-stick divergence is at most δ."""
-    crossings = Crossings.between(p, q)
+    divergence = hockey_stick(p, q)
 
     def excess(epsilon: float) -> float:
-        return crossings.delta(epsilon) - delta
+        return divergence(epsilon) - delta
 
     if excess(0.0) <= 0:
         return 0.0
@@ -251,35 +244,29 @@ def _epsilon(p: Mass, q: Mass, delta: float) -> float:
     return float(optimize.brentq(excess, 0.0, high, xtol=1e-10))
 
 
-@dataclasses.dataclass(frozen=True)
-class Crossings:
-    """Finds where p / q crosses e^ε: between which nodes, then on a straight line in the log."""
+def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
+    """∫ max(p - e^ε q, 0) as a function of ε: the δ in the direction that p is the likelier world.
 
-    p: Mass
-    q: Mass
-    nodes: Floats  # where either density is large enough to matter, float64 [k]
-    ratio: Floats  # log p / q there
+    It finds where p / q crosses e^ε: between which nodes, then on a straight line in the log.
+    """
+    shown, hidden = p.density.ravel(), q.density.ravel()
+    matters = shown > RAREST * shown.max()
+    nodes = p.panels.nodes.ravel()[matters]
+    ratio = np.log(shown[matters]) - np.log(np.maximum(hidden[matters], _FLOOR))
 
-    @classmethod
-    def between(cls, p: Mass, q: Mass) -> Crossings:
-        shown, hidden = p.density.ravel(), q.density.ravel()
-        matters = shown > RAREST * shown.max()
-        ratio = np.log(shown[matters]) - np.log(np.maximum(hidden[matters], _FLOOR))
-        return cls(p, q, p.panels.nodes.ravel()[matters], ratio)
-
-    def delta(self, epsilon: float) -> float:
-        """∫ max(p - e^ε q, 0): the δ at ε in the direction that p is the likelier world."""
-        excess = self.ratio - epsilon
+    def divergence(epsilon: float) -> float:
+        excess = ratio - epsilon
         inside = excess > 0
         if not np.any(inside):
             return 0.0
         at = np.flatnonzero(inside[1:] != inside[:-1])
         share = excess[at] / (excess[at] - excess[at + 1])
-        ends = self.nodes[at] + share * (self.nodes[at + 1] - self.nodes[at])
+        ends = nodes[at] + share * (nodes[at + 1] - nodes[at])
         whole = [-np.inf] * bool(inside[0]), [np.inf] * bool(inside[-1])
-        ends = np.concatenate([whole[0], ends, whole[1]])
-        shown, hidden = (_masses(world, ends.reshape(-1, 2)) for world in (self.p, self.q))
-        return shown - float(np.exp(epsilon)) * hidden
+        intervals = np.concatenate([whole[0], ends, whole[1]]).reshape(-1, 2)
+        return _masses(p, intervals) - float(np.exp(epsilon)) * _masses(q, intervals)
+
+    return divergence
 
 
 def _masses(world: Mass, intervals: Floats) -> float:
@@ -291,17 +278,9 @@ def _masses(world: Mass, intervals: Floats) -> float:
     return float(masses.sum())
 
 
-@functools.cache
-def _to_integral() -> Floats:
-    """[ORDER, ORDER + 1]: values at the nodes of [-1, 1] to Legendre terms of an antiderivative."""
-    nodes = legendre.leggauss(ORDER)[0]
-    terms = np.linalg.inv(legendre.legvander(nodes, ORDER - 1))
-    return np.asarray(np.stack([legendre.legint(column) for column in terms.T]))
-
-
 def final_power(process: Process, steps: int, delta: float = TUNED_AT) -> Power:
     """The power of an adversary who sees θ_`steps`."""
-    return power(next(evolve(process, (steps,))), delta)
+    return power(*next(evolve(process, (steps,))), delta)
 
 
 @functools.lru_cache(maxsize=64)

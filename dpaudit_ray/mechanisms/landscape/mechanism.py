@@ -142,27 +142,22 @@ class Landscape(Mechanism):
             return {}
         states = evolve(self.process(adversary), horizons)
         return {
-            step: _estimates(power(state, delta), delta)
-            for step, state in zip(horizons, states, strict=True)
+            step: _estimates(power(*worlds, delta), delta)
+            for step, worlds in zip(horizons, states, strict=True)
         }
 
     def process(self, adversary: Adversary) -> Process:
         """The process that this adversary shapes, with all its numbers settled."""
         from . import exact
 
-        start = Process(
-            batch_size=self.batch_size,
-            noise_multiplier=self.noise_multiplier,
-            clip_norm=self.clip_norm,
-            gradient=self.gradient,
-            first_step=self.first_step,
-            threshold=math.nan,
-            width=math.nan,
-        )
+        process = Process(
+            self.batch_size, self.noise_multiplier, self.clip_norm, self.gradient, self.first_step,
+            threshold=math.nan, width=math.nan,
+        )  # fmt: skip
         chosen = cast(LandscapeAdversary, adversary).threshold
-        threshold = start.canary / 2 if isinstance(chosen, str) else float(chosen)
-        width = start.step_noise * (1.0 if self.width == "tuned" else float(self.width))
-        process = dataclasses.replace(start, threshold=threshold, width=width)
+        threshold = process.canary / 2 if isinstance(chosen, str) else float(chosen)
+        width = process.step_noise * (1.0 if self.width == "tuned" else float(self.width))
+        process = dataclasses.replace(process, threshold=threshold, width=width)
         if self._tunes_width:
             return dataclasses.replace(process, width=exact.best_width(process, self.steps))
         if chosen == "searched":
