@@ -259,9 +259,6 @@ class Adversary(Plugin):
         """Whether it has training begin elsewhere than the mechanism says; see `begin`."""
         return False
 
-    def check_steps(self, steps: int) -> None:
-        """Raises SpecError where it cannot attack a training of so many steps."""
-
     def check_size(self, parameters: int) -> None:
         """Raises SpecError where it cannot attack a model of so many parameters."""
 

@@ -70,13 +70,6 @@ class Gradient(Watermarked):
     name: Literal["gradient"] = "gradient"
     observe: int | None = Field(default=None, ge=1)
 
-    def check_steps(self, steps: int) -> None:
-        if self.observe is not None and self.observe > steps:
-            raise SpecError(
-                "adversary.observe",
-                f"is {self.observe}, but there are {steps} steps; lower it",
-            )
-
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         import torch
 

@@ -133,10 +133,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "an even number of at most 134",
     ),
     (
-        {"adversary": {"name": "gradient", "observe": 7}},
-        "adversary.observe: is 7, but there are 6 steps; lower it",
-    ),
-    (
         {"adversary": STATIC, "adversary.shadow_data": "small"},
         "adversary.shadow_data: 5 of the 100 records of npz are private ones too; give others",
     ),

@@ -17,8 +17,6 @@ from .recipe import MEASURES, Recipe
 from .sampling import Poisson
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from .training import DpSgdTraining
 
 
@@ -98,7 +96,6 @@ class DpSgd(Recipe, Mechanism):
     def check(self, adversary: Adversary) -> None:
         super().check(adversary)
         validation.check_period(adversary, self.steps, self.sampling)
-        adversary.check_steps(self.steps)
         if adversary.chooses_start:
             validation.check_known_start(self.model)
         if adversary.frozen:
@@ -116,15 +113,15 @@ class DpSgd(Recipe, Mechanism):
         validation.check_augmentations(self.augmentations, data.x.shape[1:], type(self.model))
         if self.engine == "opacus" and self.precision == "bfloat16":
             raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
-        self._first_parameters(data)
+        self._parameters(data)
 
-    def _first_parameters(self, data: Dataset) -> Tensor:
+    def _parameters(self, data: Dataset) -> int:
         batch = self.physical_batch_size or self.batch_size
         return validation.check_model(self.model, data, batch)
 
     def check_records(self, adversary: Adversary) -> None:
         if type(adversary).check_size is not Adversary.check_size:
-            adversary.check_size(len(self._first_parameters(self.data.load())))
+            adversary.check_size(self._parameters(self.data.load()))
         if adversary.reserves is not None:
             adversary.check_reserve(self.share_of("reserved", len(self.data.load().y)))
         if (plan := adversary.shadow_plan) is not None:

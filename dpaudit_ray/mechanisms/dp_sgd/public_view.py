@@ -7,7 +7,6 @@ A module that it does not take, or takes for another one, is refused.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator
 
@@ -140,7 +139,7 @@ class OneEach:
 
     def gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """∇_θ ℓ(θ_i; x_i, y_i), float [n, p]; theta [n, p], x [n, ...], y [n]."""
-        return self._of_all_models(functools.partial(_gradient, self._module), theta, x, y)
+        return self._of_all_models(self._gradient, theta, x, y)
 
     def ahead(
         self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
@@ -150,9 +149,19 @@ class OneEach:
         Theta is float [n, p], y [n]; the query one example. Double back-propagation.
         """
         check_floating(x)
-        return self._of_all_models(
-            functools.partial(_ahead, self._module, query, rate), theta, x, y
-        )
+
+        def slope(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            values = self._named(row)
+
+            def later(x: Tensor) -> Tensor:
+                first: Values = grad(self._loss)(values, x, y)
+                stepped = {name: value - rate * first[name] for name, value in values.items()}
+                return self._loss(stepped, query.x[0], query.y[0])
+
+            upwards: Tensor = grad(later)(x)
+            return upwards
+
+        return self._of_all_models(slope, theta, x, y)
 
     def _of_all_models(self, function: OfOneModel, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Calls `function` for every model, in groups that are small enough."""
@@ -166,7 +175,7 @@ class OneEach:
     def _check(self, x: Tensor, y: Tensor) -> None:
         row = nn.utils.parameters_to_vector(trained(self._module).values()).detach()
         try:
-            mapped = vmap(functools.partial(_gradient, self._module))(row[None], x, y)[0].detach()
+            mapped = vmap(self._gradient)(row[None], x, y)[0].detach()
             alone = Samplewise(self._module).gradients(row, x, y)[0]
             right = float((mapped - alone).abs().max()) <= _TOLERANCE * float(alone.abs().max())
         except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
@@ -178,36 +187,18 @@ class OneEach:
                 "as it is: shared weights, recurrent layers; use static-poison",
             )
 
+    def _gradient(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        gradient: Values = grad(self._loss)(self._named(row), x, y)
+        return torch.cat([part.flatten() for part in gradient.values()])
 
-def _gradient(module: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    values = _named(module, row)
-    gradient: Values = grad(_loss, argnums=1)(module, values, x, y)
-    return torch.cat([gradient[name].flatten() for name in values])
+    def _named(self, row: Tensor) -> Values:
+        """The parameters `row` [p] by their names."""
+        named = trained(self._module)
+        parts = torch.split(row, [p.numel() for p in named.values()])
+        return {k: part.view(p.shape) for (k, p), part in zip(named.items(), parts, strict=True)}
 
-
-def _ahead(
-    module: nn.Module, query: SampleCanary, rate: float, row: Tensor, x: Tensor, y: Tensor
-) -> Tensor:
-    values = _named(module, row)
-
-    def later(x: Tensor) -> Tensor:
-        first: Values = grad(_loss, argnums=1)(module, values, x, y)
-        stepped = {name: value - rate * first[name] for name, value in values.items()}
-        return _loss(module, stepped, query.x[0], query.y[0])
-
-    slope: Tensor = grad(later)(x)
-    return slope
-
-
-def _named(module: nn.Module, row: Tensor) -> Values:
-    """The parameters `row` [p] by their names."""
-    named = trained(module)
-    parts = torch.split(row, [p.numel() for p in named.values()])
-    return {k: part.view(p.shape) for (k, p), part in zip(named.items(), parts, strict=True)}
-
-
-def _loss(module: nn.Module, values: Values, x: Tensor, y: Tensor) -> Tensor:
-    """Loss of one example x [...], y []."""
-    # Torch does not put back what it ties in a layer that a module holds twice.
-    outputs = functional_call(module, values, (x[None].clone(),), tie_weights=False)
-    return losses(outputs, y[None]).sum()
+    def _loss(self, values: Values, x: Tensor, y: Tensor) -> Tensor:
+        """Loss of one example x [...], y []."""
+        # Torch does not put back what it ties in a layer that a module holds twice.
+        outputs = functional_call(self._module, values, (x[None].clone(),), tie_weights=False)
+        return losses(outputs, y[None]).sum()

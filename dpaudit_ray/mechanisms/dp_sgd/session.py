@@ -197,8 +197,9 @@ class DpSgdSession(ResumableSession):
             saved.offer(step, theta, record)
             if step == horizons[-1]:
                 break
-        scores = record.pop("scores")
-        return Measured(scores, record) if record else scores
+        if held_out is None:
+            return record["scores"]
+        return Measured(record.pop("scores"), record)
 
 
 def _watched(

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _EXAMPLES_TRIED = 64
-_MODELS_REMEMBERED = 64
-_TRIED_MODELS: dict[Hashable, Tensor] = {}  # a sweep's audits share few, and each takes a second
+_TRIED_MODELS: dict[Hashable, int] = {}  # a sweep's audits share few, and each takes a second
 
 
 def check_period(adversary: Adversary, steps: int, sampling: Sampler) -> None:
@@ -129,8 +128,8 @@ def check_like(data: Dataset, other: Dataset, key: str, name: str) -> None:
         )
 
 
-def check_model(model: Model, data: Dataset, batch: int) -> Tensor:
-    """Builds the model and finds how it can be packed; returns its parameters at θ_0, float [p].
+def check_model(model: Model, data: Dataset, batch: int) -> int:
+    """Builds the model and finds how it can be packed; returns how many parameters it has.
 
     As many examples go through it together as in a `batch`, and some more where that is small.
 
@@ -172,10 +171,8 @@ def check_model(model: Model, data: Dataset, batch: int) -> Tensor:
             f"{data.classes} classes; give one output per class (one alone for two classes)",
         )
     packed.settle(x, y)
-    _TRIED_MODELS[key] = packed.initial
-    while len(_TRIED_MODELS) > _MODELS_REMEMBERED:
-        del _TRIED_MODELS[next(iter(_TRIED_MODELS))]
-    return packed.initial
+    _TRIED_MODELS[key] = len(packed.initial)
+    return _TRIED_MODELS[key]
 
 
 def _model_key(module: nn.Module, x: Tensor, y: Tensor, classes: int) -> Hashable:
