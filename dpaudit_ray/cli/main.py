@@ -83,6 +83,8 @@ def _run_app(debug: bool) -> int | None:
             terminal.add(detail)
         code = getattr(error, "exit_code", Exit.USAGE)
     except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            return Exit.COMPLETE  # who read the help has gone: rich ends the process
         terminal.complain(f"code that the sweep file names has called sys.exit({error.code!r})")
         code = Exit.USAGE
     except Exception:  # noqa: BLE001 (Python would exit with 1, which says "violation")

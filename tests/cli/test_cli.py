@@ -581,11 +581,13 @@ def test_version_and_help():
     assert bare.err == ""
 
 
-def test_a_reader_that_goes_away_changes_no_exit_code(finished):
+@pytest.mark.parametrize("words", [["report", "RUN", "--format", "csv"], ["submit", "--help"]])
+def test_a_reader_that_goes_away_changes_no_exit_code(words, finished):
     """`dpaudit report RUN --format csv | head -1`, with a pipe that nobody reads any more."""
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "dpaudit_ray", "report", finished, "--format", "csv"]
+    words = [str(finished) if word == "RUN" else word for word in words]
+    command = [sys.executable, "-m", "dpaudit_ray", *words]
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
