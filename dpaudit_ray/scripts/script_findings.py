@@ -186,7 +186,7 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
     "carried sum": (
         "accumulation", _V, "a release of one draw of records",
         "the clipped sum of a draw that was left, and the next draw on top of it: a record of "
-        "both counts twice under one noise ({both} of {drawn} do here)",
+        "both counts twice under one noise",
         "do not leave BatchMemoryManager in the middle of a batch, or call optimizer.zero_grad() "
         "with its queue emptied"),
     "not private": (

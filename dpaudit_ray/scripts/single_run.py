@@ -243,7 +243,7 @@ def _judge_accounting(record: Entries, result: Result, judged: Judgement) -> Non
     if taken > counted and not fixed and not was_cut:
         judged.find("not accounted", "the accountant", taken=taken, counted=counted)
     for entry in _of_kind(record, "carried")[:1]:
-        judged.find("carried sum", _at(entry), both=entry["both"], drawn=entry["drawn"])
+        judged.find("carried sum", _at(entry))
     said = f"{counted} of {taken} steps accounted"
     if was_cut:
         said += f", and no more seen: {was_cut}"

@@ -86,7 +86,7 @@ CASES: dict[str, tuple[list[dict], dict, set[str]]] = {
     "records apart": ([entry(), FORWARD | {"mixes": False, "buffers": []}], {}, set()),
     "too few steps accounted": ([entry()], counted(2), {"accounting"}),
     "a sum that was left": (
-        [entry(), {"kind": "carried", "step": 3, "both": 2, "drawn": 60}], {}, {"accumulation"}
+        [entry(), {"kind": "carried", "step": 3}], {}, {"accumulation"}
     ),
     "private parameters": ([entry()], stepped("after", "private"), {"updates"}),
     "other parameters": ([entry()], stepped("after", "other"), set()),

@@ -88,22 +88,15 @@ def _subclasses(base: Any) -> list[Any]:
 
 
 def _watch_accountants(kind: Any, run: WatchedRun) -> None:
-    """Registers accountants of a kind as they are made, but for those that accountants make."""
-    original, get_epsilon = kind.__init__, kind.get_epsilon
+    """Registers accountants of a kind as they are made."""
+    original = kind.__init__
 
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if not run.accounting and not any(self is accountant for accountant in run.accountants):
+        if not any(self is accountant for accountant in run.accountants):
             run.accountants.append(self)
 
-    def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, run.accounting = run.accounting, True
-        try:
-            return get_epsilon(self, *args, **kwargs)
-        finally:
-            run.accounting = before
-
-    kind.__init__, kind.get_epsilon = make, answer
+    kind.__init__ = make
 
 
 def claims(run: WatchedRun, deltas: list[float], first: float | None) -> list[dict[str, Any]]:

@@ -13,14 +13,13 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from .run_state import Indices, Iteration, WatchedRun
+from .run_state import Iteration, WatchedRun
 from .step_probe import (
     FAR,
     LOOKED_AT,
@@ -113,7 +112,7 @@ class OptimizerWatch(StepWatch):
         self._armed: Change | None = None
         self._trial: _StepTrial | None = None
         self._after_step: list[torch.Tensor] | None = None  # parameters
-        self._open: tuple[Iteration | None, Indices] | None = None  # a draw that is not whole yet
+        self._open: Iteration | None = None  # of a draw that is not whole yet
         entrances = {
             "step": self._enter_step, "pre_step": self._enter_pre_step,
             "clip_and_accumulate": self._apply_armed, "accumulate": self._apply_armed,
@@ -167,7 +166,7 @@ class OptimizerWatch(StepWatch):
         self._notice_carried_sum()
         skips = getattr(self.optimizer, "_step_skip_queue", None)
         if skips and skips[0]:  # a part of a batch: Opacus adds up, and takes no step
-            self._open = run.loaders.current, run.loaders.open_draw
+            self._open = run.loaders.current
             return call(*args, **kwargs)
         self._open = None
         began = time.monotonic()
@@ -195,14 +194,10 @@ class OptimizerWatch(StepWatch):
 
     def _notice_carried_sum(self) -> None:
         """Records a sum of another walk through the data, which this step adds to."""
-        loaders = self.run.loaders
         left = any(getattr(p, "summed_grad", None) is not None for p in self.optimizer.params)
-        if self._open is None or self._open[0] is loaders.current or not left:
-            return
-        both = np.intersect1d(self._open[1], loaders.open_draw)
-        drawn = len(loaders.open_draw)
-        self.run.recorder.put("carried", step=self.steps, both=len(both), drawn=drawn)
-        self._open = None
+        if left and self._open is not None and self._open is not self.run.loaders.current:
+            self.run.recorder.put("carried", step=self.steps)
+            self._open = None
 
     def _notice_moved(self) -> None:
         """Counts where parameters changed since the last step, by no step of it."""

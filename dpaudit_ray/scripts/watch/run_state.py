@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import dataclasses
 import json
 import time
@@ -99,16 +98,16 @@ def read_entries(file: Path) -> Entries:
 
 @dataclasses.dataclass(eq=False)
 class Iteration:
-    """One walk through a loader.
+    """One walk through a loader of `data`, by its sampler.
 
     `drawn` were drawn ahead of their use; `given` were handed to the script since the last step.
-    `splits`: a draw is handed out in several parts.
     """
 
-    loader: Any
+    data: Any
+    sampler: Any
+    splits: bool  # a draw is handed out in several parts
     drawn: collections.deque[Indices] = dataclasses.field(default_factory=collections.deque)
     given: list[Indices] = dataclasses.field(default_factory=list)
-    splits: bool = False
 
 
 class LoaderWatch:
@@ -126,7 +125,6 @@ class LoaderWatch:
         self.taken: list[tuple[Any, Indices, ReleaseKey]] = []
         self.skipped: list[int] = []
         self._kept = 0
-        self._beginning: list[Iteration] = []
         self._iterations: weakref.WeakKeyDictionary[Any, Iteration] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
@@ -134,110 +132,54 @@ class LoaderWatch:
         import torch.utils.data.dataloader as torch_loaders  # slow, and not needed to read a record
         from opacus.utils.batch_memory_manager import BatchSplittingSampler
 
-        loader_class: Any = torch_loaders.DataLoader
         iterator_class: Any = torch_loaders._BaseDataLoaderIter
-        begin, advance = loader_class.__iter__, iterator_class.__next__
-        index_sampler, split = loader_class._index_sampler.fget, BatchSplittingSampler.__iter__
+        reset, draw, advance = (
+            iterator_class._reset, iterator_class._next_index, iterator_class.__next__
+        )  # fmt: skip
 
-        def begin_noted(loader: Any) -> Any:
-            self._beginning.append(Iteration(loader))
-            try:
-                iterator = begin(loader)
-            finally:
-                iteration = self._beginning.pop()
-            self._iterations[iterator] = iteration
-            return iterator
+        def reset_noted(iterator: Any, *args: Any, **kwargs: Any) -> None:
+            self._iterations.pop(iterator, None)  # workers that stay walk through it once more
+            reset(iterator, *args, **kwargs)
+
+        def draw_noted(iterator: Any) -> Any:
+            batch, sampler = draw(iterator), iterator._index_sampler
+            splits = isinstance(sampler, BatchSplittingSampler)
+            iteration = Iteration(iterator._dataset, sampler, splits)
+            iteration = self._iterations.setdefault(iterator, iteration)
+            iteration.drawn.append(_as_indices(batch))
+            return batch
 
         def advance_noted(iterator: Any) -> Any:
             batch = advance(iterator)
-            self._hand_out(self._iterations.get(iterator))
+            iteration = self._iterations.get(iterator)
+            if iteration is not None and iteration.drawn and self._trains(iteration.sampler):
+                self.current = iteration
+                iteration.given.append(iteration.drawn.popleft())
             return batch
 
-        def noted_sampler(loader: Any) -> Any:
-            sampler = index_sampler(loader)
-            splits = isinstance(sampler, BatchSplittingSampler)
-            return sampler if splits else _NotedSampler(sampler, self)
-
-        def split_noted(sampler: Any) -> Iterator[Any]:
-            """Opacus hands a draw out in parts: the draw counts."""
-            if not self._beginning:
-                return iter(split(sampler))
-            self._beginning[-1].splits = True
-            noted = copy.copy(sampler)
-            noted.sampler = self.note(sampler.sampler)
-            return iter(split(noted))
-
-        loader_class.__iter__ = begin_noted
+        iterator_class._reset = reset_noted
+        iterator_class._next_index = draw_noted
         iterator_class.__next__ = advance_noted
-        loader_class._index_sampler = property(noted_sampler)
-        BatchSplittingSampler.__iter__ = split_noted
 
-    def note(self, sampler: Any) -> Iterator[Any]:
-        """The sampler's draws, each written down for the walk that is being begun."""
-        iteration = self._beginning[-1] if self._beginning else None
-
-        def draws() -> Iterator[Any]:
-            for batch in sampler:
-                if iteration is not None:
-                    iteration.drawn.append(_as_indices(batch))
-                yield batch
-
-        return draws()
-
-    def _hand_out(self, iteration: Iteration | None) -> None:
-        if iteration is None or not self._trains(iteration.loader):
-            return
-        self.current = iteration
-        if not iteration.splits and iteration.drawn:
-            iteration.given.append(iteration.drawn.popleft())
-
-    def _trains(self, loader: Any) -> bool:
-        """False for loaders that walk through the same data to evaluate."""
-        if not self.private:
-            return True
-        samplers = [loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
-        return any(
-            loader is private
-            or any(sampler is private.batch_sampler for sampler in samplers if sampler is not None)
-            for private in self.private
-        )
+    def _trains(self, sampler: Any) -> bool:
+        """False for samplers of loaders that walk through the same data to evaluate."""
+        samplers = {id(sampler), id(getattr(sampler, "sampler", sampler))}
+        return not self.private or any(id(p._index_sampler) in samplers for p in self.private)
 
     def at_step(self, accumulated: int, release: ReleaseKey) -> None:
-        """Notes that a release is made of the last `accumulated` draws."""
+        """Notes that a release is made of the last `accumulated` draws, or all parts of one."""
         now = self.current
         if now is None:
             return
-        if now.splits:
-            now.given = [now.drawn.popleft()] if now.drawn else []
-        used = now.given[-accumulated:]
-        self.skipped += [len(draw) for draw in now.given[: len(now.given) - len(used)]]
-        now.given = []
+        given, now.given = now.given, []
+        if now.splits and given:
+            given = [np.concatenate(given)]
+        used = given[-accumulated:]
+        self.skipped += [len(draw) for draw in given[: len(given) - len(used)]]
         for draw in used:
             if self._kept + len(draw) <= _MOST_INDICES:
                 self._kept += len(draw)
-                self.taken.append((now.loader.dataset, draw, release))
-
-    @property
-    def open_draw(self) -> Indices:
-        """The draw that is being handed out in parts; empty where there is none."""
-        now = self.current
-        return now.drawn[0] if now is not None and now.splits and now.drawn else _as_indices([])
-
-
-class _NotedSampler:
-    """A sampler whose draws are written down; all else is the sampler's."""
-
-    def __init__(self, sampler: Any, loaders: LoaderWatch) -> None:
-        self._sampler, self._loaders = sampler, loaders
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._loaders.note(self._sampler)
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
+                self.taken.append((now.data, draw, release))
 
 
 def _as_indices(batch: Any) -> Indices:
@@ -280,7 +222,6 @@ class WatchedRun:
     recorder: Recorder
     phase: str = "import"  # then "main"
     replaying: bool = False  # a step is tried on copies: nothing of it counts
-    accounting: bool = False  # an accountant is at work; those that it makes are no one's claim
     loaders: LoaderWatch = dataclasses.field(default_factory=LoaderWatch)
     streams: Any = None  # `release_functions.Streams`
     made: int = 0  # calls of `make_private`
