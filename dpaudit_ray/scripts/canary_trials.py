@@ -32,14 +32,12 @@ _SIZES = tuple(round(100 * 1.5**k) for k in range(14))  # 100 to 19 462
 
 @dataclasses.dataclass
 class CanaryTrials:
-    """Bits and scores of one layer, in their order, and the test that they are folded into."""
+    """The trials of one layer: the test that their bits and scores are folded into, in order."""
 
     layer: int
     planned: int
     curve: Curve
     claim: str  # in words
-    outs: list[float] = dataclasses.field(default_factory=list)
-    ins: list[float] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.test = ClaimTest(self.curve, self.planned)
@@ -51,12 +49,9 @@ class CanaryTrials:
 
     def fold(self, scores: list[float], members: list[bool]) -> None:
         """Adds trials."""
-        values, bits = np.asarray(scores, np.float64), np.asarray(members, np.bool_)
-        if len(bits):
-            self.test.fold(values, bits)
+        if scores:
+            self.test.fold(np.asarray(scores, np.float64), np.asarray(members, np.bool_))
             self.test.look()
-        for score, member in zip(scores, members, strict=True):
-            (self.ins if member else self.outs).append(score)
 
     def miss(self, member: bool) -> None:
         """Adds a trial without an outcome, which counts against whoever guesses."""
@@ -73,23 +68,14 @@ class CanaryTrials:
         name, what = {1: ("every step a trial", "steps"), 2: ("runs", "runs")}[self.layer]
         if (after := self.refuted) is not None:
             seen = f"canaries guessed too well: refuted after {after} {what} of {self.count}"
-            seen += self._separation()
             where = f"{self.count} {what}"
             violation = Finding(self.layer, name, Weight.VIOLATION, where, self.claim, seen)
             return Judgement(self.layer, [violation]).look(name, seen)
-        said = f"{self.count} {what}, {len(self.ins)} with the canary: nothing against {self.claim}"
+        said = f"{self.count} {what}: nothing against {self.claim}"
         if needed is not None and self.count < needed:
             said += f"; {needed} would find noise of {ALTERNATIVE:g} of it"
         complete = needed is not None and self.count >= needed
         return Judgement(self.layer).look(name, said, complete=complete)
-
-    def _separation(self) -> str:
-        """How far apart the two worlds are, in standard deviations of the one without."""
-        ins, outs = (np.asarray(x)[np.isfinite(x)] for x in (self.ins, self.outs))
-        if len(ins) < 3 or len(outs) < 3 or outs.std() == 0:
-            return ""
-        apart = (np.median(ins) - np.median(outs)) / outs.std()
-        return f"; the two worlds' medians are {apart:.2g} standard deviations apart"
 
 
 def step_trials(noise: float, planned: int) -> CanaryTrials:

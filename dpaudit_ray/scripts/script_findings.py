@@ -143,7 +143,6 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
         "the same gradient whatever the generators' state: no noise, or always the same",
         "look at what adds the noise, and at what seeds its generator"),
     "bare": ("noise", _V, "noise on every gradient", "none on {bare}, which records move", ""),
-    "multiplier": ("noise", _V, "a noise multiplier above 0", "{noise:g}", ""),
     "short noise": (
         "noise", _V, "a noise multiplier of {noise:.3g}, as accounted",
         "{effective:.3g} or less, by {what}",
@@ -193,16 +192,10 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
         "updates", _V, "every update to be a private release",
         "{names} updated by an optimizer that no PrivacyEngine wraps",
         "step the optimizer that make_private returned, and that alone"),
-    "before": ("updates", _W, "private updates only", "updates before make_private", _PUBLIC),
-    "after": (
-        "updates", _W, "private updates only",
-        "updates without noise of parameters outside the private network", _PUBLIC),
     "moved": (
         "updates", _W, "parameters that private steps alone change", "changes by other code",
         "harmless where it works on private releases only"),
-    "outside": (
-        "updates", _W, "private updates only",
-        "{names} updated by an optimizer of its own", _PUBLIC),
+    "outside": ("updates", _W, "private updates only", "updates {what}", _PUBLIC),
     "gradients": (
         "release", _V, "no gradient but private ones", ".grad of {names} is none that was released",
         "return it after optimizer.zero_grad(), or its state_dict() only"),

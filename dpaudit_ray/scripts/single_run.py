@@ -23,6 +23,10 @@ SHARE = ALPHA[0] / _TESTS  # chance of a false alarm, of each
 _SLACK = 1.01  # noise that is short by less than a hundredth is not told
 _EMPTY = "a record without a gradient"
 _FAR = 20.0  # times the promised distance: no clipping at all
+_OUTSIDE = {
+    "before": "before make_private",
+    "after": "without noise of parameters outside the private network",
+}
 
 
 def judge(record: Entries, result: Result, delta: float) -> Judgement:
@@ -156,8 +160,6 @@ def _compare_distance(
         return None, finding("bare", where, bare=bare)
     if noise is None:
         return None, None
-    if noise <= 0:
-        return None, finding("multiplier", where, noise=noise)
     ratio = math.sqrt(worst) * noise
     if ratio <= _SLACK:
         return ratio, None
@@ -259,12 +261,13 @@ def _judge_updates(result: Result, judged: Judgement) -> None:
         if when == "after" and (what == "private" or not private):
             listed = ", ".join(names) or "parameters of another model"
             judged.find("not private", where, names=listed)
-        elif when in ("before", "after"):
-            judged.find(when, where)
+        elif when in _OUTSIDE:
+            judged.find("outside", where, what=_OUTSIDE[when])
     if moved := result.get("moved"):
         judged.find("moved", f"between {moved} steps")
     if names := result["left"].get("outside"):
-        judged.find("outside", "the returned model", names=", ".join(names[:4]))
+        what = f"of {', '.join(names[:4])} by an optimizer of its own"
+        judged.find("outside", "the returned model", what=what)
     all_seen = not moved and not names
     said = f"{len(result['outside'])} other optimizers stepped"
     said += "" if all_seen else "; whether what they did is private was not seen"

@@ -28,7 +28,7 @@ def test_steps_with_half_the_noise():
     judged = steps(0.5, 400, seed=1).judge(300)
     (one,) = judged.findings
     assert (one.layer, one.weight) == (1, Weight.VIOLATION)
-    assert "standard deviations apart" in one.seen
+    assert "refuted after" in one.seen
 
 
 def test_steps_with_the_noise_that_is_promised():

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, Subset
 
 from .run_state import WatchedRun
 from .step_probe import preserve_generators
@@ -99,14 +99,16 @@ def _watch_accountants(kind: Any, run: WatchedRun) -> None:
     kind.__init__ = make
 
 
-def claims(run: WatchedRun, deltas: list[float], first: float | None) -> list[dict[str, Any]]:
-    """What each claiming accountant says: its name, its history, and ε at each δ.
+def claims(
+    accountants: list[Any], deltas: list[float], first: float | None
+) -> list[dict[str, Any]]:
+    """What each accountant says: its name, its history, and ε at each δ.
 
     An ε is None where the accountant fails. It is asked for δ `first` first; where it is slow, as
     with noise that changes at every step, it is asked for no other.
     """
     entries = []
-    for accountant in run.claiming_accountants():
+    for accountant in accountants:
         history = [[float(value) for value in event] for event in accountant.history]
         began = time.monotonic()
         epsilons: dict[float, float | None] = {}
@@ -134,22 +136,12 @@ def one_record_more(loader: Any) -> Any:
     if not isinstance(loader.batch_sampler, BatchSampler):
         return loader
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")
+    data = loader.dataset
     return DataLoader(
-        _OneMore(loader.dataset), batch_size=loader.batch_sampler.batch_size,
+        ConcatDataset([data, Subset(data, [0])]), batch_size=loader.batch_sampler.batch_size,
         shuffle=isinstance(loader.sampler, RandomSampler), drop_last=loader.drop_last,
         generator=loader.generator, **{name: getattr(loader, name) for name in names},
     )  # fmt: skip
-
-
-class _OneMore(Dataset[Any]):
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data) + 1
-
-    def __getitem__(self, index: int) -> Any:
-        return self._data[index if index < len(self._data) else 0]
 
 
 def repeat_forward(module: Any, args: Any, kwargs: Any, dim: int) -> dict[str, Any]:

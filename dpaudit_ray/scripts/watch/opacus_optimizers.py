@@ -56,26 +56,26 @@ def install(run: WatchedRun) -> None:
 
     def due(optimizer: Any) -> int | None:
         """The step of an optimizer that is to be looked into."""
-        if run.request.looks and run.phase == "main" and not run.replaying:
-            for watched in run.optimizers:
-                if watched.optimizer is optimizer and watched.steps in LOOKED_AT:
-                    return int(watched.steps)
-        return None
+        watched = next((w for w in run.optimizers if w.optimizer is optimizer), None)
+        looks = run.request.looks and run.phase == "main" and not run.replaying
+        return watched.steps if looks and watched and watched.steps in LOOKED_AT else None
+
+    def wrappers(inner: Any) -> list[OptimizerWatch]:
+        return [w for w in run.optimizers if w.optimizer.original_optimizer is inner]
 
     def before_step(optimizer: Any, *_: Any) -> None:
         if run.replaying:
             return
-        for watched in run.optimizers:
-            wrapped = watched.optimizer.original_optimizer is optimizer
-            if wrapped and (watched.inside or watched.handed_on):
-                watched.handed_on = False
-                watched.note_release()
-                return
-        run.count_outside_step(optimizer)
+        stepping = [w for w in wrappers(optimizer) if w.inside or w.handed_on]
+        if not stepping:
+            run.count_outside_step(optimizer)
+        for watched in stepping[:1]:
+            watched.handed_on = False
+            watched.note_release()
 
     def after_step(optimizer: Any, *_: Any) -> None:
-        for watched in run.optimizers:
-            if watched.optimizer.original_optimizer is optimizer and not run.replaying:
+        for watched in wrappers(optimizer):
+            if not run.replaying:
                 watched.keep_parameters()
 
     DPOptimizer.__init__ = make
@@ -103,12 +103,12 @@ class OptimizerWatch(StepWatch):
     """
 
     def __init__(self, run: WatchedRun, number: int, optimizer: Any) -> None:
-        super().__init__(run, number)
+        # Ghost clipping: gradients come clipped.
+        ghost = any(cls.__name__ == _GHOST for cls in type(optimizer).__mro__)
+        super().__init__(run, number, unchanged, ghost)
         self.optimizer = optimizer
         self.inside = self.handed_on = False
         self.last: Release | None = None
-        # Ghost clipping: gradients come clipped.
-        self.ghost = any(cls.__name__ == _GHOST for cls in type(optimizer).__mro__)
         self._armed: Change | None = None
         self._trial: _StepTrial | None = None
         self._after_step: list[torch.Tensor] | None = None  # parameters
@@ -233,9 +233,9 @@ class OptimizerWatch(StepWatch):
                 if self.steps in LOOKED_AT:
                     zeros = [torch.zeros_like(p) for p in replay.params]
                     empty = None if self.ghost else append_row(zeros)
-                    self.examine(replay.release, changes, unchanged, empty, names, self.ghost)
+                    self.examine(replay.release, changes, empty, names)
                 else:
-                    self.glance(replay.release, next(changes), unchanged, names, self.ghost)
+                    self.glance(replay.release, next(changes), names)
             finally:
                 self.inside = False
 

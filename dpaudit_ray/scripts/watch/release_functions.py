@@ -7,6 +7,7 @@ more), ("without", i), ("wild", i) (example i a second time, a thousand times la
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import time
@@ -47,24 +48,6 @@ class Streams:
         stream.promise = promise
         return stream
 
-    def claims(self, deltas: list[float]) -> list[dict[str, Any]]:
-        """What an accountant says of the steps as their calls describe them, as engines' claims."""
-        return [
-            {"name": "pld", "history": history, "deltas": deltas,
-             "epsilons": [_epsilon(history, delta) for delta in deltas]}
-            for history in (
-                [[noise, rate, n] for (noise, rate), n in stream.history.items()]
-                for stream in self.by_name.values()
-            )
-        ]  # fmt: skip
-
-
-def _epsilon(history: list[list[float]], delta: float) -> float | None:
-    events = tuple(Training(noise, int(n), rate) for noise, rate, n in history)
-    with contextlib.suppress(ValueError, ArithmeticError):
-        return float(accounting.find("pld").composed(events, delta)[-1])
-    return None
-
 
 @contextlib.contextmanager
 def watching(run: WatchedRun) -> Iterator[None]:
@@ -90,21 +73,34 @@ def current() -> Streams | None:
 
 
 class Stream(StepWatch):
-    """Steps of one call site.
+    """Steps of one call site, and their accountant: it takes them as their calls describe them.
 
     Attributes:
         promise: (σ, C, q) of the last call.
-        history: steps by their (σ, q).
         records: how many records the last step's were drawn from, as far as told.
         sizes: examples of each step.
     """
 
     def __init__(self, run: WatchedRun, number: int) -> None:
-        super().__init__(run, number)
+        super().__init__(run, number, "nothing")
         self.promise = (1.0, 1.0, 1.0)
-        self.history: dict[tuple[float, float], int] = {}
+        self._counts: collections.Counter[tuple[float, float]] = collections.Counter()
         self.records: int | None = None
         self.sizes: list[int] = []
+
+    @property
+    def history(self) -> list[tuple[float, float, int]]:
+        """(σ, q, steps), as an accountant of Opacus has it."""
+        return [(noise, rate, steps) for (noise, rate), steps in self._counts.items()]
+
+    def mechanism(self) -> str:
+        """The name of the accounting."""
+        return "pld"
+
+    def get_epsilon(self, delta: float) -> float:
+        """ε at δ of the steps so far; ValueError or ArithmeticError where that fails."""
+        events = tuple(Training(noise, steps, rate) for noise, rate, steps in self.history)
+        return float(accounting.find("pld").composed(events, delta)[-1])
 
     def step(
         self,
@@ -140,7 +136,7 @@ class Stream(StepWatch):
         run.spent += time.monotonic() - began
         arrays = released(change, None)
         noise, _, rate = self.promise
-        self.history[noise, rate] = self.history.get((noise, rate), 0) + 1
+        self._counts[noise, rate] += 1
         if score is not None:
             self.record_trial(member, score(_flat(arrays)), noise, rate)
         self.finish()
@@ -155,7 +151,7 @@ class Stream(StepWatch):
 
         empty = "empty" if shapes is not None else None
         with self.run.replay():
-            self.examine(tried, self._changes(rows, shapes), "nothing", empty)
+            self.examine(tried, self._changes(rows, shapes), empty)
 
     def _changes(self, rows: int, shapes: Shapes) -> Iterator[tuple[str, Change]]:
         for index in step_probe.spread_indices(rows):

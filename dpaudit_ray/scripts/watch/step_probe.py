@@ -75,18 +75,16 @@ def spread_indices(count: int, most: int = _LEFT_OUT) -> list[int]:
 def preserve_generators(held: Iterable[torch.Generator] = ()) -> Iterator[None]:
     """Puts all generators back at the end: Python's, numpy's, torch's, and those `held`."""
     states = [(generator, generator.get_state()) for generator in held]
-    python, old, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    gpus = torch.cuda.get_rng_state_all() if _gpu_in_use() else []
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(old)
-        torch.set_rng_state(cpu)
-        if gpus:
-            torch.cuda.set_rng_state_all(gpus)
-        for generator, state in states:
-            generator.set_state(state)
+    python, old = random.getstate(), np.random.get_state()
+    gpus = range(torch.cuda.device_count()) if _gpu_in_use() else ()
+    with torch.random.fork_rng(gpus):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(old)
+            for generator, state in states:
+                generator.set_state(state)
 
 
 def seed_generators(seed: int, held: Iterable[torch.Generator] = ()) -> None:
@@ -114,10 +112,12 @@ class StepWatch:
     Args:
         run: the run that it is part of.
         number: of the optimizer or call site, among those of its kind.
+        nothing: the change of a step's examples that is none.
+        ghost: whether gradients come clipped.
     """
 
-    def __init__(self, run: WatchedRun, number: int) -> None:
-        self.run, self.number = run, number
+    def __init__(self, run: WatchedRun, number: int, nothing: Any, ghost: bool = False) -> None:
+        self.run, self.number, self.nothing, self.ghost = run, number, nothing, ghost
         self.steps = 0  # taken so far
         self._noise: list[tuple[int, list[Vector]]] = []  # of steps that were examined
 
@@ -160,27 +160,22 @@ class StepWatch:
         self,
         released: Released,
         changes: Iterable[tuple[str, Any]],
-        nothing: Any,
         empty: Any | None,
         names: list[str] | None = None,
-        ghost: bool = False,
     ) -> None:
         """Looks into the step that is about to be taken.
 
         Args:
             released: what it would release.
             changes: of one example each, with what they are in words.
-            nothing: the change that is none.
             empty: adds an example whose gradient is zero; None where that cannot be done.
             names: of the tensors; None: by their number.
-            ghost: whether gradients come clipped.
         """
-        actual = released(nothing, None)
+        actual, again = released(self.nothing, None), released(self.nothing, None)
         entry: dict[str, Any] = {"replays": False}
-        again = released(nothing, None)
         # Bit for bit, but for signs of zero; NaN equals NaN.
         if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(actual, again, strict=True)):
-            draws, squares, mean, still = _draw_noise(released, nothing, actual, self.draw_seed)
+            draws, squares, mean, still = self._draw_noise(released, actual)
             entry = {"replays": True, "draws": draws, "squares": squares}
             entry["norms"] = squared_lengths(actual)
             if sum(squares) > 0:
@@ -197,34 +192,60 @@ class StepWatch:
             if empty is not None:
                 moved = difference(released(empty, None), actual)
                 entry["empty"] = squared_lengths(moved)
-        self._record_look(actual, names, ghost, **entry)
+        self._record_look(actual, names, **entry)
 
-    def glance(
-        self,
-        released: Released,
-        change: tuple[str, Any],
-        nothing: Any,
-        names: list[str],
-        ghost: bool,
-    ) -> None:
+    def glance(self, released: Released, change: tuple[str, Any], names: list[str]) -> None:
         """Looks at one other draw of a step's noise, and at one change."""
-        actual = released(nothing, None)
-        other = difference(released(nothing, self.draw_seed), actual)
+        actual = released(self.nothing, None)
+        other = difference(released(self.nothing, self.draw_seed), actual)
         moved = difference(released(change[1], None), actual)
         # Half of a difference's squares: as of two draws around their mean.
         squares = [square / 2 for square in squared_lengths(other)]
         shifts = [{"what": change[0], "squares": squared_lengths(moved)}]
         entry = {"replays": True, "draws": 2, "squares": squares, "shifts": shifts, "bare": []}
-        self._record_look(actual, names, ghost, norms=squared_lengths(actual), **entry)
+        self._record_look(actual, names, norms=squared_lengths(actual), **entry)
 
-    def _record_look(
-        self, actual: Release, names: list[str] | None, ghost: bool, **entry: Any
-    ) -> None:
+    def _record_look(self, actual: Release, names: list[str] | None, **entry: Any) -> None:
         sizes = [len(part) for part in actual]
         self.run.recorder.put(
-            "look", step=self.steps, optimizer=self.number, sizes=sizes, ghost=ghost,
+            "look", step=self.steps, optimizer=self.number, sizes=sizes, ghost=self.ghost,
             names=names or [f"array {index}" for index in range(len(sizes))], **entry,
         )  # fmt: skip
+
+    def _draw_noise(
+        self, released: Released, actual: Release
+    ) -> tuple[int, list[float], Release, list[npt.NDArray[np.bool_]]]:
+        """Draws the step's noise again and again.
+
+        Returns:
+            How many draws; their squares around their mean, by tensor; that mean; and which
+            numbers no draw moved. Squares and mean are of differences to `actual`.
+        """
+        size = max(1, sum(map(len, actual)))
+        least, most = _DRAWS
+        wanted = int(np.clip(-(-_COORDINATES // size), least, most))
+        total = [np.zeros_like(part) for part in actual]
+        squared = [0.0] * len(actual)
+        still = [np.ones(len(part), dtype=np.bool_) for part in actual]
+        began = time.monotonic()
+        draws = 0
+        while draws < wanted and (draws < least or time.monotonic() - began < _SECONDS):
+            moved = difference(released(self.nothing, self.draw_seed + draws), actual)
+            for index, (part, square) in enumerate(zip(moved, squared_lengths(moved), strict=True)):
+                total[index] += part
+                squared[index] += square
+                still[index] &= part == 0
+            draws += 1
+            if squared[-1] > 0 and len(actual[-1]) == 1:
+                wanted = most  # one number alone is drawn each time
+        mean = [part / draws for part in total]
+        spread = [
+            max(0.0, square - draws * float(np.dot(part, part)))
+            for square, part in zip(squared, mean, strict=True)
+        ]
+        # What rounding leaves of noise that is always the same is none.
+        squares = [0.0 if s < 1e-12 * q else s for s, q in zip(spread, squared, strict=True)]
+        return draws, squares, mean, still
 
     def _correlations(
         self, noise: Release, squares: list[float], draws: int
@@ -265,42 +286,6 @@ class StepWatch:
                 least = max(kind, key=lambda pair: abs(pair["correlation"]) * pair["n"] ** 0.5)
                 worst.append(least | {"pairs": len(kind)})
         return worst
-
-
-def _draw_noise(
-    released: Released, nothing: Any, actual: Release, seed: int
-) -> tuple[int, list[float], Release, list[npt.NDArray[np.bool_]]]:
-    """Draws a step's noise again and again.
-
-    Returns:
-        How many draws; their squares around their mean, by tensor; that mean; and which numbers no
-        draw moved. Squares and mean are of differences to `actual`.
-    """
-    size = max(1, sum(map(len, actual)))
-    least, most = _DRAWS
-    wanted = int(np.clip(-(-_COORDINATES // size), least, most))
-    total = [np.zeros_like(part) for part in actual]
-    squared = [0.0] * len(actual)
-    still = [np.ones(len(part), dtype=np.bool_) for part in actual]
-    began = time.monotonic()
-    draws = 0
-    while draws < wanted and (draws < least or time.monotonic() - began < _SECONDS):
-        moved = difference(released(nothing, seed + draws), actual)
-        for index, (part, square) in enumerate(zip(moved, squared_lengths(moved), strict=True)):
-            total[index] += part
-            squared[index] += square
-            still[index] &= part == 0
-        draws += 1
-        if squared[-1] > 0 and len(actual[-1]) == 1:
-            wanted = most  # one number alone is drawn each time
-    mean = [part / draws for part in total]
-    spread = [
-        max(0.0, square - draws * float(np.dot(part, part)))
-        for square, part in zip(squared, mean, strict=True)
-    ]
-    # What rounding leaves of noise that is always the same is none.
-    squares = [0.0 if s < 1e-12 * q else s for s, q in zip(spread, squared, strict=True)]
-    return draws, squares, mean, still
 
 
 def _correlation(first: Vector, second: Vector) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def _result(state: WatchedRun, returned: Any, delta: float) -> dict[str, Any]:
     for watched in state.optimizers:
         for p in watched.optimizer.params:
             digest.update(p.detach().cpu().contiguous().numpy().tobytes())
-    claims = opacus_engine.claims(state, deltas, delta) or state.streams.claims(deltas)
+    claims = opacus_engine.claims(state.claiming_accountants() or streams, deltas, delta)
     return {
         "made": state.made,
         "steps": [watched.steps for watched in (*state.optimizers, *streams)],
