@@ -165,8 +165,7 @@ def _parts(value: Any) -> list[Any]:
 def _stream(name: str, noise: float, bound: float, rate: float) -> Stream | None:
     """The call site's steps; None outside an audit, where nothing that audits is imported."""
     watch = sys.modules.get("dpaudit_ray.scripts.watch.release_functions")
-    streams = watch.current() if watch is not None else None
-    return streams.at(name, (noise, bound, rate)) if streams is not None else None
+    return watch.stream_at(name, (noise, bound, rate)) if watch is not None else None
 
 
 def _change_examples(examples: list[Any], change: Any) -> list[Any]:

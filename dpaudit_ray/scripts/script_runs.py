@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .. import imports
 from ..errors import SpecError
@@ -79,15 +79,6 @@ class EndedRun:
         return [entry for entry in self.record if entry["kind"] == kind]
 
 
-class Runner(Protocol):
-    """Runs a script, `width` times at once."""
-
-    width: int
-
-    def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """Runs in the order of their requests; takes the next request where a place is free."""
-
-
 def _in_order(
     width: int,
     requests: Iterator[RunRequest],
@@ -113,10 +104,10 @@ def _in_order(
 class LocalRunner:
     """Child processes of this machine, `width` at a time, which share its cores."""
 
-    def __init__(self, target: Target, width: int | None = None) -> None:
+    def __init__(self, target: Target) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        self.width = max(1, width or min(4, cores))
-        self._threads = max(1, cores // self.width)
+        self.width = min(4, cores)
+        self._threads = cores // self.width
         self._target = target
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
@@ -147,26 +138,25 @@ class RayRunner:
         SpecError: the folder is too large to send.
     """
 
-    def __init__(self, ray: Any, target: Target, cpus: float = 1) -> None:
-        self._target, self._cpus = target, cpus
-        self.width = max(1, int(ray.cluster_resources().get("CPU", 1) // cpus))
+    def __init__(self, ray: Any, target: Target) -> None:
+        self._target = target
+        self.width = max(1, int(ray.cluster_resources().get("CPU", 1)))
         folder = target.script.parent
         files = WorkingDirPackage(folder).files()
         self._files = ray.put({str(path): (folder / path).read_bytes() for path in files})
-        self._task = ray.remote(num_cpus=cpus, max_retries=2)(_run_on_node)
+        self._task = ray.remote(num_cpus=1, max_retries=2)(_run_on_node)
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
         """Runs in the order of their requests."""
 
         def submit(request: RunRequest) -> Any:
-            task = self._task.remote(self._files, self._target, request, limits, int(self._cpus))
-            return task.future()
+            return self._task.remote(self._files, self._target, request, limits).future()
 
         return _in_order(self.width, requests, submit)
 
 
 def _run_on_node(
-    files: dict[str, bytes], target: Target, request: RunRequest, limits: Limits, threads: int
+    files: dict[str, bytes], target: Target, request: RunRequest, limits: Limits
 ) -> EndedRun:
     """Makes the script's folder again on a node, and runs the script in it."""
     with tempfile.TemporaryDirectory(prefix="dpaudit-") as name, contextlib.chdir(name):
@@ -176,7 +166,10 @@ def _run_on_node(
             (folder / path).write_bytes(content)
         there = dataclasses.replace(target, script=folder / target.script.name)
         with sandbox_for(there) as sandbox:
-            return run_once(sandbox, there, request, limits, threads)
+            return run_once(sandbox, there, request, limits, 1)
+
+
+Runner = LocalRunner | RayRunner
 
 
 def sandbox_for(target: Target) -> Sandbox:

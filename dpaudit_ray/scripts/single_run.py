@@ -66,15 +66,11 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         elif given:
             why = "noise was given as arrays; pass audited_step a function that draws it"
         return judged.look(name, why, done=False)
-    # What make_private was given first, or else a function that gives releases.
-    made, stream = (
-        next((entry["noise"] for entry in _of_kind(record, kind)), None)
-        for kind in ("made", "stream")
-    )
+    made = next((entry["noise"] for entry in _of_kind(record, "made")), None)
     ratios, findings = [], []
     for step in steps:
         level = SHARE / (len(steps) * max(1, len(step["sizes"])))
-        noise = _accounted_noise(result, step) or made or stream
+        noise = _accounted_noise(result, step) or made
         ratio, short = _compare_distance(step, noise, level)
         ratios += [ratio] if ratio is not None else []
         findings += [short] if short is not None else []
@@ -100,6 +96,8 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
 
 def _accounted_noise(result: Result, step: dict[str, Any]) -> float | None:
     """The noise multiplier that a step was accounted with; None where that is not known."""
+    if step.get("noise") is not None:
+        return float(step["noise"])
     for number, at, noise, _ in result.get("accounted", ()):
         if (number, at) == (step["optimizer"], step["step"]):
             return float(noise)

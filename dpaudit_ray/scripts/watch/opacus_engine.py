@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, Subset
 
 from .run_state import WatchedRun
-from .step_probe import preserve_generators
+from .step_probe import preserve_attributes, preserve_generators
 
 _SECONDS = 5.0  # that an accountant may take for further δ
 _FORWARD_PASSES = 2  # of each network that are looked at
@@ -252,12 +252,10 @@ def _attributes_preserved(module: Any) -> Iterator[Callable[[], list[str]]]:
             )
         ]
 
-    try:
-        yield changed_names
-    finally:
-        for _, layer, values in kept:
-            vars(layer).clear()
-            vars(layer).update(values)
-        for tensor, old in tensors:
-            if not torch.equal(tensor, old):
-                tensor.detach().copy_(old)
+    with preserve_attributes(layer for _, layer, _ in kept):
+        try:
+            yield changed_names
+        finally:
+            for tensor, old in tensors:
+                if not torch.equal(tensor, old):
+                    tensor.detach().copy_(old)

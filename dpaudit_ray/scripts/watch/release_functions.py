@@ -24,7 +24,7 @@ from .run_state import WatchedRun
 from .step_probe import Release, StepWatch
 
 _DRAWS = 6  # whose mean stands for a release without its noise
-_current: contextvars.ContextVar[Streams | None] = contextvars.ContextVar("run", default=None)
+_current: contextvars.ContextVar[WatchedRun | None] = contextvars.ContextVar("run", default=None)
 
 Change = Any
 Arrays = list[Any]
@@ -32,44 +32,30 @@ ReleasedArrays = Callable[[Change, int | None], Arrays]  # as `step_probe.Releas
 Shapes = Sequence[tuple[int, ...]] | None
 
 
-class Streams:
-    """The call sites of one run that give releases, by their name."""
+def stream_at(name: str, promise: tuple[float, float, float]) -> Stream | None:
+    """The steps of a call site, whose promise is (σ, C, q), in the run that is watched now.
 
-    def __init__(self, run: WatchedRun) -> None:
-        self.run = run
-        self.by_name: dict[str, Stream] = {}
-
-    def at(self, name: str, promise: tuple[float, float, float]) -> Stream:
-        """The stream of a call site, whose promise is (σ, C, q)."""
-        stream = self.by_name.get(name)
-        if stream is None:
-            stream = self.by_name[name] = Stream(self.run, len(self.by_name))
-            self.run.recorder.put("stream", noise=promise[0])
-        stream.promise = promise
-        return stream
+    None outside a watched run, before and after its training, and while one of its steps is done
+    again on copies of the model, whose releases are not the run's.
+    """
+    run = _current.get()
+    if run is None or run.replaying or run.phase != "main":
+        return None
+    if name not in run.streams:
+        run.streams[name] = Stream(run, len(run.streams))
+    stream: Stream = run.streams[name]
+    stream.promise = promise
+    return stream
 
 
 @contextlib.contextmanager
 def watching(run: WatchedRun) -> Iterator[None]:
     """Functions that are called inside belong to this run."""
-    run.streams = Streams(run)
-    token = _current.set(run.streams)
+    token = _current.set(run)
     try:
         yield
     finally:
         _current.reset(token)
-
-
-def current() -> Streams | None:
-    """The watched run's call sites, for code that it calls now.
-
-    None outside a watched run, before and after its training, and while one of its steps is done
-    again on copies of the model, whose releases are not the run's.
-    """
-    streams = _current.get()
-    if streams is None or streams.run.replaying or streams.run.phase != "main":
-        return None
-    return streams
 
 
 class Stream(StepWatch):
@@ -121,7 +107,7 @@ class Stream(StepWatch):
             of: how many records they were drawn from.
             redraws: whether `released` draws its noise; else it was given, the same each time.
         """
-        self.records = of
+        self.records, self.noise = of, self.promise[0]
         if rows is not None:
             self.sizes.append(rows)
         run = self.run

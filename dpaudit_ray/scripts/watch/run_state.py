@@ -223,7 +223,7 @@ class WatchedRun:
     phase: str = "import"  # then "main"
     replaying: bool = False  # a step is tried on copies: nothing of it counts
     loaders: LoaderWatch = dataclasses.field(default_factory=LoaderWatch)
-    streams: Any = None  # `release_functions.Streams`
+    streams: dict[str, Any] = dataclasses.field(default_factory=dict)  # `Stream`, by call site
     made: int = 0  # calls of `make_private`
     rate: float | None = None  # at which it will sample, as far as that is told
     engine_accountants: list[Any] = dataclasses.field(default_factory=list)
@@ -286,10 +286,7 @@ class WatchedRun:
         An accountant that a script asks for a noise multiplier, or for a plan, claims nothing.
         """
         if self.made:
-            watched = {id(accountant) for accountant in self.accountants}
-            return [
-                accountant for accountant in self.engine_accountants if id(accountant) in watched
-            ]
+            return self.engine_accountants
         return [accountant for accountant in self.accountants if accountant.history]
 
     def history(self) -> list[list[float]]:

@@ -87,6 +87,18 @@ def preserve_generators(held: Iterable[torch.Generator] = ()) -> Iterator[None]:
                 generator.set_state(state)
 
 
+@contextlib.contextmanager
+def preserve_attributes(objects: Iterable[Any]) -> Iterator[None]:
+    """Puts the attributes of all objects back at the end."""
+    kept = [(thing, dict(vars(thing))) for thing in objects]
+    try:
+        yield
+    finally:
+        for thing, values in kept:
+            vars(thing).clear()
+            vars(thing).update(values)
+
+
 def seed_generators(seed: int, held: Iterable[torch.Generator] = ()) -> None:
     """Seeds Python's generator, numpy's, torch's, and those `held`."""
     random.seed(seed)
@@ -119,6 +131,7 @@ class StepWatch:
     def __init__(self, run: WatchedRun, number: int, nothing: Any, ghost: bool = False) -> None:
         self.run, self.number, self.nothing, self.ghost = run, number, nothing, ghost
         self.steps = 0  # taken so far
+        self.noise: float | None = None  # multiplier of the step, where its call says it
         self._noise: list[tuple[int, list[Vector]]] = []  # of steps that were examined
 
     @property
@@ -208,8 +221,8 @@ class StepWatch:
     def _record_look(self, actual: Release, names: list[str] | None, **entry: Any) -> None:
         sizes = [len(part) for part in actual]
         self.run.recorder.put(
-            "look", step=self.steps, optimizer=self.number, sizes=sizes, ghost=self.ghost,
-            names=names or [f"array {index}" for index in range(len(sizes))], **entry,
+            "look", step=self.steps, optimizer=self.number, noise=self.noise, sizes=sizes,
+            ghost=self.ghost, names=names or [f"array {index}" for index in range(len(sizes))], **entry,
         )  # fmt: skip
 
     def _draw_noise(

@@ -160,12 +160,11 @@ class StepReplay:
     def _copies(self) -> Iterator[None]:
         """Everything that a step may alter is copied, and put back at the end."""
         optimizer = self._optimizer
-        state = dict(vars(optimizer))
         inner = optimizer.original_optimizer
         inner_state = inner.state
         histories = [list(accountant.history) for accountant in self._accountants]
-        with _parameters_copied(self.params):
-            for name, value in state.items():
+        with _parameters_copied(self.params), step_probe.preserve_attributes([optimizer]):
+            for name, value in list(vars(optimizer).items()):
                 if name != "original_optimizer":
                     vars(optimizer)[name] = _copy_tensors(value)
             optimizer.step_hook = None
@@ -174,8 +173,6 @@ class StepReplay:
                 yield
             finally:
                 inner.state = inner_state
-                vars(optimizer).clear()
-                vars(optimizer).update(state)
                 for accountant, history in zip(self._accountants, histories, strict=True):
                     accountant.history = history
 
@@ -183,17 +180,16 @@ class StepReplay:
 @contextlib.contextmanager
 def _parameters_copied(params: Iterable[torch.Tensor]) -> Iterator[None]:
     """Gradients and what hangs on parameters are copies inside, and put back at the end."""
-    kept = [(p, dict(vars(p)), p.grad) for p in params]
-    for p, values, grad in kept:
-        vars(p).update({name: _copy_tensors(value) for name, value in values.items()})
-        p.grad = None if grad is None else grad.clone()
-    try:
-        yield
-    finally:
-        for p, values, grad in kept:
-            vars(p).clear()
-            vars(p).update(values)
-            p.grad = grad
+    kept = [(p, p.grad) for p in params]
+    with step_probe.preserve_attributes(p for p, _ in kept):
+        for p, grad in kept:
+            vars(p).update({name: _copy_tensors(value) for name, value in vars(p).items()})
+            p.grad = None if grad is None else grad.clone()
+        try:
+            yield
+        finally:
+            for p, grad in kept:
+                p.grad = grad
 
 
 def _copy_tensors(value: Any) -> Any:
@@ -264,10 +260,7 @@ def _ghost_sum(loss: Any, backward: Callable[..., Any], row: int, factor: float)
 def _backward_undone(hooks: Any, params: list[Any]) -> Iterator[None]:
     """Puts back what a backward pass takes off modules and parameters, and keeps the graph."""
     network = getattr(hooks, "_module", hooks)
-    modules = [(module, dict(vars(module))) for module in network.modules()]
-    for module, state in modules:
-        if "activations" in state:
-            module.activations = list(state["activations"])
+    modules = list(network.modules())
     norms = vars(hooks).get("_per_sample_gradient_norms")
     tensor: Any = torch.Tensor
     original = tensor.backward
@@ -276,13 +269,13 @@ def _backward_undone(hooks: Any, params: list[Any]) -> Iterator[None]:
         kwargs["retain_graph"] = True  # the script's own backward pass comes after
         return original(self, *args, **kwargs)
 
-    tensor.backward = backward
-    try:
-        with _parameters_copied(params):
+    with _parameters_copied(params), step_probe.preserve_attributes(modules):
+        for module in modules:
+            if "activations" in vars(module):
+                module.activations = list(module.activations)
+        tensor.backward = backward
+        try:
             yield
-    finally:
-        tensor.backward = original
-        for module, state in modules:
-            vars(module).clear()
-            vars(module).update(state)
-        hooks._per_sample_gradient_norms = norms
+        finally:
+            tensor.backward = original
+            hooks._per_sample_gradient_norms = norms

@@ -101,9 +101,6 @@ def _load(script: Path, name: str) -> Any:
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         listed = ", ".join(functions[:8]) or "none"
         raise SpecError("", f"{script.name} has no function {name!r}; it has {listed}")
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        kind = "is async" if inspect.iscoroutinefunction(function) else "is a generator"
-        raise SpecError("", f"{name} in {script.name} {kind}; wrap it in a plain function")
     try:
         inspect.signature(function).bind()
     except TypeError as error:
@@ -119,7 +116,7 @@ def _result(state: WatchedRun, returned: Any, delta: float) -> dict[str, Any]:
     """What is known at a run's end, as plain JSON: counts, claims, draws, and what is left."""
     # Runs with canaries have the claim of the run without: asking for it again takes a second.
     deltas = sorted(() if state.request.canary else {*_DELTAS, delta}, reverse=True)
-    streams = list(state.streams.by_name.values())
+    streams = list(state.streams.values())
     digest = hashlib.blake2b(digest_size=16)  # of the parameters that the optimizers ended with
     for watched in state.optimizers:
         for p in watched.optimizer.params:
