@@ -222,7 +222,8 @@ class StepWatch:
         sizes = [len(part) for part in actual]
         self.run.recorder.put(
             "look", step=self.steps, optimizer=self.number, noise=self.noise, sizes=sizes,
-            ghost=self.ghost, names=names or [f"array {index}" for index in range(len(sizes))], **entry,
+            ghost=self.ghost,
+            names=names or [f"array {index}" for index in range(len(sizes))], **entry,
         )  # fmt: skip
 
     def _draw_noise(
