@@ -85,7 +85,10 @@ class Pld(Accountant):
         return 0.0, upper, upper
 
     def remark(self, training: Training) -> str:
-        """`NOTE` for replacement with sampling."""
+        """A warning for the user where the claim rests on what is not proven; "" elsewhere.
+
+        Sampling under replacement: that opposite gradients are the worst case is an argument only.
+        """
         sampled = training.sample_rate < 1 and training.adjacency is Adjacency.REPLACE
         return NOTE if sampled else ""
 

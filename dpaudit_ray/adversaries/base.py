@@ -64,8 +64,10 @@ class ChangingCanary(ABC):
     def at(self, step: int, theta: Tensor) -> GradientCanary | SampleCanary:
         """Crafts what is inserted at `step` (from 1) into models `theta`, float [n, p].
 
-        It must not depend on which of the models are "in": the mechanism adds it to those only.
-        `n` is of the pack, or as many as are sampled, where it is `memoryless`.
+        Returns examples, or a direction for all n models or one for each, in their order. It must
+        not depend on which of them are "in": the mechanism adds it to those only. All models of the
+        pack come at every step; where the canary is `memoryless`, only those for which the step's
+        coin has it sampled.
         `theta` is a copy.
         """
 

@@ -588,7 +588,11 @@ class Estimates:
         return [*declared, *(EstimatorSpec(name=name) for name in added)]
 
     def _curve_free(self, listed: list[EstimatorSpec]) -> Estimator | None:
-        """The strongest bound without an assumption, where it is not among the others."""
+        """The estimator that bounds ε for any mechanism, beside those that the sweep asks for.
+
+        None where they have it, where nothing is sampled, and where trials of canaries that share
+        a training are looked at early: no such bound holds then.
+        """
         independent = self._audit.independent
         if self._looked and not independent:
             return None

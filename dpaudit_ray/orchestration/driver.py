@@ -108,7 +108,7 @@ class Driver:
         self._shown = time.monotonic()
 
     def _progress(self) -> Progress:
-        """The latest snapshot may be of before; what the driver does is of now."""
+        """The latest snapshot of the trials, with what the driver does at this moment."""
         activity = self._activity()
         return dataclasses.replace(self._dispatcher.progress(activity), activity=activity)
 
@@ -273,7 +273,10 @@ class FailureBudget:
             self._hold_to_budget()
 
     def failed(self, failure: Failure) -> None:
-        """Counts a pack that raised."""
+        """Counts a pack that raised, and ends the sweep where that is one too many.
+
+        Audits that wait for a part of a preparation that raised are not started.
+        """
         self.failures.append(failure)
         self.trials_failed[failure.pack.audit] += failure.pack.size
         if isinstance(failure.pack, Part):  # audits that wait for it are not started; told once

@@ -118,7 +118,11 @@ class Responses:
 
     @property
     def one_sided(self) -> Responses:
-        """All answers taken for "in", from the surest "in" to the surest "out", [2 n] each."""
+        """The same answers, each judged as a guess of "in": surest "in" first, [2 n] each.
+
+        A sure "out" is a guess of "in" that is nearly always wrong: for tests in which every trial
+        of a kind is guessed alike.
+        """
         return Responses(
             log_odds=np.concatenate([self.log_odds, -self.log_odds[::-1]]),
             shares=np.concatenate([self.shares, self.shares[::-1]]) / 2,

@@ -389,7 +389,11 @@ def mu_lower(mistakes: Members, alpha: float) -> float:
 
 
 def _excess_at(index: int, mistakes: Members, alpha: float) -> float:
-    """How far below `alpha` the p-value is, as quantiles of the normal distribution."""
+    """How clearly the order of mistakes refutes the grid's μ number `index` at level `alpha`.
+
+    The z-score of `alpha` minus that of the p-value: positive where μ is refuted. `mistakes` bool
+    [n] has the surest guess first.
+    """
     weights, costs = distribution(len(mistakes), _claim_at(index))
     return float(special.ndtri(alpha) - special.ndtri(costs.at_most(weights.cost(mistakes))))
 

@@ -91,7 +91,7 @@ class Sweep(_Heading):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of `identity`."""
+        """Hex digest of all that can change a result; as recorded where a run is only read."""
         return self.stated or digest(self.identity())
 
     def canonical(self) -> str:

@@ -133,6 +133,11 @@ def _rule(module: nn.Module) -> type[Rule[Any]]:
 def _layer(
     module: nn.Module, slots: Mapping[str, Slot], passes: Passes, rule: type[Rule[Any]]
 ) -> nn.Module:
+    """The module with its rule, which computes per-sample gradients for all models of a pack.
+
+    What has no parameters stays torch's own, before the rule: padding that a convolution's rule
+    does not know, and the division by norms.
+    """
     layer = Layer(rule(module, slots), passes)
     if rule is FunctionalRule:
         return layer

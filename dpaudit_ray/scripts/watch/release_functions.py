@@ -129,6 +129,12 @@ class Stream(StepWatch):
         return arrays
 
     def _look(self, released: ReleasedArrays, rows: int, shapes: Shapes) -> None:
+        """Releases again on changed records, and notes how far each change moves what is released.
+
+        `released` gives the arrays under a change of the `rows` records, with a seed or without;
+        what it does meanwhile does not count as the run's.
+        """
+
         def tried(change: Change, seed: int | None) -> Release:
             with step_probe.preserve_generators():
                 if seed is not None:
