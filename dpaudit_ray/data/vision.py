@@ -61,20 +61,11 @@ class _Images(Data):
             source = self._source(train)
             pixels, y = np.asarray(source.data), np.asarray(source.targets, np.int64)
         except _FAILURES as error:
-            folder, why = self._root / self.folder, reason(error)
-            if all(file.is_file() for file in self.files()):
-                problem = f"damaged files in {folder} ({why}); replace them"
-            elif self.download:
-                problem = (
-                    f"no complete copy in {folder} and the download failed ({why}); put the files "
-                    "there"
-                )
-            else:
-                problem = (
-                    f"no complete copy in {folder}; give mechanism.data.root the folder that holds "
-                    f"{self.folder}, or set download: true"
-                )
-            raise DataError(f"{self.name}: {problem}") from error
+            raise DataError(
+                f"{self.name}: no complete copy in {self._root / self.folder} ({reason(error)}); "
+                f"give mechanism.data.root the folder that holds {self.folder}, or set "
+                "download: true"
+            ) from error
         return scaled_images(pixels[..., None] if pixels.ndim == 3 else pixels), y
 
     @property

@@ -245,10 +245,17 @@ class IsolatedProcesses(_Trials):
         preload = (isolated_trial.__name__, *preloaded(call.path.partition(":")[0]))
         self._sandbox = Sandbox(preload, tuple(sys.path), surroundings)
         weakref.finalize(self, self._sandbox.close)
+        prepared = None
+        if call.prepared is not None:
+            prepared = str(self._sandbox.folder / "prepared.npz")
+            named: dict[str, Any] = {}
+            for number, part in enumerate(call.prepared):
+                named |= {f"{number} {name}": array for name, array in part.items()}
+            np.savez(prepared, parts=len(call.prepared), **named)
         threads, share = _torch()
         self._request: dict[str, Any] = {
             "path": call.path, "options": dict(call.options),
-            "measures": list(call.measures), "prepared": self._saved(),
+            "measures": list(call.measures), "prepared": prepared,
             "threads": threads, "gpu_share": share,
         }  # fmt: skip
 
@@ -264,16 +271,6 @@ class IsolatedProcesses(_Trials):
         kind = ended.message.partition(":")[0] if ended.how == "raised" else ended.how
         parts = (ended.message, ended.traceback[-_TRACEBACK:], ended.output)
         return Missed(kind, ended.message, "\n".join(p.rstrip("\n") for p in parts if p))
-
-    def _saved(self) -> dict[str, Any] | None:
-        """Saves what was prepared in a file; returns where children find it, and by which names."""
-        if self.call.prepared is None:
-            return None
-        file = self._sandbox.folder / "prepared.npz"
-        arrays = (array for part in self.call.prepared for array in part.values())
-        named: dict[str, Any] = {f"{index}": array for index, array in enumerate(arrays)}
-        np.savez(file, **named)
-        return {"file": str(file), "names": [list(part) for part in self.call.prepared]}
 
 
 def preloaded(module: str) -> tuple[str, ...]:

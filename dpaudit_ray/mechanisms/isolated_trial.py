@@ -24,7 +24,7 @@ def run(request: dict[str, Any]) -> list[float]:
     _limit_torch(request["threads"], request["gpu_share"])
     options = request["options"]
     if request["prepared"] is not None:
-        options = options | {"prepared": _loaded(**request["prepared"])}
+        options = options | {"prepared": _loaded(request["prepared"])}
     returned = train(request["member"], request["seed"], **options)
     return numbers(returned, request["path"], tuple(request["measures"]))
 
@@ -55,8 +55,11 @@ def _limit_torch(threads: int | None, gpu_share: float | None) -> None:
         torch.cuda.set_per_process_memory_fraction(gpu_share)
 
 
-def _loaded(file: str, names: list[list[str]]) -> tuple[dict[str, Any], ...]:
-    """Arrays by part and name, in the order in which they were saved."""
+def _loaded(file: str) -> tuple[dict[str, Any], ...]:
+    """Arrays by part and name, saved as "part name", in the order in which they were saved."""
     with np.load(file, allow_pickle=False) as saved:
-        arrays = iter([saved[f"{index}"] for index in range(sum(map(len, names)))])
-    return tuple({name: next(arrays) for name in part} for part in names)
+        parts: tuple[dict[str, Any], ...] = tuple({} for _ in range(int(saved["parts"])))
+        for key in saved.files[1:]:
+            part, _, name = key.partition(" ")
+            parts[int(part)][name] = saved[key]
+    return parts

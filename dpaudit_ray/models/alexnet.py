@@ -37,10 +37,8 @@ class AlexNet(Model):
 
     @model_validator(mode="after")
     def _path_belongs_to_file(self) -> Self:
-        if self.weights == "file" and self.path is None:
-            raise SpecError("path", "is required with weights: file")
-        if self.weights != "file" and self.path is not None:
-            raise SpecError("path", f"needs weights: file, got weights: {self.weights}")
+        if (self.weights == "file") != (self.path is not None):
+            raise SpecError("path", f"goes with weights: file, got weights: {self.weights}")
         return self
 
     def files(self) -> tuple[Path, ...]:

@@ -30,20 +30,14 @@ class ResNet18(Model):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         from torch import nn
 
-        from .networks.blocks import BasicBlock, conv3x3, initialized
+        from .networks.blocks import BasicBlock, conv3x3, initialized, stages
 
         channels, _, _ = image(shape, self.name, least=8)
-        blocks: list[nn.Module] = []
-        before = 64
-        for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-            blocks.append(BasicBlock(before, width, stride, self.groups))
-            blocks.append(BasicBlock(width, width, 1, self.groups))
-            before = width
         network = nn.Sequential(
             conv3x3(channels, 64),
             nn.GroupNorm(self.groups, 64),
             nn.ReLU(),
-            *blocks,
+            *stages(BasicBlock, 64, (64, 128, 256, 512), self.groups),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
             nn.Linear(512, outputs(classes)),
@@ -75,23 +69,17 @@ class Wrn16(Model):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         from torch import nn
 
-        from .networks.blocks import PreActivationBlock, conv3x3, initialized
+        from .networks.blocks import PreActivationBlock, conv3x3, initialized, stages
 
         channels, _, _ = image(shape, self.name, least=8)
-        blocks: list[nn.Module] = []
-        before = 16
-        for base, stride in ((16, 1), (32, 2), (64, 2)):
-            width = base * self.width
-            blocks.append(PreActivationBlock(before, width, stride, self.groups))
-            blocks.append(PreActivationBlock(width, width, 1, self.groups))
-            before = width
+        widths = (16 * self.width, 32 * self.width, 64 * self.width)
         network = nn.Sequential(
             conv3x3(channels, 16),
-            *blocks,
-            nn.GroupNorm(self.groups, before),
+            *stages(PreActivationBlock, 16, widths, self.groups),
+            nn.GroupNorm(self.groups, widths[-1]),
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            nn.Linear(before, outputs(classes)),
+            nn.Linear(widths[-1], outputs(classes)),
         )
         return initialized(network)

@@ -138,11 +138,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"adversary": STATIC, "adversary.shadow_data": "tiny"},
-        "adversary.shadow_data: npz has 25 records, fewer than a batch of 64; give more",
+        "adversary.shadow_data: gives shadow models 25 records, fewer than a batch of 64",
     ),
     (
         {"adversary": STATIC, "adversary.shadow_data": "wide"},
-        "adversary.shadow_data: npz has examples of shape (31,), the data of (30,)",
+        "adversary.shadow_data: npz has examples of shape (31,) in 2 classes, the data of (30,)",
     ),
     (
         {"adversary": STATIC, "mechanism.data": "small"},
@@ -150,8 +150,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"adversary": STATIC, "mechanism.reserved": 0.1},
-        "mechanism.reserved: leaves 57 records to shadow models, fewer than a batch of 64; raise "
-        "it, or lower mechanism.batch_size",
+        "mechanism.reserved: gives shadow models 57 records, fewer than a batch of 64; give more, "
+        "or lower mechanism.batch_size",
     ),
     (
         {"adversary": PRETRAINED, "mechanism.model.initialization": "random"},

@@ -160,8 +160,8 @@ def test_a_failed_download_is_one_line(problem, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"weights": "file"}, "path: is required with weights: file"),
-        ({"path": "a.pth"}, "path: needs weights: file, got weights: default"),
+        ({"weights": "file"}, "path: goes with weights: file, got weights: file"),
+        ({"path": "a.pth"}, "path: goes with weights: file, got weights: default"),
         ({"weights": "mine"}, "weights: must be 'default', 'file' or 'none', got 'mine'"),
     ],
 )

@@ -39,10 +39,7 @@ class Inserted:
 
     @property
     def _coins(self) -> Tensor:
-        coins = self.inside.view(len(self.inside), -1)
-        if isinstance(self.canary, SampleCanary):
-            return coins.expand(-1, len(self.canary.y))
-        return coins
+        return self.inside.view(len(self.inside), -1)
 
     def _places(self, coins: Tensor) -> tuple[Tensor, ...]:
         canary = self.canary

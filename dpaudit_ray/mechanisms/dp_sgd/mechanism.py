@@ -122,11 +122,11 @@ class DpSgd(Recipe, Mechanism):
     def check_records(self, adversary: Adversary) -> None:
         if type(adversary).check_size is not Adversary.check_size:
             adversary.check_size(self._parameters(self.data.load()))
+        data = self.data.load()
+        reserved = self.share_of("reserved", len(data.y))
         if adversary.reserves is not None:
-            adversary.check_reserve(self.share_of("reserved", len(self.data.load().y)))
+            adversary.check_reserve(reserved)
         if (plan := adversary.shadow_plan) is not None:
-            data = self.data.load()
-            reserved = self.share_of("reserved", len(data.y))
             validation.check_shadow_records(plan, data, reserved, self.batch_size)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:

@@ -89,42 +89,35 @@ def check_known_start(model: Model) -> None:
 
 def check_shadow_records(plan: ShadowPlan, private: Dataset, reserved: int, batch: int) -> None:
     """Refuses records for shadows that are too few, of another kind, or private ones too."""
-    if plan.data is None:
-        if reserved < batch:
-            raise SpecError(
-                "mechanism.reserved",
-                f"leaves {reserved} records to shadow models, fewer than a batch of {batch}; "
-                "raise it, or lower mechanism.batch_size",
-            )
-        return
-    key, name, other = "adversary.shadow_data", plan.data.name, plan.data.load()
-    check_like(private, other, key, name)
-    if len(other.y) < batch:
-        raise SpecError(
-            key, f"{name} has {len(other.y)} records, fewer than a batch of {batch}; give more"
-        )
-    rows = {row.tobytes() for row in private.x}
-    shared = sum(row.tobytes() in rows for row in other.x)
-    if shared:
+    other = None if plan.data is None else plan.data.load()
+    key = "mechanism.reserved" if other is None else "adversary.shadow_data"
+    records = reserved if other is None else len(other.y)
+    if records < batch:
         raise SpecError(
             key,
-            f"{shared} of the {len(other.y)} records of {name} are private ones too; give others",
+            f"gives shadow models {records} records, fewer than a batch of {batch}; give more, or "
+            "lower mechanism.batch_size",
+        )
+    if plan.data is None or other is None:
+        return
+    check_like(private, other, key, plan.data.name)
+    rows = {row.tobytes() for row in private.x}
+    if shared := sum(row.tobytes() in rows for row in other.x):
+        raise SpecError(
+            key,
+            f"{shared} of the {records} records of {plan.data.name} are private ones too; give "
+            "others",
         )
 
 
 def check_like(data: Dataset, other: Dataset, key: str, name: str) -> None:
     """Raises SpecError under `key` where `other` is not of the kind of `data`."""
-    if other.x.shape[1:] != data.x.shape[1:]:
+    if other.x.shape[1:] != data.x.shape[1:] or other.classes > data.classes:
         raise SpecError(
             key,
-            f"{name} has examples of shape {other.x.shape[1:]}, the data of {data.x.shape[1:]}; "
-            "give it the same features",
-        )
-    if other.classes > data.classes:
-        raise SpecError(
-            key,
-            f"{name} has {other.classes} classes, the data has {data.classes}; leave out what is "
-            "never trained on",
+            f"{name} has examples of shape {other.x.shape[1:]} in {other.classes} classes, the "
+            f"data of {data.x.shape[1:]} in {data.classes}; give the same features, and no class "
+            "that is never trained on",
         )
 
 

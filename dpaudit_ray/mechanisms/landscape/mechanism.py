@@ -78,34 +78,29 @@ class Landscape(Mechanism):
     def check(self, adversary: Adversary) -> None:
         super().check(adversary)
         threshold = cast(LandscapeAdversary, adversary).threshold
-        if adversary.period != 1:
-            raise SpecError(
-                "adversary.period",
-                f"is {adversary.period}, but a landscape has its canary in the first step only; "
-                "leave it out",
-            )
-        if self.gradient == "constant" and threshold != "optimal":
-            raise SpecError(
+        searched, seeded = threshold == "searched", self.seed > 0 and not self.sampled
+        flat, narrow = self.gradient == "constant", self.gradient != "linear"
+        refused = (
+            ("adversary.period", adversary.period != 1, "the canary is in the first step only"),
+            (
                 "adversary.threshold",
-                f"is {threshold}, but a constant gradient has no threshold; leave it "
-                "out, or use mechanism.gradient: threshold",
-            )
-        if self.gradient != "linear" and self.width != "tuned":
-            raise SpecError(
-                "mechanism.width",
-                f"is {self.width:g}, but only a linear gradient has a width; leave it out, or use "
-                "mechanism.gradient: linear",
-            )
-        if self.seed and not self.sampled:
-            raise SpecError(
-                "mechanism.seed",
-                f"is {self.seed}, but exact densities are drawn from nothing; leave it out",
-            )
-        if self._tunes_width and threshold == "searched":
-            raise SpecError(
-                "adversary.threshold", "is searched, which needs a number as mechanism.width"
-            )
-        if self._tunes_width or threshold == "searched" or not self.sampled:
+                flat and threshold != "optimal",
+                "a constant gradient has none",
+            ),
+            ("mechanism.width", narrow and self.width != "tuned", "only a linear gradient has one"),
+            ("mechanism.seed", seeded, "exact densities are drawn from nothing"),
+            (
+                "adversary.threshold",
+                self._tunes_width and searched,
+                "a search needs a number as mechanism.width",
+            ),
+        )
+        for key, wrong, why in refused:
+            if wrong:
+                owner = adversary if key.startswith("adversary") else self
+                value = getattr(owner, key.partition(".")[2])
+                raise SpecError(key, f"is {value}, but {why}; leave it out")
+        if self._tunes_width or searched or not self.sampled:
             self._check_grid()
 
     def check_inputs(self) -> None:

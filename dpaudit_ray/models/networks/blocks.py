@@ -71,6 +71,21 @@ class PreActivationBlock(nn.Module):
         return result
 
 
+def stages(
+    block: type[BasicBlock] | type[PreActivationBlock],
+    before: int,
+    widths: tuple[int, ...],
+    groups: int,
+) -> list[nn.Module]:
+    """Two blocks of each width, of which the first halves the image but in the first stage."""
+    blocks: list[nn.Module] = []
+    for width in widths:
+        blocks.append(block(before, width, 2 if blocks else 1, groups))
+        blocks.append(block(width, width, 1, groups))
+        before = width
+    return blocks
+
+
 def initialized(network: nn.Sequential) -> nn.Sequential:
     """`network` with normal weights of variance 2 / fan-out in every convolution (He et al.)."""
     for module in network.modules():
