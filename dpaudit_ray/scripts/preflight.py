@@ -11,7 +11,7 @@ from .. import imports
 from ..errors import ScriptError
 from .script_findings import Judgement
 from .script_runs import EndedRun, Target
-from .watch.run_state import Entries
+from .watch.run_state import Entries, entries_of
 
 Result = dict[str, Any]  # of a run, as `watch.watched_process` returns it
 
@@ -26,7 +26,7 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> Result:
         raise _failure(target, run, budget)
     result = run.result
     assert result is not None
-    if any(entry["phase"] == "import" for entry in run.entries("made")):
+    if any(entry["phase"] == "import" for entry in entries_of(run.record, "made")):
         raise ScriptError(
             f"{target.script.name} trains when it is imported; put what trains into "
             f"{target.function}(), and its call under if __name__ == '__main__'"
@@ -52,7 +52,7 @@ def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
     ended = run.ended
     lines = tuple(ended.output.strip().splitlines()[-5:])
     if ended.how == "hung":
-        steps = [look["step"] for look in run.entries("look")]
+        steps = [look["step"] for look in entries_of(run.record, "look")]
         said = "no step ended" if not steps else f"nothing came after step {max(steps) + 1}"
         return ScriptError(
             f"{target}: {said} within the budget of {budget:.0f} s; give a longer --budget", lines
@@ -96,6 +96,6 @@ def judge_promise(result: Result, promised: float | None, delta: float) -> Judge
 
 def least_noise(result: Result, record: Entries) -> float | None:
     """The least noise multiplier that was accounted: each step has that much, says the claim."""
-    made = [entry["noise"] for entry in record if entry["kind"] == "made"]
+    made = [entry["noise"] for entry in entries_of(record, "made")]
     noises = [noise for noise, _, _ in accounted_events(result)] or made
     return min((float(noise) for noise in noises if noise > 0), default=None)

@@ -15,7 +15,7 @@ from scipy import special
 
 from .preflight import accounted_events, claimed_epsilon
 from .script_findings import Finding, Judgement, finding
-from .watch.run_state import Entries
+from .watch.run_state import Entries, entries_of
 
 _FEW = 10  # draws from which their spread says something
 _FEW_DRAWN = 8.0  # records per draw, below which its size is not held against a normal law
@@ -154,8 +154,8 @@ def delta_without_poisson(
 def judge_size(records: list[Entries], delta: float) -> Judgement:
     """The number of records as the secret, by the records of two runs, the second with one more."""
     judged = Judgement()
-    made = [next((e for e in record if e["kind"] == "made"), {}) for record in records]
-    if len(made) < 2 or not all(made) or made[0]["records"] is None:
+    made = [entry for record in records for entry in entries_of(record, "made")[:1]]
+    if len(made) < 2 or made[0]["records"] is None:
         why = "make_private was not called, or its data have no length"
         return judged.look(_SIZE, why, done=False)
     first, second = made

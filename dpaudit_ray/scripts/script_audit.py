@@ -18,7 +18,7 @@ from . import canary_trials, preflight, sampling_check, single_run
 from .canary_trials import CanaryTrials
 from .script_findings import Finding, Judgement, ScriptVerdict, Weight
 from .script_runs import EndedRun, Runner, Target
-from .watch.run_state import RunRequest
+from .watch.run_state import RunRequest, entries_of
 
 _GRACE = 30.0  # seconds that a run may take on top of its time: it ends after a step
 _FAILED = 3  # runs with canaries that raise, before no more are tried
@@ -176,7 +176,7 @@ class Audit:
         )
         compared = False
         for run in self._run(requests):
-            trials = run.entries("trial")
+            trials = entries_of(run.record, "trial")
             scores = [math.nan if t["score"] is None else float(t["score"]) for t in trials]
             layer.fold(scores, [trial["member"] for trial in trials])
             if run.ended.how != "returned":
@@ -207,18 +207,15 @@ class Audit:
                 why += f"; --budget {self._budget_for(needed)} pays for them"
             self._not_done(2, "runs", why)
             return
-        layer = canary_trials.run_trials(self._result["claims"], needed)
-        assert layer is not None
-        self._trials[2] = layer
+        layer = self._trials[2] = dataclasses.replace(layer, planned=needed)
         self._progress(f"{self._target}: {needed} runs as trials")
-        refuted = layer
 
         def make(number: int) -> RunRequest:
             request = self._request("run", number, canary="run", reseeds=True)
             return dataclasses.replace(request, member=request.coin(0.5, "bit of the run"))
 
-        for run in self._run(self._requests(make, lambda: not refuted.refuted, needed)):
-            trials = run.entries("trial")
+        for run in self._run(self._requests(make, lambda: not layer.refuted, needed)):
+            trials = entries_of(run.record, "trial")
             if run.ended.how == "returned" and trials:
                 layer.fold([canary_trials.run_score(trials)], [run.request.member])
             else:

@@ -74,10 +74,6 @@ class EndedRun:
         result: dict[str, Any] | None = self.ended.value
         return result
 
-    def entries(self, kind: str) -> Entries:
-        """Entries of one kind, in their order."""
-        return [entry for entry in self.record if entry["kind"] == kind]
-
 
 def _in_order(
     width: int,

@@ -16,7 +16,7 @@ from scipy import special
 from . import sampling_check
 from .preflight import Result, accounted_events
 from .script_findings import ALPHA, Finding, Judgement, finding
-from .watch.run_state import Entries
+from .watch.run_state import Entries, entries_of
 
 _TESTS = 5  # noise, correlation, shape, rate of sampling, spread of sampling
 SHARE = ALPHA[0] / _TESTS  # chance of a false alarm, of each
@@ -43,13 +43,9 @@ def judge(record: Entries, result: Result, delta: float) -> Judgement:
     return judged
 
 
-def _of_kind(record: Entries, kind: str) -> Entries:
-    return [entry for entry in record if entry["kind"] == kind]
-
-
 def cut(record: Entries) -> str:
     """Why a run shows fewer steps than the script takes; "" where it ended by itself."""
-    for entry in _of_kind(record, "cut"):
+    for entry in entries_of(record, "cut"):
         return f"the budget ended the run after step {entry['steps']}; give a longer --budget"
     return ""
 
@@ -57,7 +53,7 @@ def cut(record: Entries) -> str:
 def _judge_noise(record: Entries, result: Result) -> Judgement:
     """Noise and clipping, from steps that were taken again and again on copies."""
     judged, name = Judgement(), "noise and clipping"
-    looks, given = _of_kind(record, "look"), _of_kind(record, "given")
+    looks, given = entries_of(record, "look"), entries_of(record, "given")
     steps = [look for look in looks if look["replays"]]
     if not steps:
         why = "no step of a private optimizer was seen"
@@ -66,7 +62,7 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         elif given:
             why = "noise was given as arrays; pass audited_step a function that draws it"
         return judged.look(name, why, done=False)
-    made = next((entry["noise"] for entry in _of_kind(record, "made")), None)
+    made = next((entry["noise"] for entry in entries_of(record, "made")), None)
     ratios, findings = [], []
     for step in steps:
         level = SHARE / (len(steps) * max(1, len(step["sizes"])))
@@ -76,7 +72,7 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         findings += [short] if short is not None else []
     judged.findings += _first_of_each_look(findings)
     judged.findings += _correlated(steps) or _not_normal(steps)
-    ghosts = _of_kind(record, "ghost")
+    ghosts = entries_of(record, "ghost")
     if long := [ghost for ghost in ghosts if ghost["longest"] > ghost["bound"] * _SLACK]:
         values = {key: long[0][key] for key in ("bound", "longest", "what")}
         judged.find("ghost", _at(long[0]), **values)
@@ -214,7 +210,7 @@ def _not_normal(steps: Entries) -> list[Finding]:
 
 def _judge_forward(record: Entries) -> Judgement:
     """Whether the network keeps records apart."""
-    judged, forwards = Judgement(), _of_kind(record, "forward")
+    judged, forwards = Judgement(), entries_of(record, "forward")
     passes = [entry for entry in forwards if "unseen" not in entry]
     if any(entry["mixes"] for entry in passes):
         by = max(entry["by"] for entry in passes)
@@ -242,7 +238,7 @@ def _judge_accounting(record: Entries, result: Result, judged: Judgement) -> Non
     was_cut = cut(record)  # a script may account after its steps
     if taken > counted and not fixed and not was_cut:
         judged.find("not accounted", "the accountant", taken=taken, counted=counted)
-    for entry in _of_kind(record, "carried")[:1]:
+    for entry in entries_of(record, "carried")[:1]:
         judged.find("carried sum", _at(entry))
     said = f"{counted} of {taken} steps accounted"
     if was_cut:

@@ -9,7 +9,7 @@ from dpaudit_ray.isolation import Limits, Sandbox
 from dpaudit_ray.scripts import script_runs, single_run
 from dpaudit_ray.scripts.script_findings import Weight
 from dpaudit_ray.scripts.script_runs import EndedRun, Target
-from dpaudit_ray.scripts.watch.run_state import RunRequest
+from dpaudit_ray.scripts.watch.run_state import RunRequest, entries_of
 from jobs.zoo import common
 from jobs.zoo.alarms import LAYERS, SCRIPTS, Script, row
 from tests.long import long
@@ -70,7 +70,7 @@ def test_watching_takes_a_small_share(warm):
     assert seen is not None, "no one of three, however busy the machine is"
     # The claim is that of the run without canaries: nobody waits for its accountant again.
     assert [claim["epsilons"] for claim in seen.result["claims"]] == [[]]
-    assert [trial["step"] for trial in seen.entries("trial")] == list(range(100))
+    assert [trial["step"] for trial in entries_of(seen.record, "trial")] == list(range(100))
 
 
 def test_what_every_optimizer_imports_is_there(warm):

@@ -173,16 +173,14 @@ def repeat_forward(module: Any, args: Any, kwargs: Any, dim: int) -> dict[str, A
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     inputs, other = (args, kwargs), tree_map(exchange, (args, kwargs))
     with torch.no_grad():
-        with _attributes_preserved(module):
+        with _attributes_preserved(module) as changed_names:
             first, after = _forward(module, inputs, buffers)
+            carried = changed_names()
+            following = _forward(module, inputs, buffers)[0] if carried else first
         with _attributes_preserved(module):
             again, _ = _forward(module, inputs, buffers)
         with _attributes_preserved(module):
             changed, moved = _forward(module, other, buffers)
-        with _attributes_preserved(module) as changed_names:
-            _forward(module, inputs, buffers)
-            carried = changed_names()
-            following = _forward(module, inputs, buffers)[0] if carried else first
     outputs = [
         (a, b, c)
         for a, b, c in zip(first, again, changed, strict=True)

@@ -7,7 +7,7 @@ Every instance of `DPOptimizer` is watched, whatever its class overrides: its ow
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import math
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -84,15 +84,6 @@ def install(run: WatchedRun) -> None:
     register_optimizer_step_post_hook(after_step)
 
 
-@dataclasses.dataclass
-class _StepTrial:
-    """A step that is a trial: the canary's bit, and its score once gradients are released."""
-
-    member: bool
-    score: Callable[[], float]
-    released: float | None = None
-
-
 class OptimizerWatch(StepWatch):
     """One optimizer under watch.
 
@@ -110,7 +101,8 @@ class OptimizerWatch(StepWatch):
         self.inside = self.handed_on = False
         self.last: Release | None = None
         self._armed: Change | None = None
-        self._trial: _StepTrial | None = None
+        self._score: Callable[[], float] | None = None  # of the canary in `.grad`
+        self._trial = (False, math.nan)  # whether the canary is in the step, and its score
         self._after_step: list[torch.Tensor] | None = None  # parameters
         self._open: Iteration | None = None  # of a draw that is not whole yet
         entrances = {
@@ -218,8 +210,8 @@ class OptimizerWatch(StepWatch):
     def note_release(self) -> None:
         """Keeps the gradients that the wrapped optimizer is about to step with."""
         self.last = gradients(self.optimizer.params) if self.run.request.looks else None
-        if self._trial is not None:
-            self._trial.released = self._trial.score()
+        if self._score is not None:
+            self._trial = self._trial[0], self._score()
 
     def _look(self, step: Callable[[], Any], closure: bool) -> None:
         with self.run.replay():
@@ -277,7 +269,7 @@ class OptimizerWatch(StepWatch):
             )
             return float(scale * along)
 
-        self._trial = _StepTrial(member, score)
+        self._trial, self._score = (member, math.nan), score
         if not member:
             return unchanged
         if self.ghost:
@@ -285,13 +277,13 @@ class OptimizerWatch(StepWatch):
         return append_row([FAR * bound * w for w in v])
 
     def _end_trial(self) -> None:
-        trial, self._trial = self._trial, None
-        if trial is None:
+        if self._score is None:
             return
         history = self.run.history()
         noise, rate = history[-1][:2] if history else (None, None)
-        score = trial.score() if trial.released is None else trial.released
-        self.record_trial(trial.member, score, noise, rate)
+        member, score = self._trial
+        self.record_trial(member, self._score() if math.isnan(score) else score, noise, rate)
+        self._score = None
 
     def _unit_gradient(self) -> float:
         """What a clipped gradient of length one is in the gradient that is released."""

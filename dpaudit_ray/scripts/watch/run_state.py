@@ -96,6 +96,11 @@ def read_entries(file: Path) -> Entries:
     return entries
 
 
+def entries_of(record: Entries, kind: str) -> Entries:
+    """Entries of one kind, in their order."""
+    return [entry for entry in record if entry["kind"] == kind]
+
+
 @dataclasses.dataclass(eq=False)
 class Iteration:
     """One walk through a loader of `data`, by its sampler.
