@@ -33,7 +33,6 @@ def install(run: WatchedRun) -> None:
     passes: dict[int, int] = {}  # looked at, by network
 
     def made(self: Any, **kwargs: Any) -> Any:
-        run.made += 1
         if run.request.one_more:
             kwargs["data_loader"] = one_record_more(kwargs["data_loader"])
         loader = kwargs["data_loader"]

@@ -124,7 +124,7 @@ class OptimizerWatch(StepWatch):
         return self._take_step(call, closure, args, kwargs)
 
     def _enter_pre_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.inside:
+        if self.inside or self.run.replaying:
             return self._apply_armed(call, *args, **kwargs)
         steps = self._take_step(call, False, args, kwargs)
         self.handed_on = bool(steps)
@@ -215,21 +215,17 @@ class OptimizerWatch(StepWatch):
 
     def _look(self, step: Callable[[], Any], closure: bool) -> None:
         with self.run.replay():
-            self.inside = True
-            try:
-                replay = StepReplay(
-                    self.optimizer, step, self.run.accountants,
-                    lambda change: self._arm(change, not closure),
-                )  # fmt: skip
-                names, changes = self.run.parameter_names(replay.params), self._changes(replay)
-                if self.steps in LOOKED_AT:
-                    zeros = [torch.zeros_like(p) for p in replay.params]
-                    empty = None if self.ghost else append_row(zeros)
-                    self.examine(replay.release, changes, empty, names)
-                else:
-                    self.glance(replay.release, next(changes), names)
-            finally:
-                self.inside = False
+            replay = StepReplay(
+                self.optimizer, step, self.run.accountants,
+                lambda change: self._arm(change, not closure),
+            )  # fmt: skip
+            names, changes = self.run.parameter_names(replay.params), self._changes(replay)
+            if self.steps in LOOKED_AT:
+                zeros = [torch.zeros_like(p) for p in replay.params]
+                empty = None if self.ghost else append_row(zeros)
+                self.examine(replay.release, changes, empty, names)
+            else:
+                self.glance(replay.release, next(changes), names)
 
     def _changes(self, replay: StepReplay) -> Iterator[tuple[str, Change]]:
         """Changes of one example each, with what they are in words."""

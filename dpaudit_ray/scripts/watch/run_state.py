@@ -229,11 +229,10 @@ class WatchedRun:
     replaying: bool = False  # a step is tried on copies: nothing of it counts
     loaders: LoaderWatch = dataclasses.field(default_factory=LoaderWatch)
     streams: dict[str, Any] = dataclasses.field(default_factory=dict)  # `Stream`, by call site
-    made: int = 0  # calls of `make_private`
     rate: float | None = None  # at which it will sample, as far as that is told
     engine_accountants: list[Any] = dataclasses.field(default_factory=list)
     accountants: list[Any] = dataclasses.field(default_factory=list)
-    modules: list[Any] = dataclasses.field(default_factory=list)
+    modules: list[Any] = dataclasses.field(default_factory=list)  # given to `make_private`
     optimizers: list[Any] = dataclasses.field(default_factory=list)  # `OptimizerWatch`
     data: list[Any] = dataclasses.field(default_factory=list)
     batch_first: bool = True
@@ -290,7 +289,7 @@ class WatchedRun:
 
         An accountant that a script asks for a noise multiplier, or for a plan, claims nothing.
         """
-        if self.made:
+        if self.modules:
             return self.engine_accountants
         return [accountant for accountant in self.accountants if accountant.history]
 
@@ -318,7 +317,7 @@ class WatchedRun:
         private = {id(p) for module in self.modules for p in module.parameters()}
         private |= {id(p) for watched in self.optimizers for p in watched.optimizer.params}
         inside = [p for p in params if id(p) in private]
-        when = self.phase if self.phase == "import" else "after" if self.made else "before"
+        when = self.phase if self.phase == "import" else "after" if self.modules else "before"
         names = self.parameter_names(inside)[:4] if inside else []
         key = (when, "private" if inside else "other", type(optimizer).__name__, *names)
         self.outside[key] = self.outside.get(key, 0) + 1

@@ -123,7 +123,7 @@ def _result(state: WatchedRun, returned: Any, delta: float) -> dict[str, Any]:
             digest.update(p.detach().cpu().contiguous().numpy().tobytes())
     claims = opacus_engine.claims(state.claiming_accountants() or streams, deltas, delta)
     return {
-        "made": state.made,
+        "made": len(state.modules),
         "steps": [watched.steps for watched in (*state.optimizers, *streams)],
         "claims": claims,
         "accounted": state.accounted,
