@@ -143,7 +143,7 @@ def test_nothing_is_said_where_nothing_is_held_out(tiny, tmp_path):
         (0.0, "above 0, below 1"),
         (1.0, "above 0, below 1"),
         (0.0001, "none of 569 examples"),
-        (100, "share of the data"),
+        (100, "a share must be above 0, below 1"),
         (0.95, "to train on, of 569; use at most"),
         ("breast_cancers", "breast_cancer"),
         ({"name": "npz", "path": "none.npz"}, "no file"),

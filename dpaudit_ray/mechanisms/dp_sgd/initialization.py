@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from ...models.base import Model
 
 # The Mersenne Twister's state: words of 32 bits, which torch keeps in 64 each, from this byte on.
 _WORDS, _FIRST_BYTE = 624, 24
+
+_DRAW: dict[str, Callable[[Tensor], Any]] = {
+    "kaiming": nn.init.kaiming_normal_,
+    "xavier": nn.init.xavier_normal_,
+}
 
 
 @contextlib.contextmanager
@@ -49,17 +54,9 @@ def network(model: Model, shape: tuple[int, ...], classes: int, seed: int) -> nn
     """
     with seeded(seed):
         module = model.build(shape, classes)
-        if model.scheme != "default":
-            for layer in module.modules():
-                if isinstance(layer, (nn.Linear, nn.Conv2d)) and layer.weight.requires_grad:
-                    _draw(layer, model.scheme)
+        for layer in module.modules() if model.scheme in _DRAW else ():
+            if isinstance(layer, (nn.Linear, nn.Conv2d)) and layer.weight.requires_grad:
+                _DRAW[model.scheme](layer.weight)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
     return module
-
-
-def _draw(layer: nn.Linear | nn.Conv2d, scheme: str) -> None:
-    if scheme == "kaiming":
-        nn.init.kaiming_normal_(layer.weight)
-    else:
-        nn.init.xavier_normal_(layer.weight)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)

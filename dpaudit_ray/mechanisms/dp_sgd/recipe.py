@@ -32,12 +32,9 @@ MEASURES = ("accuracy", "loss")  # of trained models, on records that are held o
 
 def _share_or_data(raw: Any) -> Any:
     """A share of the data as it is; anything else as the options of a data set."""
-    if raw is None or isinstance(raw, float):
+    if raw is None or isinstance(raw, int | float):
         return raw
     with carried():
-        if isinstance(raw, int):
-            what = f"is {raw}; must be a share of the data, as 0.2, or a data set"
-            raise SpecError("held_out", what)
         return parse(Data, raw, "held_out")
 
 
