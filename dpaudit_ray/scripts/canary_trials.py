@@ -38,6 +38,7 @@ class CanaryTrials:
     planned: int
     curve: Curve
     claim: str  # in words
+    members: int = 0  # trials with the canary
 
     def __post_init__(self) -> None:
         self.test = ClaimTest(self.curve, self.planned)
@@ -49,6 +50,7 @@ class CanaryTrials:
 
     def fold(self, scores: list[float], members: list[bool]) -> None:
         """Adds trials."""
+        self.members += sum(members)
         if scores:
             self.test.fold(np.asarray(scores, np.float64), np.asarray(members, np.bool_))
             self.test.look()
@@ -71,7 +73,7 @@ class CanaryTrials:
             where = f"{self.count} {what}"
             violation = Finding(self.layer, name, Weight.VIOLATION, where, self.claim, seen)
             return Judgement(self.layer, [violation]).look(name, seen)
-        said = f"{self.count} {what}: nothing against {self.claim}"
+        said = f"{self.count} {what}, {self.members} with the canary: nothing against {self.claim}"
         if needed is not None and self.count < needed:
             said += f"; {needed} would find noise of {ALTERNATIVE:g} of it"
         complete = needed is not None and self.count >= needed

@@ -1,6 +1,7 @@
 """Steps and whole runs as trials: scores, and what the test says of them."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -40,7 +41,11 @@ def test_steps_with_the_noise_that_is_promised():
 def test_too_few_steps_are_not_complete():
     judged = steps(1.0, 100, seed=0).judge(300)
     assert not judged.complete
-    assert "300 would find noise of 0.7 of it" in judged.looks[0].said
+    said = judged.looks[0].said
+    assert "300 would find noise of 0.7 of it" in said
+    assert re.match(
+        r"100 steps, \d\d with the canary: nothing against a noise multiplier of 1;", said
+    )
 
 
 def test_steps_without_an_outcome_count_as_wrong_guesses():
