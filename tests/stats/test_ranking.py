@@ -10,7 +10,7 @@ from scipy import special
 from dpaudit_ray import stats
 from dpaudit_ray.stats import gdp, ranking
 from dpaudit_ray.stats.curve import Curve, Responses, gaussian
-from dpaudit_ray.stats.ranking import Weights, distribution, ranked_mistakes, two_means
+from dpaudit_ray.stats.ranking import Costs, Weights, distribution, ranked_mistakes, two_means
 from dpaudit_ray.stats.trial_log import Diverged
 from tests.long import LONG, long
 from tests.stats.reference import drawn_costs, drawn_mistakes, gaussian_trials, randomised_response
@@ -28,6 +28,14 @@ CLAIMS = [
     Curve(np.array([2.0, 0.5, 0.5]), np.array([0.0, 0.2, 0.3])),
 ]
 IDS = ["gaussian", "strong", "point", "three", "unsorted"]
+
+
+def test_the_sum_of_two_costs_is_a_convolution():
+    rng = np.random.default_rng(2)
+    one, other = (Costs(first, rng.dirichlet(np.ones(n))) for first, n in ((3, 40), (5, 17)))
+    both = one.plus(other)
+    assert both.first == 8
+    np.testing.assert_allclose(both.chances, np.convolve(one.chances, other.chances), atol=1e-15)
 
 
 def test_a_diverged_trial_that_tells_nothing_is_the_least_sure():

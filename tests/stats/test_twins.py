@@ -96,6 +96,18 @@ def test_few_thresholds_are_some_of_all_with_both_ends():
     assert np.diff(np.searchsorted(every, few)).max() <= 26, "evenly in between"
 
 
+@pytest.mark.parametrize(("a", "b", "x"), [(30.0, 40.0, 0.6), (101.0, 5001.0, 0.5)])
+def test_the_tail_of_a_beta_distribution_by_integration(a, b, x):
+    """Far beyond where the probability itself underflows, too: relative to the density at x."""
+
+    def growth(t: float) -> float:
+        return (a - 1) * math.log(t / x) + (b - 1) * math.log1p((x - t) / (1 - x))
+
+    rest, _ = integrate.quad(lambda t: math.exp(growth(t)), x, 1 - 1e-12, points=[x + 0.01])
+    density = (a - 1) * math.log(x) + (b - 1) * math.log1p(-x) - special.betaln(a, b)
+    assert e_process._log_beta_tail(a, b, x) == approx(density + math.log(rest), rel=1e-6)
+
+
 def test_algorithm_4_by_its_loop():
     scores, members = gaussian_trials(np.random.default_rng(2), 200, 1.0)
     best = -math.inf
