@@ -107,7 +107,7 @@ def test_several_samples_each_with_its_own_bit(options):
     training = opened(options)
     x, y = training.x[:3], 1 - training.y[:3]
     together = path(training, [[1, 0, 1], [0, 0, 0]], SampleCanary(x, y))[-1]
-    alone = path(training, [1, 0], SampleCanary(x[[0, 2]], y[[0, 2]]))[-1]
+    alone = path(training, [[1, 1], [0, 0]], SampleCanary(x[[0, 2]], y[[0, 2]]))[-1]
     torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-12)
 
 
