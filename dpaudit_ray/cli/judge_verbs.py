@@ -172,7 +172,7 @@ def _show_check(checked: Checked) -> None:
         terminal.say(f"  {difference}")
     if (more := checked.different - _MAX_DIFFERENCES) > 0:
         terminal.say(f"  and {more:,} more places")
-    for line in checked.told:
+    for line in checked.notes:
         terminal.explain(f"told: {line}")
     if checked.rounded:
         terminal.explain(
@@ -267,8 +267,8 @@ def _show_pairs(comparison: Comparison) -> None:
     columns += ["right", "from", "to", *measured, "verdict", "note"]
     rows = []
     for pair in comparison.pairs:
-        same, differs = pair.one.label == pair.other.label, "differs" if pair.differs else ""
-        labels, notes = (pair.one.label, "" if same else pair.other.label), ("", differs)
+        same, differs = pair.left.label == pair.right.label, "differs" if pair.differs else ""
+        labels, notes = (pair.left.label, "" if same else pair.right.label), ("", differs)
         for number, side, label, note in zip((1, 2), pair.sides, labels, notes, strict=True):
             entry = side.entry
             rows.append((

@@ -61,26 +61,26 @@ class Side:
 class Pair:
     """Two audits that belong together, and what of them was asked otherwise."""
 
-    one: Side
-    other: Side
+    left: Side
+    right: Side
     changes: tuple[Change, ...]
 
     @property
     def sides(self) -> tuple[Side, Side]:
         """Both audits, in the order of their runs."""
-        return self.one, self.other
+        return self.left, self.right
 
     @property
     def differs(self) -> bool | None:
         """Whether what they found differs; None where nothing with two ends tells."""
-        if self.one.exact and self.other.exact:
+        if self.left.exact and self.right.exact:
             first, second = (float(side.entry["epsilon_lower"]) for side in self.sides)
             if math.isnan(first) or math.isnan(second):
                 return None
             return abs(first - second) > _SAME * max(abs(first), abs(second))
-        if math.isnan(self.one.rate) or math.isnan(self.other.rate):
+        if math.isnan(self.left.rate) or math.isnan(self.right.rate):
             return None
-        return self.one.high < self.other.low or self.other.high < self.one.low
+        return self.left.high < self.right.low or self.right.high < self.left.low
 
 
 @dataclasses.dataclass(frozen=True)

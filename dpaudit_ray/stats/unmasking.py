@@ -88,8 +88,8 @@ class Masks:
         self._bits = _counted(members[groups.order])
         # Within a group trials are in order, so the known ones are always its first.
         begun = _counted(groups.order < first)
-        known = begun[groups.start + groups.size] - begun[groups.start]
-        self._known = known.astype(np.int64)
+        starts = groups.start
+        self._known = (begun[starts + groups.size] - begun[starts]).astype(np.int64)
         self._fit: Floats | None = None
         self._learn()
 

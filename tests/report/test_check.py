@@ -92,7 +92,7 @@ def test_a_run_that_was_handed_over_is_in_order_and_stays_as_it_is(run, tmp_path
     assert contents(run) == before
     shown = json.loads(dpaudit("check", run, "--json").out)
     assert (shown["in_order"], shown["different"], shown["partial"]) == (True, 0, "")
-    assert (shown["unchecked"], shown["told"]) == ({}, [])
+    assert (shown["unchecked"], shown["notes"]) == ({}, [])
     assert shown["verdict"] == json.loads(dpaudit("verify", run, "--json").out)["verdict"]
 
 
@@ -105,7 +105,7 @@ def test_what_a_report_draws_and_what_lies_beside_is_told(run):
     checked = check.check_run(str(run))
     assert checked.in_order
     assert [*checked.unchecked] == ["report.html and figures: `dpaudit report` draws them anew"]
-    assert [line.partition(":")[0] for line in checked.told] == [
+    assert [line.partition(":")[0] for line in checked.notes] == [
         ".plan.json.0a1b2c3d.tmp",
         "notes.txt",
     ]
@@ -466,7 +466,7 @@ def test_estimates_of_before_a_crash_are_behind_and_no_difference(tmp_path):
     (location / "estimates.parquet").write_bytes(written)
     checked = check.check_run(str(location))
     assert checked.in_order, checked.differences
-    assert "estimates are of 20 trials, 40 are stored" in " ".join(checked.told)
+    assert "estimates are of 20 trials, 40 are stored" in " ".join(checked.notes)
     change_estimates(location, "mu_lower", 20, 1.5)
     assert [place.place for place in check.check_run(str(location)).differences] == [
         "step 6, paper-gdp, gaussian, mu_lower"

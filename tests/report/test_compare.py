@@ -61,8 +61,8 @@ def test_intervals_are_those_of_right_guesses(both, strong):
     for pair, audit in zip(both.pairs, planning.require(run).audits, strict=True):
         scores = stored_scores(run, audit.id)
         compared = stats.estimate(scores["score"], scores["member"], 1e-5, 0.975, "accuracy")
-        assert 2 * special.ndtri(pair.one.low) == pytest.approx(compared.mu_lower)
-        assert pair.one.low < pair.one.rate < pair.one.high
+        assert 2 * special.ndtri(pair.left.low) == pytest.approx(compared.mu_lower)
+        assert pair.left.low < pair.left.rate < pair.left.high
 
 
 def test_audits_differ_where_their_intervals_do_not_meet(both, strong):
@@ -77,8 +77,8 @@ def test_bounds_that_are_apart_are_no_difference_where_intervals_meet(strong, tm
     """Half the trials give a lower bound, and nobody has compared anything else."""
     raw = sweep("strong", audit=AUDIT, resources=EIGHT)
     half = compare(strong, played(raw, tmp_path, 6)).pairs[1]
-    assert half.one.entry["epsilon_lower"] > 1.15 * half.other.entry["epsilon_lower"]
-    assert half.other.entry["done"] == 60
+    assert half.left.entry["epsilon_lower"] > 1.15 * half.right.entry["epsilon_lower"]
+    assert half.right.entry["done"] == 60
     assert half.differs is False
     assert "60/120" in dpaudit("compare", strong, tmp_path / "strong").out
 
@@ -102,9 +102,9 @@ def test_scores_that_share_a_training_have_no_interval(strong, tmp_path):
     raw = sweep("six", mechanism=mechanism, adversary=adversary, audit=audit, grid={})
     run = played(raw | {"resources": {"pack_size": 60}}, tmp_path, 2)
     (pair,) = compare(run, run).pairs
-    assert np.isnan([pair.one.rate, pair.one.low, pair.one.high]).all()
+    assert np.isnan([pair.left.rate, pair.left.low, pair.left.high]).all()
     assert pair.differs is None
-    assert (pair.one.entry["accuracy"], pair.other.entry["loss"]) == (0.75, 0.75)
+    assert (pair.left.entry["accuracy"], pair.right.entry["loss"]) == (0.75, 0.75)
     assert "  accuracy   loss  verdict" in dpaudit("compare", run, run).out
     assert compare(run, strong).pairs == ()
     out = dpaudit("compare", run, strong).out
@@ -119,10 +119,10 @@ def test_audits_are_matched_by_what_they_share(strong, tmp_path):
     grid = {"mechanism.gradient, mechanism.steps": [["constant", 6], ["constant", 12]]}
     raw = sweep("longer", audit=AUDIT, resources=EIGHT, grid=grid)
     compared = compare(strong, played(raw, tmp_path, 4))
-    labels = [(pair.one.label, pair.other.label) for pair in compared.pairs]
+    labels = [(pair.left.label, pair.right.label) for pair in compared.pairs]
     assert ("gradient=constant", "gradient=constant, steps=6") in labels
     assert len(labels) == 2
-    (pair,) = [pair for pair in compared.pairs if pair.one.label == "gradient=constant"]
+    (pair,) = [pair for pair in compared.pairs if pair.left.label == "gradient=constant"]
     assert pair.changes == ()
 
 
@@ -141,7 +141,7 @@ def test_code_data_and_verdicts_stand_side_by_side(strong, weak, tmp_path):
     ]
     verify = json.loads(dpaudit("verify", strong, "--json").out)
     assert compared["verdicts"][0] == verify["verdict"]
-    assert [pair["one"]["verdict"] for pair in compared["pairs"]] == [
+    assert [pair["left"]["verdict"] for pair in compared["pairs"]] == [
         audit["verdict"] for audit in verify["audits"]
     ]
     assert [pair["differs"] for pair in compared["pairs"]] == [True, True]

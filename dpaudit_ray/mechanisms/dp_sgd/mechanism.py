@@ -63,7 +63,7 @@ class DpSgd(Recipe, Mechanism):
     @property
     def claim_reads_data(self) -> bool:
         """True where batches are sampled: the rate depends on N."""
-        return not self.sampling.known
+        return not self.sampling.in_known_steps
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ class DpSgd(Recipe, Mechanism):
             return TradeOff.UNKNOWN
         if isinstance(self.sampling, Poisson):
             return TradeOff.UNKNOWN if adversary.replaces else TradeOff.CLAIMED
-        return TradeOff.GAUSSIAN if self.sampling.known else TradeOff.UNKNOWN
+        return TradeOff.GAUSSIAN if self.sampling.in_known_steps else TradeOff.UNKNOWN
 
     def training(self, seed: int, gpu: bool) -> DpSgdTraining:
         """Everything public about the training: data, θ_0, batches, and the engine."""

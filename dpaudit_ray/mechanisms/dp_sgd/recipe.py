@@ -133,7 +133,7 @@ class Recipe(Strict):
     @property
     def sampled_at(self) -> tuple[float, Sampling]:
         """How often a step has the canary, and by which chance. Loads the data to know N."""
-        if self.sampling.known:
+        if self.sampling.in_known_steps:
             return 1.0, Sampling.POISSON
         rate = self.sampling.rate(self.sizes)
         return rate, self.sampling.claim if rate < 1 else Sampling.POISSON

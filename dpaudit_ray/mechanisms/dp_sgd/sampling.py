@@ -49,7 +49,7 @@ class Sampler(Plugin):
     home: ClassVar[str] = "dpaudit_ray.mechanisms.dp_sgd.sampling"
 
     claim: ClassVar[Sampling]  # the scheme's name among accountants
-    known: ClassVar[bool] = False  # True: a record is in steps that the adversary knows
+    in_known_steps: ClassVar[bool] = False  # True: a record is in steps that the adversary knows
 
     @abstractmethod
     def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
@@ -86,7 +86,7 @@ class Fixed(Sampler):
     """
 
     claim: ClassVar[Sampling] = Sampling.POISSON  # at rate 1
-    known: ClassVar[bool] = True
+    in_known_steps: ClassVar[bool] = True
 
     name: Literal["fixed"] = "fixed"
 

@@ -33,7 +33,7 @@ def check_period(adversary: Adversary, steps: int, sampling: Sampler) -> None:
             f"is {adversary.period}, which does not divide the {steps} steps: training would end "
             "between two insertions; lower it, or make mechanism.steps a multiple of it",
         )
-    skips = adversary.period > 1 and not sampling.known
+    skips = adversary.period > 1 and not sampling.in_known_steps
     if skips and sampling.claim is not Sampling.POISSON:
         raise SpecError(
             "adversary.period",

@@ -89,9 +89,9 @@ def _check_names(given: Given, checked: Checked) -> None:
         elif kind is Kind.TOLD:
             checked.cannot("missed/", "what trials printed while they ran")
         elif kind in _TOLD:
-            checked.told.append(f"{name}: {_TOLD[kind]}")
+            checked.notes.append(f"{name}: {_TOLD[kind]}")
     if run.read_text(OWNER) is not None:
-        checked.told.append(
+        checked.notes.append(
             f"{OWNER}: a driver is at work, or was killed; its changes meanwhile may be told here"
         )
 
@@ -164,7 +164,7 @@ class _Derivation:
         if written > trials and self._name_lacking(audit, lost, written):
             return
         if behind:
-            checked.told.append(
+            checked.notes.append(
                 f"{audit.label}: estimates are of {written:,} trials, {trials:,} are stored; "
                 "`dpaudit run` goes on from there"
             )
@@ -241,11 +241,11 @@ class _Derivation:
             more = f" and {len(left) - 1} more" * (len(left) > 1)
             checked.differs(SUCCESS, "", "complete", f"while {left[0]}{more} is not")
         if not run.complete and not left and not checked.different:
-            checked.told.append("all trials are there, and no _SUCCESS: `dpaudit run` ends it")
+            checked.notes.append("all trials are there, and no _SUCCESS: `dpaudit run` ends it")
         stored = (pack for audit in plan.audits for pack in compaction.finished(run, audit))
         done = sum(last - first + 1 for first, last in stored)
         if not done and not self._failed:
-            checked.told.append("it has not trained yet; `dpaudit run` trains it")
+            checked.notes.append("it has not trained yet; `dpaudit run` trains it")
         return f"{done:,} of {plan.trials:,} trials" if left else ""
 
     def check_verdict(self) -> str:

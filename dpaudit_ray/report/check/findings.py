@@ -44,7 +44,7 @@ class Checked:
 
     `derived` counts what was computed again, by what it is; `differences` are the first KEPT of
     `different`. `partial` says how far a run is that is not complete, and is empty for others.
-    `unchecked` is what cannot be told here, and why, with the labels of its audits; `told` what is
+    `unchecked` is what cannot be told here, and why, with the labels of its audits; `notes` what is
     no difference and worth knowing. So many values as were `rounded` are not the same bit for bit,
     and `furthest` apart relative to their size.
     """
@@ -56,7 +56,7 @@ class Checked:
     verdict: str = ""
     partial: str = ""
     unchecked: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    told: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
     rounded: int = 0
     furthest: float = 0.0
     seconds: float = 0.0

@@ -200,7 +200,7 @@ def _tell_provenance(sweep: Sweep, plan: Plan, checked: Checked) -> None:
     """Tells what ran, beside what is here; that is no difference."""
     grave, harmless = provenance.changes(plan.code[-1], provenance.sweep_code(sweep))
     if grave or harmless:
-        checked.told.append(f"other code or machine here: {'; '.join((*grave, *harmless))}")
+        checked.notes.append(f"other code or machine here: {'; '.join((*grave, *harmless))}")
     try:
         here = {file.sha256 for file in inputs.input_files(sweep)}
     except DpauditError as error:
