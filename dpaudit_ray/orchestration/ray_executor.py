@@ -68,7 +68,7 @@ class RayExecutor:
             return actors.Trainer.options(  # type: ignore[attr-defined]
                 **named, max_restarts=0, max_task_retries=0,
                 scheduling_strategy="SPREAD", **options,
-            ).remote(*self._shared, self._aggregator, self._datasets)  # fmt: skip
+            ).remote(self._work.sweep.raw, self._brief, self._aggregator, self._datasets)  # fmt: skip
         what = self._work.plan.what(self._work.packs)
         here = ray.get_runtime_context().get_node_id()
         beside = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
@@ -136,9 +136,10 @@ class RayExecutor:
         return _autoscales(self._ray)
 
     @functools.cached_property
-    def _shared(self) -> tuple[Any, Any]:
-        brief = Brief.from_plan(self._work.plan, self._work.sweep)
-        return self._ray.put(self._work.sweep.raw), self._ray.put(brief)
+    def _brief(self) -> Brief:
+        # No object of Ray's, nor is the sweep: Ray ends a driver that looks for its objects while
+        # their node leaves, without a word and with an exit code that means a violation.
+        return Brief.from_plan(self._work.plan, self._work.sweep)
 
     @functools.cached_property
     def _datasets(self) -> dict[str, Any]:
