@@ -11,7 +11,7 @@ from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.orchestration import interruption
 from dpaudit_ray.plugins import parse
-from dpaudit_ray.report import verdict
+from dpaudit_ray.report import detection
 from tests.command import changed, write_sweep
 from tests.head import Head, head, wait_for
 from tests.pace import Pace
@@ -42,7 +42,7 @@ def one_imagined_audit(request: pytest.FixtureRequest) -> Iterator[None]:
     file = request.path
     with pytest.MonkeyPatch.context() as patch:
         if file.parent.name not in ("report", "zoo") and "verdict" not in file.name:
-            patch.setattr(verdict, "SIMULATIONS", 1)
+            patch.setattr(detection, "SIMULATIONS", 1)
         yield
 
 

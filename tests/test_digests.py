@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import dpaudit_ray as da
-from dpaudit_ray.report import verdict
+from dpaudit_ray.report import detection
 from tests.command import dpaudit
 from tests.engines.test_gpu_step import ADVERSARIES, TRAININGS
 
@@ -168,7 +168,7 @@ def test_nothing_moves(name: str) -> None:
 
 
 def main() -> None:
-    verdict.SIMULATIONS = 1  # as tests/conftest.py has it
+    detection.SIMULATIONS = 1  # as tests/conftest.py has it
     recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     recorded[machine()] = {}
     for name in CASES:

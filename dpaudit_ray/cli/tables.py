@@ -173,7 +173,7 @@ def _explain_words(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
 
 def show_verdict(judged: RunVerdict) -> None:
     """Prints the verdict, a line per audit, and on what it rests."""
-    from ..report import verdict
+    from ..report import detection, verdict
 
     title = str(judged.verdict)
     if judged.audits:
@@ -206,7 +206,7 @@ def show_verdict(judged: RunVerdict) -> None:
         terminal.explain(
             f"wrong about a true claim in at most {1 - judged.confidence:.0%} of runs, whenever "
             "and however often it is asked; a claim is also refuted by tests for the declared "
-            f"number of trials; power: the chance to find {verdict.ALTERNATIVE:g} of the claimed "
+            f"number of trials; power: the chance to find {detection.ALTERNATIVE:g} of the claimed "
             "noise; CONSISTENT: each mechanism has an audit that would have found that"
         )
         title = ""

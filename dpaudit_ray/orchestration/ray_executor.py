@@ -65,10 +65,10 @@ class RayExecutor:
         ray, named = self._ray, {"name": name, "namespace": self._namespace}
         if role == "Trainer":
             options = trainer_options(self._request, avoid)
-            return actors.Trainer.options(  # type: ignore[attr-defined]
-                **named, max_restarts=0, max_task_retries=0,
-                scheduling_strategy="SPREAD", **options,
-            ).remote(self._work.sweep.raw, self._brief, self._aggregator, self._datasets)  # fmt: skip
+            options |= {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+            return actors.Trainer.options(**named, **options).remote(  # type: ignore[attr-defined]
+                self._work.sweep.raw, self._brief, self._aggregator, self._datasets
+            )
         what = self._work.plan.what(self._work.packs)
         here = ray.get_runtime_context().get_node_id()
         beside = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)

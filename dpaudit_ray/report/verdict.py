@@ -26,31 +26,22 @@ from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
-from scipy import special
 
 from .. import accounting
 from ..errors import DpauditError, RunDirectoryError, StorageError
 from ..plan import claims, outcomes, score_stream
-from ..stats import gdp
 from ..stats.budget import average_evidence
-from ..stats.claim_verdict import EVIDENCE_SHARE, ClaimTest, RunTest
+from ..stats.claim_verdict import EVIDENCE_SHARE
 from ..storage import seal
 from ..storage.run_directory import RunDirectory
 from ..version import __version__
+from . import hints
+from .detection import ALTERNATIVE, REQUIRED_POWER, Test, chance_to_refute, trials_needed
 from .tables import EXACT, Run
 
 # By which a computed ε may exceed a claim of the same δ: a finer grid moves none by more than this,
 # nor do the accountants' own roundings. Of an ε in the millions, a float keeps less than that.
 EXACT_TOLERANCE, _ROUNDING = 1e-5, 1e-9
-# Noise this much smaller than claimed would have been found ...
-ALTERNATIVE = 0.7
-REQUIRED_POWER = 0.8  # ... with at least this probability
-SIMULATIONS = 50
-_AGREE = 20  # are enough where all end alike: at a power of 0.8, once in a hundred
-_SHORTER = (2_000, 20_000)  # trials: a longer audit is imagined as long as these first
-_MORE = (2, 4, 8, 16)  # times the trials, that are tried
-_MOST = 200_000
-Test = ClaimTest | RunTest
 FILE = "verdict.json"
 QUICK_TRIALS = 200_000  # up to so many are judged while somebody waits for something else
 MIXED = (
@@ -249,72 +240,6 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
         above=above,
         remark=accounting.remark(claimed.training, accountant),
     )
-
-
-# Power -------------------------------------------------------------------------------------------
-
-
-def chance_to_refute(test: Test, alpha: float) -> float:
-    """Chance that this adversary would have refuted the claim, had the noise been less.
-
-    Simulated at a fixed seed with Gaussian scores, as far apart as the adversary's hit rate says
-    they would be with ALTERNATIVE times the noise. Each takes as long as the audit's own test.
-    0 where the claim allows scores as far apart: it is refuted with probability alpha at most.
-    """
-    if isinstance(test, RunTest):
-        return test.share_found(ALTERNATIVE, alpha, SIMULATIONS)
-    mu = _imagined(test)
-    if mu is None:
-        return 0.0
-    for trials in _SHORTER:
-        if trials < test.planned and _share_found(test, mu, trials, alpha, required=1.0) == 1:
-            return 1.0  # so few trials would have done
-    return _share_found(test, mu, test.planned, alpha)
-
-
-def trials_needed(test: Test, alpha: float) -> int | None:
-    """A number of trials that would give this adversary the required power; None: none tried did.
-
-    Doubled until it does, so up to twice as many as are needed.
-    """
-    if isinstance(test, RunTest) or (mu := _imagined(test)) is None:
-        return None
-    for size in (more * test.planned for more in _MORE):
-        if size <= _MOST and _share_found(test, mu, size, alpha, REQUIRED_POWER) >= REQUIRED_POWER:
-            return size
-    return None
-
-
-def _imagined(test: ClaimTest) -> float | None:
-    """μ of the scores with ALTERNATIVE times the noise; None where that keeps the claim."""
-    hits = test.hits
-    if hits.guesses == 0:
-        return None
-    rate = min(hits.hits / hits.guesses, 1 - 0.5 / hits.guesses)
-    mu = 2 * float(special.ndtri(max(rate, 0.5))) / ALTERNATIVE
-    kept = np.asarray(gdp.delta(test.curve.epsilons, mu)) <= test.curve.deltas
-    return None if kept.all() else mu
-
-
-def _share_found(
-    test: ClaimTest, mu: float, trials: int, alpha: float, required: float = 0.0
-) -> float:
-    """Share of simulated audits of so many trials that refute the claim.
-
-    No more of them are simulated than show that it is below `required`, where it is.
-    """
-    rng = np.random.default_rng(0)
-    refuted = 0
-    for tried in range(1, SIMULATIONS + 1):
-        members = rng.random(trials) < 0.5
-        imagined = ClaimTest(test.curve, trials)
-        imagined.fold(rng.normal(size=trials) + mu * members, members)
-        imagined.look(now=True)
-        refuted += imagined.refuted_after(alpha) is not None
-        hopeless = (SIMULATIONS - (tried - refuted)) / SIMULATIONS < required
-        if hopeless or (tried == _AGREE and refuted in (0, tried)):
-            break
-    return refuted / tried
 
 
 # The answer, as it is kept -----------------------------------------------------------------------
@@ -550,13 +475,6 @@ def _help(run: Run, judged: RunVerdict) -> Iterator[str]:
         yield "`dpaudit run` with the same sweep file goes on"
     if judged.verdict is Verdict.CONSISTENT:
         return
-    weak = [audit for audit in judged.audits if audit.weak]
-    if trials := [audit.enough for audit in weak if audit.enough is not None]:
-        yield f"more trials: about {min(trials):,} (`--set audit.trials={min(trials)}`)"
-    if weak:
-        yield (
-            "an adversary that sees or does more (biased-dimension is the strongest on dp-sgd), "
-            "or a claim with less noise"
-        )
+    yield from hints.for_weak([audit.enough for audit in judged.audits if audit.weak])
     if any(audit.above for audit in judged.audits):
         yield "a run with another `seed` decides whether that was chance"

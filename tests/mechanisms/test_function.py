@@ -21,7 +21,7 @@ from dpaudit_ray.mechanisms.base import Measured
 from dpaudit_ray.mechanisms.function import Call, IsolatedProcesses, SharedProcess, preloaded
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import outcomes, score_stream
-from dpaudit_ray.report import page, verdict
+from dpaudit_ray.report import detection, page, verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -259,7 +259,7 @@ def test_whatever_a_trial_does_it_does_to_itself(tmp_path):
 
 def test_failures_that_tell_the_bit_show_nothing(tmp_path, monkeypatch):
     """What is left of the scores tells a lot; with the misses counted, nothing is shown."""
-    monkeypatch.setattr(verdict, "SIMULATIONS", 1)  # the power is not what is asked here
+    monkeypatch.setattr(detection, "SIMULATIONS", 1)  # the power is not what is asked here
     file = write_sweep(tmp_path, sweep("telling", trials=300, pack_size=30))
     assert inline(file, tmp_path).code == 3
     stored = da.api.Result(str(tmp_path / "own"), True).scores

@@ -13,7 +13,7 @@ import pytest
 from dpaudit_ray.adversaries.landscape import LandscapeAdversary
 from dpaudit_ray.forecast import forecast
 from dpaudit_ray.mechanisms.landscape import Landscape
-from dpaudit_ray.report import verdict
+from dpaudit_ray.report import detection, verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import EXACT_TOLERANCE, Verdict
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -260,7 +260,7 @@ def test_what_is_not_computed_yet_is_inconclusive(tmp_path):
 
 
 def test_both_kinds_in_one_run_and_the_error_is_for_trials_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(verdict, "SIMULATIONS", 50)  # what it shows is asked here
+    monkeypatch.setattr(detection, "SIMULATIONS", 50)  # what it shows is asked here
     raw = exact() | {"grid": {"mechanism.backend": ["sampled", "exact"]}}
     found = judged(raw, tmp_path)
     assert [len(found.audits), len(found.exact)] == [1, 1]

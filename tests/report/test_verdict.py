@@ -14,7 +14,7 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims, score_stream
-from dpaudit_ray.report import verdict
+from dpaudit_ray.report import detection, verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.stats import claim, curve
@@ -109,7 +109,7 @@ def test_true_claims_are_not_refuted(strong, tmp_path, monkeypatch):
     At most 5 % may be refuted; 200 fixed seeds with 17 or more, or 100 with 11, would have
     probability 2 to 3 % at exactly 5 %, and the test is far more careful than that.
     """
-    monkeypatch.setattr(verdict, "SIMULATIONS", 1)
+    monkeypatch.setattr(detection, "SIMULATIONS", 1)
     monkeypatch.setattr(ClaimTest, "effective_noise", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     strong["audit"] |= {"trials": 400}
@@ -246,35 +246,35 @@ def test_power_is_simulated_for_as_long_as_it_matters(shift, imagined, sizes, ch
         made[planned] += 1
         return ClaimTest(claimed, planned)
 
-    monkeypatch.setattr(verdict, "ClaimTest", counted)
-    monkeypatch.setattr(verdict, "_SHORTER", (300,))
+    monkeypatch.setattr(detection, "ClaimTest", counted)
+    monkeypatch.setattr(detection, "_SHORTER", (300,))
     if imagined is not None:
-        monkeypatch.setattr(verdict, "_imagined", lambda _: imagined)
-    assert verdict.chance_to_refute(test, alpha=0.05) == chance
+        monkeypatch.setattr(detection, "_imagined", lambda _: imagined)
+    assert detection.chance_to_refute(test, alpha=0.05) == chance
     assert made == sizes
 
 
 def test_scores_that_a_claim_allows_refute_it_as_seldom_as_it_may():
     """What is said without simulation, simulated: at most 5 % (9 of 50 come once in a thousand)."""
     test = ClaimTest(curve.gaussian(1.0), planned=900)
-    assert verdict._share_found(test, 1.0, 900, 0.05) * verdict.SIMULATIONS <= 8
+    assert detection._share_found(test, 1.0, 900, 0.05) * detection.SIMULATIONS <= 8
 
 
 def test_trials_that_would_do():
     """Doubled until they do: the number below it does not."""
     test = folded(100, 0.8)
-    found = verdict.trials_needed(test, alpha=0.05)
+    found = detection.trials_needed(test, alpha=0.05)
     assert found is not None
-    mu = verdict._imagined(test)
+    mu = detection._imagined(test)
     assert (
-        verdict._share_found(test, mu, found, 0.05)
+        detection._share_found(test, mu, found, 0.05)
         >= 0.8
-        > verdict.chance_to_refute(test, alpha=0.05)
+        > detection.chance_to_refute(test, alpha=0.05)
     )
 
 
 def test_power_in_between_takes_all_draws():
     test = folded(300, 1.7, claimed=2.0)
-    chance = verdict.chance_to_refute(test, alpha=0.05)
+    chance = detection.chance_to_refute(test, alpha=0.05)
     assert 0 < chance < 1
     assert chance * 50 == pytest.approx(round(chance * 50))
