@@ -155,15 +155,8 @@ def test_a_diverged_model_does_not_touch_its_neighbours(way):
 
 
 def test_what_the_loops_cannot_do_is_done_apart():
-    """bfloat16; dilations, groups, padded pools are never merged; wide rows fill no register."""
-    torch.manual_seed(7)
-    module = network(*block(2, 3, 3), shape=(2, 8, 8))
-    model = PackedModel(module, compute=torch.bfloat16)
-    images = torch.zeros(4, 2, 8, 8, dtype=torch.bfloat16)
-    assert not model._passes.module.merged[0].rule.fits(images, 4)
-    theta, x, y = model.initial[None], torch.randn(4, 2, 8, 8), torch.tensor([0, 1, 2, 0])
-    exact = packed(module, "layers").clipped_sums(theta, x, y, 1.0)
-    torch.testing.assert_close(model.clipped_sums(theta, x, y, 1.0), exact, rtol=0.1, atol=0.05)
+    """Dilations, groups, padded pools are never merged; wide rows fill no register."""
+    x = torch.zeros(4, 2, 12, 12)
     for layers in (
         block(2, 3, 3, dilation=2),
         block(2, 4, 3, groups=2),

@@ -87,16 +87,6 @@ def test_compiled_loops_equal_the_layer_rules(seed):
         )
 
 
-def test_parameters_in_bfloat16_go_by_rules():
-    """No loop is compiled for them: it was checked in float64, and raised in the training."""
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3)).bfloat16()
-    model, x, y = PackedModel(module), torch.randn(6, 8).bfloat16(), torch.arange(6) % 3
-    found = model.clipped_sums(model.initial[None], x, y, 0.3)[0]
-    expected = slow_clipped_sum(module.float(), model.initial.float(), x.float(), y, 0.3)
-    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.02)
-
-
 @pytest.mark.parametrize("classes", [1, 4])
 def test_output_gradients_are_those_of_autograd(classes):
     torch.manual_seed(classes)

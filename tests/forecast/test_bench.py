@@ -92,7 +92,6 @@ def test_a_plan_uses_the_figures(tmp_path, tiny):
     [
         ("resources.num_cpus", 2),
         ("resources.num_gpus", 0.5),
-        ("mechanism.precision", "bfloat16"),
         ("mechanism.precision", "tf32"),
     ],
 )

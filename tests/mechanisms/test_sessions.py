@@ -143,13 +143,10 @@ def scores_of(options: DpSgd, models: int) -> tuple[np.ndarray, np.ndarray]:
     return scores[members], scores[~members]
 
 
-@pytest.mark.parametrize(
-    "change", [{"engine": "opacus"}, {"precision": "bfloat16"}], ids=["opacus", "bfloat16"]
-)
-def test_scores_have_the_same_distribution(options, change):
+def test_scores_have_the_same_distribution(options):
     """R = 120, each world alone; a right engine is rejected in 1 % of seeds (this one is fixed)."""
     packed = scores_of(options, 120)
-    other = scores_of(options.model_copy(update=change), 120)
+    other = scores_of(options.model_copy(update={"engine": "opacus"}), 120)
     for ours, theirs in zip(packed, other, strict=True):
         assert scipy_stats.ks_2samp(ours, theirs).pvalue > 0.01
 

@@ -124,8 +124,6 @@ class Pooled:
 class ConvPoolRule(Rule[Pooled]):
     """relu(pool(x * W + b)), of a convolution without dilation and groups."""
 
-    widens = False  # the loops are compiled for one dtype
-
     def __init__(self, convolution: Conv2dRule, window: Window, rectified: bool) -> None:
         self.convolution = convolution
         self.window = window
@@ -297,7 +295,7 @@ class _Samples(SampleGradients):
         return self.squares
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
-        row = weights.to(self.formed.dtype).unsqueeze(1)
+        row = weights.unsqueeze(1)
         summed = torch.bmm(row, self.formed.flatten(2)).view(len(out), *self.formed.shape[2:])
         self.rule.write(out, summed, torch.bmm(row, self.biases).squeeze(1))
 

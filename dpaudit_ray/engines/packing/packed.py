@@ -8,7 +8,6 @@ networks take which. Here is decided how many models go together, and on which t
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -36,7 +35,7 @@ from .memory import (
     warn_of_short_memory,
 )
 from .passes import Passes, Step
-from .samplewise import Samplewise, cast
+from .samplewise import Samplewise
 from .selfcheck import Candidate, fastest_right_way
 
 
@@ -46,7 +45,6 @@ class PackedModel:
     Args:
         module: the network; stays as it is.
         groups: how many models are computed at once; found on the batches when left out.
-        compute: dtype of activations and gradients, that of the parameters when left out.
 
     Raises:
         SpecError: the module has a layer that per-sample gradients cannot be had of.
@@ -55,10 +53,8 @@ class PackedModel:
     (`selfcheck`). `settle` does so before there is a batch to compute.
     """
 
-    def __init__(
-        self, module: nn.Module, groups: Groups | None = None, compute: torch.dtype | None = None
-    ) -> None:
-        self._source, self._groups, self._compute = module, groups, compute
+    def __init__(self, module: nn.Module, groups: Groups | None = None) -> None:
+        self._source, self._groups = module, groups
         self._slots = slots_of(module)
         refuse_layers(module)
         self.size = sum(slot.stop - slot.start for slot in self._slots.values())
@@ -79,17 +75,13 @@ class PackedModel:
         """Makes a copy of the module with rules for layers; returns why there can be none."""
         try:
             module = copy.deepcopy(self._source)
-            for parameter in module.parameters():
-                if not parameter.requires_grad:
-                    parameter.data = cast(parameter.data, self._compute)
             passes = self._passes
             passes.module = converted(module, self._slots, passes, self._without_rule)
         except Exception as error:  # noqa: BLE001 (a user's module may not let itself be copied)
             reason = first_line(error)
             return Obstacle.at("", self._source, f"cannot be packed ({reason:.80})")
         self._convolutions_in_loops = convolutions_in_loops(passes.module)
-        if self._compute is None:
-            self._loops = whole_network_loops(self._source, passes.module, self._slots)
+        self._loops = whole_network_loops(self._source, passes.module, self._slots)
         return None
 
     def settle(self, x: Tensor, y: Tensor) -> None:
@@ -107,12 +99,11 @@ class PackedModel:
         if self._settled:
             return
         compiled = self._loops is not None or self._convolutions_in_loops > 0
-        has_loops = compiled and self._compute is None and x.device.type == "cpu"
+        has_loops = compiled and x.device.type == "cpu"
         packed = self._obstacle or self._copy
         way = fastest_right_way(Candidate(self._source, self._slots, packed, x, y), has_loops)
         self._settled = True
-        if way.alone is not None:
-            self._alone = dataclasses.replace(way.alone, compute=self._compute)
+        self._alone = way.alone
         if way.groups is not None:
             self._groups, self._rows = way.groups, way.rows
         if has_loops and not way.loops:
@@ -147,13 +138,13 @@ class PackedModel:
             return self._alone.outputs(theta, x)
         if self._rows is not None and len(x) > self._rows:
             return torch.cat([self.outputs(theta, part) for part in torch.split(x, self._rows)], 1)
-        outputs, batch = [], self._cast(x)
+        outputs: list[Tensor] = []
 
         def compute(models: slice, at_once: int) -> None:
-            outputs.extend(self._passes.outputs(self._cast(theta[models]), batch, at_once))
+            outputs.extend(self._passes.outputs(theta[models], x, at_once))
 
         self._by_groups(theta, compute)
-        return torch.cat(outputs).to(theta.dtype)
+        return torch.cat(outputs)
 
     def clipped_sums(
         self,
@@ -185,11 +176,10 @@ class PackedModel:
                 some = None if weights is None else weights[:, part]
                 total += self.clipped_sums(theta, x[part], y[part], clip_norm, some)
             return total
-        batch = self._cast(x)
         out = torch.zeros_like(theta)  # a layer that gets no gradient writes nothing
 
         def sums(thread: int, models: slice) -> None:
-            step = Step(batch, y, clip_norm, {})
+            step = Step(x, y, clip_norm, {})
             some = None if weights is None else weights[models]
             self._workers[thread]._sums_into(out[models], theta[models], step, some)
 
@@ -208,7 +198,7 @@ class PackedModel:
         """
         self.settle(x[:, 0], y)
         if self._viewed is None:
-            slow = Samplewise(self._source, False, self._compute, views=True)
+            slow = Samplewise(self._source, views=True)
             mapped = self._alone is None or self._alone.mapped
             self._viewed = slow.mapped_if_right(theta[0], x[:2], y[:2]) if mapped else slow
         with torchs():
@@ -217,7 +207,7 @@ class PackedModel:
     def _hire(self, threads: int) -> None:
         """Gives every thread passes of its own."""
         while len(self._workers) < threads:
-            worker = PackedModel(self._source, self._groups, self._compute)
+            worker = PackedModel(self._source, self._groups)
             worker._loops, worker._settled = self._loops, True
             worker._passes.by_loops = self._passes.by_loops
             self._workers.append(worker)
@@ -238,7 +228,7 @@ class PackedModel:
             if loops is not None:
                 loops.clipped_sums(into, group, batch, step.clip_norm, some, at_once)
             else:
-                self._passes.clipped_sums(into, group, step, some, at_once, self._cast(group))
+                self._passes.clipped_sums(into, group, step, some, at_once)
 
         self._by_groups(theta, compute)
 
@@ -270,7 +260,7 @@ class PackedModel:
     def together(self, x: Tensor, y: Tensor) -> int:
         """How many models go through the module's own code at once, on a batch like this."""
         if self._groups is None:
-            self._groups = self._fitted(None, self.initial[None], Step(self._cast(x), y, 1.0, {}))
+            self._groups = self._fitted(None, self.initial[None], Step(x, y, 1.0, {}))
         return self._chosen().inner
 
     def _fitted(self, loops: Loops | None, theta: Tensor, step: Step) -> Groups:
@@ -278,7 +268,7 @@ class PackedModel:
         if loops is not None:
             return self._fast().fitted(loops.bytes_of_one(step.x) * self._threads)
         try:
-            held = self._passes.bytes_of_one(self._cast(theta[:1]), step)
+            held = self._passes.bytes_of_one(theta[:1], step)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -288,9 +278,4 @@ class PackedModel:
         return self._fast().fitted(held * self._threads)
 
     def _fast(self) -> Groups:
-        in_loops = 0 if self._compute is not None else self._convolutions_in_loops
-        return Groups.for_cpu(self._source, in_loops)
-
-    def _cast(self, values: Tensor) -> Tensor:
-        """`values` in the dtype that passes compute in; whole numbers stay as they are."""
-        return cast(values, self._compute)
+        return Groups.for_cpu(self._source, self._convolutions_in_loops)

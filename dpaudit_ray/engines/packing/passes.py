@@ -55,13 +55,6 @@ class Record:
         """Bytes that this holds for its models."""
         return int(self.g.nbytes + self.kept.nbytes * (not self.shared))
 
-    def widened(self, dtype: torch.dtype) -> tuple[Any, Tensor]:
-        """`kept` and `g` as the rule wants them when it clips: in this dtype, or not."""
-        if not self.rule.widens:
-            return self.kept, self.g
-        real = self.kept.is_floating_point()
-        return (self.kept.to(dtype) if real else self.kept), self.g.to(dtype)
-
 
 class Passes:
     """Takes models through `module`, whose layers were made for these passes; one at a time."""
@@ -92,15 +85,10 @@ class Passes:
         return outputs
 
     def clipped_sums(
-        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None, at_once: int,
-        compute: Tensor,
+        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None, at_once: int
     ) -> None:  # fmt: skip
-        """Σ_j weights[:, j] · clip(gradient of sample j, C) into out [n, p].
-
-        `compute` is theta in the dtype of activations. Gradients are those of theta's: rounded to
-        less, they would be longer than C once clipped.
-        """
-        gradients = self._gradients(theta, step, at_once, compute)
+        """Σ_j weights[:, j] · clip(gradient of sample j, C) into out [n, p]."""
+        gradients = self._gradients(theta, step, at_once)
         factors = torch.ones(len(out), len(step.y), dtype=out.dtype, device=out.device)
         if math.isfinite(step.clip_norm):
             squares = torch.zeros_like(factors)
@@ -119,26 +107,23 @@ class Passes:
         self._end()
         return sum(record.nbytes for record in records)
 
-    def _gradients(
-        self, theta: Tensor, step: Step, at_once: int, compute: Tensor
-    ) -> list[ModelGradients]:  # fmt: skip
+    def _gradients(self, theta: Tensor, step: Step, at_once: int) -> list[ModelGradients]:
         """Per-sample gradients of every layer and group of so many models."""
         gradients: list[ModelGradients] = []
         shared: list[list[Record]] = []  # by group
-        self._begin(compute, step.x)
+        self._begin(theta, step.x)
         for models in slices(len(theta), at_once):
             records = self._forth_and_back(models, step)
             gradients += [
-                (models, record.rule.samples(theta[models], *record.widened(theta.dtype)))
+                (models, record.rule.samples(theta[models], record.kept, record.g))
                 for record in records
                 if not record.shared
             ]
             shared.append([record for record in records if record.shared])
         self._end()
         for groups in zip(*shared, strict=True):  # of one layer
-            wide = [record.widened(theta.dtype) for record in groups]
-            parts = [g.reshape(-1, len(step.x), *g.shape[1:]) for _, g in wide]
-            samples = groups[0].rule.samples_shared(theta, wide[0][0], parts, step.cache)
+            first, parts = groups[0], [r.g.reshape(-1, len(step.x), *r.g.shape[1:]) for r in groups]
+            samples = first.rule.samples_shared(theta, first.kept, parts, step.cache)
             gradients.append((slice(0, len(theta)), samples))
         return gradients
 

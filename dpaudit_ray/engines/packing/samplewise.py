@@ -31,22 +31,20 @@ class Samplewise:
     `mapped`: by `torch.func.vmap` over the examples, which some modules do not allow.
     `stacked`: by another over the models, where it is mapped.
     `views`: an example is several inputs [K, ...] of one class, and its loss is the mean of theirs.
-    `compute`: dtype of activations and gradients, that of the parameters when left out.
     """
 
     module: nn.Module
     mapped: bool = False
-    compute: torch.dtype | None = None
     views: bool = False
     stacked: bool = False
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """Output of every model on every example, float [n, m, c]."""
         outputs = []
-        for row in self._cast(theta):
+        for row in theta:
             with placed(self.module, row), torch.no_grad():
-                outputs.append(self.module(self._cast(x).clone()).flatten(1))
-        return torch.stack(outputs).to(theta.dtype)
+                outputs.append(self.module(x.clone()).flatten(1))
+        return torch.stack(outputs)
 
     def clipped_sums(
         self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float, weights: Tensor | None
@@ -58,7 +56,7 @@ class Samplewise:
         together = most // (theta.shape[1] * max(1, len(y))) if self.stacked else 1
         for models in slices(len(theta), max(1, min(together, _MODELS))):
             for part in slices(len(y), max(1, most // theta.shape[1])):
-                gradients = self._of_models(theta[models], x[part], y[part]).to(theta.dtype)
+                gradients = self._of_models(theta[models], x[part], y[part])
                 norms = torch.linalg.vector_norm(gradients, dim=2)
                 factors = clip_norm / norms.clamp(min=clip_norm)
                 factors = torch.ones_like(norms) if clip_norm == float("inf") else factors
@@ -70,7 +68,6 @@ class Samplewise:
 
     def gradients(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Gradient of every example's loss, float [B, p], under the parameters `row` [p]."""
-        row, x = self._cast(row), self._cast(x)
         if self.mapped:
             with _mappable(self.module):
                 return self._mapped(row, x, y)
@@ -84,9 +81,8 @@ class Samplewise:
         """`gradients` of every model, float [n, B, p]."""
         if len(theta) == 1 or not self.stacked:
             return torch.stack([self.gradients(row, x, y) for row in theta])
-        wide = self._cast(theta), self._cast(x), y
         with _mappable(self.module):
-            gradients: Tensor = vmap(self._mapped, in_dims=(0, None, None))(*wide)
+            gradients: Tensor = vmap(self._mapped, in_dims=(0, None, None))(theta, x, y)
         return gradients
 
     def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> Samplewise:
@@ -126,9 +122,6 @@ class Samplewise:
 
         gradients: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(values, x, y)
         return torch.cat([gradients[name].flatten(1) for name in named], 1)
-
-    def _cast(self, values: Tensor) -> Tensor:
-        return cast(values, self.compute)
 
 
 @contextlib.contextmanager
@@ -241,9 +234,9 @@ class _Attributes:
                 container.extend(content)
 
 
-def cast(values: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Floating numbers in `dtype`; None leaves them as they are."""
-    return values.to(dtype) if dtype is not None and values.is_floating_point() else values
+def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floating numbers in `dtype`; whole ones as they are."""
+    return values.to(dtype) if values.is_floating_point() else values
 
 
 def _dense(parameter: Tensor) -> Tensor:

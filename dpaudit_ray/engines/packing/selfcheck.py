@@ -138,7 +138,7 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
 def _loops_are_right(candidate: Candidate) -> bool:
     """In the dtype that they will have: they are compiled for it, in seconds, and for no other."""
     make, dtype = candidate.packed, candidate.dtype
-    if isinstance(make, Obstacle) or dtype not in _BOUNDS:
+    if isinstance(make, Obstacle):
         return False
     with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
         expected = _expected(candidate, *candidate.few(dtype))
@@ -294,9 +294,7 @@ def _difference_among_many(
     assert not isinstance(make, Obstacle)
     dtype = candidate.dtype
     error, bound = math.inf, 0.0
-    for tried in dict.fromkeys(
-        (dtype if dtype in _BOUNDS else expected.theta.dtype, torch.float64)
-    ):
+    for tried in dict.fromkeys((dtype, torch.float64)):
         try:
             with in_dtype(module, dtype):
                 count = make(groups, False).together(cast(candidate.x, dtype), candidate.y)

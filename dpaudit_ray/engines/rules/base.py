@@ -130,19 +130,13 @@ class Formed(SampleGradients):
     parts: tuple[tuple[Slot, Tensor], ...]
 
     def squared_norms(self) -> Tensor:
-        wide = at_least_float32(self.parts[0][1])
-        squares = [torch.linalg.vector_norm(g, dim=2, dtype=wide) ** 2 for _, g in self.parts]
+        squares = [torch.linalg.vector_norm(g, dim=2) ** 2 for _, g in self.parts]
         return torch.stack(squares).sum(0)
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         for slot, part in self.parts:
-            summed = torch.bmm(weights.to(part.dtype).unsqueeze(1), part)
+            summed = torch.bmm(weights.unsqueeze(1), part)
             slot.of(out).copy_(summed.view(len(out), *slot.shape))
-
-
-def at_least_float32(x: Tensor) -> torch.dtype:
-    """The dtype of sums of squares: those of bfloat16 need more than its eight bits."""
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def by_model(x: Tensor, n: int) -> Tensor:
@@ -165,7 +159,6 @@ class Rule(ABC, Generic[K]):
     """One kind of layer, forth and back. `theta` is float [n, p]."""
 
     owner: Rule[Any] | None = None  # another rule of the same parameters: a pass applies one
-    widens = True  # whether it wants what it kept in the dtype of θ, when it is to clip
 
     @abstractmethod
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:

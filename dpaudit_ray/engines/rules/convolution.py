@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
-from .base import InputRule, SampleGradients, Slot, at_least_float32, by_model
+from .base import InputRule, SampleGradients, Slot, by_model
 from .ghost_norm import keeps, squared_norms
 
 Pair = tuple[int, int]  # down and across
@@ -191,13 +191,13 @@ class _WithBias(SampleGradients):
 
     def squared_norms(self) -> Tensor:
         used = self.formed if self.bias is not None else self.formed[..., :-1]
-        wide = at_least_float32(used)
-        norms: Tensor = torch.linalg.vector_norm(used.flatten(2), dim=2, dtype=wide)
+        norms: Tensor = torch.linalg.vector_norm(used.flatten(2), dim=2)
         return norms**2
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
-        row = weights.to(self.formed.dtype).unsqueeze(1)
-        summed = torch.bmm(row, self.formed.flatten(2)).view(len(out), *self.formed.shape[2:])
+        summed = torch.bmm(weights.unsqueeze(1), self.formed.flatten(2)).view(
+            len(out), *self.formed.shape[2:]
+        )
         self.weight.of(out).copy_(summed[..., :-1].reshape(len(out), *self.weight.shape))
         if self.bias is not None:
             self.bias.of(out).copy_(summed[..., -1])
@@ -218,7 +218,7 @@ class _Passing(SampleGradients):
         )
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
-        scaled = self.g * weights.to(self.g.dtype)[:, :, None, None]
+        scaled = self.g * weights[:, :, None, None]
         for row, x, g in zip(torch.split(out, 1), self._inputs(), scaled, strict=True):
             self.rule.write_sum(row, x, g)
 

@@ -16,7 +16,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from .base import Formed, SampleGradients, Slot, at_least_float32
+from .base import Formed, SampleGradients, Slot
 
 # Per-sample gradients of one layer and model that may be kept until the clip factors are known:
 # 32 MiB of float32.
@@ -46,22 +46,21 @@ def outer_products(weight: Slot, bias: Slot | None, x: Tensor, g: Tensor) -> Sam
 
 
 def squared_norms(x: Tensor, g: Tensor, bias: bool) -> Tensor:
-    """Squared norms [N] from x [N, T, d] and g [N, T, o], in at least float32.
+    """Squared norms [N] from x [N, T, d] and g [N, T, o].
 
     By whichever costs less: forming every gradient for a moment, or the ghost norm.
     """
-    wide = at_least_float32(x)
     positions, inputs, outputs = x.shape[1], x.shape[2], g.shape[2]
     if inputs * outputs <= positions * (inputs + outputs):
         formed = torch.bmm(g.transpose(1, 2), x).flatten(1)
-        squares: Tensor = torch.linalg.vector_norm(formed, dim=1, dtype=wide) ** 2
+        squares: Tensor = torch.linalg.vector_norm(formed, dim=1) ** 2
         if bias:
-            squares += (g.sum(1, dtype=wide) ** 2).sum(1)
+            squares += (g.sum(1) ** 2).sum(1)
         return squares
-    of_x = torch.bmm(x, x.transpose(1, 2)).to(wide)
+    of_x = torch.bmm(x, x.transpose(1, 2))
     if bias:
         of_x += 1
-    of_g = torch.bmm(g, g.transpose(1, 2)).to(wide)
+    of_g = torch.bmm(g, g.transpose(1, 2))
     return (of_x * of_g).sum((1, 2)).clamp_(min=0)  # a sum of squares, but for rounding
 
 
@@ -80,7 +79,7 @@ class _Ghost(SampleGradients):
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         n = len(out)
-        scaled = self.g * weights.to(self.g.dtype)[:, :, None, None]
+        scaled = self.g * weights[:, :, None, None]
         product = torch.bmm(scaled.flatten(1, 2).transpose(1, 2), self.x.flatten(1, 2))
         self.weight.of(out).copy_(product.view(n, *self.weight.shape))
         if self.bias is not None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from .base import InputRule, SampleGradients, Slot, at_least_float32
+from .base import InputRule, SampleGradients, Slot
 from .ghost_norm import outer_products
 
 
@@ -91,15 +91,15 @@ class _VectorProducts(SampleGradients):
     shared: bool
 
     def squared_norms(self) -> Tensor:
-        size = (self.x * self.x).sum(1, dtype=at_least_float32(self.x))
+        size = (self.x * self.x).sum(1)
         if self.bias is not None:
             size = size + 1
-        of_g = (self.g * self.g).sum(1, dtype=at_least_float32(self.g)).view(self.n, -1)
+        of_g = (self.g * self.g).sum(1).view(self.n, -1)
         return of_g * (size if self.shared else size.view(self.n, -1))
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         n, batch = weights.shape
-        scaled = self.g * weights.to(self.g.dtype).reshape(-1, 1)
+        scaled = self.g * weights.reshape(-1, 1)
         target = self.weight.of(out)
         if self.shared:
             product = scaled.t().reshape(-1, batch) @ self.x
@@ -159,12 +159,12 @@ class _Rows(SampleGradients):
     def squared_norms(self) -> Tensor:
         g, tokens = self.g.flatten(0, 1), self.tokens.flatten(0, 1)
         same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
-        squares = torch.bmm(g, g.transpose(1, 2)).to(at_least_float32(g)) * same
+        squares = torch.bmm(g, g.transpose(1, 2)) * same
         return squares.sum((1, 2)).clamp_(min=0).view(self.tokens.shape[:2])
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
-        scaled = (self.g * weights.to(self.g.dtype)[:, :, None, None]).flatten(1, 2)
+        scaled = (self.g * weights[:, :, None, None]).flatten(1, 2)
         target = self.weight.of(out)
-        summed = torch.zeros_like(target, dtype=scaled.dtype, memory_format=torch.contiguous_format)
+        summed = torch.zeros_like(target, memory_format=torch.contiguous_format)
         index = self.tokens.flatten(1).unsqueeze(2).expand_as(scaled)
         target.copy_(summed.scatter_add_(1, index, scaled))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...accounting import Adjacency
 from ...adversaries.base import Adversary
 from ...data.base import Data, Dataset
-from ...errors import SpecError
 from ...plugins import Plugin
 from ...stats import TradeOff
 from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session, recorded_steps
@@ -24,8 +23,7 @@ class DpSgd(Recipe, Mechanism):
     """The options of DP-SGD. `seed` varies θ_0 and the mini-batches, for repetitions.
 
     `engine` computes the same steps: `packed` for all models of a pack at once, `opacus` one by
-    one through Opacus. `precision` is that of activations and gradients; parameters, norms, sums
-    and noise stay float32. `tf32` changes matrix products on NVIDIA GPUs only.
+    one through Opacus. `precision: tf32` lets NVIDIA GPUs round what they multiply.
 
     The others' batches are drawn once for a sweep and known to the adversary; `batches: secret`
     draws them for each trial, through Opacus. `epsilon` at `delta`, by `accountant`, stands for
@@ -111,8 +109,6 @@ class DpSgd(Recipe, Mechanism):
         data, _ = self.data.load(), self.sizes
         divide(self.recipe, data, 0)
         validation.check_augmentations(self.augmentations, data.x.shape[1:], type(self.model))
-        if self.engine == "opacus" and self.precision == "bfloat16":
-            raise SpecError("mechanism.precision", "is bfloat16, which Opacus does not do here")
         self._parameters(data)
 
     def _parameters(self, data: Dataset) -> int:

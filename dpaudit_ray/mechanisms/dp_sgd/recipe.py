@@ -60,7 +60,7 @@ class Recipe(Strict):
     held_out: Annotated[SerializeAsAny[Data] | float | None, BeforeValidator(_share_or_data)] = None
     reserved: float | None = Field(default=None, gt=0, lt=1)
     engine: Literal["packed", "opacus"] = "packed"
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32"] = "float32"
     seed: int = Field(default=0, ge=0)
     _noise: float | None = PrivateAttr(default=None)  # what `given` brought
 

@@ -101,7 +101,6 @@ class DpSgdTraining:
 
         features = _features(split.trained, body, device, dtype)
         module = network(recipe.model, tuple(features.shape[1:]), data.classes, drawn)
-        compute = torch.bfloat16 if recipe.precision == "bfloat16" else None
         slots_of(module)  # refuses parameters that could not be moved as they are
         dtype_taken = input_dtype(module.to(device, dtype), features)
 
@@ -112,7 +111,7 @@ class DpSgdTraining:
             x = as_input(_features(part, body, device, dtype), dtype_taken)
             return x, torch.from_numpy(part.y.copy()).to(device)
 
-        model = PackedModel(module, compute=compute)
+        model = PackedModel(module)
         batches = _batches(recipe, len(y), derive("batches", seed, recipe.seed), device)
         most = max(recipe.batch_size, *map(len, batches))
         most = min(most, recipe.physical_batch_size or most)
