@@ -1,7 +1,7 @@
 """Claims: upper bounds on the privacy loss of DP-SGD, by several accountants.
 
-`epsilon` returns the upper end, the only one that is a guarantee; `epsilon_of` and `delta_of` the
-whole interval of a `Training`. `clt_epsilon` approximates from below and is no claim. The library
+`epsilon` is the number that is quoted; `epsilon_of` and `delta_of` say of a `Training` who answered
+as well, and why. `clt_epsilon` approximates from below and is no claim. The library
 behind `prv` is imported on use. Adding a module with an `Accountant` subclass to this package makes
 it available by its name.
 """
@@ -22,7 +22,7 @@ from .claim_bounds import (
     remark,
 )
 from .family import Family
-from .training import Adjacency, Bounds, Sampling, Training
+from .training import Adjacency, Sampling, Training, UpperBound
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -30,11 +30,11 @@ for _module in pkgutil.iter_modules(__path__):
 __all__ = [
     "Accountant",
     "Adjacency",
-    "Bounds",
     "Family",
     "Sampling",
     "Training",
     "UnansweredError",
+    "UpperBound",
     "accountants",
     "clt_epsilon",
     "clt_noise_multiplier",

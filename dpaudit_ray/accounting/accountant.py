@@ -2,21 +2,25 @@
 
 An accountant is one file: a subclass of `Accountant` in this package is known by its `name`, one of
 somebody's own anywhere else by its import path, `package.module:Class`. Verdicts rest on what it
-promises: where it has no proof, it raises ValueError, and answers nothing.
+promises: where it has no proof, it raises ValueError, and answers nothing. One method is enough,
+`epsilon`; the others follow from it.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
 from .. import imports
+from ..errors import SpecError
 from ..stats.base import subclasses
 from .training import Sampling, Training
 
-Ends = tuple[float, float, float]  # lower end, estimate, upper end; only the upper is a guarantee
+_LEAST, _SLIP = 1e-300, 1e-9  # the smallest δ that is looked at; how near in log δ
 
 
 class UnansweredError(Exception):
@@ -35,22 +39,29 @@ class Accountant(ABC):
     samplings: ClassVar[frozenset[Sampling]] = frozenset({Sampling.POISSON})
 
     @abstractmethod
-    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
-        """ε at δ, its lower end, estimate and upper end; without `both_ends` the lower may be 0."""
+    def epsilon(self, training: Training, delta: float) -> float:
+        """An upper bound on ε at δ, which does not grow with δ."""
 
-    @abstractmethod
-    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
-        """δ at ε, its lower end, estimate and upper end; without `both_ends` the lower may be 0."""
+    def delta(self, training: Training, epsilon: float) -> float:
+        """An upper bound on δ at ε: about the least δ at which `epsilon` allows it."""
+        low, high = math.log(_LEAST), 0.0
+        while high - low > _SLIP:
+            middle = (low + high) / 2
+            if self.epsilon(training, math.exp(middle)) <= epsilon:
+                high = middle
+            else:
+                low = middle
+        return math.exp(high)
 
-    def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[Ends]:
-        """ε at δ after each of `steps`, from 1 to `training.steps`: lower end, estimate, upper end.
+    def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[float]:
+        """Upper bounds on ε at δ after each of `steps`, from 1 to `training.steps`.
 
         Accountants that can share work between step counts override it.
         """
-        return [self.epsilon(training.after(count), delta, both_ends=False) for count in steps]
+        return [self.epsilon(training.after(count), delta) for count in steps]
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
-        """ε at δ of Poisson-sampled trainings that follow each other."""
+    def composed(self, events: tuple[Training, ...], delta: float) -> float:
+        """An upper bound on ε at δ of Poisson-sampled trainings that follow each other."""
         raise ValueError(f"{self.name} composes no trainings that differ; use pld, prv or rdp")
 
     def fallback(self, training: Training) -> str:
@@ -85,7 +96,13 @@ def find(name: str) -> Accountant:
             f"accountant must be one of {', '.join(named)}, or package.module:Class, got {name!r}"
             f"{central}"
         )
-    return _instance(imports.subclass(Accountant, name, "accountant"))
+    cls: type[Accountant] = imports.subclass(Accountant, name, "accountant")
+    if "both_ends" in inspect.signature(cls.epsilon).parameters:
+        raise SpecError(
+            "accountant",
+            f"{name!r} bounds ε by three ends; give the upper one, by epsilon(training, delta)",
+        )
+    return _instance(cls)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Claims of DP-SGD by any accountant: ε and δ of a training, with error bounds and named fallbacks.
+"""Claims of DP-SGD by any accountant: upper bounds on ε and δ of a training, and named fallbacks.
 
 `epsilon` is the number that is quoted; all other questions take a `Training`. The noise that a
 target ε needs is found here too, and the central-limit approximation of Opacus' "gdp".
@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ..stats import Status, gdp
 from ..stats.error_rates import in_unit, nonnegative, root
-from .accountant import Accountant, Ends, UnansweredError, find
-from .training import UNAMPLIFIED, Adjacency, Bounds, Sampling, Training
+from .accountant import Accountant, UnansweredError, find
+from .training import UNAMPLIFIED, Adjacency, Sampling, Training, UpperBound
 
 Event = tuple[float, float, int]  # noise multiplier, sample rate, steps
 Floats = npt.NDArray[np.float64]
@@ -53,26 +53,19 @@ def epsilon(
     return epsilon_of(training, delta, accountant).upper
 
 
-def epsilon_of(
-    training: Training, delta: float, accountant: str = "gaussian", both_ends: bool = False
-) -> Bounds:
-    """ε of a training at δ, as an interval, with who answered and why.
-
-    Without `both_ends` the lower end may be 0, which costs less. Raises ValueError as `epsilon`.
-    """
+def epsilon_of(training: Training, delta: float, accountant: str = "gaussian") -> UpperBound:
+    """ε of a training at δ, with who answered and why. Raises ValueError as `epsilon`."""
     in_unit("delta", delta)
-    return _answer(training, find(accountant), "epsilon", delta, both_ends)
+    return _answer(training, find(accountant), "epsilon", delta)
 
 
-def delta_of(
-    training: Training, epsilon: float, accountant: str = "gaussian", both_ends: bool = False
-) -> Bounds:
-    """δ of a training at ε, as an interval, with who answered and why; without noise it is 1.
+def delta_of(training: Training, epsilon: float, accountant: str = "gaussian") -> UpperBound:
+    """δ of a training at ε, with who answered and why; without noise it is 1.
 
-    Without `both_ends` the lower end may be 0, which costs less. Raises ValueError as `epsilon`.
+    Raises ValueError as `epsilon`.
     """
     nonnegative("epsilon", epsilon)
-    return _answer(training, find(accountant), "delta", epsilon, both_ends)
+    return _answer(training, find(accountant), "delta", epsilon)
 
 
 def curve(
@@ -93,10 +86,10 @@ def curve(
         longest = max(proven, key=lambda t: t.steps)
         try:
             ends = iter(named.epsilons(longest, counts, delta))
-            return np.array([next(ends)[2] if t.known is None else t.known for t in proven])
+            return np.array([next(ends) if t.known is None else t.known for t in proven])
         except UnansweredError:
             pass  # each count may still be answered on its own, or by the fallback
-    return np.array([_answer(t, named, "epsilon", delta, False).upper for t in trainings])
+    return np.array([_answer(t, named, "epsilon", delta).upper for t in trainings])
 
 
 def remark(training: Training, accountant: str) -> str:
@@ -138,9 +131,9 @@ def events_epsilon(
         return max((epsilon_of(part, delta, accountant).upper for part in parts), default=0.0)
     named = find(accountant)
     try:
-        return named.composed(parts, delta)[2]
+        return named.composed(parts, delta)
     except UnansweredError:
-        return find("pld").composed(parts, delta)[2]
+        return find("pld").composed(parts, delta)
 
 
 def noise_multiplier(
@@ -228,9 +221,7 @@ def _check_target(epsilon: float, tolerance: float) -> None:
 
 
 @functools.lru_cache(maxsize=8192)
-def _answer(
-    training: Training, accountant: Accountant, bounded: str, at: float, both_ends: bool
-) -> Bounds:
+def _answer(training: Training, accountant: Accountant, bounded: str, at: float) -> UpperBound:
     """The `epsilon` or `delta` of the accountant, or of its fallback where it has no answer.
 
     Args:
@@ -238,21 +229,20 @@ def _answer(
     """
     if training.known is not None:
         value = training.known if bounded == "epsilon" else min(training.known, 1.0)
-        return Bounds(value, value, value, accountant.name)
+        return UpperBound(value, accountant.name)
     proven, note = _proven(accountant, training)
     notes = [note]
     try:
-        ends: Ends = getattr(accountant, bounded)(proven, at, both_ends)
+        upper = getattr(accountant, bounded)(proven, at)
     except UnansweredError as reason:
         fallback = accountant.fallback(proven)
         notes.append(f"{reason}; {fallback} instead")
         accountant = find(fallback)
-        ends = getattr(accountant, bounded)(proven, at, both_ends)
+        upper = getattr(accountant, bounded)(proven, at)
     assumption = _assumption(accountant, proven)
-    lower = ends[0] if proven == training else 0.0  # of what was proven, not of what is
     status = Status.IF_ASSUMED if assumption else Status.CERTIFIED
     note = "; ".join(filter(None, [*notes, assumption]))
-    return Bounds(lower, *ends[1:], accountant.name, note, status)
+    return UpperBound(float(upper), accountant.name, note, status)
 
 
 def _assumption(accountant: Accountant, proven: Training) -> str:

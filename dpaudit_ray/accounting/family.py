@@ -14,13 +14,12 @@ see the canary, and the few that do are what ε at a small δ is about.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 
 from scipy import special
 
 from ..stats import TradeOff, gdp
-from .pld import Pld, advantage
+from .pld import advantage, least_epsilon
 from .training import Training
 
 _RATIO = 2 ** (1 / 128)  # between noise multipliers that are tried: half a percent
@@ -54,7 +53,7 @@ class Family:
         if self.trade_off is TradeOff.GAUSSIAN:
             return float(gdp.epsilon(2 * special.ndtri(rate), delta))
         first = self._refuted(rate)
-        return 0.0 if first > _MOST else _least_epsilon(self._at(first), delta)
+        return 0.0 if first > _MOST else least_epsilon(self._at(first), delta)
 
     def _at(self, step: int) -> Training:
         noise = self.training.noise_multiplier * _RATIO**step
@@ -91,9 +90,3 @@ class Family:
 def _log_mu(rate: float) -> float:
     """Logarithm of the μ of a Gaussian mechanism with this best hit rate."""
     return math.log(max(2 * float(special.ndtri(min(rate, 1 - 1e-16))), 1e-12))
-
-
-@functools.lru_cache(maxsize=65536)
-def _least_epsilon(training: Training, delta: float) -> float:
-    """ε at δ from below, by the proven end of the PLD."""
-    return Pld().epsilon(training, delta, True)[0]

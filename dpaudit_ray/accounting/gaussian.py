@@ -6,7 +6,7 @@ import math
 from typing import ClassVar
 
 from ..stats import gdp
-from .accountant import Accountant, Ends
+from .accountant import Accountant
 from .training import Sampling, Training
 
 
@@ -16,20 +16,17 @@ class Gaussian(Accountant):
     name = "gaussian"
     samplings: ClassVar[frozenset[Sampling]] = frozenset()
 
-    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
-        """ε at δ, all three ends the same."""
-        value = float(gdp.epsilon(mu(training), delta))
-        return value, value, value
+    def epsilon(self, training: Training, delta: float) -> float:
+        """ε at δ."""
+        return float(gdp.epsilon(mu(training), delta))
 
-    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
-        """δ at ε, all three ends the same."""
-        value = float(gdp.delta(epsilon, mu(training)))
-        return value, value, value
+    def delta(self, training: Training, epsilon: float) -> float:
+        """δ at ε."""
+        return float(gdp.delta(epsilon, mu(training)))
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
+    def composed(self, events: tuple[Training, ...], delta: float) -> float:
         """ε at δ of trainings that follow each other: squares of μ add up."""
-        value = float(gdp.epsilon(math.hypot(*map(mu, events)), delta))
-        return value, value, value
+        return float(gdp.epsilon(math.hypot(*map(mu, events)), delta))
 
 
 def mu(training: Training) -> float:

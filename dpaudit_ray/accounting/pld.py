@@ -32,7 +32,7 @@ import numpy.typing as npt
 from scipy import special
 
 from ..stats.error_rates import root
-from .accountant import Accountant, Ends
+from .accountant import Accountant
 from .gaussian import Gaussian
 from .rdp import Rdp
 from .training import Adjacency, Training
@@ -59,30 +59,22 @@ class Pld(Accountant):
 
     name = "pld"
 
-    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
-        """ε at δ; without `both_ends` the lower end is 0 and costs nothing."""
+    def epsilon(self, training: Training, delta: float) -> float:
+        """ε at δ."""
         if training.sample_rate == 1:
-            return _EXACT.epsilon(training, delta, both_ends)
-        upper, lower = _epsilon((training,), delta, True), 0.0
-        if both_ends:
-            lower = _epsilon((training,), delta, False)
-        return lower, upper, upper
+            return _EXACT.epsilon(training, delta)
+        return _epsilon((training,), delta, True)
 
-    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
-        """δ at ε; without `both_ends` the lower end is 0 and costs nothing."""
+    def delta(self, training: Training, epsilon: float) -> float:
+        """δ at ε."""
         if training.sample_rate == 1:
-            return _EXACT.delta(training, epsilon, both_ends)
-        width, lower = _width(training, 1e-10), 0.0
-        upper = max(total.delta(epsilon) for total in _composed((training,), width, True))
-        if both_ends:
-            fine = width / _FINER
-            lower = max(total.delta(epsilon) for total in _composed((training,), fine, False))
-        return lower, upper, upper
+            return _EXACT.delta(training, epsilon)
+        width = _width(training, 1e-10)
+        return max(total.delta(epsilon) for total in _composed((training,), width, True))
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
+    def composed(self, events: tuple[Training, ...], delta: float) -> float:
         """ε at δ of trainings that follow each other: losses of all events on one grid."""
-        upper = _epsilon(events, delta, True)
-        return 0.0, upper, upper
+        return _epsilon(events, delta, True)
 
     def remark(self, training: Training) -> str:
         """A warning for the user where the claim rests on what is not proven; "" elsewhere.
@@ -102,6 +94,12 @@ def advantage(training: Training) -> float:
     """
     width = _doubled(1e-2 / math.sqrt(training.steps))
     return max(total.delta(0.0) for total in _composed((training,), width, True))
+
+
+@functools.lru_cache(maxsize=65536)
+def least_epsilon(training: Training, delta: float) -> float:
+    """A lower bound on ε at δ of a training with sampled steps."""
+    return _epsilon((training,), delta, False)
 
 
 def _epsilon(events: tuple[Training, ...], delta: float, pessimistic: bool) -> float:
@@ -129,7 +127,7 @@ def _width(training: Training, delta: float) -> float:
     losses of a step spread over few cells.
     """
     noise, rate = training.unit_noise, training.sample_rate
-    reach = _LOOSE.epsilon(Training(noise, training.steps, rate), delta / 1000, False)[2]
+    reach = _LOOSE.epsilon(Training(noise, training.steps, rate), delta / 1000)
     spread = rate * math.sqrt(math.expm1(min(1 / noise**2, 700.0)))
     finer = max(spread / _FEWEST_CELLS, (14 + 1 / noise) / noise / _LARGEST_STEP)
     return _doubled(reach / _LARGEST_GRID, min(finer, FINEST))

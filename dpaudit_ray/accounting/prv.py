@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .accountant import Accountant, Ends, UnansweredError
+from .accountant import Accountant, UnansweredError
 from .training import Adjacency, Training
 
 EPSILON_ERROR = 0.01  # of ε, on either side; a finer grid takes proportionally longer
@@ -31,25 +31,24 @@ class Prv(Accountant):
 
     name = "prv"
 
-    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
-        """ε at δ; the upper end includes the error of 0.01."""
+    def epsilon(self, training: Training, delta: float) -> float:
+        """ε at δ, with its error of 0.01."""
         return self.epsilons(training, [training.steps], delta)[0]
 
-    def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[Ends]:
+    def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[float]:
         """ε at δ after each of `steps`; the grid is built once, for all of the training's."""
         accountant = _library_accountant((training,), delta / 1000)
         return _epsilons(accountant, delta, [[count] for count in steps])
 
-    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
+    def delta(self, training: Training, epsilon: float) -> float:
         """δ at ε, to an absolute error of 1e-10 beside ε's 0.01."""
         accountant, counts = _library_accountant((training,), 1e-10), [training.steps]
         with _library_failures():
-            low, estimate, high = accountant.compute_delta(epsilon, counts)
-            error = _rounding_error(accountant, counts)
-        ends = (low - error, estimate, high + error)
-        return tuple(min(max(float(d), 0.0), 1.0) for d in ends)  # type: ignore[return-value]
+            upper = accountant.compute_delta(epsilon, counts)[2]
+            upper += _rounding_error(accountant, counts)
+        return min(max(float(upper), 0.0), 1.0)
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
+    def composed(self, events: tuple[Training, ...], delta: float) -> float:
         """ε at δ of trainings that follow each other, on one grid."""
         accountant = _library_accountant(events, delta / 1000)
         return _epsilons(accountant, delta, [[part.steps for part in events]])[0]
@@ -70,7 +69,7 @@ def _library_failures() -> Iterator[None]:
         raise UnansweredError(f"prv failed: {error}") from error
 
 
-def _epsilons(accountant: Any, delta: float, counts: list[list[int]]) -> list[Ends]:
+def _epsilons(accountant: Any, delta: float, counts: list[list[int]]) -> list[float]:
     """ε at δ for each of these numbers of steps, of every event in turn."""
     with _library_failures():
         ends = [
@@ -81,7 +80,7 @@ def _epsilons(accountant: Any, delta: float, counts: list[list[int]]) -> list[En
         ]
     if not np.all(np.isfinite(ends)):
         raise UnansweredError("prv failed: its answer is not a number")
-    return [(max(low, 0.0), max(mid, 0.0), max(high, 0.0)) for low, mid, high in ends]
+    return [max(high, 0.0) for _, _, high in ends]
 
 
 def _rounding_error(accountant: Any, counts: list[int]) -> float:

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from .accountant import Accountant, Ends
+from .accountant import Accountant
 from .training import Adjacency, Training
 
 Floats = npt.NDArray[np.float64]
@@ -26,23 +26,20 @@ class Rdp(Accountant):
 
     name = "rdp"
 
-    def epsilon(self, training: Training, delta: float, both_ends: bool) -> Ends:
-        """ε at δ; the lower end is 0."""
-        best = to_epsilon(_training_divergences(training), ORDERS, delta)[0]
-        return 0.0, best, best
+    def epsilon(self, training: Training, delta: float) -> float:
+        """ε at δ."""
+        return to_epsilon(_training_divergences(training), ORDERS, delta)[0]
 
-    def delta(self, training: Training, epsilon: float, both_ends: bool) -> Ends:
-        """δ at ε, from the theorem of `to_epsilon` solved for δ; the lower end is 0."""
+    def delta(self, training: Training, epsilon: float) -> float:
+        """δ at ε, from the theorem of `to_epsilon` solved for δ."""
         alphas, rdp = np.array(ORDERS), _training_divergences(training)
         logs = (alphas - 1) * (rdp - epsilon + np.log1p(-1 / alphas)) - np.log(alphas)
-        best = math.exp(min(float(logs.min()), 0.0))
-        return 0.0, best, best
+        return math.exp(min(float(logs.min()), 0.0))
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> Ends:
+    def composed(self, events: tuple[Training, ...], delta: float) -> float:
         """ε at δ of trainings that follow each other: divergences add up."""
         total = np.sum([_training_divergences(part) for part in events], axis=0)
-        best = to_epsilon(total, ORDERS, delta)[0]
-        return 0.0, best, best
+        return to_epsilon(total, ORDERS, delta)[0]
 
 
 def divergences(

@@ -1,4 +1,4 @@
-"""The DP-SGD training that an accountant is asked about, and the bounds that it answers with."""
+"""The DP-SGD training that an accountant is asked about, and the bound that it answers with."""
 
 from __future__ import annotations
 
@@ -38,16 +38,13 @@ class Sampling(StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounds:
-    """An interval that contains the exact value, and who vouches for it.
+class UpperBound:
+    """What ε or δ is at most, and who vouches for it.
 
-    Only `upper` is a privacy guarantee, and with a `status` of `if-assumed` it is one given what
-    `note` says. `accountant` is the one that answered; when it is not the one that was asked,
-    `note` says why.
+    With a `status` of `if-assumed` that holds given what `note` says. `accountant` is the one that
+    answered; when it is not the one that was asked, `note` says why.
     """
 
-    lower: float
-    estimate: float
     upper: float
     accountant: str
     note: str = ""

@@ -10,9 +10,10 @@ import pytest
 from scipy import integrate
 
 from dpaudit_ray import accounting
-from dpaudit_ray.accounting import Bounds, Training, rdp
+from dpaudit_ray.accounting import Training, rdp
+from dpaudit_ray.errors import SpecError
 from dpaudit_ray.stats import gdp
-from tests.accounting.ask import EVERY, SAMPLED, bounds, delta_bounds, least_delta
+from tests.accounting.ask import EVERY, SAMPLED, bound, least_delta
 from tests.long import long
 from tests.stats.reference import cases, rows
 
@@ -30,25 +31,22 @@ def short(found, *names):
 
 @pytest.mark.parametrize("row", rows("accounting_dpsgd_q1"))
 def test_without_sampling(row):
-    def at(name: str) -> Bounds:
-        return bounds(row["sigma"], row["T"], row["delta"], accountant=name)
+    def at(name: str) -> float:
+        return accounting.epsilon(row["sigma"], row["T"], row["delta"], accountant=name)
 
-    assert at("gaussian").upper == approx(row["eps_exact"], abs=1e-6)
-    assert at("pld").upper == approx(row["pld"], abs=1e-4)
-    assert at("rdp").upper == approx(row["rdp_default"], rel=1e-2)
-    assert at("rdp").upper == approx(row["opacus_rdp_q1"], rel=1e-9)
-    lower, estimate, upper = row["prv_gaussian"]
-    assert at("prv").lower == approx(lower, abs=1e-3)
-    assert at("prv").estimate == approx(estimate, abs=1e-3)
-    assert at("prv").upper == approx(upper, abs=1e-3)
-    assert at("prv").upper == approx(row["opacus_prv_q1"], abs=1e-3)
+    assert at("gaussian") == approx(row["eps_exact"], abs=1e-6)
+    assert at("pld") == approx(row["pld"], abs=1e-4)
+    assert at("rdp") == approx(row["rdp_default"], rel=1e-2)
+    assert at("rdp") == approx(row["opacus_rdp_q1"], rel=1e-9)
+    assert at("prv") == approx(row["prv_gaussian"][2], abs=1e-3)
+    assert at("prv") == approx(row["opacus_prv_q1"], abs=1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", short(cases("prv_eps_upper"), "F33", "F25"))
 def test_prv_upper_ends(case):
     i = case["inputs"]
-    found = bounds(i["sigma"], i["steps"], i["delta"], i["q"], "prv")
+    found = bound(i["sigma"], i["steps"], i["delta"], i["q"], "prv")
     assert found.accountant == "prv"
     assert found.upper == approx(case["expected"]["eps"], abs=max(case["tol"], 1e-6))
 
@@ -153,16 +151,38 @@ def test_inlined_claims(setting, name, epsilon, tol):
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize(("noise", "steps"), [(4.0, 1), (1.0, 1), (2.0, 30), (4.0, 250)])
-def test_every_interval_contains_the_exact_value(name, noise, steps):
+def test_no_claim_lies_below_the_exact_value(name, noise, steps):
     exact = gdp.epsilon(math.sqrt(steps) / noise, 1e-5)
-    found = bounds(noise, steps, 1e-5, accountant=name)
-    assert found.lower <= exact * (1 + 1e-9)
+    found = bound(noise, steps, 1e-5, accountant=name)
+    assert found.accountant == name
     assert exact <= found.upper * (1 + 1e-9)
-    assert found.lower <= found.estimate <= found.upper
-    deltas = delta_bounds(noise, steps, exact, accountant=name)
-    assert found.accountant == deltas.accountant == name
-    assert deltas.lower <= 1e-5 * (1 + 1e-6)
-    assert 1e-5 * (1 - 1e-6) <= deltas.upper <= 1
+    assert 1e-5 * (1 - 1e-6) <= least_delta(noise, steps, exact, accountant=name) <= 1
+
+
+class OneMethod(accounting.Accountant):
+    """The exact ε, and nothing else."""
+
+    def epsilon(self, training, delta):
+        return float(gdp.epsilon(math.sqrt(training.steps) / training.noise_multiplier, delta))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 4.0, 30.0])
+def test_delta_follows_from_epsilon(epsilon):
+    found = OneMethod().delta(Training(2.0, 9), epsilon)
+    assert found == approx(gdp.delta(epsilon, 1.5), rel=1e-6)
+    assert OneMethod().delta(Training(0.01, 9), 0.0) == 1
+
+
+class ThreeEnds(accounting.Accountant):
+    """As accountants were."""
+
+    def epsilon(self, training, delta, both_ends):
+        return 0.0, 1.0, 1.0
+
+
+def test_accountants_of_three_ends_are_told_what_replaces_them():
+    with pytest.raises(SpecError, match=r"give the upper one, by epsilon\(training, delta\)"):
+        accounting.epsilon(1.0, 1, 1e-5, accountant=f"{__name__}:ThreeEnds")
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -207,11 +227,11 @@ def test_replacement_doubles_the_sensitivity(name):
 
 def test_replacement_with_sampling():
     removal = accounting.epsilon(2.0, 100, 1e-5, 0.1, "pld")
-    replacement = bounds(2.0, 100, 1e-5, 0.1, "pld", "replace")
+    replacement = bound(2.0, 100, 1e-5, 0.1, "pld", "replace")
     assert removal < replacement.upper
     # Two neighbours one after the other bound it from above.
     assert replacement.upper < 2 * removal + 1
-    by_prv = bounds(2.0, 100, 1e-5, 0.1, "prv", "replace")
+    by_prv = bound(2.0, 100, 1e-5, 0.1, "prv", "replace")
     assert by_prv.accountant == "pld"
     assert by_prv.upper == replacement.upper
     assert by_prv.note.startswith("prv handles replacement only at sample_rate 1; pld instead; ")
@@ -230,7 +250,7 @@ def test_replacement_with_sampling():
     ],
 )
 def test_prv_names_its_fallback_where_it_fails(setting, instead, reason):
-    found = bounds(*setting, accountant="prv")
+    found = bound(*setting, accountant="prv")
     assert found.accountant == instead
     assert reason in found.note
     assert found.note.endswith(f"{instead} instead")
@@ -243,7 +263,7 @@ def test_prv_names_its_fallback_where_it_fails(setting, instead, reason):
 def test_prv_refuses_large_grids_before_any_work():
     training = Training(0.1, 20_000, 0.2)
     with pytest.raises(accounting.UnansweredError, match="grid points"):
-        accounting.find("prv").epsilon(training, 1e-6, False)
+        accounting.find("prv").epsilon(training, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +304,7 @@ def test_nothing_and_everything(name):
 )
 def test_refusals_name_value_and_bound(arguments, message):
     given = {"noise_multiplier": 1.0, "steps": 3, "delta": 1e-5, **arguments}
-    for function in (accounting.epsilon, bounds):
+    for function in (accounting.epsilon, bound):
         with pytest.raises(ValueError, match=message):
             function(**given)
 
@@ -334,9 +354,9 @@ def test_importing_loads_no_accounting_library():
 
 
 def test_libraries_stay_silent(capfd, recwarn):
-    bounds(1.5, 500, 1e-5, 0.04, "prv")
-    bounds(1.5, 500, 1e-5, 0.04, "pld")
-    bounds(0.8, 1000, 1e-6, 0.2, "prv")
+    bound(1.5, 500, 1e-5, 0.04, "prv")
+    bound(1.5, 500, 1e-5, 0.04, "pld")
+    bound(0.8, 1000, 1e-6, 0.2, "prv")
     shown = capfd.readouterr()
     assert shown.out == ""
     assert shown.err == ""

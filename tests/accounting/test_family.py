@@ -11,9 +11,9 @@ from scipy import special
 
 from dpaudit_ray import accounting, stats
 from dpaudit_ray.accounting import Family, Training
-from dpaudit_ray.accounting.pld import Pld, advantage
+from dpaudit_ray.accounting.pld import advantage, least_epsilon
 from dpaudit_ray.stats import Status, TradeOff, gdp
-from tests.accounting.ask import bounds, delta_bounds, least_delta
+from tests.accounting.ask import bound, least_delta
 
 DELTA, LEVEL = 1e-5, {"delta": 1e-5, "confidence": 0.95}
 CLAIMED = Training(1.0, 200, 0.05)
@@ -65,24 +65,24 @@ def test_the_noise_is_found_as_by_trying_one_after_the_other():
     assert (1 + advantage(Training(noise, 10, 0.2))) / 2 < rate
     while (1 + advantage(Training(noise / 1.005, 10, 0.2))) / 2 < rate:
         noise /= 1.005
-    twin = bounds(noise, 10, DELTA, 0.2, "pld").lower
+    twin = least_epsilon(Training(noise, 10, 0.2), DELTA)
     assert Family(small).epsilon(rate, DELTA) == pytest.approx(twin, rel=0.015)
 
 
 def test_coarse_grids_err_on_the_safe_side_and_by_little():
     for training in (CLAIMED, Training(1.0, 10, 0.2)):
         ask = (training.noise_multiplier, training.steps)
-        exact = bounds(*ask, DELTA, training.sample_rate, "pld")
-        assert exact.upper - 0.012 < Pld().epsilon(training, DELTA, True)[0] <= exact.upper
-        fine = delta_bounds(*ask, 0.0, training.sample_rate, "pld")
-        assert fine.lower <= advantage(training) < fine.upper + 1e-5
+        upper = bound(*ask, DELTA, training.sample_rate, "pld").upper
+        assert upper - 0.012 < least_epsilon(training, DELTA) <= upper
+        fine = least_delta(*ask, 0.0, training.sample_rate, "pld")
+        assert fine - 1e-5 < advantage(training) < fine + 1e-5
 
 
 def test_what_the_claim_allows_shows_no_more_than_the_claim():
     """The best rate at the claimed noise itself refutes no more than what is next to it."""
     best = (1 + least_delta(1.0, 200, 0.0, 0.05, "pld")) / 2
-    exact = bounds(1.0, 200, DELTA, 0.05, "pld")
-    assert 0.98 * exact.lower < Family(CLAIMED).epsilon(best, DELTA) <= exact.upper
+    lower, upper = least_epsilon(CLAIMED, DELTA), bound(1.0, 200, DELTA, 0.05, "pld").upper
+    assert 0.98 * lower < Family(CLAIMED).epsilon(best, DELTA) <= upper
 
 
 def test_more_hits_show_more():
@@ -140,7 +140,7 @@ def test_coverage_through_the_claim():
     the seed is fixed. ε grows with the hit rate, so a few rates tell which of them are too high.
     """
     true, rng = Training(0.9, 10, 0.2), np.random.default_rng(0)
-    family, truth = Family(Training(1.0, 10, 0.2)), bounds(0.9, 10, DELTA, 0.2, "pld").upper
+    family, truth = Family(Training(1.0, 10, 0.2)), bound(0.9, 10, DELTA, 0.2, "pld").upper
     rates = {method: np.zeros(300) for method in ("accuracy", "anytime")}
     for audit in range(300):
         trials = ideal(true, 300, rng)

@@ -50,13 +50,11 @@ class Loose(accounting.Accountant):
 
     name = "loose"
 
-    def epsilon(self, training: Any, delta: float, both_ends: bool) -> Any:
-        upper = 2 * accounting.epsilon_of(training, delta, "pld").upper
-        return 0.0, upper, upper
+    def epsilon(self, training: Any, delta: float) -> float:
+        return 2 * accounting.epsilon_of(training, delta, "pld").upper
 
-    def delta(self, training: Any, epsilon: float, both_ends: bool) -> Any:
-        upper = accounting.delta_of(training, epsilon / 2, "pld").upper
-        return 0.0, upper, upper
+    def delta(self, training: Any, epsilon: float) -> float:
+        return accounting.delta_of(training, epsilon / 2, "pld").upper
 
 
 class Unfinished(accounting.Accountant):
@@ -168,7 +166,7 @@ def test_what_cannot_be_used_is_one_line_with_its_key():
     assert "not a subclass of dpaudit_ray.accounting.accountant:Accountant" in refused(
         accountants=[f"{HERE}:train"]
     )
-    assert "does not define delta, epsilon" in refused(accountants=[f"{HERE}:Unfinished"])
+    assert "does not define epsilon" in refused(accountants=[f"{HERE}:Unfinished"])
 
 
 def test_an_estimator_of_a_subclass_is_found():

@@ -86,7 +86,7 @@ class Stream(StepWatch):
     def get_epsilon(self, delta: float) -> float:
         """ε at δ of the steps so far; ValueError or ArithmeticError where that fails."""
         events = tuple(Training(noise, steps, rate) for noise, rate, steps in self.history)
-        return float(accounting.find("pld").composed(events, delta)[-1])
+        return accounting.find("pld").composed(events, delta)
 
     def step(
         self,
