@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 install-with-pip := $(PIP) --editable
 install-with-uv := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable
 
-.PHONY: quickstart test test-cluster long chaos scale gpu lint clean help constraints
+.PHONY: quickstart test test-cluster long chaos scale gpu lint docs clean help constraints
 
 help: ## Lists the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -40,6 +40,10 @@ lint: .venv/tested ## Checks style (ruff) and types (mypy)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/documented ## Builds the documentation, notebooks run, into site/ (NOTEBOOKS=false: pages alone)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "open site/index.html"
+
 scale: .venv/tested ## Measures what orchestration costs on this machine (minutes; nothing else may run)
 	$(BIN)/python -m jobs.scale throughput
 	$(BIN)/python -m jobs.scale overhead
@@ -50,11 +54,11 @@ gpu: .venv/installed ## Checks the engine on this machine's GPU and prints a Mar
 	$(BIN)/python -m jobs.gpu
 
 clean: ## Removes the environment and caches; run directories stay
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache
 
 constraints: .venv/installer-uv ## Brings constraints.txt to the newest versions; run the suite with them
 	echo uv | $(BIN)/uv pip compile --quiet --upgrade --no-annotate --no-header \
-	  --extra test pyproject.toml - --output-file .venv/newest
+	  --extra test --extra docs pyproject.toml - --output-file .venv/newest
 	{ grep '^#' constraints.txt; grep -vE '^(triton|nvidia-|cuda-)' .venv/newest | sed 's/+[a-z0-9]*$$//' | LC_ALL=C sort; } \
 	  > .venv/constraints
 	mv .venv/constraints constraints.txt
@@ -76,4 +80,8 @@ constraints: .venv/installer-uv ## Brings constraints.txt to the newest versions
 
 .venv/tested: .venv/installer-$(INSTALLER) pyproject.toml constraints.txt
 	$(install-with-$(INSTALLER)) '.[test]'
+	touch $@ .venv/installed
+
+.venv/documented: .venv/installer-$(INSTALLER) pyproject.toml constraints.txt
+	$(install-with-$(INSTALLER)) '.[docs]'
 	touch $@ .venv/installed

@@ -44,10 +44,10 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
     """
 
     name: Literal["adaptive-poison"] = "adaptive-poison"
-    inner: int = Field(default=5, ge=1, le=10_000)
-    inner_rate: float = Field(default=0.2, gt=0, le=1)
-    look_ahead: float = Field(default=1.0, gt=0)
-    statistic: Literal["mean", "max"] = "mean"
+    inner: int = Field(default=5, ge=1, le=10_000)  # moves of the poison at each insertion
+    inner_rate: float = Field(default=0.2, gt=0, le=1)  # of a move, in a feature's range
+    look_ahead: float = Field(default=1.0, gt=0)  # the step looked ahead, in learning rates
+    statistic: Literal["mean", "max"] = "mean"  # over the models: mean or largest score
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> ChangingCanary:
         """Makes the query; the rest is crafted as training goes."""

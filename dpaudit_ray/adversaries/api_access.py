@@ -26,9 +26,9 @@ class RecordCanary(FinalModelAdversary[SampleCanary]):
     `start_steps` steps without noise on those records lead.
     """
 
-    canary: Literal["record", "mislabelled", "blank"] = "record"
-    start: Literal["drawn", "pretrained"] = "drawn"
-    start_steps: int = Field(default=1000, ge=1)
+    canary: Literal["record", "mislabelled", "blank"] = "record"  # how the added record is made
+    start: Literal["drawn", "pretrained"] = "drawn"  # `pretrained`: it chooses θ_0, too
+    start_steps: int = Field(default=1000, ge=1)  # steps of that pretraining
 
     @property
     def reserves(self) -> float | None:

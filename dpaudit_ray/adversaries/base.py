@@ -240,7 +240,7 @@ class Adversary(Plugin):
         SampleCanary,
     )
 
-    period: int = Field(default=1, ge=1)
+    period: int = Field(default=1, ge=1)  # the canary is in every step that it divides
 
     @property
     def reserves(self) -> float | None:

@@ -31,10 +31,10 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
 
     fixed_gradient: ClassVar[bool] = True  # C e_d
     name: Literal["biased-dimension"] = "biased-dimension"
-    choice: Literal["random", "simulated"] = "random"
-    strategy: Strategy = "noiseless-per-step"
-    simulations: int = Field(default=4, ge=1)
-    count: int = Field(default=1, ge=1)
+    choice: Literal["random", "simulated"] = "random"  # how the parameter is chosen
+    strategy: Strategy = "noiseless-per-step"  # how simulated moves are measured
+    simulations: int = Field(default=4, ge=1)  # trainings to choose by
+    count: int = Field(default=1, ge=1)  # canaries of each training
 
     @property
     def canaries(self) -> int:

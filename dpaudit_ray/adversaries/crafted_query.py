@@ -43,9 +43,9 @@ class CraftedQuery(RecordCanary):
     crafted_once: ClassVar[bool] = True
     stored_canaries: ClassVar[tuple[type[QueriedSample], ...]] = (QueriedSample,)
     name: Literal["crafted-query"] = "crafted-query"
-    rehearsals: int = Field(default=64, ge=4, le=10_000)
-    ascent: int = Field(default=50, ge=0, le=10_000)
-    rate: float = Field(default=0.02, gt=0, le=1)
+    rehearsals: int = Field(default=64, ge=4, le=10_000)  # half as many models a world
+    ascent: int = Field(default=50, ge=0, le=10_000)  # moves of the query
+    rate: float = Field(default=0.02, gt=0, le=1)  # of a move, in a feature's range
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> QueriedSample:
         """Trains models with the record and without, with the same noise, and seeks the query."""

@@ -33,9 +33,9 @@ class Watermarked(TrajectoryAdversary[GradientCanary]):
     """
 
     fixed_gradient: ClassVar[bool] = True
-    parameters: int | None = Field(default=None, ge=2)
-    subtract: bool = True
-    statistic: Statistic = "likelihood-ratio"
+    parameters: int | None = Field(default=None, ge=2)  # marked ones; 64 or all
+    subtract: bool = True  # take away the others' gradients first
+    statistic: Statistic = "likelihood-ratio"  # what is summed over the steps
 
     def check_size(self, parameters: int) -> None:
         if self.parameters is not None and (self.parameters > parameters or self.parameters % 2):
@@ -68,7 +68,7 @@ class Gradient(Watermarked):
     """Marks what moves least in the first `observe` steps of a simulation, 10 if not said."""
 
     name: Literal["gradient"] = "gradient"
-    observe: int | None = Field(default=None, ge=1)
+    observe: int | None = Field(default=None, ge=1)  # simulated steps to choose by; 10
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         import torch

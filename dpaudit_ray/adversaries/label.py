@@ -42,13 +42,13 @@ class Label(Adversary):
 
     attacks: ClassVar[str] = "label-gradient"
     name: Literal["label"] = "label"
-    layer: Literal["last", "second-last", "input"] = "last"
-    neuron: Annotated[int | Literal["all"], BeforeValidator(_neuron)] = 0
-    crafts: bool = False
-    positives: Literal["minority", "majority"] = "minority"
-    statistic: Literal["coefficient", "gradient"] = "coefficient"
-    record: Literal["random", "largest"] = "random"
-    period: int = Field(default=1, ge=1, le=1)
+    layer: Literal["last", "second-last", "input"] = "last"  # whose sum is seen
+    neuron: Annotated[int | Literal["all"], BeforeValidator(_neuron)] = 0  # of it, or all of them
+    crafts: bool = False  # make the batch's records, too
+    positives: Literal["minority", "majority"] = "minority"  # the class that counts as 1
+    statistic: Literal["coefficient", "gradient"] = "coefficient"  # what it guesses by
+    record: Literal["random", "largest"] = "random"  # whose label is guessed
+    period: int = Field(default=1, ge=1, le=1)  # 1: the label is in one step
 
     @property
     def row(self) -> int | None:

@@ -29,6 +29,7 @@ class LandscapeAdversary(Adversary):
 
     attacks: ClassVar[str] = "landscape"
     name: Literal["landscape"] = "landscape"
+    # h, in the units of θ
     threshold: Annotated[
         float | Literal["optimal", "searched"], BeforeValidator(_threshold)
     ] = "optimal"  # fmt: skip

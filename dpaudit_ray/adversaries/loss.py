@@ -21,8 +21,8 @@ class Loss(FinalModelAdversary[SampleCanary]):
     """
 
     name: Literal["loss"] = "loss"
-    example: int | None = Field(default=None, ge=0)
-    statistic: Literal["loss", "gradient-norm"] = "loss"
+    example: int | None = Field(default=None, ge=0)  # the one that is copied; else one by chance
+    statistic: Literal["loss", "gradient-norm"] = "loss"  # what the score is read from
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         index = int(rng.integers(public.examples)) if self.example is None else self.example

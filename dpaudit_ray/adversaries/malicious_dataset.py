@@ -27,7 +27,7 @@ class MaliciousDataset(Watermarked, FrozenAdversary):
     """
 
     name: Literal["malicious-dataset"] = "malicious-dataset"
-    labels: Literal["soft", "hard"] = "soft"
+    labels: Literal["soft", "hard"] = "soft"  # of all other records
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         """Marks the first parameters: none of them moves."""

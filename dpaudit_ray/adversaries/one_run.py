@@ -47,9 +47,9 @@ class OneRun(Adversary):
     model_config = ConfigDict(serialize_by_alias=True)
 
     name: Literal["one-run"] = "one-run"
-    count: int = Field(alias="canaries", ge=1)
+    count: int = Field(alias="canaries", ge=1)  # planted in each training
 
-    adjacency: Literal["add-remove", "replace"] = "add-remove"
+    adjacency: Literal["add-remove", "replace"] = "add-remove"  # what neighbours differ by
 
     @property
     def canaries(self) -> int:
@@ -70,7 +70,7 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
 
     is_variant: ClassVar[bool] = True
     fixed_gradient: ClassVar[bool] = True
-    which: Literal["dirac", "random"] = Field(alias="kind")
+    which: Literal["dirac", "random"] = Field(alias="kind")  # dirac, random: gradients
 
     def check_size(self, parameters: int) -> None:
         if self.which == "dirac" and self.count > parameters:
@@ -150,7 +150,7 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
     """Sees the final model. Records come from those in reserve, half of the data if not said."""
 
     is_variant: ClassVar[bool] = True
-    which: Literal["natural", "mislabelled"] = Field(alias="kind")
+    which: Literal["natural", "mislabelled"] = Field(alias="kind")  # natural, mislabelled: records
 
     @property
     def reserves(self) -> float | None:

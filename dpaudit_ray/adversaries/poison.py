@@ -44,10 +44,11 @@ class Poisoner(Adversary):
     of shadows are the same, whatever adversary asks for them.
     """
 
-    shadows: int = Field(default=SHADOWS_PER_PART, ge=1, le=10_000)
+    shadows: int = Field(default=SHADOWS_PER_PART, ge=1, le=10_000)  # models to craft by
+    # records to train shadows on; else half of the data, in reserve
     shadow_data: Annotated[SerializeAsAny[Data] | None, nested(Data)] = None
-    ascent: int = Field(default=50, ge=0, le=10_000)
-    rate: float = Field(default=0.02, gt=0, le=1)
+    ascent: int = Field(default=50, ge=0, le=10_000)  # moves of the poison
+    rate: float = Field(default=0.02, gt=0, le=1)  # of a move, in a feature's range
 
     @property
     def reserves(self) -> float | None:
@@ -100,7 +101,7 @@ class IntermediatePoison(Poisoner, TrajectoryAdversary[SampleCanary]):
     """
 
     name: Literal["intermediate-poison"] = "intermediate-poison"
-    statistic: Literal["mean", "max"] = "mean"
+    statistic: Literal["mean", "max"] = "mean"  # over the models: mean or largest loss
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         return self.poison(public, rng)

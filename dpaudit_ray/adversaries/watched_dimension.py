@@ -20,7 +20,7 @@ class WatchedDimension(TrajectoryAdversary[GradientCanary]):
 
     fixed_gradient: ClassVar[bool] = True  # C e_d
     name: Literal["watched-dimension"] = "watched-dimension"
-    subtract: bool = True
+    subtract: bool = True  # take away the others' gradients first
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         direction = public.initial.new_zeros(len(public.initial))

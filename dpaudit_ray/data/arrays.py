@@ -28,8 +28,8 @@ class Npz(Data):
     """
 
     name: Literal["npz"] = "npz"
-    path: str
-    standardize: bool = False
+    path: str  # the file
+    standardize: bool = False  # give every feature mean 0, deviation 1
 
     def read(self) -> Dataset:
         x, y, source = read_npz(self.path, self.name)

@@ -41,7 +41,7 @@ class Data(Plugin):
     home: ClassVar[str] = "dpaudit_ray.data"
     locations: ClassVar[frozenset[str]] = frozenset({"path", "root"})
 
-    records: int | None = Field(default=None, ge=2)
+    records: int | None = Field(default=None, ge=2)  # so many of the first only; null: all
 
     @abstractmethod
     def read(self) -> Dataset:

@@ -15,7 +15,7 @@ from .tabular import read_csv
 class _Records(Data):
     """Reads an .npz file of `x` and `y`, or text as published: class, then zeros and ones."""
 
-    path: str
+    path: str  # an .npz with x and y, or the published text
 
     def read(self) -> Dataset:
         """Features are 0.0 and 1.0; published classes, which start at 1, start at 0 here."""

@@ -68,7 +68,7 @@ class CaliforniaHousing(Data):
     """
 
     name: Literal["california_housing"] = "california_housing"
-    path: str | None = None
+    path: str | None = None  # the published file; null: as scikit-learn has it
 
     def read(self) -> Dataset:
         """Reads the CSV at `path`, or asks scikit-learn for its cached or downloaded copy."""
@@ -111,7 +111,7 @@ class Bank(Data):
     """
 
     name: Literal["bank"] = "bank"
-    path: str
+    path: str  # the published CSV file
 
     def read(self) -> Dataset:
         """Reads UCI's `bank-full.csv`, separated by semicolons, also gzipped."""
@@ -141,7 +141,7 @@ class CervicalCancer(Data):
     """
 
     name: Literal["cervical_cancer"] = "cervical_cancer"
-    path: str
+    path: str  # the published CSV file
 
     def read(self) -> Dataset:
         remedy = "give mechanism.data.path UCI's risk_factors_cervical_cancer.csv"

@@ -31,10 +31,10 @@ class _Images(Data):
     parts: ClassVar[tuple[str, ...]]
     test_parts: ClassVar[tuple[str, ...]]
 
-    root: str
-    split: Literal["train", "test"] = "train"
-    download: bool = False
-    normalize: bool = False
+    root: str  # the folder, in torchvision's layout
+    split: Literal["train", "test"] = "train"  # `test`: for `held_out`
+    download: bool = False  # fetch, or unpack, what is not there
+    normalize: bool = False  # give every channel mean 0, deviation 1
 
     def files(self) -> tuple[Path, ...]:
         folder = self._root / self.folder

@@ -73,18 +73,18 @@ class Function(Mechanism):
     attacked_as: ClassVar[str] = "function"
 
     name: Literal["function"] = "function"
-    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")
-    options: dict[str, Any] = Field(default_factory=dict)
-    steps: int = Field(ge=1, le=10**7)
-    noise_multiplier: float = Field(gt=0)
-    sample_rate: float = Field(default=1.0, gt=0, le=1)
-    curve: Literal["gaussian", "unknown"] = "unknown"
-    prepare: str | None = Field(default=None, pattern=r"^[\w.]+:[\w.]+$")
-    parts: int = Field(default=1, ge=1)
-    measures: tuple[Literal["accuracy", "loss"], ...] = ()
-    isolated: bool = True
-    trial_seconds: float | None = Field(default=None, gt=0)
-    trial_gib: float | None = Field(default=None, gt=0)
+    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")  # package.module:name of the function
+    options: dict[str, Any] = Field(default_factory=dict)  # arguments of every call
+    steps: int = Field(ge=1, le=10**7)  # of the claim: Gaussian releases
+    noise_multiplier: float = Field(gt=0)  # of the claim: σ of each release
+    sample_rate: float = Field(default=1.0, gt=0, le=1)  # of the claim: chance of a step
+    curve: Literal["gaussian", "unknown"] = "unknown"  # what you know of the trade-off curve
+    prepare: str | None = Field(default=None, pattern=r"^[\w.]+:[\w.]+$")  # to be called first
+    parts: int = Field(default=1, ge=1)  # so often, with 0, 1, ... parts - 1
+    measures: tuple[Literal["accuracy", "loss"], ...] = ()  # what the score comes with
+    isolated: bool = True  # each trial in a process of its own
+    trial_seconds: float | None = Field(default=None, gt=0)  # limit of each; null: none
+    trial_gib: float | None = Field(default=None, gt=0)  # limit of its memory; null: none
 
     @field_validator("measures", mode="before")
     @classmethod

@@ -32,8 +32,8 @@ class AlexNet(Model):
     locations: ClassVar[frozenset[str]] = frozenset({"path"})
 
     name: Literal["alexnet"] = "alexnet"
-    weights: Literal["default", "file", "none"] = "default"
-    path: str | None = None
+    weights: Literal["default", "file", "none"] = "default"  # of the frozen body
+    path: str | None = None  # the state dict, for `weights: file`
 
     @model_validator(mode="after")
     def _path_belongs_to_file(self) -> Self:

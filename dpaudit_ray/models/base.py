@@ -31,8 +31,8 @@ class Model(Plugin):
     kind: ClassVar[str] = "model"
     home: ClassVar[str] = "dpaudit_ray.models"
 
-    initialization: Literal["fixed", "random"] = "fixed"
-    scheme: Literal["default", "kaiming", "xavier"] = "default"
+    initialization: Literal["fixed", "random"] = "fixed"  # `random`: θ_0 anew in each trial
+    scheme: Literal["default", "kaiming", "xavier"] = "default"  # how θ_0 is drawn
 
     @property
     def parameters(self) -> int:

@@ -42,7 +42,7 @@ class Mlp3(Model):
     """
 
     name: Literal["mlp3"] = "mlp3"
-    width: int = Field(default=128, ge=1)
+    width: int = Field(default=128, ge=1)  # of both hidden layers
 
     @property
     def parameters(self) -> int:

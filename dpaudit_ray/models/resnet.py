@@ -21,7 +21,7 @@ class ResNet18(Model):
     """
 
     name: Literal["resnet18"] = "resnet18"
-    groups: Literal[1, 2, 4, 8, 16, 32, 64] = 32
+    groups: Literal[1, 2, 4, 8, 16, 32, 64] = 32  # of every GroupNorm
 
     @property
     def parameters(self) -> int:
@@ -53,8 +53,8 @@ class Wrn16(Model):
     """
 
     name: Literal["wrn16"] = "wrn16"
-    width: int = Field(default=4, ge=1)
-    groups: Literal[1, 2, 4, 8, 16] = 16
+    width: int = Field(default=4, ge=1)  # k, the factor of all channels
+    groups: Literal[1, 2, 4, 8, 16] = 16  # of every GroupNorm
 
     @property
     def parameters(self) -> int:

@@ -27,8 +27,8 @@ class UserModule(Model):
     revision: ClassVar[int] = 3  # convolutions under pooling sum in another order
 
     name: Literal["module"] = "module"
-    path: str
-    options: dict[str, Any] = Field(default_factory=dict)
+    path: str  # package.module:name of the class or function
+    options: dict[str, Any] = Field(default_factory=dict)  # arguments that it is called with
 
     @field_validator("path")
     @classmethod

@@ -41,8 +41,8 @@ class GroupSequential(Guesses):
     look is not covered: use `anytime` for that.
     """
 
-    looks: int = 50
-    spending: Literal["obrien-fleming", "pocock"] = "obrien-fleming"
+    looks: int = 50  # at equal shares of the trials
+    spending: Literal["obrien-fleming", "pocock"] = "obrien-fleming"  # of α over looks
     name: ClassVar[str] = "group-sequential"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True

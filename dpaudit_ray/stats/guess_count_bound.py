@@ -104,8 +104,8 @@ class Guesses(Estimator):
     or less. The caller gives the family, which may be late, but not later than the first bound.
     """
 
-    warmup: int = 20
-    curve: ThroughCurve = "gaussian"
+    warmup: int = 20  # first trials, which are not judged
+    curve: ThroughCurve = "gaussian"  # how a hit rate is read as ε
     family: Family | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class Anytime(Guesses):
     held at the best look so far holds for good.
     """
 
-    expected: float = math.nan
+    expected: float = math.nan  # hit rate the design hopes for
     name: ClassVar[str] = "anytime"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True

@@ -87,7 +87,7 @@ class SeveralCanaries(Estimator):
     """
 
     canaries: int = 1
-    curve: Literal["gaussian", "any"] = "gaussian"
+    curve: Literal["gaussian", "any"] = "gaussian"  # how a hit rate is read as ε
     name: ClassVar[str] = "several-canaries"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True

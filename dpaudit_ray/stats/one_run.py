@@ -64,7 +64,7 @@ class Canaries(Logged):
     """
 
     planned: int
-    guesses: int | tuple[int, int] = 0
+    guesses: int | tuple[int, int] = 0  # how many, or [k+, k-]; 0: by the trials
     independent: bool = False
 
     def __post_init__(self) -> None:

@@ -101,9 +101,9 @@ class AtOneThreshold(Logged):
     """
 
     planned: int
-    threshold: Literal["past", "holdout", "fixed"] = "past"
-    calibration: float | None = None
-    value: float = math.nan
+    threshold: Literal["past", "holdout", "fixed"] = "past"  # how it is chosen
+    calibration: float | None = None  # share of the trials to choose by
+    value: float = math.nan  # of the threshold, where `fixed`
     fair: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -97,9 +97,9 @@ class StopWhen(Strict):
     every crash; `hours`, which looks at no score, is the one exception.
     """
 
-    verdict: bool = False
-    within: float | None = Field(default=None, gt=0, lt=1)
-    hours: float | None = Field(default=None, gt=0)
+    verdict: bool = False  # once the trials refute the claim
+    within: float | None = Field(default=None, gt=0, lt=1)  # once ε ≥ (1 - within) claim
+    hours: float | None = Field(default=None, gt=0)  # of trainers' time
 
     @model_validator(mode="after")
     def _names_a_rule(self) -> Self:
@@ -120,15 +120,16 @@ class StopWhen(Strict):
 class AuditSpec(Strict):
     """Number of trials, level of confidence, and what is computed from the scores."""
 
-    trials: int = Field(ge=1, le=100_000_000)
-    delta: float = Field(gt=0, lt=1)
-    confidence: float = Field(default=0.95, gt=0, lt=1)
-    record_every: int | None = Field(default=None, ge=1)
+    trials: int = Field(ge=1, le=100_000_000)  # trainings, or canaries of all trainings
+    delta: float = Field(gt=0, lt=1)  # δ of claims and bounds; below 1 / N
+    confidence: float = Field(default=0.95, gt=0, lt=1)  # of each lower bound
+    record_every: int | None = Field(default=None, ge=1)  # judge as if training ended after each
+    # what computes lower bounds
     estimators: list[EstimatorSpec] = Field(
         default_factory=lambda: [EstimatorSpec(name="accuracy")], min_length=1
     )
-    accountants: list[str] = Field(default_factory=lambda: ["gaussian"], min_length=1)
-    stop_when: StopWhen | None = None
+    accountants: list[str] = Field(default_factory=lambda: ["gaussian"], min_length=1)  # for claims
+    stop_when: StopWhen | None = None  # what may end an audit early
 
     @field_validator("estimators", mode="before")
     @classmethod

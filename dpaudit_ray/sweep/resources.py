@@ -64,31 +64,26 @@ AutoOrSeconds = Annotated[float | Literal["auto"], BeforeValidator(_auto_or_seco
 class ResourceSpec(Strict):
     """Needs of a trainer, the share of the cluster for the sweep, and limits of what may be lost.
 
-    `max_trial_failures` packs may fail (the user's code), in all of their trials or in some, and
-    `max_worker_losses` trainers may die (infrastructure) before the sweep stops. A trainer that is
-    silent for longer than `pack_deadline` seconds is replaced; auto follows from the packs that
-    were timed, and from what a trial may take by its mechanism.
-    `grace_seconds` is what running packs are given when the sweep is asked to stop. A pack that is
-    trained for longer than `checkpoint_minutes` is saved that often, if its mechanism can be
-    interrupted, and goes on from there when its trainer dies; null: it begins again.
-
-    `memory` (bytes, or text such as 8GiB), `custom_resources` and `label_selector` are Ray's: they
-    choose among kinds of nodes. On a cluster that grows with demand, `max_concurrent_trainers` is
-    also how many may wait for nodes; auto: as many as have their place, and at least 8.
+    Packs may fail (the user's code) in all of their trials or in some, and trainers may die
+    (infrastructure), before the sweep stops. `pack_deadline: auto` follows from the packs that were
+    timed, and from what a trial may take by its mechanism. A mechanism that cannot be interrupted
+    begins again where its trainer dies, whatever `checkpoint_minutes` says. On a cluster that grows
+    with demand, `max_concurrent_trainers` may wait for nodes; auto: at least 8.
     """
 
-    num_cpus: Amount = Field(default=1, gt=0)
-    num_gpus: Amount = Field(default=0, ge=0)
+    num_cpus: Amount = Field(default=1, gt=0)  # of each trainer
+    num_gpus: Amount = Field(default=0, ge=0)  # of each trainer; shares are allowed
+    # of each trainer, as Ray reserves it
     memory: Annotated[ByteSize, BeforeValidator(_byte_size)] = Field(default=ByteSize(0), ge=0)
-    custom_resources: dict[str, PositiveAmount] = Field(default_factory=dict)
-    label_selector: dict[LabelKey, LabelSelector] = Field(default_factory=dict)
-    pack_size: AutoOrCount = "auto"
-    max_concurrent_trainers: AutoOrCount = "auto"
-    max_trial_failures: int = Field(default=100, ge=0)
-    max_worker_losses: int = Field(default=100, ge=0)
-    pack_deadline: AutoOrSeconds = "auto"
-    grace_seconds: float = Field(default=30, ge=0)
-    checkpoint_minutes: float | None = Field(default=10, gt=0)
+    custom_resources: dict[str, PositiveAmount] = Field(default_factory=dict)  # of Ray, for each
+    label_selector: dict[LabelKey, LabelSelector] = Field(default_factory=dict)  # of nodes, as Ray
+    pack_size: AutoOrCount = "auto"  # trials that are trained together
+    max_concurrent_trainers: AutoOrCount = "auto"  # auto: as many as have room
+    max_trial_failures: int = Field(default=100, ge=0)  # packs that may fail
+    max_worker_losses: int = Field(default=100, ge=0)  # trainers that may die
+    pack_deadline: AutoOrSeconds = "auto"  # seconds of silence; auto: by packs so far
+    grace_seconds: float = Field(default=30, ge=0)  # for running packs, when stopped
+    checkpoint_minutes: float | None = Field(default=10, gt=0)  # between saves; null: none
 
     @field_validator("num_gpus")
     @classmethod

@@ -42,8 +42,8 @@ Name = Annotated[str, AfterValidator(_folder_name)]
 class _Heading(Strict):
     """The keys that say nothing of the audits."""
 
-    name: Name
-    seed: int = Field(default=0, ge=0)
+    name: Name  # of the sweep, and of its run directory's folder
+    seed: int = Field(default=0, ge=0)  # of secret bits, noise and coins
 
 
 class Sweep(_Heading):

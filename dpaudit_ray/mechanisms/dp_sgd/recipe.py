@@ -41,27 +41,28 @@ def _share_or_data(raw: Any) -> Any:
 class Recipe(Strict):
     """A training by DP-SGD, and nothing of an audit; `DpSgd` says what each option means."""
 
-    data: Annotated[SerializeAsAny[Data], nested(Data)]
-    model: Annotated[SerializeAsAny[Model], nested(Model)]
-    steps: int = Field(ge=1, le=10**7)
-    batch_size: int = Field(ge=1)
-    learning_rate: float = Field(gt=0)
-    clip_norm: float = Field(gt=0)
-    noise_multiplier: float | None = Field(default=None, gt=0)
-    epsilon: float | None = Field(default=None, gt=0)
-    delta: float | None = Field(default=None, gt=0, lt=1)
-    accountant: str | None = None
-    sampling: Annotated[SerializeAsAny[Sampler], nested(Sampler)] = Fixed()
-    batches: Literal["known", "secret"] = "known"
-    optimizer: Annotated[SerializeAsAny[Optimizer], nested(Optimizer)] = Sgd()
-    schedule: Annotated[SerializeAsAny[Schedule], nested(Schedule)] = Constant()
-    physical_batch_size: int | None = Field(default=None, ge=1)
-    augmentations: int = Field(default=1, ge=1)
+    data: Annotated[SerializeAsAny[Data], nested(Data)]  # what is trained on
+    model: Annotated[SerializeAsAny[Model], nested(Model)]  # what is trained
+    steps: int = Field(ge=1, le=10**7)  # of a training
+    batch_size: int = Field(ge=1)  # expected, where batches vary
+    learning_rate: float = Field(gt=0)  # of the first step after the warm-up
+    clip_norm: float = Field(gt=0)  # C, the norm to clip each gradient to
+    noise_multiplier: float | None = Field(default=None, gt=0)  # σ: a sum's noise has deviation σC
+    epsilon: float | None = Field(default=None, gt=0)  # in place of σ: the claim at `delta`
+    delta: float | None = Field(default=None, gt=0, lt=1)  # of `epsilon`; else the audit's
+    accountant: str | None = None  # of `epsilon`; else the audit's first
+    sampling: Annotated[SerializeAsAny[Sampler], nested(Sampler)] = Fixed()  # how batches are drawn
+    batches: Literal["known", "secret"] = "known"  # `secret`: drawn anew in each trial
+    optimizer: Annotated[SerializeAsAny[Optimizer], nested(Optimizer)] = Sgd()  # how θ moves
+    schedule: Annotated[SerializeAsAny[Schedule], nested(Schedule)] = Constant()  # of the rate
+    physical_batch_size: int | None = Field(default=None, ge=1)  # larger ones go in parts
+    augmentations: int = Field(default=1, ge=1)  # random views of an image in each step
+    # data, or a share of the data, that accuracy and loss are measured on
     held_out: Annotated[SerializeAsAny[Data] | float | None, BeforeValidator(_share_or_data)] = None
-    reserved: float | None = Field(default=None, gt=0, lt=1)
-    engine: Literal["packed", "opacus"] = "packed"
-    precision: Literal["float32", "tf32"] = "float32"
-    seed: int = Field(default=0, ge=0)
+    reserved: float | None = Field(default=None, gt=0, lt=1)  # share that adversaries have
+    engine: Literal["packed", "opacus"] = "packed"  # `opacus`: model by model
+    precision: Literal["float32", "tf32"] = "float32"  # of matrix products
+    seed: int = Field(default=0, ge=0)  # of θ_0 and of the others' batches
     _noise: float | None = PrivateAttr(default=None)  # what `given` brought
 
     @model_validator(mode="after")

@@ -78,7 +78,7 @@ class Momentum(Optimizer):
     """Gradient descent with momentum (Polyak 1964): v ← m v + g, θ ← θ - η v, as in torch."""
 
     name: Literal["momentum"] = "momentum"
-    momentum: float = Field(default=0.9, ge=0, lt=1)
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # m, the share of v that stays
 
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
         if "velocity" not in state:
@@ -103,8 +103,8 @@ class Adam(Optimizer):
     """
 
     name: Literal["adam"] = "adam"
-    betas: Annotated[tuple[_Decay, _Decay], _ListAsTuple] = (0.9, 0.999)
-    eps: float = Field(default=1e-8, gt=0)
+    betas: Annotated[tuple[_Decay, _Decay], _ListAsTuple] = (0.9, 0.999)  # decay of both moments
+    eps: float = Field(default=1e-8, gt=0)  # keeps the quotient finite
 
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
         if not state:
@@ -130,7 +130,7 @@ class Schedule(Plugin):
     kind: ClassVar[str] = "schedule"
     home: ClassVar[str] = "dpaudit_ray.mechanisms.dp_sgd.updates"
 
-    warmup: int = Field(default=0, ge=0)
+    warmup: int = Field(default=0, ge=0)  # steps in which the rate rises from 0
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
@@ -170,8 +170,8 @@ class Constant(Schedule):
 class Falling(Schedule):
     """From the whole rate to `final` of it over `over` steps, all that there are if left out."""
 
-    final: float = Field(default=0.0, ge=0)
-    over: int | None = Field(default=None, ge=1)
+    final: float = Field(default=0.0, ge=0)  # share of the rate at the end
+    over: int | None = Field(default=None, ge=1)  # steps of the fall; null: to the end
 
     @property
     def length(self) -> int:
@@ -206,8 +206,8 @@ class Step(Schedule):
     """A learning rate that is multiplied with `gamma` after every `every` steps."""
 
     name: Literal["step"] = "step"
-    every: int = Field(ge=1)
-    gamma: float = Field(default=0.1, gt=0)
+    every: int = Field(ge=1)  # steps between falls
+    gamma: float = Field(default=0.1, gt=0)  # factor of each fall
 
     @property
     def length(self) -> int:

@@ -51,11 +51,11 @@ class LabelGradient(Mechanism):
     attacked_as: ClassVar[str] = "label-gradient"
 
     name: Literal["label-gradient"] = "label-gradient"
-    training: Annotated[SerializeAsAny[Mechanism], nested(Mechanism)]
-    batches: int | None = Field(default=None, ge=1)
-    clipping: Literal["all", "attacked"] = "all"
-    backend: Literal["sampled", "exact"] = "sampled"
-    seed: int = Field(default=0, ge=0)
+    training: Annotated[SerializeAsAny[Mechanism], nested(Mechanism)]  # the target, `dp-sgd`
+    batches: int | None = Field(default=None, ge=1)  # steps that are attacked; null: all
+    clipping: Literal["all", "attacked"] = "all"  # what is clipped and released
+    backend: Literal["sampled", "exact"] = "sampled"  # run trials, or closed forms
+    seed: int = Field(default=0, ge=0)  # of the trials
 
     @property
     def sampled(self) -> bool:

@@ -53,15 +53,15 @@ class Landscape(Mechanism):
     )
 
     name: Literal["landscape"] = "landscape"
-    steps: int = Field(ge=1, le=10**7)
-    batch_size: int = Field(ge=1)
-    noise_multiplier: float = Field(gt=0)
-    clip_norm: float = Field(default=1.0, gt=0)
-    gradient: Gradient = "threshold"
-    width: Annotated[float | Literal["tuned"], BeforeValidator(_width)] = "tuned"
-    first_step: FirstStep = "unscaled"
-    backend: Literal["sampled", "exact"] = "sampled"
-    seed: int = Field(default=0, ge=0)
+    steps: int = Field(ge=1, le=10**7)  # of the process; one has the canary
+    batch_size: int = Field(ge=1)  # B, by which sums are divided
+    noise_multiplier: float = Field(gt=0)  # σ: a sum's noise has deviation σC
+    clip_norm: float = Field(default=1.0, gt=0)  # C, the size of the canary
+    gradient: Gradient = "threshold"  # shape of the others' sum
+    width: Annotated[float | Literal["tuned"], BeforeValidator(_width)] = "tuned"  # of the rise
+    first_step: FirstStep = "unscaled"  # over B (`scaled`) or not
+    backend: Literal["sampled", "exact"] = "sampled"  # run trials, or closed forms
+    seed: int = Field(default=0, ge=0)  # of the trials
 
     @property
     def sampled(self) -> bool:
