@@ -31,7 +31,7 @@ from ..plan.model import Pack, Part, Plan, PlannedAudit
 from ..plan.outcomes import Failure, MissedTrials, TrialOutputs
 from ..plan.preparing import Prepared
 from ..plan.score_stream import ConsumedPack, RecentPacks
-from ..stats import Estimate, Estimator, Status
+from ..stats import Estimate, Estimator, Status, growth
 from ..stats.base import curve_free, curve_free_method, methods_after_a_look
 from ..stats.budget import SweepBudget
 from ..stats.claim_verdict import ClaimTest, RunTest
@@ -49,6 +49,7 @@ from .progress import Activity, AuditProgress, Progress
 KEEP_UP_SECONDS = 1.0
 FLUSH_SECONDS = 5.0
 _CLAIM_NO_LEVEL = (Status.PAPER, Status.CREDIBLE)
+State = Estimator | growth.Growing  # of an estimator, for one number of trials or for several
 SHARE = 0.1  # of a core, for bounds: a flush that took 10 s is followed by 90 s without one
 
 
@@ -587,7 +588,7 @@ class Estimates:
         added = methods_after_a_look(by_run=not self._audit.independent)
         return [*declared, *(EstimatorSpec(name=name) for name in added)]
 
-    def _curve_free(self, listed: list[EstimatorSpec]) -> Estimator | None:
+    def _curve_free(self, listed: list[EstimatorSpec]) -> State | None:
         """The estimator that bounds ε for any mechanism, beside those that the sweep asks for.
 
         None where they have it, where nothing is sampled, and where trials of canaries that share
@@ -601,15 +602,21 @@ class Estimates:
             return None
         return self._made(EstimatorSpec(name=method), self._audit.horizons[-1])
 
-    def _made(self, spec: EstimatorSpec, step: int) -> Estimator:
-        planned = self._audit.declared[0] if spec.method.time_uniform() else self._audit.trials
+    def _made(self, spec: EstimatorSpec, step: int) -> State:
         family = None
         if spec.through_claim:
             mechanism, adversary = self._cell.mechanism, self._cell.adversary
             family = Family(mechanism.claimed(adversary, step).training)
-        return spec.make(planned, self._audit.in_a_training, family)
+        audit, method = self._audit, spec.method
+        planned = audit.declared[0] if method.time_uniform() else audit.trials
+        state = spec.make(planned, audit.in_a_training, family)
+        grows = len(audit.foreseen) > 1 and not audit.extended
+        if method.time_uniform() or method.status in _CLAIM_NO_LEVEL or not grows:
+            return state
+        states = [spec.make(trials, audit.canaries or trials, family) for trials in audit.looks]
+        return growth.Growing(states, growth.shares(len(audit.foreseen))[: len(states)])
 
-    def _worth(self, state: Estimator, bound: Estimate) -> tuple[Estimate, float]:
+    def _worth(self, state: State, bound: Estimate) -> tuple[Estimate, float]:
         """The bound of a state under its status by now, and its ε at the sweep's split level.
 
         A bound for a declared number of trials holds at that one, if it was the only one. The
@@ -619,7 +626,7 @@ class Estimates:
         if self._audit.mixed:
             return dataclasses.replace(bound, status=Status.MIXED), math.nan
         if not state.time_uniform() and bound.status not in _CLAIM_NO_LEVEL:
-            partial = bound.trials < self._audit.trials and not state.interim_valid
+            partial = bound.trials < self._audit.looks[0] and not state.interim_valid
             if self._audit.extended:
                 bound = dataclasses.replace(bound, status=Status.EXTENDED)
             elif partial:
@@ -646,18 +653,18 @@ class Estimates:
             candidates.append(self._free.bound(level.delta, level.confidence))
         return curve_free(candidates)
 
-    def _holds_at_last(self, state: Estimator) -> bool:
+    def _holds_at_last(self, state: State) -> bool:
         """Whether its bound holds once all trials are in."""
         return state.time_uniform() or not self._audit.extended
 
 
-def _without_log_of_others(states: list[Estimator]) -> list[Estimator]:
+def _without_log_of_others(states: list[State]) -> list[State]:
     """The states of a step that are to be fed: of those that keep every trial one does for all.
 
     Ten million trials of ten steps are 900 MB, once.
     """
     first: Logged | None = None
-    fed = []
+    fed: list[State] = []
     for state in states:
         if not (isinstance(state, Logged) and state.keeps_log_only):
             fed.append(state)

@@ -107,9 +107,10 @@ def by(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[flo
 
 def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:
     """What holds the trials of an audit against a claim, by what they are."""
+    first, *later = audit.foreseen
     if audit.independent:
-        return ClaimTest(curve, audit.declared[0])
-    return RunTest(curve, audit.declared[0], audit.in_a_training)
+        return ClaimTest(curve, first, later=tuple(later))
+    return RunTest(curve, audit.looks[-1] if later else first, audit.in_a_training)
 
 
 def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float], Curve]:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 from .. import seeds
 from ..mechanisms.base import Claimed
 from ..printable import printable
+from ..stats import growth
 from ..storage.run_directory import RunDirectory
 from . import compaction
 from .inputs import InputFile
@@ -73,7 +74,8 @@ class PlannedPreparation:
 class PlannedAudit:
     """One audit with fixed pack bounds. `claims` maps an accountant to ε at each horizon.
 
-    `declared` are the numbers of trials that were declared in turn, the last one `trials`. `mixed`:
+    `declared` are the numbers of trials that were declared in turn, the last one `trials`; growth
+    was planned with the first of them, `up_to` that many (None: it was not). `mixed`:
     its trials were computed by more than one version of the code. `claimed` is what accountants
     were asked at each horizon, where it takes code of somebody's own to tell. So many trials in a
     row as it has `canaries` are of one training, and a pack holds whole trainings; 0 stands for all
@@ -92,11 +94,23 @@ class PlannedAudit:
     claimed: tuple[Claimed, ...] | None = None
     canaries: int = 1
     preparation: PlannedPreparation | None = None
+    up_to: int | None = None
 
     @property
     def extended(self) -> bool:
-        """Whether more trials were declared after some had been seen."""
-        return len(self.declared) > 1
+        """Whether more trials were declared after some had been seen than growth was planned to."""
+        return len(self.declared) > 1 and self.trials > self.foreseen[-1]
+
+    @property
+    def foreseen(self) -> tuple[int, ...]:
+        """Numbers of trials that were declared before the first: bounds may be read after each."""
+        return growth.looks(self.declared[0], self.up_to)
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Those of them that are run by now; `trials`, where more are run than were foreseen."""
+        reached = tuple(number for number in self.foreseen if number <= self.trials)
+        return (self.trials,) if self.extended else reached
 
     @property
     def independent(self) -> bool:

@@ -53,6 +53,8 @@ def check_audit(audit: PlannedAudit, index: int) -> None:
         raise ValueError(f"the packs of {audit.id} hold no whole trainings")
     if sorted({*audit.declared, audit.trials}) != list(audit.declared) or audit.declared[0] < 0:
         raise ValueError(f"{audit.id} declared {audit.declared}, which do not rise to its trials")
+    if audit.up_to is not None and not audit.declared[0] <= audit.up_to <= _LARGEST:
+        raise ValueError(f"{audit.id} was to grow from {audit.declared[0]} to {audit.up_to} trials")
     steps = audit.horizons
     if not steps or list(steps) != sorted(set(steps)) or not 1 <= steps[0] <= steps[-1] <= _LARGEST:
         raise ValueError(f"the steps of {audit.id} do not rise")
@@ -96,7 +98,7 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
             raise _other(run)
         if not cell.unread and cell.mechanism.sampled and cell.canaries != audit.canaries:
             raise _other(run)
-        if cell.horizons != audit.horizons:
+        if cell.horizons != audit.horizons or (audit.trials and cell.audit.up_to != audit.up_to):
             raise _other(run)
         if difference := claims.difference(audit.claims, cell):
             raise RunDirectoryError(

@@ -44,6 +44,12 @@ def _plan_audit(
             "resources.pack_size",
             f"is {size}, which cuts {trials} trials into more than {MAX_PACKS} packs; raise it",
         )
+    if old is None and cell.audit.up_to is not None and cell.audit.up_to < cell.audit.trials:
+        raise SpecError(
+            "audit.up_to",
+            f"is {cell.audit.up_to}, fewer than the {cell.audit.trials} of audit.trials that it is "
+            "to grow from; raise it, or leave it out",
+        )
     return PlannedAudit(
         id=identifier(index, cell),
         label=cell.label,
@@ -56,6 +62,7 @@ def _plan_audit(
         mixed=old.mixed if old else False,
         claimed=claims.asked(cell) if cell.foreign or cell.mechanism.claim_reads_data else None,
         canaries=cell.canaries if cell.mechanism.sampled else 1,
+        up_to=cell.audit.up_to if cell.mechanism.sampled else None,
     )
 
 

@@ -27,6 +27,7 @@ from .. import seeds
 from ..errors import RunDirectoryError
 from ..stats.base import Estimator
 from ..stats.claim_verdict import ClaimTest, RunTest
+from ..stats.growth import Growing
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores, score_frame
 from ..sweep.spec import Sweep
@@ -203,7 +204,9 @@ def up_to_looks(
             first = end + 1
 
 
-def feed(state: Estimator | ClaimTest | RunTest, pack: ConsumedPack, column: int = -1) -> None:
+def feed(
+    state: Estimator | Growing | ClaimTest | RunTest, pack: ConsumedPack, column: int = -1
+) -> None:
     """Folds a pack into `state`, by its scores at recorded step number `column`.
 
     In the order of its trials: those that were missed one by one come in their turn.

@@ -9,7 +9,8 @@ import numpy as np
 from scipy import special
 
 from ..stats import gdp
-from ..stats.claim_verdict import ClaimTest, RunTest
+from ..stats.claim_verdict import ClaimTest, RunTest, largest_accuracy
+from ..stats.curve import Curve
 
 # Noise this much smaller than claimed would have been found ...
 ALTERNATIVE = 0.7
@@ -34,23 +35,32 @@ def chance_to_refute(test: Test, alpha: float) -> float:
     mu = _imagined(test)
     if mu is None:
         return 0.0
-    for trials in _SHORTER:
+    for trials in () if test.later else _SHORTER:
         if trials < test.planned and _share_found(test, mu, trials, alpha, required=1.0) == 1:
             return 1.0  # so few trials would have done
-    return _share_found(test, mu, test.planned, alpha)
+    return _share_found(test, mu, test.horizon, alpha)
 
 
 def trials_needed(test: Test, alpha: float) -> int | None:
     """A number of trials that would give this adversary the required power; None: none tried did.
 
-    Doubled until it does, so up to twice as many as are needed.
+    Doubled until it does, so up to twice as many as are needed; of an audit that may still grow,
+    one of the numbers that were declared for it.
     """
     if isinstance(test, RunTest) or (mu := _imagined(test)) is None:
         return None
-    for size in (more * test.planned for more in _MORE):
+    declared = [number for number in test.later if number > test.horizon]
+    for size in declared or [more * test.horizon for more in _MORE]:
         if size <= _MOST and _share_found(test, mu, size, alpha, REQUIRED_POWER) >= REQUIRED_POWER:
             return size
     return None
+
+
+def ideal_test(curve: Curve, trials: int) -> ClaimTest:
+    """A test of so many trials by an adversary who is right as often as the claim allows."""
+    test = ClaimTest(curve, trials)
+    test.hits.guesses, test.hits.hits = trials, round(trials * largest_accuracy(curve))
+    return test
 
 
 def _imagined(test: ClaimTest) -> float | None:
@@ -75,7 +85,10 @@ def _share_found(
     refuted = 0
     for tried in range(1, SIMULATIONS + 1):
         members = rng.random(trials) < 0.5
-        imagined = ClaimTest(test.curve, trials)
+        if test.later:
+            imagined = ClaimTest(test.curve, test.planned, later=test.later)
+        else:
+            imagined = ClaimTest(test.curve, trials)
         imagined.fold(rng.normal(size=trials) + mu * members, members)
         imagined.look(now=True)
         refuted += imagined.refuted_after(alpha) is not None

@@ -81,13 +81,13 @@ class Run:
 def all_estimates(run: Run) -> pd.DataFrame:
     """Every row of estimates.parquet, with the audit's label and what may be made of the bound.
 
-    A fixed-R bound before all R trials are in is `interim`: it holds at its level for that number
-    of trials, not for whoever looks until it suits. `above_claim` marks bounds that contradict
-    their claim; over all rows of the sweep together, a true claim is marked with a probability
-    of at most 1 - confidence.
+    A fixed-R bound before all R trials (the first R of several) are in is `interim`: it holds at
+    its level for that number of trials, not for whoever looks until it suits. `above_claim` marks
+    bounds that contradict their claim; over all rows of the sweep together, a true claim is marked
+    with a probability of at most 1 - confidence.
     """
     labels = {audit.id: audit.label for audit in run.plan.audits}
-    planned = {audit.id: audit.trials for audit in run.plan.audits}
+    planned = {audit.id: audit.looks[0] for audit in run.plan.audits}
     table = run.estimates.copy()
     table.insert(1, "label", table["audit"].map(labels))
     partial = table["trials"] < table["audit"].map(planned).astype("int64")

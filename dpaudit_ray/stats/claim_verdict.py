@@ -26,6 +26,7 @@ from .base import Members, Scores
 from .claim import Claim
 from .curve import Curve
 from .fixed_horizon import DeclaredTest
+from .growth import shares
 from .guess_count_bound import GuessCounter
 from .multi_canary import RunAccuracies
 
@@ -90,7 +91,8 @@ class ClaimTest(_Test):
 
     `best` is the largest evidence that any look saw, a natural logarithm: once refuted, a claim
     stays refuted. `latest` is that of the last look: averages of e-values are e-values, averages
-    of their largest are not.
+    of their largest are not. `later` are further numbers of trials, declared with `planned`: each
+    has a sharp test of its own, at its share of the error.
     """
 
     curve: Curve
@@ -99,11 +101,12 @@ class ClaimTest(_Test):
     latest: float = 0.0
     _reached: list[tuple[int, float]] = dataclasses.field(default_factory=list)
     due: int = 0  # trials at the next look; one before it is none
+    later: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.process = Claim(planned=self.planned)
         self.hits = GuessCounter()
-        self._declared = DeclaredTest(self.planned)
+        self._declared = [DeclaredTest(number) for number in (self.planned, *self.later)]
 
     @property
     def trials(self) -> int:
@@ -115,17 +118,25 @@ class ClaimTest(_Test):
         """Diverged trials per world, (out, in)."""
         return self.hits.diverged
 
+    @property
+    def horizon(self) -> int:
+        """The next of the declared numbers that is reached, or is by now; then the last."""
+        numbers = (self.planned, *self.later)
+        return next((number for number in numbers if number >= self.trials), numbers[-1])
+
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials; `scores` float64 [n], not finite where diverged, `members` bool [n]."""
         self.process.fold(scores, members)
         self.hits.fold(scores, members)
-        self._declared.fold(scores, members)
+        for declared in self._declared:
+            declared.fold(scores, members)
 
     def miss(self, members: Members) -> None:
         """Adds trials that gave no output."""
         self.process.miss(members)
         self.hits.miss(len(members))
-        self._declared.miss(members)
+        for declared in self._declared:
+            declared.miss(members)
 
     def look(self, now: bool = False) -> None:
         """Takes the evidence into account, if there are 2 % more trials than at the last look.
@@ -144,17 +155,21 @@ class ClaimTest(_Test):
     def refuted_after(self, alpha: float) -> int | None:
         """Trials after which the claim was refuted at level `alpha`; None while it is not."""
         limit = -math.log(EVIDENCE_SHARE * alpha)
-        crossings = [next((trials for trials, best in self._reached if best >= limit), None)]
-        level = (1 - EVIDENCE_SHARE) * alpha
-        crossings.append(self._declared.refuted_after(self.curve, level))
+        reached = next((trials for trials, best in self._reached if best >= limit), None)
+        crossings = [reached, self._refuted_by_then(self.curve, (1 - EVIDENCE_SHARE) * alpha)]
         return min((trials for trials in crossings if trials is not None), default=None)
 
     def _refutes(self, alpha: float) -> Callable[[Curve], bool]:
         limit, level = -math.log(EVIDENCE_SHARE * alpha), (1 - EVIDENCE_SHARE) * alpha
         return lambda curve: (
-            self.process.evidence(curve) >= limit
-            or self._declared.refuted_after(curve, level) is not None
+            self.process.evidence(curve) >= limit or self._refuted_by_then(curve, level) is not None
         )
+
+    def _refuted_by_then(self, curve: Curve, level: float) -> int | None:
+        """Trials after which a test for a declared number refuted `curve`; None: none did."""
+        split = zip(self._declared, shares(len(self._declared)), strict=True)
+        crossings = (test.refuted_after(curve, share * level) for test, share in split)
+        return min((trials for trials in crossings if trials is not None), default=None)
 
 
 @dataclasses.dataclass

@@ -118,7 +118,10 @@ class StopWhen(Strict):
 
 
 class AuditSpec(Strict):
-    """Number of trials, level of confidence, and what is computed from the scores."""
+    """Number of trials, level of confidence, and what is computed from the scores.
+
+    The number may be raised to `up_to`, in steps that are declared with it: bounds stay certified.
+    """
 
     trials: int = Field(ge=1, le=100_000_000)  # trainings, or canaries of all trainings
     delta: float = Field(gt=0, lt=1)  # δ of claims and bounds; below 1 / N
@@ -130,6 +133,7 @@ class AuditSpec(Strict):
     )
     accountants: list[str] = Field(default_factory=lambda: ["gaussian"], min_length=1)  # for claims
     stop_when: StopWhen | None = None  # what may end an audit early
+    up_to: int | None = Field(default=None, ge=1, le=100_000_000)  # trials it may grow to
 
     @field_validator("estimators", mode="before")
     @classmethod

@@ -53,13 +53,14 @@ class Cell(Strict):
                     f"{', '.join(names)}",
                 )
         canaries = self.adversary.canaries
-        if rest := self.audit.trials % canaries:
-            more = self.audit.trials - rest + canaries
-            raise SpecError(
-                "audit.trials",
-                f"is {self.audit.trials}, but each training has {canaries} canaries, a trial each; "
-                f"use {max(more - canaries, canaries)} or {max(more, 2 * canaries)}",
-            )
+        for key, trials in (("trials", self.audit.trials), ("up_to", self.audit.up_to or 0)):
+            if rest := trials % canaries:
+                more = trials - rest + canaries
+                raise SpecError(
+                    f"audit.{key}",
+                    f"is {trials}, but each training has {canaries} canaries, a trial each; "
+                    f"use {max(more - canaries, canaries)} or {max(more, 2 * canaries)}",
+                )
         return self
 
     def _can_judge(self, method: type[stats.Estimator]) -> bool:

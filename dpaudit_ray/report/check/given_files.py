@@ -136,6 +136,7 @@ def _planned(index: int, cell: Cell, given: Given, recorded: bool) -> dict[str, 
         "label": printable(cell.label),
         "trials": cell.audit.trials if sampled and not untold else 0,
         "mixed": audit.mixed and len(plan.code) > 1,
+        "up_to": cell.audit.up_to if sampled and not untold else None,
     }
     if not cell.unread:
         fields |= {

@@ -1,0 +1,129 @@
+"""Growth that was planned: `audit.up_to` keeps bounds certified, and never lowers one."""
+
+import json
+
+import numpy as np
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray import stats
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.plan import record
+from dpaudit_ray.stats import growth, power
+from dpaudit_ray.storage.run_directory import RunDirectory
+from tests.command import dpaudit, stored_scores, write_sweep
+from tests.plan.test_extending import grown, sweep
+
+DELTA, CONFIDENCE = 1e-5, 0.95
+
+
+@pytest.mark.parametrize(
+    ("trials", "up_to", "looks"),
+    [
+        (2000, None, (2000,)),
+        (2000, 2000, (2000,)),
+        (2000, 3000, (2000, 3000)),
+        (2000, 8000, (2000, 8000)),
+        (2000, 16_000, (2000, 8000, 16_000)),
+        (1000, 100_000, (1000, 4000, 16_000, 100_000)),
+    ],
+)
+def test_looks_and_their_shares(trials, up_to, looks):
+    assert growth.looks(trials, up_to) == looks
+    shares = growth.shares(len(looks))
+    assert sum(shares) == 1
+    assert shares[0] >= 0.75
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 4.0, 8.0])
+def test_the_first_look_costs_little(epsilon):
+    alone, shared = (
+        power.likely_bound(epsilon, 2000, 0.5, DELTA, 1 - share * (1 - CONFIDENCE))
+        for share in (1.0, growth.shares(4)[0])
+    )
+    assert 0.97 * alone < shared < alone
+
+
+@pytest.mark.parametrize(
+    ("method", "audits"), [("accuracy", 2000), ("gdp", 400), ("group-sequential", 400)]
+)
+def test_all_looks_hold_together(method, audits):
+    """The largest of the bounds after 100, 400 and 1000 trials exceeds a true μ of 1 in 5 % of
+    audits at most: three standard deviations above that come once in a thousand seeds."""
+    rng, wrong, numbers = np.random.default_rng(7), 0, growth.looks(100, 1000)
+    for _ in range(audits):
+        states = [stats.make(method, planned=number) for number in numbers]
+        state = growth.Growing(states, growth.shares(len(numbers)))
+        members = rng.random(1000) < 0.5
+        state.fold(rng.normal(size=1000) + members, members)
+        wrong += state.bound(DELTA, CONFIDENCE).mu_lower > 1
+    assert 0 < wrong / audits < 0.05 + 3 * (0.05 * 0.95 / audits) ** 0.5
+
+
+@pytest.mark.parametrize("cuts", [(), (50, 100, 130, 700), (1, 399, 401)])
+def test_any_split_of_the_stream_gives_the_same_bounds(cuts):
+    """Each look's is that of its own estimator after exactly so many trials, at its share."""
+    rng = np.random.default_rng(1)
+    members = rng.random(1000) < 0.5
+    scores = rng.normal(size=1000) + 2 * members
+    states = [stats.make("one-run", planned=n, independent=True) for n in (100, 400)]
+    state, by_hand = growth.Growing(states, (0.75, 0.125)), 0.0
+    for a, b in zip((0, *cuts), (*cuts, 1000), strict=True):
+        state.fold(scores[a:b], members[a:b])
+    for number, share in ((100, 0.75), (400, 0.125)):
+        alone = stats.make("one-run", planned=number, independent=True)
+        alone.fold(scores[:number], members[:number])
+        by_hand = max(by_hand, alone.bound(DELTA, 1 - share * 0.05).epsilon_lower)
+    bound = state.bound(DELTA, CONFIDENCE)
+    assert (bound.epsilon_lower, bound.confidence, bound.trials) == (by_hand, CONFIDENCE, 400)
+
+
+def test_growth_to_what_was_declared_stays_certified_and_never_lowers_a_bound(tmp_path):
+    raw = sweep("accuracy", "eps-delta", "paper-gdp", "anytime", up_to=800)
+    before = None
+    for number in (100, 250, 400, 800):
+        table = grown(raw, tmp_path, number)
+        holding = table.drop("paper-gdp")
+        assert set(holding["status"]) == {"certified"}, number
+        assert list(table.index) == ["accuracy", "eps-delta", "paper-gdp", "anytime"]
+        columns = ["epsilon_lower", "epsilon_lower_together", "epsilon_lower_free"]
+        # `anytime` keeps its best look, but for what its approximate search for it leaves.
+        fixed = holding.drop("anytime")[columns]
+        assert before is None or (fixed >= before).all(axis=None), number
+        before = fixed
+        reached = 100 if number == 250 else number
+        assert table.loc["accuracy", "trials"] == reached
+    assert "lower bounds by accuracy" in dpaudit("status", tmp_path / "longer").out
+    stored = json.loads((tmp_path / "longer/plan.json").read_text())["audits"][0]
+    assert (stored["declared"], stored["up_to"]) == ([100, 250, 400, 800], 800)
+    assert dpaudit("check", tmp_path / "longer").code == 0
+
+    by_hand = 0.0
+    audit = record.require(RunDirectory(str(tmp_path / "longer"))).audits[0]
+    scores = stored_scores(RunDirectory(str(tmp_path / "longer")), audit.id)
+    for number, share in zip((100, 400, 800), (0.75, 0.125, 0.125), strict=True):
+        state = stats.make("accuracy", planned=number)
+        state.fold(scores["score"].to_numpy()[:number], scores["member"].to_numpy()[:number])
+        by_hand = max(by_hand, state.bound(DELTA, 1 - share * 0.05).epsilon_lower)
+    assert table.loc["accuracy", "epsilon_lower"] == pytest.approx(by_hand)
+
+
+def test_growth_beyond_the_ceiling_is_a_look_as_ever(tmp_path):
+    table = grown(sweep("accuracy", up_to=200), tmp_path, 100, 200, 300)
+    assert table["status"].to_dict() == {
+        "accuracy": "extended", "anytime": "certified", "eps-delta-anytime": "certified",
+    }  # fmt: skip
+
+
+def test_a_ceiling_below_the_trials_is_refused(tmp_path):
+    with pytest.raises(SpecError, match=r"audit.up_to: is 50, fewer than the 100 of audit.trials"):
+        da.run(sweep("accuracy", up_to=50), str(tmp_path), "inline")
+
+
+def test_a_ceiling_is_declared_before_the_first_trial(tmp_path):
+    """It is in the fingerprint: added to a run that is there, it is another sweep's."""
+    grown(sweep("accuracy"), tmp_path, 100)
+    file = write_sweep(tmp_path, sweep("accuracy", up_to=400))
+    outcome = dpaudit("run", file, "--storage-path", tmp_path, "--executor", "inline")
+    assert outcome.code == 2
+    assert "audit.up_to" in outcome.err.replace("\n", "")
