@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import Exit, SpecError
-from . import tables, terminal
+from . import script_verb, tables, terminal
 from .arguments import AsJson, RunPath, TrustedToRead, Wide, complete_run
 from .read_verbs import open_run
 from .terminal import duration, plural
@@ -19,9 +18,6 @@ from .terminal import duration, plural
 if TYPE_CHECKING:
     from ..report.check import Checked
     from ..report.comparison import Comparison
-    from ..scripts.script_audit import Options
-    from ..scripts.script_findings import ScriptVerdict
-    from ..scripts.script_runs import Target
 
 app = typer.Typer()
 _MAX_DIFFERENCES = 20  # that `check` shows
@@ -59,7 +55,6 @@ def verify(  # noqa: PLR0913 (options of a command line)
     """Says whether trials contradict the claim: exit 1 violation, 0 none, 5 inconclusive."""
     from ..report import verdict
     from ..report.verdict import Verdict
-    from ..scripts import report_export
     from ..scripts.script_runs import Target
 
     target = Target.from_text(what, delta)
@@ -72,20 +67,8 @@ def verify(  # noqa: PLR0913 (options of a command line)
             tables.show_verdict(of_run)
         outcome = of_run.verdict
     else:
-        options = _script_options(budget, delta, layers, memory, seed, secret_size)
-        judged = _audit_script(target, options, address)
-        page = html or Path(f"{target.script.stem}-{target.function}-audit.html")
-        report_export.write(page, report_export.html(judged))
-        if junit is not None:
-            report_export.write(junit, report_export.junit(judged))
-        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            report_export.write(Path(summary), report_export.markdown(judged), append=True)
-        if as_json:
-            terminal.show_json(dataclasses.asdict(judged))
-        else:
-            _show_script(judged)
-            terminal.say(f"report: {page}")
-        outcome = judged.verdict
+        options = script_verb.script_options(budget, delta, layers, memory, seed, secret_size)
+        outcome = script_verb.audit_and_show(target, options, address, junit, html, as_json)
     codes = {Verdict.VIOLATION: Exit.VIOLATION, Verdict.CONSISTENT: Exit.COMPLETE}
     raise typer.Exit(codes.get(outcome, Exit.INCONCLUSIVE))
 
@@ -97,55 +80,6 @@ def _refuse_script_options(context: typer.Context, run: str) -> None:
         if given and name not in ("what", "as_json", "trust", "wide"):
             option = f"--{name.replace('_', '-')}"
             raise SpecError(option, f"is for scripts, and {run} is a run directory")
-
-
-def _script_options(
-    budget: str, delta: float | None, layers: str, gib: float | None, seed: int, secret_size: bool
-) -> Options:
-    """Raises SpecError for a value outside its bounds."""
-    from ..forecast.designs import parse_duration
-    from ..scripts.script_audit import Options
-
-    names = {name.strip() for name in layers.split(",")}
-    if not names <= {"0", "1", "2"}:
-        raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")
-    if delta is not None and not 0 < delta < 1:
-        raise SpecError("--delta", f"must lie between 0 and 1, got {delta:g}")
-    if gib is not None and not gib > 0:
-        raise SpecError("--memory", f"must be above 0, got {gib:g}")
-    return Options(parse_duration(budget), tuple(sorted(map(int, names))), gib, seed, secret_size)
-
-
-def _audit_script(target: Target, options: Options, address: str | None) -> ScriptVerdict:
-    from ..scripts.script_audit import Audit
-    from ..scripts.script_runs import LocalRunner, RayRunner
-
-    if not (address or os.environ.get("RAY_ADDRESS")):
-        return Audit(target, LocalRunner(target), options, terminal.add).verdict()
-    from ..orchestration import ray_executor
-
-    with ray_executor.connected(address) as ray:
-        return Audit(target, RayRunner(ray, target), options, terminal.add).verdict()
-
-
-def _show_script(judged: ScriptVerdict) -> None:
-    from ..scripts import report_export
-
-    terminal.say(f"{judged.verdict}: {judged.script}, {report_export.claim(judged)}")
-    for finding in judged.findings:
-        terminal.explain(f"{finding.weight} L{finding.layer} {finding.look}, {finding.where}")
-        terminal.explain(f"  expected: {finding.expected}")
-        terminal.explain(f"  seen: {finding.seen}")
-        if finding.remedy:
-            terminal.explain(f"  what to do: {finding.remedy}")
-    for look in judged.looks:
-        terminal.explain(f"L{look.layer} {look.name}: {look.line}")
-    for line in judged.help:
-        terminal.explain(f"it would help: {line}")
-    terminal.explain(
-        f"{judged.effort} in {duration(judged.seconds)}; a promise that is kept is "
-        f"called broken in at most {1 - judged.confidence:.0%} of audits"
-    )
 
 
 @app.command()
