@@ -1,4 +1,8 @@
-"""Audits differentially private training: packed trainings on Ray, valid lower bounds."""
+"""Audits differentially private training: packed trainings on Ray, valid lower bounds.
+
+Stable, with the arguments that `docs/python.md` shows: `run`, `open`, `Result`, `DpauditError`,
+`stats.estimate` and `accounting.epsilon`. All else may change from one version to the next.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,25 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import accounting, stats
     from .api import run
+    from .errors import DpauditError
     from .result import Result
 
-__all__ = ["Result", "__version__", "accounting", "run", "stats"]
+    open = Result.open
 
-_HOMES = {"accounting": None, "stats": None, "run": "api", "Result": "result"}
+__all__ = ["DpauditError", "Result", "__version__", "accounting", "open", "run", "stats"]
+
+_HOMES = {"Result": "result", "run": "api", "DpauditError": "errors"}
 
 
 def __getattr__(name: str) -> Any:
     # Resolved on first use, so that `import dpaudit_ray` loads neither scipy nor torch nor Ray.
-    if name not in _HOMES:
+    if name == "open":
+        return __getattr__("Result").open
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES[name]
-    if home is None:
+    if name not in _HOMES:
         return importlib.import_module(f"{__name__}.{name}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

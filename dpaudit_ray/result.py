@@ -1,26 +1,29 @@
-"""What `dpaudit_ray.run` returns, and what a notebook shows meanwhile and afterwards."""
+"""What `dpaudit_ray.run` and `open` return, and what a notebook shows meanwhile and afterwards."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import html
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import pandas as pd
 
-from . import plan as planning
+from .errors import SpecError
+from .imports import Trust, trusting
 from .orchestration.progress import AuditProgress, Progress
-from .plan import score_stream
+from .plan import outcomes, score_stream
 from .plan.outcomes import Failure
 from .printable import printable
-from .storage.run_directory import RunDirectory
 from .storage.scores import MISSED
 
 if TYPE_CHECKING:
-    from .report.figures.primitives import Picture
     from .report.tables import Run
     from .report.verdict import Answer, Verdict
 
@@ -33,7 +36,8 @@ class Result:
 
     `complete` is False while trials are missing; `stopped`: it was asked to end early, or a time
     budget was spent. `failures` holds every pack that failed and was not done since; those that
-    failed in an earlier run, and were left out of this one, are `earlier`, too.
+    failed in an earlier run, and were left out of this one, are `earlier`, too. `trust` says which
+    modules may be imported to read it; None: what this process may.
     """
 
     location: str
@@ -42,28 +46,60 @@ class Result:
     lost: int = 0
     stopped: bool = False
     earlier: tuple[Failure, ...] = ()
+    trust: Trust | None = dataclasses.field(default=None, repr=False)
+
+    @classmethod
+    def open(cls, location: str | Path, trust: str | None = None) -> Self:
+        """The run in a directory, or at an address, complete or not, as `dpaudit status` reads it.
+
+        `trust` has modules that may be imported, `a,b.c`; by default none that the run names, and
+        what takes them to tell is as it was recorded. Raises RunDirectoryError where there is no
+        readable run.
+        """
+        from .report.tables import Run
+
+        modules = Trust.parse(trust, reads=True)
+        with trusting(modules):
+            run = Run.open(str(location))
+        where = run.directory, run.plan
+        failures = (*outcomes.failed(*where), *outcomes.failed_parts(*where))
+        result = cls(run.directory.location, run.directory.complete, failures, trust=modules)
+        vars(result)["run"] = run
+        return result
 
     @functools.cached_property
     def run(self) -> Run:
         """The run directory, opened when it is first asked for, and once."""
         from .report.tables import Run
 
-        return Run.open(self.location)
+        with self._reading:
+            return Run.open(self.location)
+
+    @property
+    def _reading(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.trust is None else trusting(self.trust)
 
     @property
     def estimates(self) -> pd.DataFrame:
-        """The rows of estimates.parquet."""
-        return RunDirectory(self.location).estimates()
+        """One row per bound: audit, step and estimator, with what the grid sets.
+
+        A column `claim_NAME` for each accountant has its claims, `epsilon_upper` the first one's.
+        """
+        from .report import tables
+
+        with self._reading:
+            return tables.bounds(self.run)
 
     @property
     def overview(self) -> pd.DataFrame:
         """One row per audit, at its last step: μ, ε with its status, ε without assumption, claim.
 
-        The columns are the keys of an audit in `dpaudit status --json`.
+        The columns are the keys of an audit in `dpaudit status --json`, and those of the grid.
         """
         from .report import tables
 
-        return pd.DataFrame(tables.overview(self.run))
+        with self._reading:
+            return tables.with_options(self.run, pd.DataFrame(tables.overview(self.run)))
 
     @property
     def scores(self) -> pd.DataFrame:
@@ -71,11 +107,9 @@ class Result:
 
         Where trials were missed one by one, `missed` says why; it is empty for all others.
         """
-        run = RunDirectory(self.location)
-        plan = planning.require(run)
-        scores = pd.concat(
-            [score_stream.stored_scores(run, plan, index) for index in range(len(plan.audits))]
-        )
+        where = self.run.directory, self.run.plan
+        audits = range(len(self.run.plan.audits))
+        scores = pd.concat([score_stream.stored_scores(*where, index) for index in audits])
         return scores.fillna({MISSED: ""}) if MISSED in scores else scores
 
     @functools.cached_property
@@ -83,30 +117,48 @@ class Result:
         """The run's verdict in a sentence, why, and what would help; takes seconds."""
         from .report import verdict
 
-        return verdict.current(self.run)
+        with self._reading:
+            return verdict.current(self.run)
 
     def verdict(self) -> Verdict:
         """VIOLATION, CONSISTENT or INCONCLUSIVE, as `dpaudit verify` says."""
         return self.answer.verdict
 
-    def plot(self) -> Picture:
-        """Lower bounds beside claims; a notebook shows it, `save` writes it to a PNG file."""
-        from .report.figures import whole_run
-        from .report.figures.primitives import Picture
+    def plot(self, steps: bool = False, ax: Any = None) -> Any:
+        """Draws lower bounds beside claims with matplotlib, and returns the axes.
 
-        return Picture(whole_run.bars_figure(whole_run.bounds_table(self.run)))
+        Of every audit at its last step; with `steps` over the recorded ones, in an array of axes,
+        one for each claim. They are `ax` where that is given, else those of a new figure of
+        pyplot's. Raises SpecError for too few axes, and where one step alone is recorded.
+        """
+        from matplotlib import pyplot as plt  # looks for a display
+
+        from .report.figures import whole_run
+
+        with self._reading:
+            bounds = whole_run.bounds_table(self.run)
+            draw = whole_run.evolution_figure if steps else whole_run.bars_figure
+            if (figure := draw(bounds, new=plt.figure, ax=ax)) is None:
+                raise SpecError("steps", "cannot be drawn: one alone is recorded; leave it out")
+        if ax is not None:
+            return ax
+        return np.array(figure.axes) if steps else figure.axes[0]
 
     def report(self) -> str:
         """Writes report.html and figures/ into the run directory; returns the report's address."""
         from .report import page
 
-        return page.write(self.run)
+        with self._reading:
+            return page.write(self.run)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: verdict, table and figure."""
         from .report import markup
+        from .report.figures import primitives, whole_run
 
-        return markup.notebook_card(self.run, self.answer, self.plot().content)
+        with self._reading:
+            figure = whole_run.bars_figure(whole_run.bounds_table(self.run))
+            return markup.notebook_card(self.run, self.answer, primitives.png(figure))
 
 
 def notebook_progress() -> Callable[[Progress], None]:

@@ -97,6 +97,8 @@ def test_python_example_runs(commanded, monkeypatch, capsys):
     printed = capsys.readouterr().out.splitlines()[-1]
     assert printed == "9.482 if-gaussian, claim 9.997"
     assert f"It prints `{printed}`" in GUIDE
+    exec(next(block for block in blocks("python") if "da.open" in block), {})
+    assert Path("bounds.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_readme_is_short():
@@ -126,7 +128,7 @@ def test_adversary_example_runs(workplace, tiny):
     (workplace / "sweep.yaml").write_text(yaml.safe_dump(tiny))
     done = dpaudit("run", "sweep.yaml", "--executor", "inline")
     assert done.code == 0, done.err
-    scores = da.Result(str(workplace / "runs/tiny"), complete=True).scores
+    scores = da.open(workplace / "runs/tiny").scores
     assert len(scores) == 90 * 2
 
 
@@ -148,7 +150,7 @@ def test_own_training_example_runs(workplace):
     fewer = ["--set", "audit.trials=500"]
     done = dpaudit("run", "sweep.yaml", "--executor", "inline", *fewer)
     assert done.code == 0, done.err
-    estimates = da.Result(str(workplace / "runs/my-training"), complete=True).estimates
+    estimates = da.open(workplace / "runs/my-training").estimates
     assert estimates["epsilon_lower"].between(2, 4).any()  # of a claim of 4.377
 
 
@@ -181,7 +183,7 @@ def test_recipe_examples_run(workplace):
     (workplace / "sweep.yaml").write_text(yaml.safe_dump(raw))
     done = dpaudit("run", "sweep.yaml", "--executor", "inline")
     assert done.code == 0, done.err
-    scores = da.Result(str(workplace / "runs/recipe"), complete=True).scores
+    scores = da.open(workplace / "runs/recipe").scores
     assert len(scores) == 40
     assert scores["score"].notna().all()
     for name in own.values():
@@ -206,11 +208,11 @@ def test_estimator_and_accountant_examples_run(workplace):
         done = dpaudit(*command.split())
         # So few trials of this training may leave a verdict open.
         assert done.code in (0, 5), (command, done)
-    estimates = da.Result(str(workplace / "runs/my-training"), complete=True).estimates
-    claims = estimates.groupby("accountant")["epsilon_upper"].first()
+    estimates = da.open(workplace / "runs/my-training").estimates
+    claims = estimates.iloc[0]
     assert (
-        claims["gaussian"]
-        < claims["zcdp:Zcdp"]
+        claims["claim_gaussian"]
+        < claims["claim_zcdp:Zcdp"]
         == pytest.approx(0.5 + 2 * math.sqrt(0.5 * math.log(1e5)))
     )
     shown = estimates[estimates["estimator"] == "cut:Cut"].iloc[0]

@@ -115,7 +115,7 @@ class Stop:
 class HealthChecks:
     """Servers of a cluster that are asked (gRPC's health check) whether they answer, with a limit.
 
-    `channel` opens a gRPC channel to HOST:PORT; one that it cannot open, None, is not asked.
+    `channel` opens a gRPC channel to HOST:PORT.
     """
 
     def __init__(self, channel: Callable[[str], Any]) -> None:
@@ -129,8 +129,7 @@ class HealthChecks:
             self._open.pop(address).close()
             self.silent.pop(address, None)
         for address in addresses - self._open.keys():
-            if (channel := self._channel(address)) is not None:
-                self._open[address] = channel
+            self._open[address] = self._channel(address)
         began = time.monotonic()
         answers = {
             address: channel.unary_unary(_HEALTH).future(b"", timeout=seconds)
@@ -171,10 +170,9 @@ class HeadLiveness:
             threading.Thread(target=self._look, name="liveness", daemon=True).start()
 
     def guard(self, daemon: str, store: str) -> None:
-        """Watches this node's daemon too: its address, and its object store's socket, if known."""
+        """Watches this node's daemon too: its address, and the socket of its object store."""
         self._daemon = daemon
-        if store:
-            threading.Thread(target=self._guard, args=(store,), daemon=True).start()
+        threading.Thread(target=self._guard, args=(store,), daemon=True).start()
 
     @property
     def answers(self) -> bool:

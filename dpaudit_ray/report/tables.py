@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..plan.score_stream import ConsumedPack
 from ..plugins import registry
 from ..stats import Status
 from ..storage.run_directory import RunDirectory
+from ..sweep import grid
 from ..sweep.spec import Sweep
 from .measures import mean_utilities
 
@@ -94,6 +96,39 @@ def all_estimates(run: Run) -> pd.DataFrame:
     table["interim"] = partial & ~table["estimator"].isin(_anytime(run))
     table["above_claim"] = _above_claim(run, table)
     return table
+
+
+def bounds(run: Run) -> pd.DataFrame:
+    """`all_estimates`, one row for each audit, step and estimator, with options and claims.
+
+    A column `claim_NAME` has the claims by that accountant; `epsilon_upper` is the first one's.
+    """
+    table, key = all_estimates(run), ["audit", "step", "estimator"]
+    table["above_claim"] = table.groupby(key)["above_claim"].transform("any")
+    claims = table.set_index([*key, "accountant"])["epsilon_upper"].unstack().add_prefix("claim_")
+    rows = table.drop_duplicates(key).merge(claims.reset_index(), on=key, how="left")
+    return with_options(run, rows)
+
+
+def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
+    """A table with columns `audit` and `label`, and behind these what the grid sets.
+
+    A column for each option, as `mechanism.noise_multiplier`, and always for the names of mechanism
+    and adversary. NaN where an audit has no such option; lists are text.
+    """
+    cells = run.sweep.cells
+    asked = pd.json_normalize([cell.identity() for cell in cells])  # but for defaults
+    dumped = [cell.model_dump(mode="json", serialize_as_any=True) for cell in cells]
+    options = asked.combine_first(pd.json_normalize(dumped))
+    options = options.map(lambda value: str(value) if isinstance(value, list) else value)
+    varied = {*asked, *options.columns[options.nunique() > 1]}
+    keys = {"mechanism.name", "adversary.name", *next(grid.cells(run.sweep.raw)).origins}
+    set_by_grid = re.compile("|".join(rf"{re.escape(key)}(\..+)?" for key in keys))
+    shown = sorted(name for name in map(str, varied) if set_by_grid.fullmatch(name))
+    options["audit"] = [audit.id for audit in run.plan.audits]
+    whole = table.merge(options[["audit", *shown]], on="audit")
+    first = ["audit", "label", *shown]
+    return whole[[*first, *whole.columns.drop(first)]]
 
 
 def _above_claim(run: Run, table: pd.DataFrame) -> pd.Series[bool]:

@@ -107,7 +107,7 @@ def test_the_report_averages_repetitions(table, images, tmp_path):
     }
     for figure in (whole_run.bars_figure(bounds), whole_run.evolution_figure(bounds)):
         assert figure is not None
-        assert figure.startswith(b"\x89PNG")
+        assert len(figure.axes) == 1
 
 
 def test_a_period_must_divide_the_steps(table, tmp_path):

@@ -294,7 +294,7 @@ def test_it_is_the_same_everywhere(sweep, tmp_path, capsys):
     assert one_line(said) in one_line(status.out)
     assert json.loads(dpaudit("status", tmp_path, "--json").out)["verdict"]["sentence"] == said
     assert one_line(said) in one_line(Path(page.write(run)).read_text())
-    result = da.Result(str(tmp_path), True)
+    result = da.open(tmp_path)
     assert result.answer.sentence == said
     assert result.verdict() is Verdict.VIOLATION
     assert dpaudit("verify", tmp_path).code == 1
@@ -351,10 +351,11 @@ def test_a_notebook_shows_progress_verdict_and_errors_in_a_line(light, tmp_path)
     assert error["traceback"] == [
         "SpecError: sweep: is a int; give a sweep file's path, its content or a Sweep"
     ]
-    assert "image/png" in third[0]["data"]
+    assert "Axes" in "".join(third[0]["data"]["text/plain"])
+    assert "image/png" in third[1]["data"]
 
 
 def test_tab_completion_finds_the_api():
-    assert {"run", "Result", "stats", "accounting"} <= set(dir(da))
+    assert {"run", "open", "Result", "stats", "accounting"} <= set(dir(da))
     assert {"answer", "verdict", "plot", "report", "failures"} <= set(dir(da.Result))
     assert Answer.__doc__

@@ -51,8 +51,10 @@ def test_page_holds_every_audit_with_its_bound_without_assumption(trained, html)
 
 
 def test_the_overview_is_the_same_from_python(trained):
-    table = da.Result(trained.directory.location, complete=True).overview
+    table = da.open(trained.directory.location).overview
     assert table["status"].tolist() == ["certified", "if-gaussian"]
+    assert table.pop("adversary.name").tolist() == ["biased-dimension", "loss"]
+    assert set(table.pop("mechanism.name")) == {"dp-sgd"}
     pd.testing.assert_frame_equal(table, pd.DataFrame(overview(trained)), check_exact=True)
     for column in ("mu_lower", "epsilon_lower", "epsilon_lower_free", "epsilon_lower_together"):
         assert table[column].notna().all()

@@ -18,6 +18,7 @@ from .primitives import (
     ALARM,
     COLOURS,
     Floats,
+    epsilon_at,
     histograms,
     legend,
     lines,
@@ -73,7 +74,7 @@ def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
     first = claims[claims["accountant"] == claims["accountant"].iloc[0]]
     _shade_above(axes, first.set_index("x")["y"])
     axes.set_xlabel("step")
-    axes.set_ylabel("ε")
+    axes.set_ylabel(epsilon_at(estimates["delta"]))
     if len(first) == 1:
         axes.set_xticks(first["x"])
     legend(axes)
@@ -206,6 +207,6 @@ def _epsilon_over_delta(axes: Any, curves: Profile) -> None:
     axes.set_xticks([1e-8, 1e-6, 1e-4, 1e-2], ["1e-8", "1e-6", "1e-4", "1e-2"])
     axes.minorticks_off()
     axes.set_xlabel("δ")
-    axes.set_ylabel("ε")
+    axes.set_ylabel("ε at this δ")
     axes.set_ylim(0, 1.05 * max(tallest, float(np.max(curves.epsilons)), 0.1))
     legend(axes)

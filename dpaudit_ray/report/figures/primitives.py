@@ -1,15 +1,13 @@
 """The shapes that figures are made of, each drawn from a tidy table, and the canvas under them.
 
-Every figure is a PNG: a page that holds it needs no other file and runs nothing of it.
+Every figure of a page is a PNG: the page needs no other file and runs nothing of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -27,40 +25,43 @@ ALARM = "#C2255C"  # of what contradicts a claim, and never alone: a mark or a w
 DASHES = ("-", "--", ":", "-.")  # tell apart more lines than there are colours
 CLAIM: Any = {"color": "black", "marker": "|", "ls": "", "ms": 18, "mew": 2}
 _SHADES = 64  # colours of a file, which makes it a third as large
-_STYLE: Any = {
+# Labels are the user's text, and none of ours is TeX.
+_PLAIN_TEXT: Any = {"text.parse_math": False, "text.usetex": False}
+_STYLE: Any = _PLAIN_TEXT | {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.alpha": 0.25,
     "figure.dpi": 130,
-    "text.parse_math": False,  # labels are the user's text, and none of ours is TeX
-    "text.usetex": False,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-    """A PNG file's content, which notebooks show."""
-
-    content: bytes
-
-    def save(self, path: str | Path) -> None:
-        """Writes it to a file."""
-        Path(path).write_bytes(self.content)
-
-    def _repr_png_(self) -> bytes:
-        return self.content
 
 
 @contextlib.contextmanager
 def canvas(
-    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+    width: float,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+    new: Callable[..., Figure] = Figure,
+    ax: Any = None,
+    **options: Any,
 ) -> Iterator[tuple[Figure, list[Any]]]:
-    """An empty figure of so many inches with its panels, row by row; `options` as in `subplots`."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure, list(figure.subplots(rows, columns, squeeze=False, **options).ravel())
+    """An empty figure of so many inches with its panels, row by row; `options` as in `subplots`.
+
+    `new` makes the figure; where `ax` is given, axes or an array of them, these are the panels.
+    """
+    with mpl.rc_context(_STYLE if ax is None else _PLAIN_TEXT):
+        if ax is None:
+            figure = new(figsize=(width, height), layout="constrained")
+            panels = list(figure.subplots(rows, columns, squeeze=False, **options).ravel())
+            for axes in panels:  # of ticks that are made when the figure is drawn
+                size, alpha = _STYLE["font.size"], _STYLE["grid.alpha"]
+                axes.tick_params(which="both", labelsize=size, grid_alpha=alpha)
+        else:
+            panels = list(np.ravel(np.asarray(ax, dtype=object)))
+            figure = panels[0].figure
+        yield figure, panels
 
 
 @contextlib.contextmanager
@@ -160,6 +161,12 @@ def named_rows(axes: Any, labels: Mapping[float, str]) -> None:
     """Makes the y axis a list of names, each at its height."""
     axes.set_yticks(list(labels), list(labels.values()))
     axes.grid(axis="y", visible=False)
+
+
+def epsilon_at(deltas: Collection[float]) -> str:
+    """What an axis of ε is called, with δ where all that is drawn has the same."""
+    distinct = {*deltas}
+    return f"ε at δ = {distinct.pop():g}" if len(distinct) == 1 else "ε at the δ of each audit"
 
 
 def logarithmic(axes: Any, which: Literal["x", "y"]) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from ...errors import SpecError
 from ...plan.model import PlannedAudit
 from ...stats import Status
 from ...storage.arrays import Arrays
@@ -26,6 +28,7 @@ from .primitives import (
     COLOURS,
     Floats,
     canvas,
+    epsilon_at,
     histograms,
     intervals,
     legend,
@@ -60,7 +63,8 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
     Returns:
         Columns `panel`, `title` (what the labels of its lines share), `line`, `label` (without
         that), `audit`, `step`, `bound` (NaN where there is none yet), `claim` (by the first
-        accountant), and `status`, that of the line's last bounds, empty without any.
+        accountant), `delta` of both, and `status`, that of the line's last bounds, empty without
+        any.
     """
     rows, lines, panels = list[tuple[Any, ...]](), dict[str, int](), dict[Any, int]()
     labels, statuses = dict[int, str](), dict[int, str]()
@@ -80,10 +84,12 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
         accountant, claims = next(iter(audit.claims.items()))
         panel = panels.setdefault((audit.horizons, accountant, claims), len(panels))
         rows += [
-            (panel, line, audit.id, step, bounds["epsilon_lower"].get(step, math.nan), claim)
+            (panel, line, audit.id, step, bounds["epsilon_lower"].get(step, math.nan), claim,
+             cell.audit.delta)
             for step, claim in zip(audit.horizons, claims, strict=True)
-        ]
-    table = pd.DataFrame(rows, columns=["panel", "line", "audit", "step", "bound", "claim"])
+        ]  # fmt: skip
+    columns = ["panel", "line", "audit", "step", "bound", "claim", "delta"]
+    table = pd.DataFrame(rows, columns=columns)
     table = table.sort_values(["panel", "line"], kind="stable")
     titles = dict[int, str]()
     for panel in panels.values():
@@ -139,8 +145,8 @@ def all_figures(run: Run, entries: Entries) -> Iterator[Drawing]:
 
 
 def _bounds(run: Run, entries: Entries) -> Iterator[Drawing]:
-    content = bars_figure(bounds_table(run))
-    yield Drawing("overview", "Lower bound and claim of every audit", content)
+    figure = bars_figure(bounds_table(run))
+    yield Drawing("overview", "Lower bound and claim of every audit", png(figure))
     yield from _of_estimator(run, None, "", ("Lower bounds and claims", "Last bounds and claims"))
 
 
@@ -161,12 +167,12 @@ def _of_estimator(
     bounds, suffix = bounds_table(run, estimator), f"-{estimator}" if estimator else ""
     small = estimator == "closed-form"  # far below its claim
     over_steps, over_key = texts
-    for name, text, content in (
+    for name, text, figure in (
         ("evolution", f"{over_steps} over steps{what}", evolution_figure(bounds, small)),
         ("trend", f"{over_key} over what the sweep varies{what}", trend_figure(run, estimator)),
     ):
-        if content is not None:
-            yield Drawing(f"{name}{suffix}", text, content)
+        if figure is not None:
+            yield Drawing(f"{name}{suffix}", text, png(figure))
 
 
 def _distributions(run: Run, entries: Entries) -> Iterator[Drawing]:
@@ -234,11 +240,11 @@ def _accuracies(run: Run, entries: Entries) -> Iterator[Drawing]:
 # What each figure looks like ---------------------------------------------------------------------
 
 
-def bars_figure(bounds: pd.DataFrame) -> bytes:
-    """A PNG with one bar per line: the mean lower bound, a dot per repetition, the claim as a mark.
+def bars_figure(bounds: pd.DataFrame, **options: Any) -> Figure:
+    """One bar per line: the mean lower bound, a dot per repetition, the claim as a mark.
 
     Bars of one panel stand together below its title; what is not certified is pale. `bounds` is a
-    `bounds_table`.
+    `bounds_table`, `options` are of `canvas`.
     """
     last = last_bounds(bounds)
     names, places = list[tuple[str, str]](), dict[int, int]()  # with their weight, from above
@@ -250,7 +256,7 @@ def bars_figure(bounds: pd.DataFrame) -> bytes:
             names.append((label, "normal"))
     last = last.assign(y=len(names) - 1 - last["line"].map(places))
     lines = last.drop_duplicates("line")
-    with canvas(9, 0.9 + 0.34 * len(names)) as (figure, (axes,)):
+    with canvas(9, 0.9 + 0.34 * len(names), **options) as (figure, (axes,)):
         for kind in lines["kind"].unique():
             bars = lines[lines["kind"] == kind]
             axes.barh(
@@ -271,38 +277,44 @@ def bars_figure(bounds: pd.DataFrame) -> bytes:
         named_rows(axes, dict(zip(heights, (name for name, _ in names), strict=True)))
         for tick, (_, weight) in zip(axes.get_yticklabels(), names, strict=True):
             tick.set_fontweight(weight)
-        axes.set_xlabel("ε")
-        figure.legend(loc="outside upper right", ncols=4, frameon=False)
-        return png(figure)
+        axes.set_xlabel(epsilon_at(last["delta"]))
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False)
+        return figure
 
 
-def evolution_figure(bounds: pd.DataFrame, small: bool = False) -> bytes | None:
-    """A PNG with the bounds over steps, one panel per claim; None when one step alone is recorded.
+def evolution_figure(
+    bounds: pd.DataFrame, small: bool = False, ax: Any = None, **options: Any
+) -> Figure | None:
+    """The bounds over steps, one panel per claim; None when one step alone is recorded.
 
     A line is the mean over repetitions, with the range of them shaded. `small`: bounds are far
-    below their claims, so that only a logarithmic axis shows both.
+    below their claims, so that only a logarithmic axis shows both. `ax` and `options` are of
+    `canvas`. Raises SpecError where `ax` are fewer axes than panels.
     """
     panels = [panel for _, panel in bounds.groupby("panel") if panel["step"].nunique() > 1]
     if not panels:
         return None
     columns = min(_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
-    with canvas(max(2.7 * columns, 6.0), 2.9 * rows, rows, columns) as (figure, grid):
+    size = max(2.7 * columns, 6.0), 2.9 * rows
+    with canvas(*size, rows, columns, ax=ax, **options) as (figure, grid):
+        if len(grid) < len(panels):
+            raise SpecError("ax", f"must be {len(panels)} axes, one for each claim: {len(grid)}")
         for axes, panel in zip(grid, panels, strict=False):
             claim = panel.drop_duplicates("step").rename(columns={"step": "x", "claim": "y"})
             lines(axes, claim.assign(series="claim"), color="black")
             lines(axes, _evolution(panel), marker="o", ms=2.5)
             axes.set_title(panel["title"].iloc[0], fontsize=8)
             axes.set_xlabel("step")
-            axes.set_ylabel("ε")
+            axes.set_ylabel(epsilon_at(panel["delta"]))
             if small:
                 logarithmic(axes, "y")
             else:
                 axes.set_ylim(bottom=0)
-        _legends(figure, grid[: len(panels)])
-        for axes in grid[len(panels) :]:
-            axes.set_visible(False)
-        return png(figure)
+        _legends(figure, grid[: len(panels)], together=ax is None)
+        for axes in grid[len(panels) :] if ax is None else ():
+            axes.remove()
+        return figure
 
 
 def _evolution(panel: pd.DataFrame) -> pd.DataFrame:
@@ -320,10 +332,10 @@ def _evolution(panel: pd.DataFrame) -> pd.DataFrame:
     return means.assign(series=names.where(certain, names + " (" + means["status"] + ")"))
 
 
-def _legends(figure: Any, grid: Sequence[Any]) -> None:
-    """One legend below where it fits all panels, else one in each."""
+def _legends(figure: Any, grid: Sequence[Any], together: bool) -> None:
+    """One legend below where it fits all panels, and they may have one, else one in each."""
     handles = [axes.get_legend_handles_labels() for axes in grid]
-    if len({tuple(labels) for _, labels in handles}) == 1 and len(grid) > 1:
+    if together and len({tuple(labels) for _, labels in handles}) == 1 and len(grid) > 1:
         columns = min(len(handles[0][1]), 6)
         figure.legend(
             *handles[0], loc="outside lower center", ncols=columns, frameon=False, fontsize=7
@@ -333,15 +345,14 @@ def _legends(figure: Any, grid: Sequence[Any]) -> None:
         legend(axes, size=6)
 
 
-def trend_figure(run: Run, estimator: str | None = None) -> bytes | None:
-    """A PNG with a line for each choice of the other keys; every audit's own estimator for None.
+def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
+    """A line for each choice of the other keys; every audit's own estimator for None.
 
     None unless one key of the grid alone has three numbers or more, beside seeds.
     """
     grid = {key: list(values) for key, values in dict(run.sweep.raw.get("grid") or {}).items()}
     many = [key for key, values in grid.items() if is_axis(key, values)]
-    cells = math.prod(len(values) for values in grid.values())
-    if len(many) != 1 or cells != len(run.plan.audits):
+    if len(many) != 1:
         return None
     (key,), name = many, many[0].rpartition(".")[2]
     rows = []
@@ -365,9 +376,9 @@ def trend_figure(run: Run, estimator: str | None = None) -> bytes | None:
         if 0 < _WIDE * min(grid[key]) < max(grid[key]):
             logarithmic(axes, "x")
         axes.set_xlabel(name)
-        axes.set_ylabel("ε")
+        axes.set_ylabel(epsilon_at([cell.audit.delta for cell in run.sweep.cells]))
         figure.legend(loc="outside right upper", frameon=False, fontsize=7)
-        return png(figure)
+        return figure
 
 
 def is_axis(key: str, values: list[Any]) -> bool:
