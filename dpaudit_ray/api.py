@@ -39,7 +39,6 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     show: Callable[[Progress], None] | None = None,
     *,
     retry_failed: bool = False,
-    accept_changed_code: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     phase: Callable[[str], None] = lambda phase: None,
     report: bool = False,
@@ -58,8 +57,6 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         show: called about twice a second with a snapshot; by default a notebook shows it.
         retry_failed: run packs again that failed in an earlier try, several times each; where the
             code does not give the same scores each time, their trials stay misses.
-        accept_changed_code: go on where the run so far was computed by other code; estimates of
-            audits with trials of both are marked.
         tell: called with a line for the user when a run is resumed, or something is given up, or
             takes long.
         phase: called with what is begun now, before and after there are snapshots to show; theirs
@@ -88,11 +85,11 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     phase("loading the data")
     check_inputs(prepared)
     phase("planning")
-    planning.preview(prepared, directory, accept_changed_code)  # what cannot be leaves no trace
+    planning.preview(prepared, directory)  # what cannot be leaves no trace
     directory.require_writable()
     stop = Stop(prepared.resources.grace_seconds, tell)
     with stop.listening(), lease.held(directory) as held:
-        plan = planning.open_run(prepared, held.run, accept_changed_code, tell)
+        plan = planning.open_run(prepared, held.run, tell)
         running = held.run.patient(patience.RUNNING)
         job = _Job(prepared, plan, running, held, stop, show or notebook_progress(), tell, phase)
         with contextlib.ExitStack() as beside:

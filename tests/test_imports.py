@@ -335,9 +335,8 @@ def test_a_job_is_trusted_with_as_much(folder, monkeypatch):
     monkeypatch.setattr(submission, "JobsClient", Cluster)
     write_sweep(folder, function("own_names:train"))
     where = ("--address", Cluster.address, "--storage-path", "/shared/runs", "--no-wait")
-    more = ("--trust", "own_names", "--accept-changed-code")
-    assert dpaudit("submit", "sweep.yaml", *where, *more).code == 0
-    assert jobs[0].endswith("--storage-path /shared/runs --accept-changed-code --trust own_names")
+    assert dpaudit("submit", "sweep.yaml", *where, "--trust", "own_names").code == 0
+    assert jobs[0].endswith("--storage-path /shared/runs --trust own_names")
     assert jobs[0].startswith("python -m dpaudit_ray run sweep.yaml ")
     assert dpaudit("submit", "sweep.yaml", *where, "--python", "/opt/a b/bin/python").code == 0
     assert jobs[1].startswith("'/opt/a b/bin/python' -m dpaudit_ray run sweep.yaml ")

@@ -89,7 +89,6 @@ _RUN = "A run directory, or its s3:// or gs:// address."
 _SET = "Changes a value: --set audit.trials=200."
 _TRUST_TO_RUN = "Modules that the sweep may import, with all below them: a,b.c; else any."
 _TRUST_TO_READ = "Modules of the run's author that may be imported: a,b.c; else none."
-_CHANGED_CODE = "Go on with other code; marks estimates."
 _WIDE = "All columns, in lines that may be longer than this terminal's."
 
 Sweep = Annotated[str, typer.Argument(help="A sweep file.", autocompletion=complete_sweep)]
@@ -102,6 +101,5 @@ Trusted = Annotated[
 TrustedToRead = Annotated[
     str | None, typer.Option("--trust", help=_TRUST_TO_READ, callback=_trust(reads=True))
 ]
-ChangedCode = Annotated[bool, typer.Option("--accept-changed-code", help=_CHANGED_CODE)]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Wide = Annotated[bool, typer.Option("--wide", help=_WIDE, callback=terminal.show_all_columns)]

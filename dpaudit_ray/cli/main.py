@@ -21,6 +21,10 @@ from . import judge_verbs, read_verbs, run_verbs, start_verbs, terminal
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)
 _MAX_WORD = 400  # characters of a word in a message; no path and no name is longer
 _MAX_MISTAKES = 20  # that are shown of one sweep file
+# Options of earlier versions, and what there is in their place.
+_TAKEN_OUT = {
+    "--accept-changed-code": "a run is of one version of the code: use a new name and a new seed",
+}
 _RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the driver of a job
 
 app = typer.Typer(
@@ -104,6 +108,8 @@ def _error_lines(error: Exception) -> list[str]:
     message = str(getattr(error, "format_message", error.__str__)())
     verb = getattr(getattr(error, "ctx", None), "command_path", "dpaudit")
     plain = message.replace("Value error, ", "").removesuffix(".")
+    for option in _TAKEN_OUT.keys() & set(plain.split()):
+        return [f"{option} was taken out; {_TAKEN_OUT[option]}"]
     return [f"{plain}; see {verb} --help"] if plain else []
 
 

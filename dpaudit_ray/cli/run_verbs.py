@@ -11,7 +11,7 @@ from ..errors import Exit
 from ..orchestration import ExecutorName
 from ..printable import printable
 from . import tables, terminal
-from .arguments import ChangedCode, Set, StoragePath, Sweep, Trusted, Wide, complete_sweep
+from .arguments import Set, StoragePath, Sweep, Trusted, Wide, complete_sweep
 
 app = typer.Typer()
 _MAX_NAMES = 20  # files that are not sent and are named
@@ -28,7 +28,6 @@ def run(  # noqa: PLR0913 (options of a command line)
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run packs again that failed before.")
     ] = False,
-    accept_changed_code: ChangedCode = False,
     trust: Trusted = None,
     page: Annotated[
         bool, typer.Option("--report", help="Keep the report's page fresh meanwhile.")
@@ -47,8 +46,7 @@ def run(  # noqa: PLR0913 (options of a command line)
         try:
             result = api.run(
                 sweep, storage_path, executor, address, parse_changes(changes), display,
-                retry_failed=retry_failed, accept_changed_code=accept_changed_code,
-                tell=display.tell, phase=display.phase, report=page,
+                retry_failed=retry_failed, tell=display.tell, phase=display.phase, report=page,
             )  # fmt: skip
         except KeyboardInterrupt:
             display.tell(_STOPPED)
@@ -128,7 +126,6 @@ def submit(  # noqa: PLR0913 (options of a command line)
         list[str] | None, typer.Option(help="Not sent: a name or path with wildcards.")
     ] = None,
     wait: Annotated[bool, typer.Option(help="Follow the log and exit as the sweep does.")] = True,
-    accept_changed_code: ChangedCode = False,
     python: Annotated[
         str,
         typer.Option(
@@ -150,7 +147,6 @@ def submit(  # noqa: PLR0913 (options of a command line)
             rest = f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES)
             terminal.complain(f"not sent, {reason.value}: {', '.join(names[:_MAX_NAMES])}{rest}")
     options = [word for change in changes or () for word in ("--set", change)]
-    options += ["--accept-changed-code"] * accept_changed_code
     options += [] if trust is None else ["--trust", trust]
     job = SweepJob(prepared, sweep, storage_path, package, options, python)
     cluster = JobsClient(address, terminal.complain)

@@ -154,11 +154,10 @@ def _notes(rows: Sequence[dict[Any, Any]]) -> list[Any] | None:
 def _explain_words(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
     """Prints what the words in the rows mean, and the level of their bounds."""
     from ..report import words
-    from ..stats import Status
 
     statuses = {row["status"] for row in rows}
     sentences = [words.CERTIFIED, *words.conditions(statuses, run.sweep.cells)]
-    sentences += [words.MIXED] * (Status.MIXED in statuses) + [words.ANY]
+    sentences += [words.ANY]
     if run.sweep.budget.audits:
         sentences.append(words.level(run.sweep.budget))
     sentences += [_ABOVE_CLAIM] * any(_bound(row).above_claim for row in rows)
@@ -187,8 +186,6 @@ def show_verdict(judged: RunVerdict) -> None:
         ]  # fmt: skip
         terminal.explain_left_out(terminal.show_table(title, columns, rows, _SPARE_IN_VERDICTS))
         terminal.explain(_VERDICT_COLUMNS)
-        if any(audit.mixed for audit in judged.audits):
-            terminal.explain(verdict.MIXED)
         for audit in judged.audits:
             if audit.lopsided:
                 outside, inside = audit.diverged

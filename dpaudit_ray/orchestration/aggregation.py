@@ -378,8 +378,6 @@ class AuditState:
         bound = self._live.bound(cell.audit.delta, cell.audit.confidence)
         alarm = self._alarm.bound(cell.audit.delta, self._budget.each_audit)
         shown = bound.given(cell.mechanism.trade_off(cell.adversary, self._last_step))
-        if self._audit.mixed:
-            shown = dataclasses.replace(shown, status=stats.Status.MIXED)
         return shown, alarm.epsilon_lower
 
     def _go_on(self) -> None:
@@ -623,8 +621,6 @@ class Estimates:
         second is NaN for what no decision may rest on (yet).
         """
         level = self._cell.audit
-        if self._audit.mixed:
-            return dataclasses.replace(bound, status=Status.MIXED), math.nan
         if not state.time_uniform() and bound.status not in _CLAIM_NO_LEVEL:
             partial = bound.trials < self._audit.looks[0] and not state.interim_valid
             if self._audit.extended:
@@ -644,8 +640,6 @@ class Estimates:
 
         `bounds` are those of the states of this step.
         """
-        if self._audit.mixed:
-            return None
         states = zip(self._states[index], bounds, strict=True)
         candidates = [*exact, *(bound for state, bound in states if self._holds_at_last(state))]
         if self._free is not None and index == len(self._audit.horizons) - 1:

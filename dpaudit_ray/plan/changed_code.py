@@ -1,4 +1,4 @@
-"""A run that is resumed with other code: refused, or followed and marked.
+"""A run that is resumed with other code is refused: it is of one version.
 
 The run directory has a copy of the user's modules, `code/<SHA-256>.py`: a digest says that there is
 a difference, and only the text says which, months later and on another machine.
@@ -27,24 +27,20 @@ def followed(
     plan: Plan,
     previous: Plan,
     run: RunDirectory,
-    accept: bool,
     tell: Callable[[str], None],
 ) -> Plan:
-    """The plan, with the codes that computed its trials so far and will compute the others.
-
-    It follows `previous`, and was made by the code as it is now.
+    """The plan, which was made by the code as it is now, with the code that computed `previous`.
 
     A run of which nothing was computed takes the code as it is. A run without trials left may go
     on with another version of a package, but not with other modules of the user's.
 
     Raises:
-        ChangedCodeError: trials were computed by other code, and that is not accepted.
+        ChangedCodeError: trials were computed by other code.
     """
     before = previous.code
     if before[-1] == plan.code[-1]:
         return dataclasses.replace(plan, code=before)
-    begun = _begun(plan, run)
-    if not begun:
+    if not _begun(plan, run):
         return plan
     then, now = before[-1], plan.code[-1]
     remains = next(plan.remaining(run), None) is not None
@@ -53,19 +49,10 @@ def followed(
         tell(f"{run.location} goes on elsewhere ({_listed(harmless)}): last bits may differ")
     if not grave or not (remains or then.modules != now.modules):
         return dataclasses.replace(plan, code=before)
-    if not accept:
-        raise ChangedCodeError(
-            f"{run.location} was run with other code ({_listed(grave)}); {RESTORE}; "
-            "--accept-changed-code goes on, and marks the estimates",
-            tuple(_diff(then, now, sweep, run)),
-        )
-    tell(f"{run.location} goes on with other code ({_listed(grave)}); its estimates are marked")
-    left = {pack.audit for pack in plan.remaining(run)}
-    audits = tuple(
-        dataclasses.replace(audit, mixed=audit.mixed or index in begun & left)
-        for index, audit in enumerate(plan.audits)
+    raise ChangedCodeError(
+        f"{run.location} was run with other code ({_listed(grave)}); {RESTORE}",
+        tuple(_diff(then, now, sweep, run)),
     )
-    return dataclasses.replace(plan, audits=audits, code=(*before, now))
 
 
 def keep_sources(sweep: Sweep, run: RunDirectory) -> None:

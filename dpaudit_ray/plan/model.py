@@ -75,11 +75,10 @@ class PlannedAudit:
     """One audit with fixed pack bounds. `claims` maps an accountant to ε at each horizon.
 
     `declared` are the numbers of trials that were declared in turn, the last one `trials`; growth
-    was planned with the first of them, `up_to` that many (None: it was not). `mixed`:
-    its trials were computed by more than one version of the code. `claimed` is what accountants
-    were asked at each horizon, where it takes code of somebody's own to tell. So many trials in a
-    row as it has `canaries` are of one training, and a pack holds whole trainings; 0 stands for all
-    trials, in however many packs. Its packs wait for `preparation`.
+    was planned with the first of them, `up_to` that many (None: it was not). `claimed` is what
+    accountants were asked at each horizon, where it takes code of somebody's own to tell. So many
+    trials in a row as it has `canaries` are of one training, and a pack holds whole trainings; 0
+    stands for all trials, in however many packs. Its packs wait for `preparation`.
     """
 
     id: str
@@ -90,7 +89,6 @@ class PlannedAudit:
     claims: Mapping[str, tuple[float, ...]]
     packs: tuple[tuple[int, int], ...]
     declared: tuple[int, ...]
-    mixed: bool = False
     claimed: tuple[Claimed, ...] | None = None
     canaries: int = 1
     preparation: PlannedPreparation | None = None

@@ -40,12 +40,9 @@ def kept(sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]) -> Sweep:
 def preview(
     sweep: Sweep,
     run: RunDirectory,
-    accept_changed_code: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Plan:
     """The plan that `open_run` would follow; changes nothing.
-
-    `accept_changed_code`: go on where the code is another one than that of the run so far.
 
     Raises:
         RunDirectoryError: the directory belongs to another sweep (the message shows the
@@ -75,13 +72,12 @@ def preview(
     if difference := inputs.other(previous.data, plan.data):
         raise RunDirectoryError(f"{run.location} was run on other data ({difference}); {RESTORE}")
     plan = dataclasses.replace(plan, data=previous.data)
-    return changed_code.followed(sweep, plan, previous, run, accept_changed_code, tell)
+    return changed_code.followed(sweep, plan, previous, run, tell)
 
 
 def open_run(
     sweep: Sweep,
     run: RunDirectory,
-    accept_changed_code: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Plan:
     """Starts, resumes or extends a run: writes what is missing and returns the plan.
@@ -89,7 +85,7 @@ def open_run(
     Raises:
         RunDirectoryError: what `preview` raises, and where the directory cannot be written.
     """
-    plan = preview(sweep, run, accept_changed_code, tell)
+    plan = preview(sweep, run, tell)
     run.require_writable()
     if next(plan.remaining(run, outcomes.decided(run, sweep, plan)), None) is not None:
         run.set_complete(False)

@@ -59,7 +59,6 @@ def _plan_audit(
         claims=old.claims if old else claims.claimed_epsilons(cell),
         packs=(*kept, *cut(start, trials, size)),
         declared=_declared(trials, old.declared if old else (), extends),
-        mixed=old.mixed if old else False,
         claimed=claims.asked(cell) if cell.foreign or cell.mechanism.claim_reads_data else None,
         canaries=cell.canaries if cell.mechanism.sampled else 1,
         up_to=cell.audit.up_to if cell.mechanism.sampled else None,

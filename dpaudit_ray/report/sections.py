@@ -159,7 +159,6 @@ def _reading(run: Run) -> Content:
         "conditions": words.conditions(statuses, run.sweep.cells),
         "level": words.level(budget) if budget.audits else "",
         "best": best(run) if budget.parts > 1 else None,
-        "mixed": any(audit.mixed for audit in run.plan.audits),
     }
 
 

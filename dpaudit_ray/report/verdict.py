@@ -44,10 +44,6 @@ from .tables import EXACT, Run
 EXACT_TOLERANCE, _ROUNDING = 1e-5, 1e-9
 FILE = "verdict.json"
 QUICK_TRIALS = 200_000  # up to so many are judged while somebody waits for something else
-MIXED = (
-    "the code was changed while an audit ran: a violation is one of some version of it, and no "
-    "version is CONSISTENT"
-)
 
 
 class Verdict(StrEnum):
@@ -68,9 +64,8 @@ class AuditVerdict:
     than noise multiplier `effective_noise` (None: any noise would do); `power` is the chance that
     noise of 0.7 of the claimed one would have been found. `diverged` counts trainings per world,
     (out, in); where they are `lopsided`, diverging depends on the bit and nothing is CONSISTENT;
-    nor is anything whose trials more than one version of the code computed (`mixed`), or that has
-    a bound `above` its claim which holds together with all others of the run. `enough` trials
-    would give the audit of a run that is nearest to it the power that it lacks; None if none X
+    nor is anything that has a bound `above` its claim which holds together with all others of the
+    run. `enough` trials would give the power that it lacks to the audit that is nearest to it.
     """
 
     label: str
@@ -87,7 +82,6 @@ class AuditVerdict:
     power: float
     diverged: tuple[int, int] = (0, 0)
     lopsided: bool = False
-    mixed: bool = False
     above: bool = False
     enough: int | None = None
     remark: str = ""
@@ -217,7 +211,7 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
     verdict, effective_noise = Verdict.INCONCLUSIVE, None
     if refuted_after is not None:
         verdict = Verdict.VIOLATION
-    elif done and strong and not (test.lopsided or audit.mixed or above):
+    elif done and strong and not (test.lopsided or above):
         verdict = Verdict.CONSISTENT
     if thorough or verdict is Verdict.VIOLATION:
         effective_noise = test.effective_noise(family, noise, alpha)
@@ -236,7 +230,6 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
         power=chance,
         diverged=test.diverged,
         lopsided=test.lopsided,
-        mixed=audit.mixed,
         above=above,
         remark=accounting.remark(claimed.training, accountant),
     )
@@ -347,7 +340,7 @@ def _basis(run: Run) -> str:
     basis = [
         __version__,
         run.plan.fingerprint,
-        [[audit.trials, run.done(audit), audit.mixed] for audit in run.plan.audits],
+        [[audit.trials, run.done(audit)] for audit in run.plan.audits],
         sorted(str(failure.pack) for failure in outcomes.failed(run.directory, run.plan)),
         [dataclasses.astuple(kind) for kind in outcomes.read(run.directory, run.plan).missed],
         run.directory.complete,
@@ -431,8 +424,6 @@ def _reason(run: Run, index: int, failed: int, audit: AuditVerdict) -> str:
     if audit.lopsided:
         outside, inside = audit.diverged
         return f"diverging depends on the canary: {inside:,} trainings with it, {outside:,} without"
-    if audit.mixed:
-        return "the code was changed while it ran"
     return (
         f"the audit is too weak to tell: with {ALTERNATIVE:g} of the claimed noise it would "
         f"have shown that with a chance of {audit.power:.0%}"

@@ -24,9 +24,6 @@ AS_WRITTEN = (
     "bounds are as estimates.parquet has them; `dpaudit check` derives them again from the scores"
 )
 INTERIM = "interim: holds for that many trials, not for looking until it suits"
-MIXED = (
-    "mixed-code: the code was changed while the audit ran; these numbers are of no version of it"
-)
 ABOVE = (
     "above its claim: so is a bound that holds together with all others of the run; the verdict "
     "goes by a test of the whole claim, and is never CONSISTENT beside such a bound"

@@ -20,7 +20,6 @@ class Status(StrEnum):
     PAPER = "paper"  # as a paper published it; not valid at its level
     INTERIM = "interim"  # holds for a number of trials declared beforehand; these are fewer
     EXTENDED = "extended"  # the same; that number was raised after looking
-    MIXED = "mixed-code"  # of trials that more than one version of the code computed: of no one
 
     @property
     def holds(self) -> bool:

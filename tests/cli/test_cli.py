@@ -507,6 +507,11 @@ def test_a_storage_path_that_is_none(storage, sweep):
         (["plan"], "Missing argument 'sweep'; see dpaudit plan --help"),
         (["plan", "a", "b"], "Got unexpected extra argument(s) (b); see dpaudit plan --help"),
         (["plan", "a", "--foo"], "No such option: --foo; see dpaudit plan --help"),
+        (
+            ["run", "a", "--accept-changed-code"],
+            "--accept-changed-code was taken out; a run is of one version of the code: use a new "
+            "name and a new seed",
+        ),
         (["run", "a", "--set"], "Option '--set' requires an argument; see dpaudit --help"),
         (
             ["run", "a", "--executor", "x"],

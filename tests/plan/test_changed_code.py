@@ -1,4 +1,4 @@
-"""A run is of one version of the code: another one is refused with what has changed, or marked."""
+"""A run is of one version of the code: another one is refused with what has changed."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ import pytest
 
 from dpaudit_ray.plan import provenance
 from dpaudit_ray.plan.provenance import Code
-from tests.command import Outcome, dpaudit, inline, refused, write_sweep
+from tests.command import Outcome, inline, refused, write_sweep
 
 TRAIN = """
 import numpy as np
@@ -126,7 +126,7 @@ def test_other_code_is_refused_with_a_diff(more, sweep):
     assert outcome.err.splitlines() == [
         f"dpaudit: {sweep.parent}/runs/own was run with other code (own_package.noise has SHA-256 "
         f"{old[:12]}... there, SHA-256 {new[:12]}... here); restore it, or use a new name and a "
-        "new seed; --accept-changed-code goes on, and marks the estimates",
+        "new seed",
         "--- own_package.noise there",
         "+++ own_package.noise here",
         "@@ -6,2 +6,2 @@",
@@ -150,61 +150,13 @@ def test_a_long_diff_is_cut_and_holds_no_escape_codes(sweep):
     assert "\x1b" not in outcome.err
 
 
-def test_code_that_was_accepted_marks_the_estimates(sweep):
+def test_trials_of_several_versions_are_read_no_more(sweep):
     assert run(sweep).code == 0
-    assert "certified" in dpaudit("status", sweep.parent / "runs/own").out
-    changed(sweep.parent)
-    outcome = run(sweep, *EXTENDED, "--accept-changed-code")
-    assert outcome.code == 0, outcome.err
-    assert "goes on with other code (own_package.noise has SHA-256" in outcome.err
-    assert len(plan(sweep)["code"]) == 2
-    assert plan(sweep)["audits"][0]["mixed"] is True
-    where = sweep.parent / "runs/own"
-    rows = json.loads(dpaudit("report", where, "--format", "json").out)
-    assert {row["status"] for row in rows} == {"mixed-code"}
-    assert {row["epsilon_lower_free"] for row in rows} == {None}
-    for verb in (("status",), ("report", "--format", "table")):
-        shown = dpaudit(*verb, where).out
-        assert "mixed-code" in shown
-        assert " certified " not in shown.replace("certified: exceeds", "").replace(
-            "eps certified", ""
-        )
-    assert dpaudit("report", where).code == 0
-    page = (where / "report.html").read_text()
-    assert "mixed-code" in page
-    assert '<span class="tag certified">' not in page
-    found = json.loads(dpaudit("verify", where, "--json").out)
-    assert [audit["mixed"] for audit in found["audits"]] == [True]
-    assert "no version is CONSISTENT" in " ".join(dpaudit("verify", where).out.split())
-    # What was accepted is the code of the run from now on.
-    again = run(sweep, *EXTENDED)
-    assert again.code == 0, again.err
-    assert "mixed-code" in again.out
-
-
-def test_the_live_bound_of_a_mixed_audit_says_so(sweep):
-    assert run(sweep).code == 0
-    changed(sweep.parent)
-    outcome = run(sweep, *EXTENDED, "--accept-changed-code")
-    progress = [line for line in outcome.out.splitlines() if "any time" in line]
-    assert progress
-    assert all("(mixed-code, any time)" in line for line in progress)
-
-
-def test_audits_of_one_version_each_are_not_marked(sweep, folder):
-    """Of three, one is complete when the code changes, one has begun, one has not."""
-    raw = sweep.read_text() + "grid:\n  mechanism.noise_multiplier: [2, 3, 4]\n"
-    sweep.write_text(raw)
-    assert run(sweep).code == 0
-    _, second, third = sorted((folder / "runs/own/scores").iterdir())
-    (second / "30-39.parquet").unlink()
-    for file in third.iterdir():
-        file.unlink()
-    (folder / "runs/own/_SUCCESS").unlink()
-    changed(folder)
-    assert run(sweep).code == 2
-    assert run(sweep, "--accept-changed-code").code == 0
-    assert ["mixed" in audit for audit in plan(sweep)["audits"]] == [False, True, False]
+    file = sweep.parent / "runs/own/plan.json"
+    raw = plan(sweep)
+    raw["audits"][0]["mixed"] = True
+    file.write_text(json.dumps(raw))
+    assert "were computed by several versions of the code" in refused("status", file.parent)
 
 
 def test_a_run_of_which_nothing_was_computed_takes_the_code_as_it_is(sweep, folder):
@@ -217,7 +169,6 @@ def test_a_run_of_which_nothing_was_computed_takes_the_code_as_it_is(sweep, fold
     (code,) = plan(sweep)["code"]
     digest = hashlib.sha256((folder / "own_package/noise.py").read_bytes()).hexdigest()
     assert code["modules"]["own_package.noise"] == digest
-    assert "mixed-code" not in outcome.out
 
 
 def test_another_version_of_a_package_is_refused_where_trials_are_left(sweep, monkeypatch):

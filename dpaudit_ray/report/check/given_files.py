@@ -135,7 +135,6 @@ def _planned(index: int, cell: Cell, given: Given, recorded: bool) -> dict[str, 
     fields: dict[str, Any] = {
         "label": printable(cell.label),
         "trials": cell.audit.trials if sampled and not untold else 0,
-        "mixed": audit.mixed and len(plan.code) > 1,
         "up_to": cell.audit.up_to if sampled and not untold else None,
     }
     if not cell.unread:
