@@ -41,7 +41,6 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     retry_failed: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     phase: Callable[[str], None] = lambda phase: None,
-    report: bool = False,
 ) -> Result:
     """Runs a sweep, or resumes it when its run directory exists.
 
@@ -61,7 +60,6 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
             takes long.
         phase: called with what is begun now, before and after there are snapshots to show; theirs
             is `Progress.phase`.
-        report: keep report.html fresh meanwhile, from a process beside this one.
 
     Raises:
         DpauditError: one line for the user; see `dpaudit_ray.errors`.
@@ -92,12 +90,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         plan = planning.open_run(prepared, held.run, tell)
         running = held.run.patient(patience.RUNNING)
         job = _Job(prepared, plan, running, held, stop, show or notebook_progress(), tell, phase)
-        with contextlib.ExitStack() as beside:
-            if report:
-                from .report import page
-
-                beside.enter_context(page.beside(directory))
-            return job.run(executor, address, retry_failed)
+        return job.run(executor, address, retry_failed)
 
 
 @dataclasses.dataclass(frozen=True)

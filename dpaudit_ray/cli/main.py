@@ -23,6 +23,8 @@ _MAX_WORD = 400  # characters of a word in a message; no path and no name is lon
 _MAX_MISTAKES = 20  # that are shown of one sweep file
 # Options of earlier versions, and what there is in their place.
 _TAKEN_OUT = {
+    "--report": "`dpaudit report RUN` writes the page, also of a run that goes on",
+    "--watch": "`dpaudit report RUN` again writes the page anew",
     "--accept-changed-code": "a run is of one version of the code: use a new name and a new seed",
 }
 _RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the driver of a job

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import Exit, SpecError
 from . import tables, terminal
 from .arguments import AsJson, RunPath, TrustedToRead, Wide
 
@@ -49,23 +48,10 @@ def status(
 def report(
     run: RunPath,
     format: Annotated[ReportFormat, typer.Option(help="What to write.")] = ReportFormat.html,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Write the page anew until the run is complete.")
-    ] = False,
     trust: TrustedToRead = None,
     wide: Wide = False,
 ) -> None:
     """Figures and tables of a run; one that is not complete is marked interim."""
-    if watch:
-        from ..report import page
-
-        if format is not ReportFormat.html:
-            raise SpecError("--watch", f"writes a page, not {format.value}; leave out --format")
-        try:
-            page.follow(run, terminal.say)
-        except KeyboardInterrupt:
-            raise typer.Exit(Exit.STOPPED) from None
-        return
     opened = open_run(run)
     if format is ReportFormat.html:
         from ..report import page

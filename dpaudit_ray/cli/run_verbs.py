@@ -29,9 +29,6 @@ def run(  # noqa: PLR0913 (options of a command line)
         bool, typer.Option("--retry-failed", help="Run packs again that failed before.")
     ] = False,
     trust: Trusted = None,
-    page: Annotated[
-        bool, typer.Option("--report", help="Keep the report's page fresh meanwhile.")
-    ] = False,
     wide: Wide = False,
 ) -> None:
     """Starts a sweep, or resumes it when its run directory exists. A sweep file is code."""
@@ -46,7 +43,7 @@ def run(  # noqa: PLR0913 (options of a command line)
         try:
             result = api.run(
                 sweep, storage_path, executor, address, parse_changes(changes), display,
-                retry_failed=retry_failed, tell=display.tell, phase=display.phase, report=page,
+                retry_failed=retry_failed, tell=display.tell, phase=display.phase,
             )  # fmt: skip
         except KeyboardInterrupt:
             display.tell(_STOPPED)

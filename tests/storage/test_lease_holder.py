@@ -1,7 +1,6 @@
-"""Who drives a run, as `status` tells it on any machine; a page that follows a run."""
+"""Who drives a run, as `status` tells it on any machine."""
 
 import json
-import re
 import socket
 import threading
 import time
@@ -11,17 +10,11 @@ from typing import Any
 
 import pytest
 
-import dpaudit_ray as da
 from dpaudit_ray.orchestration.trainer import PackTrainer
-from dpaudit_ray.report import page
-from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage import lease
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
-from tests.command import dpaudit, inline, refused, write_sweep
-from tests.report.handed import played
-
-REFRESH = re.compile(r'<meta http-equiv="refresh" content="(\d+)">')
+from tests.command import dpaudit, inline, write_sweep
 
 
 @pytest.fixture
@@ -120,66 +113,3 @@ def test_status_knows_the_driver_and_the_failures_while_the_sweep_runs(
     after = dpaudit("status", tmp_path / "tiny").out
     assert after.splitlines()[-1].startswith("not complete: all that is left has failed; ")
     assert json.loads(dpaudit("status", tmp_path / "tiny", "--json").out)["driver"] is None
-
-
-class TestPage:
-    def test_it_is_written_anew_while_the_run_goes_on_and_ends_with_it(
-        self, sweep, tmp_path, monkeypatch
-    ):
-        train, trained = PackTrainer.train, threading.Semaphore(9)  # packs of 18
-        file = tmp_path / "tiny/report.html"
-
-        def waiting(self: PackTrainer, pack: Any, *how: Any) -> PackScores:
-            assert trained.acquire(timeout=300)
-            return train(self, pack, *how)
-
-        monkeypatch.setattr(PackTrainer, "train", waiting)
-        driver = threading.Thread(target=da.run, args=(sweep, str(tmp_path), "inline"))
-        driver.start()
-        pages: list[str] = []
-        lines: list[str] = []
-
-        def pause(seconds: float) -> bool:
-            assert seconds >= page.AGAIN_SECONDS
-            pages.append(file.read_text())
-            if "10 / 90" in pages[-1] or "90 / 90" in pages[-1]:
-                trained.release(9)
-                driver.join(200)
-            return False
-
-        while not (tmp_path / "tiny/plan.json").exists():
-            time.sleep(0.05)
-        page.follow(str(tmp_path / "tiny"), lines.append, pause)
-        assert REFRESH.findall(pages[0]) == ["10"]
-        assert "Interim" in pages[0]
-        last = file.read_text()
-        assert not REFRESH.findall(last)
-        assert "Interim" not in last
-        assert last.count("90 / 90") == 2
-        assert lines == [lines[0], str(file)]
-        assert f"{file} is written anew" in lines[0]
-
-    def test_without_news_it_is_left_alone(self, light, tmp_path, monkeypatch):
-        played(light, tmp_path, 2)
-        written: list[float | None] = []
-        write = page.write
-
-        def counting(run: Run, again: float | None = None) -> str:
-            written.append(again)
-            return write(run, again)
-
-        monkeypatch.setattr(page, "write", counting)
-        pauses = iter([False, False, True])
-        page.follow(str(tmp_path / "tiny"), lambda line: None, lambda seconds: next(pauses))
-        assert written == [page.AGAIN_SECONDS, None]
-
-    def test_a_run_can_keep_its_page_by_itself_and_so_can_the_verb(self, sweep, tmp_path):
-        assert inline(sweep, tmp_path, "--report").code == 0
-        html = (tmp_path / "tiny/report.html").read_text()
-        assert html.count("90 / 90") == 2
-        assert not REFRESH.findall(html)
-        outcome = dpaudit("report", tmp_path / "tiny", "--watch")
-        assert (outcome.code, outcome.out) == (0, f"{tmp_path}/tiny/report.html\n")
-        said = refused("report", tmp_path / "tiny", "--watch", "--format", "csv")
-        assert said == "--watch: writes a page, not csv; leave out --format"
-        assert "nowhere" in refused("report", tmp_path / "nowhere", "--watch")
