@@ -89,7 +89,7 @@ class SweepJob:
                 "nodes mount (/shared/runs), or an address (s3://bucket/runs)",
             )
         place = normalized_storage_path(storage_path)
-        command = [python, "-m", "dpaudit_ray", "run", relative.as_posix(), "--report"]
+        command = [python, "-m", "dpaudit_ray", "run", relative.as_posix()]
         self.sweep, self.package, self.run = sweep, package, f"{place}/{sweep.name}"
         self.entrypoint = shlex.join([*command, "--storage-path", place, *options])
         # `ray job stop` kills after 3 s unless it is told otherwise.
@@ -262,7 +262,7 @@ def normalized_storage_path(path: str) -> str:
 
 
 def job_metadata(sweep: Sweep, run: str) -> dict[str, str]:
-    """What a job carries besides its number; the page is written while the sweep runs.
+    """What a job carries besides its number.
 
     `job_name` is what Ray itself calls a job by, in its dashboard's API and its metrics.
     """
@@ -279,7 +279,6 @@ def job_metadata(sweep: Sweep, run: str) -> dict[str, str]:
         "job_name": sweep.name,
         "sweep": sweep.name,
         _RUN: run,
-        "report": f"{run}/report.html",
         _FINGERPRINT: sweep.fingerprint,
         _SETTINGS: json.dumps(settings),
     }

@@ -82,6 +82,7 @@ class AuditVerdict:
     power: float
     diverged: tuple[int, int] = (0, 0)
     lopsided: bool = False
+    mixed: bool = False  # always: other programs read this key
     above: bool = False
     enough: int | None = None
     remark: str = ""
