@@ -115,7 +115,7 @@ class Stop:
 class HealthChecks:
     """Servers of a cluster that are asked (gRPC's health check) whether they answer, with a limit.
 
-    `channel` opens a gRPC channel to HOST:PORT.
+    `channel` opens a gRPC channel to HOST:PORT; one that it cannot open, None, is not asked.
     """
 
     def __init__(self, channel: Callable[[str], Any]) -> None:
@@ -129,7 +129,8 @@ class HealthChecks:
             self._open.pop(address).close()
             self.silent.pop(address, None)
         for address in addresses - self._open.keys():
-            self._open[address] = self._channel(address)
+            if (channel := self._channel(address)) is not None:
+                self._open[address] = channel
         began = time.monotonic()
         answers = {
             address: channel.unary_unary(_HEALTH).future(b"", timeout=seconds)
@@ -170,9 +171,10 @@ class HeadLiveness:
             threading.Thread(target=self._look, name="liveness", daemon=True).start()
 
     def guard(self, daemon: str, store: str) -> None:
-        """Watches this node's daemon too: its address, and the socket of its object store."""
+        """Watches this node's daemon too: its address, and its object store's socket, if known."""
         self._daemon = daemon
-        threading.Thread(target=self._guard, args=(store,), daemon=True).start()
+        if store:
+            threading.Thread(target=self._guard, args=(store,), daemon=True).start()
 
     @property
     def answers(self) -> bool:

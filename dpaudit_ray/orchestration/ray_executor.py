@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
-import json
 import logging
 import os
 import queue
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DpauditError, NoClusterError
-from . import interruption
+from . import interruption, ray_internals
 from .dispatcher import Dispatcher
 from .executors import (
     TRAINER,
@@ -28,7 +26,6 @@ from .executors import (
     Cluster,
     Handle,
     Node,
-    NodeType,
     Role,
     Work,
     WorkerDiedError,
@@ -40,8 +37,6 @@ from .workers import Places, ResourceRequest, namespace_prefix
 NAMESPACE = "dpaudit"
 ANSWER_SECONDS = 10.0  # for a head that is joined
 SHUTDOWN_SECONDS = 10.0  # what is left of a cluster of our own ends with this process
-_STATUS = "__autoscaling_status"  # where Ray's first autoscaler leaves its report
-_BY_HAND = re.compile("node_[0-9a-f]+")  # the "type" of a node that no autoscaler has started
 _NODE_ID = "ray.io/node-id"  # the label that Ray gives every node
 
 
@@ -115,8 +110,8 @@ class RayExecutor:
             for namespace, name in self._named_actors()
             if TRAINER in name and namespace != self._namespace
         )
-        types = _node_types(self._ray) if self._grows else ()
-        draining = frozenset(self._ray._private.state.state.get_draining_nodes())
+        types = ray_internals.node_types(self._ray) if self._grows else ()
+        draining = ray_internals.draining_nodes(self._ray)
         return Cluster(tuple(nodes), draining, self._grows, types, trainers)
 
     def end_actors_of(self, owner: str) -> int:
@@ -133,7 +128,7 @@ class RayExecutor:
 
     @functools.cached_property
     def _grows(self) -> bool:
-        return _autoscales(self._ray)
+        return ray_internals.autoscales(self._ray)
 
     @functools.cached_property
     def _brief(self) -> Brief:
@@ -233,8 +228,8 @@ def dispatcher(
     """
     from .actors import Trainer
 
-    context, worker = ray.get_runtime_context(), ray._private.worker.global_worker
-    liveness = HeadLiveness(context.gcs_address, _channel, work.tell)
+    context, channel = ray.get_runtime_context(), functools.partial(ray_internals.channel, ray)
+    liveness = HeadLiveness(context.gcs_address, channel, work.tell)
     liveness.leaving = leaving
     try:
         request = ResourceRequest.from_spec(work.sweep.resources)
@@ -251,7 +246,7 @@ def dispatcher(
         places.require_room()
         if before is not None and (ended := executor.end_actors_of(before)):
             work.tell(f"{ended} trainers of the driver that had this run before are ended")
-        store = str(worker.node.plasma_store_socket_name)
+        store = ray_internals.object_store_socket(ray)
         liveness.guard(places.daemons[context.get_node_id()], store)
         return Dispatcher(executor, work, places, liveness)
     except BaseException:  # Ctrl-C too: nothing is left to watch
@@ -280,9 +275,7 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    # Ray keeps what it saw when it was imported, perhaps long before by the user.
-    ray._raylet.Config.initialize("")
-    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+    ray_internals.read_authentication_again(ray)
     if address is None:
         _start(ray, dashboard)
     else:
@@ -322,9 +315,10 @@ def _join(ray: Any, address: str) -> None:
         host, _, port = address.rpartition(":")
         if host and port.isdigit():  # else "auto": Ray looks for it
             # Ray would try for minutes, or for ever where the head is a stopped process.
-            with contextlib.closing(HealthChecks(_channel)) as checks:
+            channel = functools.partial(ray_internals.channel, ray)
+            with contextlib.closing(HealthChecks(channel)) as checks:
                 checks.ask({address}, ANSWER_SECONDS)
-                if checks.silent[address]:
+                if checks.silent.get(address):
                     raise TimeoutError("nothing answers there")
         _init(ray, address=address)
     except Exception as error:  # process boundary: Ray raises what it likes
@@ -358,36 +352,4 @@ def _leave(ray: Any) -> None:
     ending.join(interruption.LEAVE_SECONDS / 2 if lost else SHUTDOWN_SECONDS)
     if ending.is_alive():
         interruption.head_lost.set()
-        atexit.unregister(ray._private.worker.shutdown)
-
-
-def _channel(address: str) -> Any:
-    """A gRPC channel to a server of Ray's, with its token and certificates as Ray has them."""
-    from ray._private.grpc_utils import init_grpc_channel
-
-    # A connection that was lost is made again at once, and not after up to two minutes.
-    again = [(f"grpc.{which}_reconnect_backoff_ms", 500) for which in ("initial", "min", "max")]
-    return init_grpc_channel(address, options=again)
-
-
-def _node_types(ray: Any) -> tuple[NodeType, ...]:
-    """The kinds of nodes in the cluster's configuration; none where it is not known.
-
-    Ray's second autoscaler publishes them, the first does not.
-    """
-    config = ray._private.state.state.get_cluster_config()
-    return tuple(
-        NodeType(group.name, dict(group.resources), group.max_count)
-        for group in (config.node_group_configs if config else ())
-        if group.max_count != 0 and not _BY_HAND.fullmatch(group.name)
-    )
-
-
-def _autoscales(ray: Any) -> bool:
-    """Whether an autoscaler adds nodes to this cluster."""
-    if _node_types(ray):
-        return True
-    status = ray._private.worker.global_worker.gcs_client.internal_kv_get(_STATUS.encode(), None)
-    report = json.loads(status or "{}").get("autoscaler_report") or {}
-    types = (report.get("node_type_mapping") or {}).values()
-    return any(not _BY_HAND.fullmatch(name) for name in types)
+        ray_internals.leave_without_shutdown(ray)

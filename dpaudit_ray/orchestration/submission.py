@@ -113,14 +113,17 @@ class JobsClient:
         self._tell = tell
         require_dashboard(self.address, tell)
 
+        # Of what is sent nothing is left out by its name: `WorkingDirPackage` has seen to that.
+        os.environ.setdefault("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", "")
         from ray.job_submission import JobSubmissionClient
 
         try:
             self._client = JobSubmissionClient(self.address)
         except (RuntimeError, OSError) as error:
             raise NoClusterError(f"{self.address}: {_reason(error)}") from error
-        for part in JobSubmissionClient.__mro__:  # they log every upload and connection
-            logging.getLogger(part.__module__).setLevel(logging.WARNING)
+        loud = [part.__module__ for part in JobSubmissionClient.__mro__]
+        for name in (*loud, "ray._private.runtime_env"):  # they log every upload and connection
+            logging.getLogger(name).setLevel(logging.WARNING)
 
     def stop_command(self, submission: str) -> str:
         """The command that stops a job."""
@@ -138,11 +141,11 @@ class JobsClient:
         """
         deadline, patience_told = time.monotonic() + START_SECONDS, False
         with tempfile.TemporaryDirectory() as scratch:
-            archive = Path(scratch) / "working_dir.zip"
-            job.package.write(archive)
+            folder = Path(scratch) / "working_dir"
+            job.package.copy(folder)
             while True:
                 try:
-                    return self._attempt(job, archive)
+                    return self._attempt(job, folder)
                 except (RuntimeError, OSError) as error:
                     reason = _reason(error)
                     passing = _STARTING in str(error) or _TAKEN in str(error)
@@ -184,7 +187,7 @@ class JobsClient:
             logging.getLogger("dpaudit").debug("log of %s: %s", submission, error)
             return []
 
-    def _attempt(self, job: SweepJob, archive: Path) -> str:
+    def _attempt(self, job: SweepJob, folder: Path) -> str:
         """The attempt that runs now, if it does what this one would do; else starts the next."""
         metadata = job_metadata(job.sweep, job.run)
         number = 1
@@ -211,7 +214,7 @@ class JobsClient:
         self._client.submit_job(
             entrypoint=job.entrypoint,
             submission_id=submission,
-            runtime_env={"working_dir": str(archive), "env_vars": job.environment},
+            runtime_env={"working_dir": str(folder), "env_vars": job.environment},
             metadata=metadata | {_ATTEMPT: str(number)},
         )
         self._tell(f"job {submission} submitted, attempt {number}")

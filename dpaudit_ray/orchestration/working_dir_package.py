@@ -1,8 +1,9 @@
 """The working directory of a job: what is sent to the cluster, and what is withheld.
 
-Ray's own packager (`runtime_env={"working_dir": folder}`) is not used: it follows links out of the
-folder and round in circles, does not know the .gitignore of folders above, and sends secrets. It
-would have to be told of each such file by name, and the walk that finds them is this whole file.
+Ray's own packager follows links out of the folder and round in circles, does not know the
+.gitignore of folders above, and sends secrets. So it gets a copy of what may be sent. To be told
+what to leave out, it would need the name of each such file, and the walk that finds them is this
+whole file.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import contextlib
 import dataclasses
 import fnmatch
 import os
+import shutil
 import subprocess
-import zipfile
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
@@ -37,7 +38,6 @@ SECRETS = (
     *("secret", "secrets", "secret.*", "secrets.*", "client_secret*", "*service[_-]account*.json"),
 )
 CODE = ("*.py", "*.pyi", "*.ipynb")  # about secrets, perhaps, and none itself
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive, which Ray sends once
 
 
 class Withheld(Enum):
@@ -89,16 +89,17 @@ class WorkingDirPackage:
         """Files and folders without a dot that are not sent for this reason, sorted."""
         return sorted(path for path, why in self._paths() if why is reason)
 
-    def write(self, archive: Path) -> None:
-        """Writes the files into a zip archive. Raises SpecError as `files` does."""
-        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
-            for path in self.files():
-                entry = zipfile.ZipInfo(path.as_posix(), _EPOCH)
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                with _named_if_unreadable(path):
-                    source = self.folder / path
-                    entry.external_attr = (source.stat().st_mode & 0o777) << 16
-                    out.writestr(entry, source.read_bytes())
+    def copy(self, folder: Path) -> None:
+        """Copies the files below a new folder, with their modes. Raises SpecError as `files` does.
+
+        Ray packs such a folder by its content, and sends the same content once.
+        """
+        folder.mkdir()
+        for path in self.files():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with _named_if_unreadable(path):
+                shutil.copy(self.folder / path, target)
 
     def _paths(self) -> Iterator[tuple[Path, Withheld | None]]:
         """Files that were not excluded, and why they are withheld; or folders, withheld whole."""

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -143,19 +142,17 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
     assert sent(tmp_path, "locked") == ["sweep.yaml"]
 
 
-def test_the_same_files_make_the_same_archive(tmp_path):
+def test_what_ray_packs_is_a_copy_with_modes(tmp_path):
     folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "b.txt").write_text("b" * 1000)
+    (folder / "venv").mkdir(parents=True)
+    (folder / "venv/__init__.py").write_text("b" * 1000)
     (folder / "run.sh").write_text("a")
     (folder / "run.sh").chmod(0o755)
-    WorkingDirPackage(folder).write(tmp_path / "1.zip")
-    (folder / "b.txt").touch()
-    WorkingDirPackage(folder).write(tmp_path / "2.zip")
-    assert (tmp_path / "1.zip").read_bytes() == (tmp_path / "2.zip").read_bytes()
-    with zipfile.ZipFile(tmp_path / "1.zip") as archive:
-        assert archive.read("run.sh") == b"a"
-        assert archive.getinfo("run.sh").external_attr >> 16 == 0o755
+    (folder / ".env").write_text("secret")
+    WorkingDirPackage(folder).copy(tmp_path / "copy")
+    copied = {str(p.relative_to(tmp_path / "copy")) for p in (tmp_path / "copy").rglob("*.*")}
+    assert copied == {"venv/__init__.py", "run.sh"}
+    assert (tmp_path / "copy/run.sh").stat().st_mode & 0o777 == 0o755
 
 
 def test_too_much_is_refused_with_the_largest_files(tmp_path, monkeypatch):

@@ -1,0 +1,87 @@
+"""What is asked of Ray beside its public interface: each by a probe, with what is done without it.
+
+Ray may rename any of these names in a minor version. A sweep runs all the same: it notices a dead
+head, a leaving node or an autoscaler later, or not at all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .executors import NodeType
+
+_STATUS = "__autoscaling_status"  # where Ray's first autoscaler leaves its report
+_BY_HAND = re.compile("node_[0-9a-f]+")  # the "type" of a node that no autoscaler has started
+Value = TypeVar("Value")
+
+
+def read_authentication_again(ray: Any) -> None:
+    """Has Ray take token and mode from the environment, whenever it was imported.
+
+    Without it, Ray keeps what it saw at its import.
+    """
+    _probe(lambda: ray._raylet.Config.initialize(""), None)
+    _probe(lambda: ray._raylet.AuthenticationTokenLoader.instance().reset_cache(), None)
+
+
+def draining_nodes(ray: Any) -> frozenset[str]:
+    """Ids of nodes that will leave; without it, none: their trainers are lost and run again."""
+    return frozenset(_probe(lambda: ray._private.state.state.get_draining_nodes(), ()))
+
+
+def node_types(ray: Any) -> tuple[NodeType, ...]:
+    """Those in the cluster's configuration, which Ray's second autoscaler publishes; else none."""
+    config = _probe(lambda: ray._private.state.state.get_cluster_config(), None)
+    return tuple(
+        NodeType(group.name, dict(group.resources), group.max_count)
+        for group in (config.node_group_configs if config else ())
+        if group.max_count != 0 and not _BY_HAND.fullmatch(group.name)
+    )
+
+
+def autoscales(ray: Any) -> bool:
+    """Whether an autoscaler adds nodes to this cluster; without its report, no."""
+    if node_types(ray):
+        return True
+    client = _probe(lambda: ray._private.worker.global_worker.gcs_client, None)
+    status = _probe(lambda: client.internal_kv_get(_STATUS.encode(), None), None)
+    report = json.loads(status or "{}").get("autoscaler_report") or {}
+    types = (report.get("node_type_mapping") or {}).values()
+    return any(not _BY_HAND.fullmatch(name) for name in types)
+
+
+def object_store_socket(ray: Any) -> str:
+    """The path of this node's object store; without it, "": its end is not watched."""
+    return str(_probe(lambda: ray._private.worker.global_worker.node.plasma_store_socket_name, ""))
+
+
+def leave_without_shutdown(ray: Any) -> None:
+    """Keeps Ray from shutting down at the end of this process; without it, it may wait there."""
+    _probe(lambda: atexit.unregister(ray._private.worker.shutdown), None)
+
+
+def channel(ray: Any, address: str) -> Any:
+    """A gRPC channel to a server of Ray's, with its token and certificates as Ray has them.
+
+    Without it, None: nobody is asked whether the server answers.
+    """
+    # A connection that was lost is made again at once, and not after up to two minutes.
+    again = [(f"grpc.{which}_reconnect_backoff_ms", 500) for which in ("initial", "min", "max")]
+    utils = f"{ray.__name__}._private.grpc_utils"
+    return _probe(
+        lambda: importlib.import_module(utils).init_grpc_channel(address, options=again), None
+    )
+
+
+def _probe(read: Callable[[], Value], without: Value) -> Value:
+    try:
+        return read()
+    except (AttributeError, ImportError, TypeError) as error:  # how a name that is gone shows
+        logging.getLogger("dpaudit").debug("this Ray lacks what was asked of it: %s", error)
+        return without
