@@ -67,12 +67,17 @@ class Run:
 
     def above(self, audit: PlannedAudit) -> bool:
         """Whether a bound that holds together with all others of the run exceeds its claim."""
-        return audit.id in self._above
+        return bool(self.rows(audit)["above_claim"].any())
+
+    def rows(self, audit: PlannedAudit) -> pd.DataFrame:
+        """The rows of an audit in `all_estimates`."""
+        table, places = self._by_audit
+        return table.take(places.get(audit.id, []))
 
     @functools.cached_property
-    def _above(self) -> set[str]:
+    def _by_audit(self) -> tuple[pd.DataFrame, dict[Any, Any]]:
         table = all_estimates(self)
-        return set(table.loc[table["above_claim"], "audit"])
+        return table, table.groupby("audit").indices
 
     @functools.cached_property
     def decided(self) -> dict[int, int]:
@@ -175,12 +180,11 @@ def overview(run: Run) -> list[dict[str, Any]]:
     the trials that are `done`, the bound rests on those `used`; it is NaN where there are none.
     `beyond`: it exceeds its claim, but not together with all others of the run.
     """
-    table = all_estimates(run)
-    return [_entry(run, audit, table[table["audit"] == audit.id]) for audit in run.plan.audits]
+    return [_entry(run, audit) for audit in run.plan.audits]
 
 
-def _entry(run: Run, audit: PlannedAudit, table: pd.DataFrame) -> dict[str, Any]:
-    first = representative(run, audit)
+def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
+    first, table = representative(run, audit), run.rows(audit)
     mechanism = run.sweep.cells[run.plan.audits.index(audit)].mechanism
     mine = table[(table["step"] == audit.horizons[-1]) & (table["estimator"] == first)]
     row = next(iter(mine.head(1).to_dict("records")), None)
@@ -220,7 +224,7 @@ def representative(run: Run, audit: PlannedAudit) -> str:
     if not cell.mechanism.sampled:
         return EXACT
     if run.looked_at(audit):
-        mine = run.estimates[run.estimates["audit"] == audit.id]
+        mine = run.rows(audit)
         held = mine["status"].map(lambda status: Status(status).holds)
         for name in mine.loc[held.astype(bool), "estimator"].head(1):
             return str(name)

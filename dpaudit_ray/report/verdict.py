@@ -37,11 +37,13 @@ from ..storage.run_directory import RunDirectory
 from ..version import __version__
 from . import hints
 from .detection import ALTERNATIVE, REQUIRED_POWER, Test, chance_to_refute, trials_needed
+from .quote import Quote, percent, quote
 from .tables import EXACT, Run
 
 # By which a computed ε may exceed a claim of the same δ: a finer grid moves none by more than this,
 # nor do the accountants' own roundings. Of an ε in the millions, a float keeps less than that.
 EXACT_TOLERANCE, _ROUNDING = 1e-5, 1e-9
+LESS_NOISE = f"{percent(round(1 - ALTERNATIVE, 6))} less noise"
 FILE = "verdict.json"
 QUICK_TRIALS = 200_000  # up to so many are judged while somebody waits for something else
 
@@ -70,6 +72,7 @@ class AuditVerdict:
 
     label: str
     verdict: Verdict
+    quote: Quote
     claim: float
     accountant: str
     noise_multiplier: float
@@ -104,6 +107,7 @@ class ExactVerdict:
 
     label: str
     verdict: Verdict
+    quote: Quote
     claim: float
     accountant: str
     epsilon: float
@@ -128,8 +132,9 @@ class RunVerdict:
 def judge(run: Run, thorough: bool = True) -> RunVerdict:
     """Judges every audit on the finished prefix of its trials.
 
-    The run is CONSISTENT when every mechanism in it has an audit that is: an adversary that is
-    too weak to find anything does not spoil what a stronger one shows. Without `thorough`
+    The run is CONSISTENT when every mechanism in it has an audit that is, and no audit has a bound
+    `above` its claim: an adversary that is too weak to find anything does not spoil what a stronger
+    one shows. Without `thorough`
     `effective_noise` is looked for where a claim is refuted only, and `power` where all trials are
     done: the rest takes most of the time.
     """
@@ -149,8 +154,11 @@ def judge(run: Run, thorough: bool = True) -> RunVerdict:
     needed = -math.log(EVIDENCE_SHARE * (1 - confidence))
     verdicts = {i: audit.verdict for i, audit in audits.items()}
     verdicts |= {i: audit.verdict for i, audit in exact.items()}
+    whole = _together(run, verdicts, evidence >= needed)
+    if whole is Verdict.CONSISTENT and any(audit.above for audit in audits.values()):
+        whole = Verdict.INCONCLUSIVE
     return RunVerdict(
-        _together(run, verdicts, evidence >= needed),
+        whole,
         confidence,
         tuple(audits.values()),
         tuple(exact.values()),
@@ -186,10 +194,13 @@ def _judge_exact(run: Run, index: int) -> ExactVerdict:
         excess = (rows["epsilon_lower"] - rows["epsilon_upper"] * (1 + _ROUNDING)).to_numpy()
         within = excess.max() <= EXACT_TOLERANCE
         verdict = Verdict.CONSISTENT if within else Verdict.VIOLATION
-        shown = rows.iloc[-1 if within else int(np.argmax(excess))]
-        claim, epsilon = float(shown["epsilon_upper"]), float(shown["epsilon_lower"])
-        step = int(shown["step"])
-    return ExactVerdict(audit.label, verdict, claim, accountant, epsilon, step)
+        row = rows.iloc[-1 if within else int(np.argmax(excess))]
+        claim, epsilon = float(row["epsilon_upper"]), float(row["epsilon_lower"])
+        step = int(row["step"])
+    shown = quote(run, index)
+    if verdict is Verdict.VIOLATION:
+        shown = dataclasses.replace(shown, epsilon=epsilon, claim=claim, step=step)
+    return ExactVerdict(audit.label, verdict, shown, claim, accountant, epsilon, step)
 
 
 def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Test, AuditVerdict]:
@@ -219,6 +230,7 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
     return test, AuditVerdict(
         label=audit.label,
         verdict=verdict,
+        quote=quote(run, index, refuted_after is not None),
         claim=audit.claim,
         accountant=accountant,
         noise_multiplier=noise,
@@ -241,17 +253,19 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
 
 @dataclasses.dataclass(frozen=True)
 class AuditAnswer:
-    """What is said of one audit: its verdict, and why it is that."""
+    """What is said of one audit: its verdict, why it is that, and the ε to quote."""
 
     label: str
     verdict: Verdict
     reason: str
+    quote: Quote
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """What is said of a run. `sentence` begins with the verdict; `help` is what to do next.
 
+    `quote` is the largest of its audits' quotes, of the mechanisms that decide the verdict.
     `judged` is the number of trials that it rests on. One that is not `derived` is what somebody
     wrote into the run directory.
     """
@@ -260,6 +274,7 @@ class Answer:
     sentence: str
     help: tuple[str, ...]
     audits: tuple[AuditAnswer, ...]
+    quote: Quote | None
     judged: int
     derived: bool = True
 
@@ -364,7 +379,18 @@ def _digest(content: Any) -> str:
 
 def derived(run: Run) -> Answer:
     """The verdict by the trials that are there, in words; takes seconds."""
-    judged = judge(run, thorough=False)
+    return worded(run, judge(run, thorough=False))
+
+
+def quotes(run: Run, answer: Answer | None) -> list[Quote]:
+    """The ε to quote of every audit, also where no answer is there: then none refutes its claim."""
+    if answer is not None:
+        return [audit.quote for audit in answer.audits]
+    return [quote(run, index) for index in range(len(run.plan.audits))]
+
+
+def worded(run: Run, judged: RunVerdict) -> Answer:
+    """A verdict as an answer: a sentence, why, and what would help."""
     sampled, exact = iter(judged.audits), iter(judged.exact)
     lost: collections.Counter[int] = collections.Counter()
     for failure in outcomes.failed(run.directory, run.plan):
@@ -376,10 +402,30 @@ def derived(run: Run) -> Answer:
             reason = _reason_exact(audit)
         else:
             reason = _reason(run, index, lost[index], audit)
-        audits.append(AuditAnswer(run.plan.audits[index].label, audit.verdict, reason))
-    sentence = f"{judged.verdict}: {_sentence(run, judged, audits)}"
+        label = run.plan.audits[index].label
+        audits.append(AuditAnswer(label, audit.verdict, reason, audit.quote))
+    largest = _deciding(run, judged, audits)
+    sentence = f"{judged.verdict}: {_sentence(run, judged, audits, largest)}"
     trials = sum(audit.trials for audit in judged.audits)
-    return Answer(judged.verdict, sentence, tuple(_help(run, judged)), tuple(audits), trials)
+    helpful = tuple(_help(run, judged))
+    return Answer(judged.verdict, sentence, helpful, tuple(audits), largest, trials)
+
+
+def _deciding(run: Run, judged: RunVerdict, audits: list[AuditAnswer]) -> Quote | None:
+    """The largest quote of the mechanisms that decide; of those that hold together, if any do."""
+    mechanisms = [cell.mechanism.model_dump_json() for cell in run.sweep.cells]
+    by_verdict = collections.defaultdict[Verdict, set[str]](set)
+    for mechanism, audit in zip(mechanisms, audits, strict=True):
+        by_verdict[audit.verdict].add(mechanism)
+    deciding = by_verdict[judged.verdict]
+    if judged.verdict is Verdict.INCONCLUSIVE:
+        deciding = deciding - by_verdict[Verdict.CONSISTENT] or deciding
+    shown = [
+        audit.quote
+        for mechanism, audit in zip(mechanisms, audits, strict=True)
+        if mechanism in deciding or not deciding
+    ]
+    return max(shown, key=lambda q: (q.together, -math.inf if q.epsilon is None else q.epsilon))
 
 
 def _reason_exact(audit: ExactVerdict) -> str:
@@ -395,7 +441,7 @@ def _reason_exact(audit: ExactVerdict) -> str:
 def _reason(run: Run, index: int, failed: int, audit: AuditVerdict) -> str:
     """Why a sampled audit has its verdict; so many of its trials have failed."""
     if audit.verdict is Verdict.VIOLATION:
-        reason = f"refuted after {audit.refuted_after:,} of {audit.planned:,} trials"
+        reason = f"the claim is refuted after {audit.refuted_after:,} of {audit.planned:,} trials"
         if audit.effective_noise is not None:
             reason += (
                 f": no more private than with noise multiplier {audit.effective_noise:.3g} where "
@@ -403,15 +449,12 @@ def _reason(run: Run, index: int, failed: int, audit: AuditVerdict) -> str:
             )
         return reason
     if audit.verdict is Verdict.CONSISTENT:
-        return (
-            f"{audit.trials:,} trials do not refute the claim, and would have refuted it with "
-            f"{ALTERNATIVE:g} of the claimed noise"
-        )
+        return f"{audit.trials:,} trials do not refute the claim, and {LESS_NOISE} would have shown"
     if (ended := run.decided.get(index)) is not None:
         return f"`stop_when` ended it after {ended:,} of {audit.planned:,} trials"
     done = run.done(run.plan.audits[index])
     if audit.trials == 0:
-        return "not run" if done == 0 else f"{done:,} trials are done, none of them the first ones"
+        return "no trial is done" if done == 0 else f"{done:,} trials are done, none of them the first ones"
     if audit.above:
         return (
             "a bound is above its claim even together with all others, while the test of the "
@@ -425,35 +468,43 @@ def _reason(run: Run, index: int, failed: int, audit: AuditVerdict) -> str:
     if audit.lopsided:
         outside, inside = audit.diverged
         return f"diverging depends on the canary: {inside:,} trainings with it, {outside:,} without"
-    return (
-        f"the audit is too weak to tell: with {ALTERNATIVE:g} of the claimed noise it would "
-        f"have shown that with a chance of {audit.power:.0%}"
-    )
+    chance = percent(round(audit.power, 2))
+    return f"the audit is weak: it would have noticed {LESS_NOISE} with a chance of {chance}"
 
 
-def _sentence(run: Run, judged: RunVerdict, audits: list[AuditAnswer]) -> str:
-    """What follows the verdict, of the first audit that has it where one speaks for all."""
-    alike = [audit for audit in audits if audit.verdict is judged.verdict]
-    first = ""
-    if alike:
-        first = f"{alike[0].label}: " * (len(audits) > 1) + alike[0].reason
-    if judged.verdict is Verdict.VIOLATION:
-        if not alike:
-            return "all audits together refute their claims, though none does alone"
-        return first + f" (and {len(alike) - 1} more audits)" * (len(alike) > 1)
-    if judged.verdict is Verdict.CONSISTENT:
-        if not judged.audits:
-            return "every ε that was computed is within its claim"
-        who = f"{len(alike)} of {len(audits)} audits" if len(alike) < len(audits) else "all audits"
-        who = "the audit" if len(audits) == 1 else who
-        return (
-            f"no claim is refuted, and with {ALTERNATIVE:g} of the claimed noise {who} would "
-            "have shown it"
-        )
+def _sentence(
+    run: Run, judged: RunVerdict, audits: list[AuditAnswer], largest: Quote | None
+) -> str:
+    """What follows the verdict: what was found, the ε that was measured, and what that is worth.
+
+    The first audit that has the verdict speaks for all, but for one with a bound above its claim.
+    """
+    several, outcome = len(audits) > 1, judged.verdict
+    alike = [audit for audit in audits if audit.verdict is outcome]
+    alike.sort(key=lambda audit: not audit.quote.above)
+    first = f"{alike[0].label}: " * several + alike[0].reason if alike else ""
+    measured = "" if largest is None else f" {_measured(largest, several)}"
+    if outcome is Verdict.VIOLATION:
+        more = f" (and {len(alike) - 1} more audits)" * (len(alike) > 1)
+        all_of_them = "all audits together refute their claims, though none does alone"
+        return f"{first + more or all_of_them}.{measured}"
+    if outcome is Verdict.CONSISTENT:
+        who = "This audit" if not several else f"{len(alike)} of {len(audits)} audits"
+        noticed = f" {who} would have noticed {LESS_NOISE}." * bool(judged.audits)
+        return f"no violation found.{measured}{noticed}"
     done = sum(map(run.done, run.plan.audits))
-    if len(audits) > 1 and done < run.plan.trials and not run.directory.complete:
-        return f"no claim is refuted; {done:,} of {run.plan.trials:,} trials are done"
-    return f"no claim is refuted, but {first}"
+    if several and done < run.plan.trials and not run.directory.complete:
+        first = f"{done:,} of {run.plan.trials:,} trials are done"
+    return f"no violation found, but {first}.{measured}"
+
+
+def _measured(largest: Quote, several: bool) -> str:
+    """The ε to quote in a sentence, with its claim, level and assumption."""
+    if largest.epsilon is None:
+        return f"There is no ε to quote: {largest.reason}."
+    sign = "=" if largest.exact else "≥"
+    level = f"{largest.label}; " * several + largest.level
+    return f"Measured ε {sign} {largest.text} of the claimed {largest.claim:,.3f} ({level})."
 
 
 def _help(run: Run, judged: RunVerdict) -> Iterator[str]:

@@ -31,6 +31,28 @@ class Status(StrEnum):
         """Whether ε is bounded given what nobody certifies."""
         return self in (Status.IF_GAUSSIAN, Status.IF_CLAIMED, Status.IF_ASSUMED)
 
+    def assumes(self, mu: float) -> str:
+        """What an ε of this status takes for granted, in the words that people read.
+
+        `mu` is what it was converted from, NaN for an ε that was not.
+        """
+        if self is Status.CERTIFIED:
+            return "assumption-free" if math.isnan(mu) else "Gaussian steps"
+        return _ASSUMES[self]
+
+
+_ASSUMES = {
+    Status.IF_GAUSSIAN: "assumes Gaussian",
+    Status.IF_CLAIMED: "assumes claimed family",
+    Status.IF_ASSUMED: "own assumption",
+    Status.APPROXIMATE: "approximate",
+    Status.CREDIBLE: "credible",
+    Status.PAPER: "as published",
+    Status.INTERIM: "not final",
+    Status.EXTENDED: "extended",
+    Status.MIXED: "mixed code",
+}
+
 
 class TradeOff(StrEnum):
     """Shape of a mechanism's trade-off curve, as far as it is known; its size is measured."""

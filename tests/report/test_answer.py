@@ -51,7 +51,10 @@ def run_of(sweep: dict[str, Any], folder: Path, mu: float) -> Run:
 def test_a_healthy_run(sweep, tmp_path):
     found = verdict.current(run_of(sweep, tmp_path, CLAIMED))
     assert found.verdict is Verdict.CONSISTENT
-    assert found.sentence.startswith("CONSISTENT: no claim is refuted, and with 0.7 of the claimed")
+    assert found.sentence == (
+        f"CONSISTENT: no violation found. Measured ε ≥ {found.quote.text} of the claimed 9.997 "
+        "(δ = 1e-05, 95 %, assumes Gaussian). This audit would have noticed 30 % less noise."
+    )
     assert found.help == ()
     assert found.judged == TRIALS
 
@@ -72,7 +75,7 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
     assert found.verdict is Verdict.INCONCLUSIVE
     assert re.search(r"more trials: about [\d,]+ \(`--set audit.trials=\d+`\)", found.help[0])
     blind = verdict.current(run_of(sweep, tmp_path / "blind", 0.0))
-    assert "with a chance of 0%" in blind.sentence
+    assert "with a chance of 0 %" in blind.sentence
     assert not any("more trials" in line for line in blind.help)
 
 
@@ -143,7 +146,10 @@ def test_no_trial_bounds_nothing(sweep, tmp_path):
     (row,) = overview(run)
     assert row["epsilon_lower"] != row["epsilon_lower"]
     assert row["status"] == ""
-    assert verdict.current(run).sentence == "INCONCLUSIVE: no claim is refuted, but not run"
+    assert verdict.current(run).sentence == (
+        "INCONCLUSIVE: no violation found, but no trial is done. There is no ε to quote: nothing is "
+        "measured yet."
+    )
     html = Path(page.write(run)).read_text()
     assert "no trial was run" not in html
     assert "there is nothing to show" in html

@@ -262,9 +262,14 @@ class _Derivation:
             self._checked.differs(verdict.FILE, "digest", "another", "that of its content")
         recorded = verdict.recorded(Run(self._run, self._sweep, self._plan, self._stored))
         if recorded is not None:
-            stored = vars(dataclasses.replace(recorded, derived=True))
-            self._checked.compare(verdict.FILE, stored, vars(answered))
+            stored = dataclasses.replace(recorded, derived=True)
+            self._checked.compare(verdict.FILE, _by_number(stored), _by_number(answered))
         return answered.verdict.value
+
+
+def _by_number(answer: verdict.Answer) -> dict[str, Any]:
+    content = dataclasses.asdict(answer)
+    return content | {"audits": dict(enumerate(content["audits"]))}
 
 
 def _key(row: Mapping[Any, Any]) -> str:

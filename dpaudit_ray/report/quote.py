@@ -1,0 +1,105 @@
+"""The one ε of an audit that people quote, wherever they look: terminal, page, notebook and files.
+
+It is the bound of what stands for the audit at its last recorded step, at the level at which all
+bounds of the run hold together, so whoever picks one of several errs no more often. Which it is
+follows from the sweep, not from what bounds show, with one exception, which can only lower it: a
+number that rests on something unproved is not quoted above a claim that nothing refutes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from ..stats import Status
+from .tables import EXACT, Run, representative
+
+
+@dataclasses.dataclass(frozen=True)
+class Quote:
+    """The lower bound of an audit that is quoted, and all that is said with it.
+
+    `epsilon`, at `delta`, is None where there is none to quote; `reason` says why. What it
+    `assumes` is in the words of `Status.assumes`, or `exact`. Where it holds `together` with all
+    other bounds of the run, it does so at `confidence`. `claim` is that of `accountant`, at the
+    same `step`.
+    """
+
+    label: str
+    epsilon: float | None
+    delta: float
+    confidence: float
+    assumes: str
+    claim: float
+    accountant: str
+    estimator: str
+    step: int
+    together: bool
+    reason: str = ""
+
+    @property
+    def above(self) -> bool:
+        """Whether it exceeds the claim."""
+        return self.epsilon is not None and self.epsilon > self.claim
+
+    @property
+    def text(self) -> str:
+        """The number as it is shown everywhere, `none` without one."""
+        return "none" if self.epsilon is None else f"{self.epsilon:,.3f}"
+
+    @property
+    def level(self) -> str:
+        """δ, confidence, and what is assumed."""
+        confidence = "" if self.exact else f", {percent(self.confidence)}"
+        return f"δ = {self.delta:g}{confidence}, {self.assumes}"
+
+    @property
+    def exact(self) -> bool:
+        """Whether no trials are behind it: then it is ε, and no lower bound."""
+        return self.assumes == EXACT
+
+
+def percent(share: float) -> str:
+    """`95 %`, with the digits that it has."""
+    return f"{100 * share:.6g} %"
+
+
+def quote(run: Run, index: int, refuted: bool = False) -> Quote:
+    """The quote of an audit by its number; `refuted`: trials refute its claim."""
+    audit, cell = run.plan.audits[index], run.sweep.cells[index]
+    table, first = run.rows(audit), representative(run, audit)
+    accountant, step = next(iter(audit.claims)), audit.horizons[-1]
+    last = table[(table["step"] == step) & (table["accountant"] == accountant)]
+    rows = {str(row["estimator"]): row for row in last.to_dict("records")}
+    row, sampled = rows.get(first), cell.mechanism.sampled
+    level = cell.audit
+    none = Quote(audit.label, None, level.delta, level.confidence, "", audit.claim, accountant,
+                 first, step, False)  # fmt: skip
+    if row is None or (sampled and row["trials"] == 0):
+        return dataclasses.replace(none, reason="nothing is measured yet")
+    if not sampled:
+        epsilon = float(row["epsilon_lower"])
+        return dataclasses.replace(none, epsilon=epsilon, assumes=EXACT, together=True)
+    whole = _with(none, row, run.sweep.budget.confidence)
+    if not whole.above or refuted or row["above_claim"]:
+        return whole
+    free = rows.get(str(row["free_estimator"]))
+    if free is not None and not math.isnan(free["epsilon_lower_together"]):
+        return _with(none, free, run.sweep.budget.confidence)
+    reason = f"what {first} shows ({whole.assumes}) is above the claim, which nothing refutes"
+    return dataclasses.replace(whole, epsilon=None, reason=reason)
+
+
+def _with(none: Quote, row: dict[Any, Any], confidence: float) -> Quote:
+    """A quote with the bound of a row: at the level of all together where it has one."""
+    together = float(row["epsilon_lower_together"])
+    holds = not math.isnan(together)
+    return dataclasses.replace(
+        none,
+        epsilon=together if holds else float(row["epsilon_lower"]),
+        confidence=confidence if holds else none.confidence,
+        assumes=Status(row["status"]).assumes(row["mu_lower"]),
+        estimator=str(row["estimator"]),
+        together=holds,
+    )
