@@ -89,7 +89,7 @@ _RUN = "A run directory, or its s3:// or gs:// address."
 _SET = "Changes a value: --set audit.trials=200."
 _TRUST_TO_RUN = "Modules that the sweep may import, with all below them: a,b.c; else any."
 _TRUST_TO_READ = "Modules of the run's author that may be imported: a,b.c; else none."
-_WIDE = "All columns, in lines that may be longer than this terminal's."
+_DETAILS = "All columns, in lines that may be longer than the terminal's, and what they mean."
 
 Sweep = Annotated[str, typer.Argument(help="A sweep file.", autocompletion=complete_sweep)]
 RunPath = Annotated[str, typer.Argument(help=_RUN, autocompletion=complete_run)]
@@ -102,4 +102,4 @@ TrustedToRead = Annotated[
     str | None, typer.Option("--trust", help=_TRUST_TO_READ, callback=_trust(reads=True))
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
-Wide = Annotated[bool, typer.Option("--wide", help=_WIDE, callback=terminal.show_all_columns)]
+Details = Annotated[bool, typer.Option("--details", help=_DETAILS, callback=terminal.show_details)]

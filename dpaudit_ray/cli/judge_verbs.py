@@ -11,7 +11,7 @@ import typer
 
 from ..errors import Exit, SpecError
 from . import script_verb, tables, terminal
-from .arguments import AsJson, RunPath, TrustedToRead, Wide, complete_run
+from .arguments import AsJson, Details, RunPath, TrustedToRead, complete_run
 from .read_verbs import open_run
 from .terminal import duration, plural
 
@@ -35,7 +35,7 @@ def verify(  # noqa: PLR0913 (options of a command line)
     what: Annotated[str, _WHAT],
     as_json: AsJson = False,
     trust: TrustedToRead = None,
-    wide: Wide = False,
+    details: Details = False,
     budget: Annotated[str, typer.Option(help="Script: time it may take: 90s, 10min.")] = "10min",
     delta: Annotated[
         float | None, typer.Option(help="Script: δ, where no @audited(delta=...) tells.")
@@ -60,11 +60,12 @@ def verify(  # noqa: PLR0913 (options of a command line)
     target = Target.from_text(what, delta)
     if target is None:
         _refuse_script_options(context, what)
-        of_run = verdict.judge(open_run(what))
+        opened = open_run(what)
+        of_run = verdict.judge(opened)
         if as_json:
             terminal.show_json(dataclasses.asdict(of_run))
         else:
-            tables.show_verdict(of_run)
+            tables.show_verdict(of_run, verdict.worded(opened, of_run), details)
         outcome = of_run.verdict
     else:
         options = script_verb.script_options(budget, delta, layers, memory, seed, secret_size)
@@ -77,7 +78,7 @@ def _refuse_script_options(context: typer.Context, run: str) -> None:
     for name in context.params:
         source = context.get_parameter_source(name)
         given = source is not None and source.name == "COMMANDLINE"
-        if given and name not in ("what", "as_json", "trust", "wide"):
+        if given and name not in ("what", "as_json", "trust", "details"):
             option = f"--{name.replace('_', '-')}"
             raise SpecError(option, f"is for scripts, and {run} is a run directory")
 

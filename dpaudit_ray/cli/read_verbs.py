@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import tables, terminal
-from .arguments import AsJson, RunPath, TrustedToRead, Wide
+from .arguments import AsJson, Details, RunPath, TrustedToRead
 
 if TYPE_CHECKING:
     from ..plan.outcomes import Failure
@@ -31,7 +31,7 @@ class ReportFormat(StrEnum):
 
 @app.command()
 def status(
-    run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None, wide: Wide = False
+    run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None, details: Details = False
 ) -> None:
     """Progress, estimates, verdict, failures by kind and who drives, without a cluster."""
     from ..report import verdict
@@ -41,7 +41,7 @@ def status(
     if as_json:
         terminal.show_json(_status_entries(opened, summary))
     else:
-        _show_status(opened, summary)
+        _show_status(opened, summary, details)
 
 
 @app.command()
@@ -49,7 +49,7 @@ def report(
     run: RunPath,
     format: Annotated[ReportFormat, typer.Option(help="What to write.")] = ReportFormat.html,
     trust: TrustedToRead = None,
-    wide: Wide = False,
+    details: Details = False,
 ) -> None:
     """Figures and tables of a run; one that is not complete is marked interim."""
     opened = open_run(run)
@@ -65,8 +65,12 @@ def report(
         terminal.say(table.to_csv(index=False).rstrip("\n"))
     elif format is ReportFormat.json:
         terminal.show_json(table.to_dict("records"))
-    else:
+    elif details:
         tables.show_estimates(opened, table)
+    else:
+        from ..report import verdict
+
+        tables.show_overview(opened, verdict.quick(opened))
 
 
 def open_run(location: str) -> Run:
@@ -136,14 +140,15 @@ def _status_entries(run: Run, summary: Answer | None) -> dict[str, Any]:
     }
 
 
-def _show_status(run: Run, summary: Answer | None) -> None:
+def _show_status(run: Run, summary: Answer | None, details: bool) -> None:
     from ..orchestration.workers import recorded_machines
     from ..plan import outcomes
     from ..report import words
     from ..storage import lease
 
-    tables.show_overview(run, summary)
-    terminal.explain(words.AS_WRITTEN)
+    tables.show_overview(run, summary, details)
+    if details:
+        terminal.explain(words.AS_WRITTEN)
     for index, trials in run.decided.items():
         terminal.say(f"{run.plan.audits[index].label}: ended by stop_when after {trials} trials")
     where = run.directory, run.plan

@@ -11,7 +11,7 @@ from ..errors import Exit
 from ..orchestration import ExecutorName
 from ..printable import printable
 from . import tables, terminal
-from .arguments import Set, StoragePath, Sweep, Trusted, Wide, complete_sweep
+from .arguments import Details, Set, StoragePath, Sweep, Trusted, complete_sweep
 
 app = typer.Typer()
 _MAX_NAMES = 20  # files that are not sent and are named
@@ -29,7 +29,7 @@ def run(  # noqa: PLR0913 (options of a command line)
         bool, typer.Option("--retry-failed", help="Run packs again that failed before.")
     ] = False,
     trust: Trusted = None,
-    wide: Wide = False,
+    details: Details = False,
 ) -> None:
     """Starts a sweep, or resumes it when its run directory exists. A sweep file is code."""
     from .. import api
@@ -51,7 +51,7 @@ def run(  # noqa: PLR0913 (options of a command line)
     opened = result.run
     explain_unread(opened)
     summary = verdict.quick(opened) if result.stopped else verdict.current(opened)
-    tables.show_overview(opened, summary)
+    tables.show_overview(opened, summary, details)
     missed = list(outcomes.missed_lines(opened.directory, opened.plan))
     for line in [*failure_lines(opened, result.earlier), *missed]:
         terminal.complain(line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import terminal
@@ -14,20 +14,17 @@ if TYPE_CHECKING:
 
     from ..forecast.forecast import AuditOutlook, Outlook
     from ..plan.provenance import Code
+    from ..report.quote import Quote
     from ..report.tables import Run
     from ..report.verdict import Answer, RunVerdict
     from ..sweep.spec import Sweep
 
-# Columns that a narrow terminal does without, the first ones first.
-_SPARE = ("together", "loss", "accuracy", "mu", "ratio", "eps any", "bound")
-_SPARE_IN_VERDICTS = ("accountant", "needed", "refuted", "trials", "evidence")
 _ABOVE_CLAIM = (
     "!: above its claim, which one true claim in many is by chance: dpaudit verify decides"
 )
 _VERDICT_COLUMNS = (
-    "claim: eps at delta; noise: its multiplier, as claimed; found: what it is at most by the "
-    "trials; evidence: log10 of the e-value against the claim, which is refuted once that is what "
-    "is needed; refuted: after so many trials"
+    "log10 e-value: against the claim, which is refuted once it reaches the threshold; refuted "
+    "after: so many trials"
 )
 _MAX_ADVICE = 3  # sentences
 _MAX_CLAIMS = 3  # for which designs are compared
@@ -40,14 +37,13 @@ Columns = dict[str, list[Any] | None]  # values by name; None for a column that 
 # Estimates and the answer ------------------------------------------------------------------------
 
 
-def show_overview(run: Run, answer: Answer | None) -> None:
-    """Prints a line per audit and what the words beside the numbers mean."""
-    from ..report.tables import best, overview
+def show_overview(run: Run, answer: Answer | None, details: bool = False) -> None:
+    """Prints a line per audit with the ε to quote; with `details` all that is known of it."""
+    from ..report import verdict, words
+    from ..report.tables import overview
     from ..storage.scores import UTILITY
 
-    rows = overview(run)
-    estimators = {row["estimator"] for row in rows}
-    by = f": lower bounds by {', '.join(estimators)}" if len(estimators) == 1 else ""
+    rows, quotes = overview(run), verdict.quotes(run, answer)
 
     def column(name: str) -> list[Any]:
         return [row[name] for row in rows]
@@ -56,25 +52,26 @@ def show_overview(run: Run, answer: Answer | None) -> None:
         "audit": column("label"),
         "verdict": [str(audit.verdict) for audit in answer.audits] if answer else None,
         "trials": [progress_figure(row) for row in rows],
-        "bound": column("estimator") if len(estimators) > 1 else None,
-        "mu": column("mu_lower"),
-        "eps": [_bound(row) for row in rows],
-        "status": [row["status"] or "none yet" for row in rows],
-        "eps any": column("epsilon_lower_free"),
+        "eps >=": [_quoted(quote) for quote in quotes],
+        "assumes": [quote.assumes or "none yet" for quote in quotes],
         "claim": column("epsilon_upper"),
-        "ratio": column("ratio"),
     }
     columns |= {name: None if all(map(math.isnan, column(name))) else column(name)
                 for name in UTILITY}  # fmt: skip
-    columns["note"] = _notes(rows)
-    terminal.explain_left_out(_show(f"{run.sweep.name}{by}", columns))
-    _explain_words(run, rows)
-    strongest = best(run)
-    if strongest is not None and run.sweep.budget.parts > 1:
-        terminal.explain(
-            f"best certified, all together: eps >= {strongest['epsilon_lower_together']:.3f} "
-            f"({strongest['label']}, {strongest['estimator']}, step {strongest['step']})"
-        )
+    if details:
+        columns |= {
+            "estimator": column("estimator"),
+            "mu": column("mu_lower"),
+            "eps alone": [_bound(row) for row in rows],
+            "assumption-free eps": column("epsilon_lower_free"),
+            "ratio": column("ratio"),
+            "note": _notes(rows),
+        }
+    _show(f"{run.sweep.name}: {words.heading(quotes)}", columns)
+    for sentence in words.below(quotes):
+        terminal.explain(sentence)
+    if details:
+        _explain_words(run, rows, {quote.assumes for quote in quotes})
 
 
 def show_answer(run: Run, answer: Answer | None) -> None:
@@ -95,7 +92,8 @@ def show_answer(run: Run, answer: Answer | None) -> None:
 
 def show_estimates(run: Run, table: pd.DataFrame) -> None:
     """Prints a block per audit with every step, estimator and claim of `all_estimates`."""
-    left_out: dict[str, None] = {}
+    from ..stats import Status
+
     ratios = table["epsilon_lower"] / table["epsilon_upper"].where(table["epsilon_upper"] > 0)
     table = table.assign(ratio=ratios)
     for audit in run.plan.audits:
@@ -110,18 +108,17 @@ def show_estimates(run: Run, table: pd.DataFrame) -> None:
             "trials": kept["trials"].tolist(),
             "estimator": kept["estimator"].tolist(),
             "mu": kept["mu_lower"].tolist(),
-            "eps": [_bound(row) for row in rows],
-            "status": kept["status"].tolist(),
-            "together": kept["epsilon_lower_together"].tolist(),
-            "eps any": kept["epsilon_lower_free"].tolist(),
+            "eps alone": [_bound(row) for row in rows],
+            "assumes": [Status(row["status"]).assumes(row["mu_lower"]) for row in rows],
+            "familywise": kept["epsilon_lower_together"].tolist(),
+            "assumption-free eps": kept["epsilon_lower_free"].tolist(),
         }
         for name in audit.claims:
             head = f"<= {name}" if others else "claim"
             columns[head] = [claims[step, name] for step in kept["step"]]
         columns |= {"ratio": kept["ratio"].tolist(), "note": _notes(rows)}
-        left_out |= dict.fromkeys(_show(audit.label, columns))
+        _show(audit.label, columns)
         terminal.say("")
-    terminal.explain_left_out(tuple(left_out))
     if any(len(audit.claims) > 1 for audit in run.plan.audits):
         terminal.explain("<= NAME: the claim, by that accountant; ratio: eps over the first claim")
     _explain_words(run, table.to_dict("records"))
@@ -133,11 +130,15 @@ def progress_figure(row: dict[str, Any]) -> Figure:
     return Figure(planned if row["done"] == row["trials"] else f"{done}/{planned}")
 
 
-def _show(title: str, columns: Columns) -> tuple[str, ...]:
-    """Prints the columns that are there, and returns those for which there was no room."""
+def _show(title: str, columns: Columns) -> None:
+    """Prints the columns that are there."""
     present = {name: values for name, values in columns.items() if values is not None}
-    rows = list(zip(*present.values(), strict=True))
-    return terminal.show_table(title, tuple(present), rows, _SPARE)
+    terminal.explain(title)
+    terminal.show_table("", tuple(present), list(zip(*present.values(), strict=True)))
+
+
+def _quoted(quote: Quote) -> Bound | Figure:
+    return Figure("none") if quote.epsilon is None else Bound(quote.epsilon, quote.above)
 
 
 def _bound(row: dict[Any, Any]) -> Bound:
@@ -151,17 +152,19 @@ def _notes(rows: Sequence[dict[Any, Any]]) -> list[Any] | None:
     return notes if any(notes) else None
 
 
-def _explain_words(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
+def _explain_words(
+    run: Run, rows: Sequence[dict[Any, Any]], explained: Collection[str] = ()
+) -> None:
     """Prints what the words in the rows mean, and the level of their bounds."""
     from ..report import words
+    from ..stats import Status
 
-    statuses = {row["status"] for row in rows}
-    sentences = [words.CERTIFIED, *words.conditions(statuses, run.sweep.cells)]
-    sentences += [words.ANY]
+    assumed = {Status(row["status"]).assumes(row["mu_lower"]) for row in rows if row["status"]}
+    sentences = [*words.explained(sorted(assumed.difference(explained))), words.MU]
+    sentences += words.conditions(assumed, run.sweep.cells)
     if run.sweep.budget.audits:
         sentences.append(words.level(run.sweep.budget))
     sentences += [_ABOVE_CLAIM] * any(_bound(row).above_claim for row in rows)
-    sentences += [words.INTERIM] * any(row["interim"] for row in rows)
     sentences += [words.ABOVE] * any(row["above_claim"] for row in rows)
     for sentence in sentences:
         terminal.explain(sentence)
@@ -170,53 +173,76 @@ def _explain_words(run: Run, rows: Sequence[dict[Any, Any]]) -> None:
 # Verdicts ----------------------------------------------------------------------------------------
 
 
-def show_verdict(judged: RunVerdict) -> None:
-    """Prints the verdict, a line per audit, and on what it rests."""
-    from ..report import detection, verdict
+def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> None:
+    """Prints the verdict in a sentence, a line per audit, and with `details` on what it rests."""
+    from ..report import verdict, words
+    from ..report.quote import percent
 
-    title = str(judged.verdict)
+    terminal.explain(answer.sentence)
+    heading = words.heading([audit.quote for audit in answer.audits])
     if judged.audits:
-        columns = ("audit", "verdict", "accountant", "claim", "noise", "found", "evidence",
-                   "needed", "trials", "refuted", "power")  # fmt: skip
-        rows = [
-            (a.label, a.verdict, a.accountant, a.claim, a.noise_multiplier,
-             a.effective_noise or Figure("any"), a.evidence, a.needed, a.trials,
-             a.refuted_after or Figure("never"), Figure(f"{a.power:.0%}"))
-            for a in judged.audits
-        ]  # fmt: skip
-        terminal.explain_left_out(terminal.show_table(title, columns, rows, _SPARE_IN_VERDICTS))
-        terminal.explain(_VERDICT_COLUMNS)
+        columns: Columns = {
+            "audit": [a.label for a in judged.audits],
+            "verdict": [a.verdict for a in judged.audits],
+            "claimed\neps": [a.claim for a in judged.audits],
+            "eps >=": [_quoted(a.quote) for a in judged.audits],
+            "claimed\nnoise": [a.noise_multiplier for a in judged.audits],
+            "noise\nat most": [a.effective_noise or Figure("any") for a in judged.audits],
+            f"chance\nto see {verdict.LESS_NOISE}".replace("% ", "%\n"): [
+                Figure(percent(round(a.power, 2))) for a in judged.audits
+            ],
+        }
+        if details:
+            columns |= {
+                "accountant": [a.accountant for a in judged.audits],
+                "log10\ne-value": [a.evidence for a in judged.audits],
+                "threshold": [a.needed for a in judged.audits],
+                "trials": [a.trials for a in judged.audits],
+                "refuted\nafter": [a.refuted_after or Figure("never") for a in judged.audits],
+            }
+        _show(heading, columns)
         for audit in judged.audits:
             if audit.lopsided:
                 outside, inside = audit.diverged
-                terminal.say(
+                terminal.explain(
                     f"{audit.label}: {inside} trainings with the canary diverged and {outside} "
                     "without it, so diverging depends on the canary"
                 )
-            if audit.remark:
-                terminal.explain(f"{audit.label}: {audit.remark}")
-        if len(judged.audits) > 1:
-            terminal.explain(
-                f"all audits together: evidence {judged.evidence:.3f}, {judged.needed:.3f} needed; "
-                "it refutes the claims of a run even where that of no single audit does"
-            )
-        terminal.explain(
-            f"wrong about a true claim in at most {1 - judged.confidence:.0%} of runs, whenever "
-            "and however often it is asked; a claim is also refuted by tests for the declared "
-            f"number of trials; power: the chance to find {detection.ALTERNATIVE:g} of the claimed "
-            "noise; CONSISTENT: each mechanism has an audit that would have found that"
-        )
-        title = ""
+        if details:
+            _explain_verdict(judged)
     if judged.exact:
-        exact = [(a.label, a.verdict, a.accountant, a.claim, a.epsilon, a.step)
-                 for a in judged.exact]  # fmt: skip
-        heads = ("audit", "verdict", "accountant", "claim", "exact", "step")
-        terminal.explain_left_out(terminal.show_table(title, heads, exact, _SPARE_IN_VERDICTS))
+        exact = [(a.label, a.verdict, a.claim, a.epsilon, a.step) for a in judged.exact]
+        heads = ("audit", "verdict", "claimed\neps", "exact\neps", "step")
+        if not judged.audits:
+            terminal.explain(heading)
+        terminal.show_table("", heads, exact)
+        if details:
+            terminal.explain(
+                f"exact, no trials: eps of {plural(len(judged.exact), 'audit')} is computed at "
+                f"every recorded step; above the claim by more than {verdict.EXACT_TOLERANCE:g} is "
+                "a violation"
+            )
+
+
+def _explain_verdict(judged: RunVerdict) -> None:
+    from ..report import verdict
+
+    terminal.explain(_VERDICT_COLUMNS)
+    for audit in judged.audits:
+        if audit.remark:
+            terminal.explain(f"{audit.label}: {audit.remark}")
+    if len(judged.audits) > 1:
         terminal.explain(
-            f"exact, no trials: eps of {plural(len(judged.exact), 'audit')} is computed at every "
-            f"recorded step; above the claim by more than {verdict.EXACT_TOLERANCE:g} is a "
-            "violation"
+            f"all audits together: log10 e-value {judged.evidence:.3f}, threshold "
+            f"{judged.needed:.3f}; it refutes the claims of a run even where that of no single "
+            "audit does"
         )
+    terminal.explain(
+        f"wrong about a true claim in at most {1 - judged.confidence:.0%} of runs, whenever and "
+        "however often it is asked; a claim is also refuted by tests for the declared number of "
+        f"trials; CONSISTENT: each mechanism has an audit that would have noticed "
+        f"{verdict.LESS_NOISE}"
+    )
 
 
 # Plans, advice, and designs for a budget ---------------------------------------------------------
@@ -224,7 +250,6 @@ def show_verdict(judged: RunVerdict) -> None:
 
 def show_plan(name: str, outlook: Outlook) -> None:
     """Prints a line per audit, what the columns mean, and the time that is left."""
-    from ..report import words
     from ..stats import Status
 
     columns = ("audit", "trials", "packs", "done", "eps claim", "max eps", "power", "needed",
@@ -251,8 +276,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
         if assumed:
             more = f" and {len(assumed) - 3} more" if len(assumed) > 3 else ""
             labels = ", ".join(assumed[:3])
-            terminal.explain(f"max eps and power are if-gaussian for {labels}{more}")
-            terminal.explain(words.IF_GAUSSIAN)
+            terminal.explain(f"max eps and power assume a Gaussian curve for {labels}{more}")
         show_advice(outlook)
     for preparation in outlook.preparations:
         first, *others = preparation.audits

@@ -29,9 +29,8 @@ ALARM = "bold red"  # style of a bound above its claim
 VERBATIM: Any = {"markup": False, "emoji": False, "highlight": False}  # labels are user text
 _UNLIMITED = 10_000  # columns: rich must neither cut nor wrap what has been fitted
 _SENTENCE_WIDTH = 100
-_FOLDED_WIDTH = 12  # columns for which the first column has spare ones left out
 _GAP = 2  # columns between columns
-_all_columns = contextvars.ContextVar("_all_columns", default=False)
+_whole_width = contextvars.ContextVar("_whole_width", default=False)
 
 
 # Numbers, times and marks as people read them -----------------------------------------------------
@@ -97,10 +96,10 @@ def plural(count: int, noun: str) -> str:
 # What is printed ---------------------------------------------------------------------------------
 
 
-def show_all_columns(wide: bool) -> bool:
-    """Takes the value of `--wide`: tables are then as wide as they are."""
-    _all_columns.set(wide)
-    return wide
+def show_details(details: bool) -> bool:
+    """Takes the value of `--details`: tables are then as wide as they are."""
+    _whole_width.set(details)
+    return details
 
 
 def interactive() -> bool:
@@ -110,7 +109,7 @@ def interactive() -> bool:
 
 def width() -> float:
     """Columns that a table may take; inf where nobody sees them, or all were asked for."""
-    if _all_columns.get() or not interactive():
+    if _whole_width.get() or not interactive():
         return math.inf
     return shutil.get_terminal_size().columns
 
@@ -155,53 +154,38 @@ def silence(*streams: TextIO) -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def show_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], spare: Sequence[str] = ()
-) -> tuple[str, ...]:
-    """Prints an aligned table and returns the columns for which there was no room.
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Prints an aligned table; a head may have two lines.
 
     Text is aligned to the left, numbers to the right, and no number is cut. In a terminal that is
     too narrow, labels of audits first lose what all of them have, which is said above the table;
-    then columns of `spare` are left out, its first ones first; then the first column is folded.
+    then the first column is folded.
     """
     cells = [[_cell(row[i]) for row in rows] for i in range(len(columns))]
     legend = ""
-    if columns[0] == "audit" and sum(_widths(columns, cells)) - _GAP > width():
+    if columns[0] == "audit" and _width_of(columns, cells) > width():
         from ..sweep.grid import shorten_labels  # loads pydantic, for which --help has no time
 
         legend, labels = shorten_labels([cell.plain for cell in cells[0]])
         cells[0] = [Text(label) for label in labels]
-    first, *others = _widths(columns, cells)
-    ranks = [i for name in spare for i, column in enumerate(columns) if column == name]
-    kept, taken = _fitting([first, *others], ranks)
-    if taken > width():
-        folded = min(first, _FOLDED_WIDTH + _GAP)
-        kept, taken = _fitting([folded, *others], ranks)
-        taken -= folded - len(columns[0]) - _GAP  # rich folds further where it must
+    narrowest = _width_of(columns, [[Text("")], *cells[1:]])
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i in kept:
+    for i, name in enumerate(columns):
         is_text = any(isinstance(r[i], str) and not isinstance(r[i], Figure) for r in rows)
         justify: Literal["left", "right"] = "left" if is_text else "right"
-        table.add_column(columns[i], justify=justify, no_wrap=i > 0, overflow="fold")
-    for row in zip(*(cells[i] for i in kept), strict=True):
+        table.add_column(name, justify=justify, vertical="bottom", no_wrap=i > 0, overflow="fold")
+    for row in zip(*cells, strict=True):
         table.add_row(*row)
     for above in (title, legend):
         if above:
             say(above)
     # Colours are for terminals, and not where NO_COLOR is set.
-    room = int(min(max(width(), taken), _UNLIMITED))
+    room = int(min(max(width(), narrowest), _UNLIMITED))
     console = Console(width=room, force_terminal=interactive(), **VERBATIM)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
         _put(line.rstrip(), sys.stdout)
-    return tuple(name for i, name in enumerate(columns) if i not in kept)
-
-
-def explain_left_out(columns: Sequence[str]) -> None:
-    """Says which columns tables left out, if any."""
-    if columns:
-        explain(f"not shown in {width():.0f} columns: {', '.join(columns)}; --wide shows all")
 
 
 def _cell(value: Any) -> Text:
@@ -210,23 +194,12 @@ def _cell(value: Any) -> Text:
     return Text(number(value))
 
 
-def _widths(columns: Sequence[str], cells: Sequence[Sequence[Text]]) -> list[int]:
-    """Columns of the terminal that each column takes, with the gap behind it."""
-    return [
-        max(Text(name).cell_len, *(cell.cell_len for cell in column), 0) + _GAP
+def _width_of(columns: Sequence[str], cells: Sequence[Sequence[Text]]) -> int:
+    """Columns of the terminal that a table takes, gaps among them."""
+    return sum(
+        max(*(Text(line).cell_len for line in name.split("\n")), *(c.cell_len for c in column), 0)
         for name, column in zip(columns, cells, strict=True)
-    ]
-
-
-def _fitting(widths: Sequence[int], spare: Sequence[int]) -> tuple[list[int], int]:
-    """Columns without as few spare ones as it takes to fit, and how much room these take."""
-    kept = list(range(len(widths)))
-    for number in (*spare, None):
-        taken = sum(widths[i] for i in kept) - _GAP
-        if taken <= width() or number is None:
-            break
-        kept.remove(number)
-    return kept, taken
+    ) + _GAP * (len(columns) - 1)
 
 
 def _put(text: str, stream: TextIO, newline: bool = True) -> None:

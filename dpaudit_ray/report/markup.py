@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 
 from ..printable import lines
+from . import words
 from .tables import Run, overview
 from .verdict import Answer
 
@@ -43,6 +44,7 @@ def notebook_card(run: Run, answer: Answer, figure: bytes) -> str:
             location=run.directory.location,
             answer=answer,
             rows=list(zip(overview(run), answer.audits, strict=True)),
+            heading=words.heading([audit.quote for audit in answer.audits]),
             figure=embedded(figure),
         )
     )

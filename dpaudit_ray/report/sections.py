@@ -7,12 +7,14 @@ show what it returns.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ..adversaries.base import FinalModelAdversary, TrajectoryAdversary
 from ..plan import outcomes
 from ..plan.model import PlannedAudit
 from ..plan.score_stream import Trials
@@ -23,9 +25,12 @@ from . import verdict, words
 from .figures import one_audit, whole_run
 from .markup import embedded
 from .measures import HitRate, Profile, utilities
-from .tables import Run, all_estimates, best, overview
+from .tables import Run, all_estimates, overview
 
 Content = dict[str, Any]  # by the names that the template has for it
+_SYMBOLS = {"noise_multiplier": "noise multiplier σ", "clip_norm": "clipping norm C"}
+_SEES = {FinalModelAdversary: " Sees the last model.", TrajectoryAdversary: " Sees every step."}
+_LISTED = 6  # values of an option that varies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +56,9 @@ def all_sections(run: Run) -> Content:
         trials, rows = Trials.of(audit, run.prefix(audit)), table[table["audit"] == audit.id]
         view = AuditView(run, audit, cell, trials, rows)
         audits.append(_numbers(view) | _bounds(view) | _counts(view) | _profile(view))
-    return _answer(run, audits) | _figures(run, audits) | _reading(run) | _failed(run)
+    return (
+        _answer(run, audits) | _audited(run) | _figures(run, audits) | _reading(run) | _failed(run)
+    )
 
 
 # Of each audit -----------------------------------------------------------------------------------
@@ -67,7 +74,10 @@ def _numbers(view: AuditView) -> Content:
         "label": audit.label,
         "delta": level.delta,
         "confidence": level.confidence,
-        "estimates": final.drop_duplicates("estimator").to_dict("records"),
+        "estimates": [
+            row | {"assumes": Status(row["status"]).assumes(row["mu_lower"])}
+            for row in final.drop_duplicates("estimator").to_dict("records")
+        ],
         "claims": {name: values[-1] for name, values in audit.claims.items()},
         "curve_free": {"epsilon": bound, "estimator": estimator},
         "sampled": view.cell.mechanism.sampled,
@@ -130,16 +140,60 @@ def _has_curve(view: AuditView) -> bool:
 def _answer(run: Run, contents: list[Content]) -> Content:
     """The verdict with its reasons, and the table of all audits."""
     answered, rows = verdict.current(run), overview(run)
+    quotes = [audit.quote for audit in answered.audits]
     audits = [
-        entry | {"row": row, "verdict": audit.verdict, "reason": audit.reason}
+        entry | {"row": row, "verdict": audit.verdict, "reason": audit.reason, "quote": audit.quote}
         for entry, row, audit in zip(contents, rows, answered.audits, strict=True)
     ]
     return {
         "answer": answered,
         "audits": audits,
+        "heading": words.heading(quotes),
+        "below": words.below(quotes),
         "measured": [name for name in UTILITY if any(row[name] == row[name] for row in rows)],
         "interim": any(row["interim"] for row in rows),
     }
+
+
+def _audited(run: Run) -> Content:
+    """What was audited: the options that were asked for, and what each adversary does and sees."""
+    audited: dict[str, dict[str, None]] = {}
+    for cell, audit in zip(run.sweep.cells, run.plan.audits, strict=True):
+        options = cell.mechanism.identity() | {
+            key: getattr(cell.mechanism, key).identity()
+            for key in ("sampling",)
+            if hasattr(cell.mechanism, key)
+        }
+        trials = f"{audit.trials:,}" if cell.mechanism.sampled else "none: ε is computed"
+        told = {"mechanism": options.pop("name")} | options | {"trials": trials}
+        told["adversary"] = _adversary(cell)
+        for key, value in told.items():
+            if key != "revision":
+                audited.setdefault(_SYMBOLS.get(key, key), {})[_plain(value)] = None
+    return {"audited": [(name, _listed(list(values))) for name, values in audited.items()]}
+
+
+def _adversary(cell: Cell) -> str:
+    """Name, what it does, and what it sees of a training, where that is known here."""
+    name = _plain(cell.adversary.identity())
+    if cell.unread:
+        return name
+    does = (inspect.getdoc(type(cell.adversary)) or "").partition("\n")[0]
+    sees = next((text for base, text in _SEES.items() if isinstance(cell.adversary, base)), "")
+    return f"{name}: {does}{sees}"
+
+
+def _plain(value: Any) -> str:
+    """An option as text: a plug-in by its name, with its options behind."""
+    if not isinstance(value, dict):
+        return f"{value}"
+    options = ", ".join(f"{key} {_plain(v)}" for key, v in value.items() if key != "name")
+    return f"{value.get('name', '')} {options}".strip()
+
+
+def _listed(values: list[str]) -> str:
+    more = f"; {len(values) - _LISTED} more" * (len(values) > _LISTED)
+    return "; ".join(values[:_LISTED]) + more
 
 
 def _figures(run: Run, audits: list[Content]) -> Content:
@@ -152,14 +206,12 @@ def _figures(run: Run, audits: list[Content]) -> Content:
 
 def _reading(run: Run) -> Content:
     """What the words mean, and at which level bounds hold."""
-    budget = run.sweep.budget
-    statuses = {*run.estimates["status"], Status.IF_GAUSSIAN}
-    return {
-        "words": words,
-        "conditions": words.conditions(statuses, run.sweep.cells),
-        "level": words.level(budget) if budget.audits else "",
-        "best": best(run) if budget.parts > 1 else None,
-    }
+    table, budget = all_estimates(run), run.sweep.budget
+    pairs = table[["status", "mu_lower"]].itertuples(index=False)
+    assumed = {Status(status).assumes(mu) for status, mu in pairs}
+    reading = [*words.explained(sorted(assumed)), *words.conditions(assumed, run.sweep.cells)]
+    reading += [words.MU] + [words.level(budget)] * bool(budget.audits) + [words.AS_WRITTEN]
+    return {"reading": reading + [words.ABOVE] * bool(table["above_claim"].any())}
 
 
 def _failed(run: Run) -> Content:

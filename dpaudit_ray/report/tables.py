@@ -178,7 +178,6 @@ def overview(run: Run) -> list[dict[str, Any]]:
     assumption, by `free_estimator`. `above_claim` speaks for all steps and estimators. `accuracy`
     and `loss` are means over all trainings at the last step, NaN where nothing is held out. Of
     the trials that are `done`, the bound rests on those `used`; it is NaN where there are none.
-    `beyond`: it exceeds its claim, but not together with all others of the run.
     """
     return [_entry(run, audit) for audit in run.plan.audits]
 
@@ -210,7 +209,6 @@ def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
         "ratio": ratio,
         "interim": first not in _anytime(run) if row is None else bool(row["interim"]),
         "above_claim": above,
-        "beyond": mechanism.sampled and ratio > 1 and not above and status != Status.PAPER,
         **mean_utilities(audit, run.prefix(audit) if mechanism.measured else ()),
     }
 

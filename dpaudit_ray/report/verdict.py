@@ -454,7 +454,11 @@ def _reason(run: Run, index: int, failed: int, audit: AuditVerdict) -> str:
         return f"`stop_when` ended it after {ended:,} of {audit.planned:,} trials"
     done = run.done(run.plan.audits[index])
     if audit.trials == 0:
-        return "no trial is done" if done == 0 else f"{done:,} trials are done, none of them the first ones"
+        return (
+            "no trial is done"
+            if done == 0
+            else f"{done:,} trials are done, none of them the first ones"
+        )
     if audit.above:
         return (
             "a bound is above its claim even together with all others, while the test of the "

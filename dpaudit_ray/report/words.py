@@ -2,53 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from .. import accounting, imports
-from ..stats import Status
 from ..stats.budget import SweepBudget
 from ..sweep.cell import Cell
+from .quote import Quote, percent
 
-CERTIFIED = "certified: exceeds the truth in at most 1 - confidence of all audits"
-IF_GAUSSIAN = (
-    "if-gaussian: mu is certified; eps is that of a Gaussian mechanism of this mu, "
-    "certified by nobody"
-)
-IF_CLAIMED = (
-    "if-claimed-family: the hit rate is certified; eps is that of the claimed mechanism with the "
-    "most noise that allows it, certified where the mechanism is that one up to its noise"
-)
-IF_ASSUMED = "if-assumed: eps is certified given what its estimator assumes"
-ANY = "any: eps certified without any assumption on the mechanism's trade-off curve"
+OWN = "own assumption"
+# What each ε assumes, by the words of `Status.assumes`; the others say it themselves.
+ASSUMPTIONS = {
+    "Gaussian steps": "of releasing all steps, as claims are",
+    "assumes Gaussian": "holds if the mechanism's trade-off curve is Gaussian, which is not proved",
+    "assumes claimed family": "holds if the mechanism is the claimed one, up to its noise",
+    OWN: "holds given what its estimator assumes",
+    "approximate": "holds in the limit of many trials",
+    "credible": "holds under a prior",
+    "as published": "by a paper's procedure, which misses its level",
+    "not final": "holds once all trials are done, not for looking until it suits",
+    "extended": "trials were added after looking, for which it does not hold",
+}
+MU = "mu: certified for any mechanism; how far the worlds are apart, as Gaussian noise would be"
 AS_WRITTEN = (
     "bounds are as estimates.parquet has them; `dpaudit check` derives them again from the scores"
 )
-INTERIM = "interim: holds for that many trials, not for looking until it suits"
 ABOVE = (
     "above its claim: so is a bound that holds together with all others of the run; the verdict "
     "goes by a test of the whole claim, and is never CONSISTENT beside such a bound"
 )
-BEYOND = (
-    "above by itself: at most 1 - confidence of all bounds are, where every claim is true; "
-    "together with the others this one is not above its claim"
-)
 
 
-def conditions(statuses: Collection[str], cells: Collection[Cell]) -> list[str]:
-    """What the ε of these statuses are certified given, and what the claims take for granted.
+def heading(quotes: Sequence[Quote]) -> str:
+    """At which δ and confidence the quotes of a run are, and by which accountants its claims."""
+    deltas = {quote.delta for quote in quotes}
+    delta = f"delta = {deltas.pop():g}" if len(deltas) == 1 else "each audit's delta"
+    levels = {percent(quote.confidence) for quote in quotes if quote.together and not quote.exact}
+    confidence = "".join(f", {level} confidence" for level in levels)
+    accountants = ", ".join(dict.fromkeys(quote.accountant for quote in quotes))
+    return f"eps at {delta}{confidence}, claims by {accountants}"
+
+
+def explained(assumed: Iterable[str]) -> Iterator[str]:
+    """What these words of `Status.assumes` mean, each once."""
+    for word in dict.fromkeys(assumed):
+        if word in ASSUMPTIONS:
+            yield f"{word}: {ASSUMPTIONS[word]}"
+
+
+def below(quotes: Sequence[Quote]) -> list[str]:
+    """Two sentences at most: what the quotes assume, and why there is none."""
+    lines = ["; ".join(explained(quote.assumes for quote in quotes if quote.epsilon is not None))]
+    if missing := [quote for quote in quotes if quote.epsilon is None and quote.assumes]:
+        more = f" (and {len(missing) - 1} more)" * (len(missing) > 1)
+        lines.append(f"none, {missing[0].label}{more}: {missing[0].reason}")
+    return [line for line in lines if line]
+
+
+def conditions(assumed: Collection[str], cells: Collection[Cell]) -> list[str]:
+    """What estimators of somebody's own assume, where `assumed` has that, and what claims do.
 
     Of claims: by which accountants, and what, at the last step of each audit.
     """
-    of_status = {
-        Status.IF_GAUSSIAN: IF_GAUSSIAN,
-        Status.IF_CLAIMED: IF_CLAIMED,
-        Status.IF_ASSUMED: IF_ASSUMED,
-    }
-    sentences = [text for status, text in of_status.items() if status in statuses]
     assumptions, remarks = set[str](), set[str]()
     for cell in cells:
         for spec in cell.audit.estimators:
-            if not spec.unread and spec.method.assumes:
+            if OWN in assumed and not spec.unread and spec.method.assumes:
                 assumptions.add(f"{spec.name} assumes: {spec.method.assumes}")
         training = cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).training
         for name in cell.audit.accountants:
@@ -56,23 +74,17 @@ def conditions(statuses: Collection[str], cells: Collection[Cell]) -> list[str]:
                 continue
             if remark := accounting.remark(training, name):
                 remarks.add(f"claim by {name}: {remark}")
-    if Status.IF_ASSUMED in statuses:
-        sentences += sorted(assumptions)
-    return [*sentences, *sorted(remarks)]
+    return [*sorted(assumptions), *sorted(remarks)]
 
 
 def level(budget: SweepBudget) -> str:
-    """At which level the printed bounds hold, and where another one is used."""
+    """At which level the quoted bounds hold, and the others."""
     several = len({audit.confidence for audit in budget.audits}) > 1
-    confidence = "its audit's confidence" if several else _percent(budget.confidence)
-    alone = f"each bound holds at {confidence} by itself"
+    confidence = "its audit's confidence" if several else percent(budget.confidence)
+    alone = f"alone, each bound holds at {confidence}"
     if budget.parts == 1:
         return alone
     return (
-        f"{alone}; marks, and the best of several, are from bounds at {_percent(budget.each)}: "
-        f"all {budget.parts:,} together hold at {_percent(budget.confidence)}"
+        f"{alone}; familywise, which is what is quoted, each holds at {percent(budget.each)}, and "
+        f"all {budget.parts:,} together at {percent(budget.confidence)}"
     )
-
-
-def _percent(confidence: float) -> str:
-    return f"{100 * confidence:.6g} %"

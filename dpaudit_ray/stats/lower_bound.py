@@ -50,7 +50,6 @@ _ASSUMES = {
     Status.PAPER: "as published",
     Status.INTERIM: "not final",
     Status.EXTENDED: "extended",
-    Status.MIXED: "mixed code",
 }
 
 

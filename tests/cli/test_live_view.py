@@ -177,7 +177,7 @@ def test_twenty_audits_fit_any_terminal_and_a_stopped_run_goes_on(
     (final,) = (line for line in again.lines if "20 audits: 20 done" in line)
     assert final.startswith("2,000 / 2,000 trials in ")
     after = again.lines[again.lines.index(final) + 1 :]
-    assert after[0] == "twenty: lower bounds by accuracy"
+    assert after[0].startswith("twenty: eps at delta = ")
     assert not any(TOTALS.match(line) for line in after)
     assert all(len(line) <= 80 for line in after)
     status = dpaudit("status", tmp_path / "twenty").out
@@ -189,9 +189,8 @@ def test_twenty_audits_fit_any_terminal_and_a_stopped_run_goes_on(
     monkeypatch.setenv("COLUMNS", "60")
     narrow = dpaudit("status", tmp_path / "twenty").out.splitlines()
     assert all(len(line) <= 60 for line in narrow)
-    assert "not shown in 60 columns: mu, eps any, ratio; --wide shows" in narrow
-    whole = dpaudit("status", tmp_path / "twenty", "--wide").out.splitlines()
-    assert whole[:22] == status.splitlines()[:22]
+    whole = dpaudit("status", tmp_path / "twenty", "--details").out.splitlines()
+    assert "assumption-free eps" in " ".join(whole[:4])
 
 
 def test_a_terminal_that_is_closed_ends_a_run_gracefully(two, tmp_path):
@@ -207,7 +206,7 @@ def test_a_terminal_that_is_closed_ends_a_run_gracefully(two, tmp_path):
     assert said.splitlines()[-1].startswith("dpaudit: stopped; finished packs are safe")
     assert "Traceback" not in said
     assert not (tmp_path / "tiny/driver.json").exists()
-    assert "interim" in dpaudit("status", tmp_path / "tiny").out
+    assert "not complete" in dpaudit("status", tmp_path / "tiny").out
 
 
 def test_a_run_under_nohup_outlives_its_terminal(two, pace, tmp_path):

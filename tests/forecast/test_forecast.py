@@ -146,10 +146,10 @@ def test_a_plan_promises_certified_bounds_only_where_the_curve_is_known(tiny, tm
     ]
     planned = dpaudit("plan", write_sweep(tmp_path, tiny), "--storage-path", tmp_path / "runs")
     assert "certify" not in planned.out
-    assert "max eps and power are if-gaussian for loss\n" in planned.out
+    assert "max eps and power assume a Gaussian curve for loss\n" in planned.out
     changed(tiny, "grid.adversary", ["biased-dimension"])
     planned = dpaudit("plan", write_sweep(tmp_path, tiny), "--storage-path", tmp_path / "runs")
-    assert "if-gaussian" not in planned.out
+    assert "Gaussian curve" not in planned.out
 
 
 @pytest.mark.usefixtures("steady")

@@ -147,8 +147,8 @@ def test_no_trial_bounds_nothing(sweep, tmp_path):
     assert row["epsilon_lower"] != row["epsilon_lower"]
     assert row["status"] == ""
     assert verdict.current(run).sentence == (
-        "INCONCLUSIVE: no violation found, but no trial is done. There is no ε to quote: nothing is "
-        "measured yet."
+        "INCONCLUSIVE: no violation found, but no trial is done. There is no ε to quote: nothing "
+        "is measured yet."
     )
     html = Path(page.write(run)).read_text()
     assert "no trial was run" not in html

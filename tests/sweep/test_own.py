@@ -128,11 +128,11 @@ def test_claims_of_ones_own_stand_beside_the_others(ran):
 
 
 def test_what_is_assumed_is_said_in_words(ran):
-    said = words.conditions(set(ran.estimates["status"]), ran.sweep.cells)
-    assert [text.partition(":")[0] for text in said[:3]] == [
-        "if-gaussian", "if-claimed-family", "if-assumed",
-    ]  # fmt: skip
-    assert said[3:] == [f"{HERE}:Guessed assumes: nobody looks"]
+    assumed = {stats.Status(status).assumes(1.0) for status in ran.estimates["status"]}
+    assert assumed == {"assumes Gaussian", "assumes claimed family", "own assumption"}
+    assert len(list(words.explained(assumed))) == 3
+    said = words.conditions(assumed, ran.sweep.cells)
+    assert said == [f"{HERE}:Guessed assumes: nobody looks"]
 
 
 def test_their_code_is_recorded(ran):
@@ -208,5 +208,5 @@ def test_a_verdict_says_what_its_claim_takes_for_granted(monkeypatch, tmp_path):
     shuffled = Claimed(1.0, 10, 0.2, accounting.Sampling.SHUFFLE)
     monkeypatch.setattr(type(run.sweep.cells[0].mechanism), "claimed", lambda *_: shuffled)
     assert verdict.judge(run).audits[0].remark.startswith("no amplification by this sampling")
-    said = words.conditions({"certified"}, run.sweep.cells)
+    said = words.conditions({"Gaussian steps"}, run.sweep.cells)
     assert said[0].startswith("claim by gaussian: no amplification by this sampling")
