@@ -1,9 +1,10 @@
-"""Fully connected networks: that of Cebere et al. for tables, and a wider one as of Nasr et al."""
+"""Fully connected networks: of any widths, that of Cebere et al., and one as of Nasr et al."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -11,6 +12,25 @@ from .base import Model, outputs
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+class Mlp(Model):
+    """Fully connected layers of the widths in `hidden`, each with its `activation`; then outputs.
+
+    `hidden: []` is a linear model: logistic regression, or softmax, where classes are learnt.
+    """
+
+    name: Literal["mlp"] = "mlp"
+    hidden: list[Annotated[int, Field(ge=1)]] = Field(default=[64, 64])
+    activation: Literal["relu", "tanh", "sigmoid", "gelu", "elu"] = "relu"
+
+    @property
+    def parameters(self) -> int:
+        """Counts as many inputs as the first layer is wide: the data are not read for it."""
+        return sum(a * b for a, b in itertools.pairwise([*self.hidden[:1], *self.hidden]))
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return perceptron(shape, self.hidden, self.activation, classes)
 
 
 class Fcnn(Model):
@@ -22,16 +42,7 @@ class Fcnn(Model):
     name: Literal["fcnn"] = "fcnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        from torch import nn
-
-        return nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(math.prod(shape), 3),
-            nn.ReLU(),
-            nn.Linear(3, 8),
-            nn.ReLU(),
-            nn.Linear(8, outputs(classes)),
-        )
+        return perceptron(shape, [3, 8], "relu", classes)
 
 
 class Mlp3(Model):
@@ -50,13 +61,24 @@ class Mlp3(Model):
         return 2 * self.width**2
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        from torch import nn
+        return perceptron(shape, [self.width] * 2, "relu", classes)
 
-        return nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(math.prod(shape), self.width),
-            nn.ReLU(),
-            nn.Linear(self.width, self.width),
-            nn.ReLU(),
-            nn.Linear(self.width, outputs(classes)),
-        )
+
+def perceptron(
+    shape: tuple[int, ...], hidden: list[int], activation: str, classes: int
+) -> nn.Module:
+    """A chain of linear layers on flattened examples, with the activation between them."""
+    from torch import nn
+
+    kinds = {
+        "relu": nn.ReLU,
+        "tanh": nn.Tanh,
+        "sigmoid": nn.Sigmoid,
+        "gelu": nn.GELU,
+        "elu": nn.ELU,
+    }
+    layers: list[nn.Module] = [nn.Flatten()]
+    widths = [math.prod(shape), *hidden, outputs(classes)]
+    for before, width in itertools.pairwise(widths):
+        layers += [nn.Linear(before, width), kinds[activation]()]
+    return nn.Sequential(*layers[:-1])
