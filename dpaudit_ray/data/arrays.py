@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Literal
 from zipfile import BadZipFile
 
 import numpy as np
+import yaml
+from pydantic import Field
 
 from ..errors import DataError
 from .base import Data, Dataset, checked, existing_file, require_finite, scaled_images, standardized
@@ -18,28 +21,44 @@ _DAMAGE = (
     zlib.error,
 )  # fmt: skip
 _REMEDY = "write one with numpy.savez(path, x=..., y=...)"
+_CHANNELS = 4  # of an image, at most
+_SHOWN = 8  # values in a message
 
 
 class Npz(Data):
     """Arrays `x` and `y` of an .npz file.
 
     uint8 images [N, H, W, channels] become float32 in 0..1, [N, channels, H, W]; other arrays
-    are taken as they are. With `standardize`, every feature then gets mean 0 and deviation 1.
+    are taken as they are. With `standardize`, every feature then gets mean 0 and deviation 1, which
+    the claim does not cover where the records are private. `y` are classes 0, 1, ..., or values
+    that `label_order` lists in that order, or any numbers for `regression`.
     """
 
     name: Literal["npz"] = "npz"
     path: str  # the file
     standardize: bool = False  # give every feature mean 0, deviation 1
+    label_order: list[str | int | float] = Field(default_factory=list)  # values of classes 0, 1, ...
+    regression: bool = False  # y are numbers to learn
+
+    @property
+    def has_classes(self) -> bool:
+        return not self.regression
 
     def read(self) -> Dataset:
         x, y, source = read_npz(self.path, self.name)
-        return checked(self._features(x, source), labels(y, source), source)
+        y = labels(y, f"{source}: y", self.label_order, self.regression)
+        return checked(self._features(x, source), y, source)
 
     def _features(self, x: np.ndarray, source: str) -> np.ndarray:
         if x.dtype.kind not in "fiub" or x.ndim < 2:
             raise DataError(f"{source}: x must be real numbers [N, ...], got {x.dtype} {x.shape}")
         require_finite(x, source)
         images = x.dtype == np.uint8 and x.ndim == 4
+        if images and x.shape[3] > _CHANNELS >= x.shape[1]:
+            raise DataError(
+                f"{source}: x are images {list(x.shape)}, with channels first; uint8 images are "
+                "[N, H, W, channels]: write x.transpose(0, 2, 3, 1)"
+            )
         if self.standardize:
             return standardized(x.transpose(0, 3, 1, 2) if images else x)
         return scaled_images(x) if images else x
@@ -52,10 +71,18 @@ def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
         DataError: the file is missing or damaged, or lacks one of them.
     """
     file = existing_file(path, what, _REMEDY)
+    arrays = {}
     try:
         with np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in "xy" if name in archive.files}
+            for name in "xy":
+                if name in archive.files:
+                    arrays[name] = archive[name]
     except _DAMAGE as error:
+        if "Object arrays" in str(error):
+            raise DataError(
+                f"{file}: an array has Python objects, such as text of a table; write x as numbers "
+                "and y as text or numbers: y.astype(str), x.astype(float)"
+            ) from error
         raise DataError(f"{file}: not a readable .npz file of plain arrays; {_REMEDY}") from error
     for name in "xy":
         if name not in arrays:
@@ -63,11 +90,43 @@ def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
     return arrays["x"], arrays["y"], str(file)
 
 
-def labels(y: np.ndarray, source: str) -> np.ndarray:
-    """`y` as int64 classes [N]. Raises DataError when it holds none."""
-    if y.ndim != 1 or y.dtype.kind not in "iub":
+def labels(
+    y: np.ndarray, source: str, order: Sequence[str | float] = (), regression: bool = False
+) -> np.ndarray:
+    """`y` as int64 classes [N]: as they are, or by their place in `order`.
+
+    For `regression` float32 numbers [N]. Raises DataError when it holds no such thing.
+    """
+    numbers = y.ndim == 1 and y.dtype.kind in "iufb"
+    if order and y.ndim == 1:
+        places = {str(value): place for place, value in enumerate(order)}
+        cells = [str(cell) for cell in y.tolist()]
+        if unlisted := sorted(set(cells) - set(places)):
+            raise DataError(
+                f"{source} has {unlisted[0]!r:.40}, which `label_order` does not list; add it"
+            )
+        return np.array([places[cell] for cell in cells], dtype=np.int64)
+    if regression and numbers:
+        return y.astype(np.float32)
+    if y.ndim == 1 and y.dtype.kind in "OUST":
+        values = sorted({str(cell) for cell in y.tolist()})
         raise DataError(
-            f"{source}: y must be integer classes [N], got {y.dtype} {y.shape}; convert them, "
-            "for example with y.astype(int)"
+            f"{source} is text; `label_order: {listed(values)}` takes its values to 0, 1, ..."
+        )
+    if not numbers or y.dtype.kind == "f":
+        remedy = (
+            "`regression: true` with `mechanism.loss: mse` learns numbers"
+            if numbers
+            else ("give one for each record")
+        )
+        raise DataError(
+            f"{source} must be integer classes [N], got {y.dtype} {y.shape}; convert them, for "
+            f"example with y.astype(int); {remedy}"
         )
     return y.astype(np.int64)
+
+
+def listed(values: Sequence[str | float]) -> str:
+    """The values as a list in a sweep file, the first of many."""
+    shown = [*values[:_SHOWN], "..."] if len(values) > _SHOWN else [*values]
+    return yaml.safe_dump(shown, default_flow_style=True, allow_unicode=True, width=10**6).strip()

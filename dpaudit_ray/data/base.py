@@ -1,4 +1,4 @@
-"""The interface of data sets: arrays in memory, float32 features and integer classes."""
+"""The interface of data sets: arrays in memory, float32 features and classes, or numbers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from ..plugins import Plugin
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """`x` float32 [N, ...] (images in channel order), `y` int64 [N] in 0..classes-1."""
+    """`x` float32 [N, ...] (images in channel order), `y` int64 [N] in 0..classes-1.
+
+    For regression `y` is float32 [N].
+    """
 
     x: npt.NDArray[np.float32]
-    y: npt.NDArray[np.int64]
+    y: npt.NDArray[np.int64 | np.float32]
 
     @property
     def classes(self) -> int:
-        """Number of classes: one more than the largest label."""
-        return int(self.y.max()) + 1
+        """Number of classes: one more than the largest label; 0 for regression."""
+        return 0 if self.y.dtype.kind == "f" else int(self.y.max()) + 1
 
 
 class Data(Plugin):
@@ -46,6 +49,11 @@ class Data(Plugin):
     @abstractmethod
     def read(self) -> Dataset:
         """Reads the data. Raises DataError in one line when it cannot be had."""
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether labels are classes; else they are numbers, for regression."""
+        return True
 
     def files(self) -> tuple[Path, ...]:
         """The files that `read` reads, which may not exist yet; none for bundled data."""
@@ -145,14 +153,18 @@ def scaled_images(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     return scaled
 
 
-def require_finite(x: npt.NDArray[np.generic], source: str) -> None:
+def require_finite(x: npt.NDArray[np.generic], source: str, name: str = "x") -> None:
     """Raises DataError when x [N, ...] has a NaN or infinite value."""
     if not np.isfinite(x).all():
         row = int(np.argwhere(~np.isfinite(x))[0][0])
-        raise DataError(f"{source}: x has a NaN or infinite value in row {row}; clean the data")
+        raise DataError(
+            f"{source}: {name} has a NaN or infinite value in row {row}; clean the data"
+        )
 
 
-def checked(x: npt.NDArray[np.generic], y: npt.NDArray[np.int64], source: str) -> Dataset:
+def checked(
+    x: npt.NDArray[np.generic], y: npt.NDArray[np.int64 | np.float32], source: str
+) -> Dataset:
     """The arrays as a data set, or a DataError naming what is wrong with them."""
     if len(x) != len(y):
         raise DataError(f"{source}: x has {len(x)} rows and y has {len(y)}; both need the same")
@@ -161,11 +173,14 @@ def checked(x: npt.NDArray[np.generic], y: npt.NDArray[np.int64], source: str) -
     with np.errstate(over="ignore"):  # what does not fit becomes inf, and is refused
         narrow = np.ascontiguousarray(x, dtype=np.float32)
     require_finite(narrow, source)
+    if y.dtype.kind == "f":
+        require_finite(y, source, "y")
+        return Dataset(narrow, np.ascontiguousarray(y))
     classes = np.unique(y)
     if len(classes) < 2 or classes[0] != 0 or classes[-1] != len(classes) - 1:
         shown = ", ".join(map(str, classes[:5])) + (", ..." if len(classes) > 5 else "")
         raise DataError(
             f"{source}: y holds the classes {shown}; number two or more of them 0, 1, ... without "
-            "a gap"
+            "a gap, list them in `label_order`, or learn them as numbers: `regression: true`"
         )
     return Dataset(narrow, np.ascontiguousarray(y))

@@ -21,7 +21,7 @@ class _Records(Data):
         """Features are 0.0 and 1.0; published classes, which start at 1, start at 0 here."""
         if self.path.endswith(".npz"):
             x, y, source = read_npz(self.path, self.name)
-            return _checked(x, labels(y, source), source)
+            return _checked(x, labels(y, f"{source}: y"), source)
         remedy = (
             "give mechanism.data.path an .npz file of x and y, or the published text: lines of a "
             "class and zeros and ones, separated by commas"

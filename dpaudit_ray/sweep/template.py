@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.base import Data, Dataset
+from ..data.csv import Csv
 from ..errors import DataError, SpecError
 from ..plugins import parse, registry
 from .yamlfile import dump_yaml
@@ -41,10 +42,11 @@ class DataEntry:
     @property
     def words(self) -> str:
         """Number of records, their shape, and the classes."""
-        shape = self.content.x.shape[1:]
+        shape, classes = self.content.x.shape[1:], self.content.classes
         pixels = f"{' x '.join(map(str, shape[1:]))} pixels in {shape[0]} channels"
         what = pixels if self.images else f"{math.prod(shape)} features"
-        return f"{self.records} records of {what}, {self.content.classes} classes"
+        learnt = f"{classes} classes" if classes else "a number each"
+        return f"{self.records} records of {what}, {learnt}"
 
     @property
     def model(self) -> str:
@@ -81,18 +83,22 @@ def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
     elif place.is_dir():
         candidates = tuple(n for n, folder in _FOLDERS.items() if (place / folder).is_dir())
     else:
-        candidates = ("npz",) if place.suffix == ".npz" else _FILE_READERS
+        candidates = ("npz",) if place.suffix == ".npz" else (*_FILE_READERS, "csv")
     for candidate in candidates:
         key = "root" if "root" in _data_fields(candidate) else "path"
+        options = {"name": candidate, key: str(place.absolute())}
         try:
-            data = _parse_data({"name": candidate, key: str(place.absolute())}).load()
-            return DataEntry({"name": candidate, key: shown}, data)
+            data = _parse_data(options)
+            if isinstance(data, Csv):
+                options |= data.guess()
+                data = _parse_data(options)
+            return DataEntry(options | {key: shown}, data.load())
         except DataError:
-            if len(candidates) == 1:
+            if candidate == candidates[-1]:
                 raise
     raise DataError(
-        f"--data-path: no data set of this project reads {place}; write arrays with "
-        "numpy.savez('data.npz', x=..., y=...), or say what it is: --data NAME"
+        f"--data-path: {place} is none of {', '.join(_FOLDERS)}; give a file: .npz with x and y, "
+        "or a CSV table with a header"
     )
 
 
@@ -117,6 +123,9 @@ def sweep_text(name: str, data: DataEntry, model: str | None) -> str:
     chosen = model or data.model
     options = {"name": "module", "path": chosen} if ":" in chosen else {"name": chosen}
     steps = 20 if data.images else 100
+    second = ("loss", "an example with a wrong label, judged by its loss")
+    if not data.content.classes:
+        second = ("cosine", "a gradient in a random direction, judged by the update")
     template = string.Template(
         importlib.resources.files(__package__).joinpath("sweep_template.yaml").read_text("utf-8")
     )
@@ -125,6 +134,9 @@ def sweep_text(name: str, data: DataEntry, model: str | None) -> str:
         name=name,
         data=dump_yaml(data.options, in_one_line=True).strip(),
         model=dump_yaml(options, in_one_line=True).strip(),
+        loss="cross-entropy" if data.content.classes else "mse",
+        second=second[0],
+        how=second[1],
         steps=steps,
         batch_size=max(1, min(100, data.records // 5)),
         delta=f"1e-{max(5, math.ceil(math.log10(data.records)))}",

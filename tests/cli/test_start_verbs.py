@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dpaudit_ray import accounting, stats
@@ -148,12 +149,34 @@ def test_a_table_of_this_projects_kinds_is_recognised(home):
     np.savetxt(home / "h.csv", rows, delimiter=",", header=",".join(FEATURES), comments="")
     sweep = written(home, "--data-path", str(home / "h.csv"))
     assert sweep.cells[0].mechanism.data.name == "california_housing"
-    (home / "foreign.csv").write_text("a,b\n1,2\n")
+    (home / "foreign.csv").write_text("a,b\n1,\n")
     line = refused("init", "other.yaml", "--data-path", "foreign.csv")
-    assert line.startswith(
-        "--data-path: no data set of this project reads foreign.csv; write arrays"
-    )
+    assert "foreign.csv: row 1 below the header has no (finite) value in column 'b'" in line
     assert not (home / "other.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("label", "options", "loss", "second"),
+    [
+        ("animal", {"label_order": ["cat", "dog", "no"]}, "cross-entropy", "loss"),
+        ("price", {"regression": True}, "mse", "cosine"),
+    ],
+)
+def test_any_table_is_described_by_what_its_columns_hold(label, options, loss, second, home):
+    """Text of few values is a category, of many a name; a column of row numbers is left out."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"id": [f"n{i}" for i in range(90)], "age": rng.integers(18, 90, 90)})
+    table["city"] = rng.choice(["Oslo", "Rome"], 90)
+    animals, prices = rng.choice(["cat", "dog", "no"], 90), rng.normal(size=90)
+    table[label] = animals if label == "animal" else prices
+    table.to_csv(home / "own.csv", sep=";")
+    mechanism = written(home, "--data-path", "own.csv").cells[0].mechanism
+    stated = mechanism.data.model_dump(exclude_defaults=True, exclude={"name", "path"})
+    described = {"label": label, "categories": ["city"], "drop": ["Unnamed: 0", "id"]}
+    assert stated == described | options
+    assert mechanism.loss == loss
+    assert mechanism.data.load().x.shape == (90, 3)
+    assert [cell.adversary.name for cell in spec.load(home / "sweep.yaml").cells][1] == second
 
 
 @pytest.mark.parametrize(
