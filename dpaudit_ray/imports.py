@@ -161,20 +161,21 @@ def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., A
     return train
 
 
-def preparing(path: str, key: str) -> Callable[..., Any]:
-    """The function of the user's that prepares: called as `prepare(part, seed)`.
+def function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
+    """The function of the user's at `path`, which takes such `arguments` by their places.
 
     Raises:
         SpecError: under `key`, for what is no such function.
     """
-    prepare = _callable(path, key)
-    if not _is_users_function(prepare):
+    value = _callable(path, key)
+    if not _is_users_function(value):
         raise SpecError(key, f"{path} is installed code; call it from a function of your own")
     try:
-        inspect.signature(prepare).bind(0, 0)
+        inspect.signature(value).bind(*arguments)
     except TypeError as error:
-        raise SpecError(key, f"{path} does not take (part, seed) ({error})") from error
-    return prepare
+        names = ", ".join(arguments)
+        raise SpecError(key, f"{path} does not take ({names}) ({error})") from error
+    return value
 
 
 def network(path: str, key: str) -> Callable[..., Any]:

@@ -35,6 +35,10 @@ class RecordCanary(FinalModelAdversary[SampleCanary]):
         return 0.5
 
     @property
+    def needs_classes(self) -> bool:
+        return self.canary != "record"
+
+    @property
     def chooses_start(self) -> bool:
         return self.start == "pretrained"
 

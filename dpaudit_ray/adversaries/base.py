@@ -88,7 +88,7 @@ class PublicKnowledge(Protocol):
     batch_size: int  # |B|, by which sums are divided: the expected size where batches vary
     sample_rate: float  # the chance that a step has the canary; 1 where batches are fixed
     hidden_coins: bool  # whether every record joins a step by a coin of its own, unknown to all
-    classes: int  # number of classes
+    classes: int  # number of classes; 0 for regression
     examples: int  # number of training examples
 
     @property
@@ -246,6 +246,11 @@ class Adversary(Plugin):
     def reserves(self) -> float | None:
         """The share of the data that it needs for itself, not trained on; None for none."""
         return None
+
+    @property
+    def needs_classes(self) -> bool:
+        """Whether it gives records another class, so that regression is not for it."""
+        return False
 
     @property
     def shadow_plan(self) -> ShadowPlan | None:

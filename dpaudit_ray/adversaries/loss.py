@@ -24,6 +24,10 @@ class Loss(FinalModelAdversary[SampleCanary]):
     example: int | None = Field(default=None, ge=0)  # the one that is copied; else one by chance
     statistic: Literal["loss", "gradient-norm"] = "loss"  # what the score is read from
 
+    @property
+    def needs_classes(self) -> bool:
+        return True
+
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         index = int(rng.integers(public.examples)) if self.example is None else self.example
         x, y = public.example(index)

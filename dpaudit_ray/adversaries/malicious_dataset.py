@@ -29,6 +29,10 @@ class MaliciousDataset(Watermarked, FrozenAdversary):
     name: Literal["malicious-dataset"] = "malicious-dataset"
     labels: Literal["soft", "hard"] = "soft"  # of all other records
 
+    @property
+    def needs_classes(self) -> bool:
+        return self.labels == "hard"
+
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         """Marks the first parameters: none of them moves."""
         return self.watermark(public, public.initial.new_zeros(len(public.initial)))

@@ -156,6 +156,10 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
     def reserves(self) -> float | None:
         return 0.5
 
+    @property
+    def needs_classes(self) -> bool:
+        return self.which == "mislabelled"
+
     def check_reserve(self, records: int) -> None:
         if self._records > records:
             raise SpecError(

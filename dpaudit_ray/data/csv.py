@@ -29,7 +29,9 @@ class Csv(Data):
     name: Literal["csv"] = "csv"
     path: str  # the file
     label: str | None = None  # the column to learn; null: the last
-    label_order: list[str | int | float] = Field(default_factory=list)  # values of classes 0, 1, ...
+    label_order: list[str | int | float] = Field(
+        default_factory=list
+    )  # values of classes 0, 1, ...
     categories: list[str] = Field(default_factory=list)  # columns of words
     drop: list[str] = Field(default_factory=list)  # columns that are left out
     # bounds, by column, that become 0 and 1

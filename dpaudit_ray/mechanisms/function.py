@@ -131,7 +131,7 @@ class Function(Mechanism):
     def check_inputs(self) -> None:
         self._train()
         if self.prepare is not None:
-            imports.preparing(self.prepare, "mechanism.prepare")
+            imports.function(self.prepare, "mechanism.prepare", "part", "seed")
 
     def named_modules(self) -> tuple[str, ...]:
         """The modules that `path` and `prepare` name."""
@@ -154,7 +154,7 @@ class Function(Mechanism):
         return Preparation(self.parts, {"name": self.name, "prepare": self.prepare})
 
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
-        prepare = imports.preparing(str(self.prepare), "mechanism.prepare")
+        prepare = imports.function(str(self.prepare), "mechanism.prepare", "part", "seed")
         arrays: Arrays = prepare(part, seeds.part % 2**63)
         return arrays
 

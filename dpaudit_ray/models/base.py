@@ -52,7 +52,8 @@ class Model(Plugin):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """The network for examples of `shape`, initialised from torch's global generator.
 
-        One output means a logistic loss on classes 0 and 1, more outputs a cross-entropy.
+        One output means a logistic loss on classes 0 and 1, more outputs a cross-entropy. For
+        regression there are 0 classes, and one output.
         """
 
     def body(self, shape: tuple[int, ...]) -> nn.Module | None:
@@ -108,8 +109,11 @@ def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def outputs(classes: int) -> int:
-    """Number of logits: one for two classes, with a logistic loss, else one for each class."""
-    return 1 if classes == 2 else classes
+    """Number of outputs: one for two classes, with a logistic loss, and for regression (0).
+
+    Else one for each class.
+    """
+    return 1 if classes in (0, 2) else classes
 
 
 def image(shape: tuple[int, ...], name: str, least: int) -> tuple[int, int, int]:

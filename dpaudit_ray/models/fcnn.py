@@ -21,8 +21,8 @@ class Mlp(Model):
     """
 
     name: Literal["mlp"] = "mlp"
-    hidden: list[Annotated[int, Field(ge=1)]] = Field(default=[64, 64])
-    activation: Literal["relu", "tanh", "sigmoid", "gelu", "elu"] = "relu"
+    hidden: list[Annotated[int, Field(ge=1)]] = Field(default=[64, 64])  # widths of layers
+    activation: Literal["relu", "tanh", "sigmoid", "gelu", "elu"] = "relu"  # after each
 
     @property
     def parameters(self) -> int:

@@ -23,12 +23,12 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 from ..packing.memory import slices
-from ..packing.passes import Chain, Layer, Passes
+from ..packing.passes import Chain, Layer, Passes, Step
 from ..rules.base import Rule, SampleGradients, flattens, plain
 from ..rules.convolution import Conv2dRule, Pair
 from ..rules.ghost_norm import keeps
 from ..rules.linear import LinearRule
-from ..rules.losses import output_gradients
+from ..rules.losses import Loss, output_gradients
 from . import conv_pool_loops as loops
 from . import vector_code
 from .vector_code import Static, static_size
@@ -393,22 +393,21 @@ class ConvChain:
         return len(x) * (maps * (x.itemsize + 1) + outputs * x.itemsize)
 
     def clipped_sums(
-        self, out: Tensor, theta: Tensor, batch: tuple[Tensor, Tensor], clip_norm: float,
-        weights: Tensor | None, at_once: int,
-    ) -> None:  # fmt: skip
+        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None, at_once: int
+    ) -> None:
         """Writes clipped sums into `out` [n, p], everything on a CPU; see `Loops.clipped_sums`."""
-        x, y = batch
-        images, sizes = self.convolutions[0].images(x, 1), self._sizes(x)[1:]
+        y, sizes = step.y, self._sizes(step.x)[1:]
+        images = self.convolutions[0].images(step.x, 1)
         for rows in slices(len(theta), at_once):
             group = theta[rows]
             weigh = weights[rows] if weights is not None else group.new_ones(len(group), len(y))
             features, stages = self._convolved(group, images, sizes)
             head = _Head(self.linear, group, features)
-            head.back(y)
+            head.back(y, step.loss)
             g = head.below.flatten(2).contiguous().numpy()
             factors = head.squares.numpy()
             room = loops.window_room(stages)
-            loops.descend(stages, g, factors, weigh.contiguous().numpy(), clip_norm, room)
+            loops.descend(stages, g, factors, weigh.contiguous().numpy(), step.clip_norm, room)
             for rule, stage in zip(reversed(self.convolutions), stages, strict=True):
                 rule.write(out[rows], torch.from_numpy(stage.sums), torch.from_numpy(stage.biases))
             head.write(out[rows])
@@ -460,10 +459,10 @@ class _Head:
             last = len(self._inputs) == len(rules)
             self._inputs.append(y if last else y.relu_())
 
-    def back(self, y: Tensor) -> None:
-        """Finds all gradients for these classes, and `squares` [n, B], norms of these layers'."""
+    def back(self, y: Tensor, loss: Loss) -> None:
+        """Finds all gradients for these labels, and `squares` [n, B], norms of these layers'."""
         outputs = self._inputs.pop()
-        g = output_gradients(outputs.mT, y).mT
+        g = output_gradients(outputs.mT, y, loss).mT
         self.squares = g.new_zeros(g.shape[:2])
         self._samples: list[SampleGradients] = []
         for i in reversed(range(len(self._rules))):

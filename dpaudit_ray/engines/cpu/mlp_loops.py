@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..packing.memory import slices
+from ..packing.passes import Step
 from ..rules.base import Slot, flattens, plain
 from ..rules.losses import output_gradients
 from .vector_code import compiled
@@ -68,21 +69,21 @@ class MlpLoops:
         return int(self.widths[1:].sum()) * len(x) * x.itemsize
 
     def clipped_sums(
-        self, out: Tensor, theta: Tensor, batch: tuple[Tensor, Tensor], clip_norm: float,
-        weights: Tensor | None, at_once: int,
-    ) -> None:  # fmt: skip
+        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None, at_once: int
+    ) -> None:
         """Writes clipped sums into `out` [n, p], everything on a CPU; see `Loops.clipped_sums`."""
-        x, y = batch
+        x, y = step.x, step.y
         columns = np.ascontiguousarray(x.flatten(1).numpy().T)
         for rows in slices(len(theta), at_once):
             group = theta[rows].contiguous().numpy()
             part = weights[rows] if weights is not None else theta.new_ones(len(group), len(y))
             acts = theta.new_empty(len(group), int(self.widths[1:].sum()), len(y)).numpy()
             _forward(group, columns, self.widths, self.starts, acts)
-            top = output_gradients(torch.from_numpy(acts[:, -int(self.widths[-1]) :]), y)
+            outputs = torch.from_numpy(acts[:, -int(self.widths[-1]) :])
+            top = output_gradients(outputs, y, step.loss)
             values = (columns, top.numpy(), part.contiguous().numpy())
             layers = (self.widths, self.starts)
-            _backward(group, acts, layers, values, clip_norm, out[rows].numpy())
+            _backward(group, acts, layers, values, step.clip_norm, out[rows].numpy())
 
 
 @compiled

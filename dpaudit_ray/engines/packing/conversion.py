@@ -33,7 +33,7 @@ from ..rules.convolution import Conv2dRule
 from ..rules.functional import FunctionalRule
 from ..rules.linear import EmbeddingRule, LinearRule
 from ..rules.normalization import AffineRule
-from .passes import Chain, Layer, Passes
+from .passes import Chain, Layer, Passes, Step
 
 _LOG = logging.getLogger(__name__)
 
@@ -158,9 +158,8 @@ class Loops(Protocol):
         """Bytes that one model leaves behind on its way forth."""
 
     def clipped_sums(
-        self, out: Tensor, theta: Tensor, batch: tuple[Tensor, Tensor], clip_norm: float,
-        weights: Tensor | None, at_once: int,
-    ) -> None:  # fmt: skip
+        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None, at_once: int
+    ) -> None:
         """Writes `PackedModel.clipped_sums` into `out` [n, p], by so many models at a time."""
 
 

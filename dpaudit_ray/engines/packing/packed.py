@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ...errors import first_line
 from ..cpu.threads import count, spread, torchs
 from ..rules.base import slots_of, trained
-from ..rules.losses import losses as losses_of
+from ..rules.losses import Loss
+from ..rules.losses import losses as losses_of_classes
 from .conversion import (
     Loops,
     Obstacle,
@@ -45,6 +46,7 @@ class PackedModel:
     Args:
         module: the network; stays as it is.
         groups: how many models are computed at once; found on the batches when left out.
+        loss: that of classes when left out.
 
     Raises:
         SpecError: the module has a layer that per-sample gradients cannot be had of.
@@ -53,8 +55,10 @@ class PackedModel:
     (`selfcheck`). `settle` does so before there is a batch to compute.
     """
 
-    def __init__(self, module: nn.Module, groups: Groups | None = None) -> None:
-        self._source, self._groups = module, groups
+    def __init__(
+        self, module: nn.Module, groups: Groups | None = None, loss: Loss = losses_of_classes
+    ) -> None:
+        self._source, self._groups, self.loss = module, groups, loss
         self._slots = slots_of(module)
         refuse_layers(module)
         self.size = sum(slot.stop - slot.start for slot in self._slots.values())
@@ -91,7 +95,7 @@ class PackedModel:
 
         Args:
             x: examples [B, ...].
-            y: classes [B].
+            y: classes [B], or numbers.
 
         Raises:
             SpecError: the module mixes examples, draws random numbers or keeps state.
@@ -101,7 +105,8 @@ class PackedModel:
         compiled = self._loops is not None or self._convolutions_in_loops > 0
         has_loops = compiled and x.device.type == "cpu"
         packed = self._obstacle or self._copy
-        way = fastest_right_way(Candidate(self._source, self._slots, packed, x, y), has_loops)
+        candidate = Candidate(self._source, self._slots, packed, x, y, self.loss)
+        way = fastest_right_way(candidate, has_loops)
         self._settled = True
         self._alone = way.alone
         if way.groups is not None:
@@ -119,7 +124,7 @@ class PackedModel:
         Its passes run in compiled loops or without; `groups` are those of models, where they are
         to be others than here.
         """
-        made = PackedModel(self._source, groups or self._groups)
+        made = PackedModel(self._source, groups or self._groups, loss=self.loss)
         made._settled = True
         made._loops, made._passes.by_loops = made._loops if loops else None, loops
         # Given groups are not shared out among threads: each thread would have one of its own.
@@ -129,7 +134,7 @@ class PackedModel:
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Loss of every model on every example, float [n, m]; theta [n, p], x [m, ...], y [m]."""
         outputs = self.outputs(theta, x)
-        return losses_of(outputs.flatten(0, 1), y.repeat(len(theta))).view(len(theta), -1)
+        return self.loss(outputs.flatten(0, 1), y.repeat(len(theta))).view(len(theta), -1)
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """Output of every model on every example, float [n, m, c]; theta [n, p], x [m, ...]."""
@@ -159,7 +164,7 @@ class PackedModel:
         Args:
             theta: float [n, p].
             x: examples [B, ...], the same for all models.
-            y: classes [B].
+            y: classes [B], or numbers.
             clip_norm: C; infinity leaves the gradients as they are.
             weights: [n, B], 1 everywhere when left out.
 
@@ -179,7 +184,7 @@ class PackedModel:
         out = torch.zeros_like(theta)  # a layer that gets no gradient writes nothing
 
         def sums(thread: int, models: slice) -> None:
-            step = Step(x, y, clip_norm, {})
+            step = Step(x, y, clip_norm, self.loss)
             some = None if weights is None else weights[models]
             self._workers[thread]._sums_into(out[models], theta[models], step, some)
 
@@ -198,7 +203,7 @@ class PackedModel:
         """
         self.settle(x[:, 0], y)
         if self._viewed is None:
-            slow = Samplewise(self._source, views=True)
+            slow = Samplewise(self._source, self.loss, views=True)
             mapped = self._alone is None or self._alone.mapped
             self._viewed = slow.mapped_if_right(theta[0], x[:2], y[:2]) if mapped else slow
         with torchs():
@@ -207,7 +212,7 @@ class PackedModel:
     def _hire(self, threads: int) -> None:
         """Gives every thread passes of its own."""
         while len(self._workers) < threads:
-            worker = PackedModel(self._source, self._groups)
+            worker = PackedModel(self._source, self._groups, self.loss)
             worker._loops, worker._settled = self._loops, True
             worker._passes.by_loops = self._passes.by_loops
             self._workers.append(worker)
@@ -216,7 +221,7 @@ class PackedModel:
 
     def _sums_into(self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None) -> None:
         on_cpu = theta.device.type == "cpu"
-        batch, loops = (step.x, step.y), self._loops if on_cpu else None
+        loops = self._loops if on_cpu else None
         if loops is not None and not loops.fits(theta, step.x):
             loops = None
         if self._groups is None:
@@ -226,7 +231,7 @@ class PackedModel:
             some = None if weights is None else weights[models]
             into, group = out[models], theta[models]
             if loops is not None:
-                loops.clipped_sums(into, group, batch, step.clip_norm, some, at_once)
+                loops.clipped_sums(into, group, step, some, at_once)
             else:
                 self._passes.clipped_sums(into, group, step, some, at_once)
 
@@ -260,7 +265,8 @@ class PackedModel:
     def together(self, x: Tensor, y: Tensor) -> int:
         """How many models go through the module's own code at once, on a batch like this."""
         if self._groups is None:
-            self._groups = self._fitted(None, self.initial[None], Step(x, y, 1.0, {}))
+            step = Step(x, y, 1.0, self.loss)
+            self._groups = self._fitted(None, self.initial[None], step)
         return self._chosen().inner
 
     def _fitted(self, loops: Loops | None, theta: Tensor, step: Step) -> Groups:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..rules.base import Rule, SampleGradients
-from ..rules.losses import losses
+from ..rules.losses import Loss, losses
 from .memory import slices
 
 ModelGradients = tuple[slice, SampleGradients]  # of which models
@@ -29,12 +29,13 @@ ModelGradients = tuple[slice, SampleGradients]  # of which models
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A batch, how its gradients are clipped, and what rules keep about its examples."""
+    """A batch, its loss, how gradients are clipped, and what rules keep about its examples."""
 
     x: Tensor
     y: Tensor
     clip_norm: float
-    cache: dict[object, Tensor]
+    loss: Loss = losses
+    cache: dict[object, Tensor] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Passes:
             if outputs.dim() != 2 or len(outputs) != count * len(step.y):
                 shape = tuple(outputs.shape)
                 raise ValueError(f"{count * len(step.y)} examples give scores of shape {shape}")
-            torch.autograd.backward(losses(outputs, step.y.repeat(count)).sum())
+            torch.autograd.backward(step.loss(outputs, step.y.repeat(count)).sum())
         return list(self._records)
 
     def _begin(self, theta: Tensor, x: Tensor) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ..rules.base import trained
-from ..rules.losses import losses
+from ..rules.losses import Loss, losses
 from .memory import slices
 
 # Gradients that exist at once: 64 MiB of float32, or 2 GiB on a GPU.
@@ -34,6 +34,7 @@ class Samplewise:
     """
 
     module: nn.Module
+    loss: Loss = losses
     mapped: bool = False
     views: bool = False
     stacked: bool = False
@@ -99,7 +100,7 @@ class Samplewise:
             parameter.grad = None
         with torch.enable_grad():
             x, y = (x[0], y.expand(x.shape[1])) if self.views else (x, y)
-            loss = losses(self.module(x.clone()), y).mean()
+            loss = self.loss(self.module(x.clone()), y).mean()
             if loss.requires_grad:
                 torch.autograd.backward(loss)
         torch.cat([_dense(parameter) for parameter in parameters], out=into)
@@ -118,7 +119,7 @@ class Samplewise:
             # Torch does not put back what it ties in a layer that a module holds twice.
             of_x = of_x if self.views else of_x.unsqueeze(0)
             outputs = functional_call(self.module, values | frozen, (of_x,), tie_weights=False)
-            return losses(outputs, of_y.expand(len(of_x))).mean()
+            return self.loss(outputs, of_y.expand(len(of_x))).mean()
 
         gradients: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(values, x, y)
         return torch.cat([gradients[name].flatten(1) for name in named], 1)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ...errors import SpecError, first_line
 from ..rules.base import Slot, trained
+from ..rules.losses import Loss, losses
 from .conversion import Obstacle
 from .memory import GPU_MOST, ONE_BY_ONE, Groups
 from .samplewise import Samplewise, cast, in_dtype
@@ -81,6 +82,7 @@ class Candidate:
     packed: Make | Obstacle  # or why nothing packs it
     x: Tensor  # [B, ...]
     y: Tensor  # [B]
+    loss: Loss = losses
 
     @property
     def size(self) -> int:
@@ -159,11 +161,11 @@ def _first_right(candidate: Candidate, expected: _Expected) -> Way:
         if right and _difference_among_many(candidate, expected, ONE_BY_ONE) is None:
             return Way(ONE_BY_ONE, rows)
     assert obstacle is not None
-    mapped = Samplewise(candidate.module, mapped=True)
+    mapped = Samplewise(candidate.module, candidate.loss, mapped=True)
     for way in (dataclasses.replace(mapped, stacked=True), mapped):
         if difference([functools.partial(dataclasses.replace, way)]) is None:
             return Way(alone=way, obstacle=obstacle)
-    again = Samplewise(candidate.module)
+    again = Samplewise(candidate.module, candidate.loss)
     if (unsteady := difference([lambda: again])) is not None:
         raise SpecError(
             "mechanism.model",
@@ -191,7 +193,7 @@ class _Expected:
 
 def _expected(candidate: Candidate, x: Tensor, y: Tensor) -> _Expected:
     theta = _models(candidate, 2 if candidate.large else 3)
-    alone = Samplewise(candidate.module)
+    alone = Samplewise(candidate.module, candidate.loss)
     weights = torch.ones(len(theta), len(y), dtype=theta.dtype, device=theta.device)
     weights[0, -1] = 0
     clip_norm, sums = 0.0, torch.empty_like(theta)

@@ -1,14 +1,19 @@
-"""The loss of a classifier on every example, and its gradient by the network's outputs.
+"""The loss on every example, and its gradient by the network's outputs.
 
-A network with one output is trained with the logistic loss on classes 0 and 1, one with more
-outputs with the cross-entropy of its softmax.
+Of a classifier, which a network with one output learns by the logistic loss on classes 0 and 1, one
+with more outputs by the cross-entropy of its softmax; of a regression; or any other `Loss`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
+
+# Of outputs [N, c] and labels [N]: float [N], the loss of each example from its own row alone.
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def losses(outputs: Tensor, y: Tensor) -> Tensor:
@@ -23,15 +28,27 @@ def losses(outputs: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(outputs, y, reduction="none")
 
 
-def output_gradients(outputs: Tensor, y: Tensor) -> Tensor:
+def squared_errors(outputs: Tensor, y: Tensor) -> Tensor:
+    """Returns the squared error of the one output [N, 1] for every number in y [N]: float [N]."""
+    return F.mse_loss(outputs[:, 0], y.to(outputs.dtype), reduction="none")
+
+
+def output_gradients(outputs: Tensor, y: Tensor, loss: Loss = losses) -> Tensor:
     """Returns the gradient of every loss by its outputs, float [n, c, B].
 
-    The closed form of what autograd gives: sigmoid or softmax less the indicator of the class.
+    Of `losses` the closed form of what autograd gives: sigmoid or softmax less the indicator of the
+    class.
 
     Args:
         outputs: float [n, c, B], of n models on B examples.
-        y: classes, int64 [B].
+        y: classes, int64 [B], or numbers.
+        loss: of every example.
     """
+    if loss is not losses:
+        rows = outputs.mT.flatten(0, 1).detach().requires_grad_()
+        with torch.enable_grad():
+            (g,) = torch.autograd.grad(loss(rows, y.repeat(len(outputs))).sum(), rows)
+        return g.view(outputs.mT.shape).mT.contiguous()
     if outputs.shape[1] == 1:
         return torch.sigmoid(outputs).sub_(y.to(outputs.dtype))
     of_class = F.one_hot(y, outputs.shape[1]).t().to(outputs.dtype)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ...data.base import Data, Dataset
 from ...engines.packing.packed import PackedModel
-from ...engines.rules.losses import losses
 from ...seeds import derive
 from .recipe import Recipe
 from .validation import check_like
@@ -62,13 +61,13 @@ def _rows(data: Dataset, rows: np.ndarray) -> Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """Examples x [m, ...] with classes y [m]."""
+    """Examples x [m, ...] with classes, or numbers, y [m]."""
 
     x: Tensor
     y: Tensor
 
     def measured(self, model: PackedModel, theta: Tensor) -> Floats:
-        """Accuracy and mean loss of models `theta`, float [n, p]: [2, n] in the order of MEASURES.
+        """`Recipe.measures` of models `theta`, float [n, p]: accuracy and mean loss, [2 or 1, n].
 
         NaN for a model of which some output is not finite.
         """
@@ -78,9 +77,10 @@ class HeldOut:
             outputs = model.outputs(theta, x)
             chosen = outputs[..., 0] > 0 if outputs.shape[2] == 1 else outputs.argmax(2)
             right += (chosen == y).sum(1)
-            batch = losses(outputs.flatten(0, 1), y.repeat(len(theta))).view(len(theta), -1)
+            batch = model.loss(outputs.flatten(0, 1), y.repeat(len(theta))).view(len(theta), -1)
             total += batch.sum(1, dtype=torch.float64)
             lost = ~outputs.isfinite().flatten(1).all(1)
             right[lost], total[lost] = math.nan, math.nan
-        means: Floats = (torch.stack([right, total]) / len(self.y)).cpu().numpy()
+        measured = [total] if self.y.is_floating_point() else [right, total]
+        means: Floats = (torch.stack(measured) / len(self.y)).cpu().numpy()
         return means

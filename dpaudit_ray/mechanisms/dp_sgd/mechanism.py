@@ -12,7 +12,7 @@ from ...plugins import Plugin
 from ...stats import TradeOff
 from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session, recorded_steps
 from . import validation
-from .recipe import MEASURES, Recipe
+from .recipe import Recipe
 from .sampling import Poisson
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ class DpSgd(Recipe, Mechanism):
 
     `engine` computes the same steps: `packed` for all models of a pack at once, `opacus` one by
     one through Opacus. `precision: tf32` lets NVIDIA GPUs round what they multiply.
+
+    `loss: cross-entropy` learns classes (logistic where the model has one output), `mse` numbers,
+    by squared errors. Any other is a function of yours, `module:function`, of outputs [N, c] and
+    targets [N], that gives each example a loss: [N].
 
     The others' batches are drawn once for a sweep and known to the adversary; `batches: secret`
     draws them for each trial, through Opacus. `epsilon` at `delta`, by `accountant`, stands for
@@ -49,6 +53,11 @@ class DpSgd(Recipe, Mechanism):
 
     name: Literal["dp-sgd"] = "dp-sgd"
 
+    def named_modules(self) -> tuple[str, ...]:
+        """The module of a loss of the user's, too."""
+        module, colon, _ = self.loss.partition(":")
+        return (*super().named_modules(), *[module] * bool(colon))
+
     def worked_out(self) -> Mapping[str, float]:
         """The noise that keeps `epsilon`: seconds, for some accountants."""
         return {} if self.epsilon is None else {"noise": self.noise}
@@ -65,7 +74,7 @@ class DpSgd(Recipe, Mechanism):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        return () if self.held_out is None else MEASURES
+        return () if self.held_out is None else self.measures
 
     def for_audit(self, delta: float, accountant: str) -> Self:
         """With the δ and the accountant that `epsilon` is meant at, where it does not say."""
@@ -94,6 +103,7 @@ class DpSgd(Recipe, Mechanism):
     def check(self, adversary: Adversary) -> None:
         super().check(adversary)
         validation.check_period(adversary, self.steps, self.sampling)
+        validation.check_labels(adversary, self)
         if adversary.chooses_start:
             validation.check_known_start(self.model)
         if adversary.frozen:
@@ -113,7 +123,7 @@ class DpSgd(Recipe, Mechanism):
 
     def _parameters(self, data: Dataset) -> int:
         batch = self.physical_batch_size or self.batch_size
-        return validation.check_model(self.model, data, batch)
+        return validation.check_model(self.model, data, batch, self.loss)
 
     def check_records(self, adversary: Adversary) -> None:
         if type(adversary).check_size is not Adversary.check_size:

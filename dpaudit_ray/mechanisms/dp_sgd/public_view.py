@@ -18,7 +18,7 @@ from ...accounting import Sampling
 from ...adversaries.base import SampleCanary
 from ...engines.packing.samplewise import Samplewise, placed
 from ...engines.rules.base import trained
-from ...engines.rules.losses import losses
+from ...engines.rules.losses import Loss, losses
 from ...errors import SpecError
 from .sampling import Sizes
 from .training import DpSgdTraining
@@ -40,7 +40,7 @@ class PublicView:
     def __init__(self, training: DpSgdTraining) -> None:
         recipe = training.recipe
         self._training = training
-        self._one_each = OneEach(training.module)
+        self._one_each = OneEach(training.module, training.model.loss)
         self.clip_norm, self.noise_multiplier = recipe.clip_norm, recipe.noise
         self.batch_size, self.rate = recipe.batch_size, recipe.rate
         self.classes, self.examples = training.classes, training.examples
@@ -103,7 +103,7 @@ class PublicView:
         for row, weight in zip(theta, factors, strict=True):
             with placed(module, row), torch.enable_grad():
                 moved = x.clone().requires_grad_()
-                loss = losses(module(moved), y).sum()
+                loss = self._training.model.loss(module(moved), y).sum()
                 total += weight * torch.autograd.grad(loss, moved)[0]
         return total / len(theta) if weights is None else total
 
@@ -133,8 +133,8 @@ class OneEach:
     nothing: so the first gradient is held against autograd on the module itself.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, loss: Loss = losses) -> None:
+        self._module, self._of_outputs = module, loss
         self._checked = False
 
     def gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class OneEach:
         row = nn.utils.parameters_to_vector(trained(self._module).values()).detach()
         try:
             mapped = vmap(self._gradient)(row[None], x, y)[0].detach()
-            alone = Samplewise(self._module).gradients(row, x, y)[0]
+            alone = Samplewise(self._module, self._of_outputs).gradients(row, x, y)[0]
             right = float((mapped - alone).abs().max()) <= _TOLERANCE * float(alone.abs().max())
         except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
             right = False
@@ -201,4 +201,4 @@ class OneEach:
         """Loss of one example x [...], y []."""
         # Torch does not put back what it ties in a layer that a module holds twice.
         outputs = functional_call(self._module, values, (x[None].clone(),), tie_weights=False)
-        return losses(outputs, y[None]).sum()
+        return self._of_outputs(outputs, y[None]).sum()

@@ -12,12 +12,19 @@ import functools
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    SerializeAsAny,
+    model_validator,
+)
 
-from ... import accounting
+from ... import accounting, imports
 from ...accounting import Sampling
 from ...data.base import Data
-from ...errors import SpecError
+from ...errors import SpecError, suggestion
 from ...models.base import Model
 from ...plugins import Strict, carried, nested, parse
 from .sampling import Fixed, Sampler, Sizes
@@ -27,7 +34,7 @@ _LARGEST = 1e6  # noise multiplier; above it, no gradient survives
 _DIGITS = 6  # of the answer: fewer than accountants of different versions agree to
 _ITERATIONS = 50  # a few are enough, but for accountants that jump
 
-MEASURES = ("accuracy", "loss")  # of trained models, on records that are held out
+LOSSES = ("cross-entropy", "mse")
 
 
 def _share_or_data(raw: Any) -> Any:
@@ -38,11 +45,23 @@ def _share_or_data(raw: Any) -> Any:
         return parse(Data, raw, "held_out")
 
 
+def _loss_name(name: str) -> str:
+    if ":" in name:
+        return imports.check(name, "loss")
+    if name not in LOSSES:
+        raise ValueError(
+            f"unknown loss{suggestion(name, LOSSES)}known: {', '.join(LOSSES)}; one of your own is "
+            "named package.module:function"
+        )
+    return name
+
+
 class Recipe(Strict):
     """A training by DP-SGD, and nothing of an audit; `DpSgd` says what each option means."""
 
     data: Annotated[SerializeAsAny[Data], nested(Data)]  # what is trained on
     model: Annotated[SerializeAsAny[Model], nested(Model)]  # what is trained
+    loss: Annotated[str, AfterValidator(_loss_name)] = "cross-entropy"  # or `mse`, or yours
     steps: int = Field(ge=1, le=10**7)  # of a training
     batch_size: int = Field(ge=1)  # expected, where batches vary
     learning_rate: float = Field(gt=0)  # of the first step after the warm-up
@@ -109,6 +128,11 @@ class Recipe(Strict):
     def rate(self, step: int) -> float:
         """The learning rate of `step`, from 1 on."""
         return self.schedule.rate(self.learning_rate, step, self.steps)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What is measured of trained models, on records that are held out."""
+        return ("accuracy", "loss") if self.data.has_classes else ("loss",)
 
     @property
     def hidden_start(self) -> bool:

@@ -32,7 +32,6 @@ from ...seeds import derive
 from ..base import Arrays, Checkpoints, Measured, ResumableSession, Session
 from .checkpointing import PackCheckpoints
 from .public_view import PublicView
-from .recipe import MEASURES
 from .sampling import Sizes
 from .training import DpSgdTraining
 
@@ -174,7 +173,7 @@ class DpSgdSession(ResumableSession):
         saved = PackCheckpoints(checkpoints, training.trainer, self.canary, observer)
         held_out = training.held_out
         record = {}  # by name, float64 [n, horizons]; NaN where training has not come yet
-        for name in ("scores", *(() if held_out is None else MEASURES)):
+        for name in ("scores", *(() if held_out is None else training.recipe.measures)):
             fresh = np.full((len(members), len(horizons)), np.nan)
             record[name] = np.array(saved.recorded.get(name, fresh))
         column = {step: i for i, step in enumerate(horizons)}
@@ -192,7 +191,7 @@ class DpSgdSession(ResumableSession):
                 record["scores"][at] = _checked(scores, bits, observer or adversary)
                 if held_out is not None:
                     measured = held_out.measured(training.model, theta)
-                    for name, values in zip(MEASURES, measured, strict=True):
+                    for name, values in zip(training.recipe.measures, measured, strict=True):
                         record[name][at] = np.repeat(values, canaries)
             saved.offer(step, theta, record)
             if step == horizons[-1]:

@@ -28,7 +28,7 @@ from ...engines.cpu.threads import beside, ours
 from ...engines.noise import noise_source
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.base import trained
-from ...engines.rules.losses import losses
+from ...engines.rules.losses import Loss, losses
 from ...errors import SpecError, first_line
 from .canary_insertion import Inserted, summed
 from .initialization import generator
@@ -134,11 +134,14 @@ class OpacusSteps:
     one module; what torch's optimizer remembers of each is kept for its next turn.
     """
 
-    def __init__(self, recipe: Recipe, module: nn.Module, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, recipe: Recipe, module: nn.Module, seed: int, device: torch.device,
+        loss: Loss = losses,
+    ) -> None:  # fmt: skip
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
-        self._recipe = recipe
+        self._recipe, self._loss = recipe, loss
         try:
             self._module = GradSampleModule(copy.deepcopy(module).to(device))
         except NotImplementedError as error:
@@ -206,7 +209,7 @@ class OpacusSteps:
         self._optimizer.zero_grad()
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # hooks on inputs that need no gradient
-            loss = losses(self._module(x), y).mean()
+            loss = self._loss(self._module(x), y).mean()
             torch.autograd.backward(loss)
         self._optimizer.step()
 

@@ -28,6 +28,7 @@ from .canary_insertion import Insertion, check_claim
 from .checkpointing import PackCheckpoints
 from .data_split import HeldOut, divide
 from .initialization import network, seeded
+from .losses import loss_of
 from .recipe import Recipe
 from .sampling import Sizes
 from .steps import OpacusSteps, PackedSteps, Steps, batch_sums, parts
@@ -111,7 +112,7 @@ class DpSgdTraining:
             x = as_input(_features(part, body, device, dtype), dtype_taken)
             return x, torch.from_numpy(part.y.copy()).to(device)
 
-        model = PackedModel(module)
+        model = PackedModel(module, loss=loss_of(recipe.loss))
         batches = _batches(recipe, len(y), derive("batches", seed, recipe.seed), device)
         most = max(recipe.batch_size, *map(len, batches))
         most = min(most, recipe.physical_batch_size or most)
@@ -227,7 +228,7 @@ class DpSgdTraining:
         recipe, device = self.recipe, self.initial.device
         steps: Steps
         if recipe.engine == "opacus":
-            steps = OpacusSteps(recipe, self.module, seed, device)
+            steps = OpacusSteps(recipe, self.module, seed, device, self.model.loss)
         else:
             steps = PackedSteps(recipe, self.model, seed, device)
         theta = self.starts(len(inside), seed)

@@ -42,6 +42,24 @@ def check_period(adversary: Adversary, steps: int, sampling: Sampler) -> None:
         )
 
 
+def check_labels(adversary: Adversary, recipe: Recipe) -> None:
+    """Holds a loss and an adversary that need classes against data that have numbers."""
+    if recipe.data.has_classes:
+        return
+    if recipe.loss == "cross-entropy":
+        raise SpecError(
+            "mechanism.loss",
+            "is cross-entropy, which learns classes, but `regression: true` gives numbers; use "
+            "mse, or a function of your own: package.module:function",
+        )
+    if adversary.needs_classes:
+        raise SpecError(
+            "adversary.name",
+            f"{adversary.name} gives a record another class, but `regression: true` gives numbers; "
+            "use biased-dimension, watched-dimension, cosine, or api-access with canary: record",
+        )
+
+
 def check_frozen(adversary: Adversary, recipe: Recipe) -> None:
     """Refuses what means nothing in a training that stands still."""
     held_out, batches_known = recipe.held_out is not None, recipe.batches == "known"
@@ -112,7 +130,8 @@ def check_shadow_records(plan: ShadowPlan, private: Dataset, reserved: int, batc
 
 def check_like(data: Dataset, other: Dataset, key: str, name: str) -> None:
     """Raises SpecError under `key` where `other` is not of the kind of `data`."""
-    if other.x.shape[1:] != data.x.shape[1:] or other.classes > data.classes:
+    same_kind = other.x.shape[1:] == data.x.shape[1:] and other.y.dtype == data.y.dtype
+    if not same_kind or other.classes > data.classes:
         raise SpecError(
             key,
             f"{name} has examples of shape {other.x.shape[1:]} in {other.classes} classes, the "
@@ -121,21 +140,22 @@ def check_like(data: Dataset, other: Dataset, key: str, name: str) -> None:
         )
 
 
-def check_model(model: Model, data: Dataset, batch: int) -> int:
+def check_model(model: Model, data: Dataset, batch: int, loss: str = "cross-entropy") -> int:
     """Builds the model and finds how it can be packed; returns how many parameters it has.
 
     As many examples go through it together as in a `batch`, and some more where that is small.
 
     Raises:
-        SpecError: layers that cannot be audited, a shape that does not fit the data, or fewer
-            outputs than classes.
+        SpecError: layers that cannot be audited, a shape that does not fit the data, fewer
+            outputs than classes, or a `loss` that is none of each example.
     """
     import torch
 
     from ...engines.packing.packed import PackedModel
     from .initialization import network, seeded
+    from .losses import check_loss, loss_of
 
-    tried = max(_EXAMPLES_TRIED, batch)
+    tried, computed = max(_EXAMPLES_TRIED, batch), loss_of(loss)
     x, y = torch.from_numpy(data.x[:tried].copy()), torch.from_numpy(data.y[:tried].copy())
     try:
         with seeded(0):
@@ -144,9 +164,9 @@ def check_model(model: Model, data: Dataset, batch: int) -> int:
             x = x if body is None else body.eval()(x)
             module = network(model, tuple(x.shape[1:]), data.classes, 0)
             x = as_input(x, input_dtype(module, x))
-            if (key := _model_key(module, x, y, data.classes)) in _TRIED_MODELS:
+            if (key := _model_key(module, x, y, (data.classes, computed))) in _TRIED_MODELS:
                 return _TRIED_MODELS[key]
-            packed = PackedModel(module)
+            packed = PackedModel(module, loss=computed)
             outputs = module(x[:2].clone())
     except SpecError:
         raise
@@ -157,18 +177,21 @@ def check_model(model: Model, data: Dataset, batch: int) -> int:
             "mechanism.model", f"{model.name} does not run on examples of shape {shape}: {reason}"
         ) from error
     given = list(outputs.shape) if isinstance(outputs, torch.Tensor) else []
-    if len(given) != 2 or (given[1] < data.classes and (given[1], data.classes) != (1, 2)):
+    needed = data.classes if loss == "cross-entropy" and data.classes > 2 else 1
+    if len(given) != 2 or given[1] < needed:
         raise SpecError(
             "mechanism.model",
             f"{model.name} gives {given or type(outputs).__name__} for two examples of "
             f"{data.classes} classes; give one output per class (one alone for two classes)",
         )
+    if loss != "cross-entropy":
+        check_loss(loss, outputs, y[:2])
     packed.settle(x, y)
     _TRIED_MODELS[key] = len(packed.initial)
     return _TRIED_MODELS[key]
 
 
-def _model_key(module: nn.Module, x: Tensor, y: Tensor, classes: int) -> Hashable:
+def _model_key(module: nn.Module, x: Tensor, y: Tensor, learnt: Hashable) -> Hashable:
     """The same for a network that was tried: of the same code, with these numbers.
 
     Classes are compared as objects, so that one whose code was loaded anew is another one.
@@ -180,4 +203,4 @@ def _model_key(module: nn.Module, x: Tensor, y: Tensor, classes: int) -> Hashabl
     for tensor in (*module.parameters(), *module.buffers(), x, y):
         digest.update(repr((tensor.shape, tensor.dtype, tensor.requires_grad)).encode())
         digest.update(tensor.detach().flatten().view(torch.uint8).numpy().tobytes())
-    return code, repr(module), digest.digest(), classes
+    return code, repr(module), digest.digest(), learnt
