@@ -22,7 +22,7 @@ class Mlp(Model):
 
     name: Literal["mlp"] = "mlp"
     hidden: list[Annotated[int, Field(ge=1)]] = Field(default=[64, 64])  # widths of layers
-    activation: Literal["relu", "tanh", "sigmoid", "gelu", "elu"] = "relu"  # after each
+    activation: Literal["relu", "tanh", "gelu"] = "relu"  # after each
 
     @property
     def parameters(self) -> int:
@@ -70,13 +70,7 @@ def perceptron(
     """A chain of linear layers on flattened examples, with the activation between them."""
     from torch import nn
 
-    kinds = {
-        "relu": nn.ReLU,
-        "tanh": nn.Tanh,
-        "sigmoid": nn.Sigmoid,
-        "gelu": nn.GELU,
-        "elu": nn.ELU,
-    }
+    kinds = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
     layers: list[nn.Module] = [nn.Flatten()]
     widths = [math.prod(shape), *hidden, outputs(classes)]
     for before, width in itertools.pairwise(widths):

@@ -17,7 +17,6 @@ from ..errors import DataError, SpecError
 from ..plugins import parse, registry
 from .yamlfile import dump_yaml
 
-_FILE_READERS = ("california_housing", "bank", "cervical_cancer")  # that tell their own CSV files
 _FOLDERS = {"cifar10": "cifar-10-batches-py", "mnist": "MNIST"}  # as torchvision names them
 _COMMENT_COLUMN = 44
 
@@ -78,28 +77,21 @@ def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
         raise DataError(f"--data-path: nothing is at {place.absolute()}; give a file or a folder")
     below = place.resolve().is_relative_to(beside.resolve())
     shown = os.path.relpath(place, beside) if below else str(place.absolute())
-    if name:
-        candidates: tuple[str, ...] = (name,)
-    elif place.is_dir():
-        candidates = tuple(n for n, folder in _FOLDERS.items() if (place / folder).is_dir())
-    else:
-        candidates = ("npz",) if place.suffix == ".npz" else (*_FILE_READERS, "csv")
-    for candidate in candidates:
-        key = "root" if "root" in _data_fields(candidate) else "path"
-        options = {"name": candidate, key: str(place.absolute())}
-        try:
-            data = _parse_data(options)
-            if isinstance(data, Csv):
-                options |= data.guess()
-                data = _parse_data(options)
-            return DataEntry(options | {key: shown}, data.load())
-        except DataError:
-            if candidate == candidates[-1]:
-                raise
-    raise DataError(
-        f"--data-path: {place} is none of {', '.join(_FOLDERS)}; give a file: .npz with x and y, "
-        "or a CSV table with a header"
-    )
+    chosen = name or ("npz" if place.suffix == ".npz" else "csv")
+    if not name and place.is_dir():
+        names = [n for n, folder in _FOLDERS.items() if (place / folder).is_dir()]
+        if not names:
+            raise DataError(
+                f"--data-path: {place} has none of {', '.join(_FOLDERS.values())}; give one that "
+                "has, or a file: .npz with x and y, or a CSV table with a header"
+            )
+        chosen = names[0]
+    key = "root" if "root" in _data_fields(chosen) else "path"
+    options = {"name": chosen, key: str(place.absolute())}
+    data = _parse_data(options)
+    if isinstance(data, Csv):
+        options |= data.guess()
+    return DataEntry(options | {key: shown}, _parse_data(options).load())
 
 
 def _data_fields(name: str) -> dict[str, Any]:

@@ -83,12 +83,6 @@ def test_listing_loads_no_framework():
     assert not {"torch", "ray", "pandas", "opacus", "torchvision", "sklearn"} & loaded
 
 
-FEATURES = (
-    "MedInc", "HouseAge", "AveRooms", "AveBedrms", "Population", "AveOccup", "Latitude",
-    "Longitude", "MedHouseVal",
-)  # fmt: skip
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory."""
@@ -144,11 +138,7 @@ def test_arrays_are_looked_at(shape, classes, model, words, home):
         assert sweep.cells[0].mechanism.batch_size == 8
 
 
-def test_a_table_of_this_projects_kinds_is_recognised(home):
-    rows = np.random.default_rng(0).random((30, len(FEATURES)))
-    np.savetxt(home / "h.csv", rows, delimiter=",", header=",".join(FEATURES), comments="")
-    sweep = written(home, "--data-path", str(home / "h.csv"))
-    assert sweep.cells[0].mechanism.data.name == "california_housing"
+def test_a_table_that_cannot_be_read_is_told_as_one_of_a_sweep(home):
     (home / "foreign.csv").write_text("a,b\n1,\n")
     line = refused("init", "other.yaml", "--data-path", "foreign.csv")
     assert "foreign.csv: row 1 below the header has no (finite) value in column 'b'" in line
