@@ -228,6 +228,17 @@ def test_estimator_example_takes_misses_for_errors_in_both_worlds():
     assert (state.hits, state.trials) == (0, 40)
 
 
+def test_one_training_examples_run(workplace, capsys):
+    sweep = next(block for block in blocks("yaml") if "kind: dirac" in block)
+    (workplace / "sweep.yaml").write_text(sweep)
+    done = dpaudit("run", "sweep.yaml", "--executor", "inline")
+    assert done.code == 0, done.err
+    estimates = da.Result(str(workplace / "runs/one-training"), complete=True).estimates
+    assert estimates["epsilon_lower"].gt(0).all()
+    exec(next(block for block in blocks("python") if "1000 canaries" in block), {})
+    assert "certified" in capsys.readouterr().out
+
+
 def test_preparation_example_runs(workplace):
     example = next(block for block in blocks("python") if "my_attack.py" in block)
     (workplace / "my_attack.py").write_text(example)
