@@ -34,7 +34,9 @@ def pages(execute: bool = True) -> Iterator[tuple[str, str | bytes, float]]:
         text, resources = MarkdownExporter().from_notebook_node(
             notebook, {"output_files_dir": path.stem}
         )
-        text = re.sub(r"(?s)\x1b\[[0-9;?]*[A-Za-z]|<style scoped>.*?</style>", "", text)
+        text = re.sub(
+            r"(?s)\x1b\[[0-9;?]*[A-Za-z]|<style scoped>.*?</style>|<progress.*?\n", "", text
+        )
         text = text.replace(f"{folder}/", "")  # where it ran
         yield f"notebooks/{path.stem}.md", text, seconds
         for name, content in resources["outputs"].items():

@@ -18,6 +18,7 @@ from typing import Any
 
 import typer
 
+import dpaudit_ray as da
 from dpaudit_ray import accounting, plugins, stats
 from dpaudit_ray.cli.main import app
 from dpaudit_ray.sweep import schema
@@ -58,7 +59,7 @@ _TAKES = {  # what the schema of a key has no words for
     "pack_deadline": "number > 0, auto",
 }
 API = {
-    "Run and read": ["dpaudit_ray.api.run", "dpaudit_ray.result.Result"],
+    "Run and read": [f"dpaudit_ray.{home}.{name}" for name, home in da._HOMES.items()],
     "Scripts": [
         "dpaudit_ray.opacus.audited",
         "dpaudit_ray.testing.assert_private",
@@ -221,7 +222,10 @@ def _text_default(parameter: Any) -> str:
 def api_page() -> str:
     """Directives for mkdocstrings, of every public name."""
     parts = ["# Python", "Read off the docstrings. `import dpaudit_ray as da` has `da.run`, "]
-    parts[1] += "`da.Result`, `da.stats` and `da.accounting`."
+    parts[1] += (
+        "`da.open`, which is `Result.open`, `da.stats` and `da.accounting`; [what is stable]"
+    )
+    parts[1] += "(../python.md#what-is-stable)."
     for title, names in API.items():
         parts += [f"## {title}", *(f"::: {name}" for name in names)]
     return "\n\n".join(parts) + "\n"
