@@ -182,7 +182,8 @@ def _progress_line(snapshot: Progress) -> str:
     lines = "".join(f"<br>{_audit_line(audit)}" for audit in running)
     return (
         f'<progress max="{max(snapshot.trials, 1)}" value="{snapshot.done}"></progress> '
-        f"{snapshot.done:,} of {snapshot.trials:,} trials{lines}"
+        f"{snapshot.done:,} of {snapshot.trials:,} trials{', ' * bool(snapshot.phase)}"
+        f"{snapshot.phase}{lines}"
     )
 
 

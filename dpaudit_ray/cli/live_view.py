@@ -77,8 +77,6 @@ class View:
         """Speed and remaining time, or what goes on instead."""
         if self.phase:
             return f"{self.phase}, {duration(self.phase_seconds)}"
-        if self.progress is not None and not self.progress.left:
-            return "no more to run"
         return f"{speed(self.rate)} trials/s, ETA {duration(self.seconds_left)}"
 
     def picture(self, width: int, height: int) -> RenderableType:
@@ -315,9 +313,10 @@ class Display:
     def _draw(self) -> None:
         now = time.monotonic()
         self._last_drawn = now
-        if self._plain and self._phase and self._progress is None:
+        progress, phase = self._progress, self._phase
+        if self._plain and phase and not (progress and progress.left and progress.phase == phase):
             if now - max(self._began, self._last_line) >= PLAIN_SECONDS:
-                terminal.say(self._view(now).log_line)
+                terminal.say(self._view(now).pace)
                 self._last_line = now
         elif self._live is not None and (self._phase or self._progress):
             size = self._console.size

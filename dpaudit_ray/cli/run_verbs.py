@@ -48,9 +48,10 @@ def run(  # noqa: PLR0913 (options of a command line)
         except KeyboardInterrupt:
             display.tell(_STOPPED)
             raise typer.Exit(Exit.STOPPED) from None
-    opened = result.run
+        display.phase("judging the claims")
+        opened = result.run
+        summary = verdict.quick(opened) if result.stopped else verdict.current(opened)
     explain_unread(opened)
-    summary = verdict.quick(opened) if result.stopped else verdict.current(opened)
     tables.show_overview(opened, summary, details)
     missed = list(outcomes.missed_lines(opened.directory, opened.plan))
     for line in [*failure_lines(opened, result.earlier), *missed]:

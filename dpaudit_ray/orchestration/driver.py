@@ -70,6 +70,7 @@ class Driver:
         self._given_up = 0  # failures that were passed on
         self._pack_seconds: float | None = None
         self._training_since: float | None = None
+        self._trainer_rate: float | None = None
         self._last_result: float | None = None
         self._shown = -math.inf
 
@@ -151,8 +152,10 @@ class Driver:
             if not isinstance(outcome.pack, Part):
                 self._pack_seconds = outcome.seconds
                 self._worked[outcome.pack.audit] += outcome.seconds
+                trained = max(outcome.seconds - outcome.opening, 1e-9)
+                self._trainer_rate = outcome.pack.size / trained
                 if self._training_since is None:
-                    self._training_since = time.monotonic() - outcome.seconds
+                    self._training_since = time.monotonic() - trained
         if given_up := self._budget.failures[self._given_up :]:
             self._dispatcher.give_up(given_up)
             self._given_up += len(given_up)
@@ -173,6 +176,7 @@ class Driver:
             failed=dict(self._budget.trials_failed),
             lost=dict(self._budget.trials_lost),
             training_seconds=None if since is None else time.monotonic() - since,
+            trainer_rate=self._trainer_rate,
             running=frozenset(+self._running),
             over=frozenset(self._budget.closed | self._decided | late),
             stopping=self._stop.requested or self._budget.exhausted,

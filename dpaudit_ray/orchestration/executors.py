@@ -125,14 +125,16 @@ class Executor(Protocol):
 class Done:
     """The pack is stored and folded; its trainer worked on it for `seconds`.
 
-    Which says nothing of how long a whole one takes where it went on from a checkpoint. `missed`
-    of its trials failed.
+    Which says nothing of how long a whole one takes where it went on from a checkpoint. Before
+    it trained, it read the data and opened the audit for `opening` of them. `missed` of its trials
+    failed.
     """
 
     pack: Pack
     seconds: float = 0.0
     whole: bool = True
     missed: int = 0
+    opening: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

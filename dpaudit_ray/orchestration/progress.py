@@ -24,7 +24,8 @@ class Activity:
 
     `pack_seconds` is how long the last finished pack took, `last_result` when it came (Unix time).
     `refuted` are the audits whose claims the verdict on all trials refutes, once it is known.
-    The first pack that is done was begun `training_seconds` ago.
+    The training of the first pack that is done began `training_seconds` ago; a trainer trains
+    `trainer_rate` trials per second, by the last one that is done.
     Audits that are `running` have packs in flight; none is handed out any more of those that are
     `over`, and of no audit once the sweep is `stopping`.
     """
@@ -36,6 +37,7 @@ class Activity:
     failed: Mapping[int, int] = dataclasses.field(default_factory=dict)
     lost: Mapping[int, int] = dataclasses.field(default_factory=dict)
     training_seconds: float | None = None
+    trainer_rate: float | None = None
     running: frozenset[int] = frozenset()
     over: frozenset[int] = frozenset()
     stopping: bool = False
@@ -123,12 +125,14 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """What goes on until a first pack is done, and once none is begun any more; else empty."""
+        """What goes on until a first pack is done, and once none is left; empty in between."""
         activity = self.activity
         if activity.stopping:
             packs = activity.packs_in_flight
             return f"stopping, {packs} pack{'s' * (packs != 1)} under way"
-        if activity.pack_seconds is not None or not self.left:
+        if not self.left:
+            return "the last estimates are computed"
+        if activity.pack_seconds is not None:
             return ""
         if not activity.trainers:
             return "trainers start and import what they run"
@@ -144,12 +148,14 @@ class Progress:
 class Speed:
     """Trials per second and time left, by the packs that ended; times are of one clock, in seconds.
 
-    Nothing is known until a pack has ended. Time counts since that one was begun, so that neither
-    Ray's start nor a preparation passes for training.
+    Nothing is known until a pack has ended. Time counts since the training of that one began, so
+    that neither Ray's start nor a preparation nor what a trainer reads passes for training. Until
+    the others have ended theirs, all trainers are taken to be as fast as the last that did.
     """
 
     def __init__(self) -> None:
         self._ends: collections.deque[tuple[float, int]] = collections.deque()
+        self._early, self._early_until = 0.0, -math.inf
 
     def see(self, progress: Progress, now: float) -> None:
         """Takes a snapshot."""
@@ -160,6 +166,8 @@ class Speed:
             return
         if len(self._ends) == 1 and (trained := progress.activity.training_seconds) is not None:
             self._ends = collections.deque([(now - trained, self._ends[0][1])])
+            self._early_until = now + 2 * trained
+        self._early = progress.activity.trainers * (progress.activity.trainer_rate or 0.0)
         self._ends.append((now, ended))
         while len(self._ends) > 2 and self._ends[1][0] < now - WINDOW_SECONDS:
             self._ends.popleft()
@@ -168,6 +176,8 @@ class Speed:
         """Trials per second; NaN while unknown. Falls when nothing ends for longer than before."""
         if len(self._ends) < 2:
             return math.nan
+        if now < self._early_until and self._early > 0:
+            return self._early
         (first, before), (last, after) = self._ends[0], self._ends[-1]
         longest = max(b - a for (a, _), (b, _) in itertools.pairwise(self._ends))
         seconds = max(last, now - max(longest, _LATE_SECONDS)) - first

@@ -88,6 +88,7 @@ class PackTrainer:
         self._at_hand: tuple[int, tuple[Arrays, ...]] | None = None  # parts, by audit
         self._opened: tuple[int, Session] | None = None
         self.resumed = False  # whether the last pack went on from a checkpoint
+        self.opening = 0.0  # seconds before the last pack was trained
 
     def train(self, pack: Pack, afresh: bool = False) -> PackScores:
         """Trains and scores one pack; the same pack gives the same scores on every call.
@@ -96,10 +97,10 @@ class PackTrainer:
         `afresh`. Trials that failed while others did not are missed; where all did, the pack has
         failed.
         """
-        audit = self._brief.audits[pack.audit]
+        audit, began = self._brief.audits[pack.audit], time.perf_counter()
         members, noise = self._drawn(pack)
         session = self._session(pack.audit)
-        self.resumed = False
+        self.resumed, self.opening = False, time.perf_counter() - began
         minutes = self._sweep.resources.checkpoint_minutes
         call = None if afresh else self._call
         if call is not None and minutes and isinstance(session, ResumableSession):
@@ -254,7 +255,7 @@ class Trainer:
         seconds = time.perf_counter() - started
         _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
         missed = len(result.missed) if isinstance(result, PackScores) else 0
-        return Done(pack, seconds / runs, not self._packs.resumed, missed)
+        return Done(pack, seconds / runs, not self._packs.resumed, missed, self._packs.opening)
 
 
 class _AllMissedError(Exception):

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from dpaudit_ray.cli import terminal
+from dpaudit_ray.cli import live_view, terminal
 from dpaudit_ray.cli.live_view import View, final_line
 from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
 from tests.command import dpaudit, write_sweep
@@ -96,6 +97,30 @@ def test_nothing_is_said_of_the_pace_that_is_not_known():
     view = View(twenty_audits(), "", 0, math.nan, math.nan)
     assert "? trials/s, ETA ?" in drawn(view, 80, 24)[0]
     assert view.log_line.startswith("24920/40000 trials, ?/s, ETA ?; model=")
+
+
+def test_a_log_says_what_is_waited_for_after_the_last_trial(monkeypatch, capsys):
+    clock = [100.0]
+    monkeypatch.setattr(live_view.time, "monotonic", lambda: clock[0])
+    running = {"trainers": 2, "packs_in_flight": 2, "pack_seconds": 1.0, "training_seconds": 5.0}
+
+    def said_after(seconds: float) -> str:
+        clock[0] += seconds
+        deadline = time.time() + 2
+        while time.time() < deadline and not (out := capsys.readouterr().out):
+            time.sleep(0.01)
+        return out
+
+    with live_view.Display(plain=True) as display:
+        display(Progress((audit("one", 1000),), Activity(**running)))
+        assert "ETA" in said_after(0)
+        display(Progress((audit("one", 2000),), Activity(**running)))
+        line = said_after(0)
+        assert line.startswith("2000/2000 trials, the last estimates are computed; one: 2000/2000")
+        assert "ETA" not in line
+        assert said_after(6) == "the last estimates are computed, 6s\n"
+        display.phase("ending Ray")
+        assert said_after(7) == "ending Ray, 7s\n"
 
 
 PLAYED = Path(__file__).with_name("played.py")

@@ -32,6 +32,7 @@ class Scripted:
         self.backlogs: list[float] = []
         self.given_up: list[Failure] = []
         self.stop: Stop | None = None
+        self.seconds, self.opening = 1.0, 0.0
 
     def backlog(self, packs: float) -> None:
         self.backlogs.append(packs)
@@ -50,7 +51,8 @@ class Scripted:
             self.stop.request()
         if what.startswith("fail"):
             return [Failure(pack, what, "boom", "")]
-        return [Lost((pack,), "node gone")] if what == "lose" else [Done(pack, seconds=1.0)]
+        done = Done(pack, seconds=self.seconds, opening=self.opening)
+        return [Lost((pack,), "node gone")] if what == "lose" else [done]
 
     def progress(self, activity: Activity) -> Progress:
         audits = [

@@ -34,6 +34,34 @@ def test_time_counts_since_the_first_pack_was_begun():
     assert speed.seconds_left(snapshot(320), 30.0) == 68
 
 
+@pytest.mark.parametrize("trainers", [1, 2, 16])
+def test_the_first_time_that_is_told_is_near_what_it_takes(trainers):
+    """Each trainer reads data for 25 s, and then trains 500 trials every 3 s, one after another."""
+    speed, total, told = Speed(), 500 * 20 * trainers, []
+    for tick in range(2 * (25 + 60)):
+        now = tick / 2
+        ends = [25 + 3 * pack + worker * 3 / trainers for pack in range(1, 21)
+                for worker in range(trainers)]  # fmt: skip
+        done = 500 * sum(end <= now for end in ends)
+        known = {"training_seconds": now - 25, "trainer_rate": 500 / 3} if done else {}
+        progress = snapshot(done, total, trainers=trainers, **known)
+        speed.see(progress, now)
+        if not math.isnan(left := speed.seconds_left(progress, now)) and done < total:
+            told.append(left / (max(ends) - now))
+    assert min(told[:60]) > 0.6
+    assert max(told[:60]) < 1.6
+
+
+def test_a_driver_leaves_out_what_a_trainer_reads():
+    executor = Scripted(slots=1)
+    executor.seconds, executor.opening = 30.0, 29.0
+    budget = FailureBudget(ResourceSpec(), ["first", "second"])
+    activity = Driver(executor, iter(PACKS), budget, Stop(grace=60)).run().progress.activity
+    assert activity.trainer_rate == pytest.approx(PACKS[0].size)
+    assert activity.training_seconds == pytest.approx(1, abs=1)
+    assert activity.pack_seconds == 30.0
+
+
 def test_the_speed_is_that_of_the_last_half_minute():
     speed = Speed()
     speed.see(snapshot(0), 0.0)
@@ -100,7 +128,7 @@ def test_phases_until_a_pack_is_done():
         "stopping, 1 pack under way": snapshot(10, stopping=True, packs_in_flight=1),
     }
     assert {progress.phase: progress for progress in phases.values()} == phases
-    assert snapshot(1000).phase == "", "nothing is left to wait for"
+    assert snapshot(1000).phase == "the last estimates are computed"
 
 
 def test_the_driver_tells_which_audits_run_and_what_it_does_now(monkeypatch):
