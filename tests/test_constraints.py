@@ -4,10 +4,12 @@ import importlib.metadata
 import re
 import tomllib
 
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+import dpaudit_ray as da
 from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -62,7 +64,11 @@ def test_builds_of_torch_for_any_device_fit():
         )
 
 
-def test_ray_is_held_to_the_versions_whose_private_names_are_used():
-    (ray,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "ray")
-    version = Version(PINNED["ray"])
-    assert not ray.specifier.contains(Version(f"{version.major}.{version.minor + 1}.0"))
+def test_citation_and_images_have_the_version_of_the_package():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == da.__version__
+    images = re.compile(r"REGISTRY/dpaudit:([\w.]+)")
+    files = [path for path in (ROOT / "cluster").rglob("*") if path.is_file()]
+    named = [version for path in files for version in images.findall(path.read_text())]
+    assert len(named) >= 8
+    assert set(named) == {da.__version__}

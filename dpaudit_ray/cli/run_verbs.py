@@ -130,6 +130,10 @@ def submit(  # noqa: PLR0913 (options of a command line)
             help="The head's python that has this package, where it is not the first on its PATH."
         ),
     ] = "python",
+    install: Annotated[
+        bool,
+        typer.Option("--install", help="Nodes have Ray alone: uv installs there what it needs."),
+    ] = False,
     trust: Trusted = None,
 ) -> None:
     """Runs a sweep as a Ray job; again: resumes it, or follows it while it runs."""
@@ -146,7 +150,7 @@ def submit(  # noqa: PLR0913 (options of a command line)
             terminal.complain(f"not sent, {reason.value}: {', '.join(names[:_MAX_NAMES])}{rest}")
     options = [word for change in changes or () for word in ("--set", change)]
     options += [] if trust is None else ["--trust", trust]
-    job = SweepJob(prepared, sweep, storage_path, package, options, python)
+    job = SweepJob(prepared, sweep, storage_path, package, options, python, install)
     cluster = JobsClient(address, terminal.complain)
     submission = cluster.submit(job)
     stop = cluster.stop_command(submission)

@@ -7,6 +7,7 @@ lies in the run directory, and the metadata of a job says which run it was an at
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import io
 import json
 import logging
@@ -21,6 +22,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, SpecError
 from ..printable import printable
@@ -56,8 +59,8 @@ class SweepJob:
     """A sweep, checked as far as that needs no cluster, and the command that runs it on the head.
 
     `options` are more of `dpaudit run`, `python` is that of the head (trainers take the one that
-    Ray runs on). Raises SpecError where the sweep file is not in the working directory, which
-    `package` sends, or where results would be lost.
+    Ray runs on). With `install`, nodes need nothing but Ray. Raises SpecError where the sweep file
+    is not in the working directory, which `package` sends, or where results would be lost.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class SweepJob:
         package: WorkingDirPackage,
         options: Sequence[str] = (),
         python: str = "python",
+        install: bool = False,
     ) -> None:
         # As they are called, without following links: links inside the folder are sent.
         folder, path = Path(os.path.abspath(package.folder)), Path(os.path.abspath(file))
@@ -94,7 +98,25 @@ class SweepJob:
         self.entrypoint = shlex.join([*command, "--storage-path", place, *options])
         # `ray job stop` kills after 3 s unless it is told otherwise.
         wait = sweep.resources.grace_seconds + STOP_MARGIN_SECONDS
-        self.environment = {"RAY_JOB_STOP_WAIT_TIME_S": f"{wait:.0f}", "PYTHONUNBUFFERED": "1"}
+        variables = {"RAY_JOB_STOP_WAIT_TIME_S": f"{wait:.0f}", "PYTHONUNBUFFERED": "1"}
+        self.runtime_env: dict[str, Any] = {"env_vars": variables}
+        if install:
+            self.runtime_env |= _installed_by_uv()
+
+
+def _installed_by_uv() -> dict[str, Any]:
+    """What has Ray send this package as it is here, and install on each node what it needs.
+
+    Of the versions here, so that trials are the same; Ray is the node's, since one cluster has one.
+    """
+    needed = [Requirement(line) for line in importlib.metadata.requires("dpaudit-ray") or ()]
+    packages = [
+        # Without the build, such as +cpu: a node takes the one that is for its device.
+        f"{needs.name}=={importlib.metadata.version(needs.name).partition('+')[0]}"
+        for needs in needed
+        if needs.marker is None and needs.name != "ray"
+    ]
+    return {"py_modules": [str(Path(__file__).parents[1])], "uv": {"packages": packages}}
 
 
 class JobsClient:
@@ -214,7 +236,7 @@ class JobsClient:
         self._client.submit_job(
             entrypoint=job.entrypoint,
             submission_id=submission,
-            runtime_env={"working_dir": str(folder), "env_vars": job.environment},
+            runtime_env=job.runtime_env | {"working_dir": str(folder)},
             metadata=metadata | {_ATTEMPT: str(number)},
         )
         self._tell(f"job {submission} submitted, attempt {number}")

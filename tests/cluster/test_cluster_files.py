@@ -105,6 +105,36 @@ def test_kuberay_files_want_a_token_share_storage_and_may_do_no_more_than_they_n
         assert cluster["headGroupSpec"]["rayStartParams"]["dashboard-host"] == "127.0.0.1"
 
 
+def test_every_night_the_same_job_runs_in_a_run_directory_of_its_own():
+    job = yaml.safe_load((CLUSTER / "kuberay" / "rayjob.yaml").read_text())["spec"]
+    cron = yaml.safe_load((CLUSTER / "kuberay" / "raycronjob.yaml").read_text())["spec"]
+    assert len(cron["schedule"].split()) == 5
+    nightly, place = cron["jobTemplate"], "--storage-path /shared/nightly/$(date +%F)"
+    assert place in nightly["entrypoint"]
+    entrypoint = nightly["entrypoint"].replace(place, "--storage-path /shared/runs")
+    assert nightly | {"entrypoint": entrypoint} == job
+
+
+def test_the_queue_has_room_for_the_job():
+    text = (CLUSTER / "kuberay" / "kueue.yaml").read_text()
+    flavor, shared, local = yaml.safe_load_all(text)
+    assert local["spec"]["clusterQueue"] == shared["metadata"]["name"]
+    (group,) = shared["spec"]["resourceGroups"]
+    (offer,) = group["flavors"]
+    assert offer["name"] == flavor["metadata"]["name"]
+    job = yaml.safe_load((CLUSTER / "kuberay" / "rayjob.yaml").read_text())["spec"]
+    assert job["shutdownAfterJobFinishes"]  # else Kueue would never give its room to others
+    pods = [(1, job["rayClusterSpec"]["headGroupSpec"])]
+    pods += [(g["maxReplicas"], g) for g in job["rayClusterSpec"]["workerGroupSpecs"]]
+    for resource in offer["resources"]:
+        needed = 0
+        for count, pod in pods:
+            (container,) = pod["template"]["spec"]["containers"]
+            wants = container["resources"]["requests"].get(resource["name"], "0")
+            needed += count * int(wants.removesuffix("Gi"))
+        assert needed <= int(resource["nominalQuota"].removesuffix("Gi"))
+
+
 def test_the_job_runs_a_command_that_exists_and_is_given_time_to_stop():
     spec = yaml.safe_load((CLUSTER / "kuberay" / "rayjob.yaml").read_text())["spec"]
     _, _, script = shlex.split(spec["entrypoint"])

@@ -7,9 +7,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import ray.job_submission
 
+import dpaudit_ray as da
 from dpaudit_ray.errors import ClusterError, Exit, NoClusterError, RunDirectoryError
 from dpaudit_ray.orchestration import submission
 from dpaudit_ray.orchestration.submission import (
@@ -87,9 +89,10 @@ def prepared(tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     monkeypatch.chdir(tmp_path)
     write_sweep(tmp_path, tiny)
 
-    def prepare(storage: str = "/shared/runs", **values: Any) -> SweepJob:
+    def prepare(storage: str = "/shared/runs", install: bool = False, **values: Any) -> SweepJob:
         sweep = spec.from_raw(tiny, overrides={k.replace("__", "."): v for k, v in values.items()})
-        return SweepJob(sweep, "sweep.yaml", storage, WorkingDirPackage(tmp_path))
+        package = WorkingDirPackage(tmp_path)
+        return SweepJob(sweep, "sweep.yaml", storage, package, install=install)
 
     return prepare
 
@@ -103,6 +106,17 @@ def test_a_running_job_is_followed_and_the_next_attempt_counts_on(jobs, prepared
     jobs.jobs[0].status = "STOPPED"
     second = cluster.submit(prepared())
     assert (first[-2:], second) == ("-1", first[:-1] + "2")
+
+
+def test_nodes_that_have_ray_alone_get_this_package_and_what_it_needs(prepared):
+    assert set(prepared().runtime_env) == {"env_vars"}
+    sent = prepared(install=True).runtime_env
+    (package,) = sent["py_modules"]
+    assert Path(package) == Path(da.__file__).parent
+    versions = dict(line.split("==") for line in sent["uv"]["packages"])
+    assert versions["numpy"] == np.__version__  # so that trials are the same
+    assert "+" not in versions["torch"]  # the node's device decides on the build
+    assert not {"ray", "pytest", "ruff"} & set(versions)
 
 
 @pytest.mark.parametrize(
