@@ -64,27 +64,17 @@ class Node:
 
 
 @dataclasses.dataclass(frozen=True)
-class NodeType:
-    """A kind of node that an autoscaler starts, up to `most` of them (-1: any number)."""
-
-    name: str
-    resources: Mapping[str, float]
-    most: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Cluster:
     """The nodes as they are now.
 
-    `draining` are ids of nodes that are about to leave. An autoscaler adds nodes where it `grows`;
-    of which kinds is not always known. `foreign_trainers` are namespace and name of those of other
+    `draining` are ids of nodes that are about to leave. An autoscaler adds nodes where it `grows`.
+    `foreign_trainers` are namespace and name of those of other
     sweeps.
     """
 
     nodes: tuple[Node, ...]
     draining: frozenset[str] = frozenset()
     grows: bool = False
-    types: tuple[NodeType, ...] = ()
     foreign_trainers: tuple[tuple[str, str], ...] = ()
 
     def total(self, resource: str) -> float:

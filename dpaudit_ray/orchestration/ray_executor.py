@@ -110,9 +110,8 @@ class RayExecutor:
             for namespace, name in self._named_actors()
             if TRAINER in name and namespace != self._namespace
         )
-        types = ray_internals.node_types(self._ray) if self._grows else ()
         draining = ray_internals.draining_nodes(self._ray)
-        return Cluster(tuple(nodes), draining, self._grows, types, trainers)
+        return Cluster(tuple(nodes), draining, self._grows, trainers)
 
     def end_actors_of(self, owner: str) -> int:
         """Ends all actors of a driver whose run is ours now; returns how many trainers it had."""

@@ -14,8 +14,6 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .executors import NodeType
-
 _STATUS = "__autoscaling_status"  # where Ray's first autoscaler leaves its report
 _BY_HAND = re.compile("node_[0-9a-f]+")  # the "type" of a node that no autoscaler has started
 Value = TypeVar("Value")
@@ -35,19 +33,14 @@ def draining_nodes(ray: Any) -> frozenset[str]:
     return frozenset(_probe(lambda: ray._private.state.state.get_draining_nodes(), ()))
 
 
-def node_types(ray: Any) -> tuple[NodeType, ...]:
-    """Those in the cluster's configuration, which Ray's second autoscaler publishes; else none."""
-    config = _probe(lambda: ray._private.state.state.get_cluster_config(), None)
-    return tuple(
-        NodeType(group.name, dict(group.resources), group.max_count)
-        for group in (config.node_group_configs if config else ())
-        if group.max_count != 0 and not _BY_HAND.fullmatch(group.name)
-    )
-
-
 def autoscales(ray: Any) -> bool:
-    """Whether an autoscaler adds nodes to this cluster; without its report, no."""
-    if node_types(ray):
+    """Whether an autoscaler adds nodes to this cluster; without its report, no.
+
+    Ray's second one publishes the cluster's configuration, the first one a report.
+    """
+    config = _probe(lambda: ray._private.state.state.get_cluster_config(), None)
+    groups = config.node_group_configs if config else ()
+    if any(group.max_count != 0 and not _BY_HAND.fullmatch(group.name) for group in groups):
         return True
     client = _probe(lambda: ray._private.worker.global_worker.gcs_client, None)
     status = _probe(lambda: client.internal_kv_get(_STATUS.encode(), None), None)

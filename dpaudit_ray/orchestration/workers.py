@@ -13,7 +13,6 @@ import math
 import re
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -171,16 +170,12 @@ class Places:
     def require_room(self) -> None:
         """Raises NoClusterError when the cluster can never hold a trainer."""
         cluster, request = self._cluster, self._request
-        if self._held() or (cluster.grows and not cluster.types):
-            return
-        if any(request.fits(kind.resources) for kind in cluster.types):
+        if self._held() or cluster.grows:
             return
         has = ", ".join(f"{cluster.total(name):g} {name}" for name in request.resources)
-        kinds = ", ".join(kind.name for kind in cluster.types)
-        where = f"; its configuration has {kinds}" if kinds else ""
         raise NoClusterError(
             f"no node of this cluster fits a trainer of {request} (all nodes together have "
-            f"{has}{where}); lower resources in the sweep file"
+            f"{has}); lower resources in the sweep file"
         )
 
     def room(self, ready: int) -> Room:
@@ -191,7 +186,6 @@ class Places:
         start = max(fair, min(ready, keep))
         if self._cluster.grows and ready <= keep:
             start += max(PENDING, ready) if self._limit is None else self._limit
-            start = min(start, self._most())
         if self._limit is not None:
             keep, start = min(keep, self._limit), min(start, self._limit)
         return Room(keep, start, now)
@@ -276,14 +270,6 @@ class Places:
             and self._request.matches(node.labels)
             and (count := self._request.fits(node.resources))
         }
-
-    def _most(self) -> int:
-        """Trainers that the cluster can ever hold, as far as its configuration is known."""
-        types = self._cluster.types
-        if not types or any(kind.most < 0 for kind in types):
-            return sys.maxsize
-        later = sum(kind.most * self._request.fits(kind.resources) for kind in types)
-        return max(self._held(), later)
 
 
 @dataclasses.dataclass(eq=False)

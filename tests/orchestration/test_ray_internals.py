@@ -19,7 +19,6 @@ def test_without_them_each_has_its_fallback(bare):
     ray_internals.read_authentication_again(bare)
     ray_internals.leave_without_shutdown(bare)
     assert ray_internals.draining_nodes(bare) == frozenset()
-    assert ray_internals.node_types(bare) == ()
     assert ray_internals.autoscales(bare) is False
     assert ray_internals.object_store_socket(bare) == ""
     assert ray_internals.channel(bare, "127.0.0.1:1") is None

@@ -9,7 +9,7 @@ import pytest
 
 from dpaudit_ray.errors import NoClusterError
 from dpaudit_ray.orchestration import workers
-from dpaudit_ray.orchestration.executors import Cluster, Node, NodeType
+from dpaudit_ray.orchestration.executors import Cluster, Node
 from dpaudit_ray.orchestration.workers import (
     FAULTS_PER_NODE,
     PENDING,
@@ -27,13 +27,12 @@ GIB = 2**30
 
 
 class PlayedCluster:
-    """As much of an executor as is asked for nodes, with an autoscaler that has `types` of them."""
+    """As much of an executor as is asked for nodes, with an autoscaler or without."""
 
     def __init__(self, **members: dict[str, float]) -> None:
         self.members = members
         self.labels: dict[str, dict[str, str]] = {}
         self.draining: set[str] = set()
-        self.types: tuple[NodeType, ...] = ()
         self.grows = False
         self.others: dict[str, int] = {}  # trainers of other sweeps, by namespace
         self.address: tuple[str, int] = ("127.0.0.1", 1)
@@ -49,7 +48,7 @@ class PlayedCluster:
             for number in range(count)
         ]
         draining = frozenset(self.draining)
-        return Cluster(tuple(nodes), draining, self.grows, self.types, tuple(trainers))
+        return Cluster(tuple(nodes), draining, self.grows, tuple(trainers))
 
 
 def places(cluster: PlayedCluster, told: list[str] | None = None, **resources: Any) -> Places:
@@ -100,15 +99,10 @@ def test_what_never_fits_is_refused():
         assert needs in str(refused.value)
 
 
-def test_an_autoscaler_is_asked_unless_it_can_never_help():
-    """Ray's first autoscaler does not tell its types of nodes, the second does."""
+def test_an_autoscaler_is_asked():
     cluster = PlayedCluster(head={})
     cluster.grows = True
     places(cluster, num_gpus=1).require_room()
-    cluster.types = (NodeType("cpu", {"CPU": 4}, 10), NodeType("gpu", {"CPU": 8, "GPU": 1}, 2))
-    places(cluster, num_gpus=1).require_room()
-    with pytest.raises(NoClusterError, match="its configuration has cpu, gpu"):
-        places(cluster, num_gpus=2).require_room()
 
 
 def test_demand_is_bounded_and_grows_with_what_came():
@@ -118,8 +112,6 @@ def test_demand_is_bounded_and_grows_with_what_came():
     assert places(cluster, max_concurrent_trainers=40).room(ready=0).start == 40
     cluster.members["a"] = {"CPU": 64}
     assert places(cluster).room(ready=64).start == 128
-    cluster.types = (NodeType("a", {"CPU": 64}, 1),)
-    assert places(cluster).room(ready=64).start == 64, "no more nodes can come"
 
 
 def test_drained_nodes_count_no_more():
