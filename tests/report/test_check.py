@@ -466,11 +466,7 @@ def test_estimates_of_before_a_crash_are_behind_and_no_difference(tmp_path):
     (location / "estimates.parquet").write_bytes(written)
     checked = check.check_run(str(location))
     assert checked.in_order, checked.differences
-    assert "estimates are of 20 trials, 40 are stored" in " ".join(checked.notes)
-    change_estimates(location, "mu_lower", 20, 1.5)
-    assert [place.place for place in check.check_run(str(location)).differences] == [
-        "step 6, paper-gdp, gaussian, mu_lower"
-    ]
+    assert "they are of 20 trials, 40 are stored" in " ".join(checked.unchecked)
 
 
 class Half(stats.Estimator):

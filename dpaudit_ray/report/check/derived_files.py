@@ -14,7 +14,7 @@ import pyarrow as pa
 from ...errors import DamagedArraysError, DpauditError, first_line
 from ...mechanisms.base import Recorded
 from ...orchestration.aggregation import AuditState, OpenSweep, Taken
-from ...plan import compaction, outcomes, plan_consistency, preparing, score_stream
+from ...plan import compaction, outcomes, plan_consistency, preparing
 from ...plan.compaction import Bounds
 from ...plan.model import PlannedAudit
 from ...stats import Status
@@ -164,13 +164,11 @@ class _Derivation:
         if written > trials and self._name_lacking(audit, lost, written):
             return
         if behind:
-            checked.notes.append(
-                f"{audit.label}: estimates are of {written:,} trials, {trials:,} are stored; "
-                "`dpaudit run` goes on from there"
+            why = (
+                f"they are of {written:,} trials, {trials:,} are stored; `dpaudit run` goes on"
             )
-            if stored.empty:
-                return
-            rows = self._rows_after(index, written)
+            checked.cannot("its estimates", why, audit.label)
+            return
         derived = {_key(row): row for row in map(vars, rows)}
         there = {_key(row): row for row in stored.to_dict("records")}
         if len(there) < len(stored):
@@ -189,15 +187,6 @@ class _Derivation:
         for pack in lacking:
             self._checked.differs(given_files.score_file(audit, pack), *apart)
         return bool(lacking)
-
-    def _rows_after(self, index: int, trials: int) -> list[EstimateRow]:
-        """The estimates after so many trials."""
-        estimates = self._opened.estimates(index)
-        for pack in score_stream.prefix(self._run, self._sweep, self._plan, index):
-            if pack.first >= trials:
-                break
-            estimates.fold(pack.part(pack.first, min(pack.last, trials - 1)))
-        return estimates.rows()
 
     def _take_for_certified(
         self, audit: PlannedAudit, there: Mapping[str, Any], derived: dict[str, dict[str, Any]]
