@@ -6,10 +6,9 @@ The shell waits for every completion, so nothing heavy is imported here.
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -50,31 +49,6 @@ def _entries(folder: Path, begun: str = "") -> list[Path]:
     return [path for path in names if begun.startswith(".") or not path.name.startswith(".")]
 
 
-def complete_change(incomplete: str) -> list[str]:
-    """Keys for `--set`: those of the sweep file on the line."""
-    from ..errors import DpauditError
-    from ..sweep import yamlfile
-
-    # A line whose last option has no value yet is not parsed; the shells give it as it is.
-    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
-    file = next((word for word in line.split() if Path(word).suffix in _YAML), None)
-    if file is None:
-        return []
-    try:
-        tree = yamlfile.parse_yaml(yamlfile.read_text(Path(file)), file)
-    except DpauditError:
-        return []
-    return [f"{key}=" for key in _dotted_keys(tree) if key.startswith(incomplete)]
-
-
-def _dotted_keys(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _dotted_keys(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
-
-
 def _trust(reads: bool) -> Callable[[typer.Context, str | None], str | None]:
     """A callback that puts `--trust` in force until the verb ends."""
 
@@ -94,7 +68,7 @@ _DETAILS = "All columns, in lines that may be longer than the terminal's, and wh
 Sweep = Annotated[str, typer.Argument(help="A sweep file.", autocompletion=complete_sweep)]
 RunPath = Annotated[str, typer.Argument(help=_RUN, autocompletion=complete_run)]
 StoragePath = Annotated[str, typer.Option(help="Results go to PATH/name; a folder or an address.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help=_SET, autocompletion=complete_change)]
+Set = Annotated[list[str] | None, typer.Option("--set", help=_SET)]
 Trusted = Annotated[
     str | None, typer.Option("--trust", help=_TRUST_TO_RUN, callback=_trust(reads=False))
 ]

@@ -164,9 +164,7 @@ class _Derivation:
         if written > trials and self._name_lacking(audit, lost, written):
             return
         if behind:
-            why = (
-                f"they are of {written:,} trials, {trials:,} are stored; `dpaudit run` goes on"
-            )
+            why = f"they are of {written:,} trials, {trials:,} are stored; `dpaudit run` goes on"
             checked.cannot("its estimates", why, audit.label)
             return
         derived = {_key(row): row for row in map(vars, rows)}
