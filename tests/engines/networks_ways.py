@@ -1,21 +1,9 @@
-"""Networks that people write with other things than layers of torch.nn in a row.
-
-`python -m tests.engines.networks_ways` prints which way each takes, and how long a model-step's
-clipped sums take beside `vmap(grad)`, one model at a time: milliseconds of processor time.
-"""
-
-import functools
-import statistics
-import sys
-import time
-from collections.abc import Callable
+"""Networks that people write with other things than layers of torch.nn in a row."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
-from dpaudit_ray.engines.packing import conversion
 from dpaudit_ray.engines.packing.packed import PackedModel
 from tests.engines.networks import (
     CASES,
@@ -96,35 +84,7 @@ case("ways-skip", IMAGE, EXACT,
     down=nn.Conv2d(2, 4, 3, stride=2, padding=1), out=nn.Linear(2 * 128, 3),
     up=nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(4, 2, 1))))  # fmt: skip
 
-MODELS, EXAMPLES, CLIP = 16, 32, 0.7
-
-
-def by_vmap(module: nn.Module, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Clipped sums [n, p] as a user of `torch.func` computes them, model by model."""
-    named = dict(module.named_parameters())
-
-    def loss(values: dict[str, Tensor], of_x: Tensor, of_y: Tensor) -> Tensor:
-        outputs = functional_call(module, values, (of_x.unsqueeze(0),), tie_weights=False)
-        return F.cross_entropy(outputs, of_y.unsqueeze(0))
-
-    sums = []
-    for row in theta:
-        parts = torch.split(row, [p.numel() for p in named.values()])
-        values = {k: v.view(p.shape) for (k, p), v in zip(named.items(), parts, strict=True)}
-        found = vmap(grad(loss), in_dims=(None, 0, 0))(values, x, y)
-        each = torch.cat([g.flatten(1) for g in found.values()], 1)
-        sums.append((CLIP / each.norm(dim=1).clamp(min=CLIP)) @ each)
-    return torch.stack(sums)
-
-
-def milliseconds(call: Callable[[], Tensor]) -> float:
-    """Of processor time for a model's step: the median of five, after one."""
-    taken = []
-    for _ in range(6):
-        start = time.process_time()
-        call()
-        taken.append(1e3 * (time.process_time() - start) / MODELS)
-    return statistics.median(taken[1:])
+EXAMPLES = 32
 
 
 def way(model: PackedModel) -> str:
@@ -136,33 +96,13 @@ def way(model: PackedModel) -> str:
     return "vmap" if model._alone.mapped else "one by one"
 
 
-def settled(name: str) -> tuple[PackedModel, Tensor, Tensor, Tensor]:
-    """A case's model, and models, examples and labels for it; float32."""
+def settled(name: str) -> PackedModel:
+    """A case's model, by the way that was found for it."""
     torch.manual_seed(0)
     kind = CASES[name].kind
     x = torch.randn(EXAMPLES, *kind.value) if kind is not TOKENS else (
         torch.randint(0, 6, (EXAMPLES, *kind.value)).float()
     )  # fmt: skip
-    y = torch.arange(EXAMPLES) % 3
     model = PackedModel(CASES[name].make())
-    model.settle(x, y)
-    return model, model.initial + 0.05 * torch.randn(MODELS, model.size), x, y
-
-
-def main() -> None:
-    """A row for each network of this file."""
-    torch.set_num_threads(1)
-    conversion.warn_of_slow_way = lambda *_: None  # type: ignore[assignment]
-    sys.stdout.write("| network | way | ms | vmap(grad), ms |\n| --- | --- | --- | --- |\n")
-    for name in (name for name in CASES if name.startswith("ways-")):
-        model, theta, x, y = settled(name)
-        own = milliseconds(functools.partial(model.clipped_sums, theta, x, y, CLIP))
-        try:
-            peer = f"{milliseconds(functools.partial(by_vmap, model._source, theta, x, y)):.3f}"
-        except RuntimeError:
-            peer = "does not run"
-        sys.stdout.write(f"| {name[5:]} | {way(model)} | {own:.3f} | {peer} |\n")
-
-
-if __name__ == "__main__":
-    main()
+    model.settle(x, torch.arange(EXAMPLES) % 3)
+    return model

@@ -157,5 +157,5 @@ def test_a_network_is_exact_or_refused(name, kind, caplog):
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("ways-")])
 def test_nobody_is_thrown_to_the_slowest_way(name):
     """By rules, or by `vmap` over models and examples; never example by example."""
-    model, *_ = networks_ways.settled(name)
+    model = networks_ways.settled(name)
     assert networks_ways.way(model).startswith(("rules", "vmap over models"))

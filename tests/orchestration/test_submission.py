@@ -69,16 +69,6 @@ def packs(place: Path) -> int:
     return len(finished(place / "runs"))
 
 
-def screen(cluster: Head, page: str, place: Path) -> str:
-    """The page as a browser that holds the token renders it."""
-    browser = shutil.which("chromium")
-    if browser is None:
-        pytest.skip("no chromium on this machine: the pages of the dashboard are not looked at")
-    from tests.browser import rendered
-
-    return rendered(browser, cluster, page, place / "profile")
-
-
 @pytest.mark.cluster
 @pytest.mark.usefixtures("lasting")
 def test_submit_see_stop_resume(cluster, place, pace):
@@ -118,26 +108,6 @@ def test_submit_see_stop_resume(cluster, place, pace):
     assert (place / "runs" / "tiny" / "_SUCCESS").exists()
     assert packs(place) == 200
     assert {j["metadata"]["attempt"] for j in cluster.jobs().values()} == {"1", "2"}
-
-
-@long("a browser starts and renders two pages")
-@pytest.mark.cluster
-@pytest.mark.usefixtures("lasting")
-def test_a_browser_shows_the_job_and_the_actors(cluster, place):
-    running = submitting(cluster, place, "--set", "name=seen")
-    try:
-        scores = place / "runs" / "seen" / "scores"
-        wait_for(lambda: list(scores.rglob("*.parquet")) or running.poll() is not None, 300)
-        (job,) = [j for j in cluster.jobs() if j.startswith("seen-")]
-        assert job in screen(cluster, "/#/jobs", place)
-        actors = screen(cluster, "/#/actors", place)
-        assert "seen-aggregator" in actors
-        assert "seen-trainer-0" in actors
-    finally:
-        names = [j for j in cluster.jobs() if j.startswith("seen-")]
-        stop = ["ray", "job", "stop", *names, "--address", cluster.dashboard]
-        subprocess.run(stop, env=cluster.environment, capture_output=True, timeout=400)
-        running.communicate(timeout=400)
 
 
 @long("one sweep as a job takes the same way")
