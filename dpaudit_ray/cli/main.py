@@ -24,6 +24,7 @@ _MAX_MISTAKES = 20  # that are shown of one sweep file
 # Options of earlier versions, and what there is in their place.
 _TAKEN_OUT = {
     "--report": "`dpaudit report RUN` writes the page, also of a run that goes on",
+    "--bench": "`dpaudit plan` times first steps of the sweep itself",
     "--watch": "`dpaudit report RUN` again writes the page anew",
     "--accept-changed-code": "a run is of one version of the code: use a new name and a new seed",
 }

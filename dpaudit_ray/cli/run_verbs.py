@@ -71,7 +71,6 @@ _BUDGET = typer.Option(
     "--budget",
     help="Compare designs that this time pays for: 90s, 10min, 1.5h, 2d of this machine.",
 )
-_BENCH = typer.Option("--bench", help="Use what `dpaudit bench --json FILE` measured.")
 
 
 @app.command()
@@ -79,7 +78,6 @@ def plan(
     sweep: Sweep,
     storage_path: StoragePath = "runs",
     changes: Set = None,
-    bench_file: Annotated[Path | None, _BENCH] = None,
     budget: Annotated[str | None, _BUDGET] = None,
     trust: Trusted = None,
 ) -> None:
@@ -88,15 +86,13 @@ def plan(
     Times the first steps of packs, so it runs that code.
     """
     from ..forecast import designs, forecast
-    from ..forecast.bench import Benchmark
     from ..plan import provenance
     from ..sweep import spec
     from ..sweep.yamlfile import parse_changes
 
     seconds = None if budget is None else designs.parse_duration(budget)
     prepared = spec.load(sweep, parse_changes(changes))
-    measured = Benchmark.read(bench_file) if bench_file is not None else None
-    outlook = forecast.forecast(prepared, storage_path, measured, terminal.complain)
+    outlook = forecast.forecast(prepared, storage_path, terminal.complain)
     tables.show_plan(prepared.name, outlook)
     if seconds is not None:
         tables.show_designs(prepared, outlook, seconds)

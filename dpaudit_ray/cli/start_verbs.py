@@ -52,7 +52,7 @@ def bench(
     ] = "",
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", help="Write the figures to this file, for `dpaudit plan --bench`."),
+        typer.Option("--json", help="Write the figures to this file."),
     ] = None,
 ) -> None:
     """Trials per second of the packed engine and of Opacus on this machine, side by side."""

@@ -15,21 +15,16 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from ..data.base import Data, Dataset
-from ..errors import SpecError, first_line
-from ..mechanisms.base import Mechanism
-from ..mechanisms.dp_sgd import DpSgd
+from ..errors import SpecError
 from ..mechanisms.dp_sgd.recipe import Recipe
 from ..models.base import Model
 from ..plan import provenance
 from ..plugins import parse
-from ..sweep.resources import ResourceSpec
 
 if TYPE_CHECKING:
     import torch
@@ -112,35 +107,6 @@ class Benchmark:
     gpu: bool
     matmul_flop_per_second: float
     rows: tuple[Row, ...]
-
-    @classmethod
-    def read(cls, file: Path) -> Benchmark:
-        """Reads what `as_json` gives. Raises SpecError for a file that is no such thing."""
-        try:
-            return TypeAdapter(cls).validate_json(file.read_bytes())
-        except (OSError, ValidationError) as error:
-            reason = first_line(error)
-            raise SpecError(
-                "--bench", f"{file} is no file that `dpaudit bench --json` wrote ({reason})"
-            ) from error
-
-    def seconds_per_trial(self, mechanism: Mechanism, resources: ResourceSpec) -> float | None:
-        """One training's time, in proportion to its batch and steps.
-
-        None for what was not measured: other work, a precision other than float32, and trainers
-        on another kind of device or with another number of threads.
-        """
-        if not isinstance(mechanism, DpSgd) or mechanism.precision != "float32":
-            return None
-        threads = max(1, int(resources.num_cpus))
-        if self.gpu != (resources.num_gpus > 0) or (not self.gpu and self.threads != threads):
-            return None
-        for row in self.rows:
-            if row.model == mechanism.model.address:
-                packed = mechanism.engine == "packed"
-                step = row.packed_seconds if packed else row.opacus_same_process_seconds
-                return step * mechanism.steps * mechanism.batch_size / row.batch_size
-        return None
 
     def as_json(self) -> dict[str, object]:
         """Plain JSON; derived figures included."""

@@ -20,7 +20,6 @@ from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
-from .bench import Benchmark
 
 CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
 USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
@@ -88,12 +87,11 @@ class Outlook:
 def forecast(
     sweep: Sweep,
     storage_path: str,
-    benchmark: Benchmark | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Outlook:
     """Plans the sweep against what its run directory holds, and times first steps of its packs.
 
-    What the `benchmark` has is not timed again. `tell` takes a line for the user.
+    `tell` takes a line for the user.
     """
     run = RunDirectory.under(storage_path, sweep.name)
     sweep = planning.kept(sweep, run, tell)
@@ -105,7 +103,7 @@ def forecast(
     rehearsal = Rehearsal(run, plan)
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), rehearsal.prepared)
     preparations = rehearsal.outlook(trainer, preparing.left(run, plan, remaining))
-    seconds, problem = seconds_per_trial(sweep, trainer, remaining, benchmark)
+    seconds, problem = seconds_per_trial(sweep, trainer, remaining)
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         left = [pack for pack in remaining if pack.audit == index]
@@ -210,7 +208,7 @@ class Rehearsal:
 
 
 def seconds_per_trial(
-    sweep: Sweep, trainer: PackTrainer, remaining: list[Pack], benchmark: Benchmark | None
+    sweep: Sweep, trainer: PackTrainer, remaining: list[Pack]
 ) -> tuple[dict[int, float], str | None]:
     """Seconds by audit, measured on a pack that is left; stores nothing.
 
@@ -225,13 +223,8 @@ def seconds_per_trial(
         options += cell.adversary.model_dump_json()
         if options not in by_options:
             by_options[options] = math.nan
-            measured = None
-            if benchmark is not None:
-                measured = benchmark.seconds_per_trial(cell.mechanism, sweep.resources)
             try:
-                if measured is None:
-                    measured = _pack_seconds(trainer, pack, cell) / pack.size
-                by_options[options] = measured
+                by_options[options] = _pack_seconds(trainer, pack, cell) / pack.size
             except DpauditError:
                 raise
             except UnpreparedError:

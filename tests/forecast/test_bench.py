@@ -3,14 +3,12 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dpaudit_ray.forecast import bench, forecast
-from dpaudit_ray.sweep import spec
-from tests.command import changed, dpaudit, refused
+from dpaudit_ray.forecast import bench
+from tests.command import dpaudit
 from tests.long import LONG, long
 
 
@@ -65,50 +63,6 @@ def test_the_fastest_of_several_packs_counts():
 )
 def test_packs_are_tried_as_far_as_they_have_room(parameters, packs):
     assert bench._fitting_packs(4 * parameters) == packs
-
-
-def fcnn_benchmark(batch_size: int, packed_seconds: float) -> bench.Benchmark:
-    row = bench.Row(
-        model="fcnn", parameters=68, batch_size=batch_size, flop=1.0, models=256,
-        packed_seconds=packed_seconds, packs={256: packed_seconds},
-        opacus_seconds=1.0, opacus_same_process_seconds=1.0,
-    )  # fmt: skip
-    return bench.Benchmark("a machine", 1, False, 1e9, (row,))
-
-
-def test_a_plan_uses_the_figures(tmp_path, tiny):
-    """6 steps of half the benchmark's batch take 3 of its steps, and nothing is trained."""
-    file, measured = tmp_path / "bench.json", fcnn_benchmark(64, 1000.0)
-    file.write_text(json.dumps(measured.as_json()))
-    assert bench.Benchmark.read(file) == measured
-    changed(tiny, "mechanism.batch_size", 32)
-    outlook = forecast.forecast(spec.from_raw(tiny), str(tmp_path), measured)
-    trials = sum(audit.trials for audit in outlook.audits)
-    assert outlook.seconds == pytest.approx(trials * 1000 * tiny["mechanism"]["steps"] / 2)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("resources.num_cpus", 2),
-        ("resources.num_gpus", 0.5),
-        ("mechanism.precision", "tf32"),
-    ],
-)
-def test_figures_of_another_kind_of_trainer_are_not_used(key, value, tiny):
-    measured = fcnn_benchmark(64, 1.0)
-    like, unlike = spec.from_raw(tiny), spec.from_raw(changed(tiny, key, value))
-    for sweep, known in ((like, 6.0), (unlike, None)):
-        mechanism = sweep.cells[0].mechanism
-        assert measured.seconds_per_trial(mechanism, sweep.resources) == known
-
-
-def test_other_files_are_refused(tmp_path):
-    file = tmp_path / "bench.json"
-    file.write_text("{}")
-    sweep = Path(__file__).parents[2] / "jobs" / "quickstart.yaml"
-    assert "bench --json" in refused("plan", sweep, "--bench", file)
-    assert "bench --json" in refused("plan", sweep, "--bench", tmp_path / "none.json")
 
 
 def measured(written: Written, model: str, enough: Callable[[bench.Row], bool]) -> bench.Row:
