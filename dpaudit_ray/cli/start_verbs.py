@@ -73,7 +73,7 @@ def bench(
 def _show_benchmark(measured: Benchmark) -> None:
     columns = [
         "model", "parameters", "batch", "pack", "trials/s", "model-steps/s", "ms/step",
-        "Opacus ms/step", "ratio", "Opacus, same process", "ratio", "GFLOP/s", "of product",
+        "Opacus ms/step", "ratio", "GFLOP/s", "of product",
     ]  # fmt: skip
     table: list[tuple[str, ...]] = []
     for row in measured.rows:
@@ -81,8 +81,7 @@ def _show_benchmark(measured: Benchmark) -> None:
             f"{row.parameters:,}", f"{row.batch_size}", f"{row.models}",
             f"{row.trials_per_second:.3g}", f"{1 / row.packed_seconds:,.4g}",
             f"{row.packed_seconds * 1e3:.3g}", f"{row.opacus_seconds * 1e3:.3g}",
-            f"{row.ratio:.1f}", f"{row.opacus_same_process_seconds * 1e3:.3g}",
-            f"{row.ratio_same_process:.1f}", f"{row.flop_per_second / 1e9:.3g}",
+            f"{row.ratio:.1f}", f"{row.flop_per_second / 1e9:.3g}",
             f"{row.flop_per_second / measured.matmul_flop_per_second:.1%}",
         )  # fmt: skip
         table.append((row.model, *map(Figure, figures)))

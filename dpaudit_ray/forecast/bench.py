@@ -1,20 +1,17 @@
 """Speed of both engines on this machine, beside each other and beside its matrix product.
 
-The same threads, medians. glibc's default allocator hands every large tensor back to the kernel,
-which costs Opacus up to half of its time on CPU; trainers keep their heap (`engines.memory`).
-Opacus is therefore measured both ways: as it comes, in a process of its own, since the setting
-cannot be taken back; and in the process of the packed engine, which keeps its heap.
+The same process and threads, medians. Trainers keep their heap (`engines.memory`), from which
+Opacus gains as well: glibc's default allocator, which hands every large tensor back to the kernel,
+would cost it up to half of its time on a CPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,18 +71,12 @@ class Row:
     models: int  # in the pack that is fastest
     packed_seconds: float
     packs: dict[int, float]  # the same of every pack that was tried, by its models
-    opacus_seconds: float  # in a process of its own, as it comes; on a GPU, as below
-    opacus_same_process_seconds: float  # in the packed engine's process
+    opacus_seconds: float
 
     @property
     def ratio(self) -> float:
-        """Packed against Opacus as its users run it."""
+        """Packed against Opacus."""
         return self.opacus_seconds / self.packed_seconds
-
-    @property
-    def ratio_same_process(self) -> float:
-        """Packed against Opacus in the same process, which keeps its heap."""
-        return self.opacus_same_process_seconds / self.packed_seconds
 
     @property
     def trials_per_second(self) -> float:
@@ -110,7 +101,7 @@ class Benchmark:
 
     def as_json(self) -> dict[str, object]:
         """Plain JSON; derived figures included."""
-        derived = ("ratio", "ratio_same_process", "trials_per_second", "flop_per_second")
+        derived = ("ratio", "trials_per_second", "flop_per_second")
         rows = [
             dataclasses.asdict(row) | {name: getattr(row, name) for name in derived}
             for row in self.rows
@@ -146,19 +137,11 @@ def measure(
     if gpu and not torch.cuda.is_available():
         raise SpecError("--gpu", "torch finds no GPU here; leave it out to measure the CPU")
     torch.set_num_threads(threads)
-    alone: dict[str, float] = {}
-    if beside and not gpu:  # before anything else is in memory, each in a fresh process
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
-            for name in models:
-                alone[name] = pool.submit(_opacus, name, threads, repeats, "cpu").result()
     trainings = {
         name: DpSgdTraining.prepare(_recipe(WORKLOADS[name]), seed=0, gpu=gpu) for name in models
     }
     rows = []
     for name, training in trainings.items():
-        device = str(training.initial.device)
-        same = _opacus(name, threads, repeats, device) if beside else math.nan
         usual = _fitting_packs(training.initial.nbytes) if gpu else (WORKLOADS[name].models,)
         tried = {n: _packed(training, n, repeats) for n in packs or usual}
         fastest = min(tried, key=tried.__getitem__)
@@ -171,8 +154,7 @@ def measure(
                 models=fastest,
                 packed_seconds=tried[fastest],
                 packs=tried,
-                opacus_seconds=alone.get(name, same),
-                opacus_same_process_seconds=same,
+                opacus_seconds=_opacus(training, repeats) if beside else math.nan,
             )
         )
     product = _matmul(training.initial.device, repeats)
@@ -221,22 +203,12 @@ def _packed(training: DpSgdTraining, models: int, repeats: int) -> float:
     return _step_seconds(steps, theta, (training.x, training.y), repeats) / models
 
 
-def _opacus(name: str, threads: int, repeats: int, device: str) -> float:
-    """Opacus with the allocator as it is in this process: `DpSgdTraining` changes it."""
-    import torch
-
-    from ..mechanisms.dp_sgd.initialization import network
+def _opacus(training: DpSgdTraining, repeats: int) -> float:
     from ..mechanisms.dp_sgd.steps import OpacusSteps
 
-    torch.set_num_threads(threads)
-    work = WORKLOADS[name]
-    recipe = _recipe(work)
-    data = recipe.data.load()
-    module = network(recipe.model, work.shape, work.classes, 0).to(device)
-    theta = torch.nn.utils.parameters_to_vector(module.parameters()).detach()[None]
-    steps = OpacusSteps(recipe, module, 0, theta.device)
-    x, y = (torch.from_numpy(values.copy()).to(device) for values in (data.x, data.y))
-    return _step_seconds(steps, theta, (x, y), repeats)
+    theta = training.initial[None].clone()
+    steps = OpacusSteps(training.recipe, training.module, 0, theta.device)
+    return _step_seconds(steps, theta, (training.x, training.y), repeats)
 
 
 def _step_seconds(
