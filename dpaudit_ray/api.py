@@ -169,12 +169,7 @@ class _Job:
     def _drive(
         self, dispatcher: Dispatcher, remaining: list[Pack], recorded: list[Failure]
     ) -> Result:
-        hours = {
-            index: rule.hours
-            for index, cell in enumerate(self.sweep.cells)
-            if (rule := cell.audit.stop_when) is not None and rule.hours is not None
-        }
-        how = self._budget(recorded), self.stop, self.show, hours, self.lease.require
+        how = self._budget(recorded), self.stop, self.show, self.lease.require
         summary = Driver(dispatcher, remaining, *how).run()
         self.directory.require_owned()
         complete = self.directory.complete

@@ -454,7 +454,7 @@ class StopRule:
 
     def cut(self, packs: ConsumedPack) -> Iterator[ConsumedPack]:
         """The same trials pack by pack, where the audit may be over after any of them."""
-        if self._rule is None or not self._rule.by_bounds:
+        if self._rule is None:
             return iter((packs,))
         return score_stream.up_to_looks(self._audit, (packs,), lambda: 0)
 
@@ -572,8 +572,7 @@ class Estimates:
     @property
     def _looked(self) -> bool:
         """Whether the number of trials follows from the trials, or may yet."""
-        rule = self._cell.audit.stop_when
-        return self._audit.extended or (rule is not None and rule.by_bounds)
+        return self._audit.extended or self._cell.audit.stop_when is not None
 
     def _estimators(self) -> list[EstimatorSpec]:
         """Those asked for; where trials are looked at, time-uniform ones too if there are none."""

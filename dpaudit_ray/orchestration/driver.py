@@ -46,8 +46,7 @@ class Driver:
     Parts of preparations come first among `packs`. Packs that wait for them are held, and never
     run where a part failed.
 
-    `hours` are the time budgets of audits that have one. `require` is called all the time, and
-    raises when this driver must stop where it is.
+    `require` is called all the time, and raises when this driver must stop where it is.
     """
 
     def __init__(
@@ -57,13 +56,11 @@ class Driver:
         budget: FailureBudget,
         stop: Stop,
         show: Callable[[Progress], None] = lambda progress: None,
-        hours: Mapping[int, float] | None = None,
         require: Callable[[], None] = lambda: None,
     ) -> None:
         self._dispatcher, self._budget, self._stop = dispatcher, budget, stop
-        self._show, self._require, self._hours = show, require, hours or {}
+        self._show, self._require = show, require
         self._queue = PackQueue(packs, self._over)
-        self._worked: dict[int, float] = collections.defaultdict(float)  # seconds, by audit
         self._decided: set[int] = set()
         self._in_flight = 0
         self._running = collections.Counter[int]()  # the same, by audit
@@ -95,8 +92,7 @@ class Driver:
         self._look(force=True)
         final = self._progress()
         self._show(final)
-        late = any(self._out_of_time(audit) for audit in self._hours.keys() - self._decided)
-        stopped = self._stop.requested or late
+        stopped = self._stop.requested
         return Summary(final, self._budget.failures, self._budget.losses, stopped)
 
     def _look(self, force: bool = False) -> None:
@@ -133,10 +129,7 @@ class Driver:
         return self._queue.backlog
 
     def _over(self, audit: int) -> bool:
-        return audit in self._budget.closed or audit in self._decided or self._out_of_time(audit)
-
-    def _out_of_time(self, audit: int) -> bool:
-        return self._worked[audit] >= self._hours.get(audit, math.inf) * 3600
+        return audit in self._budget.closed or audit in self._decided
 
     def _settle(self, outcome: Outcome) -> None:
         self._last_result = time.time()
@@ -151,7 +144,6 @@ class Driver:
             self._queue.done(outcome.pack)
             if not isinstance(outcome.pack, Part):
                 self._pack_seconds = outcome.seconds
-                self._worked[outcome.pack.audit] += outcome.seconds
                 trained = max(outcome.seconds - outcome.opening, 1e-9)
                 self._trainer_rate = outcome.pack.size / trained
                 if self._training_since is None:
@@ -166,7 +158,6 @@ class Driver:
         self._running.update(dict.fromkeys(audits, packs))
 
     def _activity(self) -> Activity:
-        late = {audit for audit in self._hours if self._out_of_time(audit)}
         since = self._training_since
         return Activity(
             packs_in_flight=self._in_flight,
@@ -178,7 +169,7 @@ class Driver:
             training_seconds=None if since is None else time.monotonic() - since,
             trainer_rate=self._trainer_rate,
             running=frozenset(+self._running),
-            over=frozenset(self._budget.closed | self._decided | late),
+            over=frozenset(self._budget.closed | self._decided),
             stopping=self._stop.requested or self._budget.exhausted,
         )
 

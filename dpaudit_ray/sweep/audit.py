@@ -90,27 +90,20 @@ class StopWhen(Strict):
 
     `verdict`: its trials refute the claim, at the level at which `dpaudit verify` would say so.
     `within`: its anytime lower bound is at least (1 - within) of the claim.
-    `hours`: its packs took that many hours of trainers' time; running again gives as many more.
 
     Only time-uniform bounds may end an audit, since a look is taken after every pack. A decision
     depends on the first trials alone, so it falls after the same trial on every cluster and after
-    every crash; `hours`, which looks at no score, is the one exception.
+    every crash.
     """
 
     verdict: bool = False  # once the trials refute the claim
     within: float | None = Field(default=None, gt=0, lt=1)  # once ε ≥ (1 - within) claim
-    hours: float | None = Field(default=None, gt=0)  # of trainers' time
 
     @model_validator(mode="after")
     def _names_a_rule(self) -> Self:
-        if not self.by_bounds and self.hours is None:
-            raise ValueError("names no rule; give verdict: true, within or hours")
+        if not self.verdict and self.within is None:
+            raise ValueError("names no rule; give verdict: true or within")
         return self
-
-    @property
-    def by_bounds(self) -> bool:
-        """Whether trials may end the audit, and not time alone."""
-        return self.verdict or self.within is not None
 
     def rule(self) -> dict[str, Any]:
         """The options that a decision by bounds depends on."""

@@ -70,14 +70,11 @@ class Scripted:
 PACKS = [Pack(audit, first, first + 9) for audit in (0, 1) for first in range(0, 100, 10)]
 
 
-def drive(
-    executor: Scripted, losses: int = 5, failures: int = 100, hours: float | None = None
-) -> Driver:
+def drive(executor: Scripted, losses: int = 5, failures: int = 100) -> Driver:
     resources = ResourceSpec(max_worker_losses=losses, max_trial_failures=failures)
     executor.stop = Stop(grace=60)
     budget = FailureBudget(resources, ["first", "second"])
-    limits = {} if hours is None else {0: hours}
-    return Driver(executor, iter(PACKS), budget, executor.stop, hours=limits)
+    return Driver(executor, iter(PACKS), budget, executor.stop)
 
 
 def test_every_pack_runs_once_within_the_window():
@@ -223,13 +220,6 @@ def test_a_decided_audit_gets_no_more_packs():
     summary = drive(executor).run()
     assert executor.submitted == PACKS[10:]
     assert not summary.stopped
-
-
-def test_a_spent_time_budget_ends_its_audit():
-    executor = Scripted(slots=1)
-    summary = drive(executor, hours=2.5 / 3600).run()
-    assert executor.submitted == PACKS[:3] + PACKS[10:]
-    assert summary.stopped
 
 
 @pytest.mark.parametrize("error", [LeaseLostError("taken over"), StorageError("no space left")])

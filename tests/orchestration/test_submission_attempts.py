@@ -123,7 +123,7 @@ def test_nodes_that_have_ray_alone_get_this_package_and_what_it_needs(prepared):
     ("change", "said"),
     [
         ({"audit__trials": 160}, 'here settings {"audit.trials": 160'),
-        ({"audit__stop_when": {"hours": 2}}, '"audit.stop_when": {'),
+        ({"audit__stop_when": {"within": 0.5}}, '"audit.stop_when": {'),
         ({"resources__num_cpus": 2}, '"resources.num_cpus": 2.0'),
         ({"seed": 9}, "here fingerprint "),
     ],
