@@ -99,6 +99,7 @@ def test_python_example_runs(commanded, monkeypatch, capsys):
     assert f"It prints `{printed}`" in GUIDE
     exec(next(block for block in blocks("python") if "da.open" in block), {})
     assert Path("bounds.pdf").read_bytes().startswith(b"%PDF")
+    exec(next(block for block in blocks("python") if "read_parquet" in block), {})
 
 
 def test_readme_is_short():
