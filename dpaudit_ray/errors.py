@@ -52,6 +52,25 @@ def first_line(error: BaseException) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
+_NO_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "failed to map segment",  # the loader, of a library
+    "alloc_failed",  # cuBLAS and cuDNN take memory past torch's allocator
+    "allocation_failed",
+)
+
+
+def out_of_memory(error: BaseException | str) -> bool:
+    """Whether memory ran out, by the class of Python's or torch's error, or a library's words."""
+    kinds = {cls.__name__ for cls in type(error).__mro__}
+    if kinds & {"MemoryError", "OutOfMemoryError"}:
+        return True
+    plain = isinstance(error, str | RuntimeError | OSError | ImportError | DpauditError)
+    return plain and any(words in str(error).lower() for words in _NO_MEMORY)
+
+
 class DpauditError(Exception):
     """Root of the tree; `exit_code` is what the command line returns for it."""
 

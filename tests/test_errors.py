@@ -10,6 +10,7 @@ from dpaudit_ray.errors import (
     UnknownKeyError,
     closest,
     first_line,
+    out_of_memory,
     together,
 )
 
@@ -26,6 +27,20 @@ from dpaudit_ray.errors import (
 )
 def test_a_message_of_others_is_a_line(error, line):
     assert first_line(error) == line
+
+
+@pytest.mark.parametrize(
+    ("error", "ran_out"),
+    [
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (SpecError("mechanism.model", "fails: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (KeyError("out of memory"), False),
+        (RuntimeError("sizes do not match"), False),
+    ],
+)
+def test_memory_that_ran_out_is_known_by_class_or_words(error, ran_out):
+    assert out_of_memory(error) is ran_out
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Annotated, Never, cast
 
 import typer
 
-from ..errors import DpauditError, Exit, SpecError
+from ..errors import DpauditError, Exit, SpecError, first_line, out_of_memory
 from ..orchestration import interruption
 from ..version import __version__
 from . import judge_verbs, read_verbs, run_verbs, start_verbs, terminal
@@ -94,7 +94,13 @@ def _run_app(debug: bool) -> int | None:
             return Exit.COMPLETE  # who read the help has gone: rich ends the process
         terminal.complain(f"code that the sweep file names has called sys.exit({error.code!r})")
         code = Exit.USAGE
-    except Exception:  # noqa: BLE001 (Python would exit with 1, which says "violation")
+    except Exception as error:  # noqa: BLE001 (Python would exit with 1, which says "violation")
+        if out_of_memory(error) and not debug:
+            terminal.complain(
+                f"out of memory ({first_line(error)}); finished packs are safe: run the same "
+                "command where more memory is free"
+            )
+            return Exit.STOPPED
         terminal.add(traceback.format_exc())
         terminal.complain("this is a bug in dpaudit; finished packs are safe")
         code = Exit.BUG

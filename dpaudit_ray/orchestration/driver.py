@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from ..errors import ClusterError, StorageError
+from ..errors import ClusterError, StorageError, out_of_memory
 from ..plan import outcomes
 from ..plan.model import Pack, Part
 from ..plan.outcomes import Failure
@@ -300,7 +300,10 @@ class FailureBudget:
         if self._lost_under[lost.cause, first] < limit:
             return [first, *others]
         message = f"its {_WORD[lost.cause]} died {limit} times (last: {lost.reason})"
-        self.failed(Failure(first, "WorkerLost", message, lost.reason))
+        failure = Failure(first, "WorkerLost", message, lost.reason)
+        if out_of_memory(lost.reason):
+            failure = Failure.of_memory(first, message)
+        self.failed(failure)
         return others
 
     def _hold_to_budget(self) -> None:

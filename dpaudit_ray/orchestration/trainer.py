@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import seeds
-from ..errors import DpauditError, first_line
+from ..errors import DpauditError, first_line, out_of_memory
 from ..mechanisms.base import Measured, Mechanism, Missed, PartSeeds, ResumableSession, Session
 from ..plan.model import Pack, Part, Plan, PlannedAudit
 from ..plan.outcomes import Failure
@@ -132,7 +132,8 @@ class PackTrainer:
     def attempt(self, pack: Pack, afresh: bool = False) -> PackScores | Failure:
         """`train`, with anything the user's code may raise turned into a `Failure`."""
         self._fetch(pack.audit)  # what it raises is not of the user's code
-        return _attempt(functools.partial(self.train, afresh=True) if afresh else self.train, pack)
+        train = functools.partial(self.train, afresh=True) if afresh else self.train
+        return _attempt(train, pack, self._brief.audits[pack.audit].canaries or pack.size)
 
     def attempt_part(self, part: Part) -> Arrays | Failure:
         """`prepare`, likewise."""
@@ -282,7 +283,7 @@ def _scores(
     return PackScores(pack.first, members, steps, scores, utility, reasons, outputs)
 
 
-def _attempt(work: Callable[[P], T], pack: P) -> T | Failure:
+def _attempt(work: Callable[[P], T], pack: P, trials: int = 1) -> T | Failure:
     try:
         return work(pack)
     except _AllMissedError as error:
@@ -292,6 +293,8 @@ def _attempt(work: Callable[[P], T], pack: P) -> T | Failure:
     except (Exception, SystemExit) as error:  # noqa: BLE001 (boundary: a user's error is data)
         kind = type(error).__name__
         detail = "".join(traceback.format_exception(error)[-8:])
+        if out_of_memory(error) and "lower mechanism." not in str(error):  # than one model's batch
+            return Failure.of_memory(pack, detail, trials)
         ours = isinstance(error, DpauditError)
         message = str(error).splitlines()[0] if ours else f"{kind}: {first_line(error)}"
         return Failure(pack, kind, message if str(error) else kind, detail)

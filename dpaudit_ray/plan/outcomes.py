@@ -43,6 +43,15 @@ class Failure:
     message: str
     traceback: str
 
+    @classmethod
+    def of_memory(cls, pack: Pack, detail: str, trials: int = 1) -> Failure:
+        """A pack for which memory ran out; a pack holds multiples of so many `trials`."""
+        smaller = max(pack.size // 4 // trials, 1) * trials
+        remedy = f"set resources.pack_size: {smaller}"
+        if smaller >= pack.size:
+            remedy = "run fewer trainers on a node, or give them a larger resources.memory"
+        return cls(pack, "OutOfMemory", f"out of memory; {remedy}", detail)
+
 
 @dataclasses.dataclass(frozen=True)
 class FailureGroup:

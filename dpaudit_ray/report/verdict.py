@@ -30,6 +30,7 @@ from pydantic import TypeAdapter
 from .. import accounting
 from ..errors import DpauditError, RunDirectoryError, StorageError
 from ..plan import claims, outcomes, score_stream
+from ..printable import printable
 from ..stats.budget import average_evidence
 from ..stats.claim_verdict import EVIDENCE_SHARE
 from ..storage import seal
@@ -392,9 +393,9 @@ def quotes(run: Run, answer: Answer | None) -> list[Quote]:
 def worded(run: Run, judged: RunVerdict) -> Answer:
     """A verdict as an answer: a sentence, why, and what would help."""
     sampled, exact = iter(judged.audits), iter(judged.exact)
-    lost: collections.Counter[int] = collections.Counter()
+    lost = collections.defaultdict[int, list[outcomes.Failure]](list)
     for failure in outcomes.failed(run.directory, run.plan):
-        lost[failure.pack.audit] += failure.pack.size
+        lost[failure.pack.audit].append(failure)
     audits = []
     for index, cell in enumerate(run.sweep.cells):
         audit = next(sampled) if cell.mechanism.sampled else next(exact)
@@ -438,8 +439,8 @@ def _reason_exact(audit: ExactVerdict) -> str:
     return f"ε is {audit.epsilon:.4f} where the claim is {audit.claim:.4f}"
 
 
-def _reason(run: Run, index: int, failed: int, audit: AuditVerdict) -> str:
-    """Why a sampled audit has its verdict; so many of its trials have failed."""
+def _reason(run: Run, index: int, lost: list[outcomes.Failure], audit: AuditVerdict) -> str:
+    """Why a sampled audit has its verdict; `lost` are its packs that have failed."""
     if audit.verdict is Verdict.VIOLATION:
         reason = f"the claim is refuted after {audit.refuted_after:,} of {audit.planned:,} trials"
         if audit.effective_noise is not None:
@@ -464,8 +465,10 @@ def _reason(run: Run, index: int, failed: int, audit: AuditVerdict) -> str:
             "a bound is above its claim even together with all others, while the test of the "
             "whole claim does not refute it"
         )
-    if failed:
-        return f"{failed:,} of {audit.planned:,} trials failed, and {done:,} are done"
+    if failed := sum(failure.pack.size for failure in lost):
+        rest = f", and {done:,} are done" * bool(done)
+        why = printable(lost[0].message)
+        return f"{failed:,} of {audit.planned:,} trials failed{rest}: {why}"
     if audit.trials < audit.planned:
         used = f", {audit.trials:,} of them usable before a gap" if audit.trials < done else ""
         return f"{done:,} of {audit.planned:,} trials are done{used}"

@@ -172,6 +172,14 @@ def test_packs_that_waited_behind_a_lost_one_are_not_to_blame():
     assert told[0] == "worker lost (1 of at most 100) with 2 packs: oom"
 
 
+def test_a_pack_whose_trainers_are_ended_for_memory_is_told_with_a_smaller_size():
+    budget = FailureBudget(ResourceSpec(), ["first", "second"])
+    for _ in range(LOSSES_PER_PACK):
+        budget.lost(Lost((Pack(0, 0, 63),), "its node ran out of memory; with resources.memory"))
+    (failure,) = budget.failures
+    assert failure.message == "out of memory; set resources.pack_size: 16"
+
+
 def test_a_pack_is_not_to_blame_for_a_trainer_that_had_not_begun():
     budget = FailureBudget(ResourceSpec(), ["first", "second"])
     for _ in range(3 * LOSSES_PER_PACK):

@@ -22,6 +22,12 @@ class Faulty(BiasedDimension):
     def score(self, canary, observed):
         raise ZeroDivisionError("scores went wrong")
 
+class Hungry(BiasedDimension):
+    name: str = "faulty:Hungry"
+    error: str
+    def score(self, canary, observed):
+        raise eval(self.error)
+
 class Diverging(BiasedDimension):
     name: str = "faulty:Diverging"
     def score(self, canary, observed):
@@ -48,6 +54,40 @@ def test_an_error_in_user_code_is_a_failure_with_its_reason(tiny):
     assert isinstance(failure, Failure)
     assert failure.message == "ZeroDivisionError: scores went wrong"
     assert "in score" in failure.traceback
+
+
+@pytest.mark.parametrize(
+    ("error", "count", "message"),
+    [
+        (
+            "RuntimeError('[enforce fail at alloc_cpu.cpp:127] ... can\\'t allocate memory: you')",
+            1,
+            7,
+        ),
+        ("torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')", 1, 2),
+        ("MemoryError()", 1, 2),
+        ("MemoryError()", 5, 5),
+        ("MemoryError()", 10, "run fewer trainers on a node, or give them a larger resources."),
+        ("MemoryError('one model is too large; lower mechanism.batch_size')", 1, None),
+        ("ValueError('the cat ran out of memory')", 1, None),
+    ],
+)
+def test_memory_that_runs_out_is_told_with_a_smaller_pack(error, count, message, tiny):
+    """A quarter of the pack's 10 trials, in whole trainings."""
+    tiny |= {"grid": {}, "adversary": {"name": "faulty:Hungry", "error": error, "count": count}}
+    tiny["audit"]["estimators"] = ["eps-delta" if count == 1 else "several-canaries"]
+    sweep = spec.from_raw(tiny)
+    plan = planning.make(sweep)
+    trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep))
+    failure = trainer.attempt(next(plan.remaining(RunDirectory("nowhere"))))
+    if message is None:
+        assert failure.kind == error.partition("(")[0]
+    else:
+        size = isinstance(message, int)
+        remedy = f"set resources.pack_size: {message}" if size else message
+        assert failure.message.startswith(f"out of memory; {remedy}")
+        assert failure.kind == "OutOfMemory"
+        assert "in score" in failure.traceback
 
 
 def test_other_audits_go_on_and_the_run_is_not_complete(tiny, tmp_path):

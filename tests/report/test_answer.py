@@ -104,7 +104,7 @@ def test_a_failed_run(sweep, tmp_path):
     )
     begun = Run.open(str(tmp_path))
     begun.directory.set_complete(False)
-    assert "100 of 600 trials failed, and 0 are done" in verdict.current(begun).sentence
+    assert "100 of 600 trials failed: ValueError: no <b>" in verdict.current(begun).sentence
     assert verdict.current(begun).help[0] == "`dpaudit run` with the same sweep file goes on"
     outcomes.Record(run.directory, run.plan).set_failed(
         [Failure(pack, *why) for pack in failed_packs]
@@ -114,7 +114,7 @@ def test_a_failed_run(sweep, tmp_path):
     failed = Run.open(str(tmp_path))
     found = verdict.current(failed)
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert "600 of 600 trials failed, and 0 are done" in found.sentence
+    assert "600 of 600 trials failed: ValueError: no <b>" in found.sentence
     assert "dpaudit run --retry-failed" in found.help[0]
     html = Path(page.write(failed)).read_text()
     section = html.partition('id="failed"')[2].partition('id="audits"')[0]

@@ -18,7 +18,6 @@ import logging
 import os
 from collections.abc import Iterator
 
-import torch
 from torch import nn
 
 from ..gpu_settings import budget
@@ -116,20 +115,6 @@ def keep_heap() -> None:
 
 
 # Where memory runs out ----------------------------------------------------------------------------
-
-_OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",  # cuBLAS takes its workspace past torch's allocator
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "DEVICE_ALLOCATION_FAILED",  # cuDNN 9
-)
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory ran out: torch's own error on a GPU, a plain one on CPU, or a library's."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        words in str(error) for words in _OUT_OF_MEMORY
-    )
 
 
 def one_model_too_large() -> MemoryError:

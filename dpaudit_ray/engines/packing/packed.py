@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ...errors import first_line
+from ...errors import first_line, out_of_memory
 from ..cpu.threads import count, spread, torchs
 from ..rules.base import slots_of, trained
 from ..rules.losses import Loss
@@ -31,7 +31,6 @@ from .conversion import (
 from .memory import (
     Groups,
     one_model_too_large,
-    out_of_memory,
     slices,
     warn_of_short_memory,
 )
