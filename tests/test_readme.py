@@ -16,7 +16,6 @@ import dpaudit_ray as da
 from dpaudit_ray.forecast import bench
 from dpaudit_ray.sweep import spec, yamlfile
 from tests.command import dpaudit
-from tests.forecast.test_bench import fcnn_benchmark
 from tests.test_docs import NAVIGATION
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,17 +60,16 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     verbs = " ".join(command[1] for command in commands)
     assert verbs == "plan run report plan run status report verify check init list bench"
     commands[4] += ["--executor", "inline"]  # the trials that are added: Ray has run the others
-    # What the blocks say besides: `make quickstart` can be repeated, and a plan uses the benchmark.
-    plan = ["dpaudit", "plan", "jobs/quickstart.yaml", "--bench", "bench.json"]
+    # What the blocks say besides: `make quickstart` can be repeated.
     recipe = re.search(r"\$\(BIN\)/(dpaudit run .*)", (ROOT / "Makefile").read_text())[1].split()
     with contextlib.chdir(workplace), pytest.MonkeyPatch.context() as patch:
-        # `test_bench` measures; this is for a file of figures.
-        patch.setattr(bench, "measure", lambda *_: fcnn_benchmark(400, 1e-5))
-        for command in (*commands, plan, recipe):
+        row = bench.Row("fcnn", 68, 400, 1e5, 256, 1e-5, {256: 1e-5}, 1e-3)  # `test_bench` measures
+        patch.setattr(bench, "measure", lambda *_: bench.Benchmark("cpu", 1, False, 1e11, (row,)))
+        for command in (*commands, recipe):
             done = dpaudit(*command[1:])
             assert done.code == 0, (command, done)
             assert done.out
-            if command in (plan, recipe):
+            if command is recipe:
                 more = "holds 3000 trials of each audit, more than audit.trials = 2000"
                 assert more in done.err
     return workplace
