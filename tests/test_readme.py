@@ -54,8 +54,8 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "jobs", workplace / "jobs")
     lines = [line for block in blocks("console") for line in block.splitlines()]
     commands = [line.split("#")[0].split() for line in lines if line.startswith("dpaudit")]
-    # `submit` needs a cluster: test_submission.py runs it.
-    commands = [command for command in commands if command[1] != "submit"]
+    # `submit` needs a cluster: test_submission.py runs it. Scripts are audited below.
+    commands = [command for command in commands if command[1] not in ("submit", "audit")]
     commands = [list(command) for command in dict.fromkeys(map(tuple, commands))]  # once each
     verbs = " ".join(command[1] for command in commands)
     assert verbs == "plan run report plan run status report verify check init list bench"
@@ -158,11 +158,11 @@ def test_script_example_is_audited(workplace):
     short, example = (block for block in blocks("python") if "# train.py" in block)
     assert example.startswith(short)  # that of the README
     (workplace / "train.py").write_text(example)
-    assert GUIDE.count("\ndpaudit verify train.py:main --budget 10min\n") == 2
-    done = dpaudit("verify", "train.py:main", "--budget", "2min", "--layers", "0")
-    assert done.code == 5, done.out + done.err
-    assert "INCONCLUSIVE: train.py:main, ε = " in done.out
-    assert "120 of 120 steps accounted" in done.out
+    assert GUIDE.count("\ndpaudit audit train.py:main --budget 10min\n") == 2
+    done = dpaudit("audit", "train.py:main", "--budget", "2min", "--layers", "0")
+    assert done.code == 0, done.out + done.err
+    assert "CONSISTENT: train.py:main keeps ε = " in done.out
+    assert "Every one of 120 steps looked into: 5%\n  less noise in all of them" in done.out
     assert (workplace / "train-main-audit.html").exists()
 
 

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import Exit, SpecError
-from . import script_verb, tables, terminal
-from .arguments import AsJson, Details, RunPath, TrustedToRead, complete_run
+from . import tables, terminal
+from .arguments import (
+    ADVANCED,
+    RESULTS,
+    AsJson,
+    Details,
+    RunPath,
+    TrustedToRead,
+    complete_run,
+    exit_code,
+)
 from .read_verbs import open_run
 from .terminal import Figure, duration, plural
 
@@ -22,68 +31,25 @@ if TYPE_CHECKING:
 app = typer.Typer()
 _MAX_DIFFERENCES = 20  # that `check` shows
 _MAX_CHANGES = 12  # keys that `compare` shows
-_WHAT = typer.Argument(
-    metavar="RUN|SCRIPT.py:FUNCTION",
-    help="A run directory or its address; or a script and the function that trains: train.py:main.",
-    autocompletion=complete_run,
-)
 
 
-@app.command()
-def verify(  # noqa: PLR0913 (options of a command line)
-    context: typer.Context,
-    what: Annotated[str, _WHAT],
-    as_json: AsJson = False,
-    trust: TrustedToRead = None,
-    details: Details = False,
-    budget: Annotated[str, typer.Option(help="Script: time it may take: 90s, 10min.")] = "10min",
-    delta: Annotated[
-        float | None, typer.Option(help="Script: δ, where no @audited(delta=...) tells.")
-    ] = None,
-    layers: Annotated[str, typer.Option(help="Script: 0 one run, 1 steps, 2 runs.")] = "0,1,2",
-    address: Annotated[str | None, typer.Option(help="Script: a Ray cluster to join.")] = None,
-    memory: Annotated[float | None, typer.Option(help="Script: GiB that a run may take.")] = None,
-    seed: Annotated[int, typer.Option(help="Script: of all coins.")] = 0,
-    secret_size: Annotated[
-        bool, typer.Option("--secret-size", help="Script: the number of records is secret, too.")
-    ] = False,
-    junit: Annotated[Path | None, typer.Option(help="Script: writes a JUnit file.")] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Script: the page. Default SCRIPT-audit.html.")
-    ] = None,
+@app.command(rich_help_panel=RESULTS)
+def verify(
+    run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None, details: Details = False
 ) -> None:
-    """Says whether trials contradict the claim: exit 1 violation, 0 none, 5 inconclusive."""
+    """Do a run's trials contradict the claim? Exit 1 violation, 0 none, 5 inconclusive."""
     from ..report import verdict
-    from ..report.verdict import Verdict
-    from ..scripts.script_runs import Target
 
-    target = Target.from_text(what, delta)
-    if target is None:
-        _refuse_script_options(context, what)
-        opened = open_run(what)
-        of_run = verdict.judge(opened)
-        if as_json:
-            terminal.show_json(dataclasses.asdict(of_run))
-        else:
-            tables.show_verdict(of_run, verdict.worded(opened, of_run), details)
-        outcome = of_run.verdict
+    opened = open_run(run)
+    of_run = verdict.judge(opened)
+    if as_json:
+        terminal.show_json(dataclasses.asdict(of_run))
     else:
-        options = script_verb.script_options(budget, delta, layers, memory, seed, secret_size)
-        outcome = script_verb.audit_and_show(target, options, address, junit, html, as_json)
-    codes = {Verdict.VIOLATION: Exit.VIOLATION, Verdict.CONSISTENT: Exit.COMPLETE}
-    raise typer.Exit(codes.get(outcome, Exit.INCONCLUSIVE))
+        tables.show_verdict(of_run, verdict.worded(opened, of_run), details)
+    raise typer.Exit(exit_code(of_run.verdict))
 
 
-def _refuse_script_options(context: typer.Context, run: str) -> None:
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        given = source is not None and source.name == "COMMANDLINE"
-        if given and name not in ("what", "as_json", "trust", "details"):
-            option = f"--{name.replace('_', '-')}"
-            raise SpecError(option, f"is for scripts, and {run} is a run directory")
-
-
-@app.command()
+@app.command(rich_help_panel=ADVANCED)
 def check(run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None) -> None:
     """Derives claims, bits, estimates and verdict again from sweep and scores: exit 2 if others.
 
@@ -132,7 +98,7 @@ def _show_check(checked: Checked) -> None:
     )
 
 
-@app.command()
+@app.command(rich_help_panel=ADVANCED)
 def compare(
     run: RunPath,
     other: Annotated[
