@@ -28,7 +28,6 @@ _VERDICT_COLUMNS = (
 )
 _MAX_ADVICE = 3  # sentences
 _MAX_CLAIMS = 3  # for which designs are compared
-_RANK_MAX_EPSILON = 4.0  # up to which `rank` needs 1.5 times fewer trials than `accuracy`
 _COSTLY_FACTOR = 20  # times as many trials: another design may be cheaper
 
 Columns = dict[str, list[Any] | None]  # values by name; None for a column that is left out
@@ -52,7 +51,7 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
         "audit": column("label"),
         "verdict": [str(audit.verdict) for audit in answer.audits] if answer else None,
         "trials": [progress_figure(row) for row in rows],
-        "eps >=": [quoted(quote) for quote in quotes],
+        "eps >=": [_quoted(quote) for quote in quotes],
         "assumes": [quote.assumes or "none yet" for quote in quotes],
         "claim": column("epsilon_upper"),
     }
@@ -137,8 +136,7 @@ def _show(title: str, columns: Columns) -> None:
     terminal.show_table("", tuple(present), list(zip(*present.values(), strict=True)))
 
 
-def quoted(quote: Quote) -> Bound | Figure:
-    """The ε of a quote as tables show it."""
+def _quoted(quote: Quote) -> Bound | Figure:
     return Figure("none") if quote.epsilon is None else Bound(quote.epsilon, quote.above)
 
 
@@ -186,7 +184,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
             "audit": [a.label for a in judged.audits],
             "verdict": [a.verdict for a in judged.audits],
             "claimed\neps": [a.claim for a in judged.audits],
-            "eps >=": [quoted(a.quote) for a in judged.audits],
+            "eps >=": [_quoted(a.quote) for a in judged.audits],
             "claimed\nnoise": [a.noise_multiplier for a in judged.audits],
             "noise\nat most": [a.effective_noise or Figure("any") for a in judged.audits],
             f"chance\nto see {verdict.LESS_NOISE}".replace("% ", "%\n"): [
@@ -272,7 +270,6 @@ def show_plan(name: str, outlook: Outlook) -> None:
             "max eps: if every guess is right; power: chance of a bound of 90 % of a tight claim; "
             "needed: trials that would give it 4 times in 5"
         )
-        # All are converted from the μ of `accuracy`.
         assumed = [audit.label for audit in sampled if audit.status is not Status.CERTIFIED]
         if assumed:
             more = f" and {len(assumed) - 3} more" if len(assumed) > 3 else ""
@@ -327,8 +324,7 @@ def show_advice(outlook: Outlook) -> None:
         terminal.say(f"{len(weak) - _MAX_ADVICE} more designs of little power are not shown")
     if any(audit.status is not Status.CERTIFIED for audits in weak.values() for audit in audits):
         terminal.explain(
-            "power takes the attack to see all that the claim allows, which most do not; against "
-            "dp-sgd, biased-dimension at period 1 does"
+            "power takes the attack to see all that the claim allows, which these need not"
         )
 
 
@@ -340,22 +336,21 @@ def _advice(audit: AuditOutlook, seconds: float) -> Iterator[str]:
     if not audit.claim < math.inf:
         yield "the claim is infinite, so no bound comes near; more noise, or another accountant"
         return
-    if audit.trainings <= 1:
-        yield (
-            "power is that of one bit from each training, and all trials are canaries of one; "
-            "`dpaudit plan --budget 10min` compares what such designs show"
-        )
-        return
     shown = f"{audit.likely:.2f} of the {audit.claim:.2f}" if audit.likely else "nothing"
     yield f"{audit.trials:,} trials show {shown}, 4 times in 5"
     needed = audit.trials_needed
     if needed is None:
-        yield "no number of trials shows 90 % of such a claim: take more noise, or fewer steps"
+        if audit.one_run:
+            yield "four times as many do not show 90 % of such a claim either"
+        else:
+            yield "no number of trials shows 90 % of such a claim: take more noise, or fewer steps"
         return
+    change = f"--set audit.trials={needed}"
+    change += f" --set adversary.canaries={needed}" * audit.one_run
+    if audit.packs_done and not audit.grows:
+        change += ", with another name and seed, since trials of this run were seen"
     time = "" if math.isnan(seconds) else f", about {duration(seconds)} with one trainer"
-    yield f"{needed:,} show 90 %: --set audit.trials={needed}{time}"
-    if audit.claim <= _RANK_MAX_EPSILON:
-        yield "estimators: [rank] takes 1.5 times fewer for a claim this small"
+    yield f"{needed:,} show 90 %: {change}{time}"
     if needed > _COSTLY_FACTOR * audit.trials:
         yield "`dpaudit plan --budget 1h` looks for a cheaper design, of more canaries each"
 

@@ -1,19 +1,25 @@
 """Gaussian noise for a whole pack of models, from one generator per pack.
 
-On a CPU the numbers are NumPy's, on a GPU those of torch. Torch lays its numbers out by
-multiprocessors, so another kind of GPU draws other noise of the same distribution, as it adds in
-another order.
+On a CPU the numbers are NumPy's. On a GPU they are computed from a counter by integer arithmetic
+alone, so that every kind of GPU, and a CPU, draws the same bits from one seed: Philox gives random
+words, and piecewise polynomials of the normal quantile turn words into normals. Torch's own
+generator lays its numbers out by multiprocessors, so a retry of a pack on another kind of GPU
+would draw another noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class CpuNoise:
@@ -48,25 +54,139 @@ class CpuNoise:
         }
 
 
+_BLOCKS_AT_ONCE = 1 << 22  # intermediate results of so many blocks take some 600 MiB
+
+
 class GpuNoise:
-    """Torch's generator of a device, keyed by 63 bits of the seed."""
+    """Philox by its counter: all 128 bits of the seed are in the key and the counter's upper half.
+
+    Each block of four random words gives two normals.
+    """
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self._generator = torch.Generator(device).manual_seed(seed % 2**63)
+        self._key, self._upper = seed % 2**64, seed >> 64
+        self._device = device
+        self._next_block = 0
 
     def fill(self, out: Tensor) -> None:
-        """Fills a tensor of floats; the same one as in every other try of the pack."""
-        out.normal_(generator=self._generator)
+        """Fills a contiguous tensor of floats in memory order."""
+        flat = out.view(-1)
+        for first in range(0, len(flat), 2 * _BLOCKS_AT_ONCE):
+            part = flat[first : first + 2 * _BLOCKS_AT_ONCE]
+            start, count = self._next_block + first // 2, (len(part) + 1) // 2
+            words = philox_blocks(self._key, self._upper, start, count, self._device)
+            drawn = normals(words[:, 0::2], words[:, 1::2]).view(-1)[: len(part)]
+            part.copy_(drawn).mul_(UNIT)  # one rounding: a power of two keeps all bits
+        self._next_block += (len(flat) + 1) // 2
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Returns the generator's state, uint8."""
-        return {"torch": self._generator.get_state().numpy().copy()}
+        """Returns the number of the next block."""
+        return {"philox4x32": np.array([self._next_block], dtype=np.uint64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Continues from `state`. Raises KeyError for the state of another generator."""
-        self._generator.set_state(torch.from_numpy(state["torch"].copy()))
+        self._next_block = int(state["philox4x32"][0])
+
+
+# Philox4x32-10: multipliers, key increments and rounds of Salmon et al. (2011), section 3.3.
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_WEYL = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+_WORD = 0xFFFFFFFF
 
 
 def noise_source(seed: int, device: torch.device) -> CpuNoise | GpuNoise:
     """Returns the generator that belongs to `device`; `seed` has 128 bits."""
     return CpuNoise(seed) if device.type == "cpu" else GpuNoise(seed, device)
+
+
+def philox(key: int, counter: Sequence[Tensor]) -> Words:
+    """Returns four words of 32 random bits for each counter, int64 each (Philox4x32-10).
+
+    Args:
+        key: 64 bits.
+        counter: four words of 32 bits, int64 each, the lowest first.
+    """
+    a, b, c, d = counter
+    first, second = key & _WORD, key >> 32 & _WORD
+    for _ in range(_ROUNDS):
+        # The product's low 64 bits are right however they are read; so are its words.
+        left, right = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b, c, d = (
+            ((right >> 32) & _WORD) ^ b ^ first,
+            right & _WORD,
+            ((left >> 32) & _WORD) ^ d ^ second,
+            left & _WORD,
+        )
+        first, second = (first + _WEYL[0]) & _WORD, (second + _WEYL[1]) & _WORD
+    return a, b, c, d
+
+
+def philox_blocks(key: int, upper: int, start: int, count: int, device: torch.device) -> Tensor:
+    """Returns the words of `count` consecutive blocks, int64 [count, 4].
+
+    Args:
+        key: 64 bits.
+        upper: the upper 64 bits of all their counters.
+        start: the lower 64 bits of the first block's counter.
+        count: how many blocks.
+        device: where they are computed.
+    """
+    lower = torch.arange(start, start + count, dtype=torch.int64, device=device)
+    upper_words = (torch.full_like(lower, word) for word in (upper & _WORD, upper >> 32 & _WORD))
+    return torch.stack(philox(key, (lower & _WORD, (lower >> 32) & _WORD, *upper_words)), dim=-1)
+
+
+# The highest of 64 random bits is a normal's sign. The others are a number v below 2^63 that stands
+# for the tail probability (v + 1/2) / 2^64. The place of v's leading one (an octave) and the three
+# bits behind it choose a polynomial in the remaining bits, in fixed point. Logarithms, sines and
+# fused sums of floats round differently on other devices; products and shifts of integers do not.
+COEFFICIENTS = Path(__file__).with_name("normals.npy")
+OCTAVES, PARTS, DEGREE = 63, 8, 5
+UNIT = 2.0**-28  # of the fixed-point result: 600 times finer than float32 is at 1
+_ARGUMENT_BITS = 31
+_HALF = 1 << (_ARGUMENT_BITS - 1)  # for rounding to nearest
+
+
+def fitted_coefficients() -> npt.NDArray[np.int64]:
+    """Computes the stored table, in `UNIT`s, int64 [OCTAVES * PARTS, DEGREE + 1], highest first.
+
+    Interpolates the normal quantile at Chebyshev's points. Normals are within three units of
+    Φ⁻¹, but for the two farthest octaves: beyond 8.9, one draw in 2^60.
+    `python -m dpaudit_ray.engines.noise` writes the table.
+    """
+    from scipy import special
+
+    nodes = (1 - np.cos((np.arange(DEGREE + 1) + 0.5) * np.pi / (DEGREE + 1))) / 2
+    octave, part = np.divmod(np.arange(OCTAVES * PARTS), PARTS)
+    share = (part[:, None] + nodes) / PARTS
+    tail = 2.0 ** -(octave[:, None] + 2.0) * (1 + share)
+    powers = np.linalg.solve(np.vander(nodes), -special.ndtri(tail).T).T
+    return np.rint(powers / UNIT).astype(np.int64)
+
+
+@functools.cache
+def _coefficients(device: torch.device) -> Tensor:
+    stored = np.ascontiguousarray(np.load(COEFFICIENTS, allow_pickle=False))
+    return torch.from_numpy(stored).to(device)
+
+
+def normals(high: Tensor, low: Tensor) -> Tensor:
+    """Returns normals in `UNIT`s, int64, from two words of 32 random bits each, int64 alike."""
+    size = high & 0x7FFFFFFF
+    nonzero_word = torch.where(size > 0, size, low).clamp(min=1)
+    # The exponent of a float64 is the place of the leading one: exact below 2^53.
+    leading = (nonzero_word.to(torch.float64).view(torch.int64) >> 52) - 1023
+    octave = torch.where(size > 0, 30 - leading, 62 - leading)
+    # Without the leading one, and moved up until 63 bits are full again.
+    rest = (((size << 32) | low) << (octave + 1)) & 0x7FFFFFFFFFFFFFFF
+    rows = _coefficients(high.device)[octave * PARTS + (rest >> 60)]
+    argument = (rest >> 29) & 0x7FFFFFFF
+    value = rows[..., 0]
+    for power in range(1, DEGREE + 1):
+        value = rows[..., power] + ((value * argument + _HALF) >> _ARGUMENT_BITS)
+    return torch.where(high >> 31 > 0, -value, value)
+
+
+if __name__ == "__main__":
+    np.save(COEFFICIENTS, fitted_coefficients(), allow_pickle=False)

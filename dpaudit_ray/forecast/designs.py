@@ -8,10 +8,12 @@ is valid for the design. A real attack shows less, and canaries that err togethe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -68,10 +70,11 @@ def affordable(
         if most >= 1 and runs * canaries >= 100
     }
     for trainings, canaries in sorted(shapes):
-        shown = {
-            method: statistics.median(_simulated(method, options, (trainings, canaries), mu, level))
-            for method, options in _methods(trainings, canaries)
-        }
+        shown = {}
+        for method, options in _methods(trainings, canaries):
+            options |= {"planned": trainings * canaries, "canaries": canaries}
+            make = functools.partial(stats.make, method, independent=canaries == 1, **options)
+            shown[method] = statistics.median(simulated(make, mu, level))
         best = max(shown, key=lambda name: shown[name])
         designs.append(Design(trainings, canaries, best, shown[best], trainings * seconds))
     return designs
@@ -84,7 +87,7 @@ def recommended(designs: list[Design]) -> Design | None:
     return min(good, key=lambda design: (design.seconds, design.canaries), default=None)
 
 
-def _methods(trainings: int, canaries: int) -> Iterator[tuple[str, dict[str, int]]]:
+def _methods(trainings: int, canaries: int) -> Iterator[tuple[str, dict[str, Any]]]:
     if canaries == 1:
         yield "accuracy", {}
         return
@@ -95,15 +98,14 @@ def _methods(trainings: int, canaries: int) -> Iterator[tuple[str, dict[str, int
     yield "one-run-fdp", {"guesses": total // 10}
 
 
-def _simulated(
-    method: str, options: dict[str, int], shape: tuple[int, int], mu: float,
-    level: tuple[float, float],
-) -> Iterator[float]:  # fmt: skip
-    rng, total = np.random.default_rng(_SEED), shape[0] * shape[1]
-    for _ in range(_DRAWS):
-        bits = rng.random(total) < 0.5
-        made = stats.make(
-            method, planned=total, independent=shape[1] == 1, canaries=shape[1], **options
-        )
-        made.fold(mu * bits + rng.standard_normal(total), bits)
-        yield made.bound(*level).epsilon_lower
+def simulated(
+    make: Callable[[], stats.Estimator], mu: float, level: tuple[float, float], draws: int = _DRAWS
+) -> list[float]:
+    """ε of so many audits, rising, of as many canaries as `make` plans, all μ apart."""
+    rng, shown = np.random.default_rng(_SEED), []
+    for _ in range(draws):
+        made = make()
+        bits = rng.random(made.planned) < 0.5
+        made.fold(mu * bits + rng.standard_normal(made.planned), bits)
+        shown.append(made.bound(*level).epsilon_lower)
+    return sorted(shown)

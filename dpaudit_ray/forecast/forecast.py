@@ -16,14 +16,18 @@ from ..errors import DpauditError, first_line
 from ..orchestration.trainer import Brief, PackTrainer
 from ..plan import compaction, outcomes, preparing
 from ..plan.model import Pack, Part, Plan, PlannedAudit
+from ..stats import gdp, growth
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
+from . import designs
 
 CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
 USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
 ENOUGH_SECONDS = 1.0  # of a timing, beyond those of a single step
+_DRAWS = 10  # simulated audits of one training
+_APART = 1e6  # μ of canaries that are all guessed right
 _STEP_FACTOR = 4  # times as many steps, until that is reached
 
 
@@ -32,7 +36,8 @@ class AuditOutlook:
     """One audit: `power` is the chance of a bound of 90 % of the claim if the claim is tight.
 
     `status` is what that ε would be, and `largest_certifiable`: converted from the μ of `accuracy`,
-    both are certified where the mechanism's trade-off curve is known to be Gaussian.
+    both are certified where the mechanism's trade-off curve is known to be Gaussian. Of canaries of
+    one training, all are what the first of its estimators that hold shows in simulations.
     `trials_needed` would do so with a chance of 80 %; None where no feasible number does. An audit
     that runs no trials leaves nothing to chance: all three are None. `likely` is the ε that a tight
     attack shows with a chance of 80 %; NaN where the claim is no number.
@@ -51,6 +56,8 @@ class AuditOutlook:
     training_seconds: float = math.nan  # of one; NaN where none is left to be timed
     trainings: int = 0
     likely: float = math.nan
+    grows: bool = False  # whether `audit.up_to` plans for `trials_needed`
+    one_run: bool = False
 
     @property
     def sampled(self) -> bool:
@@ -95,7 +102,7 @@ def forecast(
     """
     run = RunDirectory.under(storage_path, sweep.name)
     sweep = planning.kept(sweep, run, tell)
-    check_inputs(sweep, tell)
+    check_inputs(sweep)
     plan = planning.preview(sweep, run)
     left_out = {failure.pack for failure in outcomes.failed(run, plan)}
     enough = outcomes.decided(run, sweep, plan)
@@ -120,7 +127,6 @@ def _outlook(
 ) -> AuditOutlook:
     """One audit of which `done` packs are done and those in `left` remain, at `seconds` a trial."""
     audit, cell = planned
-    level = (cell.audit.delta, cell.audit.confidence)
     # Canaries of one training may say the same, so a training counts as one trial.
     trainings = audit.trials // max(audit.in_a_training, 1)
     outlook = AuditOutlook(
@@ -132,25 +138,61 @@ def _outlook(
         seconds=sum(pack.size for pack in left) * seconds,
         training_seconds=seconds * max(audit.in_a_training, 1) if left else math.nan,
         trainings=trainings,
+        one_run=cell.adversary.one_run,
     )
     if not cell.mechanism.sampled:
         return outlook
-    likely, needed = math.nan, None
+    alpha, split = 1 - cell.audit.confidence, growth.shares(len(audit.foreseen))
+    levels = [(cell.audit.delta, 1 - share * alpha) for share in split]
+    level = levels[len(audit.looks) - 1]
+    if outlook.one_run:
+        return _in_one_run(outlook, cell, level)
+    likely, needed, foreseen = math.nan, 0, dict[int, float]()
     if 0 < audit.claim < math.inf:
+        grown = [number // audit.canaries for number in audit.foreseen]
+        foreseen = {n: _power(audit.claim, n, at) for n, at in zip(grown, levels, strict=True)}
         with contextlib.suppress(ValueError):  # a claim that no billion trials would reach
-            needed = audit.canaries * stats.power.trials_needed(
-                audit.claim, 1 - CLAIM_SHARE, USUAL_POWER, *level
+            needed = next((n for n, chance in foreseen.items() if chance >= USUAL_POWER), 0)
+            needed = needed or stats.power.trials_needed(
+                audit.claim, 1 - CLAIM_SHARE, USUAL_POWER, cell.audit.delta, cell.audit.confidence
             )
         likely = stats.power.likely_bound(audit.claim, trainings, USUAL_POWER, *level)
     curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
-    converted = stats.make("accuracy", planned=1).bound(*level).given(curve)
     return dataclasses.replace(
         outlook,
         largest_certifiable=stats.power.largest_certifiable(trainings, *level),
-        power=stats.power.accuracy_power(audit.claim, CLAIM_SHARE * audit.claim, trainings, *level),
-        trials_needed=needed or None,  # more canaries of one training are another training
-        status=converted.status,
+        power=_power(audit.claim, trainings, level),
+        trials_needed=needed * audit.canaries or None,
+        grows=len(foreseen) > 1 and needed in foreseen,
+        status=stats.make("accuracy", planned=1).bound(*level).given(curve).status,
         likely=likely,
+    )
+
+
+def _power(claim: float, trials: int, level: tuple[float, float]) -> float:
+    return stats.power.accuracy_power(claim, CLAIM_SHARE * claim, trials, *level)
+
+
+def _in_one_run(outlook: AuditOutlook, cell: Cell, level: tuple[float, float]) -> AuditOutlook:
+    """By simulation of its own estimator, on canaries that do not interfere."""
+    holding = [spec for spec in cell.audit.estimators if spec.method.status.holds]
+    spec, trials = (holding or cell.audit.estimators)[0], outlook.trials
+    curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
+
+    def shown(number: int, mu: float) -> list[float]:
+        return designs.simulated(lambda: spec.make(number, number), mu, level, _DRAWS)
+
+    known = 0 < outlook.claim < math.inf
+    mu = float(gdp.mu(outlook.claim, level[0])) if known else 0.0
+    usual = {number: shown(number, mu) for number in (trials, 2 * trials, 4 * trials)}
+    reached = {n: sum(e >= CLAIM_SHARE * outlook.claim for e in usual[n]) / _DRAWS for n in usual}
+    return dataclasses.replace(
+        outlook,
+        largest_certifiable=shown(trials, _APART)[0],
+        power=reached[trials],
+        trials_needed=next((n for n, chance in reached.items() if chance >= USUAL_POWER), None),
+        status=spec.make(trials, trials).bound(*level).given(curve).status,
+        likely=usual[trials][round((1 - USUAL_POWER) * _DRAWS)] if known else math.nan,
     )
 
 

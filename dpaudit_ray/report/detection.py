@@ -1,16 +1,37 @@
-"""Would a broken promise have been found? Simulated audits with less noise than is claimed.
+"""Would a broken promise have been found, and where not, what would find it?
 
-What tells CONSISTENT from INCONCLUSIVE is this chance, the power of an audit.
+Audits with less noise than is claimed are simulated. What tells CONSISTENT from INCONCLUSIVE is the
+chance that they refute the claim, the power of an audit.
+
+A hint is growth that `audit.up_to` has planned, or options for a run of its own: with another name,
+so that no bound that is there changes, and another seed, since trials that were seen may not be
+chosen among. It is given only where the sweep file that it makes is taken, and is forecast to show
+what the hint promises.
 """
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import numpy as np
 from scipy import special
 
-from ..stats import gdp
+from .. import stats
+from ..accounting import Family
+from ..adversaries.base import FinalModelAdversary
+from ..errors import DpauditError
+from ..plan import claims
+from ..stats import Status, TradeOff, base, clopper_pearson_lower, gdp, growth
 from ..stats.claim_verdict import ClaimTest, RunTest, largest_accuracy
 from ..stats.curve import Curve
+from ..stats.guess_count_bound import GuessCounter, read_rate
+from ..sweep import spec
+from ..sweep.cell import Cell
+from ..sweep.spec import Sweep
+from ..sweep.yamlfile import dump_yaml
+from .tables import Run
 
 # Noise this much smaller than claimed would have been found ...
 ALTERNATIVE = 0.7
@@ -21,6 +42,13 @@ _SHORTER = (2_000, 20_000)  # trials: a longer audit is imagined as long as thes
 _MORE = (2, 4, 8, 16)  # times the trials, that are tried
 _MOST = 200_000
 Test = ClaimTest | RunTest
+_STRONGER = {  # adversaries that may see all that a claim allows, and what they do
+    "biased-dimension": "plants a gradient in every step, and sees the last model only",
+    "watched-dimension": "plants a gradient in every step, and sees every update, not only the "
+    "last model",
+}
+_LUCK = 0.2  # chance of fewer right guesses than a forecast takes
+_WORTH = 1.1  # times the ε, from which another curve is worth a run
 
 
 def chance_to_refute(test: Test, alpha: float) -> float:
@@ -39,28 +67,6 @@ def chance_to_refute(test: Test, alpha: float) -> float:
         if trials < test.planned and _share_found(test, mu, trials, alpha, required=1.0) == 1:
             return 1.0  # so few trials would have done
     return _share_found(test, mu, test.horizon, alpha)
-
-
-def trials_needed(test: Test, alpha: float) -> int | None:
-    """A number of trials that would give this adversary the required power; None: none tried did.
-
-    Doubled until it does, so up to twice as many as are needed; of an audit that may still grow,
-    one of the numbers that were declared for it.
-    """
-    if isinstance(test, RunTest) or (mu := _imagined(test)) is None:
-        return None
-    declared = [number for number in test.later if number > test.horizon]
-    for size in declared or [more * test.horizon for more in _MORE]:
-        if size <= _MOST and _share_found(test, mu, size, alpha, REQUIRED_POWER) >= REQUIRED_POWER:
-            return size
-    return None
-
-
-def ideal_test(curve: Curve, trials: int) -> ClaimTest:
-    """A test of so many trials by an adversary who is right as often as the claim allows."""
-    test = ClaimTest(curve, trials)
-    test.hits.guesses, test.hits.hits = trials, round(trials * largest_accuracy(curve))
-    return test
 
 
 def _imagined(test: ClaimTest) -> float | None:
@@ -85,10 +91,9 @@ def _share_found(
     refuted = 0
     for tried in range(1, SIMULATIONS + 1):
         members = rng.random(trials) < 0.5
-        if test.later:
-            imagined = ClaimTest(test.curve, test.planned, later=test.later)
-        else:
-            imagined = ClaimTest(test.curve, trials)
+        declared = (test.planned, *test.later)
+        first, *later = declared if trials in declared else (trials,)
+        imagined = ClaimTest(test.curve, first, later=tuple(later))
         imagined.fold(rng.normal(size=trials) + mu * members, members)
         imagined.look(now=True)
         refuted += imagined.refuted_after(alpha) is not None
@@ -96,3 +101,132 @@ def _share_found(
         if hopeless or (tried == _AGREE and refuted in (0, tried)):
             break
     return refuted / tried
+
+
+# Hints -------------------------------------------------------------------------------------------
+
+
+def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
+    """Hints for audit number `index`, the nearest to the power that it lacks; the surest first."""
+    if not isinstance(test, ClaimTest):
+        return  # several canaries of a training: how they hang together is not known beforehand
+    found = f"{ALTERNATIVE:g} of the noise is found with a chance of {REQUIRED_POWER:.0%} or more"
+    rate = clopper_pearson_lower(test.hits.hits, test.hits.guesses, _LUCK)
+    foreseen = [number for number in test.later if number > test.horizon]
+    sizes = [*foreseen, *(factor * test.horizon for factor in _MORE)]
+    enough = next((size for size in sizes if _finds(test, rate, size, alpha)), None)
+    if enough in foreseen:
+        options = f"`--set audit.trials={enough}`"
+        yield f"growth that `up_to` has planned: of {enough:,} trials {found}: {options}"
+    elif enough and (fresh := options_of_its_own(run, enough, {"audit.trials": enough})):
+        yield f"a run of its own: of {enough:,} trials {found}: {fresh[1]}"
+    for name, does in _STRONGER.items():
+        if (stronger := _stronger(run, index, name)) is not None:
+            yield (
+                f"another threat model, {name}: it {does}; where that shows all that the claim "
+                f"allows, of {stronger[0]:,} trials {found}: {stronger[1]}"
+            )
+            break
+    yield from _other_curve(run, index, test.hits)
+
+
+def options_of_its_own(
+    run: Run, suffix: object, changes: Mapping[str, Any]
+) -> tuple[Sweep, str] | None:
+    """A sweep of its own with these changes, and options that make it; None where it is refused."""
+    named = {"name": f"{run.sweep.name}-{suffix}", "seed": run.sweep.seed + 1, **changes}
+    if "audit.trials" in changes and any(cell.audit.up_to for cell in run.sweep.cells):
+        named["audit.up_to"] = None
+    try:
+        sweep = spec.from_raw(run.sweep.raw, overrides=named)
+    except DpauditError:
+        return None
+    values = {key: dump_yaml({"v": value}, in_one_line=True)[4:-2] for key, value in named.items()}
+    words = (shlex.quote(f"{key}={value}") for key, value in values.items())
+    return sweep, f"`{' '.join(f'--set {word}' for word in words)}`"
+
+
+def _stronger(run: Run, index: int, name: str) -> tuple[int, str] | None:
+    """Trials, and options, with which this adversary would decide every mechanism; None: none."""
+    adversary = {"name": name} | ({"choice": "simulated"} if name == "biased-dimension" else {})
+    in_grid = "adversary" in (run.sweep.raw.get("grid") or {})
+    changes: dict[str, Any] = {"grid.adversary": [adversary]} if in_grid else {}
+    changes = changes or {"adversary": adversary}
+    if (estimators := _through_claim(run.sweep.cells[index])) is not None:
+        changes["audit.estimators"] = estimators
+    fresh = options_of_its_own(run, name, changes)
+    used = name in {cell.adversary.name for cell in run.sweep.cells}
+    if used or fresh is None or not all(map(_sees_all, fresh[0].cells)):
+        return None
+    cells, planned = fresh[0].cells, run.sweep.cells[index].audit.trials
+    alpha = (1 - min(cell.audit.confidence for cell in cells)) / len(cells)
+    curves = set(map(_claimed, cells))
+    for trials in (factor * planned for factor in (1, *_MORE)):
+        more = {} if trials == planned else {"audit.trials": trials}
+        fresh = options_of_its_own(run, name, {**changes, **more})
+        first, *later = (trials,) if more else growth.looks(trials, cells[0].audit.up_to)
+        tests = [ClaimTest(curve, first, later=tuple(later)) for curve in curves]
+        if fresh is not None and all(_finds(test, None, trials, alpha) for test in tests):
+            return trials, fresh[1]
+    return None
+
+
+def _finds(test: ClaimTest, rate: float | None, trials: int, alpha: float) -> bool:
+    """Whether guesses that are right at `rate` give so many trials the power.
+
+    None: as often as the claim allows, but for bad luck.
+    """
+    if rate is None:
+        rate = special.bdtrik(_LUCK, trials, largest_accuracy(test.curve)) / trials
+    imagined = ClaimTest(test.curve, test.planned, later=test.later)
+    imagined.hits.guesses, imagined.hits.hits = _MOST, round(rate * _MOST)
+    mu = _imagined(imagined)
+    if mu is None or trials > _MOST:
+        return False
+    return _share_found(imagined, mu, trials, alpha, REQUIRED_POWER) >= REQUIRED_POWER
+
+
+def _sees_all(cell: Cell) -> bool:
+    """Whether its adversary sees what the claim allows, as far as the mechanism proves it."""
+    curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
+    if isinstance(cell.adversary, FinalModelAdversary):  # the last model is the sum of all updates
+        options = cell.mechanism.model_dump(include={"optimizer", "schedule"})
+        plain = [part["name"] for part in options.values()] == ["sgd", "constant"]
+        return curve is TradeOff.GAUSSIAN and plain
+    return curve is not TradeOff.UNKNOWN
+
+
+def _claimed(cell: Cell) -> Curve:
+    claimed = cell.mechanism.claimed(cell.adversary, cell.horizons[-1])
+    curves = claims.curves(claimed, cell.audit.accountants[0], cell.audit.delta)
+    return curves(claimed.noise_multiplier)
+
+
+def _through_claim(cell: Cell) -> list[dict[str, Any]] | None:
+    """Its estimators with `curve: claimed`, where that is another curve and none has it yet."""
+    listed = [{"name": entry.name, **entry.options} for entry in cell.audit.estimators]
+    with_curve = [name for name, cls in stats.estimators().items() if base.takes_family(cls)]
+    read = [entry for entry in listed if entry["name"] in with_curve]
+    gaussian = cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).gaussian
+    if gaussian or not read or any(entry.get("curve") == "claimed" for entry in read):
+        return None
+    read[0]["curve"] = "claimed"
+    return listed
+
+
+def _other_curve(run: Run, index: int, hits: GuessCounter) -> Iterator[str]:
+    """Reading the hit rate through the claim's own curves, where that shows more."""
+    cell = run.sweep.cells[index]
+    listed, last = _through_claim(cell), cell.horizons[-1]
+    fresh = listed and options_of_its_own(run, "claimed", {"audit.estimators": listed})
+    rate = clopper_pearson_lower(hits.hits, hits.guesses, 1 - cell.audit.confidence)
+    plain, _ = read_rate(rate, cell.audit.delta, "gaussian")
+    family = Family(cell.mechanism.claimed(cell.adversary, last).training)
+    if fresh and (through := family.epsilon(rate, cell.audit.delta)) > _WORTH * plain:
+        known = cell.mechanism.trade_off(cell.adversary, last) is TradeOff.CLAIMED
+        status = Status.CERTIFIED if known else Status.IF_CLAIMED
+        yield (
+            "the same threat model, read through the claimed mechanism with `curve: claimed`: the "
+            f"hit rate here would show ε ≥ {through:.3f}, {status}, where a Gaussian curve shows "
+            f"{plain:.3f}: {fresh[1]}"
+        )

@@ -36,8 +36,8 @@ from ..stats.claim_verdict import EVIDENCE_SHARE
 from ..storage import seal
 from ..storage.run_directory import RunDirectory
 from ..version import __version__
-from . import hints
-from .detection import ALTERNATIVE, REQUIRED_POWER, Test, chance_to_refute, trials_needed
+from . import detection
+from .detection import ALTERNATIVE, REQUIRED_POWER, Test
 from .quote import Quote, percent, quote
 from .tables import EXACT, Run
 
@@ -68,7 +68,7 @@ class AuditVerdict:
     noise of 0.7 of the claimed one would have been found. `diverged` counts trainings per world,
     (out, in); where they are `lopsided`, diverging depends on the bit and nothing is CONSISTENT;
     nor is anything that has a bound `above` its claim which holds together with all others of the
-    run. `enough` trials would give the power that it lacks to the audit that is nearest to it.
+    run.
     """
 
     label: str
@@ -88,7 +88,6 @@ class AuditVerdict:
     lopsided: bool = False
     mixed: bool = False  # always: other programs read this key
     above: bool = False
-    enough: int | None = None
     remark: str = ""
 
     @property
@@ -119,7 +118,8 @@ class ExactVerdict:
 class RunVerdict:
     """All audits, by whether trials or exact numbers speak for them, and what all say together.
 
-    `evidence` and `needed` are those of the averaged e-values, logarithms to base 10.
+    `evidence` and `needed` are those of the averaged e-values, logarithms to base 10; `hints` say
+    what would decide it where an audit is weak.
     """
 
     verdict: Verdict
@@ -128,6 +128,7 @@ class RunVerdict:
     exact: tuple[ExactVerdict, ...] = ()
     evidence: float = 0.0
     needed: float = math.inf
+    hints: tuple[str, ...] = ()
 
 
 def judge(run: Run, thorough: bool = True) -> RunVerdict:
@@ -146,11 +147,10 @@ def judge(run: Run, thorough: bool = True) -> RunVerdict:
     for index in sampled:
         tests[index], audits[index] = _judge_audit(run, index, alpha, thorough)
     exact = {i: _judge_exact(run, i) for i in range(len(run.plan.audits)) if i not in audits}
-    weak = [index for index, audit in audits.items() if audit.weak]
-    if weak:
+    advice = list[str]()
+    if weak := [index for index, audit in audits.items() if audit.weak]:
         nearest = max(weak, key=lambda index: audits[index].power)
-        enough = trials_needed(tests[nearest], alpha)
-        audits[nearest] = dataclasses.replace(audits[nearest], enough=enough)
+        advice += detection.for_weak(run, nearest, tests[nearest], alpha)
     evidence = average_evidence([test.latest for test in tests.values()] or [0.0])
     needed = -math.log(EVIDENCE_SHARE * (1 - confidence))
     verdicts = {i: audit.verdict for i, audit in audits.items()}
@@ -165,6 +165,7 @@ def judge(run: Run, thorough: bool = True) -> RunVerdict:
         tuple(exact.values()),
         evidence / math.log(10),
         needed / math.log(10),
+        tuple(advice) if whole is Verdict.INCONCLUSIVE else (),
     )
 
 
@@ -219,7 +220,7 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
         test.look()
     test.look(now=True)
     refuted_after, done = test.refuted_after(alpha), test.trials == audit.trials
-    chance = chance_to_refute(test, alpha) if done or thorough else 0.0
+    chance = detection.chance_to_refute(test, alpha) if done or thorough else 0.0
     above, strong = run.above(audit), chance >= REQUIRED_POWER
     verdict, effective_noise = Verdict.INCONCLUSIVE, None
     if refuted_after is not None:
@@ -517,7 +518,7 @@ def _measured(largest: Quote, several: bool) -> str:
 def _help(run: Run, judged: RunVerdict) -> Iterator[str]:
     """What would help, the nearest first."""
     if judged.verdict is Verdict.VIOLATION:
-        yield "run it with another `seed`: chance does not repeat itself, a leak does"
+        yield from _again(run, "chance does not repeat itself, a leak does")
         return
     if outcomes.only_failed(run.directory, run.plan, run.decided):
         yield "all that is left has failed; mend the cause, then `dpaudit run --retry-failed`"
@@ -525,6 +526,11 @@ def _help(run: Run, judged: RunVerdict) -> Iterator[str]:
         yield "`dpaudit run` with the same sweep file goes on"
     if judged.verdict is Verdict.CONSISTENT:
         return
-    yield from hints.for_weak([audit.enough for audit in judged.audits if audit.weak])
+    yield from judged.hints
     if any(audit.above for audit in judged.audits):
-        yield "a run with another `seed` decides whether that was chance"
+        yield from _again(run, "it decides whether a bound is above its claim by chance")
+
+
+def _again(run: Run, why: str) -> Iterator[str]:
+    if fresh := detection.options_of_its_own(run, "again", {}):
+        yield f"a run of its own with another seed: {why}: {fresh[1]}"

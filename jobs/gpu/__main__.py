@@ -20,7 +20,7 @@ from . import checks
 _ALL = ("fcnn", "mlp3", "cnn4", "convnet", "resnet18", "wrn16")
 _SMALL = ("fcnn", "mlp3")
 NONE = (
-    "no GPU here: torch finds none, so nothing was checked of sums against autograd, packs "
+    "no GPU here: torch finds none, so nothing was checked of sums against autograd, noise, packs "
     "bit for bit, memory, speed and audits; run this where torch.cuda.is_available(), or see what "
     "it does with --device cpu"
 )

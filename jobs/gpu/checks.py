@@ -16,6 +16,7 @@ from torch import nn
 
 import dpaudit_ray as da
 from dpaudit_ray.engines import gpu_settings
+from dpaudit_ray.engines.noise import GpuNoise
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.packing.samplewise import Samplewise
 from dpaudit_ray.forecast import bench
@@ -28,6 +29,7 @@ from . import packs
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}
 _CLIP = 0.5
 _MOST = 1.5  # of the budget of memory
+_DRAWN = 1_000_003
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,7 @@ def every(names: Sequence[str], gpu: bool) -> Iterator[Row]:
     torch.set_num_threads(1)
     if gpu:
         gpu_settings.settle_in(tf32=False)
+    yield noise(gpu)
     for name in names:
         yield from exact(name, gpu)
     for name in names:
@@ -55,6 +58,15 @@ def every(names: Sequence[str], gpu: bool) -> Iterator[Row]:
     yield from speed(names, gpu)
     for name in names:
         yield audit(name, gpu)
+
+
+def noise(gpu: bool) -> Row:
+    """The same bits as on a CPU."""
+    near, far = torch.empty(_DRAWN), torch.empty(_DRAWN, device=gpu_settings.device(gpu))
+    GpuNoise(7, near.device).fill(near)
+    GpuNoise(7, far.device).fill(far)
+    differ = int((near.view(torch.int32) != far.cpu().view(torch.int32)).sum())
+    return Row("noise as on a CPU", f"{_DRAWN:,} draws", f"{differ} differ", "0", not differ)
 
 
 def exact(name: str, gpu: bool) -> Iterator[Row]:

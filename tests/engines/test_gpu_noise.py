@@ -1,4 +1,4 @@
-"""A GPU's noise, and what is asked of torch before it touches one."""
+"""A GPU's noise, bit for bit, by slow twins; and what is asked of torch before it touches one."""
 
 import os
 import subprocess
@@ -7,13 +7,79 @@ import sys
 import numpy as np
 import pytest
 import torch
+from scipy import special, stats
 
-from dpaudit_ray.engines import gpu_settings
+from dpaudit_ray.engines import gpu_settings, noise
 from dpaudit_ray.engines.noise import GpuNoise
 from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
 
 CPU = torch.device("cpu")
+WORD = 2**32 - 1
 SEED = 0x0123456789ABCDEF_FEDCBA9876543210
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "expected"),  # of Random123, kat_vectors
+    [
+        (0, (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (2**64 - 1, (WORD,) * 4, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            0x299F31D0A4093822,
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_philox_is_what_was_published(key, counter, expected):
+    found = noise.philox(key, tuple(torch.tensor([word]) for word in counter))
+    assert tuple(int(word) for word in found) == expected == slow_philox(key, counter)
+
+
+def slow_philox(key: int, counter: tuple[int, ...]) -> tuple[int, ...]:
+    """In Python's own integers, as the paper writes it."""
+    a, b, c, d = counter
+    first, second = key & WORD, key >> 32
+    for _ in range(10):
+        left, right = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = (right >> 32) ^ b ^ first, right & WORD, (left >> 32) ^ d ^ second, left & WORD
+        first, second = (first + 0x9E3779B9) & WORD, (second + 0xBB67AE85) & WORD
+    return a, b, c, d
+
+
+def slow_normal(high: int, low: int) -> int:
+    """In units, one at a time."""
+    known = max(((high & 0x7FFFFFFF) << 32) | low, 1)
+    octave = 63 - known.bit_length()
+    rest = (known << (octave + 1)) & (2**63 - 1)
+    value, *others = np.load(noise.COEFFICIENTS)[octave * noise.PARTS + (rest >> 60)].tolist()
+    argument = (rest >> 29) & (2**31 - 1)
+    for coefficient in others:
+        value = coefficient + ((value * argument + 2**30) >> 31)
+    return -value if high >> 31 else value
+
+
+def test_a_stream_is_that_of_a_slow_twin():
+    """Numbers of any dtype, odd counts, and a stream that goes on."""
+    stream, block = GpuNoise(SEED, CPU), 0
+    for size, dtype in ((5, torch.float32), (4, torch.float64), (1, torch.float32)):
+        out = torch.empty(size, dtype=dtype)
+        stream.fill(out)
+        units: list[int] = []
+        for _ in range((size + 1) // 2):
+            counter = (block & WORD, block >> 32, SEED >> 64 & WORD, SEED >> 96)
+            words = slow_philox(SEED & (2**64 - 1), counter)
+            units += [slow_normal(*words[:2]), slow_normal(*words[2:])]
+            block += 1
+        expected = torch.tensor(units[:size], dtype=torch.int64).to(dtype) * 2.0**-28
+        assert torch.equal(out, expected)
+
+
+def test_it_is_filled_in_any_portions(monkeypatch):
+    whole, again = torch.empty(1001), torch.empty(1001)
+    GpuNoise(3, CPU).fill(whole)
+    monkeypatch.setattr("dpaudit_ray.engines.noise._BLOCKS_AT_ONCE", 64)
+    GpuNoise(3, CPU).fill(again)
+    assert torch.equal(whole, again)
 
 
 def test_a_stream_goes_on_from_its_state():
@@ -28,12 +94,47 @@ def test_a_stream_goes_on_from_its_state():
         second.restore({"sfc64": np.zeros(6, np.uint64)})
 
 
-@pytest.mark.parametrize("bit", [0, 31])
-def test_bits_of_a_seed_count(bit):
+@pytest.mark.parametrize("bit", [0, 31, 63, 64, 127])
+def test_every_bit_of_a_seed_counts(bit):
     left, right = torch.empty(100), torch.empty(100)
     GpuNoise(SEED, CPU).fill(left)
     GpuNoise(SEED ^ 1 << bit, CPU).fill(right)
     assert float((left == right).double().mean()) < 0.05
+
+
+def test_the_table_is_what_its_code_computes():
+    """Other versions of scipy may round one entry in thousands to the neighbouring unit."""
+    stored, found = np.load(noise.COEFFICIENTS), noise.fitted_coefficients()
+    assert stored.shape == found.shape == (noise.OCTAVES * noise.PARTS, noise.DEGREE + 1)
+    assert np.abs(stored - found).max() <= 1
+
+
+def test_normals_are_quantiles_in_every_octave():
+    """To three units of 2^-28 up to 8.9 standard deviations, to .05 in the two octaves beyond."""
+    rng = np.random.default_rng(0)
+    for octave in range(noise.OCTAVES):
+        tails = [(1 << (62 - octave)) + int(rng.random() * (1 << (62 - octave))) for _ in range(40)]
+        high = torch.tensor([tail >> 32 for tail in tails])
+        low = torch.tensor([tail & WORD for tail in tails])
+        found = noise.normals(high, low).numpy() * noise.UNIT
+        wanted = -special.ndtri((np.array(tails, dtype=np.float64) + 0.5) / 2.0**64)
+        near = 3 * noise.UNIT + 2.0 ** (octave - 62) / wanted  # the half that a tail stands for
+        assert np.all(np.abs(found - wanted) <= near), octave
+        assert torch.equal(noise.normals(high | 1 << 31, low), -noise.normals(high, low))
+
+
+def test_no_statistic_tells_them_from_normals():
+    """A fixed seed: each of five p-values is below 1e-3 with that probability."""
+    out = torch.empty(2**20)
+    GpuNoise(11, CPU).fill(out)
+    values = out.double().numpy()
+    n = len(values)
+    signs = int((values > 0).sum())
+    assert stats.kstest(values, "norm").pvalue > 1e-3
+    assert stats.binomtest(signs, n).pvalue > 1e-3
+    assert abs(values.mean()) * n**0.5 < 3.3
+    assert abs((values**2).mean() - 1) / (2 / n) ** 0.5 < 3.3
+    assert abs((values[1:] * values[:-1]).mean()) * n**0.5 < 3.3
 
 
 ASKED = """

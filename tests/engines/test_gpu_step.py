@@ -16,7 +16,7 @@ from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.data.base import Data, Dataset
 from dpaudit_ray.engines import gpu_settings
 from dpaudit_ray.engines.cpu import conv_pool
-from dpaudit_ray.engines.noise import CpuNoise
+from dpaudit_ray.engines.noise import GpuNoise
 from dpaudit_ray.engines.packing import packed
 from dpaudit_ray.engines.packing.selfcheck import FASTEST
 from dpaudit_ray.mechanisms.base import Measured, PartSeeds, Session
@@ -112,22 +112,10 @@ def bits(adversary: Adversary) -> np.ndarray:
     return np.arange(TRIALS * adversary.canaries) % 2 == 0
 
 
-class OneNoise(CpuNoise):
-    """A CPU's, on any device."""
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        super().__init__(seed)
-
-    def fill(self, out: torch.Tensor) -> None:
-        near = torch.empty(out.shape, dtype=out.dtype)
-        super().fill(near)
-        out.copy_(near)
-
-
 @pytest.fixture(autouse=True)
 def one_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The same on both devices; and one thread, in which operations are seen."""
-    monkeypatch.setattr(steps, "noise_source", OneNoise)
+    """A GPU's, on both devices; and one thread, in which operations are seen."""
+    monkeypatch.setattr(steps, "noise_source", GpuNoise)
     monkeypatch.setattr(gpu_settings, "settle_in", lambda tf32: None)
     monkeypatch.setattr(gpu_settings, "device", lambda gpu: GPU if gpu else torch.device("cpu"))
     threads = torch.get_num_threads()
@@ -319,7 +307,7 @@ def test_a_step_of_every_network_waits_for_nothing(name, kind, monkeypatch):
         monkeypatch.setattr(packed, "fastest_right_way", lambda *_: FASTEST)
     monkeypatch.setattr(packed, "whole_network_loops", lambda *_: None)
     monkeypatch.setattr(conv_pool, "merge_pooling", lambda layers, _: layers)
-    monkeypatch.setattr(OneNoise, "fill", lambda _, out: out.fill_(0.01))  # millions of numbers
+    monkeypatch.setattr(GpuNoise, "fill", lambda _, out: out.fill_(0.01))  # millions of numbers
     model, shape = NETWORKS[name]
     asked = mechanism(model=model, data=Pictures(shape=shape), batch_size=4)
     near = one_step(asked, False, kind, None)

@@ -16,6 +16,7 @@ from dpaudit_ray.forecast import designs, forecast
 from dpaudit_ray.forecast.designs import Design
 from dpaudit_ray.forecast.forecast import AuditOutlook, Outlook
 from dpaudit_ray.orchestration.trainer import PackTrainer
+from dpaudit_ray.stats import growth
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, inline, refused, write_sweep
 
@@ -176,6 +177,35 @@ def test_the_trials_needed_have_the_power_they_promise(tiny, tmp_path):
     assert less.power < 0.8 <= enough.power
 
 
+@pytest.mark.usefixtures("steady")
+def test_one_training_is_planned_by_its_own_estimator(tiny, tmp_path):
+    """Not as one bit from one training, which shows nothing. The plan's figures are those of a run:
+    its bound lies between what is likely and what is possible."""
+    del tiny["grid"]
+    tiny["mechanism"] |= {"noise_multiplier": 0.5, "sampling": "fixed", "steps": 4}
+    tiny["adversary"] = {"name": "one-run", "kind": "random", "canaries": 1000}
+    tiny["audit"] |= {"trials": 1000, "estimators": ["one-run"]}
+    tiny["resources"] = {"pack_size": 1000}
+    (planned,) = outlook(tiny, tmp_path).audits
+    assert 3 < planned.likely < planned.largest_certifiable < 7
+    assert planned.power == 0
+    assert planned.trials_needed is None
+    changed(tiny, "mechanism.noise_multiplier", 2.0)
+    (planned,) = outlook(tiny, tmp_path).audits
+    assert 0 < planned.likely < planned.claim < planned.largest_certifiable
+
+
+@pytest.mark.usefixtures("steady")
+def test_an_audit_that_may_grow_is_planned_at_its_share_of_the_error(tiny, tmp_path):
+    changed(tiny, "grid", {"adversary": ["biased-dimension"]})
+    (alone,) = outlook(tiny, tmp_path).audits
+    number = 4 * alone.trials_needed
+    (grows,) = outlook(changed(tiny, "audit.up_to", number), tmp_path).audits
+    assert 0.9 * alone.largest_certifiable < grows.largest_certifiable < alone.largest_certifiable
+    assert grows.grows
+    assert grows.trials_needed in growth.looks(grows.trials, number)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no GPU here\nlong story"), MemoryError()])
 def test_a_pack_that_cannot_run_here_leaves_the_time_open(error, tiny, tmp_path, monkeypatch):
     """A sweep for a GPU cluster can be planned on a laptop."""
@@ -308,11 +338,17 @@ def test_how_many_trials_would_do_and_how_long_they_take(monkeypatch):
     ("weak", "said"),
     [
         (audit(0.5, trials_needed=900), "100 trials show nothing, 4 times in 5; 900 show 90 %"),
-        (audit(2.0, trials_needed=900), "estimators: [rank] takes 1.5 times fewer"),
+        (audit(2.0, trials_needed=900), "900 show 90 %: --set audit.trials=900"),
+        (audit(2.0, trials_needed=900, packs_done=1), "900, with another name and seed"),
+        (
+            audit(2.0, trials_needed=900, packs_done=1, grows=True),
+            "show 90 %: --set audit.trials=900",
+        ),
+        (audit(2.0, trials_needed=900, one_run=True), "=900 --set adversary.canaries=900"),
         (audit(500.0), "no number of trials shows 90 % of such a claim: take more noise, or few"),
         (audit(math.inf), "the claim is infinite, so no bound comes near; more noise, or another"),
         (audit(0.0), "nothing is claimed to leak"),
-        (audit(8.0, trainings=1), "all trials are canaries of one; `dpaudit plan --budget 10min`"),
+        (audit(8.0, one_run=True), "four times as many do not show 90 % of such a claim either"),
     ],
 )
 def test_what_helps(weak, said, monkeypatch):
@@ -324,7 +360,7 @@ def test_that_the_attack_may_see_less_is_said_once(monkeypatch):
     lines = told(monkeypatch, *weak)
     assert len(lines) == 3 + 1 + 1
     assert lines[3] == "2 more designs of little power are not shown"
-    assert "biased-dimension at period 1 does" in lines[4]
+    assert "which these need not" in lines[4]
 
 
 @pytest.mark.parametrize(("epsilon", "trials"), [(0.5, 400), (2.0, 1000), (8.0, 300), (13.0, 60)])

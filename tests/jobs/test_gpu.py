@@ -45,6 +45,7 @@ def test_on_a_cpu_it_does_the_same_in_small_without_ray_and_opacus():
     assert {len(row) for row in rows} == {5}
     kinds = [row[0].strip() for row in rows[2:]]
     assert kinds == [
+        "noise as on a CPU",
         "sums against autograd, float64",
         "sums against autograd, float32",
         "a pack, again",

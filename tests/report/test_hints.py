@@ -1,0 +1,120 @@
+"""Hints, each followed to the letter: what was certified stays, and what is promised comes."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray.report import detection, verdict
+from dpaudit_ray.report.tables import Run, best
+from dpaudit_ray.report.verdict import Verdict
+from dpaudit_ray.sweep.yamlfile import parse_changes
+
+POISSON = {"sampling": "poisson", "noise_multiplier": 0.7, "steps": 20}
+
+
+def sgd(adversary: Any, trials: int = 300, audit: Any = None, **mechanism: Any) -> dict[str, Any]:
+    return {
+        "name": "weak",
+        "seed": 2,
+        "mechanism": {
+            "name": "dp-sgd", "data": "breast_cancer", "model": "fcnn", "steps": 10,
+            "batch_size": 50, "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0,
+            **mechanism,
+        },
+        **({"grid": {"adversary": adversary}} if isinstance(adversary, list) else {}),
+        **({} if isinstance(adversary, list) else {"adversary": adversary}),
+        "audit": {
+            "trials": trials, "delta": 1e-5, "estimators": ["accuracy", "eps-delta"],
+            "accountants": ["prv"], **(audit or {}),
+        },
+    }  # fmt: skip
+
+
+def landscape(noise: float, **audit: Any) -> dict[str, Any]:
+    return {
+        "name": "land",
+        "seed": 4,
+        "mechanism": {
+            "name": "landscape", "steps": 1, "batch_size": 1, "clip_norm": 1.0,
+            "noise_multiplier": noise,
+        },
+        "adversary": "landscape",
+        "audit": {"trials": 100, "delta": 1e-5, "estimators": ["accuracy"], **audit},
+    }  # fmt: skip
+
+
+SWEEPS = {
+    "an example, fixed batches": sgd("loss"),
+    "two adversaries": sgd(["loss", {"name": "biased-dimension", "period": 5}]),
+    "a gradient, few trials": sgd(
+        {"name": "biased-dimension", "choice": "simulated"}, trials=60, noise_multiplier=3.0
+    ),
+    "a longer period": sgd({"name": "biased-dimension", "period": 5}, trials=200),
+    "poisson, last model": sgd("biased-dimension", **POISSON),
+    "poisson, every update": sgd("watched-dimension", trials=150, **POISSON),
+    "poisson, an example": sgd(["loss"], **POISSON),
+    "adam": sgd("loss", optimizer="adam", noise_multiplier=1.0),
+    "one dimension": landscape(1.0),
+    "one dimension that may grow": landscape(1.0, up_to=1600),
+}
+KINDS = ("a run of its own", "another threat model", "growth", "the same threat model")
+
+
+def opened(raw: dict[str, Any], folder: Path, changes: dict[str, Any]) -> Run:
+    return da.run(raw, str(folder), "inline", overrides=changes).run
+
+
+def certified(run: Run) -> float:
+    row = best(run)
+    return 0.0 if row is None else row["epsilon_lower_together"]
+
+
+@pytest.mark.parametrize("raw", SWEEPS.values(), ids=list(SWEEPS))
+def test_a_hint_that_is_followed_lowers_nothing_and_keeps_its_promise(raw, tmp_path):
+    """Seeds are fixed: of other seeds a promise of 80 % is missed by some, as it says."""
+    run = opened(raw, tmp_path, {})
+    answer = verdict.current(run)
+    assert answer.verdict is Verdict.INCONCLUSIVE
+    assert answer.help
+    before = run.directory.location, run.estimates
+    for line in answer.help:
+        assert line.startswith(KINDS), line
+        words = shlex.split(re.search("`(--set [^`]*)`$", line)[1])
+        changes = parse_changes(words[1::2])
+        used = {cell.adversary.name for cell in run.sweep.cells}
+        assert str(changes.get("adversary", changes.get("grid.adversary"))) not in str(used)
+        after = opened(raw, tmp_path, changes)
+        if "name" in changes:
+            again = Run.open(before[0])
+            assert again.estimates.equals(before[1]), "the run that is there stays as it is"
+        if "audit.trials" in changes or "adversary" in line:
+            assert certified(after) >= certified(run), line
+        if "with a chance of 80% or more" in line:
+            powers = [audit.power for audit in verdict.judge(after, thorough=False).audits]
+            assert max(powers) >= detection.REQUIRED_POWER, line
+            assert verdict.current(after).verdict is Verdict.CONSISTENT
+        if line.startswith("the same threat model"):
+            promised = float(re.search(r"ε ≥ ([\d.]+)", line)[1])
+            shown = after.estimates["epsilon_lower"].iloc[0]
+            assert shown > run.estimates["epsilon_lower"].iloc[0]
+            assert shown == pytest.approx(promised, abs=3)
+
+
+def test_the_hints_are_those_that_the_mechanism_and_its_sampling_call_for(tmp_path):
+    """Nothing is hinted at that is used, or that is not known to show more."""
+    expected = {
+        "an example, fixed batches": "biased-dimension",
+        "poisson, last model": "watched-dimension",
+        "adam": "watched-dimension",
+        "poisson, every update": None,
+        "one dimension": None,
+    }
+    for place, (key, adversary) in enumerate(expected.items()):
+        lines = verdict.current(opened(SWEEPS[key], tmp_path / str(place), {})).help
+        said = [line for line in lines if line.startswith("another threat model")]
+        assert len(said) == (adversary is not None), key
+        assert all(f"another threat model, {adversary}:" in line for line in said), key
