@@ -190,6 +190,8 @@ def network(path: str, key: str) -> Callable[..., Any]:
     from torch import nn
 
     factory = _callable(path, key)
+    if isinstance(factory, nn.Module):
+        raise SpecError(key, f"{path} is a module that is made already; name its class")
     gives: Any = factory
     if not isinstance(factory, type):
         try:
@@ -209,6 +211,9 @@ def network(path: str, key: str) -> Callable[..., Any]:
 
 
 def _require_trusted(module: str, path: str, key: str) -> None:
+    if module.endswith(".py"):
+        name = path.replace(".py:", ":")
+        raise SpecError(key, f"{path!r} names a file; name the module in it: {name}")
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise SpecError(key, f"{path!r} is of Python's own library; name a module of yours")
     trust = _TRUST.get(_ANY)

@@ -239,7 +239,11 @@ class Mechanism(Plugin):
 
         can = [n for n, cls in registry(Base).items() if cls.attacks == self.attacked_as]
         remedy = f"; use {', '.join(sorted(can))}" if can else ""
-        raise SpecError("adversary.name", f"{adversary.name} cannot attack {self.name}{remedy}")
+        raise SpecError(
+            "adversary.name",
+            f"{adversary.name} cannot attack {self.name}{remedy}; {adversary.name} is for "
+            f"mechanism.name: {adversary.attacks}",
+        )
 
     def datasets(self) -> Mapping[str, Dataset]:
         """The data sets that it will load, by `Data.key`; each node gets them once."""
