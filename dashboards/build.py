@@ -73,19 +73,19 @@ def _bounds() -> list[Panel | Table | Notes]:
         Panel("Verdict", "Refuted: a bound that holds for all audits together and at every look is "
               "above its claim.", {"{{sweep}}": per_sweep(metrics.SWEEP_VERDICT, _SWEEPS)},
               kind="stat", width=4, colours=RED_FROM_1, words=VERDICTS),
-        Table("Audits", "Each as it is now, the one that is nearest to its claim first.", (
+        Table("Measured ε and claim, by audit",
+              "Each as it is now, the one that is nearest to its claim first.", (
             Column("of the claim", f"{lower} / {claim}", "percentunit", RED_ABOVE_1),
             Column("verdict", per_audit(metrics.VERDICT, _AUDITS), "short", RED_FROM_1, VERDICTS),
-            Column("ε at least", lower),
-            Column("all together", per_audit(metrics.EPSILON_TOGETHER, _AUDITS)),
+            Column("ε ≥ (any time)", lower),
             Column("claim", claim),
             Column("done", per_audit(metrics.TRIALS_DONE, _AUDITS)),
             Column("planned", per_audit(metrics.TRIALS_PLANNED, _AUDITS)),
             Column("failed", per_audit(metrics.TRIALS_FAILED, _AUDITS), "short", RED_FROM_1),
         ), 20),
-        Panel("Lower bound and claim",
-              "Each bound holds at every look at once, by itself, and for ε if the mechanism's "
-              "trade-off curve is Gaussian. The verdict is on those of all audits together.",
+        Panel("Measured ε ≥ (any time) and claimed ε",
+              "Each bound holds at every look and for all audits at once. `dpaudit status` says "
+              "what it assumes, and which ε to quote once all trials are done.",
               {"{{audit}}: at least": lower, "{{audit}}: claim": claim}, width=12),
         Panel("Gap", "Claim minus lower bound; below 0, the verdict and `dpaudit verify` decide.",
               {"{{audit}}": per_audit(metrics.EPSILON_GAP, _AUDITS)}, width=6, colours=RED_BELOW_0),

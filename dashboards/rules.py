@@ -64,7 +64,7 @@ def alerts() -> list[Alert]:
     refuted = f"{per_audit(metrics.VERDICT)} > 0"
     return [
         Alert("DpauditViolationFound",
-              per_audit(metrics.EPSILON_TOGETHER), "and on (sweep, audit)", f"({refuted})",
+              per_audit(metrics.EPSILON_LOWER), "and on (sweep, audit)", f"({refuted})",
               "0s", "critical",
               "{{ $labels.sweep }}: {{ $labels.audit }} leaks more than it claims: ε is at least "
               "{{ $value | printf \"%.2f\" }}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -81,7 +82,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     directory = RunDirectory.under(storage_path, prepared.name, patience.OPENING)
     prepared = planning.kept(prepared, directory, tell)
     phase("loading the data")
-    check_inputs(prepared)
+    check_inputs(prepared, tell)
     phase("planning")
     planning.preview(prepared, directory)  # what cannot be leaves no trace
     directory.require_writable()
@@ -218,8 +219,11 @@ class _Job:
             dispatcher.close()
 
 
-def check_inputs(sweep: Sweep) -> None:
-    """Loads every data set once, so that a missing file is told before anything starts."""
+def check_inputs(sweep: Sweep, tell: Callable[[str], None] = lambda line: None) -> None:
+    """Loads every data set once, so that a missing file is told before anything starts.
+
+    A δ above 1 / N is told: a release of a whole record, drawn at random, would keep to it.
+    """
     cells = list(enumerate(sweep.cells))
     for index, cell in {cell.mechanism.model_dump_json(): (i, cell) for i, cell in cells}.values():
         with sweep.placed(index):
@@ -227,6 +231,15 @@ def check_inputs(sweep: Sweep) -> None:
     for index, cell in {cell.fingerprint: (i, cell) for i, cell in cells}.values():
         with sweep.placed(index):
             cell.mechanism.check_records(cell.adversary)
+    for delta, records in sorted(
+        {(cell.audit.delta, cell.mechanism.private_records or 0) for _, cell in cells}
+    ):
+        if delta * records > 1:
+            tell(
+                f"warning: audit.delta is {delta:g}, above 1 / N = {1 / records:.2g} for "
+                f"{records:,} records: publishing one of them, at random, would keep it; use at "
+                f"most {10.0 ** -math.ceil(math.log10(records)):g}"
+            )
 
 
 def _require_gpu(sweep: Sweep, executor: ExecutorName) -> None:

@@ -7,7 +7,7 @@
         ...
         return model
 
-Run plainly, the script does what it did. `dpaudit verify script.py:main` audits it, and
+Run plainly, the script does what it did. `dpaudit audit script.py:main` audits it, and
 `testing.assert_private(main, ...)` does so in a test.
 """
 

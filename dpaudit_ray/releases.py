@@ -86,7 +86,7 @@ def audited_step(  # noqa: PLR0913 (a promise, by name)
     if not callable(total) and not examples:
         shapes = [tuple(array.shape) for array in total]
     rows = len(examples[0]) if examples else None
-    return stream.step(released, rows, shapes, of, redraws=callable(noise))
+    return stream.step(released, rows, shapes, of, redraws=callable(noise), clips=callable(total))
 
 
 def audited_release(

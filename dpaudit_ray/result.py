@@ -191,5 +191,5 @@ def _audit_line(audit: AuditProgress) -> str:
     label = html.escape(printable(audit.label))
     return (
         f"{label}: {audit.done:,} of {audit.trials:,}, ε ≥ {audit.epsilon_lower:.2f} "
-        f"({audit.status}, at any time) of {audit.claim:.2f}"
+        f"({audit.assumes}, any time) of {audit.claim:.2f}"
     )

@@ -7,7 +7,8 @@
 
 A promise that is kept fails the test in at most 5 % of audits with other seeds; with one seed the
 coins are always the same, so a test that passes does not fail by chance another day unless the
-script's own randomness differs. `INCONCLUSIVE` passes unless `conclusive` asks for more.
+script's own randomness differs. `INCONCLUSIVE` fails, as the command does, unless `conclusive` is
+False.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def assert_private(
     budget: str | float = "5min",
     layers: tuple[int, ...] = (0, 1, 2),
     seed: int = 0,
-    conclusive: bool = False,
+    conclusive: bool = True,
 ) -> ScriptVerdict:
-    """Audits a function that trains, in child processes, as `dpaudit verify` does.
+    """Audits a function that trains, in child processes, as `dpaudit audit` does.
 
     Args:
         main: a function at the top of a module file, or "path/to/script.py:function".
@@ -44,13 +45,13 @@ def assert_private(
         budget: time it may take: seconds, or "5min".
         layers: 0 one run, 1 steps, 2 runs.
         seed: of all coins.
-        conclusive: whether too few trials fail the test, too.
+        conclusive: whether what was not decided fails the test, too.
 
     Returns:
         The verdict, with all its findings.
 
     Raises:
-        AssertionError: the promise is broken; the message has every finding.
+        AssertionError: the promise is broken, or was not decided; the message has every finding.
         ScriptError: the script cannot be audited as it is.
         SpecError: `main` is no such function, or nothing tells a δ.
     """
@@ -69,7 +70,7 @@ def assert_private(
     if broken or (conclusive and audit.verdict is not Verdict.CONSISTENT):
         findings = map(str, audit.violations if broken else audit.findings)
         raise AssertionError(
-            "\n".join([f"{audit.script}: {audit.verdict}", *findings, *audit.help])
+            "\n".join([f"{audit.verdict}: {audit.headline}", *findings, *audit.help])
         )
     return audit
 

@@ -16,7 +16,6 @@ import dpaudit_ray as da
 from dpaudit_ray.forecast import bench
 from dpaudit_ray.sweep import spec, yamlfile
 from tests.command import dpaudit
-from tests.forecast.test_bench import fcnn_benchmark
 from tests.test_docs import NAVIGATION
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,23 +54,22 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "jobs", workplace / "jobs")
     lines = [line for block in blocks("console") for line in block.splitlines()]
     commands = [line.split("#")[0].split() for line in lines if line.startswith("dpaudit")]
-    # `submit` needs a cluster: test_submission.py runs it.
-    commands = [command for command in commands if command[1] != "submit"]
+    # `submit` needs a cluster: test_submission.py runs it. Scripts are audited below.
+    commands = [command for command in commands if command[1] not in ("submit", "audit")]
     commands = [list(command) for command in dict.fromkeys(map(tuple, commands))]  # once each
     verbs = " ".join(command[1] for command in commands)
     assert verbs == "plan run report plan run status report verify check init list bench"
     commands[4] += ["--executor", "inline"]  # the trials that are added: Ray has run the others
-    # What the blocks say besides: `make quickstart` can be repeated, and a plan uses the benchmark.
-    plan = ["dpaudit", "plan", "jobs/quickstart.yaml", "--bench", "bench.json"]
+    # What the blocks say besides: `make quickstart` can be repeated.
     recipe = re.search(r"\$\(BIN\)/(dpaudit run .*)", (ROOT / "Makefile").read_text())[1].split()
     with contextlib.chdir(workplace), pytest.MonkeyPatch.context() as patch:
-        # `test_bench` measures; this is for a file of figures.
-        patch.setattr(bench, "measure", lambda *_: fcnn_benchmark(400, 1e-5))
-        for command in (*commands, plan, recipe):
+        row = bench.Row("fcnn", 68, 400, 1e5, 256, 1e-5, {256: 1e-5}, 1e-3)  # `test_bench` measures
+        patch.setattr(bench, "measure", lambda *_: bench.Benchmark("cpu", 1, False, 1e11, (row,)))
+        for command in (*commands, recipe):
             done = dpaudit(*command[1:])
             assert done.code == 0, (command, done)
             assert done.out
-            if command in (plan, recipe):
+            if command is recipe:
                 more = "holds 3000 trials of each audit, more than audit.trials = 2000"
                 assert more in done.err
     return workplace
@@ -160,11 +158,11 @@ def test_script_example_is_audited(workplace):
     short, example = (block for block in blocks("python") if "# train.py" in block)
     assert example.startswith(short)  # that of the README
     (workplace / "train.py").write_text(example)
-    assert GUIDE.count("\ndpaudit verify train.py:main --budget 10min\n") == 2
-    done = dpaudit("verify", "train.py:main", "--budget", "2min", "--layers", "0")
-    assert done.code == 5, done.out + done.err
-    assert "INCONCLUSIVE: train.py:main, ε = " in done.out
-    assert "120 of 120 steps accounted" in done.out
+    assert GUIDE.count("\ndpaudit audit train.py:main --budget 10min\n") == 2
+    done = dpaudit("audit", "train.py:main", "--budget", "2min", "--layers", "0")
+    assert done.code == 0, done.out + done.err
+    assert "CONSISTENT: train.py:main keeps ε = " in done.out
+    assert "Every one of 120 steps looked into: 5%\n  less noise in all of them" in done.out
     assert (workplace / "train-main-audit.html").exists()
 
 

@@ -13,11 +13,22 @@ from typing import Annotated
 import typer
 
 from .. import imports
+from ..errors import Exit
 from . import terminal
+
+# Panels of the help, in its order.
+SCRIPTS, SWEEPS = "Audit a training script", "Audit many trainings: a sweep"
+RESULTS, ADVANCED = "Read results", "Advanced"
 
 _RUN_FILES = ("plan.json", "sweep.yaml")  # of a run directory
 _YAML = (".yaml", ".yml")
 _MAX_ENTRIES = 1000  # of a folder that are looked at
+
+
+def exit_code(verdict: str) -> Exit:
+    """What a verb that judges ends with."""
+    codes = {"VIOLATION": Exit.VIOLATION, "CONSISTENT": Exit.COMPLETE}
+    return codes.get(verdict, Exit.INCONCLUSIVE)
 
 
 def complete_sweep(incomplete: str) -> list[str]:

@@ -10,80 +10,46 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import Exit, SpecError
-from . import script_verb, tables, terminal
-from .arguments import AsJson, Details, RunPath, TrustedToRead, complete_run
+from . import tables, terminal
+from .arguments import (
+    ADVANCED,
+    RESULTS,
+    AsJson,
+    Details,
+    RunPath,
+    TrustedToRead,
+    complete_run,
+    exit_code,
+)
 from .read_verbs import open_run
-from .terminal import duration, plural
+from .terminal import Figure, duration, plural
 
 if TYPE_CHECKING:
     from ..report.check import Checked
-    from ..report.comparison import Comparison
+    from ..report.comparison import Comparison, Side
 
 app = typer.Typer()
 _MAX_DIFFERENCES = 20  # that `check` shows
 _MAX_CHANGES = 12  # keys that `compare` shows
-_WHAT = typer.Argument(
-    metavar="RUN|SCRIPT.py:FUNCTION",
-    help="A run directory or its address; or a script and the function that trains: train.py:main.",
-    autocompletion=complete_run,
-)
 
 
-@app.command()
-def verify(  # noqa: PLR0913 (options of a command line)
-    context: typer.Context,
-    what: Annotated[str, _WHAT],
-    as_json: AsJson = False,
-    trust: TrustedToRead = None,
-    details: Details = False,
-    budget: Annotated[str, typer.Option(help="Script: time it may take: 90s, 10min.")] = "10min",
-    delta: Annotated[
-        float | None, typer.Option(help="Script: δ, where no @audited(delta=...) tells.")
-    ] = None,
-    layers: Annotated[str, typer.Option(help="Script: 0 one run, 1 steps, 2 runs.")] = "0,1,2",
-    address: Annotated[str | None, typer.Option(help="Script: a Ray cluster to join.")] = None,
-    memory: Annotated[float | None, typer.Option(help="Script: GiB that a run may take.")] = None,
-    seed: Annotated[int, typer.Option(help="Script: of all coins.")] = 0,
-    secret_size: Annotated[
-        bool, typer.Option("--secret-size", help="Script: the number of records is secret, too.")
-    ] = False,
-    junit: Annotated[Path | None, typer.Option(help="Script: writes a JUnit file.")] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Script: the page. Default SCRIPT-audit.html.")
-    ] = None,
+@app.command(rich_help_panel=RESULTS)
+def verify(
+    run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None, details: Details = False
 ) -> None:
-    """Says whether trials contradict the claim: exit 1 violation, 0 none, 5 inconclusive."""
+    """Do a run's trials contradict the claim? Exit 1 violation, 0 none, 5 inconclusive."""
     from ..report import verdict
-    from ..report.verdict import Verdict
-    from ..scripts.script_runs import Target
 
-    target = Target.from_text(what, delta)
-    if target is None:
-        _refuse_script_options(context, what)
-        opened = open_run(what)
-        of_run = verdict.judge(opened)
-        if as_json:
-            terminal.show_json(dataclasses.asdict(of_run))
-        else:
-            tables.show_verdict(of_run, verdict.worded(opened, of_run), details)
-        outcome = of_run.verdict
+    opened = open_run(run)
+    of_run = verdict.judge(opened)
+    if as_json:
+        terminal.show_json(dataclasses.asdict(of_run))
     else:
-        options = script_verb.script_options(budget, delta, layers, memory, seed, secret_size)
-        outcome = script_verb.audit_and_show(target, options, address, junit, html, as_json)
-    codes = {Verdict.VIOLATION: Exit.VIOLATION, Verdict.CONSISTENT: Exit.COMPLETE}
-    raise typer.Exit(codes.get(outcome, Exit.INCONCLUSIVE))
+        tables.show_verdict(of_run, verdict.worded(opened, of_run), details)
+    raise typer.Exit(exit_code(of_run.verdict))
 
 
-def _refuse_script_options(context: typer.Context, run: str) -> None:
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        given = source is not None and source.name == "COMMANDLINE"
-        if given and name not in ("what", "as_json", "trust", "details"):
-            option = f"--{name.replace('_', '-')}"
-            raise SpecError(option, f"is for scripts, and {run} is a run directory")
-
-
-@app.command()
+@app.command(rich_help_panel=ADVANCED)
 def check(run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None) -> None:
     """Derives claims, bits, estimates and verdict again from sweep and scores: exit 2 if others.
 
@@ -132,7 +98,7 @@ def _show_check(checked: Checked) -> None:
     )
 
 
-@app.command()
+@app.command(rich_help_panel=ADVANCED)
 def compare(
     run: RunPath,
     other: Annotated[
@@ -143,9 +109,10 @@ def compare(
     ],
     as_json: AsJson = False,
     figure: Annotated[
-        Path | None, typer.Option(help="Draws both side by side into a PNG file.")
+        Path | None, typer.Option(help="Draws both side by side: a .png, .pdf or .svg file.")
     ] = None,
     trust: TrustedToRead = None,
+    details: Details = False,
 ) -> None:
     """Two runs side by side: what was asked otherwise, bounds with their intervals, verdicts."""
     from ..report.comparison import compare as compare_runs
@@ -160,61 +127,77 @@ def compare(
             entry["differs"] = pair.differs
         terminal.show_json(raw)
     else:
-        _show_comparison(comparison, names)
+        _show_comparison(comparison, names, details)
     if figure is None:
         return
     if not comparison.pairs:
-        raise SpecError("--figure", "has nothing to draw: the runs have no audit of the same kind")
-    content = comparison_figure(comparison, names)
+        raise SpecError("--figure", "has nothing to draw: the runs have no mechanism in common")
+    drawn = comparison_figure(comparison, names)
     try:
-        figure.write_bytes(content)
-    except OSError as error:
+        drawn.savefig(figure)
+    except (OSError, ValueError) as error:  # the latter for a format that there is not
+        reason = getattr(error, "strerror", None) or str(error).partition(";")[0]
         raise SpecError(
-            "--figure", f"{figure} cannot be written ({error.strerror}); give another file"
+            "--figure", f"{figure} cannot be written ({reason}); give another file"
         ) from error
 
 
-def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
+def _show_comparison(comparison: Comparison, names: tuple[str, str], details: bool) -> None:
     verdicts = comparison.verdicts
     terminal.say(f"1: {names[0]}, {verdicts[0]}; 2: {names[1]}, {verdicts[1]}")
     for change in comparison.changes[:_MAX_CHANGES]:
         old, new = ("not set" if v is None else f"{v}" for v in (change.old, change.new))
-        terminal.say(f"  {change.key}: {old} -> {new}")
+        terminal.explain(f"  {change.key}: {old} -> {new}")
     if (more := len(comparison.changes) - _MAX_CHANGES) > 0:
         terminal.say(f"  and {more} more")
     for line in comparison.code:
-        terminal.say(f"  {line}")
+        terminal.explain(f"  {line}")
     if not comparison.changes:
         terminal.say("  the same sweep")
     if comparison.pairs:
-        _show_pairs(comparison)
+        _show_pairs(comparison, details)
     for name, labels in zip(names, comparison.only, strict=True):
         if labels:
             terminal.explain(f"only in {name}: {', '.join(labels)}")
 
 
-def _show_pairs(comparison: Comparison) -> None:
+def _show_pairs(comparison: Comparison, details: bool) -> None:
+    from ..report import words
     from ..storage.scores import UTILITY
 
-    entries = [side.entry for pair in comparison.pairs for side in pair.sides]
-    measured = [name for name in UTILITY if not all(math.isnan(entry[name]) for entry in entries)]
-    columns = ["audit", "run", "trials", "bound", "mu", "eps", "status", "eps any", "claim"]
-    columns += ["right", "from", "to", *measured, "verdict", "note"]
-    rows = []
-    for pair in comparison.pairs:
-        same, differs = pair.left.label == pair.right.label, "differs" if pair.differs else ""
-        labels, notes = (pair.left.label, "" if same else pair.right.label), ("", differs)
-        for number, side, label, note in zip((1, 2), pair.sides, labels, notes, strict=True):
-            entry = side.entry
-            rows.append((
-                label, number, tables.progress_figure(entry), entry["estimator"],
-                entry["mu_lower"], entry["epsilon_lower"], entry["status"] or "none yet",
-                entry["epsilon_lower_free"], entry["epsilon_upper"], side.rate, side.low,
-                side.high, *(entry[name] for name in measured), side.verdict, note,
-            ))  # fmt: skip
-    terminal.show_table("", columns, rows)
+    sides = [side for pair in comparison.pairs for side in pair.sides]
+    columns = {
+        "audit": [side.label for side in sides],
+        "run": [1, 2] * len(comparison.pairs),
+        "eps >=": [tables.quoted(side.quote) for side in sides],
+        "assumes": [side.quote.assumes or "none yet" for side in sides],
+        "claim": [side.quote.claim for side in sides],
+        "right guesses": [_interval(side) for side in sides],
+    }
+    if details:
+        measured = [x for x in UTILITY if not all(math.isnan(side.entry[x]) for side in sides)]
+        columns |= {
+            "trials": [tables.progress_figure(side.entry) for side in sides],
+            "estimator": [side.quote.estimator for side in sides],
+            "mu": [side.entry["mu_lower"] for side in sides],
+            "assumption-free eps": [side.entry["epsilon_lower_free"] for side in sides],
+            **{name: [side.entry[name] for side in sides] for name in measured},
+            "verdict": [side.verdict for side in sides],
+        }
+    quotes = [side.quote for side in sides]
+    terminal.explain(words.heading(quotes))
+    terminal.show_table("", tuple(columns), list(zip(*columns.values(), strict=True)))
+    for sentence in words.below(quotes):
+        terminal.explain(sentence)
+    differ = [" / ".join(dict.fromkeys(side.label for side in pair.sides))
+              for pair in comparison.pairs if pair.differs]  # fmt: skip
+    terminal.explain(f"differ: {'; '.join(differ) or 'none, as far as this shows'}")
     terminal.explain(
-        "right: rate of right guesses, with the ends of its two-sided interval at the audit's "
-        "confidence; differs: these do not meet, or an exact eps is another one; where they meet "
-        "nothing is shown. A lower bound has one end only: one that is larger is no difference"
+        "right guesses: their rate, in a two-sided interval at the audit's confidence; audits "
+        "differ where these do not meet, or an exact eps is another one. A larger lower bound "
+        "alone is no difference"
     )
+
+
+def _interval(side: Side) -> Figure:
+    return Figure("–" if math.isnan(side.rate) else f"{side.low:.3f} to {side.high:.3f}")

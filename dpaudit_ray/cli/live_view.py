@@ -121,7 +121,7 @@ class View:
         bound = marked(f"{audit.epsilon_lower:.2f}", audit.above)
         return (
             f"{totals}; {audit.label}: {audit.done}/{audit.trials}, eps >= {bound} "
-            f"({audit.status}, any time), claim {audit.claim:.2f}"
+            f"({audit.assumes}, any time), claim {audit.claim:.2f}"
         )
 
 
@@ -168,21 +168,21 @@ def _totals(progress: Progress, more: str) -> Text:
 def _table(progress: Progress, labels: list[str], shown: list[int], width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="underline")
     table.add_column("audit", min_width=12)
-    for head in ("trials", "ε ≥" if width < _NARROW else "ε ≥ (any time)", "status", "claim"):
-        table.add_column(head, justify="left" if head == "status" else "right", no_wrap=True)
+    for head in ("trials", "ε ≥" if width < _NARROW else "ε ≥ (any time)", "assumes", "claim"):
+        table.add_column(head, justify="left" if head == "assumes" else "right", no_wrap=True)
     for index in shown:
         audit, state = progress.audits[index], audit_state(progress, index)
         style = ALARM if audit.above else "dim" * (state in (State.WAITING, State.DONE))
-        bound, status = "–", _WITHOUT_BOUND[state]
+        bound, assumes = "–", _WITHOUT_BOUND[state]
         if audit.done and not math.isnan(audit.epsilon_lower):
             bound = marked(f"{audit.epsilon_lower:.2f}", audit.above)
-            status = str(audit.status)
+            assumes = audit.assumes
         done = f"{audit.done:,} / {audit.trials:,}"
         if audit.waits:
             done = f"prepared {audit.parts_done:,} / {audit.parts:,}"
         elif audit.decided is not None:
             done = f"{audit.done:,} enough"
-        cells = (done, bound, status, f"{audit.claim:.2f}")
+        cells = (done, bound, assumes, f"{audit.claim:.2f}")
         table.add_row(_one_line(Text(labels[index])), *map(Text, cells), style=style)
     return table
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import io
 import os
+import re
 import sys
 import time
 import traceback
@@ -15,7 +16,7 @@ import typer
 from ..errors import DpauditError, Exit, SpecError, first_line, out_of_memory
 from ..orchestration import interruption
 from ..version import __version__
-from . import judge_verbs, read_verbs, run_verbs, start_verbs, terminal
+from . import judge_verbs, read_verbs, run_verbs, script_verb, start_verbs, terminal
 
 # Click's class, wherever Typer keeps its copy of it.
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)
@@ -36,7 +37,7 @@ app = typer.Typer(
     help="Audits differentially private training: valid lower bounds beside the claim.",
     epilog="--debug anywhere on the line shows the traceback behind an error.",
 )
-for _family in (run_verbs, read_verbs, judge_verbs, start_verbs):
+for _family in (script_verb, run_verbs, read_verbs, judge_verbs, start_verbs):
     app.add_typer(_family.app)
 
 
@@ -77,10 +78,19 @@ def _complete() -> Exit:
     return Exit.COMPLETE
 
 
+def _respelled(arguments: list[str]) -> list[str]:
+    """`verify` of a script, as it was spelled once, is `audit`."""
+    scripts = [word for word in arguments[1:] if re.search(r"\.py(:\w*)?$", word)]
+    if arguments[:1] != ["verify"] or not scripts:
+        return arguments
+    terminal.add(f"`dpaudit audit {scripts[0]}` is the new spelling")
+    return ["audit", *arguments[1:]]
+
+
 def _run_app(debug: bool) -> int | None:
     code: int | None
     try:
-        code = app(prog_name="dpaudit", standalone_mode=False)
+        code = app(_respelled(sys.argv[1:]), prog_name="dpaudit", standalone_mode=False)
     except (DpauditError, _UsageError) as error:
         if debug:
             terminal.add(traceback.format_exc())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import tables, terminal
-from .arguments import AsJson, Details, RunPath, TrustedToRead
+from .arguments import RESULTS, AsJson, Details, RunPath, TrustedToRead
 
 if TYPE_CHECKING:
     from ..plan.outcomes import Failure
@@ -29,7 +29,7 @@ class ReportFormat(StrEnum):
     json = "json"
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def status(
     run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None, details: Details = False
 ) -> None:
@@ -44,7 +44,7 @@ def status(
         _show_status(opened, summary, details)
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def report(
     run: RunPath,
     format: Annotated[ReportFormat, typer.Option(help="What to write.")] = ReportFormat.html,

@@ -11,14 +11,14 @@ from ..errors import Exit
 from ..orchestration import ExecutorName
 from ..printable import printable
 from . import tables, terminal
-from .arguments import Details, Set, StoragePath, Sweep, Trusted, complete_sweep
+from .arguments import SWEEPS, Details, Set, StoragePath, Sweep, Trusted, complete_sweep
 
 app = typer.Typer()
 _MAX_NAMES = 20  # files that are not sent and are named
 _STOPPED = "stopped; finished packs are safe: run the same command to resume"
 
 
-@app.command()
+@app.command(rich_help_panel=SWEEPS)
 def run(  # noqa: PLR0913 (options of a command line)
     sweep: Sweep,
     storage_path: StoragePath = "runs",
@@ -73,7 +73,7 @@ _BUDGET = typer.Option(
 )
 
 
-@app.command()
+@app.command(rich_help_panel=SWEEPS)
 def plan(
     sweep: Sweep,
     storage_path: StoragePath = "runs",
@@ -99,7 +99,7 @@ def plan(
     tables.show_code(provenance.sweep_code(prepared))
 
 
-@app.command()
+@app.command(rich_help_panel=SWEEPS)
 def submit(  # noqa: PLR0913 (options of a command line)
     sweep: Annotated[
         str,

@@ -1,24 +1,89 @@
-"""Audits of scripts on the command line: options in, files and pages out."""
+"""`dpaudit audit`: a training script is audited; what goes on, and what it says in the end."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
 
 from ..errors import SpecError
 from . import terminal
+from .arguments import SCRIPTS, AsJson, exit_code
 from .terminal import duration
 
 if TYPE_CHECKING:
-    from ..report.verdict import Verdict
+    from collections.abc import Callable
+
     from ..scripts.script_audit import Options
     from ..scripts.script_findings import ScriptVerdict
     from ..scripts.script_runs import Target
 
+app = typer.Typer()
+_LINE_SECONDS = 6.0  # between two lines of a log
+_REFRESH_SECONDS = 0.25
 
-def script_options(
+
+@app.command(rich_help_panel=SCRIPTS)
+def audit(  # noqa: PLR0913 (options of a command line)
+    script: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT.py:FUNCTION",
+            help="A script and what trains in it: train.py:main.",
+        ),
+    ],
+    budget: Annotated[str, typer.Option(help="Time it may take: 90s, 10min.")] = "10min",
+    delta: Annotated[
+        float | None, typer.Option(help="δ, where no @audited(delta=...) tells.")
+    ] = None,
+    layers: Annotated[
+        str, typer.Option(help="0 one run looked into, 1 canaries in steps, 2 in whole runs.")
+    ] = "0,1,2",
+    as_json: AsJson = False,
+    address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
+    memory: Annotated[float | None, typer.Option(help="GiB that a run may take.")] = None,
+    seed: Annotated[int, typer.Option(help="Of all coins.")] = 0,
+    secret_size: Annotated[
+        bool, typer.Option("--secret-size", help="The number of records is secret, too.")
+    ] = False,
+    junit: Annotated[Path | None, typer.Option(help="Writes a JUnit file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="The page. Default SCRIPT-audit.html.")] = None,
+) -> None:
+    """Does a training script keep its promise? Exit 0 consistent, 1 violation, 5 not decided."""
+    from ..scripts import report_export
+    from ..scripts.script_runs import Target
+
+    target = Target.from_text(script, delta)
+    if target is None and (Path(script).is_dir() or "://" in script):
+        raise SpecError("", f"{script} is no script; `dpaudit verify {script}` judges a run")
+    if target is None:
+        raise SpecError("", f"{script} is no script; write path/to/script.py:function")
+    options = _options(budget, delta, layers, memory, seed, secret_size)
+    judged = _audit(target, options, address)
+    page = html or Path(f"{target.script.stem}-{target.function}-audit.html")
+    report_export.write(page, report_export.html(judged))
+    if junit is not None:
+        report_export.write(junit, report_export.junit(judged))
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        report_export.write(Path(summary), report_export.markdown(judged), append=True)
+    if as_json:
+        terminal.show_json(dataclasses.asdict(judged))
+    else:
+        _show(judged)
+        terminal.say(f"report: {page}")
+    raise typer.Exit(exit_code(judged.verdict))
+
+
+def _options(
     budget: str, delta: float | None, layers: str, gib: float | None, seed: int, secret_size: bool
 ) -> Options:
     """Raises SpecError for a value outside its bounds."""
@@ -35,59 +100,82 @@ def script_options(
     return Options(parse_duration(budget), tuple(sorted(map(int, names))), gib, seed, secret_size)
 
 
-def audit_and_show(
-    target: Target,
-    options: Options,
-    address: str | None,
-    junit: Path | None,
-    html: Path | None,
-    as_json: bool,
-) -> Verdict:
-    """Audits the script, writes its files, and shows what the audit says."""
-    from ..scripts import report_export
-
-    judged = _audit(target, options, address)
-    page = html or Path(f"{target.script.stem}-{target.function}-audit.html")
-    report_export.write(page, report_export.html(judged))
-    if junit is not None:
-        report_export.write(junit, report_export.junit(judged))
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        report_export.write(Path(summary), report_export.markdown(judged), append=True)
-    if as_json:
-        terminal.show_json(dataclasses.asdict(judged))
-    else:
-        _show_script(judged)
-        terminal.say(f"report: {page}")
-    return judged.verdict
-
-
 def _audit(target: Target, options: Options, address: str | None) -> ScriptVerdict:
     from ..scripts.script_audit import Audit
     from ..scripts.script_runs import LocalRunner, RayRunner
 
-    if not (address or os.environ.get("RAY_ADDRESS")):
-        return Audit(target, LocalRunner(target), options, terminal.add).verdict()
-    from ..orchestration import ray_executor
+    with _progress(options.budget) as progress:
+        if not (address or os.environ.get("RAY_ADDRESS")):
+            return Audit(target, LocalRunner(target), options, progress).verdict()
+        from ..orchestration import ray_executor
 
-    with ray_executor.connected(address) as ray:
-        return Audit(target, RayRunner(ray, target), options, terminal.add).verdict()
+        with ray_executor.connected(address) as ray:
+            return Audit(target, RayRunner(ray, target), options, progress).verdict()
 
 
-def _show_script(judged: ScriptVerdict) -> None:
-    from ..scripts import report_export
+@contextlib.contextmanager
+def _progress(budget: float) -> Iterator[Callable[[str], None]]:
+    """Takes what goes on: on a terminal a line moves with it, a log has one every few seconds."""
+    began, news, ended = time.monotonic(), threading.Event(), threading.Event()
+    phase = "the script is loaded"
 
-    terminal.say(f"{judged.verdict}: {judged.script}, {report_export.claim(judged)}")
+    def take(text: str) -> None:
+        nonlocal phase
+        if text.partition(":")[0] != phase.partition(":")[0]:
+            news.set()  # another phase: a line at once
+        phase = text
+
+    def line() -> str:
+        return f"{phase}; {duration(time.monotonic() - began)} of {duration(budget)}"
+
+    def write() -> None:
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            while not ended.is_set():
+                terminal.add(line())
+                news.wait(_LINE_SECONDS)
+                news.clear()
+            return
+        with console.status(Text(line())) as status:
+            while not ended.wait(_REFRESH_SECONDS):
+                status.update(Text(line()))
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    try:
+        yield take
+    finally:
+        ended.set()
+        news.set()
+        writer.join(_REFRESH_SECONDS * 4)
+
+
+def _show(judged: ScriptVerdict) -> None:
+    from ..scripts.report_export import LAYERS
+    from ..scripts.script_findings import BLIND_SPOTS, Weight
+
+    terminal.explain(f"{judged.verdict}: {judged.headline}")
     for finding in judged.findings:
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        if finding.weight is Weight.NOTE:
+            terminal.explain(f"NOTE L{finding.layer} {finding.look}: {finding.seen}{remedy}")
+            continue
         terminal.explain(f"{finding.weight} L{finding.layer} {finding.look}, {finding.where}")
         terminal.explain(f"  expected: {finding.expected}")
         terminal.explain(f"  seen: {finding.seen}")
         if finding.remedy:
             terminal.explain(f"  what to do: {finding.remedy}")
+    for layer, name in LAYERS.items():
+        if done := [look for look in judged.looks if look.layer == layer and look.done]:
+            others = ", ".join(look.name for look in done[1:])
+            parts = [f"{measured}" for measured in judged.measured if measured.layer == layer]
+            parts += [done[0].said, *[f"looked at too: {others}"] * bool(others)]
+            terminal.explain(f"L{layer} {name}: {'; '.join(parts)}")
     for look in judged.looks:
-        terminal.explain(f"L{look.layer} {look.name}: {look.line}")
+        if not look.done:
+            terminal.explain(f"L{look.layer} {look.name}: {look.line}")
     for line in judged.help:
         terminal.explain(f"it would help: {line}")
-    terminal.explain(
-        f"{judged.effort} in {duration(judged.seconds)}; a promise that is kept is "
-        f"called broken in at most {1 - judged.confidence:.0%} of audits"
-    )
+    if not judged.violations:
+        terminal.explain(f"no audit of this kind sees: {BLIND_SPOTS}")
+    terminal.explain(f"{judged.effort}; {judged.error}")

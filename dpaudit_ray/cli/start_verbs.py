@@ -11,7 +11,7 @@ import typer
 
 from ..errors import SpecError, suggestion
 from . import terminal
-from .arguments import AsJson
+from .arguments import ADVANCED, SWEEPS, AsJson
 from .terminal import Figure
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _PATH = typer.Option("--data-path", help="Its file or folder: .npz with x and y,
 _MODEL = typer.Option("--model", help="By name, or your own: package.module:Class.")
 
 
-@app.command()
+@app.command(rich_help_panel=ADVANCED)
 def bench(
     models: Annotated[
         str, typer.Option(help="Comma-separated; all that have a workload by default.")
@@ -92,7 +92,7 @@ def _show_benchmark(measured: Benchmark) -> None:
     terminal.show_table(title, columns, table)
 
 
-@app.command()
+@app.command(rich_help_panel=SWEEPS)
 def init(
     file: Annotated[Path, _FILE] = Path("sweep.yaml"),
     data: Annotated[str | None, _DATA] = None,
@@ -129,7 +129,7 @@ def _complete_kind(incomplete: str) -> list[str]:
     return [kind for kind in _KEYS if kind.startswith(incomplete)]
 
 
-@app.command("list")
+@app.command("list", rich_help_panel=SWEEPS)
 def list_names(
     kind: Annotated[
         str | None,

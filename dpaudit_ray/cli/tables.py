@@ -51,7 +51,7 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
         "audit": column("label"),
         "verdict": [str(audit.verdict) for audit in answer.audits] if answer else None,
         "trials": [progress_figure(row) for row in rows],
-        "eps >=": [_quoted(quote) for quote in quotes],
+        "eps >=": [quoted(quote) for quote in quotes],
         "assumes": [quote.assumes or "none yet" for quote in quotes],
         "claim": column("epsilon_upper"),
     }
@@ -136,7 +136,8 @@ def _show(title: str, columns: Columns) -> None:
     terminal.show_table("", tuple(present), list(zip(*present.values(), strict=True)))
 
 
-def _quoted(quote: Quote) -> Bound | Figure:
+def quoted(quote: Quote) -> Bound | Figure:
+    """The ε of a quote as tables show it."""
     return Figure("none") if quote.epsilon is None else Bound(quote.epsilon, quote.above)
 
 
@@ -184,7 +185,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
             "audit": [a.label for a in judged.audits],
             "verdict": [a.verdict for a in judged.audits],
             "claimed\neps": [a.claim for a in judged.audits],
-            "eps >=": [_quoted(a.quote) for a in judged.audits],
+            "eps >=": [quoted(a.quote) for a in judged.audits],
             "claimed\nnoise": [a.noise_multiplier for a in judged.audits],
             "noise\nat most": [a.effective_noise or Figure("any") for a in judged.audits],
             f"chance\nto see {verdict.LESS_NOISE}".replace("% ", "%\n"): [

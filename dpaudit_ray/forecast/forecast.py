@@ -102,7 +102,7 @@ def forecast(
     """
     run = RunDirectory.under(storage_path, sweep.name)
     sweep = planning.kept(sweep, run, tell)
-    check_inputs(sweep)
+    check_inputs(sweep, tell)
     plan = planning.preview(sweep, run)
     left_out = {failure.pack for failure in outcomes.failed(run, plan)}
     enough = outcomes.decided(run, sweep, plan)

@@ -218,6 +218,11 @@ class Mechanism(Plugin):
         return False
 
     @property
+    def private_records(self) -> int | None:
+        """Number of records that the claim protects; loads the data. None where none is known."""
+        return None
+
+    @property
     def measured(self) -> tuple[str, ...]:
         """Names of what is measured of the trained models: of `storage.scores.UTILITY`."""
         return ()

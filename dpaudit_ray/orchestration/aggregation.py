@@ -295,7 +295,7 @@ class AuditState:
         self._tally = MissedTally(self._audit.id)
         self._taken: list[ConsumedPack] = []  # those that the estimates do not know yet
         self.decided: int | None = None  # trials that were enough; later ones are not folded
-        self._shown: tuple[stats.Estimate, float] | None = None  # kept until the next fold, as
+        self._shown: stats.Estimate | None = None  # kept until the next fold, as
         self._rows: list[EstimateRow] | None = None  # are these: most audits are at rest
         self._read = functools.partial(score_stream.read_stretch, run, plan, index)
         for _ in self._advance(compaction.prefix(self._audit, there, self._missed)):
@@ -353,8 +353,8 @@ class AuditState:
         """What is shown of it now."""
         audit = self._audit
         if self._shown is None:
-            self._shown = self._live_bounds()
-        bound, together = self._shown
+            self._shown = self._live_bound()
+        bound = self._shown
         return AuditProgress(
             audit.label,
             audit.trials,
@@ -364,21 +364,20 @@ class AuditState:
             activity.failed.get(index, 0) + sum(kind.trials for kind in self._tally.kinds),
             activity.lost.get(index, 0),
             self.decided,
-            bound.status,
-            together,
+            bound.status.assumes(bound.mu_lower),
         )
 
     @property
     def _last_step(self) -> int:
         return self._audit.horizons[-1]
 
-    def _live_bounds(self) -> tuple[stats.Estimate, float]:
-        """The bound that is shown, and the ε that an alarm may compare with the claim."""
-        cell = self._cell
-        bound = self._live.bound(cell.audit.delta, cell.audit.confidence)
-        alarm = self._alarm.bound(cell.audit.delta, self._budget.each_audit)
-        shown = bound.given(cell.mechanism.trade_off(cell.adversary, self._last_step))
-        return shown, alarm.epsilon_lower
+    def _live_bound(self) -> stats.Estimate:
+        """The bound that is shown; above the claim, what may be held against that."""
+        cell, level = self._cell, (self._cell.audit.delta, self._budget.each_audit)
+        bound = self._live.bound(*level)
+        if bound.epsilon_lower > self._audit.claim and self._alarm is not self._live:
+            return self._alarm.bound(*level)
+        return bound.given(cell.mechanism.trade_off(cell.adversary, self._last_step))
 
     def _go_on(self) -> None:
         """Folds every pack that is next in trial order."""

@@ -44,12 +44,8 @@ TRIALS_LOST = Metric(
 )
 EPSILON_LOWER = Metric(
     "dpaudit_epsilon_lower",
-    "Lower bound on epsilon that holds at every look at once, if the trade-off curve is Gaussian",
-    _AUDIT,
-)
-EPSILON_TOGETHER = Metric(
-    "dpaudit_epsilon_lower_together",
-    "The same for all audits of the sweep at once; above the claim, the claim is refuted",
+    "Lower bound on epsilon so far, at every look and for all audits at once; above the claim, the "
+    "claim is refuted",
     _AUDIT,
 )
 EPSILON_CLAIM = Metric("dpaudit_epsilon_claim", "Epsilon that the accountant claims", _AUDIT)
@@ -76,7 +72,6 @@ _PER_AUDIT: dict[Metric, Callable[[AuditProgress], float]] = {
     TRIALS_FAILED: lambda audit: audit.failed,
     TRIALS_LOST: lambda audit: audit.lost,
     EPSILON_LOWER: lambda audit: audit.epsilon_lower,
-    EPSILON_TOGETHER: lambda audit: audit.epsilon_together,
     EPSILON_CLAIM: lambda audit: audit.claim,
     EPSILON_GAP: lambda audit: audit.claim - audit.epsilon_lower,
     VERDICT: lambda audit: audit.refuted,

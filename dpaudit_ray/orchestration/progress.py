@@ -9,8 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .. import stats
-
 if TYPE_CHECKING:
     from ..plan.model import Pack
 
@@ -46,12 +44,11 @@ class Activity:
 
 @dataclasses.dataclass(frozen=True)
 class AuditProgress:
-    """What is shown of one audit while it runs. Its bounds hold at every look at once.
+    """What is shown of one audit while it runs.
 
-    `epsilon_lower` is as far to be trusted as `status` says. `epsilon_together` is what may be
-    held against the claim: it allows for the number of audits, and for claims that no Gaussian
-    curve has. `decided` is the number of trials that were enough by `stop_when`; None while it
-    goes on. Its trials wait for the `parts` of its preparation.
+    `epsilon_lower` holds for all audits and looks at once, given what it `assumes`; above the claim
+    it refutes that. `decided` is the number of trials that were enough by `stop_when`; None while
+    it goes on. Its trials wait for the `parts` of its preparation.
     """
 
     label: str
@@ -62,8 +59,7 @@ class AuditProgress:
     failed: int = 0
     lost: int = 0
     decided: int | None = None
-    status: stats.Status = stats.Status.IF_GAUSSIAN
-    epsilon_together: float = 0.0
+    assumes: str = ""
     parts_done: int = 0
     parts: int = 0
     judged: bool = False
@@ -75,16 +71,13 @@ class AuditProgress:
 
     @property
     def above(self) -> bool:
-        """Whether the bound that is shown exceeds the claim; by chance it may in one of many."""
+        """Whether the bound that is shown exceeds the claim."""
         return self.done > 0 and self.epsilon_lower > self.claim
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim is, by a bound that holds at every look and for all audits at once.
-
-        Or by the verdict on all trials, when that is known.
-        """
-        return self.judged or self.epsilon_together > self.claim
+        """Whether the claim is, by the bound, or the verdict on all trials, when that is known."""
+        return self.judged or self.above
 
 
 @dataclasses.dataclass(frozen=True)

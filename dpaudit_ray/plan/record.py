@@ -95,5 +95,5 @@ def recorded(run: RunDirectory) -> Sweep | None:
 def _incomplete(run: RunDirectory, missing: str) -> RunDirectoryError:
     return RunDirectoryError(
         f"{run.location} is no run directory (it has no {missing}); give the folder that "
-        "`dpaudit run` named"
+        "`dpaudit run` named; a script is for `dpaudit audit train.py:main`"
     )

@@ -8,9 +8,10 @@ trials is another number.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -19,8 +20,12 @@ from ..plan.open_run import differences
 from ..plan.score_stream import Trials
 from . import verdict
 from .measures import HitRate
+from .quote import Quote
 from .tables import Run, overview
 from .verdict import Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SAME = 1e-9  # relative: an exact ε of another machine is the same
 _OFFSETS = (0.16, -0.16)  # of the two runs from the middle of their audit's line in a figure
@@ -38,7 +43,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One audit of one run: its entry in `tables.overview`, its verdict, and its right guesses.
+    """One audit of one run: its entry in `tables.overview`, verdict, quote, and right guesses.
 
     `rate` with its interval, `low` to `high` at the audit's confidence, is NaN where trials are not
     independent, where there are none, or before the first guess.
@@ -46,7 +51,7 @@ class Side:
 
     entry: dict[str, Any]
     verdict: Verdict
-    exact: bool
+    quote: Quote
     rate: float = math.nan
     low: float = math.nan
     high: float = math.nan
@@ -73,7 +78,7 @@ class Pair:
     @property
     def differs(self) -> bool | None:
         """Whether what they found differs; None where nothing with two ends tells."""
-        if self.left.exact and self.right.exact:
+        if self.left.quote.exact and self.right.quote.exact:
             first, second = (float(side.entry["epsilon_lower"]) for side in self.sides)
             if math.isnan(first) or math.isnan(second):
                 return None
@@ -101,11 +106,11 @@ def compare(left: Run, right: Run) -> Comparison:
     partners = _partners(left, right)
     pairs = tuple(
         Pair(first_sides[i], second_sides[j], tuple(_changes_of_cells(left, right, i, j)))
-        for i, j in sorted(partners.items())
+        for i, j in partners
     )
-    alone = tuple(side.label for i, side in enumerate(first_sides) if i not in partners)
-    others = {*partners.values()}
-    alone_too = tuple(side.label for j, side in enumerate(second_sides) if j not in others)
+    known, known_too = {i for i, _ in partners}, {j for _, j in partners}
+    alone = tuple(side.label for i, side in enumerate(first_sides) if i not in known)
+    alone_too = tuple(side.label for j, side in enumerate(second_sides) if j not in known_too)
     return Comparison(
         (left.directory.location, right.directory.location),
         (first_verdict, second_verdict),
@@ -121,15 +126,13 @@ def _sides(run: Run) -> tuple[Verdict, list[Side]]:
     sampled, exact = iter(judged.audits), iter(judged.exact)
     sides = []
     for audit, cell, entry in zip(run.plan.audits, run.sweep.cells, overview(run), strict=True):
-        if not cell.mechanism.sampled:
-            sides.append(Side(entry, next(exact).verdict, True))
-            continue
+        alone = next(sampled) if cell.mechanism.sampled else next(exact)
         rate = None
-        if audit.independent:
+        if cell.mechanism.sampled and audit.independent:
             trials = Trials.of(audit, run.prefix(audit))
             rate = HitRate.from_trials(trials, cell.audit.confidence, math.nan)
         ends = () if rate is None else (rate.rate, rate.low, rate.high)
-        sides.append(Side(entry, next(sampled).verdict, False, *ends))
+        sides.append(Side(entry, alone.verdict, alone.quote, *ends))
     return judged.verdict, sides
 
 
@@ -157,56 +160,57 @@ def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
 # What belongs together ---------------------------------------------------------------------------
 
 
-def _partners(left: Run, right: Run) -> dict[int, int]:
-    """Numbers of audits of the other run by those of the one that they belong to.
+def _partners(left: Run, right: Run) -> list[tuple[int, int]]:
+    """Numbers of audits that belong together, of the left run and of the right one.
 
-    Only audits of the same mechanism and adversary, by name: those of one label, where no other
-    audit of its run has it, then those with the fewest differences first.
+    Only audits of the same mechanism, by name: those of one label, where no other audit of its run
+    has it, then those of the same adversary, then others, with the fewest differences first. One
+    that is left over stands beside another of just its mechanism, which then stands there twice.
     """
     first, second = ([audit.label for audit in run.plan.audits] for run in (left, right))
-    kinds = [
-        [(cell.mechanism.name, cell.adversary.name) for cell in run.sweep.cells]
-        for run in (left, right)
-    ]
-    alike = [
-        (i, j)
-        for i, kind in enumerate(kinds[0])
-        for j, other in enumerate(kinds[1])
-        if kind == other
-    ]
-    partners = {
-        i: j
-        for i, j in alike
-        if first[i] == second[j] and first.count(first[i]) == second.count(second[j]) == 1
-    }
-    for _, i, j in sorted(
-        (sum(1 for _ in _changes_of_cells(left, right, i, j)), i, j) for i, j in alike
+    ranked = []
+    for (i, one), (j, other) in itertools.product(
+        enumerate(left.sweep.cells), enumerate(right.sweep.cells)
     ):
-        if i not in partners and j not in partners.values():
-            partners[i] = j
-    return partners
+        if one.mechanism.name == other.mechanism.name:
+            unlike = first[i] != second[j] or first.count(first[i]) * second.count(second[j]) > 1
+            foreign = one.adversary.name != other.adversary.name
+            keys = [change.key for change in _changes_of_cells(left, right, i, j)]
+            trained_alike = not any(key.startswith("mechanism.") for key in keys)
+            ranked.append((unlike, foreign, len(keys), i, j, trained_alike))
+    ranked.sort()
+    pairs, alone, alone_too = list[tuple[int, int]](), {*range(len(first))}, {*range(len(second))}
+    for again in (False, True):
+        for *_, i, j, trained_alike in ranked:
+            if (i in alone and j in alone_too) or (
+                again and trained_alike and (i in alone or j in alone_too)
+            ):
+                pairs.append((i, j))
+                alone.discard(i)
+                alone_too.discard(j)
+    return sorted(pairs)
 
 
 # Its figure --------------------------------------------------------------------------------------
 
 
-def comparison_figure(comparison: Comparison, names: tuple[str, str]) -> bytes:
-    """A PNG: a line for each pair of audits, with the bounds, claims and rates of both.
+def comparison_figure(comparison: Comparison, names: tuple[str, str]) -> Figure:
+    """A line for each pair of audits, with the bounds, claims and rates of both.
 
     Args:
         comparison: with at least one pair.
         names: what the runs are called.
     """
     # matplotlib takes a while to load
-    from .figures.primitives import CLAIM, COLOURS, canvas, intervals, named_rows, png
+    from .figures.primitives import CLAIM, COLOURS, canvas, epsilon_at, intervals, named_rows
 
     rows = [
-        (run, place + _OFFSETS[run], side.entry["epsilon_lower"], side.entry["epsilon_upper"],
+        (run, place + _OFFSETS[run], side.quote.epsilon, side.quote.claim, side.quote.delta,
          side.rate, side.low, side.high)
         for place, pair in enumerate(reversed(comparison.pairs))
         for run, side in enumerate(pair.sides)
     ]  # fmt: skip
-    columns = ["run", "y", "bound", "claim", "value", "low", "high"]
+    columns = ["run", "y", "bound", "claim", "delta", "value", "low", "high"]
     table = pd.DataFrame(rows, columns=columns).replace([np.inf, -np.inf], np.nan)
     rated = bool(table["value"].notna().any())
     size = (10 if rated else 7, 1.3 + 0.5 * len(comparison.pairs))
@@ -220,7 +224,7 @@ def comparison_figure(comparison: Comparison, names: tuple[str, str]) -> bytes:
                 intervals(rates, side, color=colour)
         bounds.plot(table["claim"], table["y"], **CLAIM | {"ms": 9, "mew": 1.6}, label="claim")
         bounds.set_xlim(left=0)
-        bounds.set_xlabel("ε: lower bound and claim")
+        bounds.set_xlabel(epsilon_at(table["delta"]))
         if rated:
             rates.axvline(0.5, color="grey", lw=0.8, ls=":")
             rates.set_xlabel("rate of right guesses, with its interval")
@@ -230,7 +234,7 @@ def comparison_figure(comparison: Comparison, names: tuple[str, str]) -> bytes:
         bounds.set_ylim(-0.6, len(comparison.pairs) - 0.4)
         entries = bounds.get_legend_handles_labels()
         figure.legend(*entries, loc="outside upper right", ncols=3, frameon=False)
-        return png(figure)
+        return figure
 
 
 def _label(pair: Pair) -> str:

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from ..stats import curve as curves
+from ..stats import gdp
 from ..stats.claim_verdict import ClaimTest
 from ..stats.curve import Curve
-from .script_findings import ALPHA, Finding, Judgement, Weight
+from .script_findings import ALPHA, Finding, Judgement, Measured, Weight
 
 ALTERNATIVE = 0.7  # of the accounted noise: what should have been found, were it so
 POWER = 0.8
@@ -38,6 +39,7 @@ class CanaryTrials:
     planned: int
     curve: Curve
     claim: str  # in words
+    noise: float | None = None  # multiplier that is claimed of a step
     members: int = 0  # trials with the canary
 
     def __post_init__(self) -> None:
@@ -64,6 +66,29 @@ class CanaryTrials:
         """Trials after which the claim was refuted; None while it is not."""
         return self.test.refuted_after(ALPHA[self.layer])
 
+    def measured(self, claimed: float, delta: float) -> Measured | None:
+        """The lower bound on ε at `delta`: of one step (L1), or of the run, of which ε is claimed.
+
+        Claims nested around the one that is tested are held against the same trials by the same
+        test, so that verdict and bound have one error. None where no ε is claimed.
+        """
+        level = ALPHA[self.layer]
+        if self.noise is not None:
+            least = self.test.effective_noise(lambda s: curves.gaussian(1 / s), self.noise, level)
+            bound = 0.0 if least is None else float(gdp.epsilon(1 / least, delta))
+            claimed = float(gdp.epsilon(1 / self.noise, delta))
+            return Measured(
+                1, "one step with a record in it", bound, claimed, delta, "Gaussian noise"
+            )
+        if not claimed > 0:
+            return None
+        deltas = np.array([delta])
+        times = self.test.effective_noise(
+            lambda s: Curve(np.array([claimed / s]), deltas), 1.0, level
+        )
+        bound = 0.0 if times is None else claimed / times
+        return Measured(2, "the run", bound, claimed, delta, "nothing")
+
     def judge(self, needed: int | None) -> Judgement:
         """What the trials say; `needed` of them would find noise of 0.7 of what is accounted."""
         self.test.look(now=True)
@@ -83,7 +108,7 @@ class CanaryTrials:
 def step_trials(noise: float, planned: int) -> CanaryTrials:
     """L1: the claim is that of one step with this noise multiplier."""
     claim = f"a noise multiplier of {noise:.3g}"
-    return CanaryTrials(1, planned, curves.gaussian(1 / noise), claim)
+    return CanaryTrials(1, planned, curves.gaussian(1 / noise), claim, noise)
 
 
 def run_trials(claims: list[dict[str, Any]], planned: int) -> CanaryTrials | None:

@@ -76,8 +76,9 @@ def accounted_events(result: Result) -> list[list[float]]:
 
 def claimed_epsilon(result: Result, delta: float) -> float:
     """ε at δ that the script's accountants claim together; NaN where none does, or one fails."""
-    epsilons = [claim["epsilons"][claim["deltas"].index(delta)] for claim in result["claims"]]
-    return math.nan if not epsilons or None in epsilons else float(sum(epsilons))
+    at_delta = [dict(zip(c["deltas"], c["epsilons"], strict=True)) for c in result["claims"]]
+    epsilons = [epsilons.get(delta) for epsilons in at_delta]
+    return math.nan if not epsilons or None in epsilons else float(sum(filter(None, epsilons)))
 
 
 def accountant_names(result: Result) -> str:

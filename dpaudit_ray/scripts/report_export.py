@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,16 +10,9 @@ from ..errors import StorageError
 from ..printable import lines
 from ..report import markup
 from ..version import __version__
-from .script_findings import ScriptVerdict
+from .script_findings import BLIND_SPOTS, ScriptVerdict
 
-LAYERS = {0: "one run looked into", 1: "every step a trial", 2: "runs as trials"}
-
-
-def claim(verdict: ScriptVerdict) -> str:
-    """The promise, in words."""
-    if math.isnan(verdict.claim):
-        return f"no ε at δ = {verdict.delta:g}"
-    return f"ε = {verdict.claim:.4g} at δ = {verdict.delta:g} ({verdict.accountant})"
+LAYERS = {0: "one run looked into", 1: "canaries in steps", 2: "canaries in whole runs"}
 
 
 def html(verdict: ScriptVerdict) -> str:
@@ -29,7 +21,7 @@ def html(verdict: ScriptVerdict) -> str:
     template = markup.environment(**options).get_template("script.html.j2")
     written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return template.render(
-        audit=verdict, claim=claim(verdict), layers=LAYERS, version=__version__, written=written
+        audit=verdict, layers=LAYERS, blind=BLIND_SPOTS, version=__version__, written=written
     )
 
 
@@ -51,6 +43,11 @@ def junit(verdict: ScriptVerdict) -> str:
         skipped=str(sum(bool(why) and not messages for why, messages in cases.values())),
         time=f"{verdict.seconds:.1f}",
     )  # fmt: skip
+    properties = ElementTree.SubElement(suite, "properties")
+    values = {"verdict": f"{verdict.verdict}: {verdict.headline}"}
+    values |= {f"L{measured.layer}": str(measured) for measured in verdict.measured}
+    for name, value in values.items():
+        ElementTree.SubElement(properties, "property", name=name, value=lines(value))
     for (layer, name), (why, messages) in cases.items():
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"L{layer} {LAYERS[layer]}", name=name
@@ -67,7 +64,7 @@ def junit(verdict: ScriptVerdict) -> str:
 def markdown(verdict: ScriptVerdict) -> str:
     """A summary as pages of CI show it."""
     text = [f"## {verdict.verdict}: {_cell(verdict.script)}", ""]
-    text += [f"Promise: {_cell(claim(verdict))}.", ""]
+    text += [_cell(verdict.headline), ""]
     if verdict.findings:
         text += ["| | finding | where | expected | seen |", "|---|---|---|---|---|"]
         for item in verdict.findings:
@@ -78,11 +75,10 @@ def markdown(verdict: ScriptVerdict) -> str:
     text += [
         f"| L{look.layer} | {_cell(look.name)} | {_cell(look.line)} |" for look in verdict.looks
     ]
+    text += ["", *(f"- L{item.layer}: {_cell(str(item))}" for item in verdict.measured)]
     text += ["", *(f"- {_cell(line)}" for line in verdict.help)]
-    text.append(
-        f"\n{verdict.effort} in {verdict.seconds:.0f} s; a promise that is kept is called broken "
-        f"in at most {1 - verdict.confidence:.0%} of audits."
-    )
+    text.append(f"\nNo audit of this kind sees: {BLIND_SPOTS}.")
+    text.append(f"\n{verdict.effort}; {verdict.error}.")
     return "\n".join(text) + "\n"
 
 

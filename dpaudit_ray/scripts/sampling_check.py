@@ -37,6 +37,7 @@ def judge(result: dict[str, Any], level: float, delta: float) -> Judgement:
         if events and all(rate >= 1 for _, rate, _ in events):
             return judged.look(name, "every record is in every step, as accounted")
         why = "no loader was seen to draw: records are sampled by code of the script's own"
+        why += "; give of=, how many there are" * (not result.get("made", 1))
         return judged.look(name, why, done=False)
     if not events:
         return judged.look(name, "nothing was accounted", done=False, complete=True)

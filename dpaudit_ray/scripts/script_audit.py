@@ -1,26 +1,34 @@
-"""`dpaudit verify script.py:main`: layer after layer, cheapest first, until it is decided.
+"""`dpaudit audit script.py:main`: layer after layer, cheapest first, while nothing is broken.
 
-One run is looked into (L0). Then runs with a canary in every other step, each step a trial (L1),
-and whole runs as trials (L2), as far as the budget goes. Each layer has its share of the error.
+One run is looked into (L0). Where that was `enough`, the promise is kept as far as audits of this
+kind see. Then runs with a canary in every other step, each step a trial (L1), and whole runs as
+trials (L2), as far as the budget goes: they may find a violation, and measure ε from below. Each
+layer has its share of the error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 from ..isolation import Limits
 from ..report.verdict import Verdict
 from . import canary_trials, preflight, sampling_check, single_run
 from .canary_trials import CanaryTrials
-from .script_findings import Finding, Judgement, ScriptVerdict, Weight
+from .script_findings import Finding, Judgement, Measured, ScriptVerdict, Weight
 from .script_runs import EndedRun, Runner, Target
 from .watch.run_state import RunRequest, entries_of
 
-_GRACE = 30.0  # seconds that a run may take on top of its time: it ends after a step
+_FOR_RUNS = 0.9  # of the budget; the rest is for judging them
+_LOOKING = 0.85  # of that, after which the run that is looked into ends with its step
+_GRACE = 0.05  # of the budget, that a run may take on top of its time: it ends after a step
+_FEWEST = 3.0  # seconds, at least; and that must be left for a layer of trials to begin
 _FAILED = 3  # runs with canaries that raise, before no more are tried
 _MOST_RUN_TRIALS = 400
 
@@ -44,7 +52,7 @@ class Audit:
     """One script's audit; `verdict` runs it.
 
     Args:
-        progress: is given a line for each layer that begins.
+        progress: is given what goes on, as often as that changes.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class Audit:
         self._began = time.monotonic()
         self._runs = 0
         self._judged = Judgement()
+        self._measured: list[Measured] = []
         self._help: list[str] = []
         self._trials: dict[int, CanaryTrials] = {}
         self._output = ""
@@ -65,8 +74,13 @@ class Audit:
         Raises:
             ScriptError: the script cannot be audited as it is.
         """
-        self._progress(f"{self._target}: one run is looked into")
-        (first,) = self._run(iter([self._request("look", looks=True)]))
+        # Threads of BLAS wait for each other in loops: on busy cores that takes ten times as long.
+        with contextlib.closing(self._runner), threadpool_limits(1, "blas"):
+            return self._run_layers()
+
+    def _run_layers(self) -> ScriptVerdict:
+        self._progress("L0: one run is looked into")
+        (first,) = self._run(iter([self._request("look", share=_LOOKING, looks=True)]))
         result = preflight.require_usable(self._target, first, self._options.budget)
         self._result = result
         # Of one run, imports and all, without what looking into it took.
@@ -84,34 +98,38 @@ class Audit:
             judged = single_run.judge(first.record, result, delta)
             self._judged.add(judged).add(preflight.judge_promise(result, promised, delta))
             if not judged.complete:
-                whys = [look.said for look in judged.looks if not look.done]
-                self._help += [f"L0 did not see everything: {why}" for why in whys]
+                looks = [look for look in judged.looks if not look.done]
+                self._help += [f"L0 did not see {look.name}: {look.said}" for look in looks]
+            if result["generators"] and not self._decided:
+                self._compare_seeds()
+            if math.isnan(claim) and judged.complete:
+                self._help.append("no accountant tells ε; give it by @audited(delta, epsilon=...)")
         if self._options.secret_size and not self._decided:
             self._compare_sizes(delta)
         if 1 in self._options.layers and not self._decided:
-            self._try_steps()
+            self._try_steps(claim, delta)
         if 2 in self._options.layers and not self._decided:
-            self._try_runs()
+            self._try_runs(claim, delta)
         return self._sum_up(claim, delta, accountant)
 
     @property
     def _left(self) -> float:
-        return self._options.budget - (time.monotonic() - self._began)
+        return _FOR_RUNS * self._options.budget - (time.monotonic() - self._began)
 
     @property
     def _decided(self) -> bool:
         return any(item.weight is Weight.VIOLATION for item in self._judged.findings)
 
     def _run(self, requests: Iterator[RunRequest]) -> Iterator[EndedRun]:
-        limits = Limits(self._left + _GRACE, self._options.gib)
-        for run in self._runner.run(requests, limits):
+        grace = max(_FEWEST, _GRACE * self._options.budget)
+        for run in self._runner.run(requests, Limits(grace, self._options.gib)):
             self._runs += 1
             self._output = run.ended.output or self._output
             yield run
 
-    def _request(self, *label: Any, **fields: Any) -> RunRequest:
+    def _request(self, *label: Any, share: float = 1.0, **fields: Any) -> RunRequest:
         seed = RunRequest(self._options.seed).derived(*label)
-        return RunRequest(seed, seconds=max(1.0, self._left), **fields)
+        return RunRequest(seed, seconds=max(1.0, share * self._left), **fields)
 
     def _requests(
         self, make: Callable[[int], RunRequest], goes_on: Callable[[], bool], most: int
@@ -130,14 +148,21 @@ class Audit:
         seconds = self._options.budget + runs * self._seconds / self._runner.width
         return f"{math.ceil(seconds / 60)}min" if seconds > 90 else f"{math.ceil(seconds)}s"
 
+    def _compare_seeds(self) -> None:
+        """Whether two runs seed their noise alike: each first step of a second run."""
+        self._progress("L0: the seeds of a second run")
+        (second,) = self._run(iter([self._request("seeds", most_steps=1)]))
+        if second.result is not None:
+            self._judged.add(single_run.same_seeds(self._result, second.result))
+
     def _compare_sizes(self, delta: float) -> None:
         """The number of records as the secret: the same run with one record more."""
-        self._progress(f"{self._target}: the same with one record more")
+        self._progress("L0: the same with one record more")
         requests = (self._request("size", n, most_steps=1, one_more=bool(n)) for n in (0, 1))
         records = [run.record for run in self._run(requests)]
         self._judged.add(sampling_check.judge_size(records, delta))
 
-    def _try_steps(self) -> None:
+    def _try_steps(self, claim: float, delta: float) -> None:
         """L1: every step a trial."""
         taken = sum(self._result["steps"])
         if self._noise is None or not taken:
@@ -148,12 +173,12 @@ class Audit:
         affordable = self._affordable_runs() * taken
         planned = int(min(needed or affordable, max(affordable, taken)))
         layer = self._trials[1] = canary_trials.step_trials(self._noise, max(planned, 10))
-        if self._left >= _GRACE / 10:
-            self._progress(f"{self._target}: every step a trial, {planned} of them")
+        if self._left >= _FEWEST:
             self._fold_steps(layer, math.ceil(planned / taken))
         judgement = layer.judge(needed)
         self._judged.add(judgement)
-        if judgement.complete or judgement.findings:
+        self._measure(layer, claim, delta)
+        if judgement.complete or judgement.findings or self._judged.enough:
             return
         if needed is None:
             self._help.append(
@@ -174,19 +199,16 @@ class Audit:
             lambda: not layer.refuted and len(failed) < _FAILED,
             most_runs,
         )
-        compared = False
+        self._progress(f"L1: a canary in every other step, 0 of {layer.planned} steps")
         for run in self._run(requests):
             trials = entries_of(run.record, "trial")
             scores = [math.nan if t["score"] is None else float(t["score"]) for t in trials]
             layer.fold(scores, [trial["member"] for trial in trials])
+            self._progress(f"L1: a canary in every other step, {layer.count} of {layer.planned}")
             if run.ended.how != "returned":
-                failed.append(run)
                 # The step that it ended in: its coin was thrown.
                 layer.miss(run.request.coin(0.5, "bit", 0, len(trials)))
-            elif not compared:
-                compared = True
-                assert run.result is not None
-                self._judged.add(single_run.same_seeds(self._result, run.result))
+                failed += [run] * (run.ended.how != "hung" or self._left > 0)
         if failed:
             self._judged.findings.append(Finding(
                 1, "every step a trial", Weight.WARNING, f"{len(failed)} runs with canaries",
@@ -194,7 +216,7 @@ class Audit:
                 "a step that fails counts as a wrong guess",
             ))  # fmt: skip
 
-    def _try_runs(self) -> None:
+    def _try_runs(self, claim: float, delta: float) -> None:
         """L2: whole runs as trials."""
         layer = canary_trials.run_trials(self._result["claims"], _MOST_RUN_TRIALS)
         if layer is None:
@@ -208,7 +230,7 @@ class Audit:
             self._not_done(2, "runs", why)
             return
         layer = self._trials[2] = dataclasses.replace(layer, planned=needed)
-        self._progress(f"{self._target}: {needed} runs as trials")
+        self._progress(f"L2: a canary in whole runs, 0 of {needed}")
 
         def make(number: int) -> RunRequest:
             request = self._request("run", number, canary="run", reseeds=True)
@@ -220,13 +242,20 @@ class Audit:
                 layer.fold([canary_trials.run_score(trials)], [run.request.member])
             else:
                 layer.miss(run.request.member)
+            self._progress(f"L2: a canary in whole runs, {layer.count} of {needed}")
+        self._measure(layer, claim, delta)
         self._judged.add(layer.judge(needed if layer.count >= needed else None))
+
+    def _measure(self, layer: CanaryTrials, claim: float, delta: float) -> None:
+        if layer.count and (measured := layer.measured(claim, delta)) is not None:
+            self._measured.append(measured)
 
     def _not_done(self, layer: int, name: str, why: str) -> None:
         self._judged.add(Judgement(layer).look(name, why, done=False))
 
     def _sum_up(self, claim: float, delta: float, accountant: str) -> ScriptVerdict:
-        skipped = {0, 1} - set(self._options.layers)
+        needed = {0} if self._judged.enough else {0, 1}
+        skipped = needed - set(self._options.layers)
         verdict = Verdict.INCONCLUSIVE
         if self._decided:
             verdict = Verdict.VIOLATION
@@ -248,4 +277,6 @@ class Audit:
             run_trials=counts[1],
             seconds=time.monotonic() - self._began,
             output=self._output,
+            measured=tuple(self._measured),
+            sentence=self._judged.sentence,
         )

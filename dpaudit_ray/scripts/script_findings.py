@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from enum import StrEnum
 from typing import Any
 
@@ -13,6 +14,12 @@ from ..report.verdict import Verdict
 
 # The error of the whole audit, one in twenty, and what each layer has of it.
 ALPHA = {0: 0.01, 1: 0.02, 2: 0.02}
+BLIND_SPOTS = (
+    "records mixed before they reach the network or in the loss, records that are in the data "
+    "twice, decisions taken on losses that were never released (learning rates, early stopping, "
+    "which batches are passed over), what was computed from the data outside this function, holes "
+    "of floating-point arithmetic, weak random generators"
+)
 
 
 class Weight(StrEnum):
@@ -59,13 +66,16 @@ class Look:
 class Judgement:
     """What one layer says, or a part of it; a judge adds to it and returns it.
 
-    `complete`: a violation of its kind would have been found.
+    `complete`: a violation of its kind would have been found. `enough`: one run showed so much
+    that no trial is needed, as `single_run.judge` defines it. `sentence` says how much that was.
     """
 
     layer: int = 0
     findings: list[Finding] = dataclasses.field(default_factory=list)
     looks: list[Look] = dataclasses.field(default_factory=list)
     complete: bool = True
+    enough: bool = False
+    sentence: str = ""
 
     def find(self, code: str, where: str, **values: Any) -> Judgement:
         """Adds a finding of layer L0, as `finding` makes it."""
@@ -85,7 +95,30 @@ class Judgement:
         self.findings += part.findings
         self.looks += part.looks
         self.complete &= part.complete
+        self.enough, self.sentence = self.enough or part.enough, self.sentence or part.sentence
         return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A layer's lower bound on ε at `delta` beside what is claimed: of one step, or of a run.
+
+    It exceeds the truth in no more audits than the layer has of the error, those in which the
+    layer calls a promise broken that is kept among them; `assumes` says under what.
+    """
+
+    layer: int
+    of: str
+    epsilon: float
+    claimed: float
+    delta: float
+    assumes: str
+
+    def __str__(self) -> str:
+        return (
+            f"measured ε >= {self.epsilon:.3g} for {self.of}, claimed {self.claimed:.3g} "
+            f"(δ = {plain(self.delta)}, assumes {self.assumes})"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +126,8 @@ class ScriptVerdict:
     """A script's audit: the verdict, the claim, and all that was found.
 
     `claim` is ε at `delta`, NaN where the script has none. `help` says what would decide an audit
-    that is INCONCLUSIVE. `confidence`: a promise that is kept is called broken with a probability
-    of one minus that at most, all layers together.
+    that is INCONCLUSIVE, `sentence` how much the look into one run saw. `confidence`: a promise
+    that is kept is called broken with a probability of one minus that at most, all layers together.
     """
 
     script: str
@@ -110,17 +143,48 @@ class ScriptVerdict:
     run_trials: int
     seconds: float
     output: str = ""
+    measured: tuple[Measured, ...] = ()
+    sentence: str = ""
     confidence: float = 1 - sum(ALPHA.values())
 
     @property
+    def claim_text(self) -> str:
+        """The promise, in words."""
+        if math.isnan(self.claim):
+            return f"no ε at δ = {plain(self.delta)}"
+        return f"ε = {self.claim:.3g} (δ = {plain(self.delta)}, {self.accountant})"
+
+    @property
+    def headline(self) -> str:
+        """What the verdict means for this script."""
+        if self.violations:
+            first = self.violations[0]
+            seen = f"{first.look}: expected {first.expected}; seen {first.seen}"
+            return f"{self.script} breaks its promise of {self.claim_text}. {seen}"
+        if self.verdict is Verdict.CONSISTENT:
+            return f"{self.script} keeps {self.claim_text}. {self.sentence}"
+        return f"{self.script} promises {self.claim_text}, which was not decided. {self.sentence}"
+
+    @property
     def effort(self) -> str:
-        """How many runs it took."""
-        return "1 run" if self.runs == 1 else f"{self.runs} runs"
+        """How many runs it took, and how long."""
+        return f"{self.runs} run{'s' * (self.runs != 1)} in {self.seconds:.0f} s"
+
+    @property
+    def error(self) -> str:
+        """How often an audit is wrong."""
+        share = 1 - self.confidence
+        return f"a promise that is kept is called broken in at most {share:.0%} of audits"
 
     @property
     def violations(self) -> tuple[Finding, ...]:
         """Findings that break the promise."""
         return tuple(f for f in self.findings if f.weight is Weight.VIOLATION)
+
+
+def plain(delta: float) -> str:
+    """A δ as people write it: 1e-5."""
+    return f"{delta:g}".replace("e-0", "e-")
 
 
 def finding(code: str, where: str, **values: Any) -> Finding:
@@ -182,6 +246,9 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
     "not accounted": (
         "accounting", _V, "{taken} steps, which were taken", "{counted} in its history",
         "every release must be accounted: attach_step_hook replaces the engine's own hook"),
+    "told less": (
+        "accounting", _W, "ε = {claimed:.4g}, of all engines together", "{epsilon:.4g}, which the "
+        "script was told", "quote the sum, unless engines train on records of different people"),
     "carried sum": (
         "accumulation", _V, "a release of one draw of records",
         "the clipped sum of a draw that was left, and the next draw on top of it: a record of "

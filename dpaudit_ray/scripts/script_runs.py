@@ -101,28 +101,36 @@ class LocalRunner:
     """Child processes of this machine, `width` at a time, which share its cores."""
 
     def __init__(self, target: Target) -> None:
+        self._sandboxes = contextlib.ExitStack()
+        # Last in, first out: a sandbox that was used has its server already.
+        self._free: queue.LifoQueue[Sandbox] = queue.LifoQueue()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.width = min(4, cores)
         self._threads = cores // self.width
         self._target = target
+        for _ in range(self.width):
+            self._free.put(self._sandboxes.enter_context(sandbox_for(target)))
+
+    def close(self) -> None:
+        """Ends all processes."""
+        self._sandboxes.close()
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """Runs in the order of their requests."""
-        # Last in, first out: a sandbox that was used has its server already.
-        free: queue.LifoQueue[Sandbox] = queue.LifoQueue()
+        """Runs in the order of their requests; each may take `limits` beside its own seconds."""
 
         def call(request: RunRequest) -> EndedRun:
-            sandbox = free.get()
+            sandbox = self._free.get()
             try:
                 return run_once(sandbox, self._target, request, limits, self._threads)
             finally:
-                free.put(sandbox)
+                self._free.put(sandbox)
 
-        # Sandboxes are closed first: then no call goes on that nobody waits for.
-        with futures.ThreadPoolExecutor(self.width) as pool, contextlib.ExitStack() as stack:
-            for _ in range(self.width):
-                free.put(stack.enter_context(sandbox_for(self._target)))
-            yield from _in_order(self.width, requests, lambda request: pool.submit(call, request))
+        with futures.ThreadPoolExecutor(self.width) as pool:
+            try:
+                yield from _in_order(self.width, requests, lambda asked: pool.submit(call, asked))
+            except BaseException:
+                self.close()  # then no call goes on that nobody waits for
+                raise
 
 
 class RayRunner:
@@ -142,8 +150,11 @@ class RayRunner:
         self._files = ray.put({str(path): (folder / path).read_bytes() for path in files})
         self._task = ray.remote(num_cpus=1, max_retries=2)(_run_on_node)
 
+    def close(self) -> None:
+        """Nothing: tasks end by themselves."""
+
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """Runs in the order of their requests."""
+        """Runs in the order of their requests; each may take `limits` beside its own seconds."""
 
         def submit(request: RunRequest) -> Any:
             return self._task.remote(self._files, self._target, request, limits).future()
@@ -182,7 +193,9 @@ def sandbox_for(target: Target) -> Sandbox:
 def run_once(
     sandbox: Sandbox, target: Target, request: RunRequest, limits: Limits, threads: int
 ) -> EndedRun:
-    """Runs the script once, under watch."""
+    """Runs the script once, under watch; `limits` come on top of the request's seconds."""
+    if limits.seconds is not None and request.seconds is not None:
+        limits = dataclasses.replace(limits, seconds=request.seconds + limits.seconds)
     with tempfile.TemporaryDirectory(prefix="dpaudit-") as folder:
         record = Path(folder) / "record.jsonl"
         argument = {

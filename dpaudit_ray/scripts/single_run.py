@@ -6,6 +6,7 @@ kind has the same part of it, divided among all steps and tensors it is asked of
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from . import sampling_check
-from .preflight import Result, accounted_events
+from . import canary_trials, sampling_check
+from .preflight import Result, accounted_events, claimed_epsilon
 from .script_findings import ALPHA, Finding, Judgement, finding
 from .watch.run_state import Entries, entries_of
 
 _TESTS = 5  # noise, correlation, shape, rate of sampling, spread of sampling
 SHARE = ALPHA[0] / _TESTS  # chance of a false alarm, of each
+_MISSED = 0.05  # chance that noise is not found which is said to be
 _SLACK = 1.01  # noise that is short by less than a hundredth is not told
 _EMPTY = "a record without a gradient"
 _FAR = 20.0  # times the promised distance: no clipping at all
@@ -29,17 +31,40 @@ _OUTSIDE = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class _Distance:
+    """How far one example moves a step, in units of what was accounted: an estimate.
+
+    Noise of less than the share `found` of the accounted would have been found, with a chance of
+    19 in 20; 0 where no example moved anything.
+    """
+
+    likely: float
+    found: float
+
+
 def judge(record: Entries, result: Result, delta: float) -> Judgement:
-    """All looks at one run, by its record and its result; `delta` is δ of the promise."""
+    """All looks at one run, by its record and its result; `delta` is δ of the promise.
+
+    The run is `enough` where it was seen whole: every step was taken again with other noise and
+    with an example changed (noise over sensitivity, clipping), at least one of them so sharply that
+    `ALTERNATIVE` of the noise would have been found; and all of these looks were done: whether the
+    network keeps records apart, which records were drawn, that every step was accounted, that only
+    private steps changed parameters, and what is returned.
+    """
     judged = _judge_noise(record, result)
     if result["made"]:
         judged.add(_judge_forward(record))
+    else:  # no budget shows it, so nothing waits for it
+        why = "a loop of one's own: how it makes gradients of single records, and uses noisy sums"
+        judged.look("records apart", why, done=False, complete=True)
     judged.add(sampling_check.judge(result, SHARE, delta))
-    _judge_accounting(record, result, judged)
+    _judge_accounting(record, result, judged, delta)
     _judge_updates(result, judged)
     _judge_release(record, result, judged)
     if constants := sorted({f"{name}({number})" for name, number in result["seeded"]}):
         judged.find("fixed seed", ", ".join(constants[:3]))
+    judged.enough &= judged.complete
     return judged
 
 
@@ -59,16 +84,17 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         why = "no step of a private optimizer was seen"
         if looks:
             why = "a step repeated with the same generators gave another result"
+            why += "; name what draws by key= and reseed=" * (not result["made"])
         elif given:
             why = "noise was given as arrays; pass audited_step a function that draws it"
         return judged.look(name, why, done=False)
     made = next((entry["noise"] for entry in entries_of(record, "made")), None)
-    ratios, findings = [], []
+    distances, findings = [], []
     for step in steps:
         level = SHARE / (len(steps) * max(1, len(step["sizes"])))
         noise = _accounted_noise(result, step) or made
-        ratio, short = _compare_distance(step, noise, level)
-        ratios += [ratio] if ratio is not None else []
+        distance, short = _compare_distance(step, noise, level)
+        distances += [distance] if distance is not None else []
         findings += [short] if short is not None else []
     judged.findings += _first_of_each_look(findings)
     judged.findings += _correlated(steps) or _not_normal(steps)
@@ -78,16 +104,34 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         judged.find("ghost", _at(long[0]), **values)
     if broken := [step for step in steps if not _finite(step)]:
         judged.find("not finite", _at(broken[0]), count=len(broken), steps=len(steps))
-    said = f"{len(steps)} of {sum(result['steps'])} steps looked into"
-    if any(ratios):
-        said += f": noise over sensitivity is {1 / max(ratios):.3g} times what is accounted or more"
+    taken = sum(result["steps"])
+    said = f"{len(steps)} of {taken} steps"
+    if moved := [distance for distance in distances if distance.found > 0]:
+        middle = float(np.median([distance.likely for distance in moved]))
+        said += f", noise over sensitivity is {1 / middle:.3f} times what is accounted (median)"
+        powers = [distance.found for distance in moved]
+        whole = len(steps) >= taken
+        every = f"Every one of {taken}" if whole else f"{len(steps)} of {taken}"
+        judged.sentence = (
+            f"{every} steps looked into: {_missing(max(powers))} less noise in all of them would "
+            f"have been found, {_missing(min(powers))} less in a single one."
+        )
+        sharp = max(powers) >= canary_trials.ALTERNATIVE
+        judged.enough = whole and len(distances) == len(steps) and sharp
     judged.look(name, said)
     if not ghosts and any(step["ghost"] for step in steps):
         judged.look("clipping", "ghost clipping: its backward pass was not seen", done=False)
+    if entries_of(record, "summed"):
+        why = "sums were given as arrays; pass audited_step what clips and sums, and per_example"
+        judged.look("clipping", why, done=False)
     if given:
         why = f"at {len(given)} steps noise was given as arrays; pass what draws it"
         judged.look("noise given", why, done=False)
     return judged
+
+
+def _missing(share: float) -> str:
+    return f"{math.ceil(100 * (1 - share))}%"
 
 
 def _accounted_noise(result: Result, step: dict[str, Any]) -> float | None:
@@ -115,8 +159,8 @@ def _part_names(step: dict[str, Any]) -> list[str]:
 
 def _compare_distance(
     step: dict[str, Any], noise: float | None, level: float
-) -> tuple[float | None, Finding | None]:
-    """How far one example moves a step, over how far it may, and the finding where that is too far.
+) -> tuple[_Distance | None, Finding | None]:
+    """How far one example moves a step, and the finding where that is further than it may.
 
     Args:
         step: its look.
@@ -133,7 +177,11 @@ def _compare_distance(
         return None, finding("no noise", where) if any(step["norms"]) else None
     # An upper bound of each tensor's variance: so the distance is no more than it is.
     above = spread * freedom / (2 * special.gammaincinv(freedom / 2, level))
+    # Where the variance is as seen, its bound is below this with a chance of 19 in 20.
+    share = _MISSED / max(1, int(np.count_nonzero(spread)))
+    below = above * 2 * special.gammaincinv(freedom / 2, 1 - share) / freedom
     worst, what, bare, empty_distance = 0.0, "", "", 0.0
+    likely = sharp = 0.0
     for shift in [*step["shifts"], {"what": _EMPTY, "squares": step.get("empty")}]:
         if shift["squares"] is None:
             continue
@@ -142,26 +190,30 @@ def _compare_distance(
         if silent.any():
             bare = ", ".join(names[i] for i in np.flatnonzero(silent)[:4] if i < len(names))
             break
-        ratios = np.divide(moved, above, out=np.zeros_like(moved), where=above > 0)
-        distance = float(np.sum(ratios))
+        far, estimate, least = (
+            float(np.sum(moved[spread > 0] / scale[spread > 0])) for scale in (above, spread, below)
+        )
         if shift["what"] == _EMPTY:
-            empty_distance = distance
-        if distance > worst:
-            worst, what = distance, shift["what"]
+            empty_distance = far
+        if far > worst:
+            worst, what = far, shift["what"]
+            likely, sharp = estimate, least
     if not bare and step.get("bare"):
         bare = "parts of " + ", ".join(names[i] for i in step["bare"][:4])
     if bare:
         return None, finding("bare", where, bare=bare)
     if noise is None:
         return None, None
-    ratio = math.sqrt(worst) * noise
+    ratio, estimate = math.sqrt(worst) * noise, math.sqrt(likely) * noise
+    distance = _Distance(estimate, math.sqrt(sharp) * noise / _SLACK / max(1.0, estimate))
+    effective = noise / max(ratio, 1e-300)
     if ratio <= _SLACK:
-        return ratio, None
+        return distance, None
     if empty_distance > worst / 4 or what == _EMPTY:
-        return ratio, finding("scale", where, effective=noise / ratio, noise=noise)
+        return distance, finding("scale", where, effective=effective, noise=noise)
     if ratio > _FAR:
-        return ratio, finding("unclipped", where, what=what, ratio=ratio, noise=noise)
-    return ratio, finding("short noise", where, noise=noise, effective=noise / ratio, what=what)
+        return distance, finding("unclipped", where, what=what, ratio=ratio, noise=noise)
+    return distance, finding("short noise", where, noise=noise, effective=effective, what=what)
 
 
 def _first_of_each_look(findings: Iterable[Finding]) -> list[Finding]:
@@ -230,7 +282,7 @@ def _judge_forward(record: Entries) -> Judgement:
     return judged.look("records apart", said, done=bool(passes) and not carried)
 
 
-def _judge_accounting(record: Entries, result: Result, judged: Judgement) -> None:
+def _judge_accounting(record: Entries, result: Result, judged: Judgement, delta: float) -> None:
     """Whether each release was accounted, and is of one draw of records."""
     taken, events = sum(result["steps"]), accounted_events(result)
     counted = sum(int(steps) for _, _, steps in events)
@@ -238,6 +290,10 @@ def _judge_accounting(record: Entries, result: Result, judged: Judgement) -> Non
     was_cut = cut(record)  # a script may account after its steps
     if taken > counted and not fixed and not was_cut:
         judged.find("not accounted", "the accountant", taken=taken, counted=counted)
+    claimed = claimed_epsilon(result, delta)
+    for said_delta, epsilon, steps in result.get("reported", ())[-1:]:
+        if said_delta == delta and steps == taken and epsilon < claimed * (1 - 1e-3):
+            judged.find("told less", "get_epsilon", claimed=claimed, epsilon=epsilon)
     for entry in entries_of(record, "carried")[:1]:
         judged.find("carried sum", _at(entry))
     said = f"{counted} of {taken} steps accounted"

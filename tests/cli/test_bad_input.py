@@ -8,7 +8,7 @@ import pytest
 
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.sweep import spec
-from tests.command import changed, dpaudit, refused, write_sweep
+from tests.command import changed, dpaudit, inline, refused, write_sweep
 
 NAN, INF = float("nan"), float("inf")
 
@@ -159,6 +159,20 @@ def test_a_canary_example_beyond_the_data_is_told_by_plan(tiny, tmp_path):
     tiny["adversary"]["example"] = 569
     line = refused("plan", write_sweep(tmp_path, tiny), "--storage-path", tmp_path / "runs")
     assert line == "adversary.example: is 569, but the data ends at 568"
+
+
+@pytest.mark.parametrize(
+    ("delta", "times"), [(1 / 569, 0), (0.01, 1)], ids=["of a record", "of many"]
+)
+def test_a_delta_above_one_record_is_told_once_and_not_refused(delta, times, tiny, tmp_path):
+    tiny["audit"]["delta"] = delta
+    file = write_sweep(tmp_path, tiny)
+    for outcome in (dpaudit("plan", file), inline(file, tmp_path / "runs")):
+        assert outcome.code == 0
+        assert outcome.err.replace("\n  ", " ").count(
+            "warning: audit.delta is 0.01, above 1 / N = 0.0018 for 569 records: publishing one of "
+            "them, at random, would keep it; use at most 0.001"
+        ) == times  # fmt: skip
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

@@ -173,7 +173,7 @@ def test_twenty_audits_fit_any_terminal_and_a_stopped_run_goes_on(
     totals, legend, heads, first, *_, rest = shown
     assert len(shown) < 24
     assert totals.split()[1:4] == ["/", "2,000", "trials"]
-    assert heads.split() == ["audit", "trials", "ε", "≥", "status", "claim"]
+    assert heads.split() == ["audit", "trials", "ε", "≥", "assumes", "claim"]
     assert legend == "audit: gradient, noise_multiplier, clip_norm"
     assert first.startswith("threshold, 1, 1 ")
     assert first.split()[-1] == "4.38", "the claim is not cut off"

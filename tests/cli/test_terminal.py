@@ -17,7 +17,7 @@ from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
 
 
 def progress(done: int, trials: int = 100, label: str = "loss") -> Progress:
-    return Progress((AuditProgress(label, trials, done, 1.5, 5.545),))
+    return Progress((AuditProgress(label, trials, done, 1.5, 5.545, assumes="assumes Gaussian"),))
 
 
 def test_durations_and_numbers_are_as_people_read_them():
@@ -125,7 +125,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch)
         time.sleep(0.1)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
-        "0/100 trials, trainers start and import what they run; loss: 0/100, eps >= 1.50 (if-gaussi"
+        "0/100 trials, trainers start and import what they run; loss: 0/100, eps >= 1.50 (assumes "
     )
     assert lines[1].startswith("10/100 trials, 10/s, ETA 9s; loss: 10/100")
     assert lines[2].startswith("60/100 trials, 10/s, ETA 4s; loss: 60/100")

@@ -154,8 +154,8 @@ CASES: dict[str, tuple[list[tuple[str, str | None, str]], str, list[str | None]]
         [("trials_failed", "a", "0 0 30 30"), ("trials_failed", "b", "0x3")], "3m", ["a"],
     ),
     "DpauditViolationFound": (
-        [("epsilon_lower_together", "a", "1 2 3 3"), ("verdict", "a", "0 0 1 1"),
-         ("epsilon_lower_together", "b", "1 2 2 2"), ("verdict", "b", "0x3")], "3m", ["a"],
+        [("epsilon_lower", "a", "1 2 3 3"), ("verdict", "a", "0 0 1 1"),
+         ("epsilon_lower", "b", "1 2 2 2"), ("verdict", "b", "0x3")], "3m", ["a"],
     ),
     # The last result came at 0 s, packs take 2 s: 600 s and a minute later somebody is called.
     "DpauditSweepStalled": ([(RESULT, None, "0x20"), (PACK, None, "2x20")], "13m", [None]),

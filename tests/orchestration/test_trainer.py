@@ -59,11 +59,7 @@ def test_an_error_in_user_code_is_a_failure_with_its_reason(tiny):
 @pytest.mark.parametrize(
     ("error", "count", "message"),
     [
-        (
-            "RuntimeError('[enforce fail at alloc_cpu.cpp:127] ... can\\'t allocate memory: you')",
-            1,
-            7,
-        ),
+        ("RuntimeError('alloc_cpu.cpp:127] . can\\'t allocate memory: you tried')", 1, 2),
         ("torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')", 1, 2),
         ("MemoryError()", 1, 2),
         ("MemoryError()", 5, 5),

@@ -9,7 +9,7 @@ import pytest
 from dpaudit_ray.errors import StorageError
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts import report_export
-from dpaudit_ray.scripts.script_findings import Finding, Look, ScriptVerdict, Weight
+from dpaudit_ray.scripts.script_findings import Finding, Look, Measured, ScriptVerdict, Weight
 
 HOSTILE = "a|b\n<script>alert(1)</script> `x` *y* [z](http://w) \x1b[31m \x00"
 BAD = Finding(0, "noise", Weight.VIOLATION, "step 1", "σ = 1", f"σ = 0.5, {HOSTILE}", "more noise")
@@ -39,7 +39,7 @@ def parsed(found: ScriptVerdict) -> ElementTree.Element:
 
 def test_junit_has_a_case_per_look_and_the_failures():
     suite = parsed(verdict(BAD, ALONE, WARNED))
-    cases = {case.get("name"): case for case in suite}
+    cases = {case.get("name"): case for case in suite.iter("testcase")}
     assert set(cases) == {"noise", "sampling", "runs", "seeds"}
     assert suite.get("tests") == "4"
     assert suite.get("failures") == "2"
@@ -60,7 +60,8 @@ def test_junit_of_a_promise_that_is_kept():
 def test_markdown_keeps_its_table_whatever_the_text():
     text = report_export.markdown(verdict(BAD))
     assert "## VIOLATION: train.py:main" in text
-    (row,) = [line for line in text.splitlines() if "σ = 0.5" in line]
+    first, row = [line for line in text.splitlines() if "σ = 0.5" in line]
+    assert first.startswith("train.py:main breaks its promise of")
     assert row.startswith("| VIOLATION | noise | step 1 |")
     assert "a\\|b" in row
     for raw in ("<script>", "`x`", "*y*", "[z]", "\x1b", "\x00"):
@@ -80,8 +81,22 @@ def test_the_page_has_the_findings_and_runs_nothing():
 
 
 def test_a_claim_that_nobody_makes():
-    assert report_export.claim(verdict(claim=float("nan"))) == "no ε at δ = 1e-05"
-    assert "no ε at δ = 1e-05" in report_export.html(verdict(claim=float("nan")))
+    assert (
+        "promises no ε at δ = 1e-5" in verdict(claim=float("nan"), verdict="INCONCLUSIVE").headline
+    )
+    assert "keeps no ε at δ = 1e-5" in report_export.html(verdict(claim=float("nan")))
+
+
+def test_what_was_measured_stands_beside_the_claim():
+    measured = Measured(2, "the run", 0.5, 1.4367, 1e-5, "nothing")
+    seen = verdict(measured=(measured,), sentence="Every one of 9 steps.")
+    assert seen.headline == "train.py:main keeps ε = 1.44 (δ = 1e-5, prv). Every one of 9 steps."
+    said = "measured ε >= 0.5 for the run, claimed 1.44 (δ = 1e-5, assumes nothing)"
+    values = {one.get("name"): one.get("value") for one in parsed(seen).iter("property")}
+    assert values == {"verdict": f"CONSISTENT: {seen.headline}", "L2": said}
+    for page in (report_export.html(seen), report_export.markdown(seen).replace("\\", "")):
+        assert said in page.replace("&gt;", ">")
+    assert json.loads(json.dumps(dataclasses.asdict(seen)))["measured"][0]["epsilon"] == 0.5
 
 
 def test_json_is_plain():

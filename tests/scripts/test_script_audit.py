@@ -61,7 +61,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_room: Sandbox) -
 
 def refused(*arguments: object) -> list[str]:
     """Lines of what is said on stderr; the first one has the reason."""
-    outcome = dpaudit("verify", *map(str, arguments))
+    outcome = dpaudit("audit", *map(str, arguments))
     assert outcome.code == 2, outcome
     said = [line for line in outcome.err.splitlines() if line.startswith("dpaudit: ")]
     assert len(said) == 1, outcome.err
@@ -77,9 +77,8 @@ BAD_COMMANDS = {
     "own_training.py:main --delta 2": "--delta: must lie between 0 and 1",
     "own_training.py:main --memory 0": "--memory: must be above 0",
     "own_training.py:main --budget soon": "'soon'",
-    ". --budget 60s": "--budget: is for scripts, and",
-    ". --junit x.xml": "--junit: is for scripts, and",
-    ". --seed 0": "--seed: is for scripts, and",
+    ".": ". is no script; `dpaudit verify .` judges a run",
+    "training": "training is no script; write path/to/script.py:function",
 }
 
 
@@ -161,35 +160,41 @@ def test_a_script_that_trains_when_it_is_imported(script):
     assert "if __name__ == '__main__'" in said
 
 
-def test_a_budget_that_is_too_short_for_a_step(script, monkeypatch):
-    monkeypatch.setattr("dpaudit_ray.scripts.script_audit._GRACE", 1.0)
+def test_a_budget_that_is_too_short_for_a_step(script):
     script.write_text(HEAD + "def main():\n    time.sleep(60)")
     said = refused("own_training.py:main", "--budget", "1s", "--delta", "1e-5")[0]
     assert "no step ended within the budget of 1 s; give a longer --budget" in said
 
 
 def test_a_script_that_keeps_its_promise(script):
-    """Pages are written, and the exit code says that there are too few trials."""
+    """One look decides; pages are written; the old spelling says the new one."""
     script.write_text(HEAD + GOOD)
     outcome = dpaudit(
         "verify", "own_training.py:main", "--budget", "60s", "--layers", "0", "--junit", "out.xml"
     )
-    assert outcome.code == 5, outcome
-    assert "INCONCLUSIVE: own_training.py:main" in outcome.out
+    assert outcome.code == 0, outcome
+    assert outcome.err.startswith("`dpaudit audit own_training.py:main` is the new spelling\n")
+    shown = " ".join(outcome.out.split())
+    assert "CONSISTENT: own_training.py:main keeps ε = " in shown
+    assert "Every one of 40 steps looked into: 4% less noise in all of them would" in shown
+    assert "no audit of this kind sees: records mixed" in shown
     assert (script.parent / "own_training-main-audit.html").exists()
-    assert 'failures="0"' in (script.parent / "out.xml").read_text()
+    junit = (script.parent / "out.xml").read_text()
+    assert 'failures="0"' in junit
+    assert 'name="verdict" value="CONSISTENT: own_training.py:main keeps' in junit
 
 
 def test_assert_private(script):
-    """Half the noise raises, with the finding; the whole noise only where more is asked for."""
+    """Half the noise raises, with the finding; so does less than the accountant says."""
     script.write_text(HEAD + GOOD)
     with pytest.raises(AssertionError, match="noise multiplier of 4"):
         assert_private(f"{script}:half", budget="60s", layers=(0,))
-    # One of the two layers that a verdict needs was left out.
-    with pytest.raises(AssertionError, match="L1 was left out"):
-        assert_private(f"{script}:main", budget=60, layers=(0,), conclusive=True)
+    kept = assert_private(f"{script}:main", budget=60, layers=(0,))
+    assert kept.verdict is Verdict.CONSISTENT
     with pytest.raises(AssertionError, match=r"epsilon=0\.1"):
         assert_private(f"{script}:main", budget=60, layers=(0,), epsilon=0.1)
+    with pytest.raises(AssertionError, match="L0 was left out"):
+        assert_private(f"{script}:main", budget=1, layers=(1,))
 
 
 GIVEN = """
@@ -207,7 +212,7 @@ def main():
 
 def test_noise_given_as_arrays_is_no_violation(script):
     script.write_text(HEAD + GIVEN)
-    found = assert_private(f"{script}:main", budget=60, layers=(0,))
+    found = assert_private(f"{script}:main", budget=60, layers=(0,), conclusive=False)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert not found.findings
     assert any("noise was given as arrays" in line for line in found.help)
@@ -215,7 +220,7 @@ def test_noise_given_as_arrays_is_no_violation(script):
 
 def test_a_run_that_the_budget_ends_claims_nothing(script):
     script.write_text(HEAD + GIVEN)
-    found = assert_private(f"{script}:main", budget=1, layers=(0,))
+    found = assert_private(f"{script}:main", budget=1, layers=(0,), conclusive=False)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert math.isnan(found.claim)
     assert any("the budget ended the run after step" in line for line in found.help)
@@ -243,7 +248,7 @@ def main():
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
 def test_typed_keys_of_jax(script):
     script.write_text(HEAD + TYPED)
-    found = assert_private(f"{script}:main", budget=120, layers=(0,))
+    found = assert_private(f"{script}:main", budget=120, layers=(0,), conclusive=False)
     assert not found.findings
     assert {look.name: look.done for look in found.looks}["noise and clipping"]
 

@@ -1,5 +1,7 @@
 """What is judged of one run looked into: made-up entries, as `watch` writes them."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,13 @@ LEFT: dict[str, list[str]] = {"gradients": [], "examples": []}
 TOLD = {"made": 1, "steps": [100], "claims": [CLAIM], "left": LEFT} | {
     key: [] for key in ("draws", "unused", "outside", "seeded")
 }
+
+
+APART = {"kind": "forward", "mixes": False, "by": 0.0, "buffers": [], "batch": 8, "carried": []}
+
+
+def counted(steps: int) -> dict:
+    return {"claims": [CLAIM | {"history": [[1.0, 0.5, steps]]}]}
 
 
 def entry(noise: float = 1.0, size: int = 100_000, seed: int = 0, **more: object) -> dict:
@@ -59,6 +68,52 @@ def test_small_models_need_more(size):
     assert kinds(entry(0.5, size=size)) == {"noise"}
 
 
+@pytest.mark.parametrize("size", [10, 1000, 100_000])
+def test_noise_that_is_said_to_be_found_is_found(size):
+    """With a chance of 19 in 20 or more: fewer than 33 of 40 come once in 500 such tests."""
+    judged = single_run.judge([entry(size=size, seed=100)], TOLD | {"steps": [1]}, 1e-5)
+    less = re.search(r"(\d+)% less noise in all of them would have been found", judged.sentence)
+    missing = int(less[1]) / 100
+    hits = sum(bool(kinds(entry(1 - missing, size, seed=seed))) for seed in range(40))
+    assert hits >= 33
+    assert 0.01 <= missing < 0.3
+
+
+@pytest.mark.parametrize(
+    ("entries", "told", "enough"),
+    [
+        pytest.param([entry()], {"steps": [1]}, True, id="seen whole"),
+        pytest.param([entry()], {"steps": [2]}, False, id="a step not looked into"),
+        pytest.param([entry()], {"steps": [1], "left": LEFT | {"outside": ["w"]}}, False, id="own"),
+        pytest.param([entry()], {"steps": [1], "draws": [], **counted(1)}, False, id="draws"),
+        # Another draw of five numbers: noise of 0.7 would not have been found.
+        pytest.param([entry(size=5, draws=2, squares=[5.0, 0.0])], {"steps": [1]}, False, id="few"),
+    ],
+)
+def test_when_one_look_is_enough(entries, told, enough):
+    """And what was not seen is named."""
+    draws = {"records": 10, "rate": 1.0, "sizes": [10], "most": 1}
+    told = TOLD | {"draws": [draws]} | told
+    judged = single_run.judge([*entries, APART], told, 1e-5)
+    assert judged.enough is enough
+    assert not judged.findings or told.get("left") != LEFT
+
+
+def test_sums_that_were_given_and_loops_of_ones_own():
+    """Clipping was not seen; what a loop does beside its releases is never, and nothing waits."""
+    assert "sums were given as arrays" in unseen(entry(), APART, {"kind": "summed"})["clipping"]
+    own = single_run.judge([entry()], TOLD | {"made": 0, "steps": [1]}, 1e-5)
+    assert [look.name for look in own.looks if not look.done] == ["records apart"]
+    assert own.enough
+
+
+def test_an_epsilon_that_the_script_was_told_of_one_engine():
+    told = {"claims": [CLAIM, CLAIM], "reported": [(1e-5, 1.0, 100)]}
+    (one,) = found(entry(), **told)
+    assert (one.weight, one.seen) == (Weight.WARNING, "1, which the script was told")
+    assert not found(entry(), claims=[CLAIM], reported=[(1e-5, 0.9, 50)])  # before the last steps
+
+
 FORWARD = {"kind": "forward", "by": 0.1}
 GHOST = {"kind": "ghost", "step": 0, "what": "record 0", "bound": 1.0}
 PAIR = {"of": [0, 1], "n": 10_000, "pairs": 10}
@@ -66,10 +121,6 @@ PAIR = {"of": [0, 1], "n": 10_000, "pairs": 10}
 
 def stepped(when: str, what: str) -> dict:
     return {"outside": [{"key": [when, what, "SGD", "weight"], "steps": 5}]}
-
-
-def counted(steps: int) -> dict:
-    return {"claims": [CLAIM | {"history": [[1.0, 0.5, steps]]}]}
 
 
 # Entries, what else the run returned, and the looks that find a violation.
@@ -172,9 +223,6 @@ def unseen(*entries: dict, **told: object) -> dict[str, str]:
     judged = single_run.judge(list(entries), TOLD | told, 1e-5)
     assert judged.complete is all(look.done for look in judged.looks)
     return {look.name: look.said for look in judged.looks if not look.done}
-
-
-APART = {"kind": "forward", "mixes": False, "by": 0.0, "buffers": [], "batch": 8, "carried": []}
 
 
 def test_noise_that_was_given_as_arrays_is_not_judged():

@@ -73,6 +73,10 @@ class DpSgd(Recipe, Mechanism):
         return not self.sampling.in_known_steps
 
     @property
+    def private_records(self) -> int | None:
+        return self.sizes.examples
+
+    @property
     def measured(self) -> tuple[str, ...]:
         return () if self.held_out is None else self.measures
 

@@ -29,6 +29,7 @@ def install(run: WatchedRun) -> None:
     from opacus.accountants.accountant import IAccountant
 
     make_private, prepare = PrivacyEngine.make_private, PrivacyEngine.__init__
+    get_epsilon = PrivacyEngine.get_epsilon
     forward = torch.nn.Module.__call__
     passes: dict[int, int] = {}  # looked at, by network
 
@@ -58,6 +59,11 @@ def install(run: WatchedRun) -> None:
         prepare(self, *args, **kwargs)
         run.engine_accountants.append(self.accountant)
 
+    def ask_noted(self: Any, delta: float) -> Any:
+        epsilon = get_epsilon(self, delta)
+        run.reported.append((delta, float(epsilon), run.steps))
+        return epsilon
+
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         due = (
             run.request.looks
@@ -79,6 +85,7 @@ def install(run: WatchedRun) -> None:
         _watch_accountants(kind, run)
     PrivacyEngine.make_private = made
     PrivacyEngine.__init__ = prepared
+    PrivacyEngine.get_epsilon = ask_noted
     torch.nn.Module.__call__ = called  # type: ignore[method-assign]
 
 

@@ -168,9 +168,7 @@ class OptimizerWatch(StepWatch):
         accumulated = [len(sample) for sample in samples if isinstance(sample, list)]
         run.loaders.at_step(max(accumulated, default=1), release)
         self._notice_moved()
-        # A glance at a step keeps watching within a third of all time.
-        has_time = run.spent < 2 + (time.monotonic() - run.began) / 3
-        if run.request.looks and (self.steps in LOOKED_AT or has_time):
+        if run.request.looks and (self.steps in LOOKED_AT or run.has_time):
             self._look(lambda: call(*args, **kwargs), closure)
         change = self._begin_trial() if run.request.canary else unchanged
         run.spent += time.monotonic() - began
@@ -225,7 +223,7 @@ class OptimizerWatch(StepWatch):
                 empty = None if self.ghost else append_row(zeros)
                 self.examine(replay.release, changes, empty, names)
             else:
-                self.glance(replay.release, next(changes), names)
+                self.glance(replay.release, [next(changes)], names)
 
     def _changes(self, replay: StepReplay) -> Iterator[tuple[str, Change]]:
         """Changes of one example each, with what they are in words."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -96,6 +97,7 @@ class Stream(StepWatch):
         of: int | None,
         *,
         redraws: bool = True,
+        clips: bool = True,
     ) -> Arrays:
         """Looks into the step, decides about its canary, takes it.
 
@@ -106,6 +108,7 @@ class Stream(StepWatch):
                 canary is the last record, left out or not.
             of: how many records they were drawn from.
             redraws: whether `released` draws its noise; else it was given, the same each time.
+            clips: whether it clips and sums; else the sum was given.
         """
         self.records, self.noise = of, self.promise[0]
         if rows is not None:
@@ -113,7 +116,9 @@ class Stream(StepWatch):
         run = self.run
         run.settle((self.number, self.steps))
         began = time.monotonic()
-        if run.request.looks and self.steps in step_probe.LOOKED_AT:
+        if run.request.looks and (self.steps in step_probe.LOOKED_AT or run.has_time):
+            if not clips:
+                run.recorder.put("summed", step=self.steps)
             if redraws:
                 self._look(released, rows or 0, shapes)
             else:
@@ -141,13 +146,14 @@ class Stream(StepWatch):
                     step_probe.seed_generators(seed)
                 return _flat(released(change, seed))
 
-        empty = "empty" if shapes is not None else None
+        empty, changes = "empty" if shapes is not None else None, self._changes(rows, shapes)
         with self.run.replay():
-            self.examine(tried, self._changes(rows, shapes), empty)
+            if self.steps in step_probe.LOOKED_AT:
+                self.examine(tried, changes, empty)
+            else:
+                self.glance(tried, itertools.islice(changes, 2))
 
     def _changes(self, rows: int, shapes: Shapes) -> Iterator[tuple[str, Change]]:
-        for index in step_probe.spread_indices(rows):
-            yield f"record {index} of the batch left out", ("without", index)
         if shapes is not None:
             v = step_probe.random_direction(shapes, self.run.request.derived("look"))
             far = [(step_probe.FAR * self.promise[1] * w).numpy() for w in v]
@@ -156,6 +162,8 @@ class Stream(StepWatch):
             yield "a gradient just within the clipping bound", ("appended", near)
         elif rows:
             yield "a record with values a thousand times larger", ("wild", rows - 1)
+        for index in step_probe.spread_indices(rows):
+            yield f"record {index} of the batch left out", ("without", index)
 
     def _begin_trial(
         self, released: ReleasedArrays, rows: int, shapes: Shapes

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ... import seeds
 
+_LOOKING = 0.5  # of the time that a run has, in which every step is looked into
 _MOST_INDICES = 4_000_000  # that are kept: later draws are not looked at
 
 Indices = npt.NDArray[np.int64]
@@ -43,7 +44,7 @@ class RunRequest:
             none, by `member`; "" into none.
         reseeds: whether constants that the script seeds generators with are mixed with `seed`.
         most_steps: the run ends after so many.
-        seconds: the run ends at the first step after this time.
+        seconds: the run ends at the first step after this time, of which a part is for looking.
         one_more: whether the data set has a record more.
     """
 
@@ -237,11 +238,14 @@ class WatchedRun:
     data: list[Any] = dataclasses.field(default_factory=list)
     batch_first: bool = True
     accounted: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
+    reported: list[tuple[float, float, int]] = dataclasses.field(default_factory=list)  # δ, ε, step
     outside: dict[tuple[str, ...], int] = dataclasses.field(default_factory=dict)
     steps: int = 0  # releases so far
+    cut: bool = False  # ended by its time
     seeded: list[tuple[str, int]] = dataclasses.field(default_factory=list)
     noise_seeds: list[int] = dataclasses.field(default_factory=list)  # of optimizers' generators
-    began: float = dataclasses.field(default_factory=time.monotonic)
+    made: float = dataclasses.field(default_factory=time.monotonic)  # when the process was there
+    began: float = dataclasses.field(default_factory=time.monotonic)  # when training began
     spent: float = 0.0  # seconds that watching took
     moved: int = 0  # times that parameters had changed between steps
     stepped: set[int] = dataclasses.field(default_factory=set)  # parameters, outside, once private
@@ -274,14 +278,22 @@ class WatchedRun:
             self.accounted.append((*self._release, noise, rate))
         self._counts, self._release = counts, release
 
+    @property
+    def has_time(self) -> bool:
+        """Whether there is time to glance at a step: a third of all, and the first part."""
+        now = time.monotonic()
+        looking = _LOOKING * (self.request.seconds or 0.0)
+        return self.spent < 2 + (now - self.began) / 3 or now - self.made < looking
+
     def count_release(self) -> None:
         """Counts a release; raises EnoughSeen where the request asks for no more."""
         self.steps += 1
         request = self.request
         if request.most_steps is not None and self.steps >= request.most_steps:
             raise EnoughSeen
-        if request.seconds is not None and time.monotonic() - self.began > request.seconds:
+        if request.seconds is not None and time.monotonic() - self.made > request.seconds:
             self.recorder.put("cut", seconds=request.seconds, steps=self.steps)
+            self.cut = True
             raise EnoughSeen
 
     def claiming_accountants(self) -> list[Any]:

@@ -207,14 +207,21 @@ class StepWatch:
                 entry["empty"] = squared_lengths(moved)
         self._record_look(actual, names, **entry)
 
-    def glance(self, released: Released, change: tuple[str, Any], names: list[str]) -> None:
-        """Looks at one other draw of a step's noise, and at one change."""
+    def glance(
+        self,
+        released: Released,
+        changes: Iterable[tuple[str, Any]],
+        names: list[str] | None = None,
+    ) -> None:
+        """Looks at one other draw of a step's noise, and at a few changes."""
         actual = released(self.nothing, None)
         other = difference(released(self.nothing, self.draw_seed), actual)
-        moved = difference(released(change[1], None), actual)
         # Half of a difference's squares: as of two draws around their mean.
         squares = [square / 2 for square in squared_lengths(other)]
-        shifts = [{"what": change[0], "squares": squared_lengths(moved)}]
+        shifts = [
+            {"what": what, "squares": squared_lengths(difference(released(change, None), actual))}
+            for what, change in changes
+        ]
         entry = {"replays": True, "draws": 2, "squares": squares, "shifts": shifts, "bare": []}
         self._record_look(actual, names, norms=squared_lengths(actual), **entry)
 

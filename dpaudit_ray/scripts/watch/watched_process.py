@@ -115,7 +115,8 @@ def _load(script: Path, name: str) -> Any:
 def _result(state: WatchedRun, returned: Any, delta: float) -> dict[str, Any]:
     """What is known at a run's end, as plain JSON: counts, claims, draws, and what is left."""
     # Runs with canaries have the claim of the run without: asking for it again takes a second.
-    deltas = sorted(() if state.request.canary else {*_DELTAS, delta}, reverse=True)
+    silent = state.request.canary or state.cut
+    deltas = sorted(() if silent else {*_DELTAS, delta}, reverse=True)
     streams = list(state.streams.values())
     digest = hashlib.blake2b(digest_size=16)  # of the parameters that the optimizers ended with
     for watched in state.optimizers:
@@ -127,6 +128,7 @@ def _result(state: WatchedRun, returned: Any, delta: float) -> dict[str, Any]:
         "steps": [watched.steps for watched in (*state.optimizers, *streams)],
         "claims": claims,
         "accounted": state.accounted,
+        "reported": state.reported,
         "moved": state.moved,
         "draws": [
             *_draws(state),
