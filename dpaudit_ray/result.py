@@ -135,6 +135,8 @@ class Result:
 
         from .report.figures import whole_run
 
+        # A notebook's backend that is loaded while a figure is styled shows no later one.
+        plt.switch_backend(plt.get_backend())
         with self._reading:
             bounds = whole_run.bounds_table(self.run)
             draw = whole_run.evolution_figure if steps else whole_run.bars_figure

@@ -332,6 +332,7 @@ result
 
 def test_a_notebook_shows_progress_verdict_and_errors_in_a_line(light, tmp_path):
     cells = [NOTEBOOK.format(sweep=light, folder=str(tmp_path)), "da.run(5)", "result.plot()"]
+    cells += ["import matplotlib.pyplot as plt\nplt.plot([1, 2])"]
     source = {
         "cells": [
             {"cell_type": "code", "id": str(i), "metadata": {}, "outputs": [],
@@ -348,7 +349,9 @@ def test_a_notebook_shows_progress_verdict_and_errors_in_a_line(light, tmp_path)
          "--inplace", str(book)],
         check=True, capture_output=True, timeout=400,
     )  # fmt: skip
-    first, second, third = (cell["outputs"] for cell in json.loads(book.read_text())["cells"])
+    first, second, third, fourth = (
+        cell["outputs"] for cell in json.loads(book.read_text())["cells"]
+    )
     shown = ["".join(each["data"].get("text/html", "")) for each in first if "data" in each]
     assert "180 of 180 trials" in shown[0]
     assert "INCONCLUSIVE" in shown[1]
@@ -359,6 +362,7 @@ def test_a_notebook_shows_progress_verdict_and_errors_in_a_line(light, tmp_path)
     ]
     assert "Axes" in "".join(third[0]["data"]["text/plain"])
     assert "image/png" in third[1]["data"]
+    assert "image/png" in fourth[1]["data"]  # a figure of the user's own, after that
 
 
 def test_tab_completion_finds_the_api():
