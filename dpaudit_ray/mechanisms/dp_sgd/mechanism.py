@@ -32,14 +32,12 @@ class DpSgd(Recipe, Mechanism):
     The others' batches are drawn once for a sweep and known to the adversary; `batches: secret`
     draws them for each trial, through Opacus. `epsilon` at `delta`, by `accountant`, stands for
     the noise multiplier that keeps it over all steps; an audit fills in its own δ and its first
-    accountant. A batch of more than `physical_batch_size` is processed in parts of at most that.
-    With `augmentations` an image has so many random crops, mirrored or not, in each step, whose
-    gradients are averaged and then clipped; a canary's example has one, itself.
+    accountant. With `augmentations` an image has so many random crops, mirrored or not, in each
+    step, whose gradients are averaged and then clipped; a canary's example has one, itself.
 
-    On `held_out`, a data set or a share of the data that is then not trained on, accuracy and loss
-    of every trained model are measured, at the steps at which scores are recorded. `reserved` is
-    a share of the data that is not trained on and that adversaries have; those that need some take
-    half of it where the sweep does not say.
+    What is `held_out`, or in reserve (`reserved`), is not trained on. Models are measured where
+    scores are recorded; adversaries that need records of a reserve take half of the data where the
+    sweep does not say.
 
     Revision 2: the canary joins the sum before θ is rounded; θ_0 is keyed by a whole seed.
     """
