@@ -181,11 +181,11 @@ def notebook_progress() -> Callable[[Progress], None]:
 def _progress_line(snapshot: Progress) -> str:
     """A snapshot as HTML: a bar for all trials, and the audits that go on."""
     running = [audit for audit in snapshot.audits if 0 < audit.done < audit.trials][:_AUDITS]
+    phase = f", {snapshot.phase}" if snapshot.phase and snapshot.left else ""
     lines = "".join(f"<br>{_audit_line(audit)}" for audit in running)
     return (
         f'<progress max="{max(snapshot.trials, 1)}" value="{snapshot.done}"></progress> '
-        f"{snapshot.done:,} of {snapshot.trials:,} trials{', ' * bool(snapshot.phase)}"
-        f"{snapshot.phase}{lines}"
+        f"{snapshot.done:,} of {snapshot.trials:,} trials{phase}{lines}"
     )
 
 

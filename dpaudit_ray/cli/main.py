@@ -14,7 +14,7 @@ from typing import Annotated, Never, cast
 import typer
 
 from ..errors import DpauditError, Exit, SpecError, first_line, out_of_memory
-from ..orchestration import interruption
+from ..orchestration import interruption, ray_internals
 from ..version import __version__
 from . import judge_verbs, read_verbs, run_verbs, script_verb, start_verbs, terminal
 
@@ -29,7 +29,6 @@ _TAKEN_OUT = {
     "--watch": "`dpaudit report RUN` again writes the page anew",
     "--accept-changed-code": "a run is of one version of the code: use a new name and a new seed",
 }
-_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the driver of a job
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,7 +51,7 @@ def main() -> Never:
     """Entry point: turns every error into one line and its exit code."""
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
-    if _RAY_JOB in os.environ:  # nobody watches its output as it comes
+    if ray_internals.JOB in os.environ:  # nobody watches its output as it comes
         sys.stdout.flush()
         sys.stdout, sys.stderr = TimestampedStream(1), TimestampedStream(2)
     for stream in (sys.stdout, sys.stderr):

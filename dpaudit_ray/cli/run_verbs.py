@@ -45,12 +45,12 @@ def run(  # noqa: PLR0913 (options of a command line)
                 sweep, storage_path, executor, address, parse_changes(changes), display,
                 retry_failed=retry_failed, tell=display.tell, phase=display.phase,
             )  # fmt: skip
+            display.phase("judging the claims")
+            opened = result.run
+            summary = verdict.quick(opened) if result.stopped else verdict.current(opened)
         except KeyboardInterrupt:
             display.tell(_STOPPED)
             raise typer.Exit(Exit.STOPPED) from None
-        display.phase("judging the claims")
-        opened = result.run
-        summary = verdict.quick(opened) if result.stopped else verdict.current(opened)
     explain_unread(opened)
     tables.show_overview(opened, summary, details)
     missed = list(outcomes.missed_lines(opened.directory, opened.plan))
@@ -133,8 +133,10 @@ def submit(  # noqa: PLR0913 (options of a command line)
     trust: Trusted = None,
 ) -> None:
     """Runs a sweep as a Ray job; again: resumes it, or follows it while it runs."""
+    from .. import plan as planning
     from ..orchestration.submission import JobsClient, SweepJob
     from ..orchestration.working_dir_package import Withheld, WorkingDirPackage
+    from ..storage.run_directory import RunDirectory
     from ..sweep import spec
     from ..sweep.yamlfile import parse_changes
 
@@ -147,6 +149,9 @@ def submit(  # noqa: PLR0913 (options of a command line)
     options = [word for change in changes or () for word in ("--set", change)]
     options += [] if trust is None else ["--trust", trust]
     job = SweepJob(prepared, sweep, storage_path, package, options, python, install)
+    if Path(job.run).is_dir() and planning.finished(prepared, RunDirectory(job.run)):
+        terminal.complain(f"{job.run} is complete; next: dpaudit report {job.run}")
+        return
     cluster = JobsClient(address, terminal.complain)
     submission = cluster.submit(job)
     stop = cluster.stop_command(submission)

@@ -10,12 +10,14 @@ import atexit
 import importlib
 import json
 import logging
+import os
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 _STATUS = "__autoscaling_status"  # where Ray's first autoscaler leaves its report
 _BY_HAND = re.compile("node_[0-9a-f]+")  # the "type" of a node that no autoscaler has started
+JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the driver of a job
 Value = TypeVar("Value")
 
 
@@ -52,6 +54,12 @@ def autoscales(ray: Any) -> bool:
 def object_store_socket(ray: Any) -> str:
     """The path of this node's object store; without it, "": its end is not watched."""
     return str(_probe(lambda: ray._private.worker.global_worker.node.plasma_store_socket_name, ""))
+
+
+def dashboard(ray: Any) -> str:
+    """The address of the cluster's dashboard; "" without one, and in a job, whose page is told."""
+    url = _probe(lambda: ray._private.worker.get_dashboard_url(), None)
+    return f"http://{url}" if url and JOB not in os.environ else ""
 
 
 def leave_without_shutdown(ray: Any) -> None:

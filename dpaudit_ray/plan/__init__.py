@@ -1,7 +1,7 @@
 """Which trials a sweep has, which of them remain, and what was promised of them."""
 
 from .model import Pack, Plan, PlannedAudit
-from .open_run import kept, open_run, preview
+from .open_run import finished, kept, open_run, preview
 from .planner import MAX_PACKS, make
 from .record import FILE, SWEEP_FILE, from_json, load, read, require, to_json
 
@@ -12,6 +12,7 @@ __all__ = [
     "Pack",
     "Plan",
     "PlannedAudit",
+    "finished",
     "from_json",
     "kept",
     "load",

@@ -37,6 +37,18 @@ def kept(sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]) -> Sweep:
     return spec.from_raw(sweep.raw, overrides={"audit.trials": trials})
 
 
+def finished(sweep: Sweep, run: RunDirectory) -> bool:
+    """Whether a run of this sweep is there, complete, and nothing in it has failed."""
+    plan = record.load(run)
+    if plan is None or plan.fingerprint != sweep.fingerprint or not run.complete:
+        return False
+    pairs = zip(sweep.cells, plan.audits, strict=True)
+    more = any(audit.trials and cell.audit.trials > audit.trials for cell, audit in pairs)
+    left = next(plan.remaining(run, outcomes.decided(run, sweep, plan)), None)
+    failed = outcomes.failed(run, plan) or outcomes.read(run, plan).missed
+    return not (more or left or failed)
+
+
 def preview(
     sweep: Sweep,
     run: RunDirectory,

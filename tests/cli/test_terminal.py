@@ -14,6 +14,8 @@ from dpaudit_ray.cli import terminal
 from dpaudit_ray.cli.live_view import Display, View
 from dpaudit_ray.cli.terminal import Bound
 from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
+from dpaudit_ray.report import verdict
+from tests.command import inline, write_sweep
 
 
 def progress(done: int, trials: int = 100, label: str = "loss") -> Progress:
@@ -179,3 +181,13 @@ def test_pictures_show_labels_as_they_are(label):
     shown = captured.get()
     assert (SHOWN if label == NASTY else label) in shown
     assert not set("\x07\x9b\r\u202e\x1b") & set(shown)
+
+
+def test_a_second_ctrl_c_while_claims_are_judged_says_how_to_resume(light, tmp_path, monkeypatch):
+    def interrupted(run: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verdict, "current", interrupted)
+    done = inline(write_sweep(tmp_path, light), tmp_path)
+    assert done.code == 4
+    assert done.err == "dpaudit: stopped; finished packs are safe: run the same command to resume\n"

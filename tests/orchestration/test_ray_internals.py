@@ -1,5 +1,7 @@
 """Names of Ray's that are not public: a Ray without them is one that a sweep runs on."""
 
+import subprocess
+import sys
 import types
 
 import grpc
@@ -21,6 +23,7 @@ def test_without_them_each_has_its_fallback(bare):
     assert ray_internals.draining_nodes(bare) == frozenset()
     assert ray_internals.autoscales(bare) is False
     assert ray_internals.object_store_socket(bare) == ""
+    assert ray_internals.dashboard(bare) == ""
     assert ray_internals.channel(bare, "127.0.0.1:1") is None
 
 
@@ -42,3 +45,36 @@ def test_this_ray_has_them():
     assert ray._private.state.state.get_draining_nodes
     assert ray._private.state.state.get_cluster_config
     assert ray._private.worker.shutdown
+    assert ray._private.worker.get_dashboard_url
+
+
+def test_the_page_of_the_dashboard_is_told_where_there_is_one(monkeypatch):
+    worker = types.SimpleNamespace(get_dashboard_url=lambda: "head:8265")
+    ray = types.SimpleNamespace(_private=types.SimpleNamespace(worker=worker))
+    assert ray_internals.dashboard(ray) == "http://head:8265"
+    monkeypatch.setenv(ray_internals.JOB, "{}")
+    assert ray_internals.dashboard(ray) == "", "whoever submitted the job has its page"
+    monkeypatch.delenv(ray_internals.JOB)
+    worker.get_dashboard_url = lambda: None
+    assert ray_internals.dashboard(ray) == ""
+
+
+def test_a_notebook_is_not_asked_to_install_what_nothing_here_needs():
+    """Ray asks when it is imported; the shell of a notebook is known by its class."""
+    code = """
+import contextlib, sys, types
+class ZMQInteractiveShell:
+    events = types.SimpleNamespace(register=lambda *a: None)
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=ZMQInteractiveShell)
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "ipywidgets" else find(name, *a)
+from dpaudit_ray.errors import NoClusterError
+from dpaudit_ray.orchestration import ray_executor
+with contextlib.suppress(NoClusterError), ray_executor.connected("nowhere"):
+    pass
+assert "ray" in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "ipywidgets" not in done.stderr + done.stdout

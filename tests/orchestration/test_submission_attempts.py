@@ -22,7 +22,7 @@ from dpaudit_ray.orchestration.submission import (
 )
 from dpaudit_ray.orchestration.working_dir_package import WorkingDirPackage
 from dpaudit_ray.sweep import spec
-from tests.command import changed, dpaudit, write_sweep
+from tests.command import changed, dpaudit, inline, write_sweep
 
 ADDRESS = "http://head:8265"
 RAY_SAYS = "2026-11-22 01:02:03,456\tINFO worker.py:1840 -- Connecting to existing Ray cluster\n"
@@ -102,7 +102,8 @@ def test_a_running_job_is_followed_and_the_next_attempt_counts_on(jobs, prepared
     cluster = JobsClient(ADDRESS, told.append)
     first = cluster.submit(prepared())
     assert cluster.submit(prepared()) == first
-    assert told[-1] == f"already running as job {first}"
+    assert told[0] == f"attempt 1 submitted as job {first}: {ADDRESS}/#/jobs/{first}"
+    assert told[-1] == f"already running as job {first}: {ADDRESS}/#/jobs/{first}"
     jobs.jobs[0].status = "STOPPED"
     second = cluster.submit(prepared())
     assert (first[-2:], second) == ("-1", first[:-1] + "2")
@@ -181,6 +182,24 @@ def test_refusals_are_told(jobs, prepared, monkeypatch, refusal, seconds, asked,
     assert asked > 1 or len(jobs.refusals) == 10**5 - 1
 
 
+def test_a_finished_sweep_is_said_to_be_complete_and_no_job_is_started(jobs, tmp_path, light):
+    """Where its run directory can be seen from here, and nothing more is asked of it."""
+    sweep = write_sweep(tmp_path, light)
+    assert inline(sweep, tmp_path).code == 0
+    where = ["submit", sweep, "--address", ADDRESS, "--storage-path", tmp_path]
+    where += ["--working-dir", tmp_path, "--no-wait"]
+    done = dpaudit(*where)
+    run = tmp_path / light["name"]
+    assert (done.code, done.err) == (0, f"dpaudit: {run} is complete; next: dpaudit report {run}\n")
+    assert not jobs.jobs
+    more = light["audit"]["trials"] + 10
+    assert "attempt 1 submitted" in dpaudit(*where, "--set", f"audit.trials={more}").err
+    (next((run / "scores").rglob("*.parquet"))).unlink()
+    assert "already running" in dpaudit(*where, "--set", f"audit.trials={more}").err
+    jobs.jobs.clear()
+    assert "attempt 1 submitted" in dpaudit(*where).err, "a file is gone"
+
+
 def test_of_two_that_submit_together_one_follows_the_other(jobs, prepared, monkeypatch):
     cluster = JobsClient(ADDRESS)
     first = cluster.submit(prepared())
@@ -188,7 +207,7 @@ def test_of_two_that_submit_together_one_follows_the_other(jobs, prepared, monke
     monkeypatch.setattr(jobs, "list_jobs", lambda self: next(seen, jobs.jobs))
     told: list[str] = []
     assert JobsClient(ADDRESS, told.append).submit(prepared()) == first
-    assert told == [f"already running as job {first}"]
+    assert told == [f"already running as job {first}: {ADDRESS}/#/jobs/{first}"]
 
 
 @pytest.mark.parametrize(
