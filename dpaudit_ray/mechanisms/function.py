@@ -6,9 +6,6 @@ It trains with the canary if `member`, without it if not, seeds everything rando
 returns a score: higher = more confident that the canary was in. What the training promises is
 said beside it, as Gaussian releases for an accountant.
 
-With `measures: [accuracy]` it returns `score, {"accuracy": ...}`: what its model is worth, on
-examples that it was not trained on.
-
     def prepare(part: int, seed: int) -> dict[str, np.ndarray]
 
 Work that is done once, if there is any. Then `train` takes all that it gave as `prepared`, too.
@@ -81,17 +78,9 @@ class Function(Mechanism):
     curve: Literal["gaussian", "unknown"] = "unknown"  # what you know of the trade-off curve
     prepare: str | None = Field(default=None, pattern=r"^[\w.]+:[\w.]+$")  # to be called first
     parts: int = Field(default=1, ge=1)  # so often, with 0, 1, ... parts - 1
-    measures: tuple[Literal["accuracy", "loss"], ...] = ()  # what the score comes with
     isolated: bool = True  # each trial in a process of its own
     trial_seconds: float | None = Field(default=None, gt=0)  # limit of each; null: none
     trial_gib: float | None = Field(default=None, gt=0)  # limit of its memory; null: none
-
-    @field_validator("measures", mode="before")
-    @classmethod
-    def _once_each(cls, names: Any) -> Any:
-        if isinstance(names, list) and len(names) == len(set(map(str, names))):
-            return tuple(names)
-        return names
 
     @field_validator("path", "prepare")
     @classmethod
@@ -105,10 +94,6 @@ class Function(Mechanism):
                 said = f"is {limit:g}, but isolated is false, and calls cannot be ended"
                 raise SpecError(key, f"{said}; leave one of them out")
         return self
-
-    @property
-    def measured(self) -> tuple[str, ...]:
-        return self.measures
 
     @property
     def auto_pack_size(self) -> int:
@@ -168,7 +153,7 @@ class Function(Mechanism):
     ) -> Session:
         train = self._train()
         given = None if self.prepare is None else prepared
-        call = Call(self.path, self.options, self.measures, given)
+        call = Call(self.path, self.options, given)
         if not self.isolated:
             return SharedProcess(call, train)
         return IsolatedProcesses(call, Limits(self.trial_seconds, self.trial_gib), gpu)
@@ -184,7 +169,6 @@ class Call:
 
     path: str
     options: Mapping[str, Any]
-    measures: tuple[str, ...]
     prepared: tuple[Arrays, ...] | None = None
 
 
@@ -194,25 +178,22 @@ class _Trials(ABC):
     call: Call
 
     @abstractmethod
-    def _trial(self, member: bool, seed: int) -> list[float] | Missed:
-        """The score and the measures of one trial, or why there are none."""
+    def _trial(self, member: bool, seed: int) -> float | Missed:
+        """The score of one trial, or why there is none."""
 
     def run(
         self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
     ) -> npt.NDArray[np.float64] | Measured:
         """Runs trials by their bits, every one with a 63-bit seed of its own."""
-        measures = self.call.measures
-        rows, missed = np.full((1 + len(measures), len(members)), np.nan), {}
+        scores, missed = np.full((len(members), 1), np.nan), {}
         children = np.random.SeedSequence(seed).spawn(len(members))
         for row, (member, child) in enumerate(zip(members.tolist(), children, strict=True)):
             outcome = self._trial(member, int(child.generate_state(1, np.uint64)[0] >> 1))
             if isinstance(outcome, Missed):
                 missed[row] = outcome
             else:
-                rows[:, row] = outcome
-        scores, *measured = rows[..., None]
-        utility = dict(zip(measures, measured, strict=True))
-        return Measured(scores, utility, missed) if utility or missed else scores
+                scores[row] = outcome
+        return Measured(scores, missed=missed) if missed else scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,11 +203,11 @@ class SharedProcess(_Trials):
     call: Call
     train: Callable[..., Any]
 
-    def _trial(self, member: bool, seed: int) -> list[float]:
+    def _trial(self, member: bool, seed: int) -> float:
         call = self.call
         prepared = {} if call.prepared is None else {"prepared": call.prepared}
         returned = self.train(member, seed, **{**call.options, **prepared})
-        return isolated_trial.numbers(returned, call.path, call.measures)
+        return isolated_trial.number(returned, call.path)
 
 
 class IsolatedProcesses(_Trials):
@@ -254,20 +235,18 @@ class IsolatedProcesses(_Trials):
             np.savez(prepared, parts=len(call.prepared), **named)
         threads, share = _torch()
         self._request: dict[str, Any] = {
-            "path": call.path, "options": dict(call.options),
-            "measures": list(call.measures), "prepared": prepared,
+            "path": call.path, "options": dict(call.options), "prepared": prepared,
             "threads": threads, "gpu_share": share,
         }  # fmt: skip
 
-    def _trial(self, member: bool, seed: int) -> list[float] | Missed:
+    def _trial(self, member: bool, seed: int) -> float | Missed:
         target, request = f"{isolated_trial.__name__}:run", {"member": member, "seed": seed}
         try:
             ended = self._sandbox.call(target, self._request | request, self._limits)
         except ClusterError:  # what children are forked from has died, once: the machine's fault
             ended = self._sandbox.call(target, self._request | request, self._limits)
         if ended.how == "returned":
-            numbers: list[float] = ended.value
-            return numbers
+            return float(ended.value)
         kind = ended.message.partition(":")[0] if ended.how == "raised" else ended.how
         parts = (ended.message, ended.traceback[-_TRACEBACK:], ended.output)
         return Missed(kind, ended.message, "\n".join(p.rstrip("\n") for p in parts if p))

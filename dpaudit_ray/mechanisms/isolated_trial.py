@@ -15,8 +15,8 @@ import numpy as np
 import numpy.random  # what draws anything needs it, and NumPy loads it no sooner
 
 
-def run(request: dict[str, Any]) -> list[float]:
-    """Trains once; returns the score and what was measured. `request` is plain JSON."""
+def run(request: dict[str, Any]) -> float:
+    """Trains once; returns the score. `request` is plain JSON."""
     module, _, name = request["path"].partition(":")
     train: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -26,20 +26,15 @@ def run(request: dict[str, Any]) -> list[float]:
     if request["prepared"] is not None:
         options = options | {"prepared": _loaded(request["prepared"])}
     returned = train(request["member"], request["seed"], **options)
-    return numbers(returned, request["path"], tuple(request["measures"]))
+    return number(returned, request["path"])
 
 
-def numbers(returned: Any, path: str, measures: tuple[str, ...]) -> list[float]:
-    """Reads what a training returned as a score and its measures. Raises TypeError for others."""
+def number(returned: Any, path: str) -> float:
+    """Reads what a training returned as a score. Raises TypeError for another thing."""
     try:
-        if not measures:
-            return [float(returned)]
-        score, utility = returned
-        return [float(score), *(float(utility[name]) for name in measures)]
-    except (TypeError, ValueError, KeyError, IndexError) as error:
-        listed = ", ".join(f"{name!r}: ..." for name in measures)
-        wanted = f"not score, {{{listed}}}" if measures else "no number"
-        raise TypeError(f"{path} returned {returned!r:.60}, {wanted}") from error
+        return float(returned)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{path} returned {returned!r:.60}, no number") from error
 
 
 def _limit_torch(threads: int | None, gpu_share: float | None) -> None:

@@ -156,21 +156,16 @@ class Anytime(Guesses):
     """Time-uniform bound: holds at every look at once, at the stated confidence.
 
     A one-sided Beta mixture over hit rates above p is a supermartingale for every conditional
-    hit rate ≤ p; p is refuted when it reaches 1/alpha (Ville's inequality). `expected` is the
-    hit rate the design hopes for: the prior then weighs as much as a quarter of the planned
-    trials around it, which gains 0.1 to 0.2 in ε if it is about right, and costs when not. What
-    held at the best look so far holds for good.
+    hit rate ≤ p; p is refuted when it reaches 1/alpha (Ville's inequality). What held at the best
+    look so far holds for good.
     """
 
-    expected: float = math.nan  # hit rate the design hopes for
     name: ClassVar[str] = "anytime"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not math.isnan(self.expected) and not 0.5 <= self.expected < 1:
-            raise ValueError(f"expected must lie in [0.5, 1), got {self.expected}")
         self._peak = (-math.inf, 0, 0)  # of all looks so far: worth, hits and guesses
 
     def _fold(self, scores: Scores, members: Members) -> None:
@@ -183,12 +178,8 @@ class Anytime(Guesses):
             self._peak = float(worth[best]), int(counts[0][best]), int(counts[1][best])
 
     def _rate(self, alpha: float) -> float:
-        prior = (1.0, 1.0)
-        if not math.isnan(self.expected):
-            weight = max(self.planned / 4, 2.0)
-            prior = (self.expected * weight, (1 - self.expected) * weight)
         looks = {(self._counter.hits, self._counter.guesses), self._peak[1:]}
-        return max(anytime_lower(*look, alpha, prior) for look in looks)
+        return max(anytime_lower(*look, alpha) for look in looks)
 
 
 def _worth(hits: Counts, guesses: Counts) -> npt.NDArray[np.float64]:

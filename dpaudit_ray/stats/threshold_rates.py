@@ -25,7 +25,7 @@ from .trial_log import LEARN, Logged, settled
 
 # Maps upper bounds on false-positive and false-negative rates [n] to what they show [n].
 Gain = Callable[[Rates, Rates], Rates]
-DEFAULT_SHARES = {"past": 0.2, "holdout": 0.5, "fixed": 0.0}  # of trials that choose a threshold
+SHARES = {"past": 0.2, "holdout": 0.5, "fixed": 0.0}  # of trials that choose a threshold
 _MOST_BLOCKS, _PARTS = 1024, 8  # of thresholds, at first; of each block that stays
 
 
@@ -94,24 +94,21 @@ class Worlds:
 class AtOneThreshold(Logged):
     """Mixin: a threshold fixed before the trials it is judged on, and the errors it made there.
 
-    `past` and `holdout` spend the first `calibration` share of the planned trials on choosing
-    the threshold, 0.2 and 0.5 unless told otherwise, and judge it on the later ones; `fixed`
+    `past` and `holdout` spend the first share of the planned trials, 0.2 and 0.5, on choosing the
+    threshold, and judge it on the later ones; `fixed`
     takes the pre-registered `value` and judges it on all. Which way diverged trials are guessed
     is learnt from the first of them (`trial_log.settled`).
     """
 
     planned: int
     threshold: Literal["past", "holdout", "fixed"] = "past"  # how it is chosen
-    calibration: float | None = None  # share of the trials to choose by
     value: float = math.nan  # of the threshold, where `fixed`
     fair: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.threshold not in DEFAULT_SHARES:
-            choices = ", ".join(DEFAULT_SHARES)
+        if self.threshold not in SHARES:
+            choices = ", ".join(SHARES)
             raise ValueError(f"threshold must be one of {choices}, got {self.threshold!r}")
-        if self.calibration is not None and not 0 < self.calibration < 1:
-            raise ValueError(f"calibration must lie in (0, 1), got {self.calibration}")
         if (self.threshold == "fixed") != math.isfinite(self.value):
             raise ValueError(f"threshold: fixed goes with a finite value, got {self.value}")
         self.learns = self.threshold != "fixed"
@@ -125,8 +122,7 @@ class AtOneThreshold(Logged):
         scores, members = self._log.arrays()
         first, threshold = 0, self.value
         if self.threshold != "fixed":
-            share = self.calibration or DEFAULT_SHARES[self.threshold]
-            first = math.ceil(share * self.planned)
+            first = math.ceil(SHARES[self.threshold] * self.planned)
             past = Worlds.from_scores(settled(scores[:first], members[:first], 0), members[:first])
             threshold = best_test(past, alpha, gain)[1]
         scores = settled(scores, members, first or math.ceil(LEARN * self.planned))

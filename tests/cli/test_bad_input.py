@@ -76,8 +76,7 @@ ESTIMATORS: list[tuple[Any, str]] = [
     ({"name": "accuracy", "planned": 1}, "audit.estimators.0.planned: unknown key; known: warmup"),
     ({"name": "paper-gdp", "x": 1}, "audit.estimators.0.x: unknown key"),
     ({"name": "eps-delta", "threshold": "x"}, "audit.estimators.0.threshold: must be 'past'"),
-    ({"name": "eps-delta", "calibration": "x"}, "audit.estimators.0.calibration: must be a number"),
-    ({"name": "eps-delta", "calibration": 2}, "audit.estimators.0: eps-delta: calibration must"),
+    ({"name": "eps-delta", "value": "x"}, "audit.estimators.0.value: must be a number"),
     ({"name": "eps-delta", "threshold": "fixed"}, "audit.estimators.0: eps-delta: threshold: fix"),
     ({"name": "accuracy", "warmup": 1.5}, "audit.estimators.0.warmup: must be a whole number"),
 ]

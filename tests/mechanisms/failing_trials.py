@@ -85,12 +85,6 @@ def counted(member: bool, seed: int) -> float:
     return float(_COUNT)
 
 
-def worth(member: bool, seed: int) -> tuple[float, dict[str, float]]:
-    if seed % 5 == 0:
-        raise ValueError("boom")
-    return scored(member, seed), {"accuracy": 0.5}
-
-
 def arrays(part: int, seed: int) -> dict[str, np.ndarray]:
     made = np.random.default_rng(seed).normal(size=(2, 3)).astype(np.float32)
     return {"made/of it": made, "part": np.array(part), "none": np.empty((0, 2), np.int8)}

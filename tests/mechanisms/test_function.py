@@ -322,16 +322,6 @@ def test_too_many_of_them_stop_the_sweep_and_of_outputs_the_first_are_kept(tmp_p
     assert len(list(tmp_path.glob("own/missed/*/*.txt"))) == 3
 
 
-def test_measures_of_missed_trials_are_nobodys(tmp_path):
-    file = write_sweep(tmp_path, sweep("worth", trials=40, measures=["accuracy"]))
-    assert inline(file, tmp_path).code == 3
-    result = da.api.Result(str(tmp_path / "own"), True)
-    lost = result.scores["missed"] != ""
-    assert lost.any()
-    assert result.scores["accuracy"].isna().equals(lost)
-    assert result.overview.loc[0, "accuracy"] == 0.5
-
-
 # Sessions ------------------------------------------------------------------------------------
 
 
@@ -341,7 +331,7 @@ def run(session: Any, trials: int = 4) -> np.ndarray:
 
 
 def test_apart_or_together_the_scores_are_the_same():
-    called = Call(f"{TRAININGS}:scored", {}, ())
+    called = Call(f"{TRAININGS}:scored", {})
     together = SharedProcess(called, failing_trials.scored)
     apart = IsolatedProcesses(called, Limits(), gpu=False)
     assert run(apart, 20).tobytes() == run(together, 20).tobytes()
@@ -350,14 +340,12 @@ def test_apart_or_together_the_scores_are_the_same():
 def test_trials_share_no_state_and_have_the_trainers_threads():
     import torch
 
-    apart = IsolatedProcesses(Call(f"{TRAININGS}:counted", {}, ()), Limits(), gpu=False)
+    apart = IsolatedProcesses(Call(f"{TRAININGS}:counted", {}), Limits(), gpu=False)
     assert run(apart).tolist() == [[1.0]] * 4
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        apart = IsolatedProcesses(
-            Call(f"{torch_trials.__name__}:threads", {}, ()), Limits(), gpu=False
-        )
+        apart = IsolatedProcesses(Call(f"{torch_trials.__name__}:threads", {}), Limits(), gpu=False)
         assert run(apart, 1).tolist() == [[1.0]]
     finally:
         torch.set_num_threads(before)
@@ -375,15 +363,15 @@ def test_what_was_prepared_arrives(tmp_path):
 
 
 def test_a_zygote_that_dies_costs_nobody_a_trial(tmp_path):
-    called = Call(f"{TRAININGS}:ends_zygote", {"flag": str(tmp_path / "flag")}, ())
+    called = Call(f"{TRAININGS}:ends_zygote", {"flag": str(tmp_path / "flag")})
     apart = IsolatedProcesses(called, Limits(), gpu=False)
-    plain = SharedProcess(Call(f"{TRAININGS}:scored", {}, ()), failing_trials.scored)
+    plain = SharedProcess(Call(f"{TRAININGS}:scored", {}), failing_trials.scored)
     assert run(apart).tobytes() == run(plain).tobytes()
     assert (tmp_path / "flag").exists()
 
 
 def test_a_session_that_is_dropped_leaves_no_process():
-    apart = IsolatedProcesses(Call(f"{TRAININGS}:scored", {}, ()), Limits(), gpu=False)
+    apart = IsolatedProcesses(Call(f"{TRAININGS}:scored", {}), Limits(), gpu=False)
     before = {process.pid for process in psutil.Process().children()}
     run(apart)
     (zygote,) = [one for one in psutil.Process().children() if one.pid not in before]

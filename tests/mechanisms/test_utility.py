@@ -161,41 +161,6 @@ def test_bad_input_is_one_line(held_out, said, tiny, tmp_path):
     assert said in refused("run", write_sweep(tmp_path, tiny), "--executor", "inline")
 
 
-def worth(member: bool, seed: int) -> tuple[float, dict[str, float]]:
-    rng = np.random.default_rng(seed)
-    return float(member + rng.normal()), {"accuracy": 0.75 + 0.01 * member, "loss": 1.0}
-
-
-def worthless(member: bool, seed: int) -> Any:
-    return float(member), {"loss": 1.0}
-
-
-def function(train: str, measures: Any) -> dict[str, Any]:
-    path = f"{__name__}:{train}"
-    own = {"name": "function", "path": path, "steps": 1, "noise_multiplier": 1.0}
-    own |= {"measures": measures, "isolated": False}
-    audit = {"trials": 100, "delta": 1e-5, "estimators": ["accuracy"], "accountants": ["gaussian"]}
-    return {"name": "own", "mechanism": own, "adversary": "own", "audit": audit}
-
-
-def test_a_function_tells_what_its_model_is_worth(tmp_path):
-    file = write_sweep(tmp_path, function("worth", ["accuracy"]))
-    assert inline(file, tmp_path).code == 0
-    scores = da.api.Result(str(tmp_path / "own"), True).scores
-    assert list(scores)[5:] == ["accuracy"]
-    assert np.array_equal(scores["accuracy"], 0.75 + 0.01 * scores["member"])
-    other = function("worthless", ["accuracy"]) | {"name": "other"}
-    done = inline(write_sweep(tmp_path, other), tmp_path)
-    assert done.code == 3
-    assert "not score, {'accuracy': ...}" in done.err
-
-
-@pytest.mark.parametrize("measures", [["auc"], ["loss", "loss"], "loss"])
-def test_measures_are_known_ones(measures, tmp_path):
-    file = write_sweep(tmp_path, function("worth", measures))
-    assert "mechanism.measures" in refused("run", file, "--executor", "inline")
-
-
 def test_no_sweep_of_before_has_another_fingerprint(tiny):
     assert "held_out" not in yaml.safe_dump(mechanism(tiny).mechanism.identity())
     assert HeldOut.__name__ not in yaml.safe_dump(mechanism(tiny, held_out=0.5).identity())

@@ -111,22 +111,6 @@ def test_a_plan_for_looks_is_extended_too(tmp_path):
     }  # fmt: skip
 
 
-def test_a_time_uniform_bound_is_not_tuned_again_after_looking(tmp_path):
-    """`expected` weighs its prior by the trials declared first: later ones know the scores."""
-    raw = sweep({"name": "anytime", "expected": 0.8})
-    table = grown(raw, tmp_path, 100, 1000)
-    run = RunDirectory(str(tmp_path / "longer"))
-    (audit,) = planning.from_json(run.read_json("plan.json")).audits
-    scores = stored_scores(run, audit.id)
-    bounds = {}
-    for planned in (100, 1000):
-        state = stats.make("anytime", planned=planned, expected=0.8)
-        state.fold(scores["score"].to_numpy(), scores["member"].to_numpy())
-        bounds[planned] = state.bound(**LEVEL).epsilon_lower
-    assert bounds[100] != bounds[1000]
-    assert table.loc["anytime", "epsilon_lower"] == bounds[100]
-
-
 def test_raising_what_nobody_has_seen_is_no_extension(tmp_path):
     raw = sweep("accuracy")
     file = write_sweep(tmp_path, raw)

@@ -46,7 +46,6 @@ GAUSSIAN: list[tuple[str, dict]] = [
     ("accuracy", {}),
     ("gdp", {}),
     ("anytime", {}),
-    ("anytime", {"expected": 0.6}),
     ("group-sequential", {}),
     ("claim", {}),
 ]

@@ -16,9 +16,8 @@ from tests.stats.reference import gaussian_trials
 EVERY = sorted(stats.estimators())
 OPTIONS = {
     "eps-delta": [{}, {"threshold": "holdout"}, {"threshold": "fixed", "value": 0.5}],
-    "gdp": [{}, {"threshold": "holdout", "calibration": 0.3}],
+    "gdp": [{}, {"threshold": "holdout"}],
     "accuracy": [{}, {"curve": "any"}],
-    "anytime": [{}, {"expected": 0.7}],
     "group-sequential": [{}, {"looks": 7, "spending": "pocock"}],
     "one-run": [{}, {"guesses": 100}, {"independent": True}, {"independent": True, "guesses": 100}],
     "one-run-fdp": [{}, {"independent": True}],
