@@ -47,9 +47,6 @@ def bench(
         int, typer.Option(min=5, help="Every figure is the median of so many runs.")
     ] = 5,
     gpu: Annotated[bool, typer.Option("--gpu", help="Measure this machine's GPU.")] = False,
-    packs: Annotated[
-        str, typer.Option(help="Comma-separated models of a pack; the fastest counts.")
-    ] = "",
     json_file: Annotated[
         Path | None,
         typer.Option("--json", help="Write the figures to this file."),
@@ -59,11 +56,7 @@ def bench(
     from ..forecast import bench as benchmark
 
     names = models.split(",") if models else list(benchmark.WORKLOADS)
-    counts = packs.split(",") if packs else []
-    for text in counts:
-        if not (text.isdecimal() and int(text)):
-            raise SpecError("--packs", f"has {text!r}; give whole numbers, such as 1,16,256")
-    measured = benchmark.measure(names, threads, repeats, gpu, tuple(map(int, counts)))
+    measured = benchmark.measure(names, threads, repeats, gpu)
     _show_benchmark(measured)
     if json_file is not None:
         json_file.write_text(json.dumps(measured.as_json(), indent=1), encoding="utf-8")

@@ -95,8 +95,6 @@ def test_loops_are_worth_having_for_convolutions(written):
         (("--models", "nothing"), "no workload for 'nothing'"),
         (("--models", "fcnn", "--gpu"), "no GPU here"),
         (("--repeats", "2"), "--repeats"),
-        (("--packs", "16,none"), "has 'none'"),
-        (("--packs", "0"), "has '0'"),
     ],
 )
 def test_bad_input_is_one_line(arguments, said):

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy import optimize, special
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import e_process, gdp, guess_count_bound, one_run, threshold_rates
+from dpaudit_ray.stats import e_process, guess_count_bound, one_run
 from tests.stats.reference import gaussian_trials
 
 EVERY = sorted(stats.estimators())
@@ -121,33 +120,6 @@ def best_of(repeats: int, call: Callable[[], object]) -> float:
         call()
         found.append(time.thread_time() - start)
     return min(found)
-
-
-def test_algorithm_4_against_root_finding_per_threshold():
-    scores, members = gaussian_trials(np.random.default_rng(1), 5000, 2.0)
-    worlds = threshold_rates.Worlds.from_scores(scores, members)
-    candidates = worlds.midpoints()[::100]
-
-    def upper(k: int, n: int) -> float:
-        if k == n:
-            return 1.0
-        return optimize.brentq(lambda p: special.bdtr(k, n, p) - 0.025, 0.0, 1.0)
-
-    def naive() -> float:
-        best = 0.0
-        for h in candidates:
-            fp, fn = int(np.sum(worlds.outside >= h)), int(np.sum(worlds.inside < h))
-            mu = -special.ndtri(upper(fp, worlds.sizes[0]))
-            mu -= special.ndtri(upper(fn, worlds.sizes[1]))
-            if mu > 0:
-                epsilon = optimize.brentq(lambda e, m=mu: gdp.delta(e, m) - 1e-5, 0.0, 100.0)
-                best = max(best, epsilon)
-        return best
-
-    args = worlds, 0.05, threshold_rates.mu_of_rates
-    fast = best_of(5, lambda: gdp.epsilon(threshold_rates.best_test(*args)[0], 1e-5))
-    slow = best_of(1, naive) * len(worlds.midpoints()) / len(candidates)
-    assert slow / fast >= 100, slow / fast
 
 
 @pytest.mark.parametrize("method", MANY_RUN)
