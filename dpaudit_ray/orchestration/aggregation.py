@@ -429,7 +429,7 @@ def live_bound(audit: PlannedAudit, **options: str) -> Estimator:
 
 
 class StopRule:
-    """`audit.stop_when` of one audit, apart from its time budget.
+    """`audit.stop_when` of one audit.
 
     It is asked after every pack, so only time-uniform bounds may answer: `live` is the one of the
     same trials.
