@@ -341,13 +341,12 @@ def _advice(audit: AuditOutlook, seconds: float) -> Iterator[str]:
     yield f"{audit.trials:,} trials show {shown}, 4 times in 5"
     needed = audit.trials_needed
     if needed is None:
-        if audit.one_run:
+        if audit.simulated:
             yield "four times as many do not show 90 % of such a claim either"
         else:
             yield "no number of trials shows 90 % of such a claim: take more noise, or fewer steps"
         return
     change = f"--set audit.trials={needed}"
-    change += f" --set adversary.canaries={needed}" * audit.one_run
     if audit.packs_done and not audit.grows:
         change += ", with another name and seed, since trials of this run were seen"
     time = "" if math.isnan(seconds) else f", about {duration(seconds)} with one trainer"

@@ -19,6 +19,7 @@ from ..plan.model import Pack, Part, Plan, PlannedAudit
 from ..stats import gdp, growth
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
+from ..sweep.audit import EstimatorSpec
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 from . import designs
@@ -57,7 +58,7 @@ class AuditOutlook:
     trainings: int = 0
     likely: float = math.nan
     grows: bool = False  # whether `audit.up_to` plans for `trials_needed`
-    one_run: bool = False
+    simulated: bool = False  # in place of computed: of canaries that share trainings
 
     @property
     def sampled(self) -> bool:
@@ -138,15 +139,15 @@ def _outlook(
         seconds=sum(pack.size for pack in left) * seconds,
         training_seconds=seconds * max(audit.in_a_training, 1) if left else math.nan,
         trainings=trainings,
-        one_run=cell.adversary.one_run,
     )
     if not cell.mechanism.sampled:
         return outlook
     alpha, split = 1 - cell.audit.confidence, growth.shares(len(audit.foreseen))
     levels = [(cell.audit.delta, 1 - share * alpha) for share in split]
     level = levels[len(audit.looks) - 1]
-    if outlook.one_run:
-        return _in_one_run(outlook, cell, level)
+    holding = [spec for spec in cell.audit.estimators if spec.method.status.holds]
+    if not audit.independent and holding and holding[0].method.one_run:
+        return _of_canaries(outlook, cell, holding[0], level)
     likely, needed, foreseen = math.nan, 0, dict[int, float]()
     if 0 < audit.claim < math.inf:
         grown = [number // audit.canaries for number in audit.foreseen]
@@ -173,14 +174,15 @@ def _power(claim: float, trials: int, level: tuple[float, float]) -> float:
     return stats.power.accuracy_power(claim, CLAIM_SHARE * claim, trials, *level)
 
 
-def _in_one_run(outlook: AuditOutlook, cell: Cell, level: tuple[float, float]) -> AuditOutlook:
+def _of_canaries(
+    outlook: AuditOutlook, cell: Cell, spec: EstimatorSpec, level: tuple[float, float]
+) -> AuditOutlook:
     """By simulation of its own estimator, on canaries that do not interfere."""
-    holding = [spec for spec in cell.audit.estimators if spec.method.status.holds]
-    spec, trials = (holding or cell.audit.estimators)[0], outlook.trials
+    trials, several = outlook.trials, cell.canaries or outlook.trials
     curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
 
     def shown(number: int, mu: float) -> list[float]:
-        return designs.simulated(lambda: spec.make(number, number), mu, level, _DRAWS)
+        return designs.simulated(lambda: spec.make(number, several), mu, level, _DRAWS)
 
     known = 0 < outlook.claim < math.inf
     mu = float(gdp.mu(outlook.claim, level[0])) if known else 0.0
@@ -191,7 +193,8 @@ def _in_one_run(outlook: AuditOutlook, cell: Cell, level: tuple[float, float]) -
         largest_certifiable=shown(trials, _APART)[0],
         power=reached[trials],
         trials_needed=next((n for n, chance in reached.items() if chance >= USUAL_POWER), None),
-        status=spec.make(trials, trials).bound(*level).given(curve).status,
+        status=spec.make(trials, several).bound(*level).given(curve).status,
+        simulated=True,
         likely=usual[trials][round((1 - USUAL_POWER) * _DRAWS)] if known else math.nan,
     )
 

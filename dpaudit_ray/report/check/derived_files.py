@@ -256,6 +256,7 @@ class _Derivation:
 
 def _by_number(answer: verdict.Answer) -> dict[str, Any]:
     content = dataclasses.asdict(answer)
+    del content["help"]  # which depends on the code and data that are here
     return content | {"audits": dict(enumerate(content["audits"]))}
 
 
