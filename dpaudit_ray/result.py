@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pandas as pd
 
-from .errors import SpecError
+from .errors import SpecError, printable
 from .imports import Trust, trusting
 from .orchestration.progress import AuditProgress, Progress
 from .plan import outcomes, score_stream
 from .plan.outcomes import Failure
-from .printable import printable
 from .storage.scores import MISSED
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import dpaudit_ray
 PACKAGE = Path(dpaudit_ray.__file__).parent
 # From the ground up; a room may import what comes before it.
 ROOMS = (
-    *("errors", "printable", "version", "seeds", "imports", "plugins"),
+    *("errors", "version", "seeds", "imports", "plugins"),
     "isolation",
     *("stats", "accounting"),
     "storage",

@@ -26,8 +26,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import printable
 from ..orchestration.progress import Progress, Speed
-from ..printable import printable
 from ..sweep.grid import shorten_labels
 from . import terminal
 from .terminal import ALARM, duration, marked, plural, speed

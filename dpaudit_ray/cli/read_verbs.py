@@ -101,8 +101,8 @@ def explain_unread(run: Run) -> None:
 
 def failure_lines(run: Run, earlier: Sequence[Failure] = ()) -> list[str]:
     """A line for each audit and kind of failure; failures of an `earlier` run are said to be."""
+    from ..errors import printable
     from ..plan import outcomes
-    from ..printable import printable
 
     recorded = outcomes.failed(run.directory, run.plan)
     old = [failure for failure in recorded if failure in earlier]

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..errors import Exit
+from ..errors import Exit, printable
 from ..orchestration import ExecutorName
-from ..printable import printable
 from . import tables, terminal
 from .arguments import SWEEPS, Details, Set, StoragePath, Sweep, Trusted, complete_sweep
 

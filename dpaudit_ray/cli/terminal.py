@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..printable import lines, printable
+from ..errors import lines, printable
 
 ALARM = "bold red"  # style of a bound above its claim
 VERBATIM: Any = {"markup": False, "emoji": False, "highlight": False}  # labels are user text

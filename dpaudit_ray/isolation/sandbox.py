@@ -19,8 +19,7 @@ from typing import Any, Literal
 
 import psutil
 
-from ..errors import ClusterError
-from ..printable import printable
+from ..errors import ClusterError, printable
 
 _HEAD, _TAIL = 2**12, 2**14  # bytes of what a call prints that are kept
 _LOOK_SECONDS = 0.2

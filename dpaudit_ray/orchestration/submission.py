@@ -25,8 +25,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, SpecError
-from ..printable import printable
+from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, SpecError, printable
 from ..sweep.spec import Sweep
 from .working_dir_package import WorkingDirPackage
 

@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import seeds
-from ..errors import DpauditError, first_line, out_of_memory
+from ..errors import DpauditError, first_line, lines, out_of_memory, printable
 from ..mechanisms.base import Measured, Mechanism, Missed, PartSeeds, ResumableSession, Session
 from ..plan.model import Pack, Part, Plan, PlannedAudit
 from ..plan.outcomes import Failure
-from ..printable import lines, printable
 from ..storage import arrays
 from ..storage.arrays import Arrays
 from ..storage.scores import PackScores

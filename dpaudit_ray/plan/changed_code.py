@@ -11,8 +11,7 @@ import difflib
 import hashlib
 from collections.abc import Callable, Iterator
 
-from ..errors import ChangedCodeError
-from ..printable import printable
+from ..errors import ChangedCodeError, printable
 from ..storage.run_directory import OUTCOMES, RESTORE, RunDirectory
 from ..sweep.spec import Sweep
 from . import provenance

@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from .. import seeds
+from ..errors import printable
 from ..mechanisms.base import Claimed
-from ..printable import printable
 from ..stats import growth
 from ..storage.run_directory import RunDirectory
 from . import compaction

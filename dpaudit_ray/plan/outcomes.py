@@ -19,8 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter
 
-from ..errors import RunDirectoryError
-from ..printable import lines, printable
+from ..errors import RunDirectoryError, lines, printable
 from ..storage import strangers
 from ..storage.run_directory import OUTCOMES, RunDirectory
 from ..storage.scores import PackScores

@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from ..printable import lines
+from ..errors import lines
 from . import words
 from .tables import Run, overview
 from .verdict import Answer

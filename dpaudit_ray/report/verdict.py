@@ -28,9 +28,8 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from .. import accounting
-from ..errors import DpauditError, RunDirectoryError, StorageError
+from ..errors import DpauditError, RunDirectoryError, StorageError, printable
 from ..plan import claims, outcomes, score_stream
-from ..printable import printable
 from ..stats.budget import average_evidence
 from ..stats.claim_verdict import EVIDENCE_SHARE
 from ..storage import seal

@@ -6,8 +6,7 @@ import datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
-from ..errors import StorageError
-from ..printable import lines
+from ..errors import StorageError, lines
 from ..report import markup
 from ..version import __version__
 from .script_findings import BLIND_SPOTS, ScriptVerdict

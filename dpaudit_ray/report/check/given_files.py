@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ... import seeds
-from ...errors import DamagedArraysError, DamagedScoresError, DpauditError, first_line
+from ...errors import DamagedArraysError, DamagedScoresError, DpauditError, first_line, printable
 from ...imports import is_data
 from ...mechanisms.base import Recorded
 from ...plan import (
@@ -30,7 +30,6 @@ from ...plan import (
 from ...plan.compaction import Bounds, Stretch
 from ...plan.model import Plan, PlannedAudit
 from ...plugins import Unread
-from ...printable import printable
 from ...storage.run_directory import RunDirectory
 from ...sweep.cell import Cell
 from ...sweep.spec import Sweep
