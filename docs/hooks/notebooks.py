@@ -34,9 +34,7 @@ def pages(execute: bool = True) -> Iterator[tuple[str, str | bytes, float]]:
         text, resources = MarkdownExporter().from_notebook_node(
             notebook, {"output_files_dir": path.stem}
         )
-        text = re.sub(
-            r"(?s)\x1b\[[0-9;?]*[A-Za-z]|<style scoped>.*?</style>|<progress.*?\n", "", text
-        )
+        text = re.sub(r"(?s)<style scoped>.*?</style>|<progress.*?\n", "", text)
         text = text.replace(f"{folder}/", "")  # where it ran
         yield f"notebooks/{path.stem}.md", text, seconds
         for name, content in resources["outputs"].items():
@@ -54,6 +52,25 @@ def run(notebook: nbformat.NotebookNode) -> str:
         quiet = ["--log-level=ERROR"]
         kernel = ExecutePreprocessor(timeout=LIMIT, kernel_name="python3", extra_arguments=quiet)
         kernel.preprocess(notebook, {"metadata": {"path": folder}})
-    for cell in notebook.cells:  # what libraries say of this machine is no part of the page
-        cell["outputs"] = [out for out in cell.get("outputs", []) if out.get("name") != "stderr"]
+    for cell in notebook.cells:
+        settle(cell)
     return folder
+
+
+def settle(cell: nbformat.NotebookNode) -> None:
+    """Leaves of a cell's outputs what a terminal shows in the end, and no library's warnings."""
+    outputs: list[nbformat.NotebookNode] = []
+    for output in cell.get("outputs", []):
+        if output.output_type != "stream":
+            outputs.append(output)
+        elif output.name == "stdout":
+            if outputs and outputs[-1].output_type == "stream":
+                outputs[-1].text += output.text
+            else:
+                outputs.append(output)
+    for output in outputs:
+        if output.output_type == "stream":
+            text = output.text.replace("\r\n", "\n")
+            text = re.sub(r"[^\n]*\n(\x1b\[\?25h)?\r?\x1b\[1A", "", text)  # and up by a line
+            output.text = re.sub(r"[^\n]*\r|\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    cell["outputs"] = outputs
