@@ -42,7 +42,7 @@ def silent():
     raise ValueError
 
 
-number, made = 3, nn.Flatten()
+number, made = 3, Net()
 """
 
 
