@@ -99,31 +99,23 @@ def labels(
 
     For `regression` float32 numbers [N]. Raises DataError when it holds no such thing.
     """
-    numbers = y.ndim == 1 and y.dtype.kind in "iufb"
-    if order and y.ndim == 1:
+    kind = y.dtype.kind if y.ndim == 1 else ""
+    if kind and order:
         places = {str(value): place for place, value in enumerate(order)}
         cells = [str(cell) for cell in y.tolist()]
-        if unlisted := sorted(set(cells) - set(places)):
-            raise DataError(
-                f"{source} has {unlisted[0]!r:.40}, which `label_order` does not list; add it"
-            )
+        if lost := sorted(set(cells) - set(places)):
+            raise DataError(f"{source} has {lost[0]!r:.40}; list it in `label_order`, too")
         return np.array([places[cell] for cell in cells], dtype=np.int64)
-    if regression and numbers:
+    if kind in ("O", "U", "S", "T"):
+        values = listed(sorted({str(cell) for cell in y.tolist()}))
+        raise DataError(f"{source} is text; `label_order: {values}` takes its values to 0, 1, ...")
+    if regression and kind in ("i", "u", "f", "b"):
         return y.astype(np.float32)
-    if y.ndim == 1 and y.dtype.kind in "OUST":
-        values = sorted({str(cell) for cell in y.tolist()})
-        raise DataError(
-            f"{source} is text; `label_order: {listed(values)}` takes its values to 0, 1, ..."
-        )
-    if not numbers or y.dtype.kind == "f":
-        remedy = (
-            "`regression: true` with `mechanism.loss: mse` learns numbers"
-            if numbers
-            else ("give one for each record")
-        )
+    if kind not in ("i", "u", "b"):
         raise DataError(
             f"{source} must be integer classes [N], got {y.dtype} {y.shape}; convert them, for "
-            f"example with y.astype(int); {remedy}"
+            "example with y.astype(int), or learn numbers: `regression: true` and "
+            "`mechanism.loss: mse`"
         )
     return y.astype(np.int64)
 

@@ -77,15 +77,8 @@ def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
         raise DataError(f"--data-path: nothing is at {place.absolute()}; give a file or a folder")
     below = place.resolve().is_relative_to(beside.resolve())
     shown = os.path.relpath(place, beside) if below else str(place.absolute())
-    chosen = name or ("npz" if place.suffix == ".npz" else "csv")
-    if not name and place.is_dir():
-        names = [n for n, folder in _FOLDERS.items() if (place / folder).is_dir()]
-        if not names:
-            raise DataError(
-                f"--data-path: {place} has none of {', '.join(_FOLDERS.values())}; give one that "
-                "has, or a file: .npz with x and y, or a CSV table with a header"
-            )
-        chosen = names[0]
+    folders = [n for n, folder in _FOLDERS.items() if (place / folder).is_dir()]
+    chosen = name or ("npz" if place.suffix == ".npz" else [*folders, "csv"][0])
     key = "root" if "root" in _data_fields(chosen) else "path"
     options = {"name": chosen, key: str(place.absolute())}
     data = _parse_data(options)

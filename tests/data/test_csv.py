@@ -44,7 +44,7 @@ def test_any_numbers_are_learnt_by_regression(tmp_path):
         (
             TABLE,
             {"drop": ["city"], "label_order": ["yes"]},
-            "paid has 'no', which `label_order` do",
+            "paid has 'no'; list it in `label_order`, ",
         ),
         (
             TABLE,

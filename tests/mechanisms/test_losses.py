@@ -106,7 +106,7 @@ def test_gradients_by_outputs_are_those_of_autograd(loss):
         ("mean", "gives []; it must give one loss for each example, [2]: take no mean"),
         ("broadcast", "gives [2, 2]; it must give one loss for each example, [2]"),
         ("centred", "gives an example another loss when others are beside it"),
-        ("infinite", "gives inf before training; it must be finite|gives -inf before|gives nan be"),
+        ("infinite", "is not finite before training"),
         ("detached", "has no gradient; compute it from the outputs, by torch"),
         ("one_argument", "does not take (outputs, targets)"),
         ("none", "cannot import"),
@@ -117,7 +117,7 @@ def test_what_is_no_loss_of_each_example_is_refused(loss, problem, regression, t
     with pytest.raises(SpecError) as error:
         mechanism.check_inputs()
     assert error.value.key == "mechanism.loss"
-    assert any(part in error.value.problem for part in problem.split("|")), error.value
+    assert problem in error.value.problem
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_what_is_no_loss_of_each_example_is_refused(loss, problem, regression, t
             {"loss": "mes"},
             "cosine",
             "loss",
-            "unknown loss; known: cross-entropy, mse; one of your own",
+            "must be cross-entropy, mse, or package.module:function",
         ),
         ({}, "loss", "name", "loss gives a record another class"),
         ({}, {"name": "one-run", "canaries": 3, "kind": "mislabelled"}, "name", "another class"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from ...engines.rules.losses import Loss, losses, squared_errors
 from ...errors import SpecError, first_line
 
 _KEY = "mechanism.loss"
-_ALONE = 8  # examples whose loss is computed alone too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,34 +42,28 @@ def check_loss(name: str, outputs: Tensor, y: Tensor) -> None:
     Raises:
         SpecError: it does not give every example a finite number of its own.
     """
-    shape, loss = list(outputs.shape), loss_of(name)
-    if name == "mse" and shape[1] != 1:
-        raise SpecError(_KEY, f"is mse, which takes one output, but the model has {shape[1]}")
-    leaf, alone = outputs.detach().requires_grad_(), torch.empty(0)
-    values: Any = None
+    loss, leaf, count = loss_of(name), outputs.detach().requires_grad_(), len(y)
+    called = f"{name}, called with outputs {list(outputs.shape)} and targets [{count}],"
+    if name == "mse" and outputs.shape[1] != 1:
+        raise SpecError(_KEY, f"is mse, of one output, but the model has {outputs.shape[1]}")
     try:
         with torch.enable_grad():
             values = loss(leaf, y)
-        if isinstance(values, Tensor) and list(values.shape) == shape[:1]:
-            pairs = zip(*(torch.split(rows[:_ALONE], 1) for rows in (leaf, y)), strict=True)
-            alone = torch.cat([loss(*pair) for pair in pairs]).detach()
+            alone = torch.stack([loss(leaf[i : i + 1], y[i : i + 1]).sum() for i in range(count)])
+        shape = list(values.shape)
     except Exception as error:  # a user's code may raise anything
-        raise SpecError(
-            _KEY, f"{name} fails on outputs {shape} and targets {shape[:1]}: {first_line(error)}"
-        ) from error
-    problem = ""
-    if not isinstance(values, Tensor) or list(values.shape) != shape[:1]:
-        given = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        problem = (
-            f"gives {given}; it must give one loss for each example, {shape[:1]}: take no mean or "
-            "sum over examples, and outputs[:, 0] of a single output"
-        )
-    elif not values.requires_grad:
-        problem = "has no gradient; compute it from the outputs, by torch"
-    elif not values.isfinite().all():
-        first = float(values.detach()[~values.isfinite()][0])
-        problem = f"gives {first} before training; it must be finite"
-    elif not torch.allclose(values[:_ALONE].detach(), alone, rtol=1e-3, atol=1e-5):
-        problem = "gives an example another loss when others are beside it; use each row alone"
-    if problem:
-        raise SpecError(_KEY, f"{name}, called with outputs {shape}, {problem}")
+        raise SpecError(_KEY, f"{called} fails: {first_line(error)}") from error
+    problems = {
+        f"gives {shape}; it must give one loss for each example, [{count}]: take no mean or sum "
+        "over examples, and outputs[:, 0] of a single output": shape != [count],
+        "has no gradient; compute it from the outputs, by torch": not values.requires_grad,
+        "is not finite before training; keep logarithms and quotients finite": not bool(
+            values.isfinite().all()
+        ),
+        "gives an example another loss when others are beside it; use each row alone": (
+            shape == [count] and not torch.allclose(values, alone, rtol=1e-3, atol=1e-5)
+        ),
+    }
+    for problem, is_so in problems.items():
+        if is_so:
+            raise SpecError(_KEY, f"{called} {problem}")

@@ -24,7 +24,7 @@ from pydantic import (
 from ... import accounting, imports
 from ...accounting import Sampling
 from ...data.base import Data
-from ...errors import SpecError, suggestion
+from ...errors import SpecError
 from ...models.base import Model
 from ...plugins import Strict, carried, nested, parse
 from .sampling import Fixed, Sampler, Sizes
@@ -33,8 +33,6 @@ from .updates import Constant, Optimizer, Schedule, Sgd
 _LARGEST = 1e6  # noise multiplier; above it, no gradient survives
 _DIGITS = 6  # of the answer: fewer than accountants of different versions agree to
 _ITERATIONS = 50  # a few are enough, but for accountants that jump
-
-LOSSES = ("cross-entropy", "mse")
 
 
 def _share_or_data(raw: Any) -> Any:
@@ -48,11 +46,8 @@ def _share_or_data(raw: Any) -> Any:
 def _loss_name(name: str) -> str:
     if ":" in name:
         return imports.check(name, "loss")
-    if name not in LOSSES:
-        raise ValueError(
-            f"unknown loss{suggestion(name, LOSSES)}known: {', '.join(LOSSES)}; one of your own is "
-            "named package.module:function"
-        )
+    if name not in ("cross-entropy", "mse"):
+        raise ValueError("must be cross-entropy, mse, or package.module:function of your own")
     return name
 
 
