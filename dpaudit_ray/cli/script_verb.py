@@ -172,7 +172,7 @@ def _show(judged: ScriptVerdict) -> None:
             parts += [done[0].said, *[f"looked at too: {others}"] * bool(others)]
             terminal.explain(f"L{layer} {name}: {'; '.join(parts)}")
     for look in judged.looks:
-        if not look.done:
+        if not (look.done or any(look.said in line for line in judged.help)):
             terminal.explain(f"L{look.layer} {look.name}: {look.line}")
     for line in judged.help:
         terminal.explain(f"it would help: {line}")

@@ -98,6 +98,8 @@ class CanaryTrials:
             where = f"{self.count} {what}"
             violation = Finding(self.layer, name, Weight.VIOLATION, where, self.claim, seen)
             return Judgement(self.layer, [violation]).look(name, seen)
+        if not self.count:
+            return Judgement(self.layer).look(name, "no time for a run", done=False)
         said = f"{self.count} {what}, {self.members} with the canary: nothing against {self.claim}"
         if needed is not None and self.count < needed:
             said += f"; {needed} would find noise of {ALTERNATIVE:g} of it"

@@ -132,11 +132,15 @@ class Audit:
         return RunRequest(seed, seconds=max(1.0, share * self._left), **fields)
 
     def _requests(
-        self, make: Callable[[int], RunRequest], goes_on: Callable[[], bool], most: int
+        self,
+        make: Callable[[int], RunRequest],
+        goes_on: Callable[[], bool],
+        most: int,
+        least: float,
     ) -> Iterator[RunRequest]:
-        """Requests while there is time for another run, and reason."""
+        """Requests while there are `least` seconds left, and reason."""
         for number in range(most):
-            if not goes_on() or self._left < self._seconds:
+            if not goes_on() or self._left < least:
                 return
             yield make(number)
 
@@ -173,8 +177,7 @@ class Audit:
         affordable = self._affordable_runs() * taken
         planned = int(min(needed or affordable, max(affordable, taken)))
         layer = self._trials[1] = canary_trials.step_trials(self._noise, max(planned, 10))
-        if self._left >= _FEWEST:
-            self._fold_steps(layer, math.ceil(planned / taken))
+        self._fold_steps(layer, math.ceil(planned / taken))
         judgement = layer.judge(needed)
         self._judged.add(judgement)
         self._measure(layer, claim, delta)
@@ -198,6 +201,7 @@ class Audit:
             lambda n: self._request("steps", n, canary="steps", reseeds=True),
             lambda: not layer.refuted and len(failed) < _FAILED,
             most_runs,
+            _FEWEST,  # a run that is cut has told of its steps until then
         )
         self._progress(f"L1: a canary in every other step, 0 of {layer.planned} steps")
         for run in self._run(requests):
@@ -236,7 +240,9 @@ class Audit:
             request = self._request("run", number, canary="run", reseeds=True)
             return dataclasses.replace(request, member=request.coin(0.5, "bit of the run"))
 
-        for run in self._run(self._requests(make, lambda: not layer.refuted, needed)):
+        for run in self._run(
+            self._requests(make, lambda: not layer.refuted, needed, self._seconds)
+        ):
             trials = entries_of(run.record, "trial")
             if run.ended.how == "returned" and trials:
                 layer.fold([canary_trials.run_score(trials)], [run.request.member])

@@ -151,19 +151,19 @@ class ScriptVerdict:
     def claim_text(self) -> str:
         """The promise, in words."""
         if math.isnan(self.claim):
-            return f"no ε at δ = {plain(self.delta)}"
+            return f"its ε at δ = {plain(self.delta)}"
         return f"ε = {self.claim:.3g} (δ = {plain(self.delta)}, {self.accountant})"
 
     @property
     def headline(self) -> str:
         """What the verdict means for this script."""
         if self.violations:
-            first = self.violations[0]
-            seen = f"{first.look}: expected {first.expected}; seen {first.seen}"
-            return f"{self.script} breaks its promise of {self.claim_text}. {seen}"
-        if self.verdict is Verdict.CONSISTENT:
-            return f"{self.script} keeps {self.claim_text}. {self.sentence}"
-        return f"{self.script} promises {self.claim_text}, which was not decided. {self.sentence}"
+            looks = ", ".join(dict.fromkeys(item.look for item in self.violations))
+            return f"{self.script} breaks its promise of {self.claim_text}: {looks}"
+        kept = f"keeps {self.claim_text}"
+        if self.verdict is not Verdict.CONSISTENT:
+            kept = f"was not seen whole, so nothing is said of {self.claim_text}"
+        return f"{self.script} {kept}. {self.sentence}".rstrip()
 
     @property
     def effort(self) -> str:

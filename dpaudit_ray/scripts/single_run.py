@@ -110,7 +110,7 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         middle = float(np.median([distance.likely for distance in moved]))
         said += f", noise over sensitivity is {1 / middle:.3f} times what is accounted (median)"
         powers = [distance.found for distance in moved]
-        whole = len(steps) >= taken
+        whole = len(steps) >= taken and not cut(record)
         every = f"Every one of {taken}" if whole else f"{len(steps)} of {taken}"
         judged.sentence = (
             f"{every} steps looked into: {_missing(max(powers))} less noise in all of them would "

@@ -60,8 +60,8 @@ def test_junit_of_a_promise_that_is_kept():
 def test_markdown_keeps_its_table_whatever_the_text():
     text = report_export.markdown(verdict(BAD))
     assert "## VIOLATION: train.py:main" in text
-    first, row = [line for line in text.splitlines() if "σ = 0.5" in line]
-    assert first.startswith("train.py:main breaks its promise of")
+    (row,) = [line for line in text.splitlines() if "σ = 0.5" in line]
+    assert "train.py:main breaks its promise of ε = 1.44 (δ = 1e-5, prv): noise" in text
     assert row.startswith("| VIOLATION | noise | step 1 |")
     assert "a\\|b" in row
     for raw in ("<script>", "`x`", "*y*", "[z]", "\x1b", "\x00"):
@@ -81,10 +81,9 @@ def test_the_page_has_the_findings_and_runs_nothing():
 
 
 def test_a_claim_that_nobody_makes():
-    assert (
-        "promises no ε at δ = 1e-5" in verdict(claim=float("nan"), verdict="INCONCLUSIVE").headline
-    )
-    assert "keeps no ε at δ = 1e-5" in report_export.html(verdict(claim=float("nan")))
+    unseen = verdict(claim=float("nan"), verdict=Verdict.INCONCLUSIVE)
+    assert unseen.headline.endswith("not seen whole, so nothing is said of its ε at δ = 1e-5.")
+    assert unseen.headline in report_export.html(unseen)
 
 
 def test_what_was_measured_stands_beside_the_claim():

@@ -73,6 +73,12 @@ def test_watching_takes_a_small_share(warm):
     assert [trial["step"] for trial in entries_of(seen.record, "trial")] == list(range(100))
 
 
+def test_an_accountant_that_computes_with_others_is_one(warm):
+    """That of Opacus for PRVs asks two of its RDP accountants how wide its grid must be."""
+    (claim,) = run(warm, "own_loop").result["claims"]
+    assert (claim["name"], sum(steps for _, _, steps in claim["history"])) == ("prv", 100)
+
+
 def test_what_every_optimizer_imports_is_there(warm):
     """PyTorch imports torch._dynamo at the first optimizer: a second for each run."""
     assert warm.call("tests.scripts.plainly:dynamo", {}).value

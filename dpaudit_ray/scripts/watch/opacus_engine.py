@@ -6,6 +6,7 @@ A network must keep records apart: what it gives for one must not depend on the 
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -94,12 +95,13 @@ def _subclasses(base: Any) -> list[Any]:
 
 
 def _watch_accountants(kind: Any, run: WatchedRun) -> None:
-    """Registers accountants of a kind as they are made."""
+    """Registers accountants of a kind as they are made, but for those that others compute with."""
     original = kind.__init__
 
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if not any(self is accountant for accountant in run.accountants):
+        helps = sys._getframe(1).f_globals["__name__"].startswith("opacus.accountants.analysis")
+        if not (helps or any(self is accountant for accountant in run.accountants)):
             run.accountants.append(self)
 
     kind.__init__ = make
