@@ -91,14 +91,18 @@ class Result:
 
     @property
     def overview(self) -> pd.DataFrame:
-        """One row per audit, at its last step: μ, ε with its status, ε without assumption, claim.
+        """One row per audit, at its last step: `quote`, the ε to quote, what it `assumes`, claim.
 
-        The columns are the keys of an audit in `dpaudit status --json`, and those of the grid.
+        The other columns are those of the grid, and the keys of `dpaudit status --json`.
         """
-        from .report import tables
+        from .report import tables, verdict
 
         with self._reading:
-            return tables.with_options(self.run, pd.DataFrame(tables.overview(self.run)))
+            quotes = verdict.quotes(self.run, verdict.quick(self.run))
+            table = pd.DataFrame(tables.overview(self.run))
+            table.insert(2, "quote", [quote.epsilon for quote in quotes])
+            table.insert(3, "assumes", [quote.assumes for quote in quotes])
+            return tables.with_options(self.run, table)
 
     @property
     def scores(self) -> pd.DataFrame:

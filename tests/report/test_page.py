@@ -16,7 +16,7 @@ from dpaudit_ray.plan import outcomes, score_stream
 from dpaudit_ray.plan.model import Pack
 from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.plan.score_stream import MissedPack
-from dpaudit_ray.report import page
+from dpaudit_ray.report import page, verdict
 from dpaudit_ray.report.tables import Run, overview
 from dpaudit_ray.stats.threshold_rates import Worlds
 
@@ -55,6 +55,9 @@ def test_the_overview_is_the_same_from_python(trained):
     assert table["status"].tolist() == ["certified", "if-gaussian"]
     assert table.pop("adversary.name").tolist() == ["biased-dimension", "loss"]
     assert set(table.pop("mechanism.name")) == {"dp-sgd"}
+    quotes = [audit.quote for audit in verdict.current(trained).audits]
+    assert table.pop("quote").tolist() == [quote.epsilon for quote in quotes]
+    assert table.pop("assumes").tolist() == [quote.assumes for quote in quotes]
     pd.testing.assert_frame_equal(table, pd.DataFrame(overview(trained)), check_exact=True)
     for column in ("mu_lower", "epsilon_lower", "epsilon_lower_free", "epsilon_lower_together"):
         assert table[column].notna().all()

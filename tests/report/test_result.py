@@ -52,7 +52,7 @@ def test_a_run_is_opened_as_it_was_left(location, tmp_path):
 def test_what_the_grid_varies_is_a_column(result):
     table = result.overview
     columns = ["audit", "label", "adversary.choice", "adversary.name", "audit.estimators"]
-    columns += ["mechanism.model.name", "mechanism.name", "mechanism.noise_multiplier", "trials"]
+    columns += ["mechanism.model.name", "mechanism.name", "mechanism.noise_multiplier", "quote"]
     assert table.columns[: len(columns)].tolist() == columns
     assert table["mechanism.noise_multiplier"].tolist() == [2.0] * 3 + [4.0] * 3
     assert table["adversary.name"].tolist() == ["loss", "biased-dimension", "biased-dimension"] * 2

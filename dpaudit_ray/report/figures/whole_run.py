@@ -84,7 +84,7 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
         accountant, claims = next(iter(audit.claims.items()))
         panel = panels.setdefault((audit.horizons, accountant, claims), len(panels))
         rows += [
-            (panel, line, audit.id, step, bounds["epsilon_lower"].get(step, math.nan), claim,
+            (panel, line, audit.id, step, bounds["bound"].get(step, math.nan), claim,
              cell.audit.delta)
             for step, claim in zip(audit.horizons, claims, strict=True)
         ]  # fmt: skip
@@ -117,10 +117,11 @@ def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rows(run: Run, audit: PlannedAudit, estimator: str | None) -> pd.DataFrame:
-    """The rows that stand for an audit, one a step."""
+    """The rows that stand for an audit, one a step; `bound` holds with all others, as quotes do."""
     rows = run.estimates[run.estimates["audit"] == audit.id]
     name = estimator or representative(run, audit)
-    return rows[rows["estimator"] == name].drop_duplicates("step")
+    bounds = rows["epsilon_lower_together"].fillna(rows["epsilon_lower"])
+    return rows.assign(bound=bounds)[rows["estimator"] == name].drop_duplicates("step")
 
 
 # All figures -------------------------------------------------------------------------------------
@@ -359,7 +360,7 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
     for audit, values in zip(run.plan.audits, itertools.product(*grid.values()), strict=True):
         parts = audit.label.split(LABEL_SEPARATOR)
         others = LABEL_SEPARATOR.join(part for part in parts if part.partition("=")[0] != name)
-        bounds = _rows(run, audit, estimator).set_index("step")["epsilon_lower"]
+        bounds = _rows(run, audit, estimator).set_index("step")["bound"]
         x, y = dict(zip(grid, values, strict=True))[key], bounds.get(audit.horizons[-1], math.nan)
         rows.append((others or "lower bound", float(x), float(y), audit.claim))
     table = pd.DataFrame(rows, columns=["series", "x", "y", "claim"])
