@@ -76,7 +76,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         report_export.write(Path(summary), report_export.markdown(judged), append=True)
     if as_json:
-        terminal.show_json(dataclasses.asdict(judged))
+        terminal.show_json({"headline": judged.headline} | dataclasses.asdict(judged))
     else:
         _show(judged)
         terminal.say(f"report: {page}")

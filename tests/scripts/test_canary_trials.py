@@ -38,6 +38,29 @@ def test_steps_with_the_noise_that_is_promised():
     assert alarms <= 3
 
 
+@pytest.mark.parametrize("noise", [0.5, 1.0])
+def test_what_is_measured_is_above_the_claim_where_that_is_refuted(noise):
+    """Verdict and bound are one test, so that they have one error."""
+    layer = steps(noise, 400, seed=1)
+    layer.judge(300)
+    measured = layer.measured(2.3, 1e-5)
+    assert measured.claimed == pytest.approx(4.377, abs=1e-3)  # of one Gaussian step
+    assert (measured.epsilon > measured.claimed) is (layer.refuted is not None) is (noise < 1)
+    assert measured.epsilon > 1
+
+
+def test_what_is_measured_of_runs():
+    """Fourteen right guesses of fourteen show an ε of 1 at this level; an ε nobody claims, none."""
+    layer = canary_trials.run_trials([CLAIM], 14)
+    for number in range(14):
+        layer.fold([float(number % 2)], [bool(number % 2)])
+    measured = layer.measured(1.37, 1e-5)
+    # All right with a chance of (e^ε / (1 + e^ε))^14 at most: 0.02 at ε = 1.13.
+    assert 0.7 < measured.epsilon < 1.14
+    assert (measured.claimed, measured.assumes) == (1.37, "nothing")
+    assert layer.measured(math.nan, 1e-5) is None
+
+
 def test_too_few_steps_are_not_complete():
     judged = steps(1.0, 100, seed=0).judge(300)
     assert not judged.complete

@@ -3,10 +3,13 @@
 import importlib.util
 import math
 import os
+import re
+import time
 from pathlib import Path
 
 import pytest
 
+from dpaudit_ray.cli import script_verb
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.isolation import Sandbox
 from dpaudit_ray.report.verdict import Verdict
@@ -182,6 +185,20 @@ def test_a_script_that_keeps_its_promise(script):
     junit = (script.parent / "out.xml").read_text()
     assert 'failures="0"' in junit
     assert 'name="verdict" value="CONSISTENT: own_training.py:main keeps' in junit
+
+
+def test_progress_moves_whatever_goes_on(monkeypatch, capsys):
+    """In a log, a line now and then, and one at once for another layer."""
+    monkeypatch.setattr(script_verb, "_LINE_SECONDS", 0.05)
+    with script_verb._progress(60.0) as tell:
+        for text in ("L0: one run", "L1: 0 of 10"):
+            tell(text)
+            time.sleep(0.5)
+    lines = capsys.readouterr().err.splitlines()
+    for text in ("L0: one run", "L1: 0 of 10"):
+        assert (
+            sum(re.fullmatch(rf"{text}; <?\ds of 1m 00s", line) is not None for line in lines) > 2
+        )
 
 
 def test_assert_private(script):
