@@ -91,6 +91,7 @@ def init(
     data: Annotated[str | None, _DATA] = None,
     data_path: Annotated[str | None, _PATH] = None,
     model: Annotated[str | None, _MODEL] = None,
+    sampling: Annotated[str, typer.Option(help="Of batches: fixed or poisson.")] = "fixed",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Writes a commented sweep file for the data and the model at hand.
@@ -105,7 +106,7 @@ def init(
     entry = template.read_data(data, data_path, file.parent)
     stem = file.stem if file.stem != "sweep" else ""
     parts = (stem,) if stem else (entry.options["name"], model or entry.model)
-    text = template.sweep_text(template.folder_name(*parts), entry, model)
+    text = template.sweep_text(template.folder_name(*parts), entry, model, sampling)
     prepared = spec.from_raw(yamlfile.parse_yaml(text, str(file)), file.parent)
     api.check_inputs(prepared)
     try:

@@ -208,7 +208,9 @@ def _parsed(items: list[Any], parse: Callable[[Any, str], T], key: str) -> list[
     with mistakes.noted():
         for name in names:
             if names.count(name) > 1:
-                raise SpecError(key, f"lists {name} twice; remove one of them")
+                same = "{name: group-sequential, looks: 1, curve: claimed}"
+                other = f", or take {same}, which is the same bound" * (name == "accuracy")
+                raise SpecError(key, f"lists {name} twice; remove one of them{other}")
     with carried():
         mistakes.settle()
     return parsed

@@ -19,6 +19,19 @@ from .yamlfile import dump_yaml
 
 _FOLDERS = {"cifar10": "cifar-10-batches-py", "mnist": "MNIST"}  # as torchvision names them
 _COMMENT_COLUMN = 44
+# By how batches are drawn: accountants and estimators that fit, and who can decide such a claim.
+SAMPLINGS = {
+    "fixed": {
+        "accountants": "[gaussian]",
+        "estimators": "[accuracy, eps-delta]",
+        "strongest": "{name: biased-dimension}  # the strongest: a gradient, every step",
+    },
+    "poisson": {
+        "accountants": "[prv]",
+        "estimators": "[{name: accuracy, curve: claimed}, eps-delta]",
+        "strongest": "{name: watched-dimension}  # sees every update: the last model shows little",
+    },
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +116,10 @@ def _parse_data(options: dict[str, Any]) -> Data:
         raise SpecError("--data", error.problem) from error
 
 
-def sweep_text(name: str, data: DataEntry, model: str | None) -> str:
+def sweep_text(name: str, data: DataEntry, model: str | None, sampling: str = "fixed") -> str:
     """A commented sweep file. `model` is a name, or the import path of a module of the user's."""
+    if sampling not in SAMPLINGS:
+        raise SpecError("--sampling", f"is {sampling!r}; use {' or '.join(SAMPLINGS)}")
     chosen = model or data.model
     options = {"name": "module", "path": chosen} if ":" in chosen else {"name": chosen}
     steps = 20 if data.images else 100
@@ -120,6 +135,8 @@ def sweep_text(name: str, data: DataEntry, model: str | None) -> str:
         data=dump_yaml(data.options, in_one_line=True).strip(),
         model=dump_yaml(options, in_one_line=True).strip(),
         loss="cross-entropy" if data.content.classes else "mse",
+        sampling=sampling,
+        **SAMPLINGS[sampling],
         second=second[0],
         how=second[1],
         steps=steps,

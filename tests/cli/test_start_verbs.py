@@ -190,3 +190,13 @@ def test_a_folder_that_is_not_there_is_told(home):
         "FILE: cannot write none/sweep.yaml: No such file or directory; make its folder, or give "
         "another place"
     )
+
+
+def test_a_sweep_to_begin_with_has_who_can_decide_it(home):
+    """Of Poisson batches the last model shows too little, and a Gaussian curve reads it as less."""
+    first, _ = written(home, "--sampling", "poisson").cells
+    assert first.adversary.name == "watched-dimension"
+    assert first.mechanism.trade_off(first.adversary, first.horizons[-1]) == "claimed"
+    assert first.audit.estimators[0].options == {"curve": "claimed"}
+    refusal = refused("init", "other.yaml", "--sampling", "shuffle")
+    assert refusal == "--sampling: is 'shuffle'; use fixed or poisson"
