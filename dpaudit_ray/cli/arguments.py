@@ -27,8 +27,8 @@ _MAX_ENTRIES = 1000  # of a folder that are looked at
 
 def exit_code(verdict: str) -> Exit:
     """What a verb that judges ends with."""
-    codes = {"VIOLATION": Exit.VIOLATION, "CONSISTENT": Exit.COMPLETE}
-    return codes.get(verdict, Exit.INCONCLUSIVE)
+    decided = {"VIOLATION": Exit.VIOLATION, "CONSISTENT": Exit.COMPLETE}
+    return decided.get(verdict, Exit.INCONCLUSIVE)
 
 
 def complete_sweep(incomplete: str) -> list[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..scripts.script_runs import Target
 
 app = typer.Typer()
-_LINE_SECONDS = 6.0  # between two lines of a log
+_LINE_SECONDS = 5.0  # between two lines of a log
 _REFRESH_SECONDS = 0.25
 
 
@@ -116,13 +116,10 @@ def _audit(target: Target, options: Options, address: str | None) -> ScriptVerdi
 @contextlib.contextmanager
 def _progress(budget: float) -> Iterator[Callable[[str], None]]:
     """Takes what goes on: on a terminal a line moves with it, a log has one every few seconds."""
-    began, news, ended = time.monotonic(), threading.Event(), threading.Event()
-    phase = "the script is loaded"
+    began, ended, phase = time.monotonic(), threading.Event(), "the script is loaded"
 
     def take(text: str) -> None:
         nonlocal phase
-        if text.partition(":")[0] != phase.partition(":")[0]:
-            news.set()  # another phase: a line at once
         phase = text
 
     def line() -> str:
@@ -130,15 +127,13 @@ def _progress(budget: float) -> Iterator[Callable[[str], None]]:
 
     def write() -> None:
         console = Console(stderr=True)
-        if not console.is_terminal:
-            while not ended.is_set():
+        if console.is_terminal:
+            with console.status(Text(line())) as status:
+                while not ended.wait(_REFRESH_SECONDS):
+                    status.update(Text(line()))
+        else:
+            while not ended.wait(_LINE_SECONDS):
                 terminal.add(line())
-                news.wait(_LINE_SECONDS)
-                news.clear()
-            return
-        with console.status(Text(line())) as status:
-            while not ended.wait(_REFRESH_SECONDS):
-                status.update(Text(line()))
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
@@ -146,8 +141,7 @@ def _progress(budget: float) -> Iterator[Callable[[str], None]]:
         yield take
     finally:
         ended.set()
-        news.set()
-        writer.join(_REFRESH_SECONDS * 4)
+        writer.join(1.0)
 
 
 def _show(judged: ScriptVerdict) -> None:

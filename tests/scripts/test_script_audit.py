@@ -188,7 +188,7 @@ def test_a_script_that_keeps_its_promise(script):
 
 
 def test_progress_moves_whatever_goes_on(monkeypatch, capsys):
-    """In a log, a line now and then, and one at once for another layer."""
+    """In a log, a line every few seconds."""
     monkeypatch.setattr(script_verb, "_LINE_SECONDS", 0.05)
     with script_verb._progress(60.0) as tell:
         for text in ("L0: one run", "L1: 0 of 10"):
