@@ -134,7 +134,7 @@ def digests(name: str) -> dict[str, str]:
                 for audit in json.loads(Path(done.location, "plan.json").read_text())["audits"]
             ]
         ),
-        "estimates": digest(done.estimates.to_dict("list")),
+        "estimates": digest(done.run.estimates.to_dict("list")),
         "verdict": digest(sorted(flat(json.loads(dpaudit("verify", done.location, "--json").out)))),
     }
     if mechanism.get("backend") != "exact":
