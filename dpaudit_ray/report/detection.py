@@ -31,6 +31,7 @@ from ..sweep import spec
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 from ..sweep.yamlfile import dump_yaml
+from .quote import percent
 from .tables import Run
 
 # Noise this much smaller than claimed would have been found ...
@@ -110,21 +111,21 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
     """Hints for audit number `index`, the nearest to the power that it lacks; the surest first."""
     if not isinstance(test, ClaimTest):
         return  # several canaries of a training: how they hang together is not known beforehand
-    found = f"{ALTERNATIVE:g} of the noise is found with a chance of {REQUIRED_POWER:.0%} or more"
+    chance = f"a chance of {percent(REQUIRED_POWER)} or more"
+    found = f"trials would notice {percent(round(1 - ALTERNATIVE, 6))} less noise with {chance}"
     rate = clopper_pearson_lower(test.hits.hits, test.hits.guesses, _LUCK)
     foreseen = [number for number in test.later if number > test.horizon]
     sizes = [*foreseen, *(factor * test.horizon for factor in _MORE)]
     enough = next((size for size in sizes if _finds(test, rate, size, alpha)), None)
     if enough in foreseen:
-        options = f"`--set audit.trials={enough}`"
-        yield f"growth that `up_to` has planned: of {enough:,} trials {found}: {options}"
+        yield f"growth that `up_to` has planned: {enough:,} {found}: `--set audit.trials={enough}`"
     elif enough and (fresh := options_of_its_own(run, enough, {"audit.trials": enough})):
-        yield f"a run of its own: of {enough:,} trials {found}: {fresh[1]}"
+        yield f"a run of its own: {enough:,} {found}: {fresh[1]}"
     for name, does in _STRONGER.items():
         if (stronger := _stronger(run, index, name)) is not None:
             yield (
                 f"another threat model, {name}: it {does}; where that shows all that the claim "
-                f"allows, of {stronger[0]:,} trials {found}: {stronger[1]}"
+                f"allows, {stronger[0]:,} {found}: {stronger[1]}"
             )
             break
     yield from _other_curve(run, index, test.hits)
@@ -150,8 +151,8 @@ def _stronger(run: Run, index: int, name: str) -> tuple[int, str] | None:
     """Trials, and options, with which this adversary would decide every mechanism; None: none."""
     adversary = {"name": name} | ({"choice": "simulated"} if name == "biased-dimension" else {})
     in_grid = "adversary" in (run.sweep.raw.get("grid") or {})
-    changes: dict[str, Any] = {"grid.adversary": [adversary]} if in_grid else {}
-    changes = changes or {"adversary": adversary}
+    key, value = ("grid.adversary", [adversary]) if in_grid else ("adversary", adversary)
+    changes: dict[str, Any] = {key: value}
     if (estimators := _through_claim(run.sweep.cells[index])) is not None:
         changes["audit.estimators"] = estimators
     fresh = options_of_its_own(run, name, changes)

@@ -73,7 +73,9 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
     sweep["mechanism"]["noise_multiplier"] = 1.0
     found = verdict.current(run_of(sweep, tmp_path / "few", 0.84))
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert re.search(r"of [\d,]+ trials .* `--set name=.* --set audit.trials=\d+`", found.help[0])
+    assert re.search(
+        r"[\d,]+ trials would notice .* `--set name=.* --set audit.trials=\d+`", found.help[0]
+    )
     blind = verdict.current(run_of(sweep, tmp_path / "blind", 0.0))
     assert "with a chance of 0 %" in blind.sentence
     assert blind.help == ()

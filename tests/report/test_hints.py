@@ -93,7 +93,7 @@ def test_a_hint_that_is_followed_lowers_nothing_and_keeps_its_promise(raw, tmp_p
             assert again.estimates.equals(before[1]), "the run that is there stays as it is"
         if "audit.trials" in changes or "adversary" in line:
             assert certified(after) >= certified(run), line
-        if "with a chance of 80% or more" in line:
+        if "with a chance of 80 % or more" in line:
             powers = [audit.power for audit in verdict.judge(after, thorough=False).audits]
             assert max(powers) >= detection.REQUIRED_POWER, line
             assert verdict.current(after).verdict is Verdict.CONSISTENT
