@@ -135,12 +135,21 @@ def digests(name: str) -> dict[str, str]:
             ]
         ),
         "estimates": digest(done.run.estimates.to_dict("list")),
-        "verdict": digest(sorted(flat(json.loads(dpaudit("verify", done.location, "--json").out)))),
+        "verdict": digest(sorted(flat(verdict(done.location)))),
     }
     if mechanism.get("backend") != "exact":
         columns = done.scores[["audit", "trial", "member", "step", "score"]]
         found["scores"] = digest(columns.to_dict("list"))
     return found
+
+
+def verdict(location: str) -> dict[str, Any]:
+    """What `verify --json` says, but for hints, and the ε to quote, which estimates have."""
+    content = json.loads(dpaudit("verify", location, "--json").out)
+    for part in (content, *content["audits"], *content["exact"]):
+        part.pop("hints", None)
+        part.pop("quote", None)
+    return content
 
 
 @contextlib.contextmanager
@@ -150,8 +159,10 @@ def settled() -> Iterator[None]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        yield
-        os.chdir(before)
+        try:
+            yield
+        finally:
+            os.chdir(before)
     torch.set_num_threads(threads)
 
 
@@ -164,7 +175,7 @@ def test_nothing_moves(name: str) -> None:
     if expected is None:
         assert found["plan"] in {of[name]["plan"] for of in recorded.values()}
         pytest.skip(f"scores are not recorded of {machine()}; the plan is the same")
-    assert found == expected
+    assert {kind: found[kind] for kind in expected} == expected
 
 
 def main() -> None:
