@@ -60,6 +60,10 @@ class Quote:
         return self.assumes == EXACT
 
 
+# What an ε assumes that is certified.
+PROVED = ("assumption-free", "Gaussian steps", EXACT)
+
+
 def percent(share: float) -> str:
     """`95 %`, with the digits that it has."""
     return f"{100 * share:.6g} %"

@@ -160,9 +160,9 @@ def _audited(run: Run) -> Content:
     audited: dict[str, dict[str, None]] = {}
     for cell, audit in zip(run.sweep.cells, run.plan.audits, strict=True):
         options = cell.mechanism.identity() | {
-            key: getattr(cell.mechanism, key).identity()
+            key: value.identity()
             for key in ("sampling",)
-            if hasattr(cell.mechanism, key)
+            if (value := getattr(cell.mechanism, key, None)) is not None
         }
         trials = f"{audit.trials:,}" if cell.mechanism.sampled else "none: ε is computed"
         told = {"mechanism": options.pop("name")} | options | {"trials": trials}
@@ -170,7 +170,7 @@ def _audited(run: Run) -> Content:
         for key, value in told.items():
             if key != "revision":
                 audited.setdefault(_SYMBOLS.get(key, key), {})[_plain(value)] = None
-    return {"audited": [(name, _listed(list(values))) for name, values in audited.items()]}
+    return {"audited": {name: _listed(list(values)) for name, values in audited.items()}}
 
 
 def _adversary(cell: Cell) -> str:
@@ -191,9 +191,8 @@ def _plain(value: Any) -> str:
     return f"{value.get('name', '')} {options}".strip()
 
 
-def _listed(values: list[str]) -> str:
-    more = f"; {len(values) - _LISTED} more" * (len(values) > _LISTED)
-    return "; ".join(values[:_LISTED]) + more
+def _listed(values: list[str]) -> list[str]:
+    return values[:_LISTED] + [f"{len(values) - _LISTED} more"] * (len(values) > _LISTED)
 
 
 def _figures(run: Run, audits: list[Content]) -> Content:

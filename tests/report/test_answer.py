@@ -289,7 +289,9 @@ def test_a_bound_above_its_claim_is_never_beside_consistent(sweep, tmp_path, mon
     assert "never CONSISTENT" in words.ABOVE
 
 
-@pytest.mark.parametrize(("mu", "kind"), [(1.5 * CLAIMED, "above its claim"), (1.0, "if-gaussian")])
+@pytest.mark.parametrize(
+    ("mu", "kind"), [(1.5 * CLAIMED, "above its claim"), (1.0, "assumes Gaussian")]
+)
 def test_a_bar_above_its_claim_looks_otherwise(sweep, mu, kind, tmp_path):
     bounds = whole_run.bounds_table(run_of(sweep, tmp_path, mu))
     assert whole_run.last_bounds(bounds)["kind"].tolist() == [kind]

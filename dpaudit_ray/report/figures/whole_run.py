@@ -21,7 +21,8 @@ from ...plan.model import PlannedAudit
 from ...stats import Status
 from ...storage.arrays import Arrays
 from ...sweep.grid import LABEL_SEPARATOR, shared_parts
-from ..tables import Run, representative
+from ..quote import PROVED
+from ..tables import EXACT, Run, representative
 from .primitives import (
     ALARM,
     CLAIM,
@@ -63,11 +64,11 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
     Returns:
         Columns `panel`, `title` (what the labels of its lines share), `line`, `label` (without
         that), `audit`, `step`, `bound` (NaN where there is none yet), `claim` (by the first
-        accountant), `delta` of both, and `status`, that of the line's last bounds, empty without
+        accountant), `delta` of both, and what the line's last bounds `assumes`, empty without
         any.
     """
     rows, lines, panels = list[tuple[Any, ...]](), dict[str, int](), dict[Any, int]()
-    labels, statuses = dict[int, str](), dict[int, str]()
+    labels, assumes = dict[int, str](), dict[int, str]()
     for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):
         mechanism = dict(cell.mechanism.identity())
         seed = f"seed={mechanism.pop('seed', 0)}"
@@ -80,7 +81,7 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
             labels[line] = LABEL_SEPARATOR.join(part for part in parts if part != seed)
         else:
             labels[line] = audit.label
-            statuses[line] = str(bounds["status"].iloc[-1]) if len(bounds) else ""
+            assumes[line] = str(bounds["assumes"].iloc[-1]) if len(bounds) else ""
         accountant, claims = next(iter(audit.claims.items()))
         panel = panels.setdefault((audit.horizons, accountant, claims), len(panels))
         rows += [
@@ -98,14 +99,14 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
         titles[panel] = titles[panel] if len(numbers) > 1 else short[0]
         labels |= dict(zip(numbers, short, strict=True))
     named = {"title": table["panel"].map(titles), "label": table["line"].map(labels)}
-    return table.assign(**named, status=table["line"].map(statuses))
+    return table.assign(**named, assumes=table["line"].map(assumes))
 
 
 def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
     """The lines of a `bounds_table` at their last step.
 
-    Adds `mean`, over repetitions, 0 where there is no bound; `repetitions`; and `kind`: the status
-    of the bounds, or that their mean is above its claim.
+    Adds `mean`, over repetitions, 0 where there is no bound; `repetitions`; and `kind`: what
+    the bounds assume, or that their mean is above its claim.
     """
     last = table[table["step"] == table.groupby("line")["step"].transform("max")]
     by_line = last.groupby("line")
@@ -113,15 +114,22 @@ def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
         mean=by_line["bound"].transform("mean").fillna(0.0),
         repetitions=by_line["audit"].transform("size"),
     )
-    return last.assign(kind=last["status"].mask(last["mean"] > last["claim"], _ABOVE))
+    return last.assign(kind=last["assumes"].mask(last["mean"] > last["claim"], _ABOVE))
 
 
 def _rows(run: Run, audit: PlannedAudit, estimator: str | None) -> pd.DataFrame:
-    """The rows that stand for an audit, one a step; `bound` holds with all others, as quotes do."""
-    rows = run.estimates[run.estimates["audit"] == audit.id]
-    name = estimator or representative(run, audit)
-    bounds = rows["epsilon_lower_together"].fillna(rows["epsilon_lower"])
-    return rows.assign(bound=bounds)[rows["estimator"] == name].drop_duplicates("step")
+    """The rows that stand for an audit, one a step, with the `bound` and what it `assumes`.
+
+    That is the one to quote; none where it rests on something unproved and is above its claim.
+    """
+    rows, name = run.rows(audit), estimator or representative(run, audit)
+    rows = rows[rows["estimator"] == name].drop_duplicates("step")
+    pairs = zip(rows["status"], rows["mu_lower"], strict=True)
+    assumes = [EXACT if name == EXACT else Status(status).assumes(mu) for status, mu in pairs]
+    bound = rows["epsilon_lower_together"].fillna(rows["epsilon_lower"])
+    proved = rows["above_claim"] | (rows["status"] == Status.CERTIFIED)
+    bound = bound.where(proved | (bound <= rows["epsilon_upper"]))
+    return rows.assign(bound=bound, assumes=assumes)
 
 
 # All figures -------------------------------------------------------------------------------------
@@ -265,7 +273,7 @@ def bars_figure(bounds: pd.DataFrame, **options: Any) -> Figure:
                 bars["mean"],
                 color=ALARM if kind == _ABOVE else COLOURS[0],
                 hatch="//" if kind == _ABOVE else None,
-                alpha=1.0 if kind in (Status.CERTIFIED, _ABOVE) else 0.45,
+                alpha=1.0 if kind in (*PROVED, _ABOVE) else 0.45,
                 height=0.6,
                 label=f"lower bound ({kind})" if kind else "no bound yet",
             )
@@ -322,15 +330,15 @@ def _evolution(panel: pd.DataFrame) -> pd.DataFrame:
     """Mean and range over repetitions at each step of each line, as `lines` draws them."""
     by_step = panel.groupby(["line", "step"], as_index=False)
     means = by_step.agg(
-        label=("label", "first"), status=("status", "first"), x=("step", "first"),
+        label=("label", "first"), assumes=("assumes", "first"), x=("step", "first"),
         y=("bound", "mean"), low=("bound", "min"), high=("bound", "max"), audits=("audit", "size"),
     )  # fmt: skip
     several = means["audits"] > 1
     means = means.assign(low=means["low"].where(several), high=means["high"].where(several))
     alone = panel["line"].nunique() == 1
-    certain = means["status"].isin(("", Status.CERTIFIED))
+    certain = means["assumes"].isin(("", *PROVED))
     names = pd.Series("lower bound", means.index) if alone else means["label"]
-    return means.assign(series=names.where(certain, names + " (" + means["status"] + ")"))
+    return means.assign(series=names.where(certain, names + " (" + means["assumes"] + ")"))
 
 
 def _legends(figure: Any, grid: Sequence[Any], together: bool) -> None:
