@@ -512,7 +512,8 @@ def _measured(largest: Quote, several: bool) -> str:
         return f"There is no ε to quote: {largest.reason}."
     sign = "=" if largest.exact else "≥"
     level = f"{largest.label}; " * several + largest.level
-    return f"Measured ε {sign} {largest.text} of the claimed {largest.claim:,.3f} ({level})."
+    claim = f"{', above' if largest.above else ' of'} the claimed {largest.claim:,.3f}"
+    return f"Measured ε {sign} {largest.text}{claim} ({level})."
 
 
 def _help(run: Run, judged: RunVerdict) -> Iterator[str]:
