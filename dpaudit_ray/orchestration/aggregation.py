@@ -352,9 +352,7 @@ class AuditState:
     def progress(self, index: int, activity: Activity) -> AuditProgress:
         """What is shown of it now."""
         audit = self._audit
-        if self._shown is None:
-            self._shown = self._live_bound()
-        bound = self._shown
+        bound = self._shown = self._shown or self._live_bound()
         return AuditProgress(
             audit.label,
             audit.trials,

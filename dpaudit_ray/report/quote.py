@@ -60,8 +60,7 @@ class Quote:
         return self.assumes == EXACT
 
 
-# What an ε assumes that is certified.
-PROVED = ("assumption-free", "Gaussian steps", EXACT)
+PROVED = ("assumption-free", "Gaussian steps", EXACT)  # what a certified ε assumes
 
 
 def percent(share: float) -> str:
@@ -76,8 +75,7 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     accountant, step = next(iter(audit.claims)), audit.horizons[-1]
     last = table[(table["step"] == step) & (table["accountant"] == accountant)]
     rows = {str(row["estimator"]): row for row in last.to_dict("records")}
-    row, sampled = rows.get(first), cell.mechanism.sampled
-    level = cell.audit
+    row, sampled, level = rows.get(first), cell.mechanism.sampled, cell.audit
     none = Quote(audit.label, None, level.delta, level.confidence, "", audit.claim, accountant,
                  first, step, False)  # fmt: skip
     if row is None or (sampled and row["trials"] == 0):

@@ -67,8 +67,6 @@ def all_sections(run: Run) -> Content:
 def _numbers(view: AuditView) -> Content:
     level, audit = view.cell.audit, view.audit
     final = view.estimates[view.estimates["step"] == audit.horizons[-1]]
-    free = final[final["free_estimator"] != ""][["epsilon_lower_free", "free_estimator"]]
-    bound, estimator = free.iloc[0] if len(free) else (math.nan, "")
     return {
         "id": audit.id,
         "label": audit.label,
@@ -79,7 +77,6 @@ def _numbers(view: AuditView) -> Content:
             for row in final.drop_duplicates("estimator").to_dict("records")
         ],
         "claims": {name: values[-1] for name, values in audit.claims.items()},
-        "curve_free": {"epsilon": bound, "estimator": estimator},
         "sampled": view.cell.mechanism.sampled,
         "canaries": audit.in_a_training,
         "utility": utilities(audit, view.trials),
@@ -159,18 +156,18 @@ def _audited(run: Run) -> Content:
     """What was audited: the options that were asked for, and what each adversary does and sees."""
     audited: dict[str, dict[str, None]] = {}
     for cell, audit in zip(run.sweep.cells, run.plan.audits, strict=True):
-        options = cell.mechanism.identity() | {
-            key: value.identity()
-            for key in ("sampling",)
-            if (value := getattr(cell.mechanism, key, None)) is not None
-        }
+        options = cell.mechanism.identity()
+        if (sampling := getattr(cell.mechanism, "sampling", None)) is not None:
+            options["sampling"] = sampling.identity()  # also the default one
         trials = f"{audit.trials:,}" if cell.mechanism.sampled else "none: ε is computed"
-        told = {"mechanism": options.pop("name")} | options | {"trials": trials}
-        told["adversary"] = _adversary(cell)
-        for key, value in told.items():
-            if key != "revision":
-                audited.setdefault(_SYMBOLS.get(key, key), {})[_plain(value)] = None
-    return {"audited": {name: _listed(list(values)) for name, values in audited.items()}}
+        told = {"mechanism": options.pop("name")} | options | {"revision": "", "trials": trials}
+        for key, value in (told | {"adversary": _adversary(cell)}).items():
+            audited.setdefault(_SYMBOLS.get(key, key), {})[_plain(value)] = None
+    del audited["revision"]
+    shown = {name: list(values)[:_LISTED] for name, values in audited.items()}
+    for name, values in audited.items():
+        shown[name] += [f"{len(values) - _LISTED} more"] * (len(values) > _LISTED)
+    return {"audited": shown}
 
 
 def _adversary(cell: Cell) -> str:
@@ -189,10 +186,6 @@ def _plain(value: Any) -> str:
         return f"{value}"
     options = ", ".join(f"{key} {_plain(v)}" for key, v in value.items() if key != "name")
     return f"{value.get('name', '')} {options}".strip()
-
-
-def _listed(values: list[str]) -> list[str]:
-    return values[:_LISTED] + [f"{len(values) - _LISTED} more"] * (len(values) > _LISTED)
 
 
 def _figures(run: Run, audits: list[Content]) -> Content:

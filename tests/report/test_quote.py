@@ -12,7 +12,7 @@ import yaml
 
 import dpaudit_ray as da
 from dpaudit_ray.cli import terminal
-from dpaudit_ray.report import page, verdict
+from dpaudit_ray.report import detection, page, verdict
 from dpaudit_ray.report.quote import quote
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import Verdict
@@ -32,7 +32,7 @@ def test_no_quote_is_above_its_claim_beside_consistent(curve, first, tmp_path, m
 
     All that is not refuted, or above, passes for CONSISTENT: power is taken for granted.
     """
-    monkeypatch.setattr(verdict, "chance_to_refute", lambda *_: 1.0)
+    monkeypatch.setattr(detection, "chance_to_refute", lambda *_: 1.0)
     names = [first, "eps-delta", *({"accuracy", "paper-gdp"} - {first})]
     level = LEVEL | {"record_every": 5, "estimators": names}
     grid = {"mechanism.seed": [0, 1, 2]}
