@@ -62,8 +62,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         phase: called with what is begun now, before and after there are snapshots to show; theirs
             is `Progress.phase`.
 
-    Raises:
-        DpauditError: one line for the user; see `dpaudit_ray.errors`.
+    Raises DpauditError: one line for the user; see `dpaudit_ray.errors`.
     """
     if executor not in (names := get_args(ExecutorName)):
         raise SpecError("executor", f"must be {' or '.join(names)}, got {executor!r}")

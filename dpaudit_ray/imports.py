@@ -55,8 +55,7 @@ class Trust:
     def parse(cls, option: str | None, reads: bool = False) -> Trust:
         """Parses `--trust a,b.c`; without it verbs that run trust all, verbs that read nothing.
 
-        Raises:
-            SpecError: not names of modules.
+        Raises SpecError for what names no modules.
         """
         if option is None:
             return cls(() if reads else None, reads)
@@ -110,8 +109,7 @@ def check(path: str, key: str) -> str:
 def imported(path: str, key: str) -> Any:
     """The object that `package.module:name` names.
 
-    Raises:
-        SpecError: under `key`, when it cannot be had, or may not be imported.
+    Raises SpecError under `key` where it cannot be had, or may not be imported.
     """
     module, _, attribute = path.partition(":")
     _require_trusted(module, path, key)
@@ -139,9 +137,8 @@ def subclass(base: type[C], path: str, key: str) -> type[C]:
 def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., Any]:
     """The function that trains: called as `train(member, seed, **options)`.
 
-    Raises:
-        SpecError: under `key`, for what is no function or class of that module or of the user's,
-            and for what does not take these arguments.
+    Raises SpecError under `key` for what is no function or class of that module or of the user's,
+    and for what does not take these arguments.
     """
     train = _callable(path, f"{key}.path")
     try:
@@ -164,8 +161,7 @@ def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., A
 def function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
     """The function of the user's at `path`, which takes such `arguments` by their places.
 
-    Raises:
-        SpecError: under `key`, for what is no such function.
+    Raises SpecError under `key` for what is no such function.
     """
     value = _callable(path, key)
     if not _is_users_function(value):
@@ -182,10 +178,8 @@ def network(path: str, key: str) -> Callable[..., Any]:
     """The class or function that gives a network, seen to do so before anything is called.
 
     A class must be an `nn.Module`. A function must say that it returns one; only one in a file of
-    the user's own, which was run when it was imported, may say nothing.
-
-    Raises:
-        SpecError: under `key`, for anything else.
+    the user's own, which was run when it was imported, may say nothing. Raises SpecError under
+    `key` for anything else.
     """
     from torch import nn
 

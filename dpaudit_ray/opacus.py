@@ -44,8 +44,7 @@ def audited(delta: float, *, epsilon: float | None = None) -> Callable[[F], F]:
         delta: δ of the promise.
         epsilon: ε that is promised, where that is less than the script's own accountant says.
 
-    Raises:
-        ValueError: a number outside its bounds.
+    Raises ValueError for a number outside its bounds.
     """
     marks = Marks(delta, epsilon)
 

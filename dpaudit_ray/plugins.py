@@ -102,8 +102,7 @@ S = TypeVar("S", bound=BaseModel)
 def parse(base: type[P], raw: Any, key: str) -> P:
     """Builds the plug-in that `raw` (a name, or a mapping with `name`) describes.
 
-    Raises:
-        SpecError: under `key`, when the name is unknown or an option is wrong.
+    Raises SpecError under `key` where the name is unknown or an option is wrong.
     """
     if isinstance(raw, base):
         return raw

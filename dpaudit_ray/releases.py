@@ -61,8 +61,7 @@ def audited_step(  # noqa: PLR0913 (a promise, by name)
     Returns:
         total + noise, an array per tensor.
 
-    Raises:
-        TypeError: `total` is a function, and `per_example` is missing.
+    Raises TypeError where `total` is a function, and `per_example` is missing.
     """
     if callable(total) and per_example is None:
         raise TypeError("audited_step takes per_example where total is a function of it")

@@ -83,9 +83,8 @@ def accountants() -> dict[str, Accountant]:
 def find(name: str) -> Accountant:
     """The accountant of a name or an import path.
 
-    Raises:
-        ValueError: an unknown name, or the name of what is no upper bound.
-        SpecError: an import path that leads to no accountant, or may not be imported.
+    Raises ValueError for an unknown name, or that of what is no upper bound, SpecError for an
+    import path that leads to no accountant, or may not be imported.
     """
     named = accountants()
     if name in named:

@@ -43,8 +43,7 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         """Picks the dimension d and returns C e_d; of several canaries, one in each row.
 
-        Raises:
-            SpecError: more canaries than parameters.
+        Raises SpecError for more canaries than parameters.
         """
         parameters = len(public.initial)
         if self.count > parameters:

@@ -58,8 +58,7 @@ class Label(Adversary):
     def check_widths(self, sizes: tuple[int, ...], batch_size: int) -> None:
         """Holds the attack against a network's widths, from the input to the logit.
 
-        Raises:
-            SpecError: a neuron that there is not, or more records than equations.
+        Raises SpecError for a neuron that there is not, or more records than equations.
         """
         into, out = sizes[self.layer_index(len(sizes) - 1) :][:2]
         if self.row is not None and self.row >= out:

@@ -69,8 +69,7 @@ class Npz(Data):
 def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
     """Arrays `x` and `y` of an .npz file, and its name for messages; nothing is unpickled.
 
-    Raises:
-        DataError: the file is missing or damaged, or lacks one of them.
+    Raises DataError where the file is missing or damaged, or lacks one of them.
     """
     file = existing_file(path, what, _REMEDY)
     arrays = {}

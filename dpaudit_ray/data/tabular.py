@@ -163,10 +163,8 @@ class CervicalCancer(Data):
 def read_table(file: Path, remedy: str, types: Mapping[str, type], **options: Any) -> Any:
     """The columns named in `types`, in that order, as a data frame of such values.
 
-    A cell is missing only where `options`, those of `pandas.read_csv`, say so.
-
-    Raises:
-        DataError: a column is missing, a cell is of another type, or there are no rows.
+    A cell is missing only where `options`, those of `pandas.read_csv`, say so. Raises DataError
+    where a column is missing, a cell is of another type, or there are no rows.
     """
     table = read_csv(
         file, remedy, usecols=list(types), dtype=types, keep_default_na=False, **options

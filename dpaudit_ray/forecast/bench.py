@@ -121,10 +121,7 @@ def measure(
 
     In packs of so many models, of which the fastest counts. Where nothing is said, those of the
     workloads on a CPU, and PACKS on a GPU as far as they have room. Opacus is measured `beside`
-    them, or NaN.
-
-    Raises:
-        SpecError: an unknown model, or a GPU asked for where there is none.
+    them, or NaN. Raises SpecError for an unknown model, and for a GPU where there is none.
     """
     import torch
 

@@ -91,8 +91,7 @@ class Sandbox:
     def call(self, target: str, argument: Any, limits: Limits | None = None) -> Ended:
         """What `package.module:function` gives for `argument`; both are plain JSON.
 
-        Raises:
-            ClusterError: no process can be started.
+        Raises ClusterError where no process can be started.
         """
         limits = limits or Limits()
         self.folder.mkdir(exist_ok=True)

@@ -48,8 +48,7 @@ class AlexNet(Model):
     def body(self, shape: tuple[int, ...]) -> nn.Module:
         """Images [B, 3, H, W] to [B, 4096], in evaluation mode, without gradients.
 
-        Raises:
-            DataError: the weights cannot be had, or are another network's.
+        Raises DataError where the weights cannot be had, or are another network's.
         """
         channels, _, _ = image(shape, self.name, least=1)
         if channels != 3:

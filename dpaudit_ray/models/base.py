@@ -93,8 +93,7 @@ def input_dtype(network: nn.Module, x: Tensor) -> torch.dtype:
 def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Examples [N, ...] in the `input_dtype` of a network.
 
-    Raises:
-        SpecError: it takes whole numbers, and these are not all whole.
+    Raises SpecError where it takes whole numbers, and these are not all whole.
     """
     if x.dtype == dtype:
         return x
@@ -119,8 +118,7 @@ def outputs(classes: int) -> int:
 def image(shape: tuple[int, ...], name: str, least: int) -> tuple[int, int, int]:
     """Reads the shape of an example as (channels, height, width).
 
-    Raises:
-        SpecError: it is no image, or one with less than `least` pixels a side.
+    Raises SpecError where it is no image, or one with less than `least` pixels a side.
     """
     if len(shape) != 3 or min(shape[1:]) < least:
         raise SpecError(

@@ -44,8 +44,7 @@ class UserModule(Model):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Imports and calls it.
 
-        Raises:
-            SpecError: it cannot be imported or made, or is no module.
+        Raises SpecError where it cannot be imported or made, or is no module.
         """
         from torch import nn
 

@@ -182,9 +182,8 @@ class JobsClient:
     def follow(self, submission: str, write: Callable[[str], object]) -> int:
         """Passes the job's log on until it ends; returns the exit code of the sweep.
 
-        Raises:
-            ClusterError: the connection is gone, or the job ended as no sweep does.
-            NoClusterError: the cluster lacks what a sweep needs.
+        Raises ClusterError where the connection is gone, or the job ended as no sweep does,
+        NoClusterError where the cluster lacks what a sweep needs.
         """
         passed = 0  # lines
         while True:

@@ -64,9 +64,8 @@ class WorkingDirPackage:
     def files(self) -> list[Path]:
         """Paths below the folder that are sent, sorted.
 
-        Raises:
-            SpecError: together they are larger than `LIMIT`, one cannot be read, or there is no
-                such folder.
+        Raises SpecError where together they are larger than `LIMIT`, one cannot be read, or there
+        is no such folder.
         """
         sizes: dict[Path, int] = {}
         total = 0

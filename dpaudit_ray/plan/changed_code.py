@@ -30,11 +30,9 @@ def followed(
 ) -> Plan:
     """The plan, which was made by the code as it is now, with the code that computed `previous`.
 
-    A run of which nothing was computed takes the code as it is. A run without trials left may go
-    on with another version of a package, but not with other modules of the user's.
-
-    Raises:
-        ChangedCodeError: trials were computed by other code.
+    A run of which nothing was computed takes the code as it is. A run without trials left may go on
+    with another version of a package, but not with other modules of the user's. Raises
+    ChangedCodeError where trials were computed by other code.
     """
     before = previous.code
     if before[-1] == plan.code[-1]:

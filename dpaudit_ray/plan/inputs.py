@@ -32,10 +32,8 @@ class _Reads(Protocol):
 def input_files(sweep: Sweep) -> tuple[InputFile, ...]:
     """Every file that the data sets and models of a sweep read, once, in the order of its audits.
 
-    A file that does not exist is left out: whatever needs it says so when it is loaded.
-
-    Raises:
-        DataError: a file is there and cannot be read.
+    A file that does not exist is left out: whatever needs it says so when it is loaded. Raises
+    DataError where a file is there and cannot be read.
     """
     paths = dict.fromkeys(path for path in _files(sweep.cells) if path.is_file())
     return tuple(InputFile(str(path), _digest(path)) for path in paths)

@@ -56,9 +56,8 @@ def preview(
 ) -> Plan:
     """The plan that `open_run` would follow; changes nothing.
 
-    Raises:
-        RunDirectoryError: the directory belongs to another sweep (the message shows the
-            difference), holds more trials, was run on other data or with other code, or is damaged.
+    Raises RunDirectoryError where the directory belongs to another sweep (the message shows the
+    difference), holds more trials, was run on other data or with other code, or is damaged.
     """
     recorded, previous = record.recorded(run), record.load(run)
     if recorded is not None and sweep.fingerprint != recorded.fingerprint:
@@ -94,8 +93,7 @@ def open_run(
 ) -> Plan:
     """Starts, resumes or extends a run: writes what is missing and returns the plan.
 
-    Raises:
-        RunDirectoryError: what `preview` raises, and where the directory cannot be written.
+    Raises RunDirectoryError as `preview` does, and where the directory cannot be written.
     """
     plan = preview(sweep, run, tell)
     run.require_writable()

@@ -125,8 +125,7 @@ _FILE_TYPE = TypeAdapter(Outcomes)
 def read(run: RunDirectory, plan: Plan) -> Outcomes:
     """What was written last, held against the plan.
 
-    Raises:
-        RunDirectoryError: the file is damaged.
+    Raises RunDirectoryError where the file is damaged.
     """
     try:
         content = _FILE_TYPE.validate_python(run.read_json(FILE) or {}, strict=False)
@@ -220,8 +219,7 @@ class TrialOutputs:
     def keep(self, pack: Pack, scores: PackScores) -> PackScores:
         """Puts what missed trials printed in place; returns the scores alone.
 
-        Raises:
-            StorageError: it could not be written.
+        Raises StorageError where it could not be written.
         """
         if not scores.outputs:
             return scores

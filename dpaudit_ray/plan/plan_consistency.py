@@ -89,8 +89,7 @@ def filled(sweep: Sweep, plan: Plan, run: RunDirectory) -> Sweep:
 def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
     """The plan was made from this sweep, and promises what the sweep's accountants do.
 
-    Raises:
-        RunDirectoryError: where they differ.
+    Raises RunDirectoryError where they differ.
     """
     _check_numbers(sweep, plan, run)
     for cell, audit in zip(sweep.cells, plan.audits, strict=True):
@@ -120,10 +119,8 @@ def check_estimates(
 ) -> None:
     """Every row is of an audit, step, accountant and claim of the plan, in words that are known.
 
-    `more_names` are the estimators that the sweep names, and those of its exact mechanisms.
-
-    Raises:
-        RunDirectoryError: one is not.
+    `more_names` are the estimators that the sweep names, and those of its exact mechanisms. Raises
+    RunDirectoryError where one is not.
     """
     claims_of = {
         (audit.id, step, name): claim

@@ -20,8 +20,7 @@ from .model import MAX_PARTS, Pack, Part, Plan, PlannedPreparation
 def planned(cell: Cell, seed: int, files: tuple[InputFile, ...]) -> PlannedPreparation | None:
     """What the packs of an audit wait for; `files` are those that the sweep reads.
 
-    Raises:
-        SpecError: more parts than there may be, or none.
+    Raises SpecError for more parts than there may be, or none.
     """
     preparation = cell.mechanism.preparation(cell.adversary)
     if preparation is None:
@@ -89,8 +88,7 @@ class Prepared:
     def keep(self, part: Part, arrays: Arrays) -> None:
         """Stores a part; storing it again changes nothing.
 
-        Raises:
-            StorageError: it could not be written, or is stored with other arrays.
+        Raises StorageError where it could not be written, or is stored with other arrays.
         """
         self._run.write_part(part.preparation, part.first, arrays)
         with self._turn:
@@ -99,8 +97,7 @@ class Prepared:
     def parts(self, audit: int) -> tuple[Arrays, ...]:
         """All parts that an audit waits for; none where it waits for none.
 
-        Raises:
-            DamagedArraysError: one is not what was written, or gone.
+        Raises DamagedArraysError where one is not what was written, or gone.
         """
         awaited = self._plan.audits[audit].preparation
         if awaited is None:

@@ -22,9 +22,8 @@ NAMED = 5  # damaged files that are named, each on a line of its own
 def set_aside(run: RunDirectory, plan: Plan, tell: Callable[[str], None]) -> int:
     """Renames damaged scores and preparations of `plan`; returns how many. `tell` names them.
 
-    Raises:
-        StorageError, RunDirectoryError: a file cannot be read.
-        LeaseLostError: another driver took over.
+    Raises StorageError, RunDirectoryError where a file cannot be read, LeaseLostError where another
+    driver took over.
     """
     lines: list[str] = []
     for audit in plan.audits:

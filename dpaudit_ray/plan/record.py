@@ -63,8 +63,7 @@ def require(run: RunDirectory) -> Plan:
 def read(run: RunDirectory) -> tuple[Sweep, Plan]:
     """Sweep and plan of an existing run, each held against the other.
 
-    Raises:
-        RunDirectoryError: there is none, or they do not belong together.
+    Raises RunDirectoryError where there is none, or they do not belong together.
     """
     plan, sweep = require(run), recorded(run)
     if sweep is None:
@@ -77,8 +76,7 @@ def read(run: RunDirectory) -> tuple[Sweep, Plan]:
 def recorded(run: RunDirectory) -> Sweep | None:
     """The sweep as it was run, None when nothing was.
 
-    Raises:
-        RunDirectoryError: it is damaged.
+    Raises RunDirectoryError where it is damaged.
     """
     text = run.read_text(SWEEP_FILE)
     try:

@@ -69,8 +69,7 @@ ConsumedPack = PackScores | MissedPack
 def prefix(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[ConsumedPack]:
     """The prefix of audit number `index`, as its run directory has it; several packs at once.
 
-    Raises:
-        RunDirectoryError: a file of it is damaged, or is not what the plan says.
+    Raises RunDirectoryError where a file of it is damaged, or is not what the plan says.
     """
     audit = plan.audits[index]
     packs = [failure.pack for failure in outcomes.recorded(run, plan)]

@@ -19,8 +19,7 @@ Result = dict[str, Any]  # of a run, as `watch.watched_process` returns it
 def require_usable(target: Target, run: EndedRun, budget: float) -> Result:
     """The result of a run that ended, and took steps that are private; `budget` in seconds.
 
-    Raises:
-        ScriptError: it did not; with the last lines that it printed where it failed.
+    Raises ScriptError where it did not, with the last lines that it printed.
     """
     if run.ended.how != "returned":
         raise _failure(target, run, budget)

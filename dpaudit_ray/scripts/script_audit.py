@@ -69,11 +69,7 @@ class Audit:
         self._output = ""
 
     def verdict(self) -> ScriptVerdict:
-        """Runs the layers.
-
-        Raises:
-            ScriptError: the script cannot be audited as it is.
-        """
+        """Runs the layers. Raises ScriptError where the script cannot be audited as it is."""
         # Threads of BLAS wait for each other in loops: on busy cores that takes ten times as long.
         with contextlib.closing(self._runner), threadpool_limits(1, "blas"):
             return self._run_layers()

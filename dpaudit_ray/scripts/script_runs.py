@@ -44,8 +44,7 @@ class Target:
     ) -> Target | None:
         """Parses `folder/script.py:function`; None for what names no script.
 
-        Raises:
-            SpecError: there is no such file.
+        Raises SpecError where there is no such file.
         """
         script, separator, function = text.rpartition(":")
         if not separator or not script.endswith(".py"):
@@ -137,9 +136,7 @@ class RayRunner:
     """Tasks of a Ray cluster: each runs the script in a child process of its worker.
 
     What lies in the script's folder goes with them, as with a job; this package must be there.
-
-    Raises:
-        SpecError: the folder is too large to send.
+    Raises SpecError where the folder is too large to send.
     """
 
     def __init__(self, ray: Any, target: Target) -> None:

@@ -319,9 +319,8 @@ def check_apart(scores: Scores, members: Members) -> None:
 def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> int:
     """How many scores each training gave; 0 where trainings differ in that.
 
-    Raises:
-        ValueError: `method` may not be used on scores that came from these trainings. Canaries
-            of one training are not independent trials, however many they are.
+    Raises ValueError where `method` may not be used on scores that came from these trainings.
+    Canaries of one training are not independent trials, however many they are.
     """
     labels = np.asarray(runs)
     if labels.shape != (scores,):

@@ -56,8 +56,7 @@ class Bucket:
     def read(self, name: str, most: int = strangers.RECORD) -> bytes | None:
         """The content of an object, None where there is none.
 
-        Raises:
-            StrangeFileError: it has more than `most` bytes.
+        Raises StrangeFileError where it has more than `most` bytes.
         """
         try:
             answer = self._ask(obstore.get, name)

@@ -36,9 +36,8 @@ class Fence:
     def passing(self) -> Iterator[None]:
         """What is put in place in here was put there by the holder of the lease.
 
-        Raises:
-            LeaseLostError: somebody else holds the lease, nobody does, or the directory is gone.
-            OSError: it cannot be asked.
+        Raises LeaseLostError where somebody else holds the lease, nobody does, or the directory is
+        gone, OSError where it cannot be asked.
         """
         with self._folder.locked(LOCK, alone=False):
             self.check()

@@ -39,8 +39,7 @@ class Folder:
     def read(self, name: str, most: int = strangers.RECORD) -> bytes | None:
         """The content of a file, None when there is no such file.
 
-        Raises:
-            StrangeFileError: it has more than `most` bytes, or is a pipe or a device.
+        Raises StrangeFileError where it has more than `most` bytes, or is a pipe or a device.
         """
         try:
             return strangers.content(str(self._root / name), most)
@@ -113,10 +112,8 @@ class Folder:
         """Holds a lock, `alone` or with others; yields whether there is one.
 
         It is a file, made by who first wants it alone. Where that is gone with its folder, and on
-        file systems without locks, there is none.
-
-        Raises:
-            OSError: somebody else has held it for 10 s.
+        file systems without locks, there is none. Raises OSError where somebody else has held it
+        for 10 s.
         """
         try:
             create = os.O_CREAT if alone else 0

@@ -87,11 +87,9 @@ def held(
     """Holds the run directory.
 
     A lease that its owner left behind is taken over: at once when the owner is a process of this
-    machine and container that is gone, else after it has stood still for `watch` seconds.
-
-    Raises:
-        RunDirectoryError: another driver works on this run.
-        StorageError: storage does not answer.
+    machine and container that is gone, else after it has stood still for `watch` seconds. Raises
+    RunDirectoryError where another driver works on this run, StorageError where storage does not
+    answer.
     """
     stale = _left_behind(run, watch)
     before = stale.get("owner") if isinstance(stale, dict) else None

@@ -59,8 +59,7 @@ class RunDirectory(ScoreFiles):
     def write_part(self, preparation: str, part: int, arrays: Arrays) -> None:
         """Puts a part in place; only then is it done. It is never replaced.
 
-        Raises:
-            StorageError: it could not be written, or another result of it is stored.
+        Raises StorageError where it could not be written, or another result of it is stored.
         """
         name = _part(preparation, part)
 
@@ -72,9 +71,8 @@ class RunDirectory(ScoreFiles):
     def read_part(self, preparation: str, part: int) -> Arrays:
         """Reads a part of a preparation and checks it.
 
-        Raises:
-            DamagedArraysError: it is not what was written, or gone.
-            RunDirectoryError, StorageError: it cannot be read, or not now.
+        Raises DamagedArraysError where it is not what was written, or gone, RunDirectoryError,
+        StorageError where it cannot be read, or not now.
         """
         return self._read_arrays(_part(preparation, part))
 
@@ -126,8 +124,7 @@ class RunDirectory(ScoreFiles):
     def estimates(self, most: int | None = None) -> pd.DataFrame:
         """The latest estimates, empty when none were written yet; `most` rows, where it is given.
 
-        Raises:
-            RunDirectoryError: the file is damaged, has other columns or more rows.
+        Raises RunDirectoryError where the file is damaged, has other columns or more rows.
         """
         try:
             content = self._content(_ESTIMATES)

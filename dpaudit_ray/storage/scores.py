@@ -254,9 +254,8 @@ def encoded(table: pa.Table) -> bytes:
 def decoded(content: bytes, most: int | None = None) -> pa.Table:
     """The inverse, for a file of `most` rows where that is given.
 
-    Raises:
-        StrangeFileError: its footer tells of more rows.
-        OSError, ValueError, ArrowException: `content` is damaged.
+    Raises StrangeFileError where its footer tells of more rows, OSError, ValueError, ArrowException
+    where `content` is damaged.
     """
     # `pq.read_table` goes through Arrow's data sets, which takes ten times as long here.
     source = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)

@@ -32,9 +32,8 @@ class StrangeFileError(ValueError):
 def content(path: str, most: int) -> bytes:
     """The bytes of a regular file.
 
-    Raises:
-        StrangeFileError: it is another thing, or holds more than `most` bytes.
-        OSError: it cannot be read.
+    Raises StrangeFileError where it is another thing, or holds more than `most` bytes, OSError
+    where it cannot be read.
     """
     _require_regular(os.stat(path))  # a device may do something when it is only opened
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -132,8 +132,7 @@ class Cell(Strict):
 def parse_cell(sections: Mapping[str, Any], label: str) -> Cell:
     """A cell from the sections of the file as one point of the grid has them.
 
-    Raises:
-        SpecError: all that is wrong, each with the key and what to do.
+    Raises SpecError with all that is wrong, each with the key and what to do.
     """
     mistakes = Mistakes()
     with mistakes.noted():

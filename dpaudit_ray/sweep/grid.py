@@ -26,8 +26,7 @@ _LOCATIONS = ("path", "root")
 def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A deep copy as YAML could have given it; numpy numbers and tuples are welcome.
 
-    Raises:
-        SpecError: a value or a key that no YAML file could hold, half a character among them.
+    Raises SpecError for a value or a key that no YAML file could hold, half a character among them.
     """
 
     def converted(value: Any) -> Any:

@@ -121,11 +121,9 @@ def from_raw(
 ) -> Sweep:
     """Validates a sweep given as plain data.
 
-    Relative data paths are looked for in the working directory, then in `base`, and become
-    absolute where something is found.
-
-    Raises:
-        SpecError: all that is wrong, each with the key and what to do.
+    Relative data paths are looked for in the working directory, then in `base`, and become absolute
+    where something is found. Raises SpecError with all that is wrong, each with the key and what to
+    do.
     """
     tree, mistakes = grid.plain(raw), Mistakes()
     grid.override(tree, grid.plain(overrides or {}))

@@ -78,9 +78,7 @@ def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
         path: a file, or the folder that holds torchvision's.
         beside: the folder of the sweep file, from which a path below it is named.
 
-    Raises:
-        DataError: nothing reads it.
-        SpecError: the named data set lacks a path.
+    Raises DataError where nothing reads it, SpecError where the named data set lacks a path.
     """
     if path is None:
         options: dict[str, Any] = {"name": name or "breast_cancer"}

@@ -95,8 +95,7 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 def read_text(path: Path) -> str:
     """The text of a sweep file.
 
-    Raises:
-        SpecError: the file is missing, too large, or no file of text.
+    Raises SpecError where the file is missing, too large, or no file of text.
     """
     try:
         return strangers.content(str(path), strangers.SWEEP).decode()
@@ -111,8 +110,7 @@ def read_text(path: Path) -> str:
 def parse_yaml(text: str, source: str) -> dict[str, Any]:
     """The mapping in YAML `text`; `source` names it in errors.
 
-    Raises:
-        SpecError: it is not YAML, holds no mapping, or a key twice.
+    Raises SpecError where it is not YAML, holds no mapping, or a key twice.
     """
     try:
         strangers.require_size(len(text), strangers.SWEEP)

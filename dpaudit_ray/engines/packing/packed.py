@@ -96,8 +96,7 @@ class PackedModel:
             x: examples [B, ...].
             y: classes [B], or numbers.
 
-        Raises:
-            SpecError: the module mixes examples, draws random numbers or keeps state.
+        Raises SpecError where the module mixes examples, draws random numbers or keeps state.
         """
         if self._settled:
             return
@@ -167,8 +166,7 @@ class PackedModel:
             clip_norm: C; infinity leaves the gradients as they are.
             weights: [n, B], 1 everywhere when left out.
 
-        Raises:
-            MemoryError: the batch does not fit for one model alone.
+        Raises MemoryError where the batch does not fit for one model alone.
         """
         self.settle(x, y)
         if self._alone is not None:

@@ -165,8 +165,7 @@ class Passes:
     def layer_input(self, rule: Rule[Any], x: Tensor) -> tuple[Tensor, bool]:
         """The layer's input as a rule wants it, and whether all groups share it.
 
-        Raises:
-            ValueError: the layer is applied twice, or to something that is no batch.
+        Raises ValueError where the layer is applied twice, or to something that is no batch.
         """
         if (owner := rule.owner or rule) in self._applied:
             raise ValueError("a layer is applied twice")

@@ -110,9 +110,7 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
     """Returns the fastest way that agrees with autograd on the first examples of a batch.
 
     And with itself on all of them. `has_loops`: whether there are compiled ones for this module.
-
-    Raises:
-        SpecError: the module may not be audited, or no gradient of one example can be had.
+    Raises SpecError where the module may not be audited, or no gradient of one example can be had.
     """
     for dtype in (torch.float32,) if candidate.large else (torch.float64, torch.float32):
         with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):

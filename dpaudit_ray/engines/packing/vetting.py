@@ -48,10 +48,8 @@ def vet(module: nn.Module, x: Tensor, many: Tensor, thorough: bool = True) -> No
     """Calls the module on `x` [B, ...], B of 2 or more, and on `many`, a batch of the training.
 
     Where it is not to be `thorough`, each thing is asked once. The module is in the dtype of `x`;
-    its parameters and buffers are as they were afterwards.
-
-    Raises:
-        SpecError: it mixes examples, draws random numbers, or keeps state.
+    its parameters and buffers are as they were afterwards. Raises SpecError where it mixes
+    examples, draws random numbers, or keeps state.
     """
     before = _state(module)
     try:

@@ -51,8 +51,7 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
 def slots_of(module: nn.Module) -> dict[str, Slot]:
     """The place in the flat vector of every parameter that is `trained`.
 
-    Raises:
-        SpecError: a parameter that is no real number, or none that is trained.
+    Raises SpecError for a parameter that is no real number, or none that is trained.
     """
     slots: dict[str, Slot] = {}
     start = 0

@@ -35,9 +35,8 @@ class Split:
 def divide(recipe: Recipe, data: Dataset, seed: int) -> Split:
     """Splits the data as drawn from the sweep's seed; the order of the records stays.
 
-    Raises:
-        SpecError: examples held out do not have one shape with the others, or have a class of
-            their own; too few are left.
+    Raises SpecError where examples held out do not have one shape with the others, or have a class
+    of their own, or too few are left.
     """
     count = len(data.y)
     left = recipe.trained_records(count)

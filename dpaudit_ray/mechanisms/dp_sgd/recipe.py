@@ -138,9 +138,8 @@ class Recipe(Strict):
     def noise(self) -> float:
         """σ, as stated or as `epsilon` needs it.
 
-        Raises:
-            SpecError: no noise keeps ε.
-            DataError: the data cannot be read, whose size sampling needs.
+        Raises SpecError where no noise keeps ε, DataError where the data cannot be read, whose size
+        sampling needs.
         """
         stated = self._noise if self.noise_multiplier is None else self.noise_multiplier
         if stated is not None:
@@ -175,9 +174,8 @@ class Recipe(Strict):
     def trained_records(self, examples: int) -> int:
         """Number of the `examples` of a data set that are trained on.
 
-        Raises:
-            SpecError: no record is held out or reserved though some should be, or fewer than two
-                are left.
+        Raises SpecError where no record is held out or reserved though some should be, or fewer
+        than two are left.
         """
         reserved = self.share_of("reserved", examples)
         left = examples - self.share_of("held_out", examples) - reserved
@@ -210,10 +208,8 @@ def calibrate_noise(
 
     The least one with the Gaussian accountant; by others the claim is at most 0.01 below ε, and at
     most 1 % of it. They are asked by secants in log σ, from where the central limit theorem points,
-    or the closed form where sampling adds nothing: one answer may take seconds.
-
-    Raises:
-        SpecError: no noise keeps ε, or the accountant cannot tell.
+    or the closed form where sampling adds nothing: one answer may take seconds. Raises SpecError
+    where no noise keeps ε, or the accountant cannot tell.
     """
     tolerance = min(0.01, epsilon / 100)
     aim, power, tried = math.log(epsilon - tolerance / 2), 1.0, list[tuple[float, float]]()

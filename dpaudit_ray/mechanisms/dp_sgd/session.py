@@ -76,8 +76,7 @@ def open_session(
 def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Arrays:
     """Crafts a canary that is stored; returns its tensors by their names.
 
-    Raises:
-        SpecError: it is more than tensors.
+    Raises SpecError where it is more than tensors.
     """
     session = DpSgdSession.craft(training, cast(CanaryAdversary[Any], adversary), seed)
     canary = session.canary

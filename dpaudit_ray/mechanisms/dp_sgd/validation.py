@@ -144,10 +144,8 @@ def check_model(model: Model, data: Dataset, batch: int, loss: str = "cross-entr
     """Builds the model and finds how it can be packed; returns how many parameters it has.
 
     As many examples go through it together as in a `batch`, and some more where that is small.
-
-    Raises:
-        SpecError: layers that cannot be audited, a shape that does not fit the data, fewer
-            outputs than classes, or a `loss` that is none of each example.
+    Raises SpecError for layers that cannot be audited, a shape that does not fit the data, fewer
+    outputs than classes, or a `loss` that is none of each example.
     """
     import torch
 

@@ -139,8 +139,7 @@ class Target:
     def trained(cls, training: DpSgdTraining, shape: Shape, steps: int, seed: int) -> Target:
         """Trains without a canary, and keeps what is needed of the first `steps`.
 
-        Raises:
-            SpecError: it diverged, or a batch has a record twice.
+        Raises SpecError where it diverged, or a batch has a record twice.
         """
         thetas: list[npt.NDArray[np.floating]] = []
         for step, theta in enumerate(training.run(training.initial.new_zeros(1), seed, None, 1)):
@@ -340,11 +339,7 @@ class Trials:
 
     @classmethod
     def from_target(cls, prepared: Arrays, adversary: Label, noise: Noise) -> Trials:
-        """Trials on all batches of a target.
-
-        Raises:
-            SpecError: no label is determined.
-        """
+        """Trials on all batches of a target. Raises SpecError where no label is determined."""
         target = Target(prepared)
         steps = range(target.steps)
         releases = tuple(Release.from_step(target, step, adversary, noise)[0] for step in steps)

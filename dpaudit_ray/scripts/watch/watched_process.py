@@ -32,8 +32,7 @@ _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is asked fo
 def run(request: dict[str, Any]) -> dict[str, Any]:
     """Runs the script's function under watch; the result's keys are those of `_result`.
 
-    Raises:
-        SpecError: there is no such function, or it needs arguments, or nothing tells δ.
+    Raises SpecError where there is no such function, or it needs arguments, or nothing tells δ.
     """
     if "threads" in request:
         torch.set_num_threads(int(request["threads"]))
