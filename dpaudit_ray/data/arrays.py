@@ -37,9 +37,7 @@ class Npz(Data):
     name: Literal["npz"] = "npz"
     path: str  # the file
     standardize: bool = False  # give every feature mean 0, deviation 1
-    label_order: list[str | int | float] = Field(
-        default_factory=list
-    )  # values of classes 0, 1, ...
+    label_order: list[str | int | float] = Field(default=[])  # values of classes 0, 1, ...
     regression: bool = False  # y are numbers to learn
 
     @property

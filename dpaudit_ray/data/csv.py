@@ -29,15 +29,11 @@ class Csv(Data):
     name: Literal["csv"] = "csv"
     path: str  # the file
     label: str | None = None  # the column to learn; null: the last
-    label_order: list[str | int | float] = Field(
-        default_factory=list
-    )  # values of classes 0, 1, ...
-    categories: list[str] = Field(default_factory=list)  # columns of words
-    drop: list[str] = Field(default_factory=list)  # columns that are left out
+    label_order: list[str | int | float] = Field(default=[])  # values of classes 0, 1, ...
+    categories: list[str] = Field(default=[])  # columns of words
+    drop: list[str] = Field(default=[])  # columns that are left out
     # bounds, by column, that become 0 and 1
-    ranges: dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]] = Field(
-        default_factory=dict
-    )
+    ranges: dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]] = Field(default={})
     regression: bool = False  # the label is a number to learn
 
     @property

@@ -89,14 +89,12 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
             why = "noise was given as arrays; pass audited_step a function that draws it"
         return judged.look(name, why, done=False)
     made = next((entry["noise"] for entry in entries_of(record, "made")), None)
-    distances, findings = [], []
-    for step in steps:
-        level = SHARE / (len(steps) * max(1, len(step["sizes"])))
-        noise = _accounted_noise(result, step) or made
-        distance, short = _compare_distance(step, noise, level)
-        distances += [distance] if distance is not None else []
-        findings += [short] if short is not None else []
-    judged.findings += _first_of_each_look(findings)
+    compared = [
+        _compare_distance(step, _accounted_noise(result, step) or made, SHARE / len(steps))
+        for step in steps
+    ]
+    distances = [distance for distance, _ in compared if distance is not None]
+    judged.findings += _first_of_each_look(short for _, short in compared if short is not None)
     judged.findings += _correlated(steps) or _not_normal(steps)
     ghosts = entries_of(record, "ghost")
     if long := [ghost for ghost in ghosts if ghost["longest"] > ghost["bound"] * _SLACK]:
@@ -112,9 +110,10 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         powers = [distance.found for distance in moved]
         whole = len(steps) >= taken and not cut(record)
         every = f"Every one of {taken}" if whole else f"{len(steps)} of {taken}"
+        in_all, in_one = (math.ceil(100 * (1 - power)) for power in (max(powers), min(powers)))
         judged.sentence = (
-            f"{every} steps looked into: {_missing(max(powers))} less noise in all of them would "
-            f"have been found, {_missing(min(powers))} less in a single one."
+            f"{every} steps looked into: {in_all}% less noise in all of them would have been "
+            f"found, {in_one}% less in a single one."
         )
         sharp = max(powers) >= canary_trials.ALTERNATIVE
         judged.enough = whole and len(distances) == len(steps) and sharp
@@ -128,10 +127,6 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         why = f"at {len(given)} steps noise was given as arrays; pass what draws it"
         judged.look("noise given", why, done=False)
     return judged
-
-
-def _missing(share: float) -> str:
-    return f"{math.ceil(100 * (1 - share))}%"
 
 
 def _accounted_noise(result: Result, step: dict[str, Any]) -> float | None:
@@ -158,17 +153,16 @@ def _part_names(step: dict[str, Any]) -> list[str]:
 
 
 def _compare_distance(
-    step: dict[str, Any], noise: float | None, level: float
+    step: dict[str, Any], noise: float | None, share: float
 ) -> tuple[_Distance | None, Finding | None]:
     """How far one example moves a step, and the finding where that is further than it may.
 
-    Args:
-        step: its look.
-        noise: the noise multiplier that it was accounted with.
-        level: chance of a false alarm, for each of its tensors.
+    `noise` is the noise multiplier that the step was accounted with, `share` the chance of a false
+    alarm, for all of its tensors.
     """
     where, names = _at(step), _part_names(step)
     squares, sizes = np.array(step["squares"]), np.array(step["sizes"])
+    level = share / max(1, len(sizes))
     freedom = np.maximum(1, step["draws"] - 1) * sizes
     spread = squares / freedom
     if not _finite(step):
@@ -178,10 +172,9 @@ def _compare_distance(
     # An upper bound of each tensor's variance: so the distance is no more than it is.
     above = spread * freedom / (2 * special.gammaincinv(freedom / 2, level))
     # Where the variance is as seen, its bound is below this with a chance of 19 in 20.
-    share = _MISSED / max(1, int(np.count_nonzero(spread)))
-    below = above * 2 * special.gammaincinv(freedom / 2, 1 - share) / freedom
-    worst, what, bare, empty_distance = 0.0, "", "", 0.0
-    likely = sharp = 0.0
+    missed = _MISSED / max(1, int(np.count_nonzero(spread)))
+    below = above * 2 * special.gammaincinv(freedom / 2, 1 - missed) / freedom
+    moves, bare = [(0.0, 0.0, 0.0, "")], ""
     for shift in [*step["shifts"], {"what": _EMPTY, "squares": step.get("empty")}]:
         if shift["squares"] is None:
             continue
@@ -193,23 +186,20 @@ def _compare_distance(
         far, estimate, least = (
             float(np.sum(moved[spread > 0] / scale[spread > 0])) for scale in (above, spread, below)
         )
-        if shift["what"] == _EMPTY:
-            empty_distance = far
-        if far > worst:
-            worst, what = far, shift["what"]
-            likely, sharp = estimate, least
+        moves.append((far, estimate, least, shift["what"]))
     if not bare and step.get("bare"):
         bare = "parts of " + ", ".join(names[i] for i in step["bare"][:4])
     if bare:
         return None, finding("bare", where, bare=bare)
     if noise is None:
         return None, None
+    worst, likely, sharp, what = max(moves, key=lambda move: move[0])
     ratio, estimate = math.sqrt(worst) * noise, math.sqrt(likely) * noise
     distance = _Distance(estimate, math.sqrt(sharp) * noise / _SLACK / max(1.0, estimate))
     effective = noise / max(ratio, 1e-300)
     if ratio <= _SLACK:
         return distance, None
-    if empty_distance > worst / 4 or what == _EMPTY:
+    if moves[-1][-1] == _EMPTY and moves[-1][0] > worst / 4:  # it is the last that was tried
         return distance, finding("scale", where, effective=effective, noise=noise)
     if ratio > _FAR:
         return distance, finding("unclipped", where, what=what, ratio=ratio, noise=noise)
@@ -277,8 +267,8 @@ def _judge_forward(record: Entries) -> Judgement:
             "gives something else by it: whether that takes records to the next batch was not seen"
         )
     elif not passes:
-        said = "no forward pass of the network in training was seen"
-        said = next((str(entry["unseen"]) for entry in forwards), said)
+        unseen = [str(entry["unseen"]) for entry in forwards]
+        said = [*unseen, "no forward pass of the network in training was seen"][0]
     return judged.look("records apart", said, done=bool(passes) and not carried)
 
 
