@@ -222,10 +222,9 @@ def _check_target(epsilon: float, tolerance: float) -> None:
 
 @functools.lru_cache(maxsize=8192)
 def _answer(training: Training, accountant: Accountant, bounded: str, at: float) -> UpperBound:
-    """The `epsilon` or `delta` of the accountant, or of its fallback where it has no answer.
+    """The `bounded` of the accountant (`epsilon` at a δ, or `delta` at an ε), or of its fallback.
 
-    Args:
-        bounded: `epsilon`, of which `at` is the δ, or `delta`, of which it is the ε.
+    The fallback speaks where the accountant has no answer.
     """
     if training.known is not None:
         value = training.known if bounded == "epsilon" else min(training.known, 1.0)

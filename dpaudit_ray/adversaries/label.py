@@ -97,13 +97,8 @@ def crafted_records(weights: Floats, count: int, rng: np.random.Generator) -> Fl
     """Crafts records that give every neuron of the first layer the same value (Algorithm 5).
 
     Solutions of W x = v for a random v: one of them, plus independent vectors that W does not see.
-
-    Args:
-        weights: float [out, in] of the first layer, in > out.
-        count: N, at most in - out.
-
-    Returns:
-        float64 [N, in], linearly independent.
+    `weights` W are float [out, in] of the first layer; `count` records, at most in - out, are
+    returned, float64 [count, in], linearly independent.
     """
     out = len(weights)
     solution = np.linalg.pinv(weights) @ rng.normal(size=out)

@@ -195,8 +195,7 @@ def _one_line(text: Text) -> Text:
 class Display:
     """Shows snapshots, phases and messages while it is open; takes them from any thread.
 
-    Args:
-        plain: lines of text, in place of a picture; None: what suits standard output.
+    `plain`: lines of text, in place of a picture; None: what suits standard output.
     """
 
     def __init__(self, plain: bool | None = None) -> None:

@@ -103,9 +103,7 @@ def noise_source(seed: int, device: torch.device) -> CpuNoise | GpuNoise:
 def philox(key: int, counter: Sequence[Tensor]) -> Words:
     """Returns four words of 32 random bits for each counter, int64 each (Philox4x32-10).
 
-    Args:
-        key: 64 bits.
-        counter: four words of 32 bits, int64 each, the lowest first.
+    `key` has 64 bits, `counter` four words of 32, int64 each, the lowest first.
     """
     a, b, c, d = counter
     first, second = key & _WORD, key >> 32 & _WORD
@@ -125,12 +123,8 @@ def philox(key: int, counter: Sequence[Tensor]) -> Words:
 def philox_blocks(key: int, upper: int, start: int, count: int, device: torch.device) -> Tensor:
     """Returns the words of `count` consecutive blocks, int64 [count, 4].
 
-    Args:
-        key: 64 bits.
-        upper: the upper 64 bits of all their counters.
-        start: the lower 64 bits of the first block's counter.
-        count: how many blocks.
-        device: where they are computed.
+    `key` has 64 bits. So have `upper`, the upper half of all their counters, and `start`, the lower
+    half of the first one's.
     """
     lower = torch.arange(start, start + count, dtype=torch.int64, device=device)
     upper_words = (torch.full_like(lower, word) for word in (upper & _WORD, upper >> 32 & _WORD))

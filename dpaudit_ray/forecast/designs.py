@@ -54,13 +54,9 @@ def affordable(
 ) -> list[Design]:
     """The best method of every design that a `budget` of trainer seconds pays for.
 
-    Canaries are taken to cost nothing: gradients do not, and records cost a gradient each.
-
-    Args:
-        claim: ε that is claimed, at the level's δ.
-        level: δ, and the confidence of the bounds.
-        seconds: one training takes.
-        budget: seconds of all trainers together.
+    The `claim` is an ε; `level` is its δ, and the confidence of the bounds. A training takes so
+    many `seconds`. Canaries are taken to cost nothing: gradients do not, and records cost a
+    gradient each.
     """
     mu, most, designs = float(gdp.mu(claim, level[0])), int(budget / seconds), []
     shapes = {

@@ -61,10 +61,9 @@ class Ended:
 class Sandbox:
     """Where calls are made, one at a time, each in a child of one fork server.
 
-    Args:
-        preload: modules that take long to import, and that no thread of theirs outlives.
-        path: folders that all look for modules in before all others, in this order.
-        environment: variables of the children, beside those of this process.
+    `preload` are modules that take long to import, and that no thread of theirs outlives; `path`
+    folders to look for modules in before all others; `environment` variables of the children,
+    beside those of this process.
     """
 
     def __init__(

@@ -213,10 +213,8 @@ class SharedProcess(_Trials):
 class IsolatedProcesses(_Trials):
     """A session that runs each trial in a child process within `limits`, where it harms no other.
 
-    Args:
-        call: what is called there. Its module is imported in this process already, as it tells
-            what else it imports, which is what takes long.
-        gpu: whether children may use one.
+    The module of the `call` is imported in this process already, as it tells what else it imports,
+    which is what takes long.
     """
 
     def __init__(self, call: Call, limits: Limits, gpu: bool) -> None:

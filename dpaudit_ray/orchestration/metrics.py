@@ -81,10 +81,8 @@ _PER_AUDIT: dict[Metric, Callable[[AuditProgress], float]] = {
 class Publisher:
     """Publishes the latest snapshot of one sweep, and publishes it again until it is collected.
 
-    Args:
-        gauge: `ray.util.metrics.Gauge`.
-        sweep: the sweep's name, a label of every series.
-        clock: Unix time in seconds.
+    `gauge` is `ray.util.metrics.Gauge`; the name of the `sweep` is a label of every series; `clock`
+    gives Unix time in seconds.
     """
 
     def __init__(

@@ -26,10 +26,7 @@ _SIZE = "secret size"
 def judge(result: dict[str, Any], level: float, delta: float) -> Judgement:
     """Draws of all loaders against what was accounted.
 
-    Args:
-        result: of the run.
-        level: chance of a false alarm, for each of two kinds of tests.
-        delta: δ of the promise.
+    `level` is the chance of a false alarm, for each of two kinds of tests.
     """
     judged, name, said = Judgement(), "sampling", ""
     events = accounted_events(result)

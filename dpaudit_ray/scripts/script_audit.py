@@ -49,11 +49,7 @@ class Options:
 
 
 class Audit:
-    """One script's audit; `verdict` runs it.
-
-    Args:
-        progress: is given what goes on, as often as that changes.
-    """
+    """One script's audit; `verdict` runs it, and tells `progress` what goes on."""
 
     def __init__(
         self, target: Target, runner: Runner, options: Options, progress: Callable[[str], None]

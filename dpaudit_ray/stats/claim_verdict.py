@@ -66,12 +66,8 @@ class _Test(ABC):
         """The run is no more private than this noise multiplier, at level `alpha`.
 
         Noise multipliers around the claimed one are tried, 2 % apart; all above the result are
-        refuted. None where even 29 times the noise is not.
-
-        Args:
-            family: the claim for each noise multiplier.
-            claimed: the noise multiplier in the middle of those that are tried.
-            alpha: error probability for all of them together, since they are nested.
+        refuted, with one error for all of them, since their claims (`family`) are nested. None
+        where even 29 times the noise is not.
         """
         refutes, low, high = self._refutes(alpha), -_STEPS, _STEPS
         if not refutes(family(claimed * _RATIO**high)):

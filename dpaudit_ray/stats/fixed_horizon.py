@@ -130,10 +130,9 @@ def boundary(
 def one_sided_p_value(responses: Responses, counts: tuple[int, int, int], rare: float) -> float:
     """Largest chance of so few mistakes among guesses of one kind, all for the same world.
 
-    Args:
-        responses: the claim's worst mechanism.
-        counts: mistakes, guesses, and trials of which any could have been guessed.
-        rare: chance with which the probability of a guess may be bounded wrongly.
+    `responses` is the claim's worst mechanism; `counts` are mistakes, guesses, and trials of which
+    any could have been guessed; `rare` is the chance with which the probability of a guess may be
+    bounded wrongly.
     """
     mistakes, guesses, trials = counts
     q = clopper_pearson_lower(guesses, trials, rare)

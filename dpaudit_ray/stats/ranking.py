@@ -59,13 +59,9 @@ _SMALLEST, _RATIO, _STEPS = 0.005, 1.02, 400  # μ that `Rank` tries, from 0.005
 def ranked_mistakes(scores: Scores, members: Members, centre: float, diverged: Diverged) -> Members:
     """Whether each guess of a group of trials is wrong, bool [n], the surest guess first.
 
-    Guesses are "in" above `centre`, and surest where the score is furthest from it.
-
-    Args:
-        scores: float64 [n]; NaN marks a trial that counts as a miss, ±inf a diverged one.
-        members: bool [n].
-        centre: a function of outputs and of earlier bits.
-        diverged: what earlier trials teach about diverged ones.
+    Guesses are "in" above `centre`, a function of outputs and of earlier bits, and surest where the
+    score, float64 [n], is furthest from it. NaN marks a trial that counts as a miss, ±inf one that
+    diverged, of which `diverged` has what earlier trials teach.
     """
     missed, lost = np.isnan(scores), np.isinf(scores)
     with np.errstate(invalid="ignore", over="ignore"):

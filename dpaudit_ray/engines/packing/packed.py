@@ -42,13 +42,8 @@ from .selfcheck import Candidate, fastest_right_way
 class PackedModel:
     """A module whose parameters are a matrix: row i holds the flat parameters of model i.
 
-    Args:
-        module: the network; stays as it is.
-        groups: how many models are computed at once; found on the batches when left out.
-        loss: that of classes when left out.
-
-    Raises:
-        SpecError: the module has a layer that per-sample gradients cannot be had of.
+    `module` stays as it is. `groups` is how many models are computed at once, found on the batches
+    when left out. Raises SpecError for a layer that per-sample gradients cannot be had of.
 
     On its first batch it is held against autograd, and takes a slower way where rules are wrong
     (`selfcheck`). `settle` does so before there is a batch to compute.
@@ -90,12 +85,7 @@ class PackedModel:
     def settle(self, x: Tensor, y: Tensor) -> None:
         """Finds, on a first batch, how the module can be packed, and keeps to it.
 
-        What takes a slow way is said once.
-
-        Args:
-            x: examples [B, ...].
-            y: classes [B], or numbers.
-
+        Examples `x` [B, ...] have classes, or numbers, `y` [B]. What takes a slow way is said once.
         Raises SpecError where the module mixes examples, draws random numbers or keeps state.
         """
         if self._settled:
@@ -159,14 +149,9 @@ class PackedModel:
     ) -> Tensor:
         """Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C) for every model i: float [n, p].
 
-        Args:
-            theta: float [n, p].
-            x: examples [B, ...], the same for all models.
-            y: classes [B], or numbers.
-            clip_norm: C; infinity leaves the gradients as they are.
-            weights: [n, B], 1 everywhere when left out.
-
-        Raises MemoryError where the batch does not fit for one model alone.
+        `theta` is float [n, p]; all models have the same examples `x` [B, ...], with classes, or
+        numbers, `y` [B]. A C of infinity leaves gradients as they are; `weights` [n, B] are 1 when
+        left out. Raises MemoryError where the batch does not fit for one model alone.
         """
         self.settle(x, y)
         if self._alone is not None:

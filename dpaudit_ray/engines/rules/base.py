@@ -113,9 +113,7 @@ class SampleGradients(ABC):
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         """Writes Σ_j weights[:, j] · (gradient of sample j) into this layer's part of `out`.
 
-        Args:
-            out: float [n, p].
-            weights: float [n, B].
+        `out` is float [n, p], `weights` float [n, B].
         """
 
 
@@ -185,11 +183,8 @@ class Rule(ABC, Generic[K]):
     ) -> SampleGradients:
         """The same for an input [B, ...] that all models see.
 
-        Args:
-            theta: float [n, p].
-            kept: by `forward_shared`.
-            parts: the output's gradients, [models, B, ...] each, n models in all.
-            cache: lives as long as the batch; what depends on the input alone may be kept there.
+        `kept` is of `forward_shared`; `parts` are the output's gradients, [models, B, ...] each, n
+        models in all. What depends on the input alone may be kept in `cache`, as long as the batch.
         """
 
 

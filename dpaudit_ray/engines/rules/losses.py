@@ -34,15 +34,10 @@ def squared_errors(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def output_gradients(outputs: Tensor, y: Tensor, loss: Loss = losses) -> Tensor:
-    """Returns the gradient of every loss by its outputs, float [n, c, B].
+    """Returns the gradient of every loss by its `outputs`, float [n, c, B], of n models.
 
-    Of `losses` the closed form of what autograd gives: sigmoid or softmax less the indicator of the
-    class.
-
-    Args:
-        outputs: float [n, c, B], of n models on B examples.
-        y: classes, int64 [B], or numbers.
-        loss: of every example.
+    `y` [B] are classes, int64, or numbers. Of `losses` it is the closed form of what autograd
+    gives: sigmoid or softmax less the indicator of the class.
     """
     if loss is not losses:
         rows = outputs.mT.flatten(0, 1).detach().requires_grad_()

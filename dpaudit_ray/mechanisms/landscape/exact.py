@@ -135,10 +135,8 @@ def evolve(
 ) -> Iterator[tuple[Mass, Mass]]:
     """Yields the densities of θ_t at each horizon, in turn: canary out, canary in.
 
-    Args:
-        process: the landscape.
-        horizons: increasing steps, the first at least 1.
-        refine: how many times finer than usual the panels are, to see that nothing changes.
+    `horizons` are increasing steps, the first at least 1; panels are `refine` times finer than
+    usual, to see that nothing changes.
     """
     panels = Panels.covering(process, horizons[-1], refine)
     means = np.array([0.0, process.canary])

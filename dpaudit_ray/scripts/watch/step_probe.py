@@ -121,11 +121,8 @@ class StepWatch:
     What is the same for every framework lies here. An adapter says how a step is taken again on
     copies, and what may be changed of its examples.
 
-    Args:
-        run: the run that it is part of.
-        number: of the optimizer or call site, among those of its kind.
-        nothing: the change of a step's examples that is none.
-        ghost: whether gradients come clipped.
+    `number` counts the optimizers or call sites of a kind, `nothing` is the change of a step's
+    examples that is none, `ghost` says whether gradients come clipped.
     """
 
     def __init__(self, run: WatchedRun, number: int, nothing: Any, ghost: bool = False) -> None:
@@ -178,11 +175,9 @@ class StepWatch:
     ) -> None:
         """Looks into the step that is about to be taken.
 
-        Args:
-            released: what it would release.
-            changes: of one example each, with what they are in words.
-            empty: adds an example whose gradient is zero; None where that cannot be done.
-            names: of the tensors; None: by their number.
+        `released` gives what it would release, `changes` are of one example each, with what they
+        are in words. `empty` adds an example whose gradient is zero; None where that cannot be
+        done. Tensors have their number for a name where `names` is None.
         """
         actual, again = released(self.nothing, None), released(self.nothing, None)
         entry: dict[str, Any] = {"replays": False}

@@ -82,11 +82,8 @@ def add_to_sum(row: list[torch.Tensor]) -> Change:
 class StepReplay:
     """The step that an optimizer of Opacus is about to take, at the entrance of its `step`.
 
-    Args:
-        optimizer: has its gradients.
-        step: takes the step on it, as the script would.
-        accountants: whose history a step may add to.
-        arm: a context in which the step makes a change before it clips.
+    `step` takes it as the script would, and may add to the history of `accountants`; in the context
+    `arm` it makes a change before it clips.
     """
 
     def __init__(
