@@ -107,10 +107,7 @@ def check(path: str, key: str) -> str:
 
 
 def imported(path: str, key: str) -> Any:
-    """The object that `package.module:name` names.
-
-    Raises SpecError under `key` where it cannot be had, or may not be imported.
-    """
+    """What `package.module:name` names. Raises SpecError under `key` where it cannot be had."""
     module, _, attribute = path.partition(":")
     _require_trusted(module, path, key)
     try:
@@ -159,10 +156,7 @@ def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., A
 
 
 def function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
-    """The function of the user's at `path`, which takes such `arguments` by their places.
-
-    Raises SpecError under `key` for what is no such function.
-    """
+    """The user's function at `path`, of such `arguments` by place. Raises SpecError under `key`."""
     value = _callable(path, key)
     if not _is_users_function(value):
         raise SpecError(key, f"{path} is installed code; call it from a function of your own")

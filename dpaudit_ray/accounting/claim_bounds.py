@@ -60,10 +60,7 @@ def epsilon_of(training: Training, delta: float, accountant: str = "gaussian") -
 
 
 def delta_of(training: Training, epsilon: float, accountant: str = "gaussian") -> UpperBound:
-    """δ of a training at ε, with who answered and why; without noise it is 1.
-
-    Raises ValueError as `epsilon`.
-    """
+    """δ of a training at ε, with who answered and why; 1 without noise. Raises as `epsilon`."""
     nonnegative("epsilon", epsilon)
     return _answer(training, find(accountant), "delta", epsilon)
 
@@ -222,10 +219,7 @@ def _check_target(epsilon: float, tolerance: float) -> None:
 
 @functools.lru_cache(maxsize=8192)
 def _answer(training: Training, accountant: Accountant, bounded: str, at: float) -> UpperBound:
-    """The `bounded` of the accountant (`epsilon` at a δ, or `delta` at an ε), or of its fallback.
-
-    The fallback speaks where the accountant has no answer.
-    """
+    """The accountant's `bounded` (epsilon or delta), or its fallback's where it has no answer."""
     if training.known is not None:
         value = training.known if bounded == "epsilon" else min(training.known, 1.0)
         return UpperBound(value, accountant.name)

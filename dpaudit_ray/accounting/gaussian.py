@@ -30,10 +30,7 @@ class Gaussian(Accountant):
 
 
 def mu(training: Training) -> float:
-    """The GDP parameter of a training without sampling.
-
-    Raises ValueError for sampling, for which no closed form exists.
-    """
+    """A training's GDP parameter. Raises ValueError for sampling, which has no closed form."""
     if training.sample_rate != 1:
         raise ValueError(
             f"the gaussian accountant is exact at sample_rate 1 only, "

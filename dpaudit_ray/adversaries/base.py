@@ -123,10 +123,7 @@ class PublicKnowledge(Protocol):
 
     @property
     def shadows(self) -> Tensor | None:
-        """Parameters of the s models that the adversary has trained itself, float [s, p].
-
-        None where it trains none.
-        """
+        """Parameters of the s models that it has trained itself, float [s, p], or None."""
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
         """Trains `steps` steps without noise or clipping on records `outside`: θ, float [p]."""

@@ -41,10 +41,7 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
         return self.count
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
-        """Picks the dimension d and returns C e_d; of several canaries, one in each row.
-
-        Raises SpecError for more canaries than parameters.
-        """
+        """Picks d and returns C e_d, a row for each canary. Raises SpecError for more than p."""
         parameters = len(public.initial)
         if self.count > parameters:
             raise SpecError(

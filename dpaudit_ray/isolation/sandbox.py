@@ -88,10 +88,7 @@ class Sandbox:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def call(self, target: str, argument: Any, limits: Limits | None = None) -> Ended:
-        """What `package.module:function` gives for `argument`; both are plain JSON.
-
-        Raises ClusterError where no process can be started.
-        """
+        """What `package.module:function` gives for `argument`, both JSON. Raises ClusterError."""
         limits = limits or Limits()
         self.folder.mkdir(exist_ok=True)
         result = self.folder / "result"

@@ -108,18 +108,12 @@ def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def outputs(classes: int) -> int:
-    """Number of outputs: one for two classes, with a logistic loss, and for regression (0).
-
-    Else one for each class.
-    """
+    """One output for two classes (logistic loss), or none (regression); else one for each."""
     return 1 if classes in (0, 2) else classes
 
 
 def image(shape: tuple[int, ...], name: str, least: int) -> tuple[int, int, int]:
-    """Reads the shape of an example as (channels, height, width).
-
-    Raises SpecError where it is no image, or one with less than `least` pixels a side.
-    """
+    """(channels, height, width) of an example. Raises SpecError under `least` pixels a side."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise SpecError(
             "mechanism.model",

@@ -77,10 +77,7 @@ class Aggregator:
         return True
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a method of the aggregation returns.
-
-        All may be called twice: Ray calls again what the end of this process cut off.
-        """
+        """What a method of the aggregation returns; Ray calls again what it did not hear of."""
         return getattr(self._open(), method)(*arguments)
 
     # One of a thousand polls is no task to anybody.

@@ -22,10 +22,7 @@ Value = TypeVar("Value")
 
 
 def read_authentication_again(ray: Any) -> None:
-    """Has Ray take token and mode from the environment, whenever it was imported.
-
-    Without it, Ray keeps what it saw at its import.
-    """
+    """Has Ray read token and mode again; without it, it keeps what it saw at its import."""
     _probe(lambda: ray._raylet.Config.initialize(""), None)
     _probe(lambda: ray._raylet.AuthenticationTokenLoader.instance().reset_cache(), None)
 
@@ -68,10 +65,7 @@ def leave_without_shutdown(ray: Any) -> None:
 
 
 def channel(ray: Any, address: str) -> Any:
-    """A gRPC channel to a server of Ray's, with its token and certificates as Ray has them.
-
-    Without it, None: nobody is asked whether the server answers.
-    """
+    """A gRPC channel with Ray's token and certificates; without it, None: nobody is asked."""
     # A connection that was lost is made again at once, and not after up to two minutes.
     again = [(f"grpc.{which}_reconnect_backoff_ms", 500) for which in ("initial", "min", "max")]
     utils = f"{ray.__name__}._private.grpc_utils"

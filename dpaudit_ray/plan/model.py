@@ -154,10 +154,7 @@ class Plan:
     def remaining(
         self, run: RunDirectory, enough: Mapping[int, int] | None = None
     ) -> Iterator[Pack]:
-        """Packs without a score file, audit by audit, in trial order.
-
-        `enough` maps audits that are decided to the number of trials that decided them.
-        """
+        """Packs without a score file, in order; `enough` maps decided audits to their trials."""
         for index, audit in enumerate(self.audits):
             done = compaction.finished(run, audit)
             end = (enough or {}).get(index, audit.trials)

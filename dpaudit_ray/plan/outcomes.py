@@ -123,10 +123,7 @@ _FILE_TYPE = TypeAdapter(Outcomes)
 
 
 def read(run: RunDirectory, plan: Plan) -> Outcomes:
-    """What was written last, held against the plan.
-
-    Raises RunDirectoryError where the file is damaged.
-    """
+    """What was written last, held against the plan. Raises RunDirectoryError for damage."""
     try:
         content = _FILE_TYPE.validate_python(run.read_json(FILE) or {}, strict=False)
         _check(content, plan)
@@ -217,10 +214,7 @@ class TrialOutputs:
         self._kept: dict[int, set[int]] = {}  # trials, by audit
 
     def keep(self, pack: Pack, scores: PackScores) -> PackScores:
-        """Puts what missed trials printed in place; returns the scores alone.
-
-        Raises StorageError where it could not be written.
-        """
+        """Stores what missed trials printed, or raises StorageError; returns the scores alone."""
         if not scores.outputs:
             return scores
         audit = self._plan.audits[pack.audit].id

@@ -77,20 +77,14 @@ def check_audit(audit: PlannedAudit, index: int) -> None:
 
 
 def filled(sweep: Sweep, plan: Plan, run: RunDirectory) -> Sweep:
-    """The sweep with what its plan recorded, in place of what cannot be told here.
-
-    Of classes that were not imported, and of data that cannot be read.
-    """
+    """The sweep with what its plan recorded of classes and data that cannot be read here."""
     _check_numbers(sweep, plan, run)
     cells = tuple(map(_filled, sweep.cells, plan.audits))
     return sweep.model_copy(update={"cells": cells})
 
 
 def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-    """The plan was made from this sweep, and promises what the sweep's accountants do.
-
-    Raises RunDirectoryError where they differ.
-    """
+    """Raises RunDirectoryError unless the plan is this sweep's, with its accountants' claims."""
     _check_numbers(sweep, plan, run)
     for cell, audit in zip(sweep.cells, plan.audits, strict=True):
         if not cell.unread and cell.fingerprint != audit.fingerprint:

@@ -86,19 +86,13 @@ class Prepared:
         self._done = {name: run.parts(name) for name in ids}
 
     def keep(self, part: Part, arrays: Arrays) -> None:
-        """Stores a part; storing it again changes nothing.
-
-        Raises StorageError where it could not be written, or is stored with other arrays.
-        """
+        """Stores a part, or raises StorageError; storing it again changes nothing."""
         self._run.write_part(part.preparation, part.first, arrays)
         with self._turn:
             self._done[part.preparation].add(part.first)
 
     def parts(self, audit: int) -> tuple[Arrays, ...]:
-        """All parts that an audit waits for; none where it waits for none.
-
-        Raises DamagedArraysError where one is not what was written, or gone.
-        """
+        """All parts that an audit waits for. Raises DamagedArraysError where one is damaged."""
         awaited = self._plan.audits[audit].preparation
         if awaited is None:
             return ()

@@ -61,10 +61,7 @@ def require(run: RunDirectory) -> Plan:
 
 
 def read(run: RunDirectory) -> tuple[Sweep, Plan]:
-    """Sweep and plan of an existing run, each held against the other.
-
-    Raises RunDirectoryError where there is none, or they do not belong together.
-    """
+    """Sweep and plan of an existing run. Raises RunDirectoryError where they do not fit."""
     plan, sweep = require(run), recorded(run)
     if sweep is None:
         raise _incomplete(run, SWEEP_FILE)
@@ -74,10 +71,7 @@ def read(run: RunDirectory) -> tuple[Sweep, Plan]:
 
 
 def recorded(run: RunDirectory) -> Sweep | None:
-    """The sweep as it was run, None when nothing was.
-
-    Raises RunDirectoryError where it is damaged.
-    """
+    """The sweep as it was run, None before that. Raises RunDirectoryError where it is damaged."""
     text = run.read_text(SWEEP_FILE)
     try:
         source = f"{run.location}/{SWEEP_FILE}"

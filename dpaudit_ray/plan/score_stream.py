@@ -67,10 +67,7 @@ ConsumedPack = PackScores | MissedPack
 
 
 def prefix(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[ConsumedPack]:
-    """The prefix of audit number `index`, as its run directory has it; several packs at once.
-
-    Raises RunDirectoryError where a file of it is damaged, or is not what the plan says.
-    """
+    """The prefix of an audit, several packs at once. Raises RunDirectoryError for damage."""
     audit = plan.audits[index]
     packs = [failure.pack for failure in outcomes.recorded(run, plan)]
     given_up = {(pack.first, pack.last) for pack in packs if pack.audit == index}
@@ -285,10 +282,7 @@ class Trials:
         return Trials(self.steps, members, scores, self.missed[rows], utility)
 
     def with_errors(self) -> npt.NDArray[np.float64]:
-        """Scores at the last step, float64 [n]; missed trials are errors at every threshold.
-
-        "Out" above all others, "in" below.
-        """
+        """Scores at the last step, float64 [n]; missed trials err: "out" highest, "in" lowest."""
         last = self.scores[:, -1].copy()
         finite = last[np.isfinite(last)]
         low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)

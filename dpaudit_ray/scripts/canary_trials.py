@@ -149,10 +149,7 @@ def run_score(trials: list[dict[str, Any]]) -> float:
 
 @functools.cache
 def steps_needed(noise: float) -> int | None:
-    """Step-trials after which noise of 0.7 of this multiplier is found with a chance of 0.8.
-
-    Simulated with Gaussian scores; None where 20,000 are too few.
-    """
+    """Step-trials that find 0.7 of this noise with a chance of 0.8; None beyond 20,000."""
     return next((size for size in _SIZES if _finds_alternative(noise, size)), None)
 
 

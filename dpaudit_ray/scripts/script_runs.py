@@ -42,10 +42,7 @@ class Target:
     def from_text(
         cls, text: str, delta: float | None = None, epsilon: float | None = None
     ) -> Target | None:
-        """Parses `folder/script.py:function`; None for what names no script.
-
-        Raises SpecError where there is no such file.
-        """
+        """Parses `folder/script.py:function`, else None. Raises SpecError where no such file is."""
         script, separator, function = text.rpartition(":")
         if not separator or not script.endswith(".py"):
             if text.endswith(".py") and Path(text).exists():

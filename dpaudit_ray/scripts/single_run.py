@@ -236,10 +236,7 @@ def _correlated(steps: Entries) -> list[Finding]:
 
 
 def _not_normal(steps: Entries) -> list[Finding]:
-    """Laws of noise that are not Gaussian, by the Dvoretzky-Kiefer-Wolfowitz inequality.
-
-    With Massart's constant (Massart 1990, corollary 1).
-    """
+    """Laws that are not Gaussian, by Dvoretzky, Kiefer, Wolfowitz (Massart 1990, corollary 1)."""
     findings = []
     for step in steps:
         if (shape := step.get("shape")) is None:

@@ -76,10 +76,7 @@ class GroupSequential(Guesses):
         add(start, trials)
 
     def _rate(self, alpha: float) -> float:
-        """The largest hit rate of guesses that the looks so far refute at level `alpha`.
-
-        1/2, a coin's, before the first look.
-        """
+        """The largest hit rate that the looks so far refute at `alpha`; 1/2 before any."""
         looks = len(self._seen)
         if looks and (alpha, looks) not in self._known:
             shares = self._ends[:looks] / self.planned

@@ -54,10 +54,7 @@ class Bucket:
             raise ValueError(first_line(error)) from error
 
     def read(self, name: str, most: int = strangers.RECORD) -> bytes | None:
-        """The content of an object, None where there is none.
-
-        Raises StrangeFileError where it has more than `most` bytes.
-        """
+        """An object's content, or None. Raises StrangeFileError for more than `most` bytes."""
         try:
             answer = self._ask(obstore.get, name)
             strangers.require_size(answer.meta["size"], most)

@@ -37,10 +37,7 @@ class Folder:
         self.location = str(self._root)
 
     def read(self, name: str, most: int = strangers.RECORD) -> bytes | None:
-        """The content of a file, None when there is no such file.
-
-        Raises StrangeFileError where it has more than `most` bytes, or is a pipe or a device.
-        """
+        """A file's content, or None. Raises StrangeFileError past `most` bytes, or for a pipe."""
         try:
             return strangers.content(str(self._root / name), most)
         except (FileNotFoundError, NotADirectoryError):

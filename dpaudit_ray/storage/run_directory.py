@@ -57,10 +57,7 @@ class RunDirectory(ScoreFiles):
     # Preparations -------------------------------------------------------------------------
 
     def write_part(self, preparation: str, part: int, arrays: Arrays) -> None:
-        """Puts a part in place; only then is it done. It is never replaced.
-
-        Raises StorageError where it could not be written, or another result of it is stored.
-        """
+        """Puts a part in place for good; then it is done. Raises StorageError where that fails."""
         name = _part(preparation, part)
 
         def difference() -> str | None:

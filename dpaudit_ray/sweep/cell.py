@@ -130,10 +130,7 @@ class Cell(Strict):
 
 
 def parse_cell(sections: Mapping[str, Any], label: str) -> Cell:
-    """A cell from the sections of the file as one point of the grid has them.
-
-    Raises SpecError with all that is wrong, each with the key and what to do.
-    """
+    """A cell from the file's sections at a point of the grid. Raises SpecError for mistakes."""
     mistakes = Mistakes()
     with mistakes.noted():
         mechanism = parse(Mechanism, _required(sections, "mechanism"), "mechanism")

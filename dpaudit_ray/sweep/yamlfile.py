@@ -93,10 +93,7 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def read_text(path: Path) -> str:
-    """The text of a sweep file.
-
-    Raises SpecError where the file is missing, too large, or no file of text.
-    """
+    """The text of a sweep file. Raises SpecError where it is missing, too large, or no text."""
     try:
         return strangers.content(str(path), strangers.SWEEP).decode()
     except (OSError, strangers.StrangeFileError, UnicodeDecodeError) as error:
@@ -108,10 +105,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, source: str) -> dict[str, Any]:
-    """The mapping in YAML `text`; `source` names it in errors.
-
-    Raises SpecError where it is not YAML, holds no mapping, or a key twice.
-    """
+    """The mapping in YAML `text` of `source`. Raises SpecError for others, or a key twice."""
     try:
         strangers.require_size(len(text), strangers.SWEEP)
         raw = _load(text, source)

@@ -46,10 +46,7 @@ class Groups:
 
     @classmethod
     def for_cpu(cls, module: nn.Module, in_loops: int = 0) -> Groups:
-        """Groups that are fast for this kind of network on a CPU, before its memory is known.
-
-        `in_loops`: how many of its convolutions are pooled in loops (`conv_pool`).
-        """
+        """Groups that are fast on a CPU; `in_loops` of its convolutions are pooled in loops."""
         convolutions = sum(isinstance(layer, nn.Conv2d) for layer in module.modules())
         if convolutions > in_loops:
             return cls(_FIRST_LAYER, 1)

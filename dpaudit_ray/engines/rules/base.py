@@ -41,10 +41,7 @@ class Slot:
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that need a gradient, by name: the flat vector, in this order.
-
-    The others are frozen: numbers of the module, like its buffers.
-    """
+    """The parameters that need a gradient, by name, in the order of the flat vector."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
@@ -111,10 +108,7 @@ class SampleGradients(ABC):
 
     @abstractmethod
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
-        """Writes Σ_j weights[:, j] · (gradient of sample j) into this layer's part of `out`.
-
-        `out` is float [n, p], `weights` float [n, B].
-        """
+        """Writes Σ_j weights[:, j] · (gradient of j) into this layer's part of `out` [n, p]."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -106,10 +106,7 @@ class Conv2dRule(InputRule):
 
     @property
     def in_runs(self) -> bool:
-        """Whether the compiled loops may take it: they copy a row of a patch in one piece.
-
-        That needs neighbouring pixels, of all channels.
-        """
+        """Whether compiled loops may take it: a row of a patch is one piece, of all channels."""
         return self._dilation == (1, 1) and self._groups == 1
 
     @property

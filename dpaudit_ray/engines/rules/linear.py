@@ -136,10 +136,7 @@ class EmbeddingRule(InputRule):
         raise TypeError("tokens have no gradient")
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
-        """Of tokens x [n*B, ...] of n models, and the gradients g [n*B, ..., d] of their vectors.
-
-        The padding token has no gradient.
-        """
+        """Of tokens x [n*B, ...] and gradients g [n*B, ..., d] of vectors; padding has none."""
         n = len(theta)
         tokens = x.reshape(n, len(x) // n, -1)
         wide = g.reshape(*tokens.shape, g.shape[-1])

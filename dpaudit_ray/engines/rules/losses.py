@@ -17,10 +17,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """Returns the loss of every output [N, c] for its class in y [N]: float [N].
-
-    Logistic with one output, cross-entropy with more.
-    """
+    """Returns the logistic loss (c = 1) or cross-entropy of [N, c] for classes [N]: float [N]."""
     if outputs.shape[1] == 1:
         return F.binary_cross_entropy_with_logits(
             outputs[:, 0], y.to(outputs.dtype), reduction="none"

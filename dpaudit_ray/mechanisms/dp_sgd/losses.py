@@ -37,10 +37,7 @@ def loss_of(name: str) -> Loss:
 
 
 def check_loss(name: str, outputs: Tensor, y: Tensor) -> None:
-    """Tries a loss on outputs [N, c] and labels [N].
-
-    Raises SpecError where it does not give every example a finite number of its own.
-    """
+    """Raises SpecError unless each of N examples, of outputs [N, c], has a loss of its own."""
     loss, leaf, count = loss_of(name), outputs.detach().requires_grad_(), len(y)
     called = f"{name}, called with outputs {list(outputs.shape)} and targets [{count}],"
     if name == "mse" and outputs.shape[1] != 1:

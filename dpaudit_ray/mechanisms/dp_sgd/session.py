@@ -74,10 +74,7 @@ def open_session(
 
 
 def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Arrays:
-    """Crafts a canary that is stored; returns its tensors by their names.
-
-    Raises SpecError where it is more than tensors.
-    """
+    """Crafts a canary; returns its tensors by name. Raises SpecError where it has more."""
     session = DpSgdSession.craft(training, cast(CanaryAdversary[Any], adversary), seed)
     canary = session.canary
     if isinstance(canary, ChangingCanary) or type(canary) not in adversary.stored_canaries:

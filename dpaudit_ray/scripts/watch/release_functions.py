@@ -168,10 +168,7 @@ class Stream(StepWatch):
     def _begin_trial(
         self, released: ReleasedArrays, rows: int, shapes: Shapes
     ) -> tuple[Callable[[Release], float] | None, Change, bool]:
-        """The score of the step's release, the change that makes it a trial, and the bit.
-
-        No score where the step is no trial.
-        """
+        """The score of the release, where it is a trial; the change that makes it one; the bit."""
         bound = self.promise[1]
         if not self.run.request.canary or (shapes is None and rows < 1):
             return None, "nothing", False
