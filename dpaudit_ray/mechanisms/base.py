@@ -301,17 +301,10 @@ class Mechanism(Plugin):
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
         """One part of `preparation`: a function of the arguments and of its identity alone.
 
-        Nothing here, nor in what it can reach, knows a secret bit. Parts know nothing of each
-        other, and run anywhere, in any order.
-
-        Args:
-            adversary: of an audit that waits for it.
-            part: its number, from 0.
-            seeds: of what is public, and of everything random in this part.
-            gpu: compute on the trainer's GPU.
-
-        Returns:
-            Arrays of numbers by name, which are stored.
+        Nothing here, nor in what it can reach, knows a secret bit. Parts (from 0) know nothing of
+        each other, and run anywhere, in any order. `seeds` are of what is public, and of everything
+        random in this part; `gpu`: compute on the trainer's. Returned are arrays of numbers by
+        name, which are stored.
         """
         raise NotImplementedError(f"{self.name} has a preparation, and no prepare_part()")
 

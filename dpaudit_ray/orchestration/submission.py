@@ -153,12 +153,9 @@ class JobsClient:
     def submit(self, job: SweepJob) -> str:
         """Starts a job, the next attempt at its run, or finds the one that runs; returns its id.
 
-        A cluster that is only just starting is asked again for `START_SECONDS`.
-
-        Raises:
-            NoClusterError: the cluster does not take the job.
-            RunDirectoryError: a job with other settings works on the same run.
-            SpecError: the working directory cannot be sent.
+        A cluster that is only just starting is asked again for `START_SECONDS`. Raises
+        NoClusterError where it does not take the job, RunDirectoryError where a job with other
+        settings works on the same run, SpecError where the working directory cannot be sent.
         """
         deadline, patience_told = time.monotonic() + START_SECONDS, False
         with tempfile.TemporaryDirectory() as scratch:

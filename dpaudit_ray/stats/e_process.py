@@ -33,11 +33,8 @@ _GRID = 65  # means that are tried before the root between two of them is found
 def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
     """The largest mean that the outcomes refute at level `alpha`; 1/2, a coin's, if not even that.
 
-    Args:
-        outcomes: float64 [n] in [0, 1], in the order they were observed.
-        alpha: error probability over all n and every earlier stop.
-
-    Raises ValueError for an argument outside its bounds.
+    `outcomes` are float64 [n] in [0, 1], in the order they were observed; `alpha` is the error
+    probability over all n and every earlier stop. Raises ValueError outside their bounds.
     """
     in_unit("alpha", alpha)
     values = np.asarray(outcomes, dtype=np.float64)

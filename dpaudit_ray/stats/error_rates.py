@@ -117,13 +117,10 @@ def root(function: Callable[[float], float], low: float, high: float, **toleranc
 def upper_rates(n: int, tail: float, size: int = 0) -> Upper:
     """Bounds u(k) for k = 0..n errors of n trials, all valid together, as a function of k [m].
 
-    Args:
-        n: trials of this world, at least 1.
-        tail: chance that any of the bounds fails, in (0, 1).
-        size: calibrate for this many trials instead, where that is more than n and within
-            `EXACT_LIMIT`: levels fall as n grows, so audits of about one size share one.
-
-    Beyond `EXACT_LIMIT` trials the level is that of Bonferroni, which costs little at such sizes.
+    Any of them fails with a chance of `tail`. Levels fall as n grows, so those for `size` trials
+    will do, where that is more than n and within `EXACT_LIMIT`: audits of about one size share
+    them. Beyond `EXACT_LIMIT` trials the level is that of Bonferroni, which costs little at such
+    sizes.
     """
     exact = n <= EXACT_LIMIT
     level = local_level(max(min(size, EXACT_LIMIT), n), tail) if exact else tail / n

@@ -104,10 +104,7 @@ def refuted_rate(looks: Sequence[Look], spent: Floats) -> float:
     Boundaries are whole numbers, so a rate a little below a refuted one may stand. So looks are
     taken below the root that was found, as far and as finely as this was seen to happen; what is
     returned is the end of the refuted interval, which the error probability is computed for.
-
-    Args:
-        looks: guesses and hits so far at each look, both non-decreasing.
-        spent: error that may be spent by each look, float64 [looks].
+    `looks` are guesses and hits so far at each, `spent` is the error that each may have spent.
     """
     guesses, hits = looks[-1]
     low, high = 0.5, min(hits / guesses, 1 - 1e-15) if guesses else 0.5

@@ -152,8 +152,7 @@ def growth(batch_size: int, batches: int) -> float:
     """How much larger the largest of all records' bounds is expected to be than a batch's.
 
     Appendix A.3.1 with its mistake mended: H_MN / H_N, harmonic numbers, if the bounds were
-    independent and exponential. An estimate of an expectation, no bound.
-    Raises ValueError for a number below 1.
+    independent and exponential. No bound. Raises ValueError for a number below 1.
     """
     if min(batch_size, batches) < 1:
         raise ValueError(f"must be at least 1, got {batch_size} records and {batches} batches")

@@ -278,8 +278,7 @@ class ScoreFiles(Place):
     def write_scores(self, audit: str, pack: PackScores) -> None:
         """Puts a pack's file in place; only then is the pack done. It is never replaced.
 
-        Raises:
-            StorageError: it could not be written, or other scores of these trials are stored.
+        Raises StorageError where it could not be written, or others of these trials are stored.
         """
 
         def difference() -> str | None:

@@ -56,12 +56,9 @@ class EstimatorSpec(Strict):
     def make(
         self, planned: int, canaries: int = 1, family: stats.Family | None = None
     ) -> stats.Estimator:
-        """A fresh streaming state; raises ValueError for an option outside its bounds.
+        """A fresh streaming state for `planned` trials, so many `canaries` of each training.
 
-        Args:
-            planned: trials of the audit.
-            canaries: trials in a row that are canaries of one training.
-            family: the claim's trade-off curves, for an estimator that is `through_claim`.
+        `family` is for an estimator that is `through_claim`. Raises ValueError for a bad option.
         """
         method = self.method if ":" in self.name else self.name
         options = self.options | ({} if family is None else {"family": family})

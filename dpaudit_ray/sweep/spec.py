@@ -102,8 +102,7 @@ class Sweep(_Heading):
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
     """Reads a sweep file. `overrides` maps dotted keys to values (`--set a.b=v`).
 
-    Raises:
-        SpecError: all that is wrong, each with the place in the file, the key and what to do.
+    Raises SpecError with all that is wrong, each with its place in the file and what to do.
     """
     file, text = Path(path), read_text(Path(path))
     source = Source(str(path), text, tuple(overrides or {}))

@@ -122,8 +122,7 @@ def _backward(
 ) -> None:
     """Clipped, weighted sums into out [n, p].
 
-    `layers` is the widths and starts; `batch` is x [d, B], the outputs' gradients [n, c, B] and
-    the weights [n, B].
+    `layers`: widths and starts; `batch`: x [d, B], outputs' gradients [n, c, B], weights [n, B].
     """
     widths, starts = layers
     x, top, weights = batch

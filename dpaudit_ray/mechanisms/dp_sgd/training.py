@@ -218,12 +218,10 @@ class DpSgdTraining:
 
         From θ at `checkpoints.step` on, where the training has got as far elsewhere.
 
-        Args:
-            inside: [n], 1 where the canary is in, else 0; or [n, m] for each of m samples.
-            seed: of the pack: its noise, the canary's coins, and batches where they are secret.
-            canary: added to the sum, or to the batch, at steps that `period` divides and where it
-                is sampled.
-            watch: told of every step, in tensors of its own.
+        `inside` [n] is 1 where the canary is in, else 0; or [n, m] for each of m samples. It is
+        added to the sum, or to the batch, at steps that `period` divides and where it is sampled.
+        The pack's `seed` is of its noise, the canary's coins, and batches where they are secret.
+        `watch` is told of every step, in tensors of its own.
         """
         recipe, device = self.recipe, self.initial.device
         steps: Steps

@@ -49,8 +49,7 @@ class Shape:
     def from_module(cls, module: nn.Module) -> Shape:
         """Reads the shape of a torch module.
 
-        Raises:
-            SpecError: it is no chain of linear layers with biases, one activation and one logit.
+        Raises SpecError unless it is linear layers with biases, one activation and one logit.
         """
         from torch import nn
 

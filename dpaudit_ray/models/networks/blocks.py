@@ -108,8 +108,7 @@ class AlexNetBody(nn.Module):
     def __init__(self, state: dict[str, Tensor] | None) -> None:
         """`state` as from torchvision, whatever the last layer; None draws one.
 
-        Raises:
-            RuntimeError: an entry is missing or of another shape, or has a NaN or infinite value.
+        Raises RuntimeError where an entry is missing, not finite, or of another shape.
         """
         from torchvision.models import alexnet
 

@@ -155,15 +155,10 @@ def one_record_more(loader: Any) -> Any:
 def repeat_forward(module: Any, args: Any, kwargs: Any, dim: int) -> dict[str, Any]:
     """Runs a forward pass again without gradients: as it is, and with another record in one place.
 
-    All attributes of the network are put back.
-
-    Args:
-        dim: of batches, along which records lie.
-
-    Returns:
-        `mixes`, whether other records' outputs changed, and `by` how much, relatively; `buffers`
-        that learn from records; `carried`, attributes that a pass leaves to the next, where the
-        next gives something else by them. Or `unseen`: why the repeats show nothing.
+    Records lie along `dim` of a batch. All attributes of the network are put back. Returned are
+    `mixes`, whether other records' outputs changed, and `by` how much, relatively; `buffers` that
+    learn from records; `carried`, attributes that a pass leaves to the next, where the next gives
+    something else by them. Or `unseen`: why the repeats show nothing.
     """
     tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if _has_dim(leaf, dim)]
     batch = tensors[0].shape[dim] if tensors else 0

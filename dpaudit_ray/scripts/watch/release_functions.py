@@ -101,14 +101,10 @@ class Stream(StepWatch):
     ) -> Arrays:
         """Looks into the step, decides about its canary, takes it.
 
-        Args:
-            released: what it releases after a change, by generators as they are or seeded.
-            rows: examples in it; None where only their sum is known.
-            shapes: of the tensors of an example's gradient, where one may be appended; else a
-                canary is the last record, left out or not.
-            of: how many records they were drawn from.
-            redraws: whether `released` draws its noise; else it was given, the same each time.
-            clips: whether it clips and sums; else the sum was given.
+        `released` gives what it releases after a change, by generators as they are or seeded; it
+        `redraws` noise and `clips`, or noise and sum were given. The step has `rows` examples, None
+        where only their sum is known, of so many records (`of`). `shapes` are of an example's
+        gradient, where one may be appended; else a canary is the last record, left out or not.
         """
         self.records, self.noise = of, self.promise[0]
         if rows is not None:

@@ -231,11 +231,10 @@ class StepWatch:
     def _draw_noise(
         self, released: Released, actual: Release
     ) -> tuple[int, list[float], Release, list[npt.NDArray[np.bool_]]]:
-        """Draws the step's noise again and again.
+        """Draws the step's noise again and again: how many draws, and what they show.
 
-        Returns:
-            How many draws; their squares around their mean, by tensor; that mean; and which
-            numbers no draw moved. Squares and mean are of differences to `actual`.
+        That is their squares around their mean, by tensor; that mean; and which numbers no draw
+        moved. Squares and mean are of differences to `actual`.
         """
         size = max(1, sum(map(len, actual)))
         least, most = _DRAWS
@@ -270,11 +269,8 @@ class StepWatch:
 
         `squares` has the sum of squared noise of each tensor over `draws` draws, which brings all
         to one scale; tensors without noise, or of one number, say nothing. The noise is kept for
-        later steps.
-
-        Returns:
-            Of each kind ("steps", "tensors", "neighbours") the pair that chance explains least: it
-            names two steps or tensors as `of`, and `pairs` says how many there were.
+        later steps. Returned is, of each kind ("steps", "tensors", "neighbours"), the pair that
+        chance explains least: two steps or tensors, `of`, and how many `pairs` there were.
         """
         parts = []
         for part, square in zip(noise, squares, strict=True):
