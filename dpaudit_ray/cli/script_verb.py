@@ -59,7 +59,9 @@ def audit(  # noqa: PLR0913 (options of a command line)
     html: Annotated[Path | None, typer.Option(help="The page. Default SCRIPT-audit.html.")] = None,
 ) -> None:
     """Does a training script keep its promise? Exit 0 consistent, 1 violation, 5 not decided."""
+    from ..forecast.designs import parse_duration
     from ..scripts import report_export
+    from ..scripts.script_audit import Options
     from ..scripts.script_runs import Target
 
     target = Target.from_text(script, delta)
@@ -67,7 +69,15 @@ def audit(  # noqa: PLR0913 (options of a command line)
         raise SpecError("", f"{script} is no script; `dpaudit verify {script}` judges a run")
     if target is None:
         raise SpecError("", f"{script} is no script; write path/to/script.py:function")
-    options = _options(budget, delta, layers, memory, seed, secret_size)
+    names = {name.strip() for name in layers.split(",")}
+    if not names <= {"0", "1", "2"}:
+        raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")
+    if delta is not None and not 0 < delta < 1:
+        raise SpecError("--delta", f"must lie between 0 and 1, got {delta:g}")
+    if memory is not None and not memory > 0:
+        raise SpecError("--memory", f"must be above 0, got {memory:g}")
+    chosen = tuple(sorted(map(int, names)))
+    options = Options(parse_duration(budget), chosen, memory, seed, secret_size)
     judged = _audit(target, options, address)
     page = html or Path(f"{target.script.stem}-{target.function}-audit.html")
     report_export.write(page, report_export.html(judged))
@@ -81,23 +91,6 @@ def audit(  # noqa: PLR0913 (options of a command line)
         _show(judged)
         terminal.say(f"report: {page}")
     raise typer.Exit(exit_code(judged.verdict))
-
-
-def _options(
-    budget: str, delta: float | None, layers: str, gib: float | None, seed: int, secret_size: bool
-) -> Options:
-    """Raises SpecError for a value outside its bounds."""
-    from ..forecast.designs import parse_duration
-    from ..scripts.script_audit import Options
-
-    names = {name.strip() for name in layers.split(",")}
-    if not names <= {"0", "1", "2"}:
-        raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")
-    if delta is not None and not 0 < delta < 1:
-        raise SpecError("--delta", f"must lie between 0 and 1, got {delta:g}")
-    if gib is not None and not gib > 0:
-        raise SpecError("--memory", f"must be above 0, got {gib:g}")
-    return Options(parse_duration(budget), tuple(sorted(map(int, names))), gib, seed, secret_size)
 
 
 def _audit(target: Target, options: Options, address: str | None) -> ScriptVerdict:
@@ -162,7 +155,7 @@ def _show(judged: ScriptVerdict) -> None:
     for layer, name in LAYERS.items():
         if done := [look for look in judged.looks if look.layer == layer and look.done]:
             others = ", ".join(look.name for look in done[1:])
-            parts = [f"{measured}" for measured in judged.measured if measured.layer == layer]
+            parts = [str(measured) for measured in judged.measured if measured.layer == layer]
             parts += [done[0].said, *[f"looked at too: {others}"] * bool(others)]
             terminal.explain(f"L{layer} {name}: {'; '.join(parts)}")
     for look in judged.looks:
