@@ -322,10 +322,7 @@ def source_closure(modules: Iterable[str]) -> dict[str, Path]:
 
 
 def installed_imports(files: Mapping[str, Path]) -> list[str]:
-    """Modules of others that sources import, or might: at their top or later, in order, once.
-
-    Python's own library is not among them.
-    """
+    """Modules of others that sources import, or might, in order, once; none of Python's own."""
     installed: dict[str, bool] = {}  # by package
     names = dict.fromkeys(
         name for module, file in files.items() for name in imported_names(module, file)

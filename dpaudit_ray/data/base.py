@@ -20,10 +20,7 @@ from ..plugins import Plugin
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """`x` float32 [N, ...] (images in channel order), `y` int64 [N] in 0..classes-1.
-
-    For regression `y` is float32 [N].
-    """
+    """`x` float32 [N, ...] (images in channel order); `y` [N]: int64 classes or float32."""
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[np.int64 | np.float32]

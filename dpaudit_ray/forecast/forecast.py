@@ -97,10 +97,7 @@ def forecast(
     storage_path: str,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Outlook:
-    """Plans the sweep against what its run directory holds, and times first steps of its packs.
-
-    `tell` takes a line for the user.
-    """
+    """Plans the sweep against its run directory, and times first steps of its packs."""
     run = RunDirectory.under(storage_path, sweep.name)
     sweep = planning.kept(sweep, run, tell)
     check_inputs(sweep, tell)

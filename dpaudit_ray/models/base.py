@@ -91,10 +91,7 @@ def input_dtype(network: nn.Module, x: Tensor) -> torch.dtype:
 
 
 def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Examples [N, ...] in the `input_dtype` of a network.
-
-    Raises SpecError where it takes whole numbers, and these are not all whole.
-    """
+    """Examples [N, ...] in a network's `input_dtype`. Raises SpecError for lost fractions."""
     if x.dtype == dtype:
         return x
     wrong = (x != x.trunc()) | (x.abs() >= _EXACT)

@@ -72,10 +72,7 @@ class Driver:
         self._shown = -math.inf
 
     def run(self) -> Summary:
-        """Returns when no pack is left that can still be run.
-
-        Raises what `Dispatcher.wait` and `FailureBudget.lost` do.
-        """
+        """Returns when no pack is left to run. Raises as `Dispatcher.wait` does."""
         try:
             self._look(force=True)
             while not self._stop.expired and (self._top_up() or self._in_flight):

@@ -82,10 +82,7 @@ class AuditProgress:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """A snapshot of the whole sweep.
-
-    `saved` has the step of the last checkpoint of each pack that is trained for long.
-    """
+    """A snapshot of the sweep; `saved` has the last checkpoint's step of each long pack."""
 
     audits: tuple[AuditProgress, ...]
     activity: Activity = Activity()

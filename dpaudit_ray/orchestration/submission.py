@@ -285,10 +285,7 @@ def normalized_storage_path(path: str) -> str:
 
 
 def job_metadata(sweep: Sweep, run: str) -> dict[str, str]:
-    """What a job carries besides its number.
-
-    `job_name` is what Ray itself calls a job by, in its dashboard's API and its metrics.
-    """
+    """What a job carries besides its number; `job_name` is what Ray's API and metrics use."""
     # Settings are all that the fingerprint leaves out and a job does not learn of once it runs.
     settings: dict[str, Any] = {}
     for key in ("trials", "stop_when"):

@@ -203,10 +203,7 @@ def forget_parts(run: RunDirectory, plan: Plan) -> None:
 
 
 class TrialOutputs:
-    """What missed trials printed, kept in the run directory: of the first that come, as text.
-
-    It is told of packs in any thread.
-    """
+    """What missed trials printed, of the first that come, as text; told of packs by any thread."""
 
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
         self._run, self._plan = run, plan

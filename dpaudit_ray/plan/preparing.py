@@ -74,10 +74,7 @@ def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
 
 
 class Prepared:
-    """Preparations while a sweep runs: parts are stored, counted, and handed to who opens an audit.
-
-    Any thread may call it.
-    """
+    """Preparations of a sweep: parts are stored, counted, handed to audits; by any thread."""
 
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
         self._run, self._plan = run, plan

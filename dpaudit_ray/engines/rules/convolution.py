@@ -86,10 +86,7 @@ class Conv2dRule(InputRule):
         return self._formed(formed.transpose(0, 1))
 
     def unfolded(self, x: Tensor) -> Tensor:
-        """Patches of x [N, c, h, w] at every position: [N, c*kh*kw + 1, T], the last row ones.
-
-        That row makes the bias one more input.
-        """
+        """Patches of x [N, c, h, w], and a row of ones for the bias: [N, c*kh*kw + 1, T]."""
         rows, columns = self.output_size(x.shape[2:])
         x = F.pad(x, self.zero_pad).contiguous() if any(self.zero_pad) else x.contiguous()
         count, channels, height, width = x.shape

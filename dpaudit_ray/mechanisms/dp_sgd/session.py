@@ -43,10 +43,7 @@ _START = "start"  # the name of θ_0 among stored arrays, where the adversary ch
 def open_session(
     training: DpSgdTraining, adversary: Adversary, seed: int, prepared: tuple[Arrays, ...] = ()
 ) -> Session:
-    """A session with the canary, or the shadow models, that were `prepared`.
-
-    Where no canary was, it is crafted now.
-    """
+    """A session with the `prepared` canary or shadows; crafts a canary that is not."""
     if adversary.frozen:
         return FrozenSession.craft(training, cast(FrozenAdversary, adversary), seed)
     attack = cast(CanaryAdversary[Any], adversary)

@@ -47,10 +47,7 @@ class Shape:
 
     @classmethod
     def from_module(cls, module: nn.Module) -> Shape:
-        """Reads the shape of a torch module.
-
-        Raises SpecError unless it is linear layers with biases, one activation and one logit.
-        """
+        """Reads a module. Raises SpecError unless it is linear layers, an activation, a logit."""
         from torch import nn
 
         from ...engines.packing.conversion import find_obstacle
