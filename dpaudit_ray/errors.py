@@ -283,7 +283,7 @@ _BETWEEN_LINES = re.compile(f"[\x00-\x08{_OTHERS}]")
 
 
 def printable(text: str) -> str:
-    """`text` in one line, with every such character as Python would write it: \\x1b for escape."""
+    """`text` in one line: what is unprintable, ends of lines too, as Python writes it (\\x1b)."""
     return _UNPRINTABLE.sub(_written, text)
 
 

@@ -93,7 +93,8 @@ def advantage(training: Training) -> float:
     steps cancel mostly: their sum grows with the root of the steps.
     """
     width = _doubled(1e-2 / math.sqrt(training.steps))
-    return max(total.delta(0.0) for total in _composed((training,), width, True))
+    # One total for a record that is added, one for a record that is removed.
+    return max(total.delta(0.0) for total in _composed((training,), width, pessimistic=True))
 
 
 @functools.lru_cache(maxsize=65536)

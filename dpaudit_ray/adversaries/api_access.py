@@ -79,7 +79,10 @@ def draw_record(public: PublicKnowledge, rng: np.random.Generator) -> tuple[Tens
 
 
 def least_likely(public: PublicKnowledge, x: Tensor, y: Tensor) -> Tensor:
-    """The label with the largest loss at θ_0, other than `y`; as [1]."""
+    """The label other than `y` with the largest loss at θ_0, int64 of shape [1].
+
+    `x` is one example, [1, ...], and `y` its label, [1].
+    """
     import torch
 
     labels = torch.arange(public.classes, device=y.device)

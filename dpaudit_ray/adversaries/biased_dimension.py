@@ -69,13 +69,15 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
     def _movement(self, public: PublicKnowledge, seed: int) -> Tensor:
         """How far simulated trainings move each parameter from `public.initial`, float [p].
 
-        An unknown θ_0 is the first of the moves: the score takes it for zero, so its spread blurs
-        the score like any other. Parameters that start at zero, such as biases, come out ahead.
+        The canary takes a parameter that moves little. `public.initial` is zero where θ_0 is
+        unknown; then the first move is θ_0 itself, whose spread blurs the score as any other move
+        does. So parameters that start at zero, such as biases, move least.
 
-        Algorithm 3 overwrites its statistic in every run and takes a square root inside the
-        loop; both readings rank as below, where every run counts.
+        Algorithm 3 of Cebere et al. (2024) can be read in two ways: its statistic is overwritten in
+        every run, and the square root is inside the loop. Both rank parameters as this sum over
+        all runs does.
         """
-        noise, _, rank = self.strategy.partition("-")
+        noise, _, rank = self.strategy.partition("-")  # as in "noisy-final"
         alike = noise == "noiseless" and bool(public.initial.any())
         runs = 1 if alike else self.simulations
         start = previous = public.initial.expand(runs, -1)

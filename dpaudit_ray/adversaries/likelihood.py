@@ -42,9 +42,13 @@ class Reading:
     statistic: Statistic = "likelihood-ratio"
 
     def others_hidden(self, public: PublicKnowledge) -> bool:
-        """Whether the ratio is taken over the others' batches too, which nobody knows."""
-        exact = self.subtract and self.statistic == "likelihood-ratio"
-        return exact and public.hidden_coins
+        """Whether the likelihood ratio averages over the batches that the other records are in.
+
+        It does where their gradients would be subtracted, and the coins that sample them are
+        hidden from the adversary.
+        """
+        wanted = self.subtract and self.statistic == "likelihood-ratio"
+        return wanted and public.hidden_coins
 
     def score(self, shown: Tensor, public: PublicKnowledge) -> Tensor:
         """What a step adds that shows `shown` along the canary, in units of C, any shape."""

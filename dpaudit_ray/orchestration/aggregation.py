@@ -333,7 +333,7 @@ class AuditState:
             self._go_on()
 
     def take(self) -> Taken:
-        """What was folded since the last call, and how far it is now."""
+        """The packs that were folded since the last call, and how far the audit is now."""
         packs, self._taken = self._taken, []
         return Taken(packs, self.decided, self.complete, self._tally.kinds)
 

@@ -202,6 +202,7 @@ class Dispatcher:
         return self._answered(worker, self._finished(worker, answer), outcome)
 
     def _finished(self, worker: Worker, answer: Future[Any]) -> Pack:
+        """Takes an answer, of a trained pack or an error, off its worker; returns the pack."""
         pack = worker.finish(answer)
         self._pool.changed(worker)
         return pack

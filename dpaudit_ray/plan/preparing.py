@@ -78,7 +78,8 @@ class Prepared:
 
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
         self._run, self._plan = run, plan
-        self._turn = threading.Lock()
+        self._turn = threading.Lock()  # one thread at a time reads `_done`, or adds to it
+        # Numbers of the parts that are stored, by the id of their preparation.
         ids = {audit.preparation.id for audit in plan.audits if audit.preparation is not None}
         self._done = {name: run.parts(name) for name in ids}
 

@@ -112,7 +112,10 @@ class LocalRunner:
         self._sandboxes.close()
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """Runs in the order of their requests; each may take `limits` beside its own seconds."""
+        """Ended runs in the order of their requests.
+
+        `limits`, of memory and output, hold for each run; its seconds are in its request.
+        """
 
         def call(request: RunRequest) -> EndedRun:
             sandbox = self._free.get()

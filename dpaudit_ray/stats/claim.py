@@ -133,7 +133,7 @@ class Wagers:
 
     @property
     def counts(self) -> Counts:
-        """Outcomes of all epochs together, int64 [OUTCOMES]."""
+        """How often each outcome came, int64 [OUTCOMES], in all epochs (trials under one bet)."""
         return np.sum(self.epochs, axis=0) if self.epochs else np.zeros(OUTCOMES, dtype=np.int64)
 
     def _advance(self, trials: int) -> None:

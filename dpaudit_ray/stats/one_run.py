@@ -130,15 +130,21 @@ class OneRun(Canaries, Estimator):
     one_run: ClassVar[bool] = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        total, level = len(self._log), (delta, confidence)
+        """The lower bound on ε; μ is not bounded.
+
+        `independent`: trials are trainings of one canary each. Else all trials are canaries of one
+        training, and several numbers of guesses are tried, each at a higher confidence.
+        """
+        trials, level, no_mu = len(self._log), (delta, confidence), math.nan
         if self.independent:
-            judged, trials = self._judged(delta, 1 - confidence)
-            epsilon = independent_epsilon_lower(judged.right, judged.guesses, trials, *level)
-            return self._estimate(epsilon, math.nan, level, total, judged.threshold)
-        epsilon = self._of_one_training(
-            lambda v, r, split: epsilon_lower(v, r, total, delta, split), confidence
-        )
-        return self._estimate(epsilon, math.nan, level, total)
+            judged, used = self._judged(delta, 1 - confidence)
+            epsilon = independent_epsilon_lower(judged.right, judged.guesses, used, *level)
+            return self._estimate(epsilon, no_mu, level, trials, judged.threshold)
+
+        def bound(right: int, guesses: int, higher: float) -> float:
+            return epsilon_lower(right, guesses, trials, delta, higher)
+
+        return self._estimate(self._of_one_training(bound, confidence), no_mu, level, trials)
 
     def _judged(self, delta: float, alpha: float) -> tuple[Judged, int]:
         """Guesses on independent trainings, those without output among them, and the trials."""

@@ -64,7 +64,7 @@ class OneRunFdp(Canaries, Estimator):
         """
         masks, missed, trials = self._masks()
         wanted = min(self.fixed or math.ceil(SHARE * trials), trials)
-        judged = masks.fixed(wanted - missed)
+        judged = masks.fixed(wanted - missed)  # so many are guessed, or none if that is negative
         if judged.guesses + missed != wanted:
             return 0.0, math.nan  # more trials gave nothing than were to be guessed
         mu = gaussian_mu(judged.right, wanted, trials, confidence) if wanted else 0.0

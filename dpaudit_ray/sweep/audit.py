@@ -73,7 +73,11 @@ class EstimatorSpec(Strict):
 
     @property
     def unread(self) -> bool:
-        """Whether the class was not imported, because the run is only read."""
+        """Whether the class was not imported, because the run is only read.
+
+        Whoever only reads a run imports none of its modules: an estimator of somebody's own, a name
+        with a colon, is then a text.
+        """
         return _is_data(self.name)
 
     @property

@@ -50,9 +50,10 @@ class Optimizer(Plugin):
 
     @abstractmethod
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
-        """Changes `theta`, float [n, p], in place, and `noisy` not at all.
+        """Takes one step of n trainings: changes `theta`, float [n, p], in place, `noisy` not.
 
-        `state` is empty at first and keeps what it is given, float [n, p] each, for the next step.
+        `state` is empty at the first step. What a step puts into it, such as a momentum, float
+        [n, p] each, is there at the next one.
         """
 
     @abstractmethod
