@@ -67,17 +67,15 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
         return -(observed.final[:, dimension] - observed.initial[dimension])
 
     def _movement(self, public: PublicKnowledge, seed: int) -> Tensor:
-        """How far simulated trainings move each parameter from `public.initial`, float [p].
+        """How far simulated trainings move each parameter, float [p]: the least moved is chosen.
 
-        The canary takes a parameter that moves little. `public.initial` is zero where θ_0 is
-        unknown; then the first move is θ_0 itself, whose spread blurs the score as any other move
-        does. So parameters that start at zero, such as biases, move least.
-
-        Algorithm 3 of Cebere et al. (2024) can be read in two ways: its statistic is overwritten in
-        every run, and the square root is inside the loop. Both rank parameters as this sum over
-        all runs does.
+        By rank "per-step", all squared steps are added; by "final", all |θ_T - θ_0|. Where θ_0 is
+        unknown, `public.initial` is zero, and θ_0 counts as the first step. Cebere et al. (2024),
+        Algorithm 3, keeps the last run's |θ_T - θ_0| alone and takes a root after each run; here
+        all runs count alike, as its text says.
         """
         noise, _, rank = self.strategy.partition("-")  # as in "noisy-final"
+        # Without noise, all runs from a known θ_0 are the same.
         alike = noise == "noiseless" and bool(public.initial.any())
         runs = 1 if alike else self.simulations
         start = previous = public.initial.expand(runs, -1)

@@ -68,8 +68,10 @@ class RunDirectory(ScoreFiles):
     def read_part(self, preparation: str, part: int) -> Arrays:
         """Reads a part of a preparation and checks it.
 
-        Raises DamagedArraysError where it is not what was written, or gone, RunDirectoryError,
-        StorageError where it cannot be read, or not now.
+        Raises:
+            DamagedArraysError: it is gone, or not what was written.
+            RunDirectoryError: it cannot be read.
+            StorageError: the storage fails; it may be read later.
         """
         return self._read_arrays(_part(preparation, part))
 

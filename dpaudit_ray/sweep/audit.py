@@ -73,10 +73,9 @@ class EstimatorSpec(Strict):
 
     @property
     def unread(self) -> bool:
-        """Whether the class was not imported, because the run is only read.
+        """Whether there is no class: it is somebody's own (`module:Class`), and not imported.
 
-        Whoever only reads a run imports none of its modules: an estimator of somebody's own, a name
-        with a colon, is then a text.
+        Whoever only reads a run imports none of the modules that its sweep file names.
         """
         return _is_data(self.name)
 
