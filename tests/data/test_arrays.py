@@ -68,10 +68,7 @@ def test_standardizing_keeps_the_precision_of_the_file(tmp_path):
         ({"x": X, "y": Y * 0}, "y holds the classes 0;"),
         ({"x": X, "y": Y * 10**9}, "y holds the classes 0, 1000000000;"),
         ({"x": X, "y": np.arange(40) * 2}, "y holds the classes 0, 2, 4, 6, 8, ...;"),
-        (
-            {"x": np.zeros((40, 3, 8, 8), np.uint8), "y": Y},
-            "x are images [40, 3, 8, 8], with chann",
-        ),
+        ({"x": np.zeros((40, 3, 8, 8), np.uint8), "y": Y}, "x are images [40, 3, 8, 8], with"),
         ({"x": X, "y": Y[:30]}, "x has 40 rows and y has 30"),
         ({"x": X[:0], "y": Y[:0]}, "holds no data, x is (0, 5)"),
         ({"x": X[:, :0], "y": Y}, "holds no data, x is (40, 0)"),

@@ -340,10 +340,7 @@ def test_how_many_trials_would_do_and_how_long_they_take(monkeypatch):
         (audit(0.5, trials_needed=900), "100 trials show nothing, 4 times in 5; 900 show 90 %"),
         (audit(2.0, trials_needed=900), "900 show 90 %: --set audit.trials=900"),
         (audit(2.0, trials_needed=900, packs_done=1), "900, with another name and seed"),
-        (
-            audit(2.0, trials_needed=900, packs_done=1, grows=True),
-            "show 90 %: --set audit.trials=900",
-        ),
+        (audit(2.0, trials_needed=900, packs_done=1, grows=True), "90 %: --set audit.trials=900"),
         (audit(500.0), "no number of trials shows 90 % of such a claim: take more noise, or few"),
         (audit(math.inf), "the claim is infinite, so no bound comes near; more noise, or another"),
         (audit(0.0), "nothing is claimed to leak"),

@@ -302,10 +302,7 @@ def test_a_neuron_that_is_dead_everywhere_is_refused():
             {"adversary__crafts": True, "adversary__layer": "input"},
             "is 20, but there are 0 features beyond those neurons",
         ),
-        (
-            {"adversary__name": "loss"},
-            "loss cannot attack label-gradient; use label; loss is for m",
-        ),
+        ({"adversary__name": "loss"}, "loss cannot attack label-gradient; use label; loss is for"),
         ({"mechanism__training__sampling": "poisson"}, "sampling: must be fixed or shuffle"),
         ({"mechanism__training__held_out": 0.2}, "training.held_out: must be nothing"),
         (

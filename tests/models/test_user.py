@@ -81,11 +81,7 @@ def test_path_and_options_are_its_identity():
             "path: cannot import 'own_missing:Net' (No module named 'own_missing'); is it on "
             "PYTHONPATH?",
         ),
-        (
-            "own_network.py:Net",
-            {},
-            "path: 'own_network.py:Net' names a file; name the module in it",
-        ),
+        ("own_network.py:Net", {}, "path: 'own_network.py:Net' names a file; name the module"),
         ("own_network:made", {}, "path: own_network:made is a module that is made already; name"),
         ("own_network:Nat", {}, "path: cannot import 'own_network:Nat' (module 'own_network' has"),
         ("own_broken:Net", {}, "path: cannot import 'own_broken:Net' (division by zero); is it"),

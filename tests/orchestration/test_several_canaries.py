@@ -156,11 +156,7 @@ def test_plan_and_report_say_it(twenty, tmp_path):
     ("key", "value", "told"),
     [
         ("audit.estimators", ["accuracy"], "accuracy takes scores of many training runs, one of"),
-        (
-            "audit.trials",
-            4010,
-            "is 4010, but each training has 20 canaries, a trial each; use 4000",
-        ),
+        ("audit.trials", 4010, "but each training has 20 canaries, a trial each; use 4000"),
     ],
 )
 def test_what_does_not_fit_is_refused(twenty, key, value, told):

@@ -124,10 +124,7 @@ def test_confidence_outside_its_bounds_is_refused(confidence):
         (lambda: power.trials_needed(1.0, 0.1, 1.0, 1e-5, 0.95), r"power must lie in \(0, 1\)"),
         (lambda: profile.epsilon_curve([1.0], [1], [1.0], 0.95), r"deltas must lie in \[0, 1\)"),
         (lambda: profile.mu_profile([1.0], [1], 1.0), r"confidence must lie in \(0, 1\)"),
-        (
-            lambda: multi_canary.coupled_worlds([1.0], [1.0], 1e-5, 0.95, 0.0),
-            "width must be positive",
-        ),
+        (lambda: multi_canary.coupled_worlds([1.0], [1.0], 1e-5, 0.95, 0.0), "width must be"),
         (lambda: label.bounds([[1.0]], [0.5, 0.5], [1, 0], 1, 1, 0), "got shapes"),
         (lambda: label.bounds([[1.0]], [1.5], [1], 1, 1, 0), r"probabilities must lie in \[0, 1\]"),
         (lambda: label.bounds([[1.0]], [0.5], [2], 1, 1, 0), "labels must be 0 or 1"),
@@ -135,10 +132,7 @@ def test_confidence_outside_its_bounds_is_refused(confidence):
         (lambda: stats.make("accurate", 10), "unknown method 'accurate'; known: accuracy"),
         (lambda: stats.make("accuracy", 10, looks=3), "accuracy does not take looks; it takes"),
         (lambda: stats.make("accuracy", 10, warmup=-1), "warmup must be at least 0, got -1"),
-        (
-            lambda: stats.make("accuracy", 10, curve="x"),
-            "curve must be gaussian, any or claimed, got 'x'",
-        ),
+        (lambda: stats.make("accuracy", 10, curve="x"), "curve must be gaussian, any or claimed,"),
         (lambda: stats.make("group-sequential", 10, looks=0), "looks must be at least 1, got 0"),
         (lambda: stats.make("group-sequential", 9, spending="x"), "obrien-fleming or pocock"),
         (lambda: stats.make("gdp", 10, threshold="best"), "threshold must be one of past"),
