@@ -45,13 +45,19 @@ def faulty_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sys.modules.pop("faulty", None)
 
 
-def test_an_error_in_user_code_is_a_failure_with_its_reason(tiny):
-    tiny["grid"]["adversary"] = ["faulty:Faulty"]
-    sweep = spec.from_raw(tiny)
+def failed(raw: dict) -> Failure:
+    """The failure of its first pack."""
+    sweep = spec.from_raw(raw)
     plan = planning.make(sweep)
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep))
     failure = trainer.attempt(next(plan.remaining(RunDirectory("nowhere"))))
     assert isinstance(failure, Failure)
+    return failure
+
+
+def test_an_error_in_user_code_is_a_failure_with_its_reason(tiny):
+    tiny["grid"]["adversary"] = ["faulty:Faulty"]
+    failure = failed(tiny)
     assert failure.message == "ZeroDivisionError: scores went wrong"
     assert "in score" in failure.traceback
 
@@ -72,10 +78,7 @@ def test_memory_that_runs_out_is_told_with_a_smaller_pack(error, count, message,
     """A quarter of the pack's 10 trials, in whole trainings."""
     tiny |= {"grid": {}, "adversary": {"name": "faulty:Hungry", "error": error, "count": count}}
     tiny["audit"]["estimators"] = ["eps-delta" if count == 1 else "several-canaries"]
-    sweep = spec.from_raw(tiny)
-    plan = planning.make(sweep)
-    trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep))
-    failure = trainer.attempt(next(plan.remaining(RunDirectory("nowhere"))))
+    failure = failed(tiny)
     if message is None:
         assert failure.kind == error.partition("(")[0]
     else:

@@ -60,6 +60,16 @@ def test_all_looks_hold_together(method, audits):
     assert 0 < wrong / audits < 0.05 + 3 * (0.05 * 0.95 / audits) ** 0.5
 
 
+def by_hand(method, shares, scores, members, **options) -> float:
+    """The largest of the bounds after so many trials, each at its share of the error."""
+    bounds = []
+    for number, share in shares.items():
+        state = stats.make(method, planned=number, **options)
+        state.fold(scores[:number], members[:number])
+        bounds.append(state.bound(DELTA, 1 - share * 0.05).epsilon_lower)
+    return max(bounds)
+
+
 @pytest.mark.parametrize("cuts", [(), (50, 100, 130, 700), (1, 399, 401)])
 def test_any_split_of_the_stream_gives_the_same_bounds(cuts):
     """Each look's is that of its own estimator after exactly so many trials, at its share."""
@@ -67,15 +77,12 @@ def test_any_split_of_the_stream_gives_the_same_bounds(cuts):
     members = rng.random(1000) < 0.5
     scores = rng.normal(size=1000) + 2 * members
     states = [stats.make("one-run", planned=n, independent=True) for n in (100, 400)]
-    state, by_hand = growth.Growing(states, (0.75, 0.125)), 0.0
+    state = growth.Growing(states, (0.75, 0.125))
     for a, b in zip((0, *cuts), (*cuts, 1000), strict=True):
         state.fold(scores[a:b], members[a:b])
-    for number, share in ((100, 0.75), (400, 0.125)):
-        alone = stats.make("one-run", planned=number, independent=True)
-        alone.fold(scores[:number], members[:number])
-        by_hand = max(by_hand, alone.bound(DELTA, 1 - share * 0.05).epsilon_lower)
+    alone = by_hand("one-run", {100: 0.75, 400: 0.125}, scores, members, independent=True)
     bound = state.bound(DELTA, CONFIDENCE)
-    assert (bound.epsilon_lower, bound.confidence, bound.trials) == (by_hand, CONFIDENCE, 400)
+    assert (bound.epsilon_lower, bound.confidence, bound.trials) == (alone, CONFIDENCE, 400)
 
 
 def test_growth_to_what_was_declared_stays_certified_and_never_lowers_a_bound(tmp_path):
@@ -97,14 +104,11 @@ def test_growth_to_what_was_declared_stays_certified_and_never_lowers_a_bound(tm
     assert (stored["declared"], stored["up_to"]) == ([100, 250, 400, 800], 800)
     assert dpaudit("check", tmp_path / "longer").code == 0
 
-    by_hand = 0.0
     audit = record.require(RunDirectory(str(tmp_path / "longer"))).audits[0]
     scores = stored_scores(RunDirectory(str(tmp_path / "longer")), audit.id)
-    for number, share in zip((100, 400, 800), (0.75, 0.125, 0.125), strict=True):
-        state = stats.make("accuracy", planned=number)
-        state.fold(scores["score"].to_numpy()[:number], scores["member"].to_numpy()[:number])
-        by_hand = max(by_hand, state.bound(DELTA, 1 - share * 0.05).epsilon_lower)
-    assert table.loc["accuracy", "epsilon_lower"] == pytest.approx(by_hand)
+    looked = by_hand("accuracy", {100: 0.75, 400: 0.125, 800: 0.125}, scores["score"].to_numpy(),
+                     scores["member"].to_numpy())  # fmt: skip
+    assert table.loc["accuracy", "epsilon_lower"] == pytest.approx(looked)
 
 
 def test_growth_beyond_the_ceiling_is_a_look_as_ever(tmp_path):
