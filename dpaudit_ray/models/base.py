@@ -91,7 +91,7 @@ def input_dtype(network: nn.Module, x: Tensor) -> torch.dtype:
 
 
 def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Examples [N, ...] in a network's `input_dtype`. Raises SpecError for lost fractions."""
+    """Examples [N, ...] in a network's `input_dtype`. Raises SpecError for fractions lost."""
     if x.dtype == dtype:
         return x
     wrong = (x != x.trunc()) | (x.abs() >= _EXACT)

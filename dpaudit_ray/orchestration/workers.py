@@ -424,7 +424,7 @@ class Pool:
     def overdue(
         self, limit: Callable[[Pack], float], since: float = -math.inf
     ) -> Iterator[tuple[Worker, float]]:
-        """Trainers that are silent, after `since`, longer than a pack may take; and that time."""
+        """Trainers silent for longer than their pack may take, from `since` on; and that time."""
         now = time.monotonic()
         for worker in self.ready:
             silent = now - max(worker.since, since)

@@ -24,7 +24,7 @@ _SIZE = "secret size"
 
 
 def judge(result: dict[str, Any], level: float, delta: float) -> Judgement:
-    """Draws of all loaders against what was accounted; `level`: false alarms of a kind of test."""
+    """Draws of all loaders against what was accounted; `level`: a test's false alarms."""
     judged, name, said = Judgement(), "sampling", ""
     events = accounted_events(result)
     if not result["draws"]:

@@ -123,9 +123,8 @@ def test_it_plans_and_runs_as_it_is(home):
 def test_arrays_are_looked_at(shape, classes, model, words, home):
     x = np.random.default_rng(0).integers(0, 255, shape, dtype=np.uint8)
     (home / "my data").mkdir()
-    np.savez(
-        home / "my data/it, [1].npz", x=x if len(shape) == 4 else x / 255, y=np.arange(40) % classes
-    )
+    x, y = x if len(shape) == 4 else x / 255, np.arange(40) % classes
+    np.savez(home / "my data/it, [1].npz", x=x, y=y)
     data = template.read_data(None, "my data/it, [1].npz", Path())
     assert (data.model, data.words) == (model, words)
     text = template.sweep_text("own", data, None)
@@ -178,18 +177,15 @@ def test_any_table_is_described_by_what_its_columns_hold(label, options, loss, s
         (("--model", "fcn"), "mechanism.model.name: unknown model 'fcn'; did you mean fcnn?"),
         (("--model", "convnet"), "mechanism.model: convnet needs images"),
         (("--model", "no_such:Net"), "mechanism.model.path: cannot import 'no_such:Net'"),
+        (
+            ("none/sweep.yaml",),
+            "FILE: cannot write none/sweep.yaml: No such file or directory; make",
+        ),
     ],
 )
 def test_what_cannot_be_audited_is_told_before_it_is_written(options, expected, home):
     assert refused("init", *options).startswith(expected)
     assert not list(home.iterdir())
-
-
-def test_a_folder_that_is_not_there_is_told(home):
-    assert refused("init", "none/sweep.yaml") == (
-        "FILE: cannot write none/sweep.yaml: No such file or directory; make its folder, or give "
-        "another place"
-    )
 
 
 def test_a_sweep_to_begin_with_has_who_can_decide_it(home):

@@ -46,7 +46,7 @@ class Groups:
 
     @classmethod
     def for_cpu(cls, module: nn.Module, in_loops: int = 0) -> Groups:
-        """Groups that are fast on a CPU; `in_loops` of its convolutions are pooled in loops."""
+        """Groups that are fast on a CPU, where so many convolutions are pooled `in_loops`."""
         convolutions = sum(isinstance(layer, nn.Conv2d) for layer in module.modules())
         if convolutions > in_loops:
             return cls(_FIRST_LAYER, 1)
