@@ -176,17 +176,15 @@ class Audit:
         self._measure(layer, claim, delta)
         if judgement.complete or judgement.findings or self._judged.enough:
             return
-        if needed is None:
-            self._help.append(
-                f"L1: steps with a noise multiplier of {self._noise:.3g} hide a canary too well "
-                "for 20,000 trials to find 0.7 of the noise; L0 has measured it"
-            )
-            return
-        runs = math.ceil((needed - layer.count) / max(1, taken))
-        self._help.append(
-            f"L1: {needed} step-trials would find 0.7 of the noise; {runs} more runs, about "
-            f"--budget {self._budget_for(runs)}"
+        said = (
+            f"steps with a noise multiplier of {self._noise:.3g} hide a canary too well for 20,000 "
+            "trials to find 0.7 of the noise; L0 has measured it"
         )
+        if needed is not None:
+            runs = math.ceil((needed - layer.count) / taken)
+            said = f"{needed} step-trials would find 0.7 of the noise; {runs} more runs, about "
+            said += f"--budget {self._budget_for(runs)}"
+        self._help.append(f"L1: {said}")
 
     def _fold_steps(self, layer: CanaryTrials, most_runs: int) -> None:
         failed: list[EndedRun] = []
@@ -255,12 +253,10 @@ class Audit:
     def _sum_up(self, claim: float, delta: float, accountant: str) -> ScriptVerdict:
         needed = {0} if self._judged.enough else {0, 1}
         skipped = needed - set(self._options.layers)
-        verdict = Verdict.INCONCLUSIVE
+        self._help += [f"L{layer} was left out by --layers" for layer in skipped]
+        verdict = Verdict.INCONCLUSIVE if self._help else Verdict.CONSISTENT
         if self._decided:
             verdict = Verdict.VIOLATION
-        elif not self._help and not skipped:
-            verdict = Verdict.CONSISTENT
-        help_lines = [*self._help, *(f"L{layer} was left out by --layers" for layer in skipped)]
         counts = [self._trials[n].count if n in self._trials else 0 for n in (1, 2)]
         return ScriptVerdict(
             script=str(self._target),
@@ -270,7 +266,7 @@ class Audit:
             accountant=accountant,
             findings=tuple(self._judged.findings),
             looks=tuple(self._judged.looks),
-            help=tuple(help_lines) if verdict is Verdict.INCONCLUSIVE else (),
+            help=tuple(self._help) if verdict is Verdict.INCONCLUSIVE else (),
             runs=self._runs,
             step_trials=counts[0],
             run_trials=counts[1],
