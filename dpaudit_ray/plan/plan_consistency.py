@@ -87,9 +87,9 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
     """Raises RunDirectoryError unless the plan is this sweep's, with its accountants' claims."""
     _check_numbers(sweep, plan, run)
     for cell, audit in zip(sweep.cells, plan.audits, strict=True):
-        if not cell.unread and cell.fingerprint != audit.fingerprint:
+        if not cell.unimported and cell.fingerprint != audit.fingerprint:
             raise _other(run)
-        if not cell.unread and cell.mechanism.sampled and cell.canaries != audit.canaries:
+        if not cell.unimported and cell.mechanism.sampled and cell.canaries != audit.canaries:
             raise _other(run)
         if cell.horizons != audit.horizons or (audit.trials and cell.audit.up_to != audit.up_to):
             raise _other(run)

@@ -173,7 +173,7 @@ def _audited(run: Run) -> Content:
 def _adversary(cell: Cell) -> str:
     """Name, what it does, and what it sees of a training, where that is known here."""
     name = _plain(cell.adversary.identity())
-    if cell.unread:
+    if cell.unimported:
         return name
     does = (inspect.getdoc(type(cell.adversary)) or "").partition("\n")[0]
     sees = next((text for base, text in _SEES.items() if isinstance(cell.adversary, base)), "")

@@ -235,6 +235,6 @@ def _anytime(run: Run) -> set[str]:
     foreign = {
         spec.name
         for spec in specs
-        if ":" in spec.name and not spec.unread and spec.method.interim_valid
+        if ":" in spec.name and not spec.unimported and spec.method.interim_valid
     }
     return foreign | {name for name, cls in stats.estimators().items() if cls.interim_valid}

@@ -66,7 +66,7 @@ def conditions(assumed: Collection[str], cells: Collection[Cell]) -> list[str]:
     assumptions, remarks = set[str](), set[str]()
     for cell in cells:
         for spec in cell.audit.estimators:
-            if OWN in assumed and not spec.unread and spec.method.assumes:
+            if OWN in assumed and not spec.unimported and spec.method.assumes:
                 assumptions.add(f"{spec.name} assumes: {spec.method.assumes}")
         training = cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).training
         for name in cell.audit.accountants:

@@ -72,10 +72,11 @@ class EstimatorSpec(Strict):
         return _estimator_class(self.name, self.name)
 
     @property
-    def unread(self) -> bool:
-        """Whether there is no class: it is somebody's own (`module:Class`), and not imported.
+    def unimported(self) -> bool:
+        """Whether its class, somebody's own (`module:Class`), was not imported.
 
-        Whoever only reads a run imports none of the modules that its sweep file names.
+        That is so while a run is only read: then no module that its sweep file names may be
+        imported, unless the reader trusts it.
         """
         return _is_data(self.name)
 
@@ -144,7 +145,7 @@ class AuditSpec(Strict):
         for index, estimator in enumerate(self.estimators):
             with mistakes.noted():
                 try:
-                    if not estimator.unread:
+                    if not estimator.unimported:
                         estimator.make(planned=self.trials)
                 except ValueError as error:
                     key = f"estimators.{index}"

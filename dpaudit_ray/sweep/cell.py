@@ -40,7 +40,7 @@ class Cell(Strict):
         if self.independent:
             return self
         for index, estimator in enumerate(self.audit.estimators):
-            if not estimator.unread and not self._can_judge(estimator.method):
+            if not estimator.unimported and not self._can_judge(estimator.method):
                 names = sorted(
                     name
                     for name, method in stats.estimators().items()
@@ -84,7 +84,7 @@ class Cell(Strict):
         yield from parts(self.adversary)
 
     @property
-    def unread(self) -> bool:
+    def unimported(self) -> bool:
         """Whether a class of it was not imported, but read as data."""
         return any(isinstance(part, Unread) for part in self.parts)
 
@@ -124,7 +124,7 @@ class Cell(Strict):
         deciding = (
             estimator.name
             for estimator in self.audit.estimators
-            if estimator.unread or estimator.make(planned=self.audit.trials).status.holds
+            if estimator.unimported or estimator.make(planned=self.audit.trials).status.holds
         )
         return Budget(self.audit.confidence, tuple(deciding), self.horizons)
 
@@ -143,7 +143,7 @@ def parse_cell(sections: Mapping[str, Any], label: str) -> Cell:
     cell = Cell(
         mechanism=mechanism, adversary=adversary, audit=audit, label=label or adversary.name
     )
-    if not cell.unread:
+    if not cell.unimported:
         with mistakes.noted():
             mechanism.check(adversary)
         with mistakes.noted():

@@ -141,7 +141,7 @@ def from_raw(
         resources = validated(ResourceSpec, tree.get("resources", {}), "resources")
     mistakes.settle()
     _refuse_twins(cells)
-    if any(cell.unread for cell in cells):
+    if any(cell.unimported for cell in cells):
         top["stated"] = recorded
     sweep = validated(Sweep, top | {"resources": resources, "cells": cells, "raw": tree}, "")
     if recorded is None:

@@ -442,7 +442,7 @@ def test_a_folder_that_is_no_run_is_told(verb, sweep, tmp_path):
     for place in (tmp_path, tmp_path / "nowhere", sweep, sweep / "below"):
         assert refused(verb, place) == (
             f"{place} is no run directory (it has no plan.json); give the folder that `dpaudit "
-            "run` named"
+            "run` named; a script is for `dpaudit audit train.py:main`"
         )
 
 

@@ -18,7 +18,7 @@ from dpaudit_ray.plan import compaction, outcomes, score_stream
 from dpaudit_ray.plan.compaction import Stretch
 from dpaudit_ray.plan.model import Plan
 from dpaudit_ray.plan.outcomes import Failure
-from dpaudit_ray.report import verdict
+from dpaudit_ray.report import detection, verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -321,7 +321,9 @@ def test_a_verdict_looks_after_packs_and_not_after_files(tmp_path, monkeypatch):
             look(self, now),
         )[1],
     )
-    monkeypatch.setattr(verdict, "chance_to_refute", lambda *_: 0.0)  # it looks at imagined trials
+    monkeypatch.setattr(
+        detection, "chance_to_refute", lambda *_: 0.0
+    )  # it looks at imagined trials
     opened_run = Run.open(run.location)
     fast, _ = verdict._judge_audit(opened_run, 0, alpha=0.05, thorough=False)
     looks, seen[:] = list(seen), []

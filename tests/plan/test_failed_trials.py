@@ -195,7 +195,7 @@ def retried(location: Path) -> Outcome:
 def whole(tmp_path: Path) -> pd.DataFrame:
     """Estimates of the same sweep where nothing ever failed."""
     parsed = sweep("steady", 300)
-    return da.run(parsed, storage_path=str(tmp_path / "whole"), executor="inline").estimates
+    return da.run(parsed, storage_path=str(tmp_path / "whole"), executor="inline").run.estimates
 
 
 def test_scores_replace_misses_when_a_retry_succeeds(broken, tmp_path, monkeypatch):
@@ -273,5 +273,5 @@ def test_a_decision_that_rested_on_misses_is_taken_again(tmp_path, monkeypatch):
     quiet = da.run(early, storage_path=str(tmp_path / "quiet"), executor="inline")
     assert after < late
     pd.testing.assert_frame_equal(
-        RunDirectory(str(location)).estimates(), quiet.estimates, check_exact=True
+        RunDirectory(str(location)).estimates(), quiet.run.estimates, check_exact=True
     )

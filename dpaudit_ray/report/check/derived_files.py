@@ -137,9 +137,9 @@ class _Derivation:
         """The estimates of one audit, unless deriving them takes what is not here."""
         audit, cell = self._plan.audits[index], self._sweep.cells[index]
         try:
-            if foreign := [spec.name for spec in cell.audit.estimators if spec.unread]:
+            if foreign := [spec.name for spec in cell.audit.estimators if spec.unimported]:
                 raise DpauditError(f"{', '.join(foreign)} of its author's was not imported")
-            if not cell.mechanism.sampled and cell.unread:
+            if not cell.mechanism.sampled and cell.unimported:
                 raise DpauditError("they take code or data not here")
             self._compare_estimates(index)
         except DamagedArraysError as error:

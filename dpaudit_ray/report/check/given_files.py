@@ -84,7 +84,7 @@ def read(run: RunDirectory, checked: Checked) -> Given | None:
 
 def _check_all(run: RunDirectory, sweep: Sweep, plan: Plan, checked: Checked) -> Given:
     """Checks every audit by itself: its plan, its preparation and its scores."""
-    if any(cell.unread for cell in sweep.cells):
+    if any(cell.unimported for cell in sweep.cells):
         checked.cannot(f"the fingerprint of {SWEEP}", "takes code of its author's to tell")
     given = Given(run, plan_consistency.filled(sweep, plan, run), plan, set())
     wrong = _wrong_preparations(given, checked)
@@ -111,7 +111,7 @@ def _check_planned(index: int, cell: Cell, given: Given, checked: Checked) -> No
     if recorded:
         why = "takes code or data that is not here; it is as plan.json has it"
         checked.cannot("what accountants are asked", why, audit.label)
-    if cell.unread:
+    if cell.unimported:
         checked.cannot("its fingerprint", "takes code of its author's", audit.label)
     try:
         derived = _planned(index, cell, given, recorded)
@@ -136,7 +136,7 @@ def _planned(index: int, cell: Cell, given: Given, recorded: bool) -> dict[str, 
         "trials": cell.audit.trials if sampled and not untold else 0,
         "up_to": cell.audit.up_to if sampled and not untold else None,
     }
-    if not cell.unread:
+    if not cell.unimported:
         fields |= {
             "fingerprint": cell.fingerprint,
             "id": planner.identifier(index, cell),
@@ -144,7 +144,7 @@ def _planned(index: int, cell: Cell, given: Given, recorded: bool) -> dict[str, 
             "canaries": cell.canaries if sampled else 1,
         }
         fields["preparation"] = preparing.planned(cell, sweep.seed, plan.data)
-    if not cell.unread or sweep.resources.pack_size != "auto":
+    if not cell.unimported or sweep.resources.pack_size != "auto":
         fields["packs"] = _packs(audit, cell, sweep)
     if not recorded:
         reads = cell.foreign or cell.mechanism.claim_reads_data

@@ -188,7 +188,7 @@ def _distributions(run: Run, entries: Entries) -> Iterator[Drawing]:
     """Histograms of what mechanisms tell of themselves, where their preparation is there."""
     quantities: dict[str, dict[str, Floats]] = {}
     for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):
-        prepared = None if cell.unread else _prepared(run, audit)
+        prepared = None if cell.unimported else _prepared(run, audit)
         if prepared is not None:
             drawn = cell.mechanism.distributions(cell.adversary, cell.audit.delta, prepared)
             for quantity, values in drawn.items():
