@@ -66,6 +66,7 @@ def test_a_broken_run(sweep, tmp_path):
                      r"iplier ([\d.]+) where 0.5 is claimed", found.sentence)  # fmt: skip
     assert said, found.sentence
     assert 0.25 <= float(said[2]) < 0.5
+    assert "more audits" not in found.sentence
     assert "seed" in found.help[0]
 
 
