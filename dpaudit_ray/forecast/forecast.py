@@ -181,8 +181,8 @@ def _of_canaries(
     def shown(number: int, mu: float) -> list[float]:
         return designs.simulated(lambda: spec.make(number, several), mu, level, _DRAWS)
 
-    known = 0 < outlook.claim < math.inf
-    mu = float(gdp.mu(outlook.claim, level[0])) if known else 0.0
+    finite_claim = 0 < outlook.claim < math.inf
+    mu = float(gdp.mu(outlook.claim, level[0])) if finite_claim else 0.0
     usual = {number: shown(number, mu) for number in (trials, 2 * trials, 4 * trials)}
     reached = {n: sum(e >= CLAIM_SHARE * outlook.claim for e in usual[n]) / _DRAWS for n in usual}
     return dataclasses.replace(
@@ -192,7 +192,7 @@ def _of_canaries(
         trials_needed=next((n for n, chance in reached.items() if chance >= USUAL_POWER), None),
         status=spec.make(trials, several).bound(*level).given(curve).status,
         simulated=True,
-        likely=usual[trials][round((1 - USUAL_POWER) * _DRAWS)] if known else math.nan,
+        likely=usual[trials][round((1 - USUAL_POWER) * _DRAWS)] if finite_claim else math.nan,
     )
 
 

@@ -108,9 +108,9 @@ def compare(left: Run, right: Run) -> Comparison:
         Pair(first_sides[i], second_sides[j], tuple(_changes_of_cells(left, right, i, j)))
         for i, j in partners
     )
-    known, known_too = {i for i, _ in partners}, {j for _, j in partners}
-    alone = tuple(side.label for i, side in enumerate(first_sides) if i not in known)
-    alone_too = tuple(side.label for j, side in enumerate(second_sides) if j not in known_too)
+    paired_left, paired_right = {i for i, _ in partners}, {j for _, j in partners}
+    alone = tuple(side.label for i, side in enumerate(first_sides) if i not in paired_left)
+    alone_too = tuple(side.label for j, side in enumerate(second_sides) if j not in paired_right)
     return Comparison(
         (left.directory.location, right.directory.location),
         (first_verdict, second_verdict),
@@ -169,12 +169,12 @@ def _partners(left: Run, right: Run) -> list[tuple[int, int]]:
     """
     first, second = ([audit.label for audit in run.plan.audits] for run in (left, right))
     ranked = []
-    for (i, one), (j, other) in itertools.product(
+    for (i, cell), (j, partner) in itertools.product(
         enumerate(left.sweep.cells), enumerate(right.sweep.cells)
     ):
-        if one.mechanism.name == other.mechanism.name:
+        if cell.mechanism.name == partner.mechanism.name:
             unlike = first[i] != second[j] or first.count(first[i]) * second.count(second[j]) > 1
-            foreign = one.adversary.name != other.adversary.name
+            foreign = cell.adversary.name != partner.adversary.name
             keys = [change.key for change in _changes_of_cells(left, right, i, j)]
             trained_alike = not any(key.startswith("mechanism.") for key in keys)
             ranked.append((unlike, foreign, len(keys), i, j, trained_alike))

@@ -112,20 +112,20 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
     if not isinstance(test, ClaimTest):
         return  # several canaries of a training: how they hang together is not known beforehand
     chance = f"a chance of {percent(REQUIRED_POWER)} or more"
-    found = f"trials would notice {percent(round(1 - ALTERNATIVE, 6))} less noise with {chance}"
+    effect = f"trials would notice {percent(round(1 - ALTERNATIVE, 6))} less noise with {chance}"
     rate = clopper_pearson_lower(test.hits.hits, test.hits.guesses, _LUCK)
     foreseen = [number for number in test.later if number > test.horizon]
     sizes = [*foreseen, *(factor * test.horizon for factor in _MORE)]
     enough = next((size for size in sizes if _finds(test, rate, size, alpha)), None)
     if enough in foreseen:
-        yield f"growth that `up_to` has planned: {enough:,} {found}: `--set audit.trials={enough}`"
+        yield f"growth that `up_to` has planned: {enough:,} {effect}: `--set audit.trials={enough}`"
     elif enough and (fresh := options_of_its_own(run, enough, {"audit.trials": enough})):
-        yield f"a run of its own: {enough:,} {found}: {fresh[1]}"
+        yield f"a run of its own: {enough:,} {effect}: {fresh[1]}"
     for name, does in _STRONGER.items():
         if (stronger := _stronger(run, index, name)) is not None:
             yield (
                 f"another threat model, {name}: it {does}; where that shows all that the claim "
-                f"allows, {stronger[0]:,} {found}: {stronger[1]}"
+                f"allows, {stronger[0]:,} {effect}: {stronger[1]}"
             )
             break
     yield from _other_curve(run, index, test.hits)
@@ -224,8 +224,8 @@ def _other_curve(run: Run, index: int, hits: GuessCounter) -> Iterator[str]:
     plain, _ = read_rate(rate, cell.audit.delta, "gaussian")
     family = Family(cell.mechanism.claimed(cell.adversary, last).training)
     if fresh and (through := family.epsilon(rate, cell.audit.delta)) > _WORTH * plain:
-        known = cell.mechanism.trade_off(cell.adversary, last) is TradeOff.CLAIMED
-        status = Status.CERTIFIED if known else Status.IF_CLAIMED
+        of_the_family = cell.mechanism.trade_off(cell.adversary, last) is TradeOff.CLAIMED
+        status = Status.CERTIFIED if of_the_family else Status.IF_CLAIMED
         yield (
             "the same threat model, read through the claimed mechanism with `curve: claimed`: the "
             f"hit rate here would show ε ≥ {through:.3f}, {status}, where a Gaussian curve shows "

@@ -160,8 +160,8 @@ def _audited(run: Run) -> Content:
         if (sampling := getattr(cell.mechanism, "sampling", None)) is not None:
             options["sampling"] = sampling.identity()  # also the default one
         trials = f"{audit.trials:,}" if cell.mechanism.sampled else "none: ε is computed"
-        told = {"mechanism": options.pop("name")} | options | {"revision": "", "trials": trials}
-        for key, value in (told | {"adversary": _adversary(cell)}).items():
+        facts = {"mechanism": options.pop("name")} | options | {"revision": "", "trials": trials}
+        for key, value in (facts | {"adversary": _adversary(cell)}).items():
             audited.setdefault(_SYMBOLS.get(key, key), {})[_plain(value)] = None
     del audited["revision"]
     shown = {name: list(values)[:_LISTED] for name, values in audited.items()}

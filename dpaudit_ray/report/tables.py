@@ -122,11 +122,11 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     and adversary. NaN where an audit has no such option; lists are text.
     """
     cells = run.sweep.cells
-    asked = pd.json_normalize([cell.identity() for cell in cells])  # but for defaults
+    stated = pd.json_normalize([cell.identity() for cell in cells])  # but for defaults
     dumped = [cell.model_dump(mode="json", serialize_as_any=True) for cell in cells]
-    options = asked.combine_first(pd.json_normalize(dumped))
+    options = stated.combine_first(pd.json_normalize(dumped))
     options = options.map(lambda value: str(value) if isinstance(value, list) else value)
-    varied = {*asked, *options.columns[options.nunique() > 1]}
+    varied = {*stated, *options.columns[options.nunique() > 1]}
     keys = {"mechanism.name", "adversary.name", *next(grid.cells(run.sweep.raw)).origins}
     set_by_grid = re.compile("|".join(rf"{re.escape(key)}(\..+)?" for key in keys))
     shown = sorted(name for name in map(str, varied) if set_by_grid.fullmatch(name))

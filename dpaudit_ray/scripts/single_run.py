@@ -35,12 +35,12 @@ _OUTSIDE = {
 class _Distance:
     """How far one example moves a step, in units of what was accounted: an estimate.
 
-    Noise of less than the share `found` of the accounted would have been found, with a chance of
-    19 in 20; 0 where no example moved anything.
+    Noise of less than `detectable`, a share of the accounted, would have been found, with a chance
+    of 19 in 20; 0 where no example moved anything.
     """
 
     likely: float
-    found: float
+    detectable: float
 
 
 def judge(record: Entries, result: Result, delta: float) -> Judgement:
@@ -104,10 +104,10 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         judged.find("not finite", _at(broken[0]), count=len(broken), steps=len(steps))
     taken = sum(result["steps"])
     said = f"{len(steps)} of {taken} steps"
-    if moved := [distance for distance in distances if distance.found > 0]:
+    if moved := [distance for distance in distances if distance.detectable > 0]:
         middle = float(np.median([distance.likely for distance in moved]))
         said += f", noise over sensitivity is {1 / middle:.3f} times what is accounted (median)"
-        powers = [distance.found for distance in moved]
+        powers = [distance.detectable for distance in moved]
         whole = len(steps) >= taken and not cut(record)
         every = f"Every one of {taken}" if whole else f"{len(steps)} of {taken}"
         in_all, in_one = (math.ceil(100 * (1 - power)) for power in (max(powers), min(powers)))
