@@ -28,6 +28,7 @@ Outcomes = npt.NDArray[np.float64]
 # virtual outcomes that its running moments start from.
 GAMBLERS = ((0.9, 1.0), (0.5, 3.0))
 _GRID = 65  # means that are tried before the root between two of them is found
+UNIFORM = (1.0, 1.0)  # parameters of a Beta distribution over hit rates
 
 
 def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
@@ -102,7 +103,9 @@ def _log_wealth(
     return np.asarray(np.cumsum(np.log1p(stakes * (values - m))))
 
 
-def anytime_lower(hits: int, trials: int, alpha: float) -> float:
+def anytime_lower(
+    hits: int, trials: int, alpha: float, prior: tuple[float, float] = UNIFORM
+) -> float:
     """Largest refuted hit rate ≥ 1/2; 0.5 when chance itself is not refuted.
 
     Raises ValueError for `alpha` outside (0, 1), or hits outside 0..trials.
@@ -113,7 +116,7 @@ def anytime_lower(hits: int, trials: int, alpha: float) -> float:
     target = -math.log(alpha)
 
     def excess(rate: float) -> float:
-        return log_mixture(rate, hits, trials) - target
+        return log_mixture(rate, hits, trials, prior) - target
 
     if trials == 0 or excess(0.5) <= 0:
         return 0.5
@@ -124,12 +127,12 @@ def anytime_lower(hits: int, trials: int, alpha: float) -> float:
     return root(excess, 0.5, top, xtol=1e-14, rtol=1e-14)
 
 
-def log_mixture(rate: float, hits: int, trials: int) -> float:
+def log_mixture(rate: float, hits: int, trials: int, prior: tuple[float, float] = UNIFORM) -> float:
     """Log of the mixture process against "the conditional hit rate never exceeds `rate`".
 
-    The prior is uniform over rates above `rate`, which makes it one-sided.
+    The prior is Beta(prior) restricted to rates above `rate`, which makes it one-sided.
     """
-    a, b = 1.0, 1.0  # of a Beta distribution that is uniform
+    a, b = prior
     misses = trials - hits
     return float(
         special.betaln(a + hits, b + misses)

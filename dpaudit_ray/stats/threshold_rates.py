@@ -95,9 +95,8 @@ class AtOneThreshold(Logged):
     """Mixin: a threshold fixed before the trials it is judged on, and the errors it made there.
 
     `past` and `holdout` spend the first share of the planned trials, 0.2 and 0.5, on choosing the
-    threshold, and judge it on the later ones; `fixed`
-    takes the pre-registered `value` and judges it on all. Which way diverged trials are guessed
-    is learnt from the first of them (`trial_log.settled`).
+    threshold, and judge it on the later ones; `fixed` takes the pre-registered `value` and judges
+    it on all. Which way diverged trials are guessed is learnt from the first of them.
     """
 
     planned: int
